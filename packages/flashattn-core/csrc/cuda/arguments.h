@@ -1,34 +1,34 @@
-// What kernels are given, by value: the structs of a call, and where its arrays are. Host C++ includes it too.
+// The arguments of kernels, passed by value: a call's structs, and its arrays' addresses. Host C++ includes it too.
 #pragma once
 
 #include "call/params.h"
 
 namespace flashattn {
 
-// What a launch of the gradient computes.
+// The gradients that one launch computes.
 enum Gradient : int { kDq, kDkAndDv, kDk, kDv };
 
 namespace cuda {
 
 enum : int {
   kMaxArrays = 42,
-  kPartialPadding = 4,  // of a row that a block of cuda_prefill leaves: maximum, sum, and two unused numbers
-  kSavedTile = 64,      // what is saved for the gradient is of whole tiles of so many queries
+  kPartialPadding = 4,  // numbers beside a row's output in cuda_prefill's partial results: maximum, sum, two unused
+  kSavedTile = 64,      // queries: what is saved for the gradient is padded to whole tiles of this size
 };
 
-// What the tensor memory accelerator knows of an array; the driver makes it.
+// How the tensor memory accelerator (TMA) sees an array, a CUtensorMap. The driver makes it.
 struct alignas(64) TensorMap {
   uint64_t opaque[16];
 };
 
 struct Arguments {
-  void* arrays[kMaxArrays];  // by gpu::Binding; null: the launch does not have it
+  void* arrays[kMaxArrays];  // by gpu::Binding; null: the launch does not have the array
   SplitParams split;
   AttentionParams params;
   ArrayParams array_params;
 };
 
-// Where the launch has boxes. The others are spared these bytes, which a launch copies.
+// For launches with boxes. Other launches need not copy these bytes.
 struct BoxArguments : Arguments {
   TensorMap key_map, value_map, query_map, dout_map;
 };

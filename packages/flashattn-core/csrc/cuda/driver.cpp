@@ -1,4 +1,4 @@
-// Two caches stand in front of the compiler: functions by their specialisation, machine code by its text.
+// Builds kernels, behind two caches: functions by their specialisation, machine code (cubins) by its source text.
 #include "driver.h"
 
 #include <algorithm>
@@ -23,7 +23,7 @@ std::string with_point(int major, int minor) {
 
 std::string architecture(int device) {
   int capability = properties(device).compute_capability;
-  // The code runs on this device alone, so it may use what only its very architecture has.
+  // The code runs only on this device, so it may use features that only this architecture has (suffix "a").
   return "sm_" + std::to_string(capability) + (capability >= 90 ? "a" : "");
 }
 
@@ -60,9 +60,9 @@ std::string machine_code(const gpu::Launch& launch, const std::string& architect
   return cubin;
 }
 
-// Loaded for ever.
+// Builds a kernel and loads it. It is never unloaded.
 CUfunction built(const gpu::Launch& launch, int device) try {
-  constexpr uint32_t kWithoutAsking = 48 * 1024, kMaxDynamicShared = 8;  // of CUfunction_attribute
+  constexpr uint32_t kWithoutAsking = 48 * 1024, kMaxDynamicShared = 8;  // bytes without asking; a CUfunction_attribute
   CUcontext context = nullptr;                                           // MLX's, which need not be this thread's
   FLASHATTN_CALL(cuDevicePrimaryCtxRetain, &context, device);
   FLASHATTN_CALL(cuCtxPushCurrent_v2, context);
@@ -102,7 +102,7 @@ gpu::Device properties(int device) {
 }
 
 void check_device(int device) try {
-  thread_local std::set<int> fit;  // each call asks
+  thread_local std::set<int> fit;  // the devices that have passed: each call asks
   if (fit.contains(device)) return;
   if (!cuTensorMapEncodeTiled) {
     throw NoKernelError(
@@ -122,7 +122,7 @@ void check_device(int device) try {
   }
   fit.insert(device);
 } catch (const std::runtime_error& error) {
-  throw NoKernelError(error.what());  // now there still is a choice
+  throw NoKernelError(error.what());  // while another backend can still be chosen
 }
 
 std::string describe(int device) {
@@ -134,14 +134,14 @@ std::string describe(int device) {
 
 CUfunction function_of(const gpu::Launch& launch, int device) {
   static std::mutex mutex;
-  static std::map<int, std::unordered_map<std::string, std::shared_future<CUfunction>>> kernels;  // of each device
+  static std::map<int, std::unordered_map<std::string, std::shared_future<CUfunction>>> kernels;  // by device
   std::unique_lock lock(mutex);
   auto [kernel, is_new] = kernels[device].try_emplace(launch.specialisation);
   if (is_new) kernel->second = std::async(std::launch::deferred, built, launch, device);
   std::shared_future<CUfunction> wanted = kernel->second;
   lock.unlock();
   try {
-    return wanted.get();  // the first of the threads that want it builds it. An error stays
+    return wanted.get();  // the first thread that wants the kernel builds it; errors are kept
   } catch (const NoMemory&) {
     lock.lock();
     kernels[device].erase(launch.specialisation);

@@ -1,4 +1,4 @@
-// Launches as nodes of MLX's graphs.
+// Adds launches to MLX's CUDA graphs, as kernel nodes.
 #include "encode.h"
 
 #include <algorithm>
@@ -20,12 +20,12 @@ namespace {
 
 using namespace gpu;
 
-// Scratch that the calling thread keeps for the next calls of a stream, by binding and turn: arrays of rows of 1,024
+// Scratch that the calling thread keeps for a stream's next calls, by binding and turn. The arrays have rows of 1,024
 // numbers.
 thread_local std::map<std::tuple<mx::Stream, Binding, int>, mx::array> kept_scratch;
 
-// Scratch for one call. Calls that share an array run one after another, since each counts as its writer. So a small
-// array exists several times, and calls take turns: the end of one, where few blocks are left, keeps no other waiting.
+// Scratch for one call. Calls that share an array run one after another, since each counts as its writer. Small arrays
+// exist kTurns times, and calls take turns: the end of a call, where few blocks are left, then delays no other.
 const mx::array& kept(const Scratch& wanted, mx::Stream stream, int call) {
   constexpr int64_t kRow = 1024;
   constexpr int kTurns = 4;
@@ -38,8 +38,8 @@ const mx::array& kept(const Scratch& wanted, mx::Stream stream, int call) {
     return found->second;
   }
   mx::Shape shape = {static_cast<int>(std::bit_ceil(static_cast<uint64_t>(divide_up(wanted.elements, kRow)))), kRow};
-  // MLX asks the array's primitive for the stream. Counters begin at 0, and each call leaves them so. The CPU writes
-  // the zeros, since a graph that does may fail.
+  // MLX reads the stream from the array's primitive. Counters (arrivals) start at 0, and each call leaves them at 0.
+  // The CPU writes the zeros, since a graph with a node for that may fail.
   mx::array made(shape, mx::float32, std::make_shared<mx::Exp>(stream), {});
   if (wanted.binding == Binding::arrivals) {
     made.set_data(mx::allocator::malloc(made.nbytes()));
@@ -50,19 +50,19 @@ const mx::array& kept(const Scratch& wanted, mx::Stream stream, int call) {
   return kept_scratch.insert_or_assign(key, made).first->second;
 }
 
-// Where kernels find the array. array::data() would move it to memory that the CPU shares.
+// The array's address on the GPU. array::data() would move the array to memory shared with the CPU.
 void* address(const mx::array& array) {
   return static_cast<char*>(static_cast<const mx::cu::CudaBuffer*>(array.buffer().ptr())->data) + array.offset();
 }
 
-// Boxes, which come as SharedTile has them. The array's columns lie side by side. float32 is scratch of bfloat16.
+// Describes boxes in SharedTile's layout. The array's columns are contiguous. A float32 array is scratch of bfloat16.
 TensorMap tensor_map(const Boxes& boxes, const mx::array& array) {
-  // Of CUtensorMapDataType and so on. What is outside of the array is zero.
+  // Values of CUtensorMapDataType and of the other enums. Elements outside the array are read as 0.
   constexpr int kFloat16 = 6, kBfloat16 = 9, kNotInterleaved = 0, kSwizzle128 = 3, kIntoL2By256 = 3, kZeros = 0;
   const auto& [columns, rows, heads, batches] = boxes.sizes;
   const auto size = [](int64_t count) { return static_cast<uint64_t>(count); };
   const uint64_t sizes[] = {size(columns), size(rows), size(heads), size(batches)};
-  // In bytes, never 0: the stride of an axis of one element is.
+  // In bytes. An axis of one element has stride 0, which the driver does not accept.
   const auto step = [](int64_t stride) { return stride != 0 ? static_cast<uint64_t>(2 * stride) : 16; };
   const uint64_t steps[] = {step(boxes.steps[0]), step(boxes.steps[1]), step(boxes.steps[2])};
   const uint32_t box[] = {64, static_cast<uint32_t>(boxes.rows), 1, 1}, every[] = {1, 1, 1, 1};
@@ -75,9 +75,9 @@ TensorMap tensor_map(const Boxes& boxes, const mx::array& array) {
 }  // namespace
 
 void allocate(mx::array& output, mx::Stream stream) {
-  // Of MLX's ops that allocate memory Exp alone is exported. Of an input without elements, which is not contiguous, it
+  // Of MLX's ops that allocate memory, only Exp is exported. For an input without elements that is not contiguous it
   // launches nothing.
-  static const auto& inputs = *new std::vector<mx::array>{[] {  // never destroyed: MLX may be gone
+  static const auto& inputs = *new std::vector<mx::array>{[] {  // never destroyed: MLX may be gone by then
     mx::array none({0}, mx::float32, nullptr, {});
     none.copy_shared_buffer(mx::array(0.0f), {0}, {}, 1);
     return none;
@@ -86,7 +86,7 @@ void allocate(mx::array& output, mx::Stream stream) {
 }
 
 void release_scratch() {
-  kept_scratch.clear();  // calls under way have it until they are done
+  kept_scratch.clear();  // calls under way keep theirs until they are done
 }
 
 gpu::Device device() {
@@ -104,13 +104,13 @@ void encode(const Work& work, mx::Stream stream) {
   for (const Scratch& wanted : launches.scratch) {
     alive.push_back(scratch[index(wanted.binding)].emplace(kept(wanted, stream, call)));
   }
-  if (!alive.empty()) {  // before the first node, which is there even if a later launch throws
+  if (!alive.empty()) {  // before the first node, which remains even if a later launch throws
     encoder.add_completed_handler([alive = std::move(alive)] {});
   }
   std::optional<mx::cu::CommandEncoder::ConcurrentContext> concurrent;
   for (const Launch& launch : launches.launches) {
     if (launch.with_next && !concurrent) concurrent.emplace(encoder);
-    // What can fail here comes before set_input_array(): MLX's next node would get the dependencies of this one.
+    // Whatever can fail comes before set_input_array(): otherwise MLX's next node would get this node's dependencies.
     CUfunction function = function_of(launch, stream.device.index);
     BackwardArguments arguments = {{{{}, launches.split, launches.params, launches.array}, {}, {}, {}, {}},
                                    launches.backward};
@@ -125,7 +125,7 @@ void encode(const Work& work, mx::Stream stream) {
       role == Role::input ? encoder.set_input_array(*array) : encoder.set_output_array(*array);
       arguments.arrays[index(binding)] = address(*array);
     }
-    void* parameters[] = {&arguments};  // a kernel that knows fewer of them copies these alone
+    void* parameters[] = {&arguments};  // a kernel whose parameter is a base struct copies only that
     encoder.add_kernel_node_raw(function, {launch.grid[0], launch.grid[1], launch.grid[2]},
                                 {launch.threadgroup[0], launch.threadgroup[1], launch.threadgroup[2]}, {},
                                 launch.dynamic_shared, parameters);

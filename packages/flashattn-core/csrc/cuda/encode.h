@@ -8,16 +8,16 @@ namespace flashattn::cuda {
 
 namespace mx = mlx::core;
 
-// Puts the launches into the stream's command encoder. Arrays are read and written in place, through their strides.
+// Adds the launches to the stream's command encoder. Arrays are read and written in place, through their strides.
 void encode(const gpu::Work& work, mx::Stream stream);
 
-// Gives the array memory of the GPU, in the order of the stream, as MLX's own ops get it.
+// Gives the array GPU memory, in the order of the stream, as MLX's own ops do.
 void allocate(mx::array& output, mx::Stream stream);
 
-// Frees the scratch that the calling thread's streams keep for their next call, after the calls under way.
+// Frees the scratch that the calling thread keeps for its streams' next calls, once the calls under way are done.
 void release_scratch();
 
-// The first GPU.
+// The properties of the first GPU.
 gpu::Device device();
 
 }  // namespace flashattn::cuda

@@ -1,4 +1,4 @@
-// Which instantiation, constants and blocks each kernel gets for a call, and its text.
+// The instantiation, constants and grid of each kernel for a call, and the kernel's text.
 #include "launch.h"
 
 #include <algorithm>
@@ -32,22 +32,22 @@ Launch launch(const Call& call, std::string function, std::vector<Constant> size
                 warps, dynamic_shared);
 }
 
-// Blocks of so many rows of one query head.
+// The number of blocks with `rows` rows of one query head each.
 int64_t blocks_of(const Call& call, int rows) {
   return divide_up(call.params.query_len, rows) * call.params.num_heads * call.params.batch_size;
 }
 
-// Bytes of a tile in shared memory: whole panels of 128 bytes.
+// Bytes of a tile in shared memory. Each row takes whole panels of 128 bytes.
 int tile_bytes(int rows, int columns, int element_bytes) {
   return round_up(columns * element_bytes, 128) * rows;
 }
 
-// Whether quantised keys and values go into the tensor cores as they are. See integer_rows.h.
+// Whether quantised keys and values enter the tensor cores as integers, see integer_rows.h.
 bool has_integer_tiles(const Call& call) {
   return is_quantised(call) && (call.params.bits == 4 || call.params.bits == 8) && call.dtype != Dtype::float32;
 }
 
-// Bytes of a tile of keys with their values.
+// Bytes of a stage: a tile of keys and the values that go with them.
 int stage_bytes(const Call& call, int keys, int dim, int value_dim) {
   if (!is_quantised(call)) {
     return tile_bytes(keys, dim, size_of(call.dtype)) + tile_bytes(keys, value_dim, size_of(call.dtype));
@@ -61,19 +61,19 @@ int stage_bytes(const Call& call, int keys, int dim, int value_dim) {
 }
 
 Launch rowwise(const Call& call) {
-  constexpr int kRows = 32;  // of a block, each with a warp
+  constexpr int kRows = 32;  // per block, one warp each
   return launch(call, "rowwise", whole_lanes(call), whole_call(call),
                 divide_up(rows_of_group(call), kRows) * num_groups(call), kRows);
 }
 
-// How many 16-bit numbers stand for one probability, P or dS in a product: two have float32's accuracy.
+// How many 16-bit numbers represent a P (probability) or dS in a product: two reach float32's accuracy.
 int parts_of_products(const Call& call) {
   return call.dtype != Dtype::float32 && call.precision == Precision::input ? 1 : 2;
 }
 
-// Makes room behind `shared` bytes for lists of the tiles that the block map leaves, see kernels/mapped_tiles.h: each
-// of up to so many positions. Where there is too little room, the call loses its block map. The room does not depend on
-// the lengths: a kernel that is loaded may not ask for more than it did for its first call.
+// Adds room to `shared` (bytes) for lists of the tiles that the block map does not skip, see kernels/mapped_tiles.h. A
+// list covers `positions` keys or queries. If they do not fit, the call is computed without its block map. The room
+// does not depend on lengths: a loaded kernel may not ask for more than at its first call.
 void reserve_lists(Call& call, int& shared, int64_t positions, int tile, int64_t lists = 1) {
   if (!call.has(Binding::block_map)) return;
   constexpr int kMost = 8 * 1024;
@@ -90,7 +90,7 @@ Launch prefill(Call call) {
   int dim = round_up(call.params.head_dim, wide ? 8 : 16), value_dim = round_up(call.params.value_dim, wide ? 32 : 16);
   int widest = std::max(dim, value_dim);
   int keys = is_quantised(call) ? 32 : widest <= (wide ? 64 : 128) ? 64 : widest <= 128 ? 32 : 16;
-  int rows = is_quantised(call) && widest > 128 ? 8 : 16;  // registers allow
+  int rows = is_quantised(call) && widest > 128 ? 8 : 16;  // as registers allow
   int stage = stage_bytes(call, keys, dim, value_dim);
   const auto shared_by = [&](int warps) {
     return (is_quantised(call) ? 0 : tile_bytes(rows * warps, dim, bytes)) + kStages * stage;
@@ -110,18 +110,18 @@ Launch prefill(Call call) {
   return result;
 }
 
-// Whether the tensor memory accelerator can read the array: pieces of 16 bytes, no stride 0, and rows that do not
-// overlap.
+// Whether the tensor memory accelerator (TMA) can read the array: 16-byte aligned, strides that are multiples of 16
+// bytes and not 0, and rows that do not overlap.
 bool has_box(const Call& call, Binding binding, const Strides& strides, int64_t rows, int64_t heads, int columns) {
   const auto fits = [](int64_t stride, int64_t size) { return size == 1 || (stride > 0 && stride % 8 == 0); };
   return call.aligned[index(binding)] && fits(strides.row, rows) && fits(strides.head, heads) &&
          fits(strides.batch[0], call.params.batch_size) && (strides.row >= columns || rows == 1);
 }
 
-// float32 is copied, in three 16-bit parts, see kernels/float_parts.h.
+// float32 arrays are copied, as three 16-bit parts, see kernels/float_parts.h.
 constexpr int kFloatParts = 3;
 
-// float32 is copied first, so its strides do not matter. Arrays without rows have no boxes.
+// Whether the TMA can read all inputs. float32 is copied first, whatever its strides. Empty arrays have no boxes.
 bool has_boxes(const Call& call) {
   const AttentionParams& p = call.params;
   if (p.query_len == 0 || p.key_len == 0) return false;
@@ -132,7 +132,7 @@ bool has_boxes(const Call& call) {
          has_box(call, Binding::value, p.value, p.key_len, p.num_kv_heads, p.value_dim);
 }
 
-// An array of float32, as float_parts.cu leaves it: contiguous.
+// The 16-bit parts of a float32 array, as float_parts.cu writes them: contiguous.
 Boxes boxes_of_parts(const Call& call, Binding parts, int rows, int columns) {
   const AttentionParams& p = call.params;
   bool of_keys = parts == Binding::key_parts || parts == Binding::value_parts;
@@ -141,10 +141,10 @@ Boxes boxes_of_parts(const Call& call, Binding parts, int rows, int columns) {
   return {parts, rows, {step, length, heads, kFloatParts * p.batch_size}, {step, head, part}};
 }
 
-// A launch of float_parts.cu, and its scratch. first, second: with rows of head_dim, and of value_dim.
+// Adds a launch of float_parts.cu and its scratch. first, second: the outputs with rows of head_dim and of value_dim.
 void split_floats(const Call& call, Launches& launches, std::string function, bool packed, Boxes first, Boxes second,
                   std::vector<Argument> arguments) {
-  constexpr int kThreads = 256, kElements = 8;  // of a thread
+  constexpr int kThreads = 256, kElements = 8;  // threads per block, elements per thread
   int64_t threads = 0;
   for (const Boxes& each : {first, second}) {
     int64_t elements = each.steps[2] * each.sizes[3];
@@ -163,22 +163,22 @@ Boxes boxes_of(Binding array, const Strides& strides, int rows, std::array<int64
   return {array, rows, sizes, {strides.row, strides.head, strides.batch[0]}};
 }
 
-// Whether cuda_prefill is prefill_hopper.cu: on compute capability 9.0, where the strides allow it.
+// Whether cuda_prefill runs prefill_hopper.cu: on compute capability 9.0, where dtype, sizes and strides allow it.
 bool is_prefill_of_hopper(const Call& call) {
   bool is_wide = call.dtype == Dtype::float32 && std::max(call.params.head_dim, call.params.value_dim) > 128;
   return call.device.compute_capability == 90 && !is_quantised(call) && !is_wide && has_boxes(call);
 }
 
-// How many blocks share the keys of each of the last blocks, so that these leave few multiprocessors idle.
+// Splits the keys of each block of the last, incomplete wave among several blocks: fewer multiprocessors are idle then.
 SplitParams share_last_blocks(const Call& call, int64_t blocks, int64_t at_once) {
-  constexpr int kMinKeys = 512, kMaxChunks = 8, kMerging = 1024;  // merging takes the time of so many keys
+  constexpr int kMinKeys = 512, kMaxChunks = 8, kMerging = 1024;  // a merge takes the time of so many keys
   const AttentionParams& p = call.params;
   SplitParams split = {};
   int64_t last = blocks % at_once;
-  // Under a causal mask short blocks fill the gaps. With a window a block has too few keys to share. What a block map
-  // leaves of the keys is not known here.
+  // With a causal mask, short blocks fill the gaps. With a window, a block has too few keys to share. How many keys a
+  // block map leaves is not known here.
   bool are_even = sees_evenly(p.causal != 0, p.window, p.query_len, p.key_len) && !call.has(Binding::block_map);
-  double least = 1 - static_cast<double>(kMerging) / std::max(p.key_len, 1);  // in the time of a block
+  double least = 1 - static_cast<double>(kMerging) / std::max(p.key_len, 1);  // as a fraction of a block's time
   for (int chunks = 2; chunks <= std::min(kMaxChunks, p.key_len / kMinKeys); ++chunks) {
     double time = static_cast<double>(divide_up(last * chunks, at_once)) / chunks;
     if (last == 0 || !are_even || last * chunks > 2 * at_once || time >= least) continue;
@@ -197,14 +197,14 @@ Launch prefill_merge(const Call& call, int value_dim, int rows, int64_t shared_b
                 std::move(arguments), shared_blocks * rows / kWarps, kWarps);
 }
 
-// A block of Hopper's kernels: a producer, which is a warpgroup that loads tiles, and consumers, which compute.
+// A block of Hopper's kernels: a producer warpgroup, which loads tiles, and consumer warpgroups, which compute.
 struct HopperBlock {
   struct Registers {
-    int consumer, producer;  // of a thread
+    int consumer, producer;  // per thread
   };
-  int consumers;  // warpgroups, of 64 rows each
-  int stages;     // tiles in shared memory
-  int blocks;     // that a multiprocessor runs at once
+  int consumers;  // warpgroups with 64 rows each
+  int stages;     // tiles that shared memory holds
+  int blocks;     // blocks that a multiprocessor runs at once
   Registers registers;
 
   int rows() const { return 64 * consumers; }
@@ -234,7 +234,7 @@ Launches prefill_hopper(Call call) {
   constexpr int kKeys = 64;
   int dim = round_up(call.params.head_dim, 64), value_dim = round_up(call.params.value_dim, 16);
   bool in_parts = call.dtype == Dtype::float32;
-  int parts = in_parts ? kFloatParts : parts_of_products(call);  // of probabilities
+  int parts = in_parts ? kFloatParts : parts_of_products(call);  // 16-bit numbers per probability
   HopperBlock block = prefill_block(call, std::max(dim, value_dim));
   int rows = block.rows(), barriers = (4 * block.stages + 1) * 8;
   int shared = (in_parts ? kFloatParts : 1) * tile_bytes(rows, dim, 2) +
@@ -275,7 +275,7 @@ Launches prefill_hopper(Call call) {
   return result;
 }
 
-// The arguments of kernels whose blocks have a chunk of the keys each.
+// The arguments of kernels that cut the keys into chunks.
 std::vector<Argument> split_call(const Call& call, const Launches& launches) {
   std::vector<Argument> result = whole_call(call);
   result.push_back({Binding::split, Role::value});
@@ -283,8 +283,8 @@ std::vector<Argument> split_call(const Call& call, const Launches& launches) {
   return result;
 }
 
-// Cuts the keys into chunks; the launch is the caller's. A chunk is read by blocks that have up to so many rows of a
-// group each.
+// Cuts the keys into chunks; the caller adds the launch. A block reads one chunk for up to rows_of_block rows of a
+// group.
 Launches split_keys(const Call& call, int64_t chunks, int min_chunk, int64_t rows_of_block) {
   constexpr int64_t kMerged = 512 * 1024;  // bytes that a block merges in a few microseconds
   const AttentionParams& p = call.params;
@@ -296,7 +296,7 @@ Launches split_keys(const Call& call, int64_t chunks, int min_chunk, int64_t row
   return result;
 }
 
-// What decode() does not take: other quantised keys and values, and large heads. Each warp has a chunk of keys.
+// Decoding that decode() does not support: other quantisations, and large heads. Each warp has a chunk of keys.
 Launches decode_split(const Call& call) {
   constexpr int kWarps = 4;
   std::vector<Constant> sizes = whole_lanes(call);
@@ -312,14 +312,14 @@ Launches decode_split(const Call& call) {
   return result;
 }
 
-// A block has up to 16 rows and a chunk, and as many warps as there is memory for three tiles of each, or two.
+// A block has up to 16 rows and a chunk of keys, and as many warps as fit in memory with two or three stages each.
 Launches decode(const Call& call) {
-  constexpr int kMaxDim = 256, kPadding = 10;  // up to 8 by kPitch, maximum and sum
+  constexpr int kMaxDim = 256, kPadding = 10;  // numbers: up to 8 added by kPitch, maximum and sum
   int bytes = size_of(call.dtype), dim = round_up(call.params.head_dim, bytes == 4 ? 8 : 16);
   int value_dim = round_up(call.params.value_dim, 32);
   bool integers = has_integer_tiles(call);
   int widest = std::max(dim, value_dim), keys = integers ? 32 : 16;
-  int rows = integers && (rows_of_group(call) <= 8 || widest > 128) ? 8 : 16;  // of large heads, registers allow 8
+  int rows = integers && (rows_of_group(call) <= 8 || widest > 128) ? 8 : 16;  // for large heads, registers allow 8
   int queries = integers ? 0 : tile_bytes(rows, dim, bytes), tiles = stage_bytes(call, keys, dim, value_dim);
   for (auto [warps, stages] : {std::pair(8, 3), {4, 3}, {4, 2}, {2, 3}, {2, 2}, {1, 2}}) {
     int results = warps * rows * (value_dim + kPadding) * static_cast<int>(sizeof(float));
@@ -328,9 +328,9 @@ Launches decode(const Call& call) {
       continue;
     }
     int64_t row_blocks = divide_up(rows_of_group(call), rows);
-    int64_t chunks = std::max<int64_t>(1, call.device.multiprocessors / (num_groups(call) * row_blocks));  // of a group
+    int64_t chunks = std::max<int64_t>(1, call.device.multiprocessors / (num_groups(call) * row_blocks));  // per group
     Launches result = split_keys(call, chunks * num_groups(call), 128, rows);
-    if (result.split.num_chunks == 1) result.scratch.clear();  // nothing is partial
+    if (result.split.num_chunks == 1) result.scratch.clear();  // no result is partial
     result.launches = {launch(
         call, "decode",
         {{"dim", dim}, {"value_dim", value_dim}, {"rows", rows}, {"warps", warps}, {"keys", keys}, {"stages", stages}},
@@ -351,12 +351,12 @@ Launch backward_delta(const Call& call) {
                 round_up(call.params.query_len, kSavedTile) / (kWarps * kRowsOfWarp) * heads, kWarps);
 }
 
-// What all launches of a gradient have alike.
+// What all launches of one gradient share.
 struct GradientCall {
   Call call;
   bool packed;
   bool is_part;             // see kernels/gradient_block.h
-  int block_heads, chunks;  // of a group's heads: how many a block of keys has, and how many such chunks there are
+  int block_heads, chunks;  // query heads of a group per block of keys, and how many such chunks of heads a group has
   Strides dout;
 
   std::vector<Constant> sizes(Gradient of, std::vector<Constant> further) const {
@@ -365,8 +365,8 @@ struct GradientCall {
   }
 };
 
-// Makes room for the lists of one pass of the gradient. A block of queries looks at keys; a block of keys looks at the
-// queries of each head, whose maps may differ.
+// Makes room for the lists of one pass of the gradient. A block of queries has a list of keys. A block of keys has a
+// list of queries, or one per head if the heads' block maps differ.
 void reserve_lists(GradientCall& gradient, Gradient of, int& shared, int tile) {
   const AttentionParams& p = gradient.call.params;
   int lists = of != kDq && p.block_map.head != 0 ? gradient.block_heads : 1;
@@ -384,7 +384,7 @@ std::vector<Argument> gradient_arguments(const GradientCall& gradient, Gradient 
   return result;
 }
 
-// Blocks of so many rows: queries of one head, or keys of one chunk of heads.
+// The number of blocks with `rows` rows each: queries of one head, or keys with one chunk of heads.
 int64_t gradient_blocks(const GradientCall& gradient, Gradient of, int rows) {
   const Call& call = gradient.call;
   if (of == kDq) return blocks_of(call, rows);
@@ -485,8 +485,8 @@ Launch backward_parts(GradientCall gradient, Gradient of) {
   return result;
 }
 
-// How many query heads of a group a block of so many keys serves. Under a causal mask such blocks are few and uneven,
-// so the heads are dealt to so many blocks that each multiprocessor has several.
+// How many query heads of a group a block of `keys` keys handles. With a causal mask such blocks are few and uneven, so
+// the heads are dealt to more blocks, until each multiprocessor has several.
 int heads_of_block(const Call& call, int keys) {
   constexpr int kBlocksOfMultiprocessor = 4;
   int64_t blocks = std::max<int64_t>(1, divide_up(call.params.key_len, keys) * num_groups(call));
@@ -502,8 +502,8 @@ Launch backward_merge(const Call& call) {
                 divide_up(call.params.key_len, kKeys) * num_groups(call), kWarps);
 }
 
-// MLX has a node wait for the last one that wrote an array, not for those that have read it. Calls share scratch: so
-// each launch that has some counts as its writer, and the next call does not write what is still read.
+// MLX makes a node wait for the last node that wrote an array, not for nodes that read it. Calls share scratch, so each
+// launch that uses scratch counts as its writer. The next call then cannot overwrite what is still being read.
 Launches in_order(Launches launches) {
   for (Launch& launch : launches.launches) {
     for (auto& [binding, role] : launch.arguments) {
@@ -518,7 +518,7 @@ Launches in_order(Launches launches) {
 }  // namespace
 
 std::string source_text(const Launch& launch) {
-  // No warnings of constants that a kernel does not use, and of divisions by those that a call does not have.
+  // No warnings about constants that a kernel does not use, and about divisions by constants that are 0 for this call.
   std::string text = "#pragma nv_diag_suppress 39, 177\n" + sizes_text(launch, "");
   text += "typedef int int32_t;\ntypedef long long int64_t;\ntypedef unsigned long long uint64_t;\n";
   for (const Constant& constant : launch.constants) {
@@ -542,13 +542,13 @@ Launches backward_launches(const Call& call, const BackwardParams& params) {
   const AttentionParams& p = call.params;
   Launches result = {.params = p, .backward = params};
   bool packed = backward_is_packed(call, params);
-  // Scores should have the bits that the forward pass had. cuda_decode multiplies as the kernel for other GPUs does.
+  // Scores should equal those of the forward pass bit by bit. cuda_decode multiplies as the kernel for other GPUs does.
   bool is_90 = call.device.compute_capability == 90 && p.query_len > kMaxCudaDecodeLen;
   bool is_float = call.dtype == Dtype::float32;
   bool in_parts = is_90 && is_float && has_boxes(call) && std::max(p.head_dim, p.value_dim) <= 128;
   bool hopper = is_90 && !is_float && packed && has_boxes(call) &&
                 has_box(call, Binding::dout, params.dout, p.query_len, p.num_heads, p.value_dim);
-  // With a window blocks of keys are as long as each other: dealing them out only costs.
+  // With a window all blocks of keys take equally long: dealing the heads out would only cost.
   bool is_part = p.window == 0 && group_of(call) > 1;
   int rows = hopper ? backward_block(call, kDk).rows() : 64;
   result.backward.block_heads = is_part ? heads_of_block(call, rows) : group_of(call);
@@ -571,8 +571,8 @@ Launches backward_launches(const Call& call, const BackwardParams& params) {
                  boxes(Binding::dout_parts, p.value_dim),
                  arguments({Binding::query, Binding::dout}, {}, {Binding::params, Binding::backward}));
   }
-  // Side by side, the longest blocks first. The sums of both dk and dv are more than a thread's registers where a row
-  // is wide.
+  // These passes run side by side, the longest blocks first. If rows are wide, the sums of both dk and dv exceed a
+  // thread's registers.
   size_t first = result.launches.size();
   if (p.head_dim + p.value_dim <= 256) {
     add(pass(kDkAndDv));

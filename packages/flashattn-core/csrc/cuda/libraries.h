@@ -1,5 +1,5 @@
-// NVRTC and NVIDIA's driver: their functions that this module calls, as their own headers declare them. libmlx is
-// linked to both, and this module to libmlx alone. All of them are weak: beside a libmlx without CUDA they are null.
+// The functions of NVRTC and NVIDIA's driver that this module calls, declared as in their own headers. libmlx is linked
+// to both, this module only to libmlx. All are weak: with a libmlx that has no CUDA they are null.
 #pragma once
 
 #include <cstddef>
@@ -56,12 +56,12 @@ inline std::string in_words(CUresult error) {
   return words ? words : "error " + std::to_string(error);
 }
 
-// What may go well another time.
+// Memory was short: the call may succeed another time.
 struct NoMemory : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Calls one of them, and throws std::runtime_error where it returns an error.
+// Calls a function of NVRTC or the driver, and throws std::runtime_error if it returns an error.
 #define FLASHATTN_CALL(function, ...) ::flashattn::cuda::check(function(__VA_ARGS__), #function)
 template <typename Result>
 void check(Result result, const char* function) {

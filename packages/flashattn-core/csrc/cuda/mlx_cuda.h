@@ -1,7 +1,7 @@
-// The part of libmlx's CUDA backend that this module uses. MLX's own header for it includes the CUDA toolkit's, which
-// nobody needs to have: what stands here has the same mangled names. All of it is weak, and nothing asks for it where
-// mx::cu::is_available() is false. No compiler compares this file with MLX: `make follow` looks for its symbols in each
-// release.
+// The part of libmlx's CUDA backend that this module uses. MLX's own header for it includes the CUDA toolkit's headers,
+// which users need not have. The declarations here have the same mangled names. All are weak, and nothing uses them
+// where mx::cu::is_available() is false. No compiler compares this file with MLX: `make follow` looks for its symbols
+// in each release.
 #pragma once
 
 #include <cstddef>
@@ -12,36 +12,36 @@
 #include "mlx/array.h"
 #include "mlx/stream.h"
 
-// As CUDA's own headers declare it.
+// Declared as in CUDA's own headers.
 struct dim3 {
   unsigned x = 1, y = 1, z = 1;
 };
 
 namespace mlx::core::cu {
 
-// What buffer().ptr() of an array points to, as far as it is read here.
+// The part of MLX's struct that is read here: an array's buffer().ptr() points to one.
 struct CudaBuffer {
   void* data;
 };
 
-// MLX alone makes it, so its members and its size do not matter.
+// Only MLX constructs it, so its members and its size do not matter.
 class CommandEncoder {
  public:
   CommandEncoder() = delete;
 
-  // What the next kernel reads and writes. It runs behind the last one that writes any of it.
+  // These declare what the next kernel reads and writes. It runs after the last kernel that writes any of these arrays.
   FLASHATTN_WEAK void set_input_array(const array& input);
   FLASHATTN_WEAK void set_output_array(const array& output);
   // Copies the parameters before it returns.
   FLASHATTN_WEAK void add_kernel_node_raw(CUfunction function, dim3 grid, dim3 block, dim3 cluster,
                                           uint32_t dynamic_shared, void** parameters);
-  // Kernels that are added while it lives do not wait for each other. What comes later waits for all of them.
+  // Kernels that are added while it lives do not wait for each other. Later kernels wait for all of them.
   struct ConcurrentContext {
     FLASHATTN_WEAK ConcurrentContext(CommandEncoder& encoder);
     FLASHATTN_WEAK ~ConcurrentContext();
     CommandEncoder& encoder;
   };
-  // The task runs once all kernels of this commit have, those too that are added after it.
+  // The task runs once all kernels of this commit have run, including those added after this call.
   FLASHATTN_WEAK void add_completed_handler(std::function<void()> task);
 };
 

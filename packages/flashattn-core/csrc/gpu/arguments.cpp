@@ -1,4 +1,4 @@
-// Which arrays and constants a launch has, by what the call has.
+// The arguments and constants of a launch, chosen by what the call has.
 #include "arguments.h"
 
 #include <cmath>
@@ -10,12 +10,12 @@
 namespace flashattn::gpu {
 namespace {
 
-// A row of one element has no second: any stride will do.
+// A row of one element has no second element, so its stride does not matter.
 bool is_packed(const Strides& strides, int columns) {
   return strides.column == 1 || columns == 1;
 }
 
-// Kernels number rows and threadgroups with ints, and no GPU takes more of the latter along an axis.
+// Kernels index rows and threadgroups with ints, and no GPU takes more threadgroups along one axis.
 int64_t countable(int64_t n, const std::string& what) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   if (n > kMost) {
@@ -25,8 +25,7 @@ int64_t countable(int64_t n, const std::string& what) {
   return n;
 }
 
-// Whether scores cannot be divided by soft-cap in advance: the factor, or what tanh gives, would be below the numbers
-// that GPUs keep.
+// Whether scores cannot be divided by soft-cap before tanh: scale / softcap, or the result of tanh, would underflow.
 bool has_extreme_softcap(const AttentionParams& params) {
   constexpr float kLargest = 0x1p100f;
   if (params.softcap == 0) return false;
@@ -71,7 +70,7 @@ bool backward_is_packed(const Call& call, const BackwardParams& backward) {
 std::vector<Constant> constants(const Call& call, bool packed, bool whole_rows, bool whole_keys) {
   const AttentionParams& p = call.params;
   std::vector<Constant> result;
-  result.reserve(2 * kNumBindings);  // made for every call: one allocation
+  result.reserve(2 * kNumBindings);  // runs for every call: allocate once
   result = {
       {"head_dim", p.head_dim},
       {"value_dim", p.value_dim},

@@ -1,4 +1,4 @@
-// What the launches of all GPU backends have alike: constants and lists of arguments.
+// Constants and lists of arguments of a launch, for all GPU backends.
 #pragma once
 
 #include <initializer_list>
@@ -9,20 +9,20 @@ namespace flashattn::gpu {
 
 bool is_quantised(const Call& call);
 
-// Query heads of a key/value head, and their rows. Throws NoKernelError where these are too many for a kernel.
+// Query heads per key/value head, and the rows of those heads; NoKernelError if these are too many for a kernel.
 int group_of(const Call& call);
 int64_t rows_of_group(const Call& call);
 int64_t num_groups(const Call& call);
 
-// Of a grid, along one axis. Throws NoKernelError where no GPU takes so many.
+// Threadgroups along one axis of a grid. Throws NoKernelError if no GPU takes so many.
 uint32_t size(int64_t n);
 uint32_t batches(const Call& call);
 
-// Whether the last axis of the rows that a kernel reads has stride 1.
+// Whether the last axis of every array that the kernel reads by rows has stride 1.
 bool inputs_are_packed(const Call& call);
 bool backward_is_packed(const Call& call, const BackwardParams& backward);
 
-// The same names for every kernel.
+// Every kernel gets constants of the same names.
 std::vector<Constant> constants(const Call& call, bool packed, bool whole_rows, bool whole_keys);
 
 using Bindings = std::initializer_list<Binding>;
@@ -30,7 +30,7 @@ std::vector<Argument> arguments(Bindings inputs, Bindings outputs, Bindings valu
 void add_if_present(std::vector<Argument>& arguments, const Call& call, Bindings optional);
 void add_masks_and_groups(std::vector<Argument>& arguments, const Call& call);
 
-// What a kernel takes that has the whole call in one launch, and the kernels of the gradient.
+// The arguments of a kernel that computes the whole call in one launch, and those of the gradient's kernels.
 std::vector<Argument> whole_call(const Call& call);
 std::vector<Argument> delta_arguments(const Call& call);
 std::vector<Argument> backward_arguments(const Call& call, Bindings outputs);

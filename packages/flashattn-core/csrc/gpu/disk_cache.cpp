@@ -1,4 +1,4 @@
-// A file has the sums of the key and of the bytes, and both: what is not exactly what was asked for is not used.
+// A file: one line with the checksums of key and bytes, then key and bytes. A file that does not match is ignored.
 #include "disk_cache.h"
 
 #include <unistd.h>
@@ -68,7 +68,7 @@ std::string keep(const std::string& folder, const std::string& key, const std::s
   out << sums_of(key, bytes) << "\n" << key << bytes;
   out.close();
   if (out) {
-    fs::rename(unfinished, file, failed);  // at once: another process sees all of it or nothing
+    fs::rename(unfinished, file, failed);  // atomic: another process sees the whole file or none
   }
   if (!out || failed) {
     fs::remove(unfinished, failed);

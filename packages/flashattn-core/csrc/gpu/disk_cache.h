@@ -1,20 +1,20 @@
-// Bytes on disk by their key, in the user's folder of caches, or in FLASHATTN_CACHE: for the next process.
+// A disk cache of byte strings for later processes, in the user's cache folder or in FLASHATTN_CACHE.
 #pragma once
 
 #include <string>
 
 namespace flashattn::gpu {
 
-// Of a text, for comparisons with other processes.
+// A checksum of a text, the same in every process.
 std::string sum_of(const std::string& text);
 
-// The user's; empty where the system names none.
+// This project's folder, FLASHATTN_CACHE or one in the user's cache folder; empty if the system names none.
 std::string cache_folder();
 
-// What was kept in this folder of the cache for the key; empty if nothing was, or the file is broken or another's.
+// Returns the bytes that keep() wrote for the key; empty if there are none, or the file is broken or for another key.
 std::string read_kept(const std::string& folder, const std::string& key);
 
-// Returns the file. A cache that cannot be written keeps nothing, and the next process makes the bytes again.
+// Returns the file, or "" if the cache cannot be written: then the next process makes the bytes again.
 std::string keep(const std::string& folder, const std::string& key, const std::string& bytes);
 
 }  // namespace flashattn::gpu

@@ -1,13 +1,12 @@
-"""Writes a GPU backend's kernels into a C++ file: each as one string, with everything that it includes.
+"""Writes a GPU backend's kernels into a C++ file: each kernel as one string, with all its includes.
 
     embed.py CSRC BACKEND OUTPUT.cpp OUTPUT.d
 
-Kernels are the files of CSRC/BACKEND/kernels that are no headers. What they include lies beside the including file, in
-that folder, in gpu/kernels, which all GPU backends share, or in CSRC; the first of these that has it counts.
+Kernels are the files of CSRC/BACKEND/kernels that are not headers. An include is looked up beside the including file,
+then in that folder, in gpu/kernels, which all GPU backends share, and in CSRC.
 
-The text is compiled when a kernel is first used, so that no GPU's tools are needed to build the module, and the module
-carries the same kernels on every platform, where tests can reach them. Lines keep the file and the number they have in
-CSRC.
+The text is compiled when a kernel is first used, so building the module needs no GPU tools, and the module carries the
+same kernels on every platform, where tests can reach them. #line keeps each line's number, and its file below CSRC.
 """
 
 import re
@@ -50,9 +49,9 @@ def included_file(name: str, folders: list[Path]) -> Path | None:
 
 
 def resolved(file: Path, folders: list[Path], seen: list[Path]) -> str:
-    """The text of `file` with its own includes in place, each file once; `seen` collects them.
+    """The text of `file` with its includes in place, each file once; `seen` collects the files.
 
-    `folders`: where includes are looked for, if not beside the file; the last is CSRC.
+    `folders`: where to look for includes that are not beside the file; the last is CSRC.
     """
     seen.append(file)
     name = file.relative_to(folders[-1]).as_posix()
@@ -75,7 +74,7 @@ def resolved(file: Path, folders: list[Path], seen: list[Path]) -> str:
             if included not in seen:
                 text += [resolved(included, folders, seen), f'#line {number + 1} "{name}"\n']
                 continue
-            line = ""  # it is there already; the empty line keeps the numbers
+            line = ""  # it is in already; the empty line keeps the numbers
         elif PRAGMA_ONCE.match(line):
             line = ""
         text.append(line + "\n")

@@ -1,4 +1,4 @@
-// How an instantiation is called, and what it is specialised for.
+// Names instantiations of kernels, and the specialisations that are compiled.
 #include "instance.h"
 
 #include <algorithm>
@@ -19,13 +19,13 @@ std::string number_of(const Constant& constant) {
   return std::visit([](auto number) { return std::to_string(number); }, constant.value);
 }
 
-// Made with the launch, and not for each call.
+// Computed when a launch is made, not at each call.
 std::string specialised(std::string function, const std::vector<Constant>& constants) {
   for (const Constant& constant : constants) function += "_" + number_of(constant);
   return function;
 }
 
-// One launch that reads an array: of threadgroups of 256 threads, which have so many of its `count` pieces each.
+// One launch that reads an array. Each threadgroup, of 256 threads, handles `pieces` of the array's `count` pieces.
 Launches array_launches(Backend backend, const ArrayParams& params, const std::string& source, int size, int pieces,
                         std::vector<Argument> arguments) {
   constexpr int kThreads = 256;
@@ -45,7 +45,7 @@ Launches array_launches(Backend backend, const ArrayParams& params, const std::s
 }
 
 #ifdef FLASHATTN_PLANTS
-// FLASHATTN_PLANT is a fault that a test plants, "old => new": texts that have the old get the new in its place.
+// FLASHATTN_PLANT plants a fault for a test. "old => new" replaces the first `old` in each kernel text that has it.
 std::string planted(std::string text) {
   const char* variable = std::getenv("FLASHATTN_PLANT");
   if (!variable) return text;
@@ -105,13 +105,13 @@ std::string sizes_text(const Launch& launch, std::string_view qualifier) {
 }
 
 Launches realign_launches(Backend backend, const ArrayParams& params, int itemsize) {
-  constexpr int kElements = 256;  // of a threadgroup
+  constexpr int kElements = 256;  // per threadgroup
   return array_launches(backend, params, "realign", itemsize, kElements,
                         arguments({Binding::misaligned}, {Binding::realigned}, {Binding::array_params}));
 }
 
 Launches block_map_launches(Backend backend, const ArrayParams& mask, std::optional<Dtype> dtype) {
-  constexpr int kBlocks = 8;  // of a threadgroup: a SIMD group each
+  constexpr int kBlocks = 8;  // per threadgroup: one per SIMD group
   return array_launches(backend, mask, "block_map", dtype ? static_cast<int>(*dtype) : -1, kBlocks,
                         arguments({Binding::mask}, {Binding::found_blocks}, {Binding::array_params}));
 }

@@ -1,4 +1,4 @@
-// An instantiation of a kernel's text, as a launch: what all GPU backends have alike.
+// Builds a Launch from an instantiation of a kernel template; all GPU backends share it.
 #pragma once
 
 #include <map>
@@ -9,34 +9,34 @@
 
 namespace flashattn::gpu {
 
-constexpr int kLanes = 32;  // threads that run in step: a warp, or a SIMD group
+constexpr int kLanes = 32;  // threads that run in lockstep: a warp, or a SIMD group
 
-// `function` for the call's dtype and these sizes: CUDA's "rowwise<half, Sizes>" with a dim and a value_dim of 64 is
-// "cuda_rowwise_half_64_64"; with quantised keys and values, if it reads them, "rowwise<half, Sizes, uint>".
+// An instantiation of `function` for the call's dtype and these sizes. "rowwise<half, Sizes>" of CUDA with dim and
+// value_dim 64 is called "cuda_rowwise_half_64_64"; a kernel that reads quantised keys is "rowwise<half, Sizes, uint>".
 struct Instance {
   std::string function;
   std::vector<Constant> sizes;
   std::vector<Argument> arguments;
   Size grid;                      // in threadgroups
-  int threads;                    // of a threadgroup
-  std::string source = function;  // the file
+  int threads;                    // per threadgroup
+  std::string source = function;  // the kernel's file, without its ending
   bool whole_rows = false, whole_keys = false;
 };
 Launch launch(Backend backend, const Call& call, bool packed, Instance instance);
 
-// head_dim and value_dim, rounded up to whole warps.
+// head_dim and value_dim, each rounded up to a multiple of kLanes.
 std::vector<Constant> whole_lanes(const Call& call);
 
-// The struct Sizes, which a kernel's text begins with. qualifier: what the language asks of a constant member.
+// The struct Sizes that precedes a kernel's text. qualifier: what the language demands before a constant member.
 std::string sizes_text(const Launch& launch, std::string_view qualifier);
 
-// Copies an array of elements of so many bytes, which may begin anywhere.
+// Copies an array whose first byte may have any address. itemsize: bytes of an element.
 Launches realign_launches(Backend backend, const ArrayParams& params, int itemsize);
 
-// Finds the block map of a mask. dtype: none for bool.
+// Finds the block map of a mask. dtype: that of an additive mask, or none for bool.
 Launches block_map_launches(Backend backend, const ArrayParams& mask, std::optional<Dtype> dtype);
 
-// Texts that embed.py has put into the module, by the names of their files without ".metal" or ".cu". ASCII.
+// The kernel texts that embed.py put into the module, keyed by file name without ".metal" or ".cu". ASCII.
 using Sources = std::map<std::string, std::string_view>;
 std::string text_of(const Sources& sources, const Launch& launch);
 

@@ -1,5 +1,5 @@
-// What to run on a GPU for one call, as plain data: no GPU and no MLX in here, so that the whole of it is computed and
-// tested on any machine. A backend's launch.cpp makes it, its encode.cpp hands it to MLX.
+// What to run on a GPU for one call, as plain data without GPU or MLX types, so that any machine can compute and test
+// it. A backend's launch.cpp makes it; its encode.cpp hands it to MLX.
 #pragma once
 
 #include <array>
@@ -19,7 +19,7 @@
 
 namespace flashattn::gpu {
 
-// What a kernel's arguments are bound to, behind the inputs of inputs.def: X(name).
+// Everything that a kernel's argument can be bound to: the inputs of inputs.def, then these. X(name).
 #define FLASHATTN_FURTHER_BINDINGS(X)                                                \
   X(params) /* AttentionParams */                                                    \
   /* Outputs of the forward pass, inputs of the gradient. */                         \
@@ -28,31 +28,31 @@ namespace flashattn::gpu {
   X(row_stats)                                                                       \
   X(partials) /* Partials of decode_split.h or of shared_keys.h, float32 scratch */  \
   X(split)    /* SplitParams */                                                      \
-  /* Of the gradient. */                                                             \
-  X(dout)  /* what comes back for out */                                             \
-  X(dlse)  /* and for lse; optional */                                               \
+  /* Only the gradient has these. */                                                 \
+  X(dout)  /* upstream gradient of out */                                            \
+  X(dlse)  /* upstream gradient of lse; optional */                                  \
   X(delta) /* (*B, H_q, L), float32: the first launch writes it */                   \
   X(dq)                                                                              \
   X(dk)                                                                              \
   X(dv)                                                                              \
   X(backward) /* BackwardParams */                                                   \
-  /* Of the gradient on CUDA, scratch: four numbers of each query, and what some     \
-     heads add to dk and dv. */                                                      \
+  /* Scratch of CUDA's gradient: four numbers per query, and dk and dv summed over   \
+     some of a group's heads. */                                                     \
   X(saved_rows)                                                                      \
   X(dk_parts)                                                                        \
   X(dv_parts)                                                                        \
-  /* Of a copy of an array that begins in the middle of an element. */               \
+  /* To copy an array that begins in the middle of an element. */                    \
   X(misaligned)                                                                      \
   X(realigned)                                                                       \
   X(array_params) /* ArrayParams */                                                  \
-  /* Of a decode step on CUDA: how many blocks that share rows are done, scratch. */ \
+  /* Scratch of CUDA's decode: how many of the blocks that share rows are done. */   \
   X(arrivals)                                                                        \
-  /* Of float32 on Hopper: see float_parts.h, scratch. */                            \
+  /* Scratch for float32 on Hopper: see float_parts.h. */                            \
   X(key_parts)                                                                       \
   X(value_parts)                                                                     \
   X(query_parts)                                                                     \
   X(dout_parts)                                                                      \
-  /* Of a launch that finds the block map of a mask, of which array_params tells. */ \
+  /* To find the block map of a mask, which array_params describes. */               \
   X(mask)                                                                            \
   X(found_blocks)
 
@@ -70,7 +70,7 @@ constexpr Binding binding_of(Input input) {
 }
 std::string_view name(Binding binding);
 
-// What a launch does with an argument. Arrays are read or written; structs are passed by value.
+// How a launch uses an argument. Arrays are inputs or outputs; structs are passed by value.
 enum class Role { input, output, value };
 
 struct Argument {
@@ -80,7 +80,7 @@ struct Argument {
   bool operator==(const Argument&) const = default;
 };
 
-// A number by its name, for which a kernel is compiled. A flag removes the code for what a call does not have.
+// A named compile-time constant of a kernel. Flags remove the code for features that a call does not use.
 struct Constant {
   std::string_view name;
   std::variant<bool, int32_t> value;
@@ -90,71 +90,70 @@ struct Constant {
 
 using Size = std::array<uint32_t, 3>;
 
-// An array of 16-bit numbers that the tensor memory accelerator copies in boxes of 64 columns and `rows` rows.
+// A 16-bit array that the tensor memory accelerator (TMA) copies in boxes of `rows` rows and 64 columns.
 struct Boxes {
   Binding array;
   int rows;
-  std::array<int64_t, 4> sizes;  // columns, rows, heads and batch elements
-  std::array<int64_t, 3> steps;  // from a row, head and batch element to the next, in elements
+  std::array<int64_t, 4> sizes;  // numbers of columns, rows, heads and batch elements
+  std::array<int64_t, 3> steps;  // from one row, head or batch element to the next, in elements
 };
 
 struct Launch {
   std::string source;                // the kernel's file, without its ending: "decode_split"
-  std::string function;              // the name of the instantiation: "metal_decode_split_half_64_64_8"
-  std::string instantiation;         // its template arguments: "decode_split<half, Sizes>"
+  std::string function;              // the instantiation's name: "metal_decode_split_half_64_64_8"
+  std::string instantiation;         // the template with its arguments: "decode_split<half, Sizes>"
   std::vector<Constant> sizes = {};  // the fields of Sizes: {"dim", 64}, {"value_dim", 64}, {"rows", 8}
   std::vector<Constant> constants;
-  std::string specialisation;  // the name, with the constants' values: what a compiled kernel is known by
+  std::string specialisation;  // function name and constants' values: the key of a compiled kernel
   std::vector<Argument> arguments;
   Size grid;         // in threadgroups
   Size threadgroup;  // in threads
-  // On CUDA: bytes of shared memory beside the kernel's own, and how many blocks a multiprocessor is to run at once.
+  // CUDA only: dynamic shared memory per block, in bytes; blocks that should fit on a multiprocessor at once.
   uint32_t dynamic_shared = 0;
   int blocks_at_once = 1;
-  bool with_next = false;  // on CUDA: the next launch may start before this one ends; both wait for the one before them
-  // On CUDA, what the tensor memory accelerator copies: keys, values, queries and dout, in this order. Later ones may
-  // be missing.
+  bool with_next = false;  // CUDA: the next launch may start before this one ends; both wait for the launch before them
+  // CUDA only: the arrays that the TMA copies, in the order keys, values, queries, dout. The last ones may be missing.
   std::vector<Boxes> boxes = {};
 };
 
-// Memory that launches write and read, of 32-bit numbers, alive until the last of them is done.
+// Memory of 32-bit numbers that launches write and read. It lives until the last of them is done.
 struct Scratch {
   Binding binding;
   int64_t elements;
 };
 
-// The launches of one call, in order. A launch waits for those before it whose outputs are its inputs.
+// The launches of one call, in order. A launch waits for earlier launches whose outputs it reads.
 struct Launches {
   std::vector<Launch> launches = {};
   std::vector<Scratch> scratch = {};
-  // What arguments with Role::value are.
+  // The values of arguments with Role::value.
   AttentionParams params = {};
   SplitParams split = {};
   BackwardParams backward = {};
   ArrayParams array = {};
 };
 
-// The bytes of an argument with Role::value.
+// The bytes of an argument that has Role::value.
 std::span<const std::byte> value_of(const Launches& launches, Binding binding);
 
-// The properties of an NVIDIA GPU by which kernels and launches are chosen. Without a GPU the last two are an H100's.
+// The properties of an NVIDIA GPU that decide on kernels and launches. Without a GPU the last two are an H100's.
 struct Device {
-  int compute_capability = 0;  // 90 for 9.0; 0: none is there
+  int compute_capability = 0;  // 90 for 9.0; 0: no GPU
   int multiprocessors = 132;
-  int shared_memory = 227 * 1024;  // bytes that a block can have
+  int shared_memory = 227 * 1024;  // bytes, the most that a block can have
 };
 
-// Everything about a call that the choice of launches depends on.
+// Everything that decides on a call's launches.
 struct Call {
   AttentionParams params;
   Dtype dtype;                                  // of query and out, and of key and value if they are not quantised
   Dtype bias_dtype = Dtype::float32;            // of bias
   Dtype sinks_dtype = Dtype::float32;           // of sinks
   Dtype group_dtype = Dtype::float32;           // of scales and biases
-  std::array<bool, kNumBindings> present = {};  // the arrays that the call has
-  std::array<bool, kNumBindings> aligned = {};  // those that begin at a multiple of 16 bytes
+  std::array<bool, kNumBindings> present = {};  // which arrays the call has
+  std::array<bool, kNumBindings> aligned = {};  // which of them begin at a multiple of 16 bytes
   Device device = {};
-  int tiling = 0;  // of the kernel
+  int tiling = 0;  // which of the kernel's tilings, see kernel_table.h
   Precision precision = Precision::float32;
 
   bool has(Binding binding) const { return present[index(binding)]; }

@@ -1,4 +1,4 @@
-// Arithmetic of tiles, and how the keys of a decode step are cut.
+// Integer arithmetic for tiles, and how a decode step's keys are cut into chunks.
 #pragma once
 
 #include <algorithm>
@@ -16,22 +16,22 @@ constexpr int64_t divide_up(int64_t n, int64_t divisor) {
   return (n + divisor - 1) / divisor;
 }
 
-// What fills a GPU, and what is too little for a chunk: writing and merging its result costs more than reading its
-// keys.
+// How many chunks fill a GPU, and the limits. A chunk below min_chunk takes longer to write and merge than its keys
+// take to read.
 struct SplitGoal {
-  int64_t chunks;  // of all batch elements and key/value heads together
+  int64_t chunks;  // over all batch elements and key/value heads
   int min_chunk;   // keys
-  int max_chunks;  // of one key/value head
+  int max_chunks;  // per key/value head
 };
 
-// Numbers of Partials, see decode_split.h.
+// How many float32 numbers Partials of decode_split.h have.
 inline int64_t partials_of(const AttentionParams& p, int64_t num_chunks) {
   return p.batch_size * p.num_heads * p.query_len * num_chunks * (p.value_dim + int64_t{2});
 }
 
 inline SplitParams split_keys(const AttentionParams& p, SplitGoal goal) {
-  // Partial results take up to 16 MB, so that scratch does not grow with rows times keys. Where rows are so many that
-  // one chunk takes more, they fill a GPU without the others.
+  // Partial results take up to 16 MB, so that scratch does not grow with rows times keys. If one chunk per row exceeds
+  // that, the rows alone fill a GPU.
   constexpr int64_t kMaxPartials = (16 << 20) / sizeof(float);
   SplitParams split = {};
   split.first_key = first_seen_key(p);

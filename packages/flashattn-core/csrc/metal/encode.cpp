@@ -19,7 +19,7 @@ MTL::Size mtl_size(const Size& size) {
   return MTL::Size(size[0], size[1], size[2]);
 }
 
-// By their position, as source_text() has declared them. Pointers into `constants`, which has to outlive them.
+// Function constants by position, as in source_text(). The list points into `constants`, which must outlive it.
 mx::metal::MTLFCList function_constants(const std::vector<Constant>& constants) {
   mx::metal::MTLFCList list;
   for (size_t i = 0; i < constants.size(); ++i) {

@@ -8,7 +8,7 @@ namespace flashattn::metal {
 
 namespace mx = mlx::core;
 
-// Puts the launches into the stream's command encoder. Arrays are read and written in place, through their strides.
+// Adds the launches to the stream's command encoder. Arrays are read and written in place, through their strides.
 void encode(const gpu::Work& work, mx::Stream stream);
 
 }  // namespace flashattn::metal

@@ -1,4 +1,4 @@
-// Which instantiation, constants and grid each kernel gets for a call, and its text.
+// The instantiation, constants and grid of each kernel for a call, and the kernel's text.
 #include "launch.h"
 
 #include <algorithm>
@@ -13,15 +13,15 @@ namespace {
 
 using namespace gpu;
 
-constexpr int kMaxSimdgroups = 32;  // of a threadgroup: 1024 threads
+constexpr int kMaxSimdgroups = 32;  // per threadgroup: 1024 threads
 
-// Of eight rows each. 64 rows read keys and values half as often as 32; larger heads have too much in registers for so
-// many threads.
+// SIMD groups with eight rows each. 64 rows read keys and values half as often as 32; but larger heads need too many
+// registers for so many threads.
 int simdgroups_for(int rows, int dim) {
   return rows > 64 && dim <= 128 ? 8 : 4;
 }
 
-// 32 keys, unless their tile takes more than half of the 32 KB of threadgroup memory.
+// Keys per tile: 32, unless these would take more than 17 of the 32 KB of threadgroup memory.
 int keys_of_tile(int dim, int element_size) {
   return 32 * (dim * element_size + 16) <= 17 * 1024 ? 32 : 16;
 }
@@ -61,7 +61,7 @@ Launch rowwise(const Call& call) {
 Launch prefill_tg(const Call& call) {
   const AttentionParams& p = call.params;
   int64_t rows = rows_of_group(call);
-  // Two fragments of rows read the keys half as often, as long as the queries leave registers for the output.
+  // Two fragments of rows read the keys half as often, as long as queries and output fit in registers.
   int fragments = std::max(p.head_dim, p.value_dim) <= 64 && rows > 8 ? 2 : 1;
   if (call.tiling == 1) fragments = 3 - fragments;
   return single(
@@ -91,7 +91,7 @@ Launches decode_split(const Call& call) {
   const AttentionParams& p = call.params;
   int dim = round_up(p.head_dim, kLanes), value_dim = round_up(p.value_dim, kLanes);
   int rows = group_of(call) * p.query_len;
-  // By registers, of which a thread of a small threadgroup has 128: queries and output of all rows are in them.
+  // A thread of a small threadgroup has 128 registers, which hold the queries and the output of all rows.
   int widest = std::max(dim, value_dim);
   int max_rows = widest <= 128 ? 8 : widest <= 256 ? 4 : 2;
 
@@ -109,10 +109,10 @@ Launches decode_split(const Call& call) {
       .threads = kChunksPerThreadgroup * kLanes,
       .source = "decode_split"};
   if (rows > max_rows) {
-    // With more SIMD groups each thread has fewer registers: half the rows, in up to 16 of them.
+    // With more SIMD groups a thread has fewer registers: half the rows, in up to kMaxSplitSimdgroups SIMD groups.
     max_rows /= 2;
     int simdgroups = std::min<int>(kMaxSplitSimdgroups, static_cast<int>(divide_up(rows, max_rows)));
-    int rows_each = std::min<int>(max_rows, static_cast<int>(divide_up(rows, simdgroups)));  // none idle
+    int rows_each = std::min<int>(max_rows, static_cast<int>(divide_up(rows, simdgroups)));  // leaves none idle
     int64_t row_blocks = divide_up(rows, int64_t{simdgroups} * rows_each);
     chunk.function = "decode_split_shared";
     chunk.sizes = {{"dim", dim}, {"value_dim", value_dim}, {"rows", rows_each}, {"simdgroups", simdgroups}};
@@ -136,7 +136,7 @@ Launches decode_split(const Call& call) {
 // --- The gradient ------------------------------------------------------------------------------------------
 
 Instance backward_delta(const Call& call) {
-  constexpr int kRowsPerThreadgroup = 8;  // a SIMD group each
+  constexpr int kRowsPerThreadgroup = 8;  // one per SIMD group
   const AttentionParams& p = call.params;
   return {.function = "backward_delta",
           .sizes = {{"rows", kRowsPerThreadgroup}},
@@ -163,11 +163,11 @@ Instance backward_dkv(const Call& call) {
   const AttentionParams& p = call.params;
   int depth = round_up(p.head_dim, 8), columns = round_up(p.value_dim, 8), dim = std::max(depth, columns);
   int simdgroups = simdgroups_for(p.key_len, dim);
-  // Rows of query and dout lie in threadgroup memory side by side: as many as take little more than half of the 32 KB.
+  // Threadgroup memory holds a tile of query and one of dout: as many rows as fit in 18 of the 32 KB, at least 8.
   int64_t row_bytes = (depth + columns) * size_of(call.dtype) + 32;
   int rows = 32 * row_bytes <= 18 * 1024 ? 32 : 16 * row_bytes <= 18 * 1024 ? 16 : 8;
-  // The sums of dk and of dv for eight keys are (depth + columns) / 4 registers. Where that is too much, each has
-  // threadgroups of its own.
+  // The sums of dk and of dv for eight keys take (depth + columns) / 4 registers. If these are too many, dk and dv have
+  // threadgroups of their own.
   int parts = depth + columns <= 256 ? 1 : 2;
   return {
       .function = "backward_dkv",
@@ -179,7 +179,7 @@ Instance backward_dkv(const Call& call) {
       .whole_keys = p.key_len % (8 * simdgroups) == 0};
 }
 
-// The same for all launches: which values constants have, and which arguments there are, MLX is told beside the text.
+// Constants and bindings, declared alike for all launches, since MLX gets values and arguments apart; and the sizes.
 std::string declarations(const Launch& launch) {
   std::string text = "#include <metal_stdlib>\n";
   int number = 0;

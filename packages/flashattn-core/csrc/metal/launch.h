@@ -1,5 +1,5 @@
-// What Metal runs for a call: plain data, computed and tested on any machine (tests/metal runs these very launches on
-// the CPU). encode.cpp hands them to Metal.
+// What Metal runs for a call, as plain data that any machine can compute and test (tests/metal runs these very launches
+// on the CPU). encode.cpp hands it to Metal.
 #pragma once
 
 #include "../call/kernel_table.h"
@@ -9,11 +9,11 @@ namespace flashattn::metal {
 
 gpu::Launches launches(Kernel kernel, const gpu::Call& call);
 
-// The gradients of one call: delta, dq, and dk and dv, each written completely. Without queries, or without keys, what
-// would write nothing is left out.
+// The gradients of one call: delta, then dq, then dk and dv, each written completely. Launches that would write
+// nothing, for want of queries or keys, are left out.
 gpu::Launches backward_launches(const gpu::Call& call, const BackwardParams& backward);
 
-// Where a kernel finds an argument. The gradient's numbers are those of a decode step's scratch: Metal has 31.
+// The buffer index of an argument. Metal has 31, so the gradient's arguments reuse those of a decode step's scratch.
 constexpr int buffer_of(gpu::Binding binding) {
   constexpr int kShared = gpu::index(gpu::Binding::partials), kGradient = gpu::index(gpu::Binding::dout);
   constexpr int kRealign = gpu::index(gpu::Binding::misaligned);
@@ -22,8 +22,8 @@ constexpr int buffer_of(gpu::Binding binding) {
 }
 static_assert(buffer_of(gpu::Binding::backward) < 31 && buffer_of(gpu::Binding::split) < 31);
 
-// The text that Metal compiles for a launch: constants and bindings by their names, the kernel's file with everything
-// that it includes, and the one instantiation. ASCII.
+// The text that Metal compiles for a launch, in ASCII: constants and buffer indices by name, the kernel's file with its
+// includes, and one instantiation.
 std::string source_text(const gpu::Launch& launch);
 const gpu::Sources& sources();
 

@@ -1,4 +1,4 @@
-// In encode.cpp's place where MLX has no Metal: nothing gets this far.
+// Replaces encode.cpp where MLX has no Metal; no call gets this far.
 #include <stdexcept>
 
 #include "encode.h"

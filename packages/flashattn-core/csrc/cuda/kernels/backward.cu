@@ -1,12 +1,12 @@
-// cuda_backward_dq and cuda_backward_dkv, which are one text: see gradient_block.h.
+// cuda_backward_dq and cuda_backward_dkv share this kernel: see gradient_block.h.
 #include "gradient_block.h"
 
 using namespace flashattn;
 
-// D and DV are head_dim and value_dim rounded up to whole steps of the tensor cores. A tile has COLUMNS columns. P and
-// dS have PARTS parts each. OF is a Gradient, and GradientBlock says what IS_PART is. For dq each head of a batch
-// element has a block for every WARPS * 16 queries; else each chunk of heads of a key/value head has one for as many
-// keys.
+// D and DV: head_dim and value_dim, rounded up to whole steps of the tensor cores. COLUMNS: columns per tile. PARTS:
+// 16-bit numbers per P or dS. OF: a Gradient. IS_PART: see GradientBlock. For dq, each head of a batch element has a
+// block for every WARPS * 16 queries; otherwise each chunk of heads of a key/value head has a block for every WARPS *
+// 16 keys.
 template <typename T, typename Sizes>
 FLASHATTN_KERNEL backward(const cuda::BackwardArguments& arguments) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, WARPS = Sizes::warps, COLUMNS = Sizes::columns,
@@ -20,7 +20,7 @@ FLASHATTN_KERNEL backward(const cuda::BackwardArguments& arguments) {
   using Block = GradientBlock<T, OF, kRows, WARPS, COLUMNS, IS_PART>;
   extern __shared__ __align__(1024) uchar shared[];
 
-  float4* saved_columns = reinterpret_cast<float4*>(shared + Own::kBytes + Tiles::kBytes);  // of two tiles
+  float4* saved_columns = reinterpret_cast<float4*>(shared + Own::kBytes + Tiles::kBytes);  // for two tiles
   Block block(FLASHATTN_GRADIENT_BLOCK(T, reinterpret_cast<uint*>(saved_columns + 2 * COLUMNS)));
   block.template find<kThreads>();
   if (has_block_map) __syncthreads();
@@ -64,6 +64,6 @@ FLASHATTN_KERNEL backward(const cuda::BackwardArguments& arguments) {
     if constexpr (Block::kFirst) add_values<PARTS>(first_sums, scores, tiles.values(n), lane);
     if constexpr (Block::kSecond) add_values<PARTS>(second_sums, dscores, tiles.keys(n), lane);
   }
-  wait_for_copies<0>();  // where no column is seen, the rows are still on their way
+  wait_for_copies<0>();  // without any tile, the own rows are still being copied
   block.store(first_sums, second_sums, rows.largest, own_row, lane);
 }

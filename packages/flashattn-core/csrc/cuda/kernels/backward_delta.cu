@@ -1,9 +1,9 @@
-// What of each row its gradients need: dq once, dk and dv for each tile.
+// Computes each row's delta and the numbers that are saved for it: dq reads them once, dk and dv for each tile.
 #include "gradient_block.h"
 
 using namespace flashattn;
 
-// The sums of products of ROWS rows of each of two arrays, by LANES lanes. The order is always the same.
+// Dot products of ROWS rows of one array with ROWS rows of another, by LANES lanes, always in the same order.
 template <int LANES, int ROWS, typename T>
 struct ProductsOfRows {
   static constexpr int kAtOnce = 16 / sizeof(T);
@@ -11,7 +11,7 @@ struct ProductsOfRows {
   const T *a[ROWS], *b[ROWS];
   int64_t a_step, b_step;
 
-  // 16 bytes at a time, where they lie so: all of them are asked for before the first is used.
+  // Reads 16 bytes at a time where alignment allows. All loads are issued before the first result is used.
   FLASHATTN_FUNC void sum(float (&sums)[ROWS], int lane) const {
     unsigned long long addresses = 0;
     FLASHATTN_UNROLL
@@ -55,7 +55,7 @@ struct ProductsOfRows {
   }
 };
 
-// Eight lanes have two rows. Blocks: heads and batch elements for each WARPS * 8 queries of whole tiles.
+// Eight lanes share two rows. Blocks: one per head and batch element for every WARPS * 8 queries, last tile padded.
 template <typename T, typename Sizes>
 FLASHATTN_KERNEL backward_delta(const cuda::BackwardArguments& arguments) {
   constexpr int WARPS = Sizes::warps;
@@ -80,7 +80,7 @@ FLASHATTN_KERNEL backward_delta(const cuda::BackwardArguments& arguments) {
   }
   float sums[kRows] = {};
   products.sum(sums, lane);
-  // A lane for each row writes it.
+  // One lane per row writes it.
   if (lane >= kRows) return;
   int query = first + lane * kStep;
   float sum = lane == 0 ? sums[0] : sums[1];

@@ -1,12 +1,12 @@
-// backward.cu for 16-bit floats on compute capability 9.0. One warpgroup brings the tiles, the others have 64 rows
-// each.
+// backward.cu for 16-bit floats on compute capability 9.0. A producer warpgroup loads the tiles; consumer warpgroups
+// have 64 rows each.
 #include "gradient_block.h"
 #include "tile_ring.h"
 #include "wgmma.h"
 
 using namespace flashattn;
 
-// Columns of both arrays, and what is saved of their queries if these are the columns: 1,024 bytes.
+// One stage: a tile of both column arrays and, if the columns are queries, their saved rows, which are 1,024 bytes.
 template <typename T, int COLUMNS, int D, int DV, bool OF_KEYS>
 struct ColumnTiles {
   using First = SharedTile<T, COLUMNS, D>;
@@ -21,8 +21,8 @@ struct ColumnTiles {
   FLASHATTN_FUNC uint saved() const { return memory + First::kBytes + Second::kBytes; }
 };
 
-// Warpgroups ask for a tile's sums, and then for S and dP of the next tile, in turns, one turn for each tile. So one
-// has its scalar work while the other has the tensor cores, and not both at a time. With one group nobody waits.
+// Ping-pong: consumers take turns, one per tile, to start a tile's sums and then S and dP of the next tile. So one of
+// them computes scalars while the other has the tensor cores. With one consumer nobody waits.
 template <int GROUPS>
 struct Turns {
   static constexpr int kBarriers = GROUPS > 1 ? GROUPS* kBarrierBytes : 0;
@@ -44,8 +44,8 @@ struct Turns {
   }
 };
 
-// D and DV are head_dim and value_dim rounded up to 16. A tile has COLUMNS columns. PARTS, OF, IS_PART and the blocks
-// are those of backward.cu, with CONSUMERS * 64 rows.
+// D and DV: head_dim and value_dim, rounded up to 16. COLUMNS: columns per tile. PARTS, OF, IS_PART and the blocks are
+// those of backward.cu, with CONSUMERS * 64 rows.
 template <typename T, typename Sizes>
 FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, CONSUMERS = Sizes::consumers, COLUMNS = Sizes::columns,
@@ -71,7 +71,7 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
   Barrier own_arrived = {ring.barriers + Ring::kBarriers};
 
   int lane = lane_index(), warp = int(warp_index()), group = __shfl_sync(~0u, warp / 4, 0);
-  // dq's two groups were faster without.
+  // For dq, two consumers were faster without taking turns.
   Turns<Block::kOfKeys ? CONSUMERS : 1> turns = {own_arrived.address + kBarrierBytes, group};
   Block block(FLASHATTN_GRADIENT_BLOCK(T, static_cast<uint*>(shared_pointer(turns.barriers + turns.kBarriers))));
   if (threadIdx.x == 0) {
@@ -118,7 +118,7 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
   auto tile = block.first_tile();
   int n = 0;
   for (auto next = tile; block.is_there(tile); ++n, tile = next) {
-    next = block.next_tile(tile);  // early, since shared memory takes its time
+    next = block.next_tile(tile);  // early, since reading the list in shared memory takes time
     ring.wait_for_tile(n);
     if (block.is_needed(tile, group, own_any)) {
       Columns columns = ring.tile(n);

@@ -1,9 +1,9 @@
-// dk and dv, where blocks have left what some heads of a group add to them: summed in the heads' order.
+// Sums dk and dv where each block has left the sum over some of a group's heads. The order is that of the heads.
 #include "gradient_block.h"
 
 using namespace flashattn;
 
-// Some neighbours of a row.
+// Some neighbouring columns of a row.
 template <typename T, int COUNT>
 struct alignas(sizeof(T) * COUNT) Neighbours {
   T columns[COUNT];
@@ -23,7 +23,7 @@ FLASHATTN_FUNC void merge_parts(const float* parts, int64_t step, int count, T* 
   *reinterpret_cast<Neighbours<T, COUNT>*>(to) = rounded;
 }
 
-// Blocks: kv_heads and batch elements for each KEYS keys.
+// Blocks: one per key/value head and batch element for every KEYS keys.
 template <typename T, typename Sizes>
 FLASHATTN_KERNEL backward_merge(const cuda::BackwardArguments& arguments) {
   constexpr int WARPS = Sizes::warps, KEYS = Sizes::keys;
@@ -34,7 +34,7 @@ FLASHATTN_KERNEL backward_merge(const cuda::BackwardArguments& arguments) {
   FLASHATTN_WRITTEN(T, dk);
   FLASHATTN_WRITTEN(T, dv);
   constexpr int kAtOnce = head_dim % 4 == 0 && value_dim % 4 == 0 ? 4 : 1, kOfKey = head_dim / kAtOnce;
-  constexpr int kPieces = kOfKey + value_dim / kAtOnce;  // of a key and its value
+  constexpr int kPieces = kOfKey + value_dim / kAtOnce;  // per key, with its value
   BlockPosition block = block_position(params, params.num_kv_heads);
   int head = block.head, batch = block.batch, chunks = head_chunks(params, backward);
   int64_t first_row = (int64_t(batch) * params.num_kv_heads + head) * params.key_len;

@@ -1,7 +1,7 @@
-// backward_hopper.cu for float32, whose arrays come in parts, see float_parts.h. They take so much shared memory that
-// there is room for 64 rows. So two warpgroups share them: the one has S, P and what P adds, the other dP, dS and what
-// dS adds. The latter gets P from the former. While one of them computes, the tensor cores work for the other. Tensor
-// cores truncate what they add to a sum: what a tile adds is summed by itself, and added outside.
+// backward_hopper.cu for float32: arrays come as three bfloat16 parts, see float_parts.h. These leave shared memory for
+// only 64 rows per block, so two consumer warpgroups share the rows. One computes S, P and the products of P; the other
+// gets P from it, and computes dP, dS and the products of dS. While one computes scalars, the other has the tensor
+// cores. Tensor cores truncate what they add to a sum, so each tile is summed by itself and added outside.
 #include "float_parts.h"
 #include "gradient_block.h"
 #include "tile_ring.h"
@@ -9,7 +9,7 @@
 
 using namespace flashattn;
 
-// What is saved of a tile's queries, if these are the columns.
+// The saved rows of a tile's queries, if the columns are queries.
 template <int COLUMNS, bool OF_KEYS>
 struct SavedTile {
   static constexpr int kBytes = OF_KEYS ? COLUMNS * int(sizeof(float4)) : 0;
@@ -17,7 +17,7 @@ struct SavedTile {
   uint memory;
 };
 
-// One thread calls it.
+// Loads all tiles of one column array. One thread calls it.
 template <typename Block, typename Ring>
 FLASHATTN_FUNC void bring_columns(const Block& block, Ring ring, const cuda::TensorMap& map) {
   auto tile = block.first_tile();
@@ -26,7 +26,7 @@ FLASHATTN_FUNC void bring_columns(const Block& block, Ring ring, const cuda::Ten
   }
 }
 
-// Begins scores = the rows times tile n, part by part, as begin_multiply_keys() does.
+// Starts scores = own rows times tile n, one part of the tile after the other, see begin_multiply_keys().
 template <int WIDTH, int N, typename Own, typename Ring>
 FLASHATTN_FUNC void begin_multiply(Fragment (&scores)[N], Own own, Ring ring, int n) {
   begin_products();
@@ -37,8 +37,8 @@ FLASHATTN_FUNC void begin_multiply(Fragment (&scores)[N], Own own, Ring ring, in
   }
 }
 
-// sums += P or dS, of so many fragments, times tile n. Each part is released as soon as it has been read: one of the
-// next tile takes its place.
+// sums += P or dS, COUNT fragments, times tile n. Each part is released as soon as it has been read, which makes room
+// for a part of the next tile.
 template <typename E, int COUNT, int N, typename Ring>
 FLASHATTN_FUNC void add_tile(Fragment (&sums)[N], const Fragment (&weights)[COUNT], Ring ring, int n) {
   static_assert(Ring::kParts == 3, "they are released one after the other");
@@ -62,8 +62,8 @@ FLASHATTN_FUNC void add_tile(Fragment (&sums)[N], const Fragment (&weights)[COUN
   for (int i = 0; i < 4 * N; ++i) sums[i / 4][i % 4] += of_tile[i / 4][i % 4];
 }
 
-// What one warpgroup gives to the other of each tile: so many fragments, to the thread that has the same of its own. It
-// must not give the next before these are taken.
+// Hands COUNT fragments per tile from one warpgroup to the other, each thread to its counterpart. The next must not be
+// given before these are taken.
 template <int COUNT>
 struct Handover {
   static constexpr int kBytes = COUNT * kWarpgroup * int(sizeof(Fragment));
@@ -89,9 +89,9 @@ struct Handover {
   }
 };
 
-// D and DV are head_dim and value_dim rounded up to whole panels. A tile has COLUMNS columns. The rings have room for
-// FIRST_STAGES and SECOND_STAGES parts of tiles. OF is kDq or kDkAndDv. IS_PART and the blocks are those of
-// backward.cu, with 64 rows.
+// D and DV: head_dim and value_dim, rounded up to whole panels. COLUMNS: columns per tile. FIRST_STAGES, SECOND_STAGES:
+// how many parts of tiles the rings hold. OF: kDq or kDkAndDv. IS_PART and the blocks are those of backward.cu, with 64
+// rows.
 template <typename T, typename Sizes>
 FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, COLUMNS = Sizes::columns, FIRST_STAGES = Sizes::first_stages,
@@ -183,7 +183,7 @@ FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
       begin_multiply<head_dim>(scores, own_first, firsts, n);
       wait_for_products<0>(scores);
       firsts.release(n);
-      if (has_softcap) handed.give(scores);  // its derivative needs what the score was
+      if (has_softcap) handed.give(scores);  // soft-cap's derivative needs the score
       FLASHATTN_TO_GRADIENTS(kToProbabilities, scores, scores);
       if (!has_softcap) handed.give(scores);
       if constexpr (Block::kFirst) add_tile<Element>(sums, scores, seconds, n);

@@ -1,10 +1,10 @@
-// See find_blocks.h: a warp has a block. A lane has a row where rows can be read 16 bytes at a time, else a key.
+// Computes a block map, see find_blocks.h: a warp per block, a lane per row (if read 16 bytes at a time) or key.
 #include "find_blocks.h"
 #include "kernel.h"
 
 using namespace flashattn;
 
-// row: of a block, whole, and at a multiple of 16 bytes.
+// row: a whole row of a block, at a multiple of 16 bytes.
 template <int DTYPE>
 FLASHATTN_FUNC Entries entries_of_row(const uchar* row) {
   constexpr int kElement = DTYPE < 0 ? 1 : DTYPE == 0 ? 4 : 2, kWords = kBlockSize * kElement / 4;

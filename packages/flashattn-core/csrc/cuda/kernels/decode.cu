@@ -1,13 +1,13 @@
-// cuda_decode: few queries, many keys. The rows are the queries of all heads that share a key/value head, so that 16 of
-// them read a key and a value once. A block has so many rows and a chunk of the keys. Its warps take tiles of it in
-// turns, each with a ring of tiles of its own, so that nothing in the loop waits for another warp.
+// cuda_decode: few queries, many keys. Rows are the queries of all heads that share a key/value head, so that 16 of
+// them read a key and its value once. A block has up to ROWS rows and a chunk of keys. Its warps take the chunk's tiles
+// in turns, each through its own ring, so that no warp waits for another in the main loop.
 #include "integer_rows.h"
 #include "split_keys.h"
 
 using namespace flashattn;
 
-// ROWS: of a block, 16, or 8 of quantised keys. KEYS: of a tile. STAGES: tiles of a ring. K: of what keys and values
-// are. Blocks: kv_heads and batch elements for each ROWS rows of each chunk.
+// ROWS: rows per block, 16, or 8 with quantised keys. KEYS: keys per tile. STAGES: tiles per ring. K: type of keys and
+// values. Blocks: one per key/value head and batch element for every ROWS rows of every chunk.
 template <typename T, typename Sizes, typename K = T>
 FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, ROWS = Sizes::rows, WARPS = Sizes::warps, KEYS = Sizes::keys,
@@ -78,7 +78,7 @@ FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
   }
   rows.finish(visibility);
 
-  // The warps' results meet in shared memory, where the tiles were.
+  // The warps put their results into shared memory, over the tiles.
   wait_for_copies<0>();
   __syncthreads();
   float* results = reinterpret_cast<float*>(shared);  // WARPS x rows x pitch

@@ -1,11 +1,10 @@
-// cuda_decode for what decode.cu does not take: other quantised keys and values, and large heads. A warp has a chunk of
-// keys and ROWS rows of a key/value head. Those that have other rows of the chunk are beside it, and find its keys in
-// the cache.
+// cuda_decode where decode.cu does not apply: other quantisations, and large heads. A warp has a chunk of keys and ROWS
+// rows of a key/value head. Neighbouring warps have the chunk's other rows, and find its keys in the cache.
 #include "split_keys.h"
 
 using namespace flashattn;
 
-// Blocks: kv_heads and batch elements for each WARPS warps.
+// Blocks: one per key/value head and batch element for every WARPS warps.
 template <typename T, typename Sizes, typename K = T>
 FLASHATTN_KERNEL decode_split(const cuda::Arguments& arguments) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, ROWS = Sizes::rows, WARPS = Sizes::warps;

@@ -1,4 +1,4 @@
-// CUDA's words for what the text of gpu/kernels says in its own. NVRTC compiles it, and no header of CUDA's is there.
+// CUDA's definitions of the macros and functions that gpu/kernels uses. NVRTC compiles it without CUDA's headers.
 #pragma once
 
 #define FLASHATTN_FUNC __device__ __forceinline__  // in front of a function
@@ -24,11 +24,11 @@
 
 typedef unsigned char uchar;
 typedef unsigned short ushort;
-typedef unsigned int uint;  // int32_t, int64_t and uint64_t stand in front of this text
+typedef unsigned int uint;  // int32_t, int64_t and uint64_t come from source_text()
 
 namespace flashattn {
 
-// 16-bit floats, which only PTX knows here.
+// 16-bit floats. PTX converts them, since CUDA's headers are not there.
 struct half {
   ushort bits;
 
@@ -66,7 +66,7 @@ FLASHATTN_FUNC int absolute(int x) {
   return x < 0 ? -x : x;
 }
 
-FLASHATTN_FUNC float at_most_zero(float x) {  // NaN stays
+FLASHATTN_FUNC float at_most_zero(float x) {  // NaN stays NaN
   float y;
   asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(0.0f));
   return y;
@@ -74,7 +74,7 @@ FLASHATTN_FUNC float at_most_zero(float x) {  // NaN stays
 FLASHATTN_FUNC float multiply_add(float a, float b, float c) {
   return __fmaf_rn(a, b, c);
 }
-// Rounded, whatever is added to it: a multiply-add would not be what was compared with others for the maximum.
+// Never fused with an addition: the score must be the one that was compared for the maximum.
 FLASHATTN_FUNC float rounded_product(float a, float b) {
   return __fmul_rn(a, b);
 }
@@ -90,7 +90,7 @@ FLASHATTN_FUNC float precise_tanh(float x) {
   return tanhf(x);
 }
 
-// Of N lanes, STEP apart. Each of them has the result.
+// Reductions over N lanes, STEP apart. Each of them gets the result.
 template <int N, int STEP = 1>
 FLASHATTN_FUNC float lane_sum(float x) {
   FLASHATTN_UNROLL

@@ -1,5 +1,5 @@
-// Keys and values, or queries and dout, in float32 as sums of bfloat16, in the order of their rows, so that boxes can
-// be made of them.
+// Splits float32 keys and values, or queries and dout, into sums of bfloat16, stored in the order of their rows, so
+// that the TMA can read them in boxes.
 #include "float_parts.h"
 
 #include "kernel.h"
@@ -14,8 +14,8 @@ struct ToParts {
   uint4* to;
 };
 
-// D, DV: head_dim and value_dim rounded up to 16 bytes. A thread has 16 bytes of each part: of `first`, with rows of
-// head_dim, or of `second`, with rows of value_dim.
+// D and DV: head_dim and value_dim, rounded up to 16 bytes. A thread writes 16 bytes of each part, either of `first`,
+// whose rows have head_dim columns, or of `second`, whose rows have value_dim.
 template <int D, int DV, typename T>
 FLASHATTN_FUNC void split_rows(const AttentionParams& params, ToParts<T> first, ToParts<T> second, int heads,
                                int length) {
@@ -46,7 +46,7 @@ FLASHATTN_KERNEL float_parts(const cuda::Arguments& arguments) {
                     params.num_kv_heads, params.key_len);
 }
 
-// For the gradient.
+// The same for queries and dout, which the gradient reads.
 template <typename T, typename Sizes>
 FLASHATTN_KERNEL float_parts_of_queries(const cuda::BackwardArguments& arguments) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim;

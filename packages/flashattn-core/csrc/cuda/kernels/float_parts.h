@@ -1,5 +1,5 @@
-// What tensor cores multiply on compute capability 9.0: 16-bit floats, and float32 as the sum of three bfloat16, the
-// smallest first. A product of two such sums leaves out what is smaller than float32's rounding.
+// The operands of tensor cores on compute capability 9.0: 16-bit floats, and float32 as the sum of three bfloat16, the
+// smallest first. A product of two such sums omits terms smaller than float32's rounding.
 #pragma once
 
 #include "stored_rows.h"
@@ -18,7 +18,7 @@ struct Operand<float> {
   static constexpr int kParts = 3;
 };
 
-// 16 bytes of each part: eight neighbours of a row, from `column` on; 0 beyond `columns`, or where there is no row.
+// 16 bytes of each part: 8 neighbours of a row from `column` on; 0 beyond `columns`, or if the row does not exist.
 struct EightInParts {
   uint4 parts[Operand<float>::kParts];
 

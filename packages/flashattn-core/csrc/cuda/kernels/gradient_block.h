@@ -1,11 +1,11 @@
-// What the kernels of the gradient have alike. A block has rows, and columns go by in tiles. For dq the rows are
-// queries of a head and the columns its keys. For dk and dv the rows are keys, and the columns the queries of heads
-// that share them: so their gradients are summed here, always in the same order.
+// What the gradient's kernels share. A block has its own rows and loops over tiles of columns. For dq the rows are
+// queries of a head, and the columns its keys. For dk and dv the rows are keys, and the columns the queries of heads
+// that share them; so the block sums over these heads, always in the same order.
 //
 //   S = own query or key . columns'   dP = own dout or value . columns'   second += dS . columns' key or query
 //                                                                         first += P . columns' dout
 //
-// first is dv, second dq or dk. P and dS stay in the registers that S and dP were in.
+// first is dv, second dq or dk. P and dS replace S and dP in their registers.
 #pragma once
 
 #include "kernel.h"
@@ -22,7 +22,7 @@
   FLASHATTN_WRITTEN(T, dv);                  \
   FLASHATTN_WRITTEN(float, dk_parts);        \
   FLASHATTN_WRITTEN(float, dv_parts)
-// What a GradientBlock is made of, as the kernel has it among its arguments.
+// The arguments of GradientBlock's constructor, from the kernel's.
 #define FLASHATTN_GRADIENT_BLOCK(T, tile_lists)                                                          \
   params, FLASHATTN_MASK_INPUTS, backward,                                                               \
       GradientArrays<T>{query, key, value, dout, saved_rows, dq, dk, dv, dk_parts, dv_parts}, TileList { \
@@ -41,17 +41,17 @@ constexpr FLASHATTN_FUNC bool has_second(int of) {
   return of != kDv;
 }
 
-// Soft-cap's derivative needs what the score was: then both steps are one.
+// The steps of to_gradients(). With soft-cap they are one, since its derivative needs the score.
 enum Step : int { kToProbabilities, kToGradients, kBoth };
 
-// The saved rows of a head: whole tiles of queries, one after the other.
+// The offset of a head's saved rows. Each head has whole tiles of queries.
 FLASHATTN_FUNC int64_t saved_offset(const AttentionParams& params, int batch, int head) {
   return (int64_t(batch) * params.num_heads + head) *
          ((params.query_len + cuda::kSavedTile - 1) / cuda::kSavedTile * cuda::kSavedTile);
 }
-// Maximum and sum stay two numbers: beside a large maximum one would round the sum away. The last bits of large scores
-// make all the difference, and have to be those that the forward pass had without tensor cores, see LaneRows. So tensor
-// cores get an infinite sum, by which P and dS are 0, and store() adds what such a row gives.
+// Maximum and sum stay two numbers: next to a large maximum, one number would round the sum away. Large scores matter
+// to their last bits, which must be those of the forward pass without tensor cores, see LaneRows. So tensor cores get
+// an infinite sum for such rows, which makes P and dS 0, and store() adds what the rows contribute.
 FLASHATTN_FUNC bool is_left_out(float row_max) {
   return !has_bias && is_large(row_max);
 }
@@ -65,7 +65,7 @@ FLASHATTN_FUNC SavedRow saved_row_without_tensor_cores(float4 stored) {
   return SavedRow{stored.x, stored.w, stored.z};
 }
 
-// Blocks of the same keys, which share the heads of a group.
+// How many blocks have the same keys, each with some of a group's heads.
 FLASHATTN_FUNC int head_chunks(const AttentionParams& params, const BackwardParams& backward) {
   return (params.num_heads / params.num_kv_heads + backward.block_heads - 1) / backward.block_heads;
 }
@@ -78,7 +78,7 @@ struct GradientArrays {
   float *dk_parts, *dv_parts;
 };
 
-// A row of a result: of an output, or in float32 what some heads add to it.
+// A row of a result: of an output, or of a float32 sum over some heads.
 template <typename T, bool IS_PART>
 struct GradientRow {
   T* row;
@@ -98,7 +98,7 @@ struct GradientRow {
       row[column] = T(x);
     }
   }
-  // Two neighbours, the first of an even column.
+  // Two neighbouring columns; the first is even.
   FLASHATTN_FUNC void store_pair(int column, float x, float y) const {
     if constexpr (IS_PART) {
       *reinterpret_cast<float2*>(part + column) = {x, y};
@@ -108,8 +108,8 @@ struct GradientRow {
   }
 };
 
-// OF: a Gradient. ROWS: of the block; PARTS: equal parts of these, each with a tile's work of its own. COLUMNS: of a
-// tile. IS_PART: blocks of keys leave float32 for backward_merge.cu. E: what the tensor cores multiply.
+// OF: a Gradient. ROWS: rows of the block, in PARTS equal parts, each of which skips tiles on its own. COLUMNS: columns
+// per tile. IS_PART: blocks of keys leave float32 for backward_merge.cu. E: operand type of the tensor cores.
 template <typename T, int OF, int ROWS, int PARTS, int COLUMNS, bool IS_PART, typename E = T>
 struct GradientBlock {
   static constexpr bool kOfKeys = is_of_keys(OF), kFirst = has_first(OF), kSecond = has_second(OF);
@@ -117,21 +117,21 @@ struct GradientBlock {
   Visibility visibility;
   const BackwardParams& backward;
   GradientArrays<T> arrays;
-  int batch, kv_head, head, heads;  // head: the first of the block's
-  int part;                         // of dk_parts and dv_parts: which heads' it is
+  int batch, kv_head, head, heads;  // head: the block's first query head
+  int part;                         // in dk_parts and dv_parts: which heads are summed
   int first_row, last_row;
-  KeySpan any;  // the columns that one of the rows has a score with
+  KeySpan any;  // the columns that at least one of the rows has a score with
 
   static constexpr int kOwn = ROWS / PARTS;
 
-  // A query head and the first column.
+  // A tile: its query head and its first column.
   struct Tile {
     int head, column;
     int n = 0;  // with a block map: how many listed tiles of this head come before
     ListedTile listed = {0};
   };
 
-  TileList lists;  // with a block map: one for all heads, or one for each
+  TileList lists;  // with a block map: one list for all heads, or one for each
 
   FLASHATTN_FUNC GradientBlock(const AttentionParams& p, MaskInputs masks, const BackwardParams& backward,
                                GradientArrays<T> arrays, TileList lists)
@@ -152,8 +152,8 @@ struct GradientBlock {
   }
 
   FLASHATTN_FUNC const AttentionParams& params() const { return *visibility.params; }
-  // All THREADS of the block call it. With a block map it lists the tiles, and the threads then have to wait for each
-  // other.
+  // All THREADS threads of the block call it. With a block map it lists the tiles, and the threads must synchronise
+  // afterwards.
   template <int THREADS>
   FLASHATTN_FUNC void find() const {
     if constexpr (has_block_map) {
@@ -164,7 +164,7 @@ struct GradientBlock {
       }
     }
   }
-  // Each head has all tiles of its columns, one after the other, but for those that the block map hides.
+  // The loop over tiles: for each head all tiles of its columns, in order, except those that the block map hides.
   FLASHATTN_FUNC Tile first_tile() const {
     Tile tile = {any.begin < any.end ? head : head + heads, first_column()};
     if (has_block_map) take(tile);
@@ -181,7 +181,7 @@ struct GradientBlock {
     return tile;
   }
   FLASHATTN_FUNC bool is_there(Tile tile) const { return tile.head < head + heads; }
-  // Whether one of the part's rows, which have scores with these columns, has one with the tile's.
+  // Whether the tile has scores for this part's rows. own_any: the columns with which these rows have scores.
   FLASHATTN_FUNC bool is_needed(Tile tile, int own_part, KeySpan own_any) const {
     return own_any.meets(tile.column, COLUMNS) && (!has_block_map || tile.listed.shows(own_part));
   }
@@ -193,18 +193,18 @@ struct GradientBlock {
   FLASHATTN_FUNC PlainRows<const T*> douts(int h) const { return rows(arrays.dout, backward.dout, h); }
   FLASHATTN_FUNC PlainRows<const T*> keys() const { return rows(arrays.key, params().key, kv_head); }
   FLASHATTN_FUNC PlainRows<const T*> values() const { return rows(arrays.value, params().value, kv_head); }
-  // Of head_dim: queries and keys; then of value_dim: dout and values. h: a query head.
+  // first: queries or keys, with head_dim columns. second: dout or values, with value_dim columns. h: a query head.
   FLASHATTN_FUNC PlainRows<const T*> own_first(int h) const { return kOfKeys ? keys() : queries(h); }
   FLASHATTN_FUNC PlainRows<const T*> own_second(int h) const { return kOfKeys ? values() : douts(h); }
   FLASHATTN_FUNC PlainRows<const T*> columns_first(int h) const { return kOfKeys ? queries(h) : keys(); }
   FLASHATTN_FUNC PlainRows<const T*> columns_second(int h) const { return kOfKeys ? douts(h) : values(); }
   FLASHATTN_FUNC const float4* saved(int h) const { return arrays.saved_rows + saved_offset(params(), batch, h); }
 
-  // The columns that one of the rows first..last has a score with.
+  // The columns that at least one of the rows first..last has a score with.
   FLASHATTN_FUNC KeySpan columns_of(int first, int last) const {
     return kOfKeys ? visibility.seen_from(first, last) : visibility.seen_by_any(first, last);
   }
-  // Whether nothing is hidden between the part's rows and a tile of columns, and arrays change no score.
+  // Whether the mask hides nothing between the part's rows and a tile of columns, and arrays change no score.
   FLASHATTN_FUNC bool is_open(Tile tile, int own_part) const {
     int row = first_row + own_part * kOwn, column = tile.column;
     int first = kOfKeys ? column : row, last = minimum(first + (kOfKeys ? COLUMNS : kOwn), params().query_len) - 1;
@@ -212,13 +212,13 @@ struct GradientBlock {
            !(has_block_map && tile.listed.changes(own_part));
   }
 
-  // What a lane needs to know of the two rows that it has of a warp's 16, from own_row on.
+  // What a lane keeps for its two rows of a warp's 16, which start at own_row.
   struct OwnRows {
-    KeySpan columns[2];  // that the row has scores with
-    Row queries[2];      // if the rows are queries, as the rest
+    KeySpan columns[2];  // the columns that the row has scores with
+    Row queries[2];      // these and `saved`: only if the rows are queries
     SavedRow saved[2];
-    float largest;  // of the maxima that probabilities are computed from, without their signs
-    typename VisibleBits<kOfKeys, COLUMNS>::Bits visible;  // of the tile that look() was called for
+    float largest;  // the largest abs(row_max) that probabilities are computed from
+    typename VisibleBits<kOfKeys, COLUMNS>::Bits visible;  // for the tile that look() was called for
   };
   FLASHATTN_FUNC OwnRows own_rows(int own_row, int lane) const {
     OwnRows own;
@@ -236,8 +236,8 @@ struct GradientBlock {
     return own;
   }
 
-  // Whether nothing is hidden in a tile. Else what the bool array has for it is asked for, so early that it is there
-  // when it is needed.
+  // Returns whether nothing is hidden in a tile. Otherwise starts to load the bool array's entries, so early that they
+  // are there when they are needed.
   FLASHATTN_FUNC bool look(OwnRows& own, int own_part, int own_row, Tile tile, int lane) const {
     bool shown = is_open(tile, own_part);
     if constexpr (has_visible && kOfKeys) {
@@ -248,7 +248,7 @@ struct GradientBlock {
     return shown;
   }
 
-  // Before the first step of each tile.
+  // Must be called before the first step of each tile.
   FLASHATTN_FUNC void take_columns(OwnRows& own, const float4* saved_columns, int lane) const {
     if constexpr (kOfKeys) {
       FLASHATTN_UNROLL
@@ -258,15 +258,15 @@ struct GradientBlock {
     }
   }
 
-  // Turns S into P, or dP into dS, where S has become P, or both, of a warp's rows and a tile. saved_columns: of the
-  // tile's queries, if keys are rows.
+  // Turns S into P, or dP into dS where S is already P, or both, for a warp's rows and a tile. saved_columns: the saved
+  // rows of the tile's queries, if the rows are keys.
   template <Step STEP, int N>
   FLASHATTN_FUNC void to_gradients(Fragment (&scores)[N], Fragment (&dscores)[N], OwnRows& own, int own_row,
                                    const float4* saved_columns, Tile tile, bool shown, int lane) const {
     if constexpr (has_visible && STEP != kToGradients) {
       if (!shown) take_visible(own, tile, lane);
     }
-    if (shown) {  // the mask's code is left out
+    if (shown) {  // compiles without the mask's code
       each_score<STEP>(scores, dscores, own, own_row, saved_columns, tile, true, lane);
     } else {
       each_score<STEP>(scores, dscores, own, own_row, saved_columns, tile, false, lane);
@@ -283,8 +283,8 @@ struct GradientBlock {
             arrays.dk_parts + (int64_t(part) * params().key_len + row) * head_dim};
   }
 
-  // Writes a warp's 16 rows. A tensor core multiplies what is hidden by 0, and 0 times NaN is NaN: so rows that are not
-  // finite are computed again without it. largest: of the maxima that the rows have met.
+  // Writes a warp's 16 rows. Tensor cores multiply what is hidden by 0, and 0 times NaN is NaN: so rows that are not
+  // finite are recomputed without them. largest: the largest abs(row_max) that the rows have met.
   template <int N, int M>
   FLASHATTN_FUNC void store(const Fragment (&first)[N], const Fragment (&second)[M], float largest, int own_row,
                             int lane) const {
@@ -302,7 +302,7 @@ struct GradientBlock {
       if constexpr (kFirst) store_columns<value_dim>(first_target(row), first, h, 1.0f, lane);
       if constexpr (kSecond) store_columns<head_dim>(second_target(row), second, h, params().scale, lane);
     }
-    // Bit n is lane n's first row if n % 4 is 0, its second if 1. One call: all of that text stands where it is.
+    // Bit n: lane n's first row if n % 4 is 0, its second if 1. One loop for both, since compute_again() is inlined.
     const auto bits_of = [](const bool(&rows)[2]) {
       return (__ballot_sync(~0u, rows[0]) & 0x11111111) | (__ballot_sync(~0u, rows[1]) & 0x11111111) << 1;
     };
@@ -324,7 +324,7 @@ struct GradientBlock {
 
   FLASHATTN_FUNC int first_column() const { return any.begin / COLUMNS * COLUMNS; }
   FLASHATTN_FUNC int tile_count() const { return (any.end - first_column() + COLUMNS - 1) / COLUMNS; }
-  // Returns what arrays do between a part of the rows and a tile of columns.
+  // Returns the block map's byte for a part of the rows and a tile of columns.
   FLASHATTN_FUNC int blocks(int of_head, int tile, int own_part) const {
     int column = first_column() + tile * COLUMNS, count = kOfKeys ? params().query_len : params().key_len;
     Range rows = Range{first_row, last_row}.template part<kOwn>(own_part);
@@ -335,7 +335,7 @@ struct GradientBlock {
   FLASHATTN_FUNC TileList list_of(int of_head) const {
     return {lists.words + (params().block_map.head == 0 ? 0 : (of_head - head) * (tile_count() + 1))};
   }
-  // Takes tile n of the list, or of the next head that has one.
+  // Moves to tile n of the head's list, or to the first tile of the next head that has any.
   FLASHATTN_FUNC void take(Tile& tile) const {
     for (; is_there(tile); ++tile.head, tile.n = 0) {
       tile.listed = list_of(tile.head)[tile.n];
@@ -345,9 +345,9 @@ struct GradientBlock {
     }
   }
 
-  // Whether spans or the bool array hide a lane's score i of a tile. If rows are queries, the bits already have the
-  // spans in them. If rows are keys, the bits are the array's alone. Queries beyond the last need no check then,
-  // because their saved sum is infinite; but a tree or an additive array must not be read for them.
+  // Whether spans or the bool array hide a lane's score i of a tile. If rows are queries, the bits include the spans.
+  // If rows are keys, the bits are the array's alone. Queries beyond the last then need no check, because their saved
+  // sum is infinite; but a tree or an additive array must not be read for them.
   FLASHATTN_FUNC bool is_hidden(const OwnRows& own, int i, int column) const {
     constexpr bool kBitsOfAll =
         has_visible &&
@@ -368,7 +368,7 @@ struct GradientBlock {
       float &score = scores[i / 4][i % 4], &dscore = dscores[i / 4][i % 4];
       float scaled = STEP == kToGradients ? 0.0f : visibility.scaled(score);
       if (STEP != kToGradients) {
-        float exact = multiply_add(score, visibility.factor, -of_query.row_max);  // as LaneRows has it
+        float exact = multiply_add(score, visibility.factor, -of_query.row_max);  // as LaneRows computes it
         score = visibility.score_of_scaled(scaled, row, key_index);
         bool hidden = !shown && is_hidden(own, i, column);
         if ((has_tree || has_bias) && !shown && !hidden) {
@@ -392,7 +392,7 @@ struct GradientBlock {
     return probe;
   }
 
-  // One of the lane's two rows, of so many columns.
+  // Stores the first WIDTH columns of one of the lane's two rows.
   template <int WIDTH, int N>
   static FLASHATTN_FUNC void store_columns(GradientRow<T, IS_PART> target, const Fragment (&sums)[N], int h,
                                            float factor, int lane) {
@@ -409,8 +409,8 @@ struct GradientBlock {
     }
   }
 
-  // One row, by a warp, whose lanes share the columns of its arrays as those of DecodeRows do. add: to what is there,
-  // and what tensor cores have left out alone.
+  // Recomputes one row without tensor cores. The lanes of a warp share the columns of its arrays as in DecodeRows. add:
+  // adds to the stored row only what tensor cores have left out.
   FLASHATTN_FUNC void compute_again(int row, bool add, int lane) const {
     constexpr int kDepth = whole_lanes(head_dim) / FLASHATTN_LANES, kWidth = whole_lanes(value_dim) / FLASHATTN_LANES;
     float own[kDepth], own_other[kWidth], first[kWidth] = {}, second[kDepth] = {};
@@ -433,7 +433,7 @@ struct GradientBlock {
         if (result.gradient != 0) add_row(second, result.gradient, theirs);
       }
     }
-    __syncwarp();  // what other lanes have written is there
+    __syncwarp();  // other lanes' writes have arrived
     if (kFirst) store_lanes(first_target(row), first, 1.0f, value_dim, add, lane);
     if (kSecond) store_lanes(second_target(row), second, params().scale, head_dim, add, lane);
   }

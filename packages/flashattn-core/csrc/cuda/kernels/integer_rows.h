@@ -1,35 +1,35 @@
-// Rows against quantised keys and values, on the tensor cores as the integers that they are. An element is
-// scale * q + bias. Its integer q of 4 or 8 bits is exact in 16: so the tensor cores multiply integers, and scales and
-// biases are multiplied in float32, once for a group. Nothing is written back that is not quantised.
+// Rows against quantised keys and values, which tensor cores multiply as integers. An element is scale * q + bias. Its
+// integer q, of 4 or 8 bits, is exact as a 16-bit float: so tensor cores multiply integers, and scales and biases are
+// applied in float32, once per group. No dequantised keys or values are written to memory.
 //
 //   score  = sum over groups of   scale * (query q) + bias * (sum of the query)
 //   output = sum over keys of     (probability * scale) q + probability * bias
 //
-// Both products are taken transposed: keys and columns of values are the 16 rows that a tensor core multiplies, queries
-// its 8 columns. So a step of one query and the heads of a group leaves no half of a tensor core idle, and a lane has
-// four neighbouring keys, whose scales it loads at once.
+// Both products are computed transposed: keys, and columns of values, are the 16 rows of a tensor core's tile, queries
+// its 8 columns. So a step with one query and the heads of a group leaves no half of the tile idle, and a lane has four
+// neighbouring keys, whose scales it loads at once.
 #pragma once
 
 #include "warp_rows.h"
 
 namespace flashattn {
 
-// Any, where nothing is quantised.
+// Without quantisation any numbers will do.
 constexpr int kBits = quant_bits == 0 ? 8 : quant_bits, kGroupSize = group_size == 0 ? 32 : group_size;
 constexpr int kGroupBytes = group_dtype == 0 ? 4 : 2;
-constexpr int kApart = 16 / kBits;      // elements of 16 bits
-constexpr int kElements = 128 / kBits;  // of a piece
+constexpr int kApart = 16 / kBits;      // elements in 16 bits
+constexpr int kElements = 128 / kBits;  // elements in a piece, which is 16 bytes
 FLASHATTN_FUNC constexpr int group_count(int columns) {
   return columns / kGroupSize;
 }
 
-// Integers become 16-bit floats by a mask: those below the normal numbers are multiples of the smallest of all. They
-// are moved up as far as these go, since tensor cores cut sums off by the exponent, which is the lowest one's for all.
+// A mask turns integers into 16-bit floats: subnormal floats are multiples of the smallest one. Integers are shifted as
+// far up as that holds: tensor cores truncate sums according to exponents, and these all have the lowest.
 template <typename T>
-constexpr int kLinearBits = 8;  // bfloat: multiples of 2^-133
+constexpr int kLinearBits = 8;  // bfloat: the low bits that count multiples of 2^-133
 template <>
 constexpr int kLinearBits<half> = 11;  // of 2^-24
-// Their unit is 2^-kUnit. Where that is too small for sums in float32, the other operand is 2^kRaised as large.
+// The integers' unit is 2^-kUnit. If sums in it are too small for float32, the other operand is times 2^kRaised.
 template <typename T>
 constexpr int kRaised = 64;
 template <>
@@ -57,13 +57,13 @@ constexpr bool is_quantised = false;
 template <>
 constexpr bool is_quantised<uint> = true;
 
-constexpr int kIntegerKeys = 32;  // of a tile
-// Keys 4 n to 4 n + 3 are lane 4 n's, in four matrices: so matrix m has key 4 n + m in its row n.
+constexpr int kIntegerKeys = 32;  // keys per tile
+// The four lanes from 4 n on share the keys 4 n to 4 n + 3, one per matrix: row n of matrix m is key 4 n + m.
 FLASHATTN_FUNC uint key_of_row(uint row) {
   return row % 8 * 4 + row / 8;
 }
 
-// The words of a tile's keys, or of their values: rows of pieces of 16 bytes, of which 8 rows' are in different banks.
+// The words of a tile's keys or values. Rows are pieces of 16 bytes; those of 8 rows are in different banks.
 template <int COLUMNS>
 struct WordTile {
   static constexpr int kPieces = COLUMNS / kElements;
@@ -75,8 +75,8 @@ struct WordTile {
   static FLASHATTN_FUNC uint swizzle(uint row) { return row * kPitch / 8 % minimum(kPitch, 8); }
   FLASHATTN_FUNC uint piece(uint row, uint c) const { return memory + (row * kPitch + (c ^ swizzle(row))) * 16; }
 
-  // Brings the words of up to `count` keys from key `first` on, and zeros for the others. All of THREADS threads call
-  // it. WIDE: rows lie one behind the other, from a multiple of 16 bytes on.
+  // Loads the words of up to `count` keys from key `first` on, and zeros for the other keys. All THREADS threads call
+  // it. WIDE: the rows are contiguous and begin at a multiple of 16 bytes.
   template <int THREADS, bool WIDE>
   FLASHATTN_FUNC void load(const uint* words, RowLayout layout, int first, int count, uint thread) const {
     int row = thread / kPitch, c = thread % kPitch, key = key_of_row(row);
@@ -86,7 +86,7 @@ struct WordTile {
     FLASHATTN_UNROLL
     for (int n = 0; n < kIntegerKeys * kPitch; n += THREADS) {
       if (kIntegerKeys * kPitch < THREADS && row >= kIntegerKeys) return;
-      // What rows further down add to key and piece: these have bits that are 0 in the thread's own.
+      // What rows further down add to key and piece: only bits that are 0 in the thread's own.
       int rows = n / kPitch, keys = key_of_row(rows);
       uint to = (own_piece ^ swizzle(rows) * 16) + rows * kPitch * 16;
       bool exists = count >= kIntegerKeys || key + keys < count;
@@ -106,7 +106,7 @@ struct WordTile {
 template <int GROUPS>
 struct GroupTile {
   static constexpr int kRow = GROUPS * kGroupBytes, kBytes = kIntegerKeys * kRow;
-  struct Quad {  // of four keys
+  struct Quad {  // numbers of four keys
     uint words[kRow];
 
     FLASHATTN_FUNC float of(int key, int g) const {
@@ -122,7 +122,7 @@ struct GroupTile {
 
   uint memory;  // its address
 
-  // As WordTile::load(), by threads of which this one is the first.
+  // As WordTile::load(). thread: this one's number among THREADS.
   template <int THREADS, bool WIDE>
   FLASHATTN_FUNC void load(const uchar* groups, RowLayout layout, int first, int count, int thread) const {
     if constexpr (WIDE) {
@@ -149,7 +149,7 @@ struct GroupTile {
     }
   }
 
-  // Those of a lane's keys.
+  // The numbers of a lane's keys.
   FLASHATTN_FUNC Quad quad(int lane) const {
     Quad result;
     FLASHATTN_UNROLL
@@ -182,7 +182,7 @@ struct IntegerTile {
   }
   // Whether load() may be wide.
   static FLASHATTN_FUNC bool is_wide(const QuantisedRows& rows) {
-    const auto in_a_row = [](RowLayout layout, int columns) {  // one column has no second: any stride will do
+    const auto in_a_row = [](RowLayout layout, int columns) {  // the stride of a single column does not matter
       return layout.row == columns && (layout.column == 1 || columns == 1);
     };
     constexpr int kGroups = group_count(COLUMNS);
@@ -193,7 +193,7 @@ struct IntegerTile {
   }
 };
 
-// As those of shared_tile.h, but that tiles begin at multiples of their keys.
+// CopiedTiles of shared_tile.h, except that tiles begin at multiples of their keys.
 template <int D, int DV, int STAGES, int THREADS>
 struct CopiedTiles<uint, kIntegerKeys, D, DV, STAGES, THREADS> {
   using Keys = IntegerTile<D>;
@@ -229,8 +229,8 @@ struct CopiedTiles<uint, kIntegerKeys, D, DV, STAGES, THREADS> {
   }
 };
 
-// As those of warp_rows.h. In each block of 8 rows lane n has 2 (n % 4) and the next, and of a tile's keys 4 (n / 4)
-// and three more. Queries are in registers.
+// AttendingRows of warp_rows.h. Of each block of 8 rows, lane n has row 2 (n % 4) and the next one; of a tile's keys it
+// has key 4 (n / 4) and the next three. Queries are in registers.
 template <typename T, int ROWS, int D, int DV>
 struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
     : LaneRows<AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>, ROWS / 4, 8, 4> {
@@ -238,9 +238,9 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
   static constexpr float kScoreUnit = power_of_two(kUnit<T> - kRaised<T>), kBelowMax = kRaised<bfloat>;
   static constexpr int kPitch = DV + 4, kGroups = group_count(D), kValueGroups = group_count(DV);
   static constexpr int kPieces = D / kElements, kPiecesOfGroup = kGroupSize / kElements;
-  using Scores = Fragment[2][kBlocks];  // of keys 2 i and 2 i + 1
+  using Scores = Fragment[2][kBlocks];  // [i]: the lane's keys 2 i and 2 i + 1
 
-  struct alignas(4 * kApart) Neighbours {  // elements of a query that meet a lane's words of keys
+  struct alignas(4 * kApart) Neighbours {  // a query's elements that a lane multiplies by its words of keys
     uint pairs[kApart];
 
     FLASHATTN_FUNC float element(int n) const {
@@ -250,15 +250,15 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
     }
   };
   Neighbours read[kBlocks][kPieces];
-  uint queries[kBlocks][kPieces][kApart];  // as second operands, raised
-  float query_sums[kOwn][kGroups];         // in the unit of products with integers
+  uint queries[kBlocks][kPieces][kApart];  // as second operands, times 2^kRaised
+  float query_sums[kOwn][kGroups];         // of each group, divided by kScoreUnit
   Fragment output[DV / 16][kBlocks] = {};
-  float bias_sums[kOwn][kValueGroups] = {};  // of the lane's own keys, as the sums of softmax are
+  float bias_sums[kOwn][kValueGroups] = {};  // over the lane's own keys only, like row_sum
 
   static FLASHATTN_FUNC int own_row(int h, int lane) { return h / 2 * 8 + lane % 4 * 2 + h % 2; }
 
-  // Reads queries, which are waited for in take_queries(): so that they do not stand behind tiles that are asked for in
-  // between. row_at(row) points to a row in any case: what the rows beyond the last have is not used.
+  // Starts to read queries; take_queries() waits for them, so that they do not queue behind tiles that are requested in
+  // between. row_at(row) must point to some row even beyond the last one; what it reads there is not used.
   template <typename F>
   FLASHATTN_FUNC void read_queries(F row_at, int64_t step, int lane) {
     FLASHATTN_UNROLL
@@ -296,7 +296,7 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
     }
   }
 
-  // Products of all queries and keys, in the unit of integers.
+  // Products of all queries and keys, divided by kScoreUnit.
   FLASHATTN_FUNC void multiply_keys(Scores& scores, IntegerTile<D> keys, int lane) const {
     auto scales = keys.scales.quad(lane), biases = keys.biases.quad(lane);
     FLASHATTN_UNROLL
@@ -347,9 +347,8 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
     }
   }
 
-  // output += probabilities times `values`. The integers are products with bfloat in any case, since probability *
-  // scale may be smaller than half's numbers. Its two parts round it; what is lost is made up for with the integers'
-  // mean.
+  // output += probabilities times `values`. The integers are bfloat for every T, since probability * scale may be below
+  // half's range. That factor is split into two bfloat; the remainder is multiplied by the integers' mean instead.
   FLASHATTN_FUNC void add_values(const Scores& probabilities, IntegerTile<DV> values, int lane) {
     constexpr float kMean = ((1 << kBits) - 1) / 2.0f;
     auto scales = values.scales.quad(lane), biases = values.biases.quad(lane);
@@ -396,7 +395,7 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
     }
   }
 
-  // After the last tile: sums of all keys, and the output in its own unit, with the biases, both from the maximum.
+  // After the last tile: row_sum over all keys; the output in its own unit, with biases; both relative to row_max.
   FLASHATTN_FUNC void finish(Visibility visibility) {
     LaneRows<AttendingRows, kOwn, 8, 4>::finish(visibility);
     FLASHATTN_UNROLL
@@ -423,7 +422,7 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
     });
   }
 
-  // A lane's columns of row h: function(column, numbers), kApart neighbours each time.
+  // Calls function(column, numbers) for the lane's columns of row h, kApart neighbours at a time.
   template <typename F>
   FLASHATTN_FUNC void for_columns(int h, int lane, F function) const {
     FLASHATTN_UNROLL
@@ -435,7 +434,7 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
     }
   }
 
-  // As WarpRows'.
+  // probe() and write() as in WarpRows.
   FLASHATTN_FUNC float probe(int h, int lane) const {
     float result = 0;
     for_columns(h, lane, [&](int, const float(&numbers)[kApart]) {
@@ -454,7 +453,7 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
     });
   }
 
-  // Those of a tile, and their maximum: see LaneRows.
+  // Scores of a tile and their maximum, as LaneRows needs them.
   template <typename F>
   static FLASHATTN_FUNC void for_each(Scores& scores, int first_key, int lane, F function) {
     for_each(scores, [&](float& x, int h, int key) { function(x, h, first_key + lane / 4 * 4 + key); });
@@ -467,12 +466,12 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
   }
 
  private:
-  // Number `key` of the lane's four, and its row h.
+  // The score of the lane's row h and of key number `key` of its four.
   template <typename Each>
   static FLASHATTN_FUNC auto& at(Each& scores, int key, int h) {
     return scores[key / 2][h / 2][key % 2 * 2 + h % 2];
   }
-  // function(score, row, key): of the lane's.
+  // Calls function(score, row, key) for each of the lane's scores.
   template <typename F>
   static FLASHATTN_FUNC void for_each(Scores& scores, F function) {
     FLASHATTN_UNROLL

@@ -1,5 +1,5 @@
-// What a kernel begins with: its arguments by their names, and which of the launch's blocks it is. It is a function of
-// cuda::Arguments or BoxArguments. source_text() writes the entry that calls it, and its constants in front of this.
+// How a kernel begins: macros for its arguments, and its block's position. A kernel is a function of cuda::Arguments or
+// of a struct derived from it. source_text() writes the entry point that calls it, and the constants before this text.
 #pragma once
 
 #include "cuda/arguments.h"
@@ -11,7 +11,7 @@
 #define FLASHATTN_READ(T, name) FLASHATTN_WRITTEN(const T, name)
 #define FLASHATTN_VALUE(T, name) const T& name = arguments.name
 
-// With the semicolon before it: lists of inputs.def are made of these.
+// The semicolon comes first, because lists of inputs.def expand to a series of these.
 #define FLASHATTN_OPTIONAL(name, called, dtype, axes) \
   ;                                                   \
   FLASHATTN_READ(FLASHATTN_ELEMENT_##dtype, name)
@@ -23,7 +23,7 @@
   FLASHATTN_READ(K, key);                   \
   FLASHATTN_READ(K, value) FLASHATTN_MASKS(FLASHATTN_OPTIONAL) FLASHATTN_GROUPS(FLASHATTN_OPTIONAL)
 
-// And the sinks, which are read when a row is finished.
+// Outputs, and the sinks, which are read when a row is finished.
 #define FLASHATTN_OUTPUT_ARGUMENTS(T) \
   FLASHATTN_WRITTEN(T, out);          \
   FLASHATTN_WRITTEN(float, lse);      \
@@ -38,13 +38,13 @@ FLASHATTN_FUNC uint warp_index() {
   return threadIdx.x / FLASHATTN_LANES;
 }
 
-// Blocks are numbered in one dimension, which alone may have more than 65,535 of them: heads of all batch elements side
-// by side, part after part.
+// Blocks are numbered along x, the only axis that may have more than 65,535 of them: part after part, and in each part
+// the heads of all batch elements.
 struct BlockPosition {
   int head;
   int batch;
   int part;
-  int parts;  // only where no two blocks have the same rows
+  int parts;  // valid only if no two blocks have the same rows
 };
 FLASHATTN_FUNC BlockPosition block_position(const AttentionParams& params, int heads, uint block) {
   uint heads_and_batches = uint(heads) * uint(params.batch_size);
@@ -56,8 +56,8 @@ FLASHATTN_FUNC BlockPosition block_position(const AttentionParams& params, int h
   return block_position(params, heads, blockIdx.x);
 }
 
-// The first of up to `count` queries of one head, which a part has. The last ones come first: under a causal mask they
-// see the most keys, and a long block should not start last.
+// The first of a part's up to `count` queries of one head. The last queries come first: under a causal mask they see
+// the most keys, and a long block should not start last.
 FLASHATTN_FUNC int first_query(const AttentionParams& params, int part, int count) {
   return ((params.query_len - 1) / count - part) * count;
 }

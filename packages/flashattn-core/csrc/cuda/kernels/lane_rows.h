@@ -1,5 +1,5 @@
-// Rows of a warp as its lanes have them: the softmax of each, and its end. Which rows and keys a lane has, and where
-// its output is, depends on how the tensor cores multiply: see warp_rows.h and integer_rows.h.
+// The softmax and the end of a warp's rows, whose columns several lanes share. Which rows and keys a lane has, and
+// where its output is, depends on how the tensor cores multiply: see warp_rows.h and integer_rows.h.
 #pragma once
 
 #include "single_row.h"
@@ -7,49 +7,49 @@
 
 namespace flashattn {
 
-// Rows with so large a maximum are computed again, without tensor cores. See LaneRows.
+// Whether a row's maximum is so large that the row is recomputed without tensor cores, see LaneRows.
 FLASHATTN_FUNC bool is_large(float row_max) {
   constexpr float kLarge = 1 << 21;
   return row_max <= -kLarge || row_max >= kLarge;
 }
 
-// What a lane's rows are to be multiplied by.
+// Factors for a lane's rows.
 template <int ROWS>
 struct Rescaling {
   bool needed;
   float by[ROWS];
 };
 
-// ROWS rows, which LANES lanes share that are STEP apart. Of Own are, by the layout of its products:
+// ROWS rows, shared by LANES lanes that are STEP apart. Own, the derived class, supplies for its layout of products:
 //   own_row(h, lane)    which of the warp's rows is a lane's row h
-//   for_each(scores, first_key, lane, function)    function(score, h, key) for those that the lane has of a tile's
-//   mask(scores, visibility, first_key, lane)    scores become -inf where the rows do not see the keys
-//   highest(scores, h)    their maximum in row h
-//   kScoreUnit    the unit of products; kBelowMax: how far below its maximum a row is seen from, in powers of two
-//   probe(h, lane)    0 times all numbers of the output that the lane has
-//   write(row, h, factor, finite, lane)    by the warp, of these numbers times a factor, where the row is finite
+//   for_each(scores, first_key, lane, function)    calls function(score, h, key) for the lane's scores of a tile
+//   mask(scores, visibility, first_key, lane)    sets scores to -inf where the rows do not see the keys
+//   highest(scores, h)    the maximum of the lane's scores in row h
+//   kScoreUnit    the unit of products; kBelowMax: how far row_max stays below the maximum, in powers of two
+//   probe(h, lane)    the sum of 0 times each number of the lane's output
+//   write(row, h, factor, finite, lane)    all lanes call it: writes these numbers times factor if the row is finite
 //
-// Until finish(), row_max is in units of log2, so that one multiply-add stands in front of exp2. row_max is a rounded
-// product, and the multiply-add rounds none: so all probabilities of a row are too large or too small by one factor.
-// finish() takes the factor out. A large maximum is rounded by so much that the factor is none of float32's numbers:
-// such a row is computed again. With an additive mask row_max is a natural score, and subtracted before it is
-// multiplied: many rows may see nothing but the lowest float.
+// Until finish(), row_max is in units of log2, so that one multiply-add precedes exp2. row_max is a rounded product,
+// and the multiply-add does not round its product, so all probabilities of a row are off by the same factor, which
+// finish() removes. A large maximum has so large a rounding error that float32 cannot hold the factor: such a row is
+// recomputed. With an additive mask row_max is a natural score, and is subtracted before the multiplication: many rows
+// may see nothing but the lowest float.
 template <typename Own, int ROWS, int LANES, int STEP>
 struct LaneRows {
-  // Output and sum are rescaled only when a row's maximum has grown by so many powers of two. Until then probabilities
-  // may be as large as 2^8, which costs no accuracy.
+  // Output and sum are rescaled only when a row's maximum has grown by more than this many powers of two. Until then
+  // probabilities may be as large as 2^8, which costs no accuracy.
   static constexpr float kSlack = 8;
-  static constexpr float kUnit = has_bias ? M_LOG2E_F : 1;  // of a maximum until finish(), in powers of two
+  static constexpr float kUnit = has_bias ? M_LOG2E_F : 1;  // one unit of row_max before finish(), in powers of two
   static constexpr int kOwn = ROWS;
 
-  OnlineSoftmax softmax[ROWS];  // until finish(), the sums are those of the lane's own keys
+  OnlineSoftmax softmax[ROWS];  // until finish(), row_sum covers only the lane's own keys
   Row rows[ROWS];
-  float from_max[ROWS];  // after finish(): what the output is still to be multiplied by
+  float from_max[ROWS];  // after finish(): the output must still be multiplied by this
 
-  // Of the lanes that share rows, the one that writes what they have in common.
+  // Whether this lane is the one, of those that share rows, that writes what they have in common.
   static FLASHATTN_FUNC bool is_first(int lane) { return lane / STEP % LANES == 0; }
 
-  // The warp's rows are first_row and on, of `group` heads that share a key/value head: see row_position().
+  // Starts the warp's rows, first_row and following, of `group` heads that share a key/value head: see row_position().
   FLASHATTN_FUNC void begin(Visibility visibility, int first_row, int kv_head, int group, int lane) {
     FLASHATTN_UNROLL
     for (int h = 0; h < ROWS; ++h) {
@@ -59,8 +59,8 @@ struct LaneRows {
     }
   }
 
-  // Turns products of query and key into probabilities. first_key: of the tile. shown: all rows see all of its keys.
-  // Returns what the output so far is to be multiplied by, before it takes these probabilities in.
+  // Turns products of query and key into probabilities. first_key: the tile's first. shown: all rows see all of its
+  // keys. Returns the factors for the output so far, to be applied before these probabilities are added to it.
   template <typename Scores>
   FLASHATTN_FUNC Rescaling<ROWS> to_probabilities(Scores& scores, Visibility visibility, int first_key, bool shown,
                                                   int lane) {
@@ -94,11 +94,11 @@ struct LaneRows {
     return rescaling;
   }
 
-  // After the last tile: maxima and sums become those of natural scores, as all kernels leave them, and NaN where
-  // scores are so large that the row has to be computed again.
+  // After the last tile: turns maxima and sums into those of natural scores, as in all kernels. Scores so large that
+  // the row has to be recomputed give NaN.
   FLASHATTN_FUNC void finish(Visibility visibility) {
     float unit = product_unit(visibility), factor = unit * M_LOG2E_F;
-    float rounded = multiply_add(unit, -M_LOG2E_F, factor) / unit;  // by so much factor / unit is more than log2(e)
+    float rounded = multiply_add(unit, -M_LOG2E_F, factor) / unit;  // the excess of factor / unit over log2(e)
     FLASHATTN_UNROLL
     for (int h = 0; h < ROWS; ++h) {
       float sum = lane_sum<LANES, STEP>(softmax[h].row_sum), reference = softmax[h].reference();
@@ -111,7 +111,7 @@ struct LaneRows {
     }
   }
 
-  // Writes the rows that are finite, once they are finished. Returns the others: bit n is row n of the warp's.
+  // Writes the finished rows that are finite. Returns the others: bit n stands for the warp's row n.
   template <typename T>
   FLASHATTN_FUNC uint store(RowOutputs<T> outputs, const AttentionParams& params, const uchar* sinks, int batch,
                             int lane) const {
@@ -131,7 +131,7 @@ struct LaneRows {
   }
 
  private:
-  // Whether scores are products times a factor that can wait for the multiply-add in front of exp2. Natural ones else.
+  // Whether scores are products times a factor that the multiply-add before exp2 can apply; otherwise they are natural.
   static FLASHATTN_FUNC bool has_products(Visibility visibility) {
     float unit = visibility.factor * Own::kScoreUnit;
     return visibility.has_plain_scores() && unit > 1e-30f && unit < 1e30f;

@@ -1,25 +1,25 @@
-// Which tiles a block map leaves of those that a block looks at. All threads of the block find them before the first
-// tile, and list them in shared memory.
+// The tiles that a block has to compute, without those that its block map rules out. All threads of the block find them
+// before the first tile, and list them in shared memory.
 #pragma once
 
 #include "visibility.h"
 
 namespace flashattn {
 
-// Some queries of a head, or some keys.
+// Some queries of a head, or some keys: first to last.
 struct Range {
   int first, last;
 
-  // Returns part n, where each part has SIZE members. Behind the last part it is empty.
+  // Returns part n, where each part has SIZE members. Parts after the last one are empty.
   template <int SIZE>
   FLASHATTN_FUNC Range part(int n) const {
     return Range{first + n * SIZE, minimum(first + (n + 1) * SIZE - 1, last)};
   }
 };
 
-// Returns what arrays do between some queries of a head and some keys, as call/block_map.h has it. QUERIES and KEYS are
-// upper bounds of their numbers. They are template arguments, so that all blocks of the map are read at once. Both
-// ranges begin at a multiple of their bound, or of 32.
+// Returns the "or" of the block map's bytes, see call/block_map.h, for some queries of a head and some keys. QUERIES
+// and KEYS are upper bounds of their numbers, as template arguments, so that all bytes are read at once. Both ranges
+// begin at a multiple of their bound, or of 32.
 template <int QUERIES, int KEYS>
 FLASHATTN_FUNC int blocks_between(Visibility visibility, int head, Range queries, Range keys) {
   static_assert(QUERIES % kBlockSize == 0 || kBlockSize % QUERIES == 0, "blocks would be cut");
@@ -40,9 +40,9 @@ FLASHATTN_FUNC int blocks_between(Visibility visibility, int head, Range queries
   return found;
 }
 
-// A tile's number, and what arrays do between its columns and each part of the block's rows.
+// A tile's number, and the block map's bits for the tile and each part of the block's rows.
 struct ListedTile {
-  static constexpr uint kEnd = ~0u;  // behind the last tile
+  static constexpr uint kEnd = ~0u;  // ends the list
   uint bits;
 
   FLASHATTN_FUNC bool exists() const { return bits != kEnd; }
@@ -51,13 +51,13 @@ struct ListedTile {
   FLASHATTN_FUNC bool changes(int part) const { return bits >> (16 + 2 * part) & kBlockChanges; }
 };
 
-// A list in shared memory: those of `count` tiles that show something, in their order, and then an end.
+// A list in shared memory: the tiles of `count` in which some key is visible, in their order, then an end mark.
 struct TileList {
   uint* words;
 
   FLASHATTN_FUNC ListedTile operator[](int n) const { return ListedTile{words[n]}; }
 
-  // All THREADS of the block call it. blocks_of(tile, part) is what arrays do to one of PARTS parts of the rows.
+  // All THREADS of the block call it. blocks_of(tile, part): the block map's byte for one of PARTS parts of the rows.
   template <int THREADS, int PARTS, typename F>
   FLASHATTN_FUNC void find(int count, F blocks_of) const {
     static_assert(PARTS <= 8 && kBlockShows + kBlockChanges == 3, "two bits each");
@@ -69,7 +69,7 @@ struct TileList {
     }
     __syncthreads();
     if (threadIdx.x >= FLASHATTN_LANES) return;
-    constexpr uint kShows = 0x55550000 * kBlockShows;  // to any part
+    constexpr uint kShows = 0x55550000 * kBlockShows;  // for any part
     int lane = threadIdx.x, kept = 0;
     for (int first = 0; first < count; first += FLASHATTN_LANES) {
       uint bits = first + lane < count ? words[first + lane] : 0;
@@ -82,24 +82,24 @@ struct TileList {
   }
 };
 
-// The tiles of keys that a block looks at, one after the other, and what they are to the warp's own queries. PARTS:
-// equal parts of the block's ROWS, each with a tile's work of its own. KEYS: of a tile.
+// The tiles of keys that a block loops over, and what the warp's own queries see of them. PARTS: equal parts of the
+// block's ROWS rows, each of which skips tiles on its own. KEYS: keys per tile.
 template <int ROWS, int PARTS, int KEYS>
 struct KeyTiles {
   static constexpr int kOwn = ROWS / PARTS;
 
   Visibility visibility;
   int own_part;
-  KeySpan any;             // of the block
-  KeySpan own_all;         // of the warp's own queries
+  KeySpan any;             // keys that some query of the block sees
+  KeySpan own_all;         // keys that all of the warp's own queries see
   int origin, count;       // the first tile's first key, and how many tiles there are
-  int own_begin, own_end;  // tiles that an own query sees something of, by the spans
+  int own_begin, own_end;  // tiles of which, by the spans, an own query sees something
   int n = 0;               // how many tiles came before
   TileList list;
   ListedTile listed = {0};
 
-  // queries: of the block. chunk: of `chunks` blocks that share the keys, which one this is. list: with a block map, to
-  // be found by find().
+  // queries: the block's. chunk: this block's number among `chunks` blocks that share the keys. list: used with a block
+  // map; find() fills it.
   FLASHATTN_FUNC KeyTiles(Visibility visibility, Range queries, int own_part, TileList list, int chunk = 0,
                           int chunks = 1)
       : visibility(visibility), own_part(own_part), list(list) {
@@ -117,7 +117,7 @@ struct KeyTiles {
     own_begin = sees ? (own_any.begin - origin) / KEYS : 0;
     own_end = sees ? (own_any.end - origin + KEYS - 1) / KEYS : 0;
   }
-  // All THREADS of the block call it, and then have to wait for each other.
+  // All THREADS threads of the block call it, and must synchronise afterwards.
   template <int THREADS>
   FLASHATTN_FUNC void find(int head, Range queries) const {
     if constexpr (has_block_map) {
@@ -128,7 +128,7 @@ struct KeyTiles {
       });
     }
   }
-  // A thread calls it once it sees the list.
+  // Each thread calls it once it can read the list.
   FLASHATTN_FUNC void begin() {
     if (has_block_map) listed = list[0];
   }
@@ -136,13 +136,13 @@ struct KeyTiles {
   FLASHATTN_FUNC int tile() const { return has_block_map ? listed.tile() : n; }
   FLASHATTN_FUNC int first() const { return origin + tile() * KEYS; }
   FLASHATTN_FUNC bool is_there() const { return has_block_map ? listed.exists() : n < count; }
-  // Whether the own queries see a tile. With a block map: whether there is one.
+  // Whether the own queries see any tile; with a block map, whether a tile is left.
   FLASHATTN_FUNC bool sees() const { return has_block_map ? is_there() : own_begin < own_end; }
   FLASHATTN_FUNC void next() {
     ++n;
     if (has_block_map && listed.exists()) listed = list[n];
   }
-  // Whether some own query sees some of its keys; and whether all see all of them, and no score is changed.
+  // is_needed(): some own query sees a key of the tile. is_open(): all see all its keys, and no score is changed.
   FLASHATTN_FUNC bool is_needed() const {
     return own_begin <= tile() && tile() < own_end && (!has_block_map || listed.shows(own_part));
   }

@@ -1,14 +1,14 @@
-// cuda_prefill: many queries of one head. Each warp has rows of its own. Keys and values go by in tiles: while the
-// tensor cores work on one, the next is on its way to the other half of shared memory.
+// cuda_prefill: many queries of one head. Each warp has its own rows. The block loops over tiles of keys and values:
+// while the tensor cores work on one tile, the next one is copied to the other half of shared memory.
 #include "integer_rows.h"
 #include "kernel.h"
 #include "mapped_tiles.h"
 
 using namespace flashattn;
 
-// D: head_dim rounded up to whole steps of the tensor cores; DV: value_dim likewise. ROWS: of a warp, 16, or 8 of
-// quantised keys. KEYS: of a tile. PARTS: of probabilities. K: of what keys and values are. Blocks: heads and batch
-// elements for each WARPS * ROWS queries.
+// D and DV: head_dim and value_dim, rounded up to whole steps of the tensor cores. ROWS: rows per warp, 16, or 8 with
+// quantised keys. KEYS: keys per tile. PARTS: 16-bit numbers per probability. K: type of keys and values. Blocks: one
+// per head and batch element for every WARPS * ROWS queries.
 template <typename T, typename Sizes, typename K = T>
 FLASHATTN_KERNEL prefill(const cuda::Arguments& arguments) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, ROWS = Sizes::rows, WARPS = Sizes::warps, KEYS = Sizes::keys,
@@ -64,7 +64,7 @@ FLASHATTN_KERNEL prefill(const cuda::Arguments& arguments) {
     commit_copies();
     if (is_needed) rows.template attend<PARTS>(tiles.keys(n), tiles.values(n), visibility, first, is_open, lane);
   }
-  wait_for_copies<0>();  // where no key is seen, the queries are still on their way
+  wait_for_copies<0>();  // without any tile, the queries are still being copied
   rows.finish(visibility);
   uint spoilt = rows.store(FLASHATTN_ROW_OUTPUTS(T), params, sinks, batch, lane);
   attend_again(spoilt, FLASHATTN_ROW_OUTPUTS(T), query, FLASHATTN_STORED_INPUTS(K), visibility, sinks, batch, head,

@@ -1,7 +1,7 @@
-// cuda_prefill on compute capability 9.0. One warpgroup brings the tiles, the others have 64 rows
-// each. The scores of the next tile are begun before the product of this one with its values, so that the softmax runs
-// while the tensor cores work. float32 comes in parts, see float_parts.h. Tensor cores truncate what they add to a sum:
-// so the products of a tile with its values are summed by themselves, and added to the output outside.
+// cuda_prefill on compute capability 9.0. A producer warpgroup loads the tiles; consumer warpgroups have 64 rows each.
+// The scores of the next tile are started before this tile's product with its values, so that softmax and tensor cores
+// overlap. float32 comes in parts, see float_parts.h. Tensor cores truncate what they add to a sum, so a float32 tile's
+// products with its values are summed by themselves, and added to the output outside.
 #include "float_parts.h"
 #include "kernel.h"
 #include "mapped_tiles.h"
@@ -13,9 +13,9 @@
 
 using namespace flashattn;
 
-// D is head_dim rounded up to whole panels, DV value_dim rounded up to 16. A tile has KEYS keys, a probability PARTS
-// parts. Each head of a batch element has a block for every CONSUMERS * 64 queries. The last blocks may share their
-// keys with others.
+// D: head_dim, rounded up to whole panels. DV: value_dim, rounded up to 16. KEYS: keys per tile. PARTS: 16-bit numbers
+// per probability. Blocks: one per head and batch element for every CONSUMERS * 64 queries. The last ones may share
+// their keys with further blocks.
 template <typename T, typename Sizes>
 FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, CONSUMERS = Sizes::consumers, KEYS = Sizes::keys,
@@ -109,7 +109,7 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
       begin_multiply_keys<head_dim, kParts>(scores, queries, group * kWarpgroupRows, keys.tile(n, part), part);
     }
   };
-  const auto pass_unseen = [&] {  // tiles that the warpgroup does not see
+  const auto pass_unseen = [&] {  // skips tiles that the warpgroup does not see
     for (; next.is_there() && !next.is_needed(); next.next()) {
       keys.pass(next.n);
       values.pass(next.n);
@@ -117,7 +117,7 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
   };
   if (!kFresh) queries_arrived.wait(0);
   pass_unseen();
-  while (next.sees()) {  // once, unless the block map hides tiles in between
+  while (next.sees()) {  // once, unless the block map rules out tiles in between
     Fragment scores[KEYS / 8], of_tile[DV / 8];
     uint probabilities[KEYS / 16][PARTS][4];
     Fragment(&sums)[DV / 8] = kFresh ? of_tile : rows.output;

@@ -1,11 +1,11 @@
-// The instructions that C++ has no words for: copies that go on in the background, and the tensor cores.
+// PTX instructions that C++ does not offer: asynchronous copies, and the tensor cores.
 #pragma once
 
 #include "dialect.h"
 
 namespace flashattn {
 
-// Addresses in shared memory have 32 bits, which take half the arithmetic of pointers.
+// Addresses in shared memory have 32 bits: their arithmetic takes half of what pointers take.
 FLASHATTN_FUNC uint shared_address(const void* pointer) {
   return uint(__cvta_generic_to_shared(pointer));
 }
@@ -13,14 +13,14 @@ FLASHATTN_FUNC void* shared_pointer(uint address) {
   return __cvta_shared_to_generic(address);
 }
 
-// Copies `bytes` of 16 bytes to shared memory, and zeros for the rest. Both addresses are multiples of 16.
+// Copies `bytes` bytes to shared memory, and zeros for the rest of 16. Both addresses are multiples of 16.
 FLASHATTN_FUNC void copy_async(uint to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 FLASHATTN_FUNC void commit_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
-// Until at most N of the groups that this thread has committed are under way.
+// Waits until at most N of the groups that this thread has committed are under way.
 template <int N>
 FLASHATTN_FUNC void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
@@ -31,14 +31,14 @@ FLASHATTN_FUNC void wait_for_copies() {
     asm volatile(INSTRUCTION " {%0, %1, %2, %3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from)); \
   }
 FLASHATTN_LOAD(load_four, "ld.shared.v4.b32")
-// Four matrices of 8 rows of 16 bytes: lane n gives the address of row n % 8 of matrix n / 8, and gets the four bytes
-// at 4 * (n % 4) of row n / 4 of each.
+// Loads four matrices with 8 rows of 16 bytes. Lane n gives the address of row n % 8 of matrix n / 8, and gets the four
+// bytes at 4 * (n % 4) of row n / 4 of each matrix.
 FLASHATTN_LOAD(load_matrices, "ldmatrix.sync.aligned.m8n8.x4.shared.b16")
-// Of 16-bit elements, transposed: the lane gets those of rows 2 * (n % 4) and the next, in column n / 4.
+// The same, transposed, for 16-bit elements: lane n gets rows 2 * (n % 4) and the next, of column n / 4.
 FLASHATTN_LOAD(load_matrices_transposed, "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16")
 #undef FLASHATTN_LOAD
 
-// A matrix of 8 x 8 16-bit elements in registers, transposed: lane n has row n / 4, columns 2 * (n % 4) and the next.
+// Transposes an 8 x 8 matrix of 16-bit elements: lane n has row n / 4, columns 2 * (n % 4) and the next.
 FLASHATTN_FUNC uint transposed(uint pair) {
   uint result;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
@@ -48,8 +48,8 @@ FLASHATTN_FUNC uint transposed(uint pair) {
 // 8 columns of a warp's 16 rows: lane n has columns 2 * (n % 4) and the next, of row n / 4 and then of row n / 4 + 8.
 typedef float Fragment[4];
 
-// c += a b. Of 16-bit floats a is 16 x 16: lane n has rows n / 4 and n / 4 + 8, columns 2 * (n % 4) and the next, then
-// those 8 further. Of float32, cut to TF32, a is 16 x 8: columns n % 4 and n % 4 + 4. b has a column n / 4 alike.
+// c += a b. 16-bit floats: a is 16 x 16; lane n has rows n / 4 and n / 4 + 8, columns 2 * (n % 4), the next, and those
+// 8 further. float32, cut to TF32: a is 16 x 8, columns n % 4 and n % 4 + 4. b: rows like a's columns, column n / 4.
 template <typename T>
 FLASHATTN_FUNC void multiply_add_tile(Fragment& c, const uint (&a)[4], uint b0, uint b1);
 #define FLASHATTN_MMA(T, SHAPE)                                                                      \
@@ -64,7 +64,7 @@ FLASHATTN_MMA(half, "m16n8k16.row.col.f32.f16.f16.f32")
 FLASHATTN_MMA(float, "m16n8k8.row.col.f32.tf32.tf32.f32")
 #undef FLASHATTN_MMA
 
-// Two floats rounded to 16 bits, in one register: `low` is the first.
+// Two floats rounded to 16 bits, in one register; `low` is in the low half.
 template <typename T>
 FLASHATTN_FUNC uint rounded_pair(float low, float high);
 #define FLASHATTN_ROUNDED_PAIR(T, TYPES)                                        \

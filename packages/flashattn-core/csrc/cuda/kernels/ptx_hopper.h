@@ -1,4 +1,4 @@
-// Those of compute capability 9.0: barriers, the tensor memory accelerator, and products of a warpgroup, four warps.
+// Instructions of compute capability 9.0: barriers, the tensor memory accelerator (TMA), and a warpgroup's products.
 #pragma once
 
 #include "cuda/arguments.h"
@@ -6,7 +6,7 @@
 
 namespace flashattn {
 
-// It opens each time that so many have arrived at it, and so many bytes as were expected.
+// A barrier that opens whenever the expected number of arrivals, and of bytes, has come.
 struct Barrier {
   uint address;
 
@@ -19,7 +19,7 @@ struct Barrier {
   FLASHATTN_FUNC void arrive_and_expect(int bytes) const {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address), "r"(bytes) : "memory");
   }
-  // Until it has opened for the time of this number, counted from 0.
+  // Waits until it has opened `time` + 1 times.
   FLASHATTN_FUNC void wait(int time) const {
     asm volatile(
         "{ .reg .pred open; AGAIN: mbarrier.try_wait.parity.shared::cta.b64 open, [%0], %1; @open bra DONE; bra AGAIN;"
@@ -30,17 +30,17 @@ struct Barrier {
 };
 constexpr int kBarrierBytes = 8;
 
-// Before anyone waits at a barrier, once all of them are initialised.
+// Call once all barriers are initialised, before anyone waits at one.
 FLASHATTN_FUNC void publish_barriers() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// Before a barrier behind which products read what threads have written to shared memory.
+// Call before the barrier after which products read what threads have written to shared memory.
 FLASHATTN_FUNC void publish_operands() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Registers that the warps of this warpgroup need, of the block's. To take more than there are would wait for ever.
+// Sets the registers per thread of this warpgroup. To take more than the block has would wait for ever.
 template <int COUNT>
 FLASHATTN_FUNC void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
@@ -60,21 +60,21 @@ FLASHATTN_FUNC void copy_box(uint to, const cuda::TensorMap& map, int column, in
       : "memory");
 }
 
-// Copies whole 16 bytes to shared memory. The barrier counts them.
+// Copies bytes, a multiple of 16, to shared memory. The barrier counts them.
 FLASHATTN_FUNC void copy_bytes(uint to, const void* from, int bytes, Barrier arrived) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                "l"(from), "r"(bytes), "r"(arrived.address)
                : "memory");
 }
 
-// In front of products: what was written to their registers is there.
+// Call before products: earlier writes to their registers are complete then.
 FLASHATTN_FUNC void begin_products() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 FLASHATTN_FUNC void commit_products() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-// Until at most N of the groups committed are under way. The compiler must not move a use of their results above it.
+// Waits until at most N committed groups are under way. The compiler must not move a use of their results above it.
 template <int N, int COUNT>
 FLASHATTN_FUNC void wait_for_products(Fragment (&result)[COUNT]) {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
@@ -84,15 +84,15 @@ FLASHATTN_FUNC void wait_for_products(Fragment (&result)[COUNT]) {
   }
 }
 
-// Where an operand is: panels of 128-byte rows, as in SharedTile. next_panel: bytes from a panel to the next, for
-// values, whose columns are not what is summed over.
+// Describes an operand in shared memory: panels of 128-byte rows, as in SharedTile. next_panel: bytes from a panel to
+// the next; only for values, whose rows are summed over.
 typedef unsigned long long Descriptor;
 FLASHATTN_FUNC Descriptor descriptor(uint address, uint next_panel) {
   constexpr Descriptor kSwizzle128 = 1ull << 62, kEightRows = Descriptor(1024 >> 4) << 32;
   return (address & 0x3ffff) >> 4 | Descriptor(next_panel >> 4) << 16 | kEightRows | kSwizzle128;
 }
 
-// One instruction: of 16 columns of a, and N columns of the result.
+// One instruction: it sums over 16 columns of a, for N columns of the result.
 template <typename T, int N>
 struct Product;
 
@@ -119,7 +119,7 @@ struct Product;
 #define FLASHATTN_REGISTERS_112 FLASHATTN_REGISTERS_96, FLASHATTN_R2(12)
 #define FLASHATTN_REGISTERS_128 FLASHATTN_REGISTERS_96, FLASHATTN_R4(12)
 
-// X0 to X5: the operands behind the outputs. The last numbers: two signs, and whether rows are what is summed over.
+// X0 to X5: operands after the outputs. Last numbers in the instruction: two signs; whether rows are summed over.
 #define FLASHATTN_PRODUCT(T, TYPES, N, X0, X1, X2, X3, X4, X5)                                            \
   template <>                                                                                             \
   struct Product<T, N> {                                                                                  \

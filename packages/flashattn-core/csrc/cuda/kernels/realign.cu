@@ -1,4 +1,4 @@
-// See realign.h: a thread has an element.
+// Copies an array that begins in the middle of an element, see realign.h. Each thread copies an element.
 #include "realign.h"
 
 #include "kernel.h"

@@ -5,7 +5,7 @@
 
 using namespace flashattn;
 
-// Blocks: kv_heads and batch elements for each 32 rows, of 1024 threads.
+// Blocks: one, of 1024 threads, per key/value head and batch element for every 32 rows.
 template <typename T, typename Sizes, typename K = T>
 FLASHATTN_KERNEL rowwise(const cuda::Arguments& arguments) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim;

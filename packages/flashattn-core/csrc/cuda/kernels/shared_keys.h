@@ -1,4 +1,4 @@
-// The last blocks of a launch may share the keys of their rows: each has some of the tiles, and leaves a partial
+// The last blocks of a launch may share the keys of their rows: each computes some of the tiles and leaves a partial
 // result.
 #pragma once
 
@@ -6,7 +6,7 @@
 
 namespace flashattn {
 
-// Which rows a block has, numbered as if none were shared, and which of how many chunks of their tiles.
+// A block's rows, numbered as if no block shared its keys, and its share of their tiles: `chunk` of `chunks`.
 struct BlockShare {
   uint rows;
   int chunk;
@@ -18,15 +18,15 @@ FLASHATTN_FUNC BlockShare share_of_block(const SplitParams& split) {
   return BlockShare{uint(split.whole_blocks + later / split.num_chunks), later % split.num_chunks, split.num_chunks};
 }
 
-// The partial results of blocks that share keys, ROWS rows of each: DV columns that are not divided by their sum, the
-// maximum and the sum.
+// The partial results of blocks that share keys, ROWS rows each. A row: DV columns, not yet divided by their sum, then
+// its maximum and its sum.
 template <int ROWS, int DV>
 struct BlockPartials {
   static constexpr int kPitch = DV + cuda::kPartialPadding;  // whole float4
 
   float* memory;
 
-  // block: counted from the first that shares its keys.
+  // block: its number among the blocks that share keys.
   FLASHATTN_FUNC float* row(int block, int row) const { return memory + (int64_t(block) * ROWS + row) * kPitch; }
 };
 

@@ -1,5 +1,5 @@
-// A tile of rows in shared memory. Panels of 128 bytes of columns lie one behind the other. In a panel, the 16 bytes of
-// piece c of row r lie at piece c ^ r % 8: so eight rows of a piece, or eight pieces of a row, are in different banks.
+// A tile of rows in shared memory, in panels of 128 bytes of columns, one after the other. In a panel, the 16-byte
+// piece c of row r is at c ^ r % 8: so eight rows of a piece, or eight pieces of a row, are in different banks.
 #pragma once
 
 #include "offsets.h"
@@ -11,7 +11,7 @@ namespace flashattn {
 template <typename T, int ROWS, int COLUMNS>
 struct SharedTile {
   static constexpr int kRows = ROWS;
-  static constexpr int kElements = 16 / sizeof(T);  // of a piece
+  static constexpr int kElements = 16 / sizeof(T);  // per piece
   static constexpr int kPieces = COLUMNS / kElements;
   static constexpr int kPanel = ROWS * 128;
   static constexpr int kBytes = (kPieces + 7) / 8 * kPanel;
@@ -22,14 +22,14 @@ struct SharedTile {
   FLASHATTN_FUNC uint piece(uint row, uint c) const {
     return memory + c / 8 * kPanel + row * 128 + ((c % 8 ^ row % 8) << 4);
   }
-  // What a lane reads: piece 2 * step + `odd` of `row`, and of rows some 8 below. Each step costs one exclusive or.
+  // The pieces that a lane reads: 2 * step + `odd`, of `row` and of rows a multiple of 8 below. A step costs one xor.
   static FLASHATTN_FUNC uint lane_offset(uint row, uint odd) { return row * 128 + ((odd ^ row % 8) << 4); }
   FLASHATTN_FUNC uint piece_at(uint lane_offset, int further_rows, int step) const {
     return memory + step / 4 * kPanel + further_rows * 128 + (lane_offset ^ step % 4 << 5);
   }
 
-  // Brings the rows that row_at(row) points to, of `columns` elements, `step` apart. Where it is null, and beside them,
-  // are zeros. All of THREADS threads call it, each with its number among them. Copies may be under way afterwards.
+  // Loads the rows that row_at(row) points to, `columns` elements that are `step` apart; zeros beyond them, or where it
+  // is null. All THREADS threads call it, each with its number. Copies may still be under way afterwards.
   template <int THREADS, typename F>
   FLASHATTN_FUNC void load_rows(F row_at, int64_t step, int columns, uint thread) const {
     FLASHATTN_ROLLED
@@ -47,7 +47,7 @@ struct SharedTile {
     }
   }
 
-  // Brings the first `count` rows of an array likewise.
+  // Loads the first `count` rows of an array in the same way.
   template <int THREADS>
   FLASHATTN_FUNC void load(const T* rows, RowLayout layout, int count, int columns, uint thread) const {
     bool wide = packed_rows && (reinterpret_cast<unsigned long long>(rows) | (layout.row * sizeof(T))) % 16 == 0;
@@ -66,7 +66,7 @@ struct SharedTile {
   }
 };
 
-// Tiles of keys, each with its values, that threads copy. Tile n takes the place of tile n - STAGES in shared memory.
+// Tiles of keys, each with its values, that threads copy. Tile n replaces tile n - STAGES in shared memory.
 template <typename T, int KEYS, int D, int DV, int STAGES, int THREADS>
 struct CopiedTiles {
   using Keys = SharedTile<T, KEYS, D>;
@@ -81,7 +81,7 @@ struct CopiedTiles {
   FLASHATTN_FUNC Keys keys(int n) const { return Keys{memory + n % STAGES * kStage}; }
   FLASHATTN_FUNC Values values(int n) const { return Values{keys(n).memory + Keys::kBytes}; }
 
-  // Begins to copy the keys first..end-1, if there are any.
+  // Starts to copy the keys first..end-1, if there are any, with their values.
   FLASHATTN_FUNC void bring(int n, int first, int end) const {
     if (first < end) {
       keys(n).template load<THREADS>(key_rows.from(first).data, key_rows.layout, end - first, head_dim, thread);

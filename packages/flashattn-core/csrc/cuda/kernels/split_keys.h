@@ -1,4 +1,4 @@
-// What kernels that cut the keys into chunks have alike: where results are left, and how they become one.
+// What kernels that cut the keys into chunks share: where partial results go, and how they are merged.
 #pragma once
 
 #include "decode_split.h"
@@ -12,10 +12,10 @@
 
 namespace flashattn {
 
-// By all of a block's threads, once its partial results are written: whether it is the last of `count` blocks, and so
-// has the results of all of them. arrived: how many there were, 0 between launches.
+// All threads of a block call it once its partial results are written. Whether it is the last of `count` blocks to do
+// so, and so can read the results of all. arrived: how many have done so; 0 between launches.
 FLASHATTN_FUNC bool is_last(uint* arrived, int count) {
-  __threadfence();  // before the block arrives, its results are there for all others
+  __threadfence();  // before the block arrives, its results are visible to all others
   __syncthreads();
   bool last = threadIdx.x == 0 && atomicAdd(arrived, 1u) == uint(count - 1);
   if (last) *arrived = 0;
@@ -24,7 +24,7 @@ FLASHATTN_FUNC bool is_last(uint* arrived, int count) {
   return last;
 }
 
-// Finishes columns of a row, of which all results are merged.
+// Writes some columns of a row, after all its partial results were merged.
 template <typename T>
 FLASHATTN_FUNC void store_slice(const MergedSlice& merged, int column, RowOutputs<T> outputs,
                                 const AttentionParams& params, const uchar* sinks, int batch, RowPosition position) {
@@ -35,12 +35,12 @@ FLASHATTN_FUNC void store_slice(const MergedSlice& merged, int column, RowOutput
   if (column == 0) outputs.store_result(params, batch, position.head, position.query, result);
 }
 
-// By all of a block's THREADS: rows of a key/value head, merged in the order of their chunks.
+// Merges rows of a key/value head in the order of their chunks. All THREADS threads of a block call it.
 template <int THREADS, typename T>
 FLASHATTN_FUNC void merge_chunks(RowOutputs<T> outputs, const AttentionParams& params, const uchar* sinks,
                                  Partials<float*> partials, const SplitParams& split, int batch, int kv_head,
                                  int first_row, int row_count) {
-  constexpr int kAtOnce = 17;  // half of the chunks of an H100's blocks, if four groups share them
+  constexpr int kAtOnce = 17;  // half of the chunks per group on an H100 that four groups share
   for (int at = threadIdx.x; at < row_count * kSlices; at += THREADS) {
     RowPosition position = row_position(first_row + at / kSlices, kv_head, params.num_heads / params.num_kv_heads);
     int column = at % kSlices * kSlice;

@@ -1,8 +1,8 @@
-// What a warp does with its 16 rows and a tile of keys: scores = query key^T, and output += probabilities value, on the
-// tensor cores, with an error of float32. 16-bit products are exact, and probabilities are taken as two 16-bit parts.
-// float32 is taken as two TF32 parts: three products, the small ones by themselves, since tensor cores cut sums off.
+// What a warp computes for its 16 rows and a tile of keys: scores = query key^T, and output += probabilities value, on
+// tensor cores with the accuracy of float32. 16-bit products are exact, and a probability is two 16-bit parts. A
+// float32 is two TF32 parts: three products, the small ones summed apart, since tensor cores truncate sums.
 //
-// Lane n has rows n / 4 and n / 4 + 8 of all of them. Of the scores' columns it has 8 j + 2 (n % 4) + {0, 1}.
+// Lane n has rows n / 4 and n / 4 + 8 of scores and output. Of the scores' columns it has 8 j + 2 (n % 4) + {0, 1}.
 #pragma once
 
 #include "finite.h"
@@ -12,7 +12,7 @@ namespace flashattn {
 
 constexpr int kWarpRows = 16;
 
-// The bits of floats as a + b: a in TF32, in their place and rounded, so that b is small and of either sign.
+// Splits floats, given as bits, into a + b. a, in TF32, replaces them; it is rounded, so b is small and of either sign.
 FLASHATTN_FUNC void split_tf32(uint (&a)[4], uint (&b)[4]) {
   FLASHATTN_UNROLL
   for (int e = 0; e < 4; ++e) {
@@ -22,7 +22,7 @@ FLASHATTN_FUNC void split_tf32(uint (&a)[4], uint (&b)[4]) {
   }
 }
 
-// Two numbers as the sums of 16-bit parts, the smallest first. They become what is lost.
+// Splits two numbers into sums of 16-bit parts, the smallest first. `low` and `high` become the remainders.
 template <typename T, int PARTS>
 FLASHATTN_FUNC void split_pair(float& low, float& high, uint (&parts)[PARTS]) {
   FLASHATTN_UNROLL
@@ -36,7 +36,7 @@ FLASHATTN_FUNC void split_pair(float& low, float& high, uint (&parts)[PARTS]) {
   }
 }
 
-// 16 columns of probabilities, from fragment 2 i on, as first operands of products with values, in parts.
+// Splits 16 columns of probabilities, from fragment 2 i on, into parts that are first operands of products with values.
 template <typename T, int PARTS, int N>
 FLASHATTN_FUNC void split_step(const Fragment (&probabilities)[N], int i, uint (&parts)[PARTS][4]) {
   FLASHATTN_UNROLL
@@ -50,13 +50,13 @@ FLASHATTN_FUNC void split_step(const Fragment (&probabilities)[N], int i, uint (
   }
 }
 
-// The part of a tile that a warp or a warpgroup has.
+// The rows of a tile from `first` on, which a warp or a warpgroup has.
 template <typename T, int ROWS, int COLUMNS>
 FLASHATTN_FUNC SharedTile<T, ROWS, COLUMNS> own_rows(SharedTile<T, ROWS, COLUMNS> tile, int first) {
   return {tile.memory + first * 128};
 }
 
-// scores += 16 rows of queries, from where the tile begins on, times all of `keys`.
+// scores += the first 16 rows of `queries` times all of `keys`.
 template <typename T, int ROWS, int KEYS, int D>
 FLASHATTN_FUNC void multiply_keys(Fragment (&scores)[KEYS / 8], SharedTile<T, ROWS, D> queries,
                                   SharedTile<T, KEYS, D> keys, int lane) {
@@ -90,8 +90,8 @@ FLASHATTN_FUNC void multiply_keys(Fragment (&scores)[KEYS / 8], SharedTile<T, RO
   }
 }
 
-// Which column of the output a lane has in [0] of fragment c; [1] is `kNext` further. float32 has its columns as
-// 16-byte loads of values bring them: eight neighbours of each 32.
+// The output column that a lane has in [0] of fragment c; [1] is `kNext` further. For float32, 16-byte loads of values
+// determine the columns: eight neighbours out of every 32.
 template <typename T>
 FLASHATTN_FUNC int output_column(int c, int lane) {
   return sizeof(T) == 4 ? c / 4 * 32 + lane % 4 * 8 + c % 4 : c * 8 + lane % 4 * 2;
@@ -99,7 +99,7 @@ FLASHATTN_FUNC int output_column(int c, int lane) {
 template <typename T>
 constexpr int kNext = sizeof(T) == 4 ? 4 : 1;
 
-// output += probabilities times `values`. PARTS: of the probabilities; 1 rounds them.
+// output += probabilities times `values`. PARTS: 16-bit numbers per probability; with 1, probabilities are rounded.
 template <int PARTS, typename T, int KEYS, int DV>
 FLASHATTN_FUNC void add_values(Fragment (&output)[DV / 8], const Fragment (&probabilities)[KEYS / 8],
                                SharedTile<T, KEYS, DV> values, int lane) {
@@ -121,10 +121,10 @@ FLASHATTN_FUNC void add_values(Fragment (&output)[DV / 8], const Fragment (&prob
       }
     }
   } else {
-    // Keys are taken as the lanes hold them, 2 (n % 4) and the next, so that the probabilities stay where they are.
+    // Keys come in the order in which lanes hold them, 2 (n % 4) and the next, so that probabilities stay in place.
     FLASHATTN_UNROLL
     for (int j = 0; j < DV / 32; ++j) {
-      Fragment sums[4] = {};  // of this tile: short, and added to the output outside of the tensor core
+      Fragment sums[4] = {};  // over this tile only: short, and added to the output outside of the tensor core
       FLASHATTN_UNROLL
       for (int i = 0; i < KEYS / 8; ++i) {
         uint a[4], a_small[4];

@@ -1,4 +1,4 @@
-// Tiles that one warpgroup brings and others use. Barriers say what has arrived and what has been read.
+// Tiles that a producer loads and consumers read. Barriers tell what has arrived and what has been read.
 #pragma once
 
 #include "ptx_hopper.h"
@@ -6,8 +6,8 @@
 
 namespace flashattn {
 
-// One thread brings all panels of a tile, from `row` on; zeros for what is outside of the array. Of PARTS of an array
-// the tiles lie one behind the other.
+// One thread loads all panels of a tile, from `row` on, with zeros outside of the array. If the array is PARTS parts,
+// loads the tiles of all parts, one after the other.
 template <int PARTS = 1, typename Tile>
 FLASHATTN_FUNC void bring_boxes(Tile tile, const cuda::TensorMap& map, int row, int head, int batch, Barrier arrived) {
   constexpr int kPanels = Tile::kBytes / Tile::kPanel;
@@ -18,7 +18,7 @@ FLASHATTN_FUNC void bring_boxes(Tile tile, const cuda::TensorMap& map, int row, 
   }
 }
 
-// STAGES tiles in turn. Tile n is the n-th that the block sees. PARTS: tiles whose sum it is, each with a turn.
+// A ring of STAGES tiles. Tile n is the block's n-th. PARTS: a tile's number of parts, each of which takes a stage.
 template <typename Tile, int STAGES, int PARTS = 1>
 struct TileRing {
   static constexpr int kParts = PARTS;
@@ -33,15 +33,15 @@ struct TileRing {
   FLASHATTN_FUNC Barrier arrived(int turn) const { return Barrier{barriers + turn % STAGES * 2 * kBarrierBytes}; }
   FLASHATTN_FUNC Barrier read(int turn) const { return Barrier{arrived(turn).address + kBarrierBytes}; }
 
-  // By one thread. readers: warps that read a tile. All their threads say so: racecheck does not see that one speaks
-  // for the others.
+  // One thread calls it. readers: warps that read each tile. All their threads arrive: racecheck does not understand
+  // that one thread arrives for the others.
   FLASHATTN_FUNC void initialise(int readers) const {
     for (int n = 0; n < STAGES; ++n) {
       arrived(n).initialise(1);
       read(n).initialise(readers * FLASHATTN_LANES);
     }
   }
-  // By one thread, for each tile in turn, before it brings it.
+  // One thread calls it for each tile in order, before it loads the tile.
   FLASHATTN_FUNC void expect(int n, int part = 0) const {
     int turn = n * PARTS + part;
     if (turn >= STAGES) read(turn).wait(turn / STAGES - 1);
@@ -58,7 +58,7 @@ struct TileRing {
     int turn = n * PARTS + part;
     arrived(turn).wait(turn / STAGES);
   }
-  // The warp has read the tile, or these parts of it.
+  // The warp has read the tile, or parts first..end-1 of it.
   FLASHATTN_FUNC void release(int n, int first = 0, int end = PARTS) const {
     FLASHATTN_UNROLL
     for (int part = first; part < end; ++part) read(n * PARTS + part).arrive();

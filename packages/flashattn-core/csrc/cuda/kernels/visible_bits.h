@@ -1,25 +1,25 @@
-// Reads what arrays have for a tile. Lanes read a bool array's bytes 16 at a time, turn them into bits, and exchange
-// these. They read two numbers of an additive array at a time.
+// Reads mask arrays for a tile. Lanes read 16 bytes of a bool array at a time, turn them into bits, and exchange these.
+// They read an additive array two numbers at a time.
 #pragma once
 
 #include "visibility.h"
 
 namespace flashattn {
 
-// Bit n: whether byte n is not 0. The product moves bits 7, 15, 23 and 31 to the highest four; none of them meets
-// another.
+// Bit n of the result: whether byte n is not 0. The multiplication moves bits 7, 15, 23 and 31 to the top four without
+// collisions.
 FLASHATTN_FUNC uint bits_of_word(uint word) {
   uint high = ((word & 0x7f7f7f7f) + 0x7f7f7f7f | word) & 0x80808080;
   return high * 0x204081 >> 28;
 }
 
-// A row's bytes from some key on, COUNT of them.
+// COUNT bytes of a row, from some key on.
 template <int COUNT>
 struct VisibleBytes {
   static_assert(COUNT == 4 || COUNT == 8 || COUNT == 16, "a load");
   uint words[COUNT / 4];
 
-  // row: from key 0 on. 0 where there is no key.
+  // row: points to key 0. Bytes beyond the last key are 0.
   FLASHATTN_FUNC void read(const bool* row, int64_t step, int first, int key_len) {
     const bool* from = row + first * step;
     if (step == 1 && first + COUNT <= key_len && reinterpret_cast<unsigned long long>(from) % COUNT == 0) {
@@ -41,7 +41,7 @@ struct VisibleBytes {
       }
     }
   }
-  // Bit n is of byte n.
+  // Bit n stands for byte n.
   FLASHATTN_FUNC uint bits() const {
     uint result = 0;
     FLASHATTN_UNROLL
@@ -50,7 +50,7 @@ struct VisibleBytes {
   }
 };
 
-// Bits first_key + n of a word that are inside of a span.
+// Bit n: whether key first_key + n is inside the span.
 FLASHATTN_FUNC uint bits_of_span(KeySpan span, int first_key) {
   const auto below = [first_key](int key) {
     int n = clamped(key - first_key, 0, 32);
@@ -59,9 +59,9 @@ FLASHATTN_FUNC uint bits_of_span(KeySpan span, int first_key) {
   return below(span.end) & ~below(span.begin);
 }
 
-// Which of KEYS keys each of a fragment's two rows sees, by its span and by the array. The rows are queries; bit i
-// belongs to fragment i / 4. read() asks for the bytes and take() waits for them, so that something else can be done in
-// between. All lanes call both.
+// Which of KEYS keys each of a fragment's two rows sees, by its span and by the bool array. The rows are queries; bit i
+// belongs to fragment i / 4. read() requests the bytes and take() waits for them, so that other work fits in between.
+// All lanes call both.
 template <int KEYS>
 struct BitsOfQueries {
   static constexpr int kWords = (KEYS + 31) / 32, kOwn = KEYS / 4;  // keys that a lane reads of each row
@@ -102,13 +102,13 @@ struct BitsOfQueries {
   }
 };
 
-// The same where a fragment's rows are keys and its columns are QUERIES queries of a head. It knows the array alone,
-// and no spans.
+// The same where a fragment's rows are keys and its columns are QUERIES queries of a head. Only the bool array counts,
+// not the spans.
 template <int QUERIES>
 struct BitsOfKeys {
   static constexpr int kWords = QUERIES < 32 ? QUERIES / 4 : 8, kReads = (QUERIES + 31) / 32;
   VisibleBytes<16> bytes[kReads];
-  uint words[kWords];  // of a lane's queries, and of those 32 further
+  uint words[kWords];  // for a lane's queries, and for those 32 further
 
   FLASHATTN_FUNC void read(Visibility visibility, int head, int first_query, int first_key, int lane) {
     const AttentionParams& params = *visibility.params;
@@ -130,8 +130,8 @@ struct BitsOfKeys {
   }
 };
 
-// Whether an additive array has numbers of two keys, of which the first is even, in one piece of memory, for all of so
-// many keys.
+// Whether the numbers of an additive array for two neighbouring keys, the first even, can be loaded together, for all
+// of `count` keys.
 FLASHATTN_FUNC bool has_bias_pairs(Visibility visibility, int first_key, int count) {
   const Strides& strides = visibility.params->bias;
   auto begin = reinterpret_cast<unsigned long long>(visibility.inputs.bias);
@@ -150,7 +150,7 @@ FLASHATTN_FUNC float2 bias_pair(Visibility visibility, Row row, int key) {
   return {float(low), float(high)};
 }
 
-// Chooses between the two by what a fragment's rows are.
+// BitsOfKeys if a fragment's rows are keys, else BitsOfQueries.
 template <bool OF_KEYS, int COLUMNS>
 struct VisibleBits {
   using Bits = BitsOfQueries<COLUMNS>;

@@ -1,4 +1,4 @@
-// 16 rows of a warp, from the first key to the last: their output, maxima and sums stay in its registers.
+// A warp's 16 rows, from the first key to the last: output, maxima and sums stay in the warp's registers.
 #pragma once
 
 #include "lane_rows.h"
@@ -10,20 +10,20 @@ namespace flashattn {
 // Four lanes share two rows, which are `kRowStep` apart.
 constexpr int kRowLanes = 4, kRowStep = 8;
 
-// half has no numbers below 2^-24, where a row of many keys still has some weight. So its rows are seen from below the
-// maximum: probabilities are up to 2^15 then.
+// half has no numbers below 2^-24, where a row of many keys still has some weight. So for half, row_max stays 7 powers
+// of two below the maximum, and probabilities are up to 2^15.
 template <typename T>
 constexpr float kBelow = 0;
 template <>
 constexpr float kBelow<half> = 7;
 
-// E: what the tensor cores multiply, by which lanes have their columns; T: what is written.
+// E: the tensor cores' operand type, which decides on a lane's columns. T: the output's type.
 template <typename T, int DV, int KEYS, typename E = T>
 struct WarpRows : LaneRows<WarpRows<T, DV, KEYS, E>, 2, kRowLanes, 1> {
   static constexpr float kScoreUnit = 1, kBelowMax = kBelow<T>;
 
   Fragment output[DV / 8] = {};
-  BitsOfQueries<KEYS> visible;  // of the tile that look() was called for
+  BitsOfQueries<KEYS> visible;  // for the tile that look() was called for
 
   static FLASHATTN_FUNC int own_row(int h, int lane) { return lane / kRowLanes + h * kRowStep; }
 
@@ -34,7 +34,7 @@ struct WarpRows : LaneRows<WarpRows<T, DV, KEYS, E>, 2, kRowLanes, 1> {
       function(scores[i / 4][i % 4], i % 4 / 2, first_key + i / 4 * 8 + lane % 4 * 2 + i % 2);
     }
   }
-  // Asks for what the bool array has for the next tile, so early that it is there when it is needed. Returns `shown`.
+  // Requests the bool array's bytes for a tile, early enough that they have arrived when needed. Returns `shown`.
   FLASHATTN_FUNC bool look(Visibility visibility, int first_key, bool shown, int lane) {
     if constexpr (has_visible) {
       if (!shown) visible.read(visibility, this->rows, first_key, lane);
@@ -49,7 +49,7 @@ struct WarpRows : LaneRows<WarpRows<T, DV, KEYS, E>, 2, kRowLanes, 1> {
       mask_by<false>(scores, visibility, first_key, lane);
     }
   }
-  // BIAS_PAIRS: what the additive array has for two keys is read at once.
+  // BIAS_PAIRS: the additive array's numbers for two keys are loaded together.
   template <bool BIAS_PAIRS>
   FLASHATTN_FUNC void mask_by(Fragment (&scores)[KEYS / 8], Visibility visibility, int first_key, int lane) const {
     FLASHATTN_UNROLL
@@ -117,7 +117,7 @@ struct WarpRows : LaneRows<WarpRows<T, DV, KEYS, E>, 2, kRowLanes, 1> {
     }
   }
 
-  // Leaves one of the lane's rows in memory.
+  // Writes one of the lane's rows to scratch, in float32.
   FLASHATTN_FUNC void leave_row(float* row, int h, int lane) const {
     constexpr int kStep = sizeof(E) == 2 ? 1 : 4;  // see output_column()
     float factor = this->from_max[h];
@@ -138,11 +138,10 @@ struct WarpRows : LaneRows<WarpRows<T, DV, KEYS, E>, 2, kRowLanes, 1> {
   }
 };
 
-// With the queries, of which a warp has 16 of ROWS. K: of what keys and values are.
+// WarpRows with the queries in shared memory, ROWS of them, of which the warp has 16. K: type of keys and values.
 template <typename T, typename K, int ROWS, int D, int DV, int KEYS>
 struct AttendingRows : WarpRows<T, DV, KEYS> {
-  // Apart from each other in memory that lanes write together, of 8 rows of two columns or of two rows of four: so they
-  // are in different banks.
+  // The padding puts what lanes write together, 8 rows of two columns or two rows of four, into different banks.
   static constexpr int kPitch = DV + (sizeof(T) == 2 ? 8 : 4);
 
   SharedTile<T, ROWS, D> queries;
@@ -162,8 +161,8 @@ FLASHATTN_FUNC constexpr int whole_lanes(int columns) {
   return (columns + FLASHATTN_LANES - 1) / FLASHATTN_LANES * FLASHATTN_LANES;
 }
 
-// A tensor core multiplies what a row does not see by 0, and 0 times NaN is NaN. So rows whose output is not finite are
-// computed again without it. `rows`: those of a warp, as store() returns them. first: the query of row 0.
+// Tensor cores multiply what a row does not see by 0, and 0 times NaN is NaN. So rows whose output is not finite are
+// recomputed without tensor cores. `rows`: bits for a warp's rows, as store() returns them. first: the query of row 0.
 template <typename T, typename K>
 FLASHATTN_FUNC void attend_again(uint rows, RowOutputs<T> outputs, const T* query, StoredInputs<K> stored,
                                  Visibility visibility, const uchar* sinks, int batch, int head, int first, int lane) {

@@ -1,5 +1,5 @@
-// What a warpgroup, with 64 rows, does with a tile of keys: the two products of tile_products.h, with the lanes' parts
-// of rows as there. They run on while the warpgroup goes on, and read from shared memory what is not in registers.
+// What a warpgroup computes for its 64 rows and a tile of keys: the two products of tile_products.h, with the same rows
+// and columns per lane. They run asynchronously, and read operands from shared memory or registers.
 #pragma once
 
 #include "ptx_hopper.h"
@@ -9,9 +9,9 @@ namespace flashattn {
 
 constexpr int kWarpgroup = 4 * FLASHATTN_LANES, kWarpgroupRows = 4 * kWarpRows;
 
-// Begins scores = the warpgroup's rows of queries, from first_row on, times all of the tile's keys. Of operands in
-// parts this is one part of the keys, with those parts of the queries whose product with it counts: small products
-// first. COLUMNS: that they have, without those that only fill a panel.
+// Starts scores = the warpgroup's queries, from first_row on, times the tile's keys. If operands have PARTS parts, it
+// takes one part of the keys with those parts of the queries whose products matter, small products first. COLUMNS: the
+// operands' columns, without those that only fill a panel.
 template <int COLUMNS, int PARTS = 1, typename T, int ROWS, int KEYS, int D>
 FLASHATTN_FUNC void begin_multiply_keys(Fragment (&scores)[KEYS / 8], SharedTile<T, ROWS, D> queries, int first_row,
                                         SharedTile<T, KEYS, D> keys, int key_part = 0) {
@@ -31,12 +31,12 @@ FLASHATTN_FUNC void begin_multiply_keys(Fragment (&scores)[KEYS / 8], SharedTile
   commit_products();
 }
 
-// Begins sums += probabilities times the tile's values, of which it is the value_part-th of VALUE_PARTS, likewise. With
-// `fresh` the sums begin here.
+// Starts sums += probabilities times part value_part, of VALUE_PARTS, of the tile's values. With `fresh` the sums start
+// at 0.
 template <int VALUE_PARTS, int PARTS, typename T, int KEYS, int DV>
 FLASHATTN_FUNC void begin_add_values(Fragment (&sums)[DV / 8], const uint (&probabilities)[KEYS / 16][PARTS][4],
                                      SharedTile<T, KEYS, DV> values, int value_part = 0, bool fresh = false) {
-  constexpr int kSteps = KEYS / 16, kColumns = 128;  // the most of an instruction
+  constexpr int kSteps = KEYS / 16, kColumns = 128;  // the most columns per instruction
   constexpr int kWhole = DV / kColumns * kColumns, kRest = DV - kWhole;
   Descriptor b = descriptor(values.memory, values.kPanel);
   int first_part = VALUE_PARTS - 1 - value_part, count = (PARTS - first_part) * kSteps;

@@ -1,6 +1,6 @@
-// A few rows against keys and values that are read where they lie, each once for all the rows. The lanes of a SIMD
-// group share a row: each has some neighbouring columns, a score is the sum over the lanes. No threadgroup memory, no
-// barriers.
+// A few rows attend to keys and values, which are read straight from memory, each once for all the rows. The lanes of a
+// SIMD group share a row: each holds some neighbouring columns, and a score is a sum over the lanes. No threadgroup
+// memory, no barriers.
 #pragma once
 
 #include "online_softmax.h"
@@ -9,11 +9,11 @@
 
 namespace flashattn {
 
-// Rows of a key/value head go by: its query heads side by side, query after query.
+// Rows of a key/value head are numbered query after query, and within a query by its query heads.
 struct RowPosition {
   int query;
   int head;
-  int first_head;  // of the group
+  int first_head;  // of the query heads that share a key/value head
   int group;
 
   FLASHATTN_FUNC void next() FLASHATTN_THREAD {
@@ -29,15 +29,15 @@ FLASHATTN_FUNC RowPosition row_position(int row, int kv_head, int group) {
   return RowPosition{row / group, kv_head * group + row % group, kv_head * group, group};
 }
 
-// ROWS rows of one SIMD group. D and DV: head_dim and value_dim rounded up to whole lanes.
+// ROWS rows of one SIMD group. D and DV: head_dim and value_dim, rounded up to a multiple of the lanes.
 template <typename T, int D, int DV, int ROWS>
 struct DecodeRows {
   static constexpr FLASHATTN_UNIFORM int kRows = ROWS;
-  static constexpr FLASHATTN_UNIFORM int kColumns = D / FLASHATTN_LANES;  // of a lane
+  static constexpr FLASHATTN_UNIFORM int kColumns = D / FLASHATTN_LANES;  // per lane
   static constexpr FLASHATTN_UNIFORM int kValueColumns = DV / FLASHATTN_LANES;
   static constexpr FLASHATTN_UNIFORM int kWidest = D > DV ? D : DV;
-  // Keys taken at once, so that their loads are under way together. Each costs a score a row, and its columns: beside
-  // the rows' own numbers that is to stay below what the smallest GPUs have for a thread, 128 with addresses and masks.
+  // Keys loaded together. Each key needs registers for one score per row and for its columns. With the rows' own
+  // numbers that must stay below what a thread of the smallest GPUs has: 128, which also hold addresses and masks.
   static constexpr FLASHATTN_UNIFORM int kOwn = ROWS * (kColumns + kValueColumns + 2);
   static constexpr FLASHATTN_UNIFORM int kMost = kWidest > 256 ? 1 : kWidest > 128 ? 2 : 4;
   static constexpr FLASHATTN_UNIFORM int kKeys = kOwn + ROWS * kMost <= 88            ? kMost
@@ -49,9 +49,9 @@ struct DecodeRows {
   float output[ROWS][kValueColumns];
   OnlineSoftmax softmax[ROWS];
   float slope[ROWS];  // ALiBi's
-  RowPosition first;  // positions of the others follow from it: registers are for the rows' numbers
+  RowPosition first;  // the other rows' positions follow from it, which saves registers
 
-  // A row that is padding sees nothing, and reads nothing.
+  // A padding row sees nothing and reads nothing.
   FLASHATTN_FUNC void load(const FLASHATTN_DEVICE T* tensor, RowPosition first_position, Visibility visibility,
                            int batch, uint lane) FLASHATTN_THREAD {
     FLASHATTN_UNIFORM AttentionParams& params = *visibility.params;
@@ -78,8 +78,8 @@ struct DecodeRows {
     }
   }
 
-  // Takes keys begin..end-1 in, from the SIMD group's first on in steps: kKeys of each step. `keys` and `values` begin
-  // at key number `origin`. `all`: the keys that all rows see.
+  // Attends to the first kKeys keys of every `step` keys in begin..end-1. `keys` and `values` begin at key number
+  // `origin`. `all`: the keys that all rows see.
   template <typename Source>
   FLASHATTN_FUNC void attend(Source keys, Source values, Visibility visibility, KeySpan all, int begin, int end,
                              int step, int origin, uint lane) FLASHATTN_THREAD {
@@ -93,7 +93,7 @@ struct DecodeRows {
     }
   }
 
-  // Row r's output, times a factor.
+  // Stores row r's output times `factor`.
   template <typename U>
   FLASHATTN_FUNC void store(int r, FLASHATTN_DEVICE U* target, float factor, uint lane) FLASHATTN_THREAD {
     FLASHATTN_UNROLL
@@ -106,7 +106,7 @@ struct DecodeRows {
   }
 
  private:
-  // WHOLE: of kKeys keys, and not fewer. Only then are the loads of a lane free of conditions, and wide.
+  // WHOLE: there are kKeys keys, not fewer. Only then are a lane's loads unconditional and wide.
   template <bool WHOLE, typename Source>
   FLASHATTN_FUNC void attend_batch(Source keys, Source values, Visibility visibility, int first_key, int count,
                                    bool shown, uint lane) FLASHATTN_THREAD {

@@ -1,5 +1,5 @@
-// A few queries, many keys. Phase 1 cuts the keys into chunks; each reads its keys and values once for all the rows of
-// a key/value head, which are the queries of all its query heads. Phase 2 merges a row's partial results.
+// Decoding: few queries, many keys. Phase 1 cuts the keys into chunks and reads each chunk once for all rows of a
+// key/value head, which are the queries of all its query heads. Phase 2 merges each row's partial results.
 #pragma once
 
 #include "decode_rows.h"
@@ -7,8 +7,8 @@
 
 namespace flashattn {
 
-// What phase 1 leaves of each row and chunk: outputs that are not divided by their sums, maxima, and the sums, one
-// behind the other.
+// Phase 1's results for each row and chunk, as three arrays, one after another: outputs not yet divided by their sums;
+// maxima; sums.
 template <typename Pointer>
 struct Partials {
   Pointer out;
@@ -24,7 +24,7 @@ struct Partials {
   }
 };
 
-// Where a row's partial result of one chunk lies: a row's chunks side by side.
+// The index of a row's partial result for a chunk. The chunks of a row are neighbours.
 FLASHATTN_FUNC int64_t partial_index(FLASHATTN_UNIFORM AttentionParams& params, FLASHATTN_UNIFORM SplitParams& split,
                                      int batch, int head, int query, int chunk) {
   int64_t row = (int64_t(batch) * params.num_heads + head) * params.query_len + query;
@@ -50,14 +50,14 @@ FLASHATTN_FUNC void store_partials(FLASHATTN_THREAD Rows& rows, Partials<FLASHAT
   }
 }
 
-// The keys of a chunk that some query sees.
+// The keys of a chunk that at least one query sees.
 FLASHATTN_FUNC KeySpan seen_in_chunk(Visibility visibility, FLASHATTN_UNIFORM SplitParams& split, int chunk) {
   int begin = split.first_key + chunk * split.chunk_len;
   return intersection(visibility.seen_by_any(0, visibility.params->query_len - 1),
                       KeySpan{begin, begin + split.chunk_len});
 }
 
-// Phase 1 where a SIMD group has a chunk of its own, and ROWS rows of a key/value head from first_row on.
+// Phase 1 where a SIMD group computes one chunk, for ROWS rows of a key/value head from first_row on.
 template <int D, int DV, int ROWS, typename T, typename K>
 FLASHATTN_FUNC void decode_split_body(const FLASHATTN_DEVICE T* query, StoredInputs<K> stored,
                                       FLASHATTN_UNIFORM AttentionParams& params, MaskInputs masks,
@@ -78,9 +78,9 @@ FLASHATTN_FUNC void decode_split_body(const FLASHATTN_DEVICE T* query, StoredInp
   store_partials(rows, partials, params, split, batch, chunk, lane);
 }
 
-// Phase 1 for more rows: the SIMD groups of a threadgroup share a chunk, each has the rows of `Rows` from first_row on,
-// and keys and values go through threadgroup memory, so that they are still read once. TILE: keys of a tile, a multiple
-// of Rows::kKeys. The loaders copy a tile, by all threads together.
+// Phase 1 for more rows: the SIMD groups of a threadgroup share a chunk. Each computes the rows of `Rows` from
+// first_row on. Keys and values pass through threadgroup memory, so they are still read once. TILE: keys per tile, a
+// multiple of Rows::kKeys. All threads together run a loader, which copies a tile.
 template <typename Rows, int TILE, typename KeyLoader, typename ValueLoader, typename T, typename K, typename Element>
 FLASHATTN_FUNC void decode_split_shared_body(const FLASHATTN_DEVICE T* query, StoredInputs<K> stored,
                                              FLASHATTN_UNIFORM AttentionParams& params, MaskInputs masks,
@@ -129,7 +129,7 @@ FLASHATTN_FUNC void decode_merge_body(RowOutputs<T> outputs, FLASHATTN_UNIFORM A
   for (int i = 0; i < kColumns; ++i) {
     output[i] = 0;
   }
-  // A lane weighs the chunk of its number, then all lanes add up 32 chunks' outputs.
+  // Each lane computes the weight of one chunk; then all lanes add up the outputs of these (up to 32) chunks.
   for (int chunks = 0; chunks < split.num_chunks; chunks += FLASHATTN_LANES) {
     int count = minimum(FLASHATTN_LANES, split.num_chunks - chunks);
     float weight = 0, sum = 0;

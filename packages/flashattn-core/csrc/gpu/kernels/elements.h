@@ -1,4 +1,4 @@
-// What inputs.def's dtypes are in memory. What may be several of them is read by load_float(), see offsets.h.
+// The C++ types of inputs.def's dtypes. Where a dtype stands for several types it is uchar, and load_float() reads it.
 #pragma once
 
 #define FLASHATTN_ELEMENT_groups uchar
@@ -9,8 +9,8 @@
 #define FLASHATTN_ELEMENT_additive uchar
 #define FLASHATTN_ELEMENT_logits uchar
 #define FLASHATTN_ELEMENT_slopes float
-#define FLASHATTN_ELEMENT_float32 float  // no input has it, but dlse
+#define FLASHATTN_ELEMENT_float32 float  // for dlse, which is not in inputs.def
 
-// The inputs of a list as fields of a struct, and as the values of those fields.
+// The inputs of a list as fields of a struct, and the values of those fields.
 #define FLASHATTN_FIELD(name, called, dtype, axes) const FLASHATTN_DEVICE FLASHATTN_ELEMENT_##dtype* name;
 #define FLASHATTN_FIELD_VALUE(name, called, dtype, axes) name,

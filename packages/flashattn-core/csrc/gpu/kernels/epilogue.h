@@ -1,5 +1,5 @@
-// What becomes of a row once all its keys have gone by: the sink, the division by the sum, lse, and what the gradient
-// needs of the softmax.
+// Finishes a row after its last key: adds the sink, divides by the sum, and stores lse and what the gradient needs of
+// the softmax.
 #pragma once
 
 #include "offsets.h"
@@ -13,10 +13,10 @@ struct RowResult {
   OnlineSoftmax softmax;
 };
 
-// A sink only adds to the denominator. A row that sees nothing gives 0 and -inf, with a sink too.
+// A sink only adds to the denominator. A row that sees nothing gets output 0 and lse -inf, even with a sink.
 FLASHATTN_FUNC RowResult finish_row(OnlineSoftmax softmax, const FLASHATTN_DEVICE uchar* sinks,
                                     FLASHATTN_UNIFORM AttentionParams& params, int batch, int head) {
-  if (softmax.row_sum == 0) {  // the largest visible score adds 1, and NaN is not 0
+  if (softmax.row_sum == 0) {  // nothing visible: the largest visible score adds 1, and NaN is not 0
     return RowResult{0.0f, -INFINITY, softmax};
   }
   float normalise = 1;
@@ -30,7 +30,7 @@ FLASHATTN_FUNC RowResult finish_row(OnlineSoftmax softmax, const FLASHATTN_DEVIC
   return RowResult{normalise / softmax.row_sum, lse, softmax};
 }
 
-// Where a kernel writes. On CUDA lse and row_stats are null where nobody asks for them.
+// A kernel's outputs. On CUDA lse and row_stats are null if the call does not need them.
 template <typename T>
 struct RowOutputs {
   FLASHATTN_DEVICE T* out;
@@ -42,7 +42,7 @@ struct RowOutputs {
                                              int query) const FLASHATTN_THREAD {
     return row_of(out, params, params.out, batch, head, query);
   }
-  // Writes all but the output itself.
+  // Writes lse and row_stats.
   FLASHATTN_FUNC void store_result(FLASHATTN_UNIFORM AttentionParams& params, int batch, int head, int query,
                                    RowResult result) const FLASHATTN_THREAD {
     if (lse == nullptr) {

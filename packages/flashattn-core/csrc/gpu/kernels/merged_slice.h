@@ -1,4 +1,4 @@
-// Results that several parts of the keys have left of a row, as one: a thread has some of its columns.
+// Merges a row's partial results from several parts of the keys. Each thread merges some of the row's columns.
 #pragma once
 
 #include "online_softmax.h"
@@ -11,12 +11,12 @@ struct alignas(kSlice * sizeof(float)) Slice {
   float columns[kSlice];
 };
 
-// A slice of a row of which several parts of the keys have left results. result_of(part, softmax, slice) reads one.
+// Merges a slice of a row over several parts of the keys. result_of(part, softmax, slice) reads one partial result.
 struct MergedSlice {
   OnlineSoftmax softmax = empty_row();
   Slice slice = {};
 
-  // AT_ONCE: loads that are under way together.
+  // AT_ONCE: how many partial results are loaded together.
   template <int AT_ONCE, typename F>
   FLASHATTN_FUNC void merge(int parts, F result_of) {
     for (int first = 0; first < parts; first += AT_ONCE) {

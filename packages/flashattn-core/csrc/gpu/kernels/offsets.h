@@ -1,4 +1,4 @@
-// Where in an array a batch element, a head and a row begin.
+// Offsets of batch elements, heads and rows in an array.
 #pragma once
 
 #include "call/params.h"
@@ -6,8 +6,8 @@
 
 namespace flashattn {
 
-// Offset of one batch element, counted through the leading dimensions from the last to the first. One leading
-// dimension, the usual case, costs no division, and the text of the others' is short.
+// The offset of a batch element, from its number in row-major order. One leading dimension, the usual case, needs no
+// division; for more of them, a rolled loop keeps the code short.
 FLASHATTN_FUNC int64_t batch_offset(FLASHATTN_UNIFORM AttentionParams& params, FLASHATTN_UNIFORM Strides& strides,
                                     int batch) {
   int64_t offset = 0;
@@ -19,7 +19,7 @@ FLASHATTN_FUNC int64_t batch_offset(FLASHATTN_UNIFORM AttentionParams& params, F
   return offset + batch * strides.batch[0];
 }
 
-// Where the rows of one head begin, of an array that is read.
+// The first row of a head, in an array that is read.
 template <typename T>
 FLASHATTN_FUNC const FLASHATTN_DEVICE T* head_of(const FLASHATTN_DEVICE T* tensor,
                                                  FLASHATTN_UNIFORM AttentionParams& params,
@@ -27,14 +27,14 @@ FLASHATTN_FUNC const FLASHATTN_DEVICE T* head_of(const FLASHATTN_DEVICE T* tenso
   return tensor + batch_offset(params, strides, batch) + head * strides.head;
 }
 
-// Where a row of an output begins.
+// A row of an output.
 template <typename T>
 FLASHATTN_FUNC FLASHATTN_DEVICE T* row_of(FLASHATTN_DEVICE T* tensor, FLASHATTN_UNIFORM AttentionParams& params,
                                           FLASHATTN_UNIFORM Strides& strides, int batch, int head, int row) {
   return tensor + batch_offset(params, strides, batch) + head * strides.head + row * strides.row;
 }
 
-// An element of an array whose dtype, by its number in dtype.h, is a constant of the kernel.
+// Reads an element of an array whose dtype is a constant of the kernel: its number in dtype.h.
 FLASHATTN_FUNC float load_float(const FLASHATTN_DEVICE uchar* array, int dtype, int64_t index) {
   return dtype == 0   ? reinterpret_cast<const FLASHATTN_DEVICE float*>(array)[index]
          : dtype == 1 ? float(reinterpret_cast<const FLASHATTN_DEVICE half*>(array)[index])
@@ -44,7 +44,7 @@ FLASHATTN_FUNC int size_of_dtype(int dtype) {
   return dtype == 0 ? int(sizeof(float)) : int(sizeof(half));
 }
 
-// Steps between the elements of a tensor's rows, in elements.
+// Strides of a tensor's rows, in elements.
 struct RowLayout {
   int64_t row;
   int64_t column;

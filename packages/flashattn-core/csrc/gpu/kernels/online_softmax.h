@@ -9,17 +9,17 @@ struct OnlineSoftmax {
   float row_max;
   float row_sum;
 
-  // What is subtracted from scores. Where nothing is visible yet any finite number gives -inf, of which the weight is
-  // 0, and -inf - -inf would give NaN.
+  // Scores minus this number are exponentiated. While nothing is visible it is 0 instead of -inf: scores of -inf then
+  // get weight 0, where -inf - -inf would give NaN.
   FLASHATTN_FUNC float reference() const FLASHATTN_THREAD { return row_max == -INFINITY ? 0.0f : row_max; }
 
-  // log2(e) comes after the subtraction: multiplied by it, large scores would lose what they differ by.
+  // Multiplies by log2(e) after the subtraction: before it, rounding would lose the differences of large scores.
   FLASHATTN_FUNC float probability(float score) const FLASHATTN_THREAD {
     return fast_exp2((score - reference()) * M_LOG2E_F);
   }
 
-  // Takes the maximum of further scores in; returns by what everything summed so far is to be multiplied. unit: of
-  // maxima, in powers of two.
+  // Raises the maximum to that of further scores. Returns the factor for everything summed so far. unit: turns
+  // differences of maxima into exponents of two.
   FLASHATTN_FUNC float raise(float score_max, float unit = M_LOG2E_F) FLASHATTN_THREAD {
     float old_max = row_max;
     row_max = maximum(row_max, score_max);

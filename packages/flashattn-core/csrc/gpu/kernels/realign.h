@@ -1,4 +1,4 @@
-// Copies an element byte by byte, of an array that begins in the middle of one, as a view of bytes may.
+// Copies one element byte by byte, since the array may begin in the middle of an element, as a view of bytes can.
 #pragma once
 
 #include "call/params.h"
@@ -6,7 +6,7 @@
 
 namespace flashattn {
 
-// SIZE: bytes of an element.
+// SIZE: bytes per element.
 template <int SIZE>
 FLASHATTN_FUNC void realign_body(FLASHATTN_UNIFORM ArrayParams& params, const FLASHATTN_DEVICE uchar* misaligned,
                                  FLASHATTN_DEVICE uchar* realigned, int64_t element) {

@@ -1,6 +1,6 @@
-// The textbook schedule: 32 rows against 32 keys, one thread a score. A SIMD group has a row, a lane a key: maximum and
-// sum are over the SIMD group. Keys and values go through threadgroup memory 32 columns at a time, so that any head_dim
-// fits.
+// The textbook schedule: 32 rows against 32 keys, one thread per score. A SIMD group has a row, and each lane a key, so
+// maximum and sum are reductions over the SIMD group. Keys and values pass through threadgroup memory 32 columns at a
+// time, so that any head_dim fits.
 #pragma once
 
 #include "epilogue.h"
@@ -12,14 +12,14 @@ namespace flashattn {
 enum : int {
   kRowwiseRows = 32,
   kRowwiseKeys = FLASHATTN_LANES,
-  kRowwiseStride = FLASHATTN_LANES + 1,  // odd: a column's elements lie in 32 banks
+  kRowwiseStride = FLASHATTN_LANES + 1,  // odd: a column's elements are in 32 different banks
   kRowwiseTile = kRowwiseKeys * kRowwiseStride,
   kRowwiseThreads = kRowwiseRows * FLASHATTN_LANES,
 };
 
-// Rows of a key/value head, from first_row on: its query heads side by side, query after query. D and DV: head_dim and
-// value_dim rounded up to whole lanes. tile: of kRowwiseTile floats. All kRowwiseThreads threads of a threadgroup call
-// it.
+// Computes the rows of a key/value head from first_row on, numbered query after query and within a query by its query
+// heads. D and DV: head_dim and value_dim, rounded up to a multiple of the lanes. tile: kRowwiseTile floats. All
+// kRowwiseThreads threads of a threadgroup must call it.
 template <int D, int DV, typename T, typename K>
 FLASHATTN_FUNC void rowwise_body(const FLASHATTN_DEVICE T* query, StoredInputs<K> stored, RowOutputs<T> outputs,
                                  FLASHATTN_UNIFORM AttentionParams& params, MaskInputs masks,

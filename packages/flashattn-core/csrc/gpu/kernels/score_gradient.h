@@ -1,30 +1,30 @@
-// The gradient of a score, from its row's maximum and sum: probabilities are computed again, and never stored.
+// The gradient of a score, from its row's maximum and sum: probabilities are recomputed, never stored.
 //
 //   P = exp(score - row_max) / row_sum   dP = dO V^T   delta = sum(dO * O) - dlse   dS = P (dP - delta)
 //
-// What is not visible, and a row that sees nothing, has P = 0 and dS = 0 whatever the rest is: NaN in a hidden key,
-// value or query ends here, as far as these go. In the products of P and dS with such rows it does not: see finite.h.
+// Hidden scores, and rows that see nothing, get P = 0 and dS = 0 even if a key, value or query holds NaN. That does not
+// make the products of P or dS with such rows 0: see finite.h.
 #pragma once
 
 #include "visibility.h"
 
 namespace flashattn {
 
-// What of a row of scores its gradients need. Not lse, which rounds the logarithm of the sum away beside a large
-// maximum.
+// What the gradient needs to recompute a row's probabilities. lse would not do: next to a large maximum it rounds the
+// logarithm of the sum away.
 struct SavedRow {
   float row_max;
   float log2_sum;
   float delta;
 };
 
-// Where the deltas of a head's rows begin.
+// The offset of the first delta of a head.
 FLASHATTN_FUNC int64_t delta_offset(FLASHATTN_UNIFORM AttentionParams& params, int batch, int head) {
   return (int64_t(batch) * params.num_heads + head) * params.query_len;
 }
 
-// A sum of infinity for a row that sees nothing, and for one that does not exist: all its probabilities are 0.
-// `row_stats` and `delta`: of the head.
+// A row that sees nothing, or does not exist, gets a sum of infinity: all its probabilities are 0. `row_stats` and
+// `delta` point to those of the head.
 FLASHATTN_FUNC SavedRow saved_row(const FLASHATTN_DEVICE float* row_stats, const FLASHATTN_DEVICE float* delta,
                                   FLASHATTN_UNIFORM AttentionParams& params, int query) {
   if (query >= params.query_len) {
@@ -40,28 +40,28 @@ FLASHATTN_FUNC SavedRow saved_row(const FLASHATTN_DEVICE float* row_stats, const
 
 struct ScoreGradient {
   float probability;
-  float gradient;  // without the scale, by which dq and dk are multiplied at the end
+  float gradient;  // without the factor `scale`: dq and dk are multiplied by it at the end
 };
 
-// In front of exp2. difference: of the score and the row's maximum.
+// The exponent of two. difference: the score minus the row's maximum.
 FLASHATTN_FUNC float exponent_of(float difference, SavedRow saved) {
   return multiply_add(difference, M_LOG2E_F, -saved.log2_sum);
 }
 
-// Of a hidden score it is 0 whatever the rest is: the sum may be NaN. Others are above the maximum by no more than
-// rounding, and that of 1e38 is no small number.
+// 0 for a hidden score, even if the sum is NaN. Other scores exceed the maximum by no more than a rounding error, which
+// is large for 1e38, so the exponent is capped at 0.
 FLASHATTN_FUNC float probability_of(float difference, SavedRow saved, bool hidden) {
   return hidden ? 0.0f : fast_exp2(at_most_zero(exponent_of(difference, saved)));
 }
 
-// derivative: of the score, by what Visibility::scaled() gave. dprobability: of dout and value. shown: the tile has
-// nothing hidden.
+// derivative: from Visibility::derivative(). dprobability: the dot product of dout and value. shown: no score of the
+// tile is hidden.
 FLASHATTN_FUNC float gradient_of(float probability, float dprobability, float derivative, SavedRow saved, bool shown) {
   float gradient = probability * (dprobability - saved.delta) * derivative;
   return shown || probability != 0 ? gradient : 0.0f;
 }
 
-// product: of query and key.
+// product: the dot product of query and key.
 FLASHATTN_FUNC ScoreGradient score_gradient(float product, float dprobability, Visibility visibility, Row row,
                                             SavedRow saved, int key, bool shown) {
   float scaled = visibility.scaled(product), score = visibility.score_of_scaled(scaled, row, key);

@@ -1,4 +1,4 @@
-// One row, by a whole SIMD group.
+// One row, computed by a whole SIMD group.
 #pragma once
 
 #include "decode_rows.h"
@@ -6,7 +6,7 @@
 
 namespace flashattn {
 
-// any, all: the keys that the row attends to, and those of them that it is known to see.
+// any: the keys that the row attends to. all: those of them that it certainly sees.
 template <int D, int DV, typename T, typename K>
 FLASHATTN_FUNC DecodeRows<T, D, DV, 1> attended_row(const FLASHATTN_DEVICE T* query, StoredInputs<K> stored,
                                                     Visibility visibility, int batch, int kv_head, RowPosition position,

@@ -1,5 +1,5 @@
-// Rows of keys or values as they lie in memory: elements of any stride, or MLX's affine quantisation, of which a few
-// neighbours at a time become floats in registers.
+// Rows of keys or values as they are stored: elements of any stride, or MLX's affine quantisation, which is unpacked to
+// floats in registers, a few neighbouring elements at a time.
 #pragma once
 
 #include "elements.h"
@@ -7,7 +7,7 @@
 
 namespace flashattn {
 
-// In device or in threadgroup memory.
+// Rows in device or threadgroup memory.
 template <typename Pointer>
 struct PlainRows {
   Pointer data;
@@ -17,19 +17,19 @@ struct PlainRows {
     return PlainRows{data + layout.offset(row, 0), layout};
   }
 
-  // What a SIMD group reads of `count` rows together: nothing yet.
+  // Reads nothing ahead, unlike QuantisedRows, which reads the scales and biases of `count` rows.
   FLASHATTN_FUNC PlainRows batch(int, int, uint) const FLASHATTN_THREAD { return *this; }
 
   FLASHATTN_FUNC float element(int row, int column) const FLASHATTN_THREAD {
     return float(data[layout.offset(row, column)]);
   }
 
-  // COUNT neighbouring elements, the first a multiple of COUNT; 0 beyond `columns`, and in a row that does not exist.
-  // WIDTH: `columns` rounded up to what the threads divide.
+  // Loads COUNT neighbouring elements; `first` is a multiple of COUNT. Elements beyond `columns`, and of a row that
+  // does not exist, are 0. WIDTH: `columns` rounded up to what the threads divide evenly.
   template <int WIDTH, int COUNT, typename U>
   FLASHATTN_FUNC void load(FLASHATTN_THREAD U* target, int row, int first, int columns,
                            bool exists) const FLASHATTN_THREAD {
-    if (exists && (WIDTH == columns || first + COUNT <= columns)) {  // as one wide load, where rows are packed
+    if (exists && (WIDTH == columns || first + COUNT <= columns)) {  // one wide load, if rows are packed
       Pointer from = data + layout.offset(row, first);
       FLASHATTN_UNROLL
       for (int i = 0; i < COUNT; ++i) {
@@ -46,9 +46,9 @@ struct PlainRows {
 
 struct QuantisedBatch;
 
-// Element i of a row is scale * q + bias in float32: q the quant_bits bits from bit i * quant_bits on of the row's
-// words, read as one little-endian number; scale and bias those of its group, i / group_size. A row is whole groups,
-// of 32 or more: it fills its lanes and fragments.
+// Element i of a row is scale * q + bias in float32. q: the quant_bits bits from bit i * quant_bits on of the row's
+// words, read as one little-endian number. scale and bias: those of group i / group_size. A row has whole groups of 32
+// or more elements, so it fills lanes and fragments.
 struct QuantisedRows {
   const FLASHATTN_DEVICE uint* words;
   const FLASHATTN_DEVICE uchar* scales;  // of group_dtype
@@ -69,7 +69,7 @@ struct QuantisedRows {
     return result;
   }
 
-  // As in PlainRows. COUNT: 4 or less.
+  // As in PlainRows. COUNT: at most 4.
   template <int WIDTH, int COUNT>
   FLASHATTN_FUNC void load(FLASHATTN_THREAD float* target, int row, int first, int,
                            bool exists) const FLASHATTN_THREAD {
@@ -83,14 +83,14 @@ struct QuantisedRows {
     }
   }
 
-  // Scale and bias of a column's group.
+  // Scale and bias of the group of a column.
   FLASHATTN_FUNC float2 group(int row, int column) const FLASHATTN_THREAD {
     int index = column / group_size;
     return float2{load_float(scales, group_dtype, scale_layout.offset(row, index)),
                   load_float(biases, group_dtype, bias_layout.offset(row, index))};
   }
 
-  // COUNT elements of one group; COUNT is 1, 2 or 4, and the column a multiple of it.
+  // Unpacks COUNT elements of one group; COUNT is 1, 2 or 4, and `column` a multiple of it.
   template <int COUNT>
   FLASHATTN_FUNC void unpack(FLASHATTN_THREAD float* target, int row, int column,
                              float2 scale_and_bias) const FLASHATTN_THREAD {
@@ -105,8 +105,8 @@ struct QuantisedRows {
   FLASHATTN_FUNC QuantisedBatch batch(int count, int columns, uint lane) const FLASHATTN_THREAD;
 
  private:
-  // `count` bits of a row from bit `first` on, the lowest of the result; above them there may be others. No byte is
-  // read that has none of them: 16 and 32 bits are aligned, and all other counts that there are lie in three bytes.
+  // `count` bits of a row from bit `first` on, as the lowest bits of the result; its higher bits are arbitrary. Reads
+  // no byte without wanted bits: 16 and 32 bits are aligned, and all other counts that occur fit in three bytes.
   FLASHATTN_FUNC uint load_bits(int row, uint first, uint count) const FLASHATTN_THREAD {
     const FLASHATTN_DEVICE uchar* source = byte(row, first / 8);
     if (count == 32) {
@@ -130,17 +130,17 @@ struct QuantisedRows {
   }
 };
 
-// A few rows that the lanes of a SIMD group read together: each scale and bias once, a lane has one of them.
+// A few rows that the lanes of a SIMD group read together. Each scale and bias is read once, by one lane.
 struct QuantisedBatch {
   QuantisedRows rows;
-  int groups;  // of a row
-  float own;   // of row n, group g: in lane 2 * (n * groups + g) the scale, in the next one the bias
+  int groups;  // per row
+  float own;   // lane 2 * (n * groups + g) holds the scale of row n, group g; the next lane its bias
 
-  // As in PlainRows. The SIMD group's lanes are all here, each with columns of its own.
+  // As in PlainRows. All lanes of the SIMD group must call it, each with its own columns.
   template <int WIDTH, int COUNT>
   FLASHATTN_FUNC void load(FLASHATTN_THREAD float* target, int row, int first, int,
                            bool exists) const FLASHATTN_THREAD {
-    constexpr int kAligned = COUNT & -COUNT;  // so many columns are in one group: groups are multiples of 32
+    constexpr int kAligned = COUNT & -COUNT;  // this many columns are in one group: group_size is a multiple of 32
     constexpr int kRun = kAligned < 4 ? kAligned : 4;
     FLASHATTN_UNROLL
     for (int i = 0; i < COUNT; i += kAligned) {
@@ -161,7 +161,7 @@ struct QuantisedBatch {
   }
 };
 
-// `count` rows with 16 groups or fewer in all.
+// `count` rows with at most 16 groups in all: each group needs two lanes.
 FLASHATTN_FUNC QuantisedBatch QuantisedRows::batch(int count, int columns, uint lane) const FLASHATTN_THREAD {
   int groups = columns / group_size;
   int row = int(lane) / 2 / groups, index = int(lane) / 2 % groups;
@@ -180,7 +180,7 @@ FLASHATTN_FUNC PlainRows<const FLASHATTN_DEVICE T*> rows_of(const FLASHATTN_DEVI
   return PlainRows<const FLASHATTN_DEVICE T*>{head_of(tensor, params, strides, batch, head), row_layout(strides)};
 }
 
-// Quantised ones: where their words lie, their scales and their biases.
+// Quantised keys or values of one key/value head.
 FLASHATTN_FUNC QuantisedRows quantised_rows(const FLASHATTN_DEVICE uint* words, const FLASHATTN_DEVICE uchar* scales,
                                             const FLASHATTN_DEVICE uchar* biases,
                                             FLASHATTN_UNIFORM AttentionParams& params,
@@ -196,8 +196,8 @@ FLASHATTN_FUNC QuantisedRows quantised_rows(const FLASHATTN_DEVICE uint* words, 
                        RowLayout{bias_strides.row, bias_strides.column}};
 }
 
-// K, a kernel's template argument: the type of keys and values, or uint for quantised words. Element: what threadgroup
-// memory holds of them.
+// K, a kernel's template argument, is the type of keys and values, or uint for quantised words. Element is their type
+// in threadgroup memory.
 template <typename K>
 struct Stored {
   typedef K Element;
@@ -207,7 +207,7 @@ struct Stored<uint> {
   typedef float Element;  // 16 bits would round
 };
 
-// Keys and values, as a kernel has them among its arguments. The groups: only of quantised ones.
+// A kernel's arguments for keys and values. Scales and biases exist only for quantised ones.
 template <typename K>
 struct StoredInputs {
   const FLASHATTN_DEVICE K* key;
@@ -216,7 +216,7 @@ struct StoredInputs {
 };
 #define FLASHATTN_STORED_INPUTS(K) (StoredInputs<K>{key, value, FLASHATTN_GROUPS(FLASHATTN_FIELD_VALUE)})
 
-// Of one key/value head.
+// The rows of one key/value head.
 template <typename T>
 FLASHATTN_FUNC PlainRows<const FLASHATTN_DEVICE T*> keys_of(StoredInputs<T> stored,
                                                             FLASHATTN_UNIFORM AttentionParams& params, int batch,

@@ -1,8 +1,8 @@
-// Which keys a query sees, and what its score with one becomes. Causal, window and key range leave each query one span
-// of keys; tree bits, a bool array and an additive array hide keys inside of it.
+// Which keys a query sees, and how a product of query and key becomes a score. Causal mask, window and key range leave
+// each query one span of keys; tree bits, a bool array and an additive array hide keys within it.
 //
-// Scores are natural ones: those of the formula, as masks and options have them. A number of float32 may be too large
-// to be multiplied by log2(e), so only differences of scores are, in front of exp2.
+// Scores are in natural units (not times log2(e)), as masks and options expect. log2(e) multiplies only differences of
+// scores, before exp2: a large float32 score times log2(e) could overflow.
 #pragma once
 
 #include "call/block_map.h"
@@ -27,7 +27,7 @@ FLASHATTN_FUNC KeySpan intersection(KeySpan a, KeySpan b) {
   return KeySpan{maximum(a.begin, b.begin), minimum(a.end, b.end)};
 }
 
-// One row of scores: a query of one head.
+// One row of scores: one query of one head.
 struct Row {
   int query;
   int head;
@@ -35,7 +35,7 @@ struct Row {
   float slope;  // ALiBi's
 };
 
-// The arrays that hide keys or change scores, as a kernel has them among its arguments. Only those of the call exist.
+// A kernel's mask arguments: arrays that hide keys or change scores. Only those that the call has exist.
 struct MaskInputs {
   FLASHATTN_MASKS(FLASHATTN_FIELD)
 };
@@ -43,13 +43,13 @@ struct MaskInputs {
 
 struct Visibility {
   FLASHATTN_UNIFORM AttentionParams* params;
-  MaskInputs inputs;  // of the batch element, but for the key range
-  KeySpan keys;       // the key range, or all
+  MaskInputs inputs;  // offset to the batch element, except for key_start and key_stop
+  KeySpan keys;       // the key range, or all keys
 
-  // From a product of query and key to the score, or to what tanh takes.
+  // Multiplies the product of query and key; gives the score, or the argument of tanh.
   float factor;
 
-  // The span that a query sees.
+  // The span of keys that a query sees.
   FLASHATTN_FUNC KeySpan seen(int query) const FLASHATTN_THREAD {
     KeySpan span = keys;
     int diagonal = query + params->key_len - params->query_len;  // the key at the query's own position
@@ -62,7 +62,7 @@ struct Visibility {
     return span;
   }
 
-  // What at least one of the queries first..last sees, and what they all see. Both ends of a span grow with the query.
+  // The keys that at least one of the queries first..last sees; those that all see. Both span ends grow with the query.
   FLASHATTN_FUNC KeySpan seen_by_any(int first, int last) const FLASHATTN_THREAD {
     return KeySpan{seen(first).begin, seen(last).end};
   }
@@ -72,7 +72,7 @@ struct Visibility {
     }
     return open_to_all(first, last);
   }
-  // The same for kernels that ask blocks(), too, which says what a block map knows of arrays.
+  // seen_by_all() for kernels that also ask blocks(), and so know from the block map what the mask arrays do.
   FLASHATTN_FUNC KeySpan open_to_all(int first, int last) const FLASHATTN_THREAD {
     if ((has_visible || has_bias) && !has_block_map) {
       return KeySpan{0, 0};
@@ -84,8 +84,8 @@ struct Visibility {
     return span;
   }
 
-  // Returns what arrays do between queries of some heads and some keys, as call/block_map.h has it, from the block map.
-  // It ignores queries and keys that do not exist.
+  // Returns the "or" of the block map's bytes for these heads, queries and keys: kBlockShows and kBlockChanges of
+  // call/block_map.h. Queries and keys that do not exist are ignored.
   FLASHATTN_FUNC int blocks(int first_head, int head_count, int first_query, int query_count, int first_key,
                             int key_count) const FLASHATTN_THREAD {
     if (!has_visible && !has_bias) {
@@ -110,7 +110,7 @@ struct Visibility {
     return found;
   }
 
-  // The queries that see at least one of the keys first..last: one span, too.
+  // The queries that see at least one of the keys first..last: also one span.
   FLASHATTN_FUNC KeySpan seen_from(int first, int last) const FLASHATTN_THREAD {
     KeySpan queries = KeySpan{0, params->query_len};
     int offset = params->key_len - params->query_len;
@@ -128,7 +128,7 @@ struct Visibility {
     return queries;
   }
 
-  // A query beyond the last one is a row that sees nothing.
+  // A query index beyond the last query gives a row that sees nothing.
   FLASHATTN_FUNC Row row(int query, int head) const FLASHATTN_THREAD {
     bool exists = query < params->query_len;
     float slope = has_alibi_slopes && exists ? inputs.alibi_slopes[head * params->alibi_slopes.head] : 0.0f;
@@ -146,13 +146,13 @@ struct Visibility {
     return score_of_scaled(scaled(product), row, key);
   }
 
-  // Whether a score is its product times `factor`, and nothing else.
+  // Whether a score is just the product times `factor`.
   FLASHATTN_FUNC bool has_plain_scores() const FLASHATTN_THREAD {
     return !has_softcap && !has_alibi_slopes && !has_bias;
   }
 
-  // The two steps of score(): with soft-cap, the gradient needs what tanh gave. With an extreme soft-cap the first step
-  // is scale alone, since a quotient may be too small for float32.
+  // The two steps of score(); with soft-cap, the gradient needs the result of tanh. With an extreme soft-cap the first
+  // step multiplies by scale only, since scale / softcap may underflow in float32.
   FLASHATTN_FUNC float scaled(float product) const FLASHATTN_THREAD {
     float scaled = rounded_product(product, factor);
     return has_softcap && !extreme_softcap ? precise_tanh(scaled) : scaled;
@@ -166,7 +166,7 @@ struct Visibility {
     }
     return score;
   }
-  // Of the score, by what scaled() gave.
+  // The derivative of the score; `scaled` is the result of scaled().
   FLASHATTN_FUNC float derivative(float scaled) const FLASHATTN_THREAD {
     if (!has_softcap) {
       return 1;
@@ -175,28 +175,28 @@ struct Visibility {
     return (1 - tanh) * (1 + tanh);
   }
 
-  // -inf where the row does not see the key, whatever the score was: NaN in a hidden key ends here.
+  // -inf if the row does not see the key, even if the score is NaN: hidden keys may hold NaN.
   FLASHATTN_FUNC float masked(float score, Row row, int key) const FLASHATTN_THREAD {
     return row.seen.contains(key, 1) ? masked_by_arrays(score, row, key) : -INFINITY;
   }
-  // The same, of a key in the span that the row sees.
+  // The same for a key within the row's span.
   FLASHATTN_FUNC float masked_by_arrays(float score, Row row, int key) const FLASHATTN_THREAD {
     bool visible = !has_visible || visible_row(row.head, row.query)[key * params->visible.column];
     return masked_by_arrays(score, row, key, visible);
   }
-  // visible: what the bool array says, or true.
+  // visible: the bool array's entry, or true without such an array.
   FLASHATTN_FUNC float masked_by_arrays(float score, Row row, int key, bool visible) const FLASHATTN_THREAD {
     if (!visible || (has_tree && !tree_shows(row.query, key))) {
       return -INFINITY;
     }
     return has_bias ? biased(score, load_float(inputs.bias, bias_dtype, bias_offset(row.head, row.query, key))) : score;
   }
-  // A score, with what the additive array has for it.
+  // Adds an entry of the additive array to a score.
   FLASHATTN_FUNC float biased(float score, float bias) const FLASHATTN_THREAD {
     if (bias == -INFINITY) {
       return -INFINITY;
     }
-    // The lowest float hides keys in some models, and must stay finite: a row of nothing else is a plain mean. No
+    // Some models hide keys with the lowest float. That must stay finite: a row with nothing else is a plain mean. No
     // max() here: it would turn NaN into a number.
     float sum = score + bias;
     return sum < -FLT_MAX ? -FLT_MAX : sum;
@@ -204,13 +204,13 @@ struct Visibility {
   FLASHATTN_FUNC int64_t bias_offset(int head, int query, int key) const FLASHATTN_THREAD {
     return head * params->bias.head + query * params->bias.row + key * params->bias.column;
   }
-  // A row of the bool array, from key 0 on.
+  // One row of the bool array, starting at key 0.
   FLASHATTN_FUNC const FLASHATTN_DEVICE bool* visible_row(int head, int query) const FLASHATTN_THREAD {
     return inputs.visible + head * params->visible.head + query * params->visible.row;
   }
 
  private:
-  // tanh(x) is x for small ones, which division may round to 0.
+  // For small x, tanh(x) is x; scaled / softcap could be rounded to 0.
   FLASHATTN_FUNC float extremely_capped(float scaled) const FLASHATTN_THREAD {
     float small = params->softcap * 1e-4f;
     bool is_small = -small < scaled && scaled < small;
@@ -219,7 +219,7 @@ struct Visibility {
 
   FLASHATTN_FUNC bool tree_shows(int query, int key) const FLASHATTN_THREAD {
     int other = key - (params->key_len - params->tree_size);
-    int node = query + params->tree_size - params->query_len;  // aligned at the lower right
+    int node = query + params->tree_size - params->query_len;  // the last query is the last node
     if (other < 0) {
       return true;  // all keys before the tree
     }

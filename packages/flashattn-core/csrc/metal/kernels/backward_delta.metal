@@ -1,11 +1,11 @@
-// delta: one number for each row, which dq needs once and dk and dv need for each tile of keys. A launch of its own, so
-// that those two can run side by side, and neither of them reads the forward's output.
+// delta: one number per row. dq reads it once, dk and dv read it for each tile of keys. It has its own launch, so that
+// these two can run side by side, and neither reads the forward pass's output.
 #include "arguments.h"
 #include "score_gradient.h"
 
 using namespace flashattn;
 
-// A SIMD group has a row. Grid: (queries / ROWS, heads, batch) threadgroups of ROWS SIMD groups.
+// Each SIMD group has a row. Grid: (queries / ROWS, heads, batch) threadgroups of ROWS SIMD groups.
 template <typename T, typename Sizes>
 [[kernel, max_total_threads_per_threadgroup(Sizes::rows* FLASHATTN_LANES)]] void backward_delta(
     FLASHATTN_VALUE(AttentionParams, params), FLASHATTN_VALUE(BackwardParams, backward), FLASHATTN_READ(T, out),

@@ -1,7 +1,7 @@
-// metal_backward_dkv: the gradients of keys and values. Each SIMD group has 8 keys of one key/value head; the queries
-// of all heads that share it go by, so that their gradients are summed here, always in the same order, and no two
+// metal_backward_dkv: the gradients of keys and values. Each SIMD group has 8 keys of one key/value head, and loops
+// over the queries of all heads that share it. So it sums over these heads itself, always in the same order, and no two
 // threadgroups write the same element. Scores are computed transposed, keys down and queries across: probabilities and
-// gradients are then the left operands of the sums, in the registers that they are in.
+// gradients then are in the registers of a left operand, as the sums need them.
 #include "arguments.h"
 #include "score_gradient.h"
 #include "tile_loader.h"
@@ -9,9 +9,9 @@
 
 using namespace flashattn;
 
-// D and DV: head_dim and value_dim rounded up to whole fragments. ROWS: queries of a tile. PARTS: 1, or 2 where the
-// sums of both need too many registers: keys and values then have threadgroups of their own, taking turns in the grid.
-// Grid: (keys of a threadgroup * PARTS, kv_heads, batch) threadgroups of SIMDGROUPS SIMD groups.
+// D and DV: head_dim and value_dim, rounded up to whole fragments. ROWS: queries per tile. PARTS: 1, or 2 if the sums
+// of dk and dv together need too many registers: each then has its own threadgroups, which alternate in the grid. Grid:
+// (key_len / keys of a threadgroup * PARTS, kv_heads, batch) threadgroups of SIMDGROUPS SIMD groups.
 template <typename T, typename Sizes>
 [[kernel, max_total_threads_per_threadgroup(Sizes::simdgroups* FLASHATTN_LANES)]] void backward_dkv(
     FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_BACKWARD_ARGUMENTS(T), FLASHATTN_WRITTEN(T, dk),
@@ -25,7 +25,7 @@ template <typename T, typename Sizes>
   threadgroup T query_tile[QueryLoader::kSize];
   threadgroup T dout_tile[DoutLoader::kSize];
   threadgroup SavedRow saved_rows[ROWS];
-  threadgroup int finite_rows[SIMDGROUPS];  // whether what each SIMD group has loaded is
+  threadgroup int finite_rows[SIMDGROUPS];  // per SIMD group: whether all that it has loaded is finite
 
   // The first keys first: under a causal mask the most queries see them.
   int first_key = int(group.x) / PARTS * kKeys;
@@ -48,7 +48,7 @@ template <typename T, typename Sizes>
     sums[c] = Fragment{0.0f, 0.0f};
   }
 
-  // 32-bit registers: sums, scores and their gradients take up to 96, with a row of key, and with one of value.
+  // Own rows of keys, and of values, stay in registers if these, sums, scores and gradients take at most 96 of 32 bits.
   constexpr int kBusy = 2 * kSums + ROWS / 2;
   constexpr int kKeyRegisters = D * int(sizeof(T)) / 16, kValueRegisters = DV * int(sizeof(T)) / 16;
   constexpr bool kKeepKeys = kBusy + kKeyRegisters <= 96;
@@ -92,8 +92,8 @@ template <typename T, typename Sizes>
       }
       threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the rows are there
 
-      Fragment probabilities[kRowFragments];  // scores first
-      Fragment gradients[kRowFragments];      // of the probabilities, then of the scores
+      Fragment probabilities[kRowFragments];  // at first scores
+      Fragment gradients[kRowFragments];      // gradients of the probabilities, later of the scores
       if (needed) {
         multiply_transposed<kRowFragments, QueryLoader::kStride>(probabilities, own_keys, query_tile, lane);
         if (with_dk) {
@@ -134,7 +134,7 @@ template <typename T, typename Sizes>
       }
       FLASHATTN_UNROLL
       for (int k = 0; k < kRowFragments; ++k) {
-        int eighth = first + k * 8;  // its eight queries; where none sees an own key, all is 0
+        int eighth = first + k * 8;  // the first of 8 queries; if none sees an own key, all terms are 0
         if (visibility.seen_by_any(eighth, metal::min(eighth + 7, last)).meets(own_first, 8)) {
           if (with_dv) {
             add_product<kColumns, DoutLoader::kStride>(dv_sums, probabilities[k],

@@ -1,6 +1,6 @@
-// metal_backward_dq: the gradient of the queries. As in metal_prefill_reg each SIMD group has 8 rows of one head, and
-// the keys go by; values come first, so that the keys are still in the tile's place when the scores' gradients are
-// there.
+// metal_backward_dq: the gradient of the queries. As in metal_prefill_reg, each SIMD group has 8 rows of one head and
+// loops over tiles of keys. A tile's values come first, so that its keys are still in threadgroup memory when the
+// gradients of the scores are computed.
 #include "arguments.h"
 #include "score_gradient.h"
 #include "tile_loader.h"
@@ -8,7 +8,7 @@
 
 using namespace flashattn;
 
-// D and DV: head_dim and value_dim rounded up to whole fragments. KEYS: of a tile.
+// D and DV: head_dim and value_dim, rounded up to whole fragments. KEYS: keys per tile.
 // Grid: (queries / rows of a threadgroup, heads, batch) threadgroups of SIMDGROUPS SIMD groups.
 template <typename T, typename Sizes>
 [[kernel, max_total_threads_per_threadgroup(Sizes::simdgroups* FLASHATTN_LANES)]] void backward_dq(
@@ -21,9 +21,9 @@ template <typename T, typename Sizes>
   using KeyLoader = TileLoader<T, KEYS, D, SIMDGROUPS * FLASHATTN_LANES>;
   using ValueLoader = TileLoader<T, KEYS, DV, SIMDGROUPS * FLASHATTN_LANES>;
   threadgroup T tile[KeyLoader::kSize > ValueLoader::kSize ? KeyLoader::kSize : ValueLoader::kSize];
-  threadgroup int finite_keys[SIMDGROUPS];  // whether what each SIMD group has loaded is
+  threadgroup int finite_keys[SIMDGROUPS];  // per SIMD group: whether all that it has loaded is finite
 
-  // The last queries first: under a causal mask they see the most keys, and a long one should not start last.
+  // The last queries first: under a causal mask they see the most keys, and a long threadgroup should not start last.
   int first_query = int(grid.x - 1 - group.x) * kRows;
   int last_query = metal::min(first_query + kRows, params.query_len) - 1;
   int batch = int(group.z), head = int(group.y);
@@ -41,7 +41,7 @@ template <typename T, typename Sizes>
     sums[c] = Fragment{0.0f, 0.0f};
   }
 
-  // 32-bit registers: the sums and a row of query take up to 64, with one of dout.
+  // Own rows of query, and of dout, stay in registers if these and the sums take at most 64 of 32 bits.
   constexpr int kQueryRegisters = D * int(sizeof(T)) / 16, kDoutRegisters = DV * int(sizeof(T)) / 16;
   constexpr bool kKeepQueries = D / 4 + kQueryRegisters <= 64;
   constexpr bool kKeepDout = D / 4 + kQueryRegisters + kDoutRegisters <= 64;
@@ -68,7 +68,7 @@ template <typename T, typename Sizes>
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the previous keys have been read
     ValueLoader::load(tile, values.from(first), key_count, value_dim, thread_index);
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the values are there
-    Fragment gradients[kKeyFragments];                       // of the probabilities, then of the scores
+    Fragment gradients[kKeyFragments];                       // gradients of the probabilities, later of the scores
     if (needed) {
       multiply_transposed<kKeyFragments, ValueLoader::kStride>(gradients, own_dout, tile, lane);
     }

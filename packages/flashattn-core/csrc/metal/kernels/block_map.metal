@@ -1,10 +1,10 @@
-// See find_blocks.h: a SIMD group has a block, a lane a key.
+// Computes a block map, see find_blocks.h. Each SIMD group has a block, each lane a key.
 #include "arguments.h"
 #include "find_blocks.h"
 
 using namespace flashattn;
 
-// Grid: (blocks / SIMD groups) threadgroups of 256 threads.
+// Grid: (blocks / 8) threadgroups of 256 threads.
 template <int DTYPE>
 [[kernel, max_total_threads_per_threadgroup(256)]] void block_map(FLASHATTN_VALUE(ArrayParams, array_params),
                                                                   FLASHATTN_READ(uchar, mask),

@@ -1,4 +1,4 @@
-// metal_decode_fast: one query, few keys. One SIMD group a head, no barriers, no threadgroup memory.
+// metal_decode_fast: one query, few keys. One SIMD group per head, no barriers, no threadgroup memory.
 #include "arguments.h"
 #include "single_row.h"
 

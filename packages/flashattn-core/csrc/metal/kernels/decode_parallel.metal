@@ -1,4 +1,4 @@
-// metal_decode_parallel: one query. 32 SIMD groups a head share the keys; their results are merged in threadgroup
+// metal_decode_parallel: one query. 32 SIMD groups per head share the keys; their results are merged in threadgroup
 // memory.
 #include "arguments.h"
 #include "decode_rows.h"
@@ -26,9 +26,9 @@ template <typename T, typename Sizes, typename K = T>
   rows.attend(keys, values, visibility, all, any.begin + int(simdgroup) * Rows::kKeys, any.end,
               kSimdgroups * Rows::kKeys, 0, lane);
 
-  // The merge. A lane stands for the SIMD group of its number; the columns go by in passes that fit the memory. The
-  // odd stride puts a column's 32 partial results into 32 banks.
-  constexpr int kPass = Rows::kValueColumns < 4 ? Rows::kValueColumns : 4;  // columns of each lane
+  // The merge. Lane n reads the result of SIMD group n. Columns are merged in passes that fit in threadgroup memory.
+  // The odd stride puts a column's 32 partial results into 32 banks.
+  constexpr int kPass = Rows::kValueColumns < 4 ? Rows::kValueColumns : 4;  // per lane and pass
   constexpr int kStride = kSimdgroups + 1;
   threadgroup float partial_max[kSimdgroups];
   threadgroup float partial_sum[kSimdgroups];
@@ -62,7 +62,7 @@ template <typename T, typename Sizes, typename K = T>
       result = finish_row(whole, sinks, params, batch, head);
       weight *= result.normalise;
     }
-    // SIMD group g merges the columns that every lane g had.
+    // SIMD group g merges the columns that lane g of each SIMD group had.
     FLASHATTN_UNROLL
     for (int i = 0; i < kPass; ++i) {
       if (pass + i < Rows::kValueColumns) {

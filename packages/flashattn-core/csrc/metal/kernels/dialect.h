@@ -1,26 +1,26 @@
-// Metal's words for what the text of gpu/kernels says in its own. Each GPU backend has such a file.
+// Metal's definitions of the macros and functions that gpu/kernels uses. Each GPU backend has such a file.
 #pragma once
 
 #include <metal_stdlib>
 
-#define FLASHATTN_FUNC METAL_FUNC         // in front of a function: always inlined
+#define FLASHATTN_FUNC METAL_FUNC         // before a function: always inlined
 #define FLASHATTN_DEVICE device           // memory of arrays
-#define FLASHATTN_UNIFORM const constant  // memory that is the same for all threads: parameters, constants
+#define FLASHATTN_UNIFORM const constant  // read-only memory that all threads share: parameters, constants
 #define FLASHATTN_SHARED threadgroup
-#define FLASHATTN_THREAD thread  // what a thread has for itself; behind a method, too
+#define FLASHATTN_THREAD thread  // private to a thread; stands after methods, too
 #define FLASHATTN_UNROLL _Pragma("clang loop unroll(full)")
 #define FLASHATTN_ROLLED _Pragma("clang loop unroll(disable)")
 
 // Width of a SIMD group on every Apple GPU.
 #define FLASHATTN_LANES 32
 
-// Where threads meet: macros and no functions, so that each place in the text remains a place of its own.
+// Where threads synchronise: macros, not functions, so that each use remains a place of its own in the text.
 #define FLASHATTN_BARRIER threadgroup_barrier(metal::mem_flags::mem_threadgroup)
 #define FLASHATTN_LANE_SUM(x) metal::simd_sum(x)
 #define FLASHATTN_LANE_MAX(x) metal::simd_max(x)
 #define FLASHATTN_LANE_VALUE(x, lane) metal::simd_shuffle(x, ushort(lane))
 
-// Types that every dialect knows: half, bfloat, uint, uchar, ushort, int64_t, float2; constants: INFINITY,
+// Types that every dialect has: half, bfloat, uint, uchar, ushort, int64_t, float2; constants: INFINITY,
 // FLT_MAX, M_LOG2E_F, M_LN2_F.
 namespace flashattn {
 
@@ -46,13 +46,13 @@ METAL_FUNC int absolute(int x) {
   return metal::abs(x);
 }
 
-METAL_FUNC float at_most_zero(float x) {  // NaN stays
+METAL_FUNC float at_most_zero(float x) {  // NaN stays NaN
   return x > 0 ? 0.0f : x;
 }
 METAL_FUNC float multiply_add(float a, float b, float c) {
   return metal::fma(a, b, c);
 }
-// Rounded, whatever is added to it: a multiply-add would not be what was compared with others for the maximum.
+// Never fused with an addition: the score must be the one that was compared for the maximum.
 METAL_FUNC float rounded_product(float a, float b) {
 #pragma clang fp contract(off)
   return a * b;

@@ -1,7 +1,7 @@
-// A lane's elements of an 8x8 fragment, straight from device memory.
+// Loads a lane's elements of an 8x8 fragment straight from device memory.
 //
-// Rows beyond the last one are read as the last: what comes of them is masked or not stored, and a load without a
-// condition is not a branch. Columns from `columns` on are 0. COLUMNS: `columns` rounded up to whole fragments.
+// Rows beyond the last one are read as the last: their results are masked or not stored, and an unconditional load
+// needs no branch. Columns from `columns` on are 0. COLUMNS: `columns` rounded up to whole fragments.
 #pragma once
 
 #include "mma.h"
@@ -9,7 +9,7 @@
 
 namespace flashattn {
 
-// Elements (row, column) and (row, column + 1) of `rows` rows.
+// Elements (row, column) and (row, column + 1) of an array with `rows` rows.
 template <int COLUMNS, typename T>
 METAL_FUNC metal::vec<T, 2> load_pair(const device T* source, RowLayout layout, int row, int column, int rows,
                                       int columns) {
@@ -20,7 +20,7 @@ METAL_FUNC metal::vec<T, 2> load_pair(const device T* source, RowLayout layout, 
   return pair;
 }
 
-// Elements (row, column) and (row + 1, column): those of the transposed matrix.
+// Elements (row, column) and (row + 1, column), which are neighbours in a row of the transposed matrix.
 template <int COLUMNS, typename T>
 METAL_FUNC metal::vec<T, 2> load_pair_transposed(const device T* source, RowLayout layout, int row, int column,
                                                  int rows, int columns) {

@@ -1,5 +1,5 @@
-// metal_prefill_reg: many queries of one head. Each SIMD group has 8 rows; their output, scores and probabilities stay
-// in its registers, as 8x8 fragments, from the first key to the last. Keys and values take turns in one buffer of
+// metal_prefill_reg: many queries of one head. Each SIMD group has 8 rows, whose output, scores and probabilities stay
+// in its registers, as 8x8 fragments, from the first key to the last. Keys and values alternate in one buffer of
 // threadgroup memory.
 #include "arguments.h"
 #include "epilogue.h"
@@ -11,9 +11,8 @@
 
 namespace flashattn {
 
-// Turns a lane's products of query and key, in the row's fragments side by side, into probabilities; first_key belongs
-// to the first of them. Returns by what the row's output is to be multiplied. The sum stays that of the lane's own
-// keys.
+// Turns a lane's products of query and key, from fragments side by side, into probabilities. first_key: the key of the
+// first product. Returns the factor for the row's output so far. row_sum covers only the lane's own keys.
 template <int FRAGMENTS>
 METAL_FUNC float to_probabilities(thread Fragment* scores, thread OnlineSoftmax& softmax, Visibility visibility,
                                   Row row, int first_key, bool shown) {
@@ -46,7 +45,7 @@ METAL_FUNC float to_probabilities(thread Fragment* scores, thread OnlineSoftmax&
 
 using namespace flashattn;
 
-// D and DV: head_dim and value_dim rounded up to whole fragments. KEYS: of a tile.
+// D and DV: head_dim and value_dim, rounded up to whole fragments. KEYS: keys per tile.
 // Grid: (queries / rows of a threadgroup, heads, batch) threadgroups of SIMDGROUPS SIMD groups.
 template <typename T, typename Sizes, typename K = T>
 [[kernel, max_total_threads_per_threadgroup(Sizes::simdgroups* FLASHATTN_LANES)]] void prefill_reg(
@@ -60,9 +59,9 @@ template <typename T, typename Sizes, typename K = T>
   using KeyLoader = TileLoader<Element, KEYS, D, SIMDGROUPS * FLASHATTN_LANES>;
   using ValueLoader = TileLoader<Element, KEYS, DV, SIMDGROUPS * FLASHATTN_LANES>;
   threadgroup Element tile[KeyLoader::kSize > ValueLoader::kSize ? KeyLoader::kSize : ValueLoader::kSize];
-  threadgroup int finite_values[SIMDGROUPS];  // whether what each SIMD group has loaded is
+  threadgroup int finite_values[SIMDGROUPS];  // per SIMD group: whether all that it has loaded is finite
 
-  // The last queries first: under a causal mask they see the most keys, and a long one should not start last.
+  // The last queries first: under a causal mask they see the most keys, and a long threadgroup should not start last.
   int first_query = int(grid.x - 1 - group.x) * kRows;
   int last_query = metal::min(first_query + kRows, params.query_len) - 1;
   int batch = int(group.z), head = int(group.y);
@@ -79,7 +78,7 @@ template <typename T, typename Sizes, typename K = T>
     output[c] = Fragment{0.0f, 0.0f};
   }
 
-  // Queries stay in registers, in their own dtype, as long as the output leaves room for them.
+  // Queries stay in registers, in their own dtype, if the output leaves room for them.
   constexpr bool kKeepQueries = 4 * DV + int(sizeof(T)) * D <= 1024;
   LaneRow<T, D, kKeepQueries> own_queries(head_of(query, params, params.query, batch, head), row_layout(params.query),
                                           row.query, params.query_len, fragment_c, head_dim);

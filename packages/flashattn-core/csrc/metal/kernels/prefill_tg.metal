@@ -1,6 +1,6 @@
-// metal_prefill_tg: a short prompt, or few queries with many heads each. All four SIMD groups share the same 8 or 16
-// rows and divide the keys for the scores, and the columns for the output: each reads its keys and values from device
-// memory itself, and no element is read twice. Scores and probabilities pass through threadgroup memory.
+// metal_prefill_tg: a short prompt, or few queries with many heads per key/value head. Four SIMD groups share the same
+// 8 or 16 rows. They divide the keys for the scores, and the columns for the output. Each reads its keys and values
+// from device memory itself, no element twice. Scores and probabilities pass through threadgroup memory.
 #include "arguments.h"
 #include "epilogue.h"
 #include "finite.h"
@@ -10,8 +10,8 @@
 
 using namespace flashattn;
 
-// Rows of a key/value head: its query heads side by side, query after query. D and DV: head_dim and value_dim rounded
-// up to whole fragments. Grid: (rows / rows of a threadgroup, kv_heads, batch) threadgroups of 128 threads.
+// Rows of a key/value head are numbered query after query, and within a query by its heads. D and DV: head_dim and
+// value_dim, rounded up to 8. Grid: (rows / rows of a threadgroup, kv_heads, batch) threadgroups of 128 threads.
 template <typename T, typename Sizes>
 [[kernel, max_total_threads_per_threadgroup(128)]] void prefill_tg(
     FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_OUTPUT_ARGUMENTS(T),
@@ -21,8 +21,8 @@ template <typename T, typename Sizes>
   constexpr int kSimdgroups = 4, kKeys = 8 * kSimdgroups;  // a fragment of keys for each SIMD group
   constexpr int kRows = ROW_FRAGMENTS * 8, kRowsEach = kRows / kSimdgroups;
   constexpr int kDepth = D / 8, kColumns = (DV / 8 + kSimdgroups - 1) / kSimdgroups;
-  constexpr int kStride = kKeys + 4;  // a fragment's eight rows lie in different banks
-  // Two of each, in turns: the next tile's scores are written while this tile's probabilities are still being read.
+  constexpr int kStride = kKeys + 4;  // a fragment's eight rows are in different banks
+  // Two buffers: the next tile's scores are written while this tile's probabilities are still being read.
   threadgroup float scores[2][kRows * kStride];
   threadgroup float rescales[2][kRows];
   threadgroup float normalise[kRows];
@@ -35,10 +35,10 @@ template <typename T, typename Sizes>
 
   int fragment_r = fragment_row(lane), fragment_c = fragment_column(lane);
   Row rows[ROW_FRAGMENTS];
-  // In registers, in their own dtype, as long as they leave room; otherwise read again for each tile.
+  // Queries stay in registers, in their own dtype, if there is room; otherwise they are read again for each tile.
   constexpr bool kKeepQueries = ROW_FRAGMENTS * D <= 128;
   metal::vec<T, 2> kept_queries[ROW_FRAGMENTS][kKeepQueries ? kDepth : 1];
-  const device T* queries[ROW_FRAGMENTS];  // of each row's head
+  const device T* queries[ROW_FRAGMENTS];  // the first row of each row's head
   Fragment output[ROW_FRAGMENTS][kColumns];
   RowLayout query_layout = row_layout(params.query);
   FLASHATTN_UNROLL
@@ -58,7 +58,7 @@ template <typename T, typename Sizes>
       output[i][c] = Fragment{0.0f, 0.0f};
     }
   }
-  OnlineSoftmax softmax[kRowsEach];  // of the rows that this SIMD group reduces
+  OnlineSoftmax softmax[kRowsEach];  // for the rows that this SIMD group reduces
   FLASHATTN_UNROLL
   for (int r = 0; r < kRowsEach; ++r) {
     softmax[r] = empty_row();
@@ -79,7 +79,7 @@ template <typename T, typename Sizes>
     turn = 1 - turn;
     bool shown = all.contains(first, kKeys) && !(blocks & kBlockChanges);
 
-    // This SIMD group's eight keys against all rows.
+    // Multiplies all rows by this SIMD group's eight keys.
     int own_first = first + int(simdgroup) * 8;
     Fragment product[ROW_FRAGMENTS];
     FLASHATTN_UNROLL
@@ -116,7 +116,7 @@ template <typename T, typename Sizes>
     }
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);
 
-    // This SIMD group's rows of the softmax, a lane a key.
+    // The softmax of this SIMD group's rows, with one lane per key.
     FLASHATTN_UNROLL
     for (int r = 0; r < kRowsEach; ++r) {
       int row = int(simdgroup) * kRowsEach + r;
@@ -132,7 +132,7 @@ template <typename T, typename Sizes>
     }
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);
 
-    // All rows against this SIMD group's columns.
+    // Adds the products of all rows with this SIMD group's columns of the values.
     FLASHATTN_UNROLL
     for (int i = 0; i < ROW_FRAGMENTS; ++i) {
       float rescale = rescales[turn][i * 8 + fragment_r];

@@ -1,11 +1,11 @@
-// See realign.h: a thread has an element.
+// Copies an array that begins in the middle of an element, see realign.h. Each thread copies one element.
 #include "realign.h"
 
 #include "arguments.h"
 
 using namespace flashattn;
 
-// Grid: (elements / 256) threadgroups.
+// Grid: (elements / 256) threadgroups of 256 threads.
 template <int SIZE>
 [[kernel, max_total_threads_per_threadgroup(256)]] void realign(FLASHATTN_VALUE(ArrayParams, array_params),
                                                                 FLASHATTN_READ(uchar, misaligned),

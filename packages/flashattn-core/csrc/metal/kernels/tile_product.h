@@ -1,4 +1,4 @@
-// Products of a SIMD group's eight rows with a tile in threadgroup memory. STRIDE: from row to row of the tile.
+// Products of a SIMD group's eight rows with a tile in threadgroup memory. STRIDE: elements per row of the tile.
 #pragma once
 
 #include "finite.h"
@@ -7,8 +7,8 @@
 
 namespace flashattn {
 
-// A lane's elements of eight rows as left operand, fragments side by side: kept in registers in their own dtype, or,
-// where there is no room for them, read again for each tile.
+// A lane's elements of eight rows as left operand, in fragments side by side. They are kept in registers in their own
+// dtype or, if there is no room, read again for each tile.
 template <typename T, int COLUMNS, bool KEEP>
 struct LaneRow {
   const device T* source;
@@ -60,7 +60,7 @@ METAL_FUNC void multiply_transposed(thread Fragment* product, thread const LaneR
   }
 }
 
-// sums += weights @ eight rows of a tile, the rows from `rows` on.
+// sums += weights @ the eight rows of a tile that begin at `rows`.
 template <int COLUMNS, int STRIDE, typename T>
 METAL_FUNC void add_product(thread Fragment* sums, Fragment weights, const threadgroup T* rows, uint lane) {
   const threadgroup T* corner = rows + fragment_row(lane) * STRIDE + fragment_column(lane);
@@ -70,7 +70,7 @@ METAL_FUNC void add_product(thread Fragment* sums, Fragment weights, const threa
   }
 }
 
-// The terms of weights @ tile that finite.h speaks of. Rare, so it is not unrolled over the tile's rows.
+// The terms of weights @ tile that are not finite, see finite.h. They are rare: the loop over rows is not unrolled.
 template <int ROWS, int COLUMNS, typename T>
 METAL_FUNC void add_not_finite(thread Fragment* sums, thread const Fragment* weights, const threadgroup T* tile,
                                int stride, uint lane) {
@@ -90,7 +90,7 @@ METAL_FUNC void add_not_finite(thread Fragment* sums, thread const Fragment* wei
   }
 }
 
-// A lane's share of a row, from fragments side by side. COLUMNS: `columns` rounded up to whole fragments.
+// Stores a lane's elements of a row, from fragments side by side. COLUMNS: `columns` rounded up to whole fragments.
 template <int COLUMNS, typename T>
 METAL_FUNC void store_row(device T* target, thread const Fragment* row, float factor, int fragment_c, int columns) {
   FLASHATTN_UNROLL
