@@ -143,7 +143,7 @@ def parameters(config: dict[str, Any]) -> dict[str, mx.array]:
 
 
 def _weights(config: dict[str, Any], dtype: mx.Dtype) -> dict[str, mx.array]:
-    """Doubles matrices, so that attention matters to the logits, and draws what is initialised to 0, such as sinks."""
+    """Doubles matrices, so that attention matters to the logits, and fills what would be 0, such as sinks, randomly."""
     mx.random.seed(0)
     weights = parameters(config)
     for name, drawn in weights.items():

@@ -26,7 +26,7 @@ def interruptible() -> Iterator[None]:
     nothing changes. Blocks nest.
 
     Raises:
-      ValueError: not in the main thread, where alone Python sets signal handlers.
+      ValueError: outside the main thread, in which alone Python can set signal handlers.
     """
     global _active
     before = signal.getsignal(signal.SIGINT)

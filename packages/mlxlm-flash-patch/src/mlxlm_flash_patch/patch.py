@@ -92,7 +92,7 @@ def enable(*, strict: bool = False, precision: Precision = "input") -> None:
         MLX. On the CPU both give the same bits.
 
     A second enable() replaces the first: its arguments hold from then on, and the counts go on.
-    If this version was not tested with a function of mlx-lm, it warns and does not replace that function.
+    It does not replace a function of mlx-lm with which this version was not tested, and warns.
     A function that mx.compile has traced before keeps the attention that it was traced with.
 
     Raises ValueError if `precision` is neither; then nothing changes.

@@ -20,7 +20,7 @@ class Outputs:
     json_file: Path | None = None
 
     def deliver(self, found: Description) -> None:
-        """Writes the result to the JSON file and, in its format, to stdout, even if writing the file fails.
+        """Writes the result to the JSON file, and to stdout in `format` even if writing the file fails.
         Raises EvalError if the file cannot be written.
         """
         try:

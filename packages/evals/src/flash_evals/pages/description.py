@@ -37,7 +37,7 @@ class Comparison:
     """Flash compared with something else on the same work."""
 
     work: str
-    against: str  # "off" (the patch), or the name of an implementation
+    against: str  # "off": the patch off; else an implementation's name
     speed: Ratio  # flash's speed over the other's
     memory: Ratio  # flash's memory over the other's
 

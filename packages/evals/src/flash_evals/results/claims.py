@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from flash_evals.results.arms import ByArm
 
-ENOUGH = 3  # trials of each side that show the scatter
+ENOUGH = 3  # fewest trials of each side that show how much they scatter
 NOTHING = "no clear difference"
 MARK = "~"  # after a ratio that claims nothing
 LEGEND = (  # shown with tables that have the mark

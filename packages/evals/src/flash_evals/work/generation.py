@@ -57,7 +57,7 @@ def tests(
     models: Sequence[LoadedModel], cases: Sequence[Case], settings: Settings
 ) -> Generator[tuple[Test, Flash], None, None]:
     """Yields, after each repetition of a case, its results so far and what flash did in that repetition. Before them,
-    each arm runs a warm-up trial, and one that times attention. models: one, or that one and its draft model.
+    each arm runs a warm-up trial, and one that times attention. models: the model, and perhaps a draft model.
 
     Raises EvalError if a case fails: in a model, in its cache or for lack of memory.
     """
