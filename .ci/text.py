@@ -21,7 +21,7 @@ COMMENTS = {
     ),
     "/*": (".css",),
 }
-PREAMBLE = re.compile(r"(#!.*\n|# /// script\n(#.*\n)*?# ///\n)*")  # what must come first, for the shell or uv
+PREAMBLE = re.compile(r"(#!.*\n|# /// script\n(#.*\n)*?# ///\n)*")  # lines for the shell or uv, before the header
 FENCED = re.compile(r"^```.*?^```$", re.M | re.S)
 
 
@@ -45,17 +45,17 @@ def headers() -> Iterator[str]:
 
 
 def prose(page: Path) -> str:
-    """The page with empty lines instead of its blocks of code."""
+    """The page, with its code blocks replaced by empty lines."""
     return FENCED.sub(lambda block: "\n" * block[0].count("\n"), page.read_text(encoding="utf-8"))
 
 
 def links_of(page: Path) -> list[tuple[str, str]]:
-    """(file, heading) of each, either of which may be empty."""
+    """(file, heading) of each link; either may be empty."""
     return re.findall(r"\]\((?!\w+://)([^)#\s]*)#?([^)\s]*)\)", prose(page))
 
 
 def headings(page: Path) -> set[str]:
-    """As a forge makes anchors of them."""
+    """The anchors that GitHub makes of the headings."""
     titles = re.findall(r"^#+ (.*)$", prose(page), re.M)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
@@ -75,7 +75,7 @@ def links() -> Iterator[str]:
 
 
 def lengths() -> Iterator[str]:
-    """Lines of prose that could be broken: no rows of tables, no single word, no commands."""
+    """Faults of lines that are too long and could be broken: no table rows, single words or code blocks."""
     for page in tracked(".md"):
         for number, line in enumerate(prose(page).splitlines(), 1):
             if len(line) > WIDTH and not line.startswith("|") and " " in line.strip():

@@ -1,4 +1,4 @@
-"""Generates text with mlx-lm, first without flash attention and then with it, and shows what ran.
+"""Generates text with mlx-lm, first without flash attention and then with it, and prints which kernels ran.
 
 Run it: uv run examples/generate.py
 """
@@ -14,8 +14,8 @@ PROMPT = "The for statement is used to iterate over the elements of a sequence. 
 model, tokenizer = load(MODEL)
 without = generate(model, tokenizer, PROMPT, max_tokens=40)
 
-# From here on mlx-lm's attention is flash attention: for this model and for every other one. Nothing else changes.
-# strict=True turns each call that would fall back to mlx-lm's own attention into an error.
+# From here on mlx-lm uses flash attention, for this model and every other one. Nothing else changes.
+# With strict=True, a call that would fall back to mlx-lm's own attention raises an error.
 flash.enable(strict=True)
 with_flash = generate(model, tokenizer, PROMPT, max_tokens=40)
 

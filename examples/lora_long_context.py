@@ -1,4 +1,4 @@
-"""Trains LoRA adapters on a long sequence, without flash attention and with it: the loss, the time and the memory.
+"""Trains LoRA adapters on a long sequence, without and with flash attention, and prints loss, time and memory.
 
 Run it: uv run examples/lora_long_context.py
 """
@@ -28,7 +28,7 @@ def train() -> None:
 
     text = "A class definition is an executable statement that binds a name to a class object. " * 200
     batch = mx.array([tokenizer.encode(text)[: LENGTH + 1]])
-    first_and_last = mx.array([[0, LENGTH]])  # the tokens whose loss counts
+    first_and_last = mx.array([[0, LENGTH]])  # range of the tokens whose loss counts
 
     optimizer = optim.Adam(learning_rate=1e-4)
     loss_and_gradient = nn.value_and_grad(model, default_loss)

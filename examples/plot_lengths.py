@@ -1,4 +1,4 @@
-"""Plots the time and the memory of reading a prompt against its length, without flash attention and with it.
+"""Plots time and memory of reading a prompt against its length, without and with flash attention.
 
 Run it: uv run examples/plot_lengths.py [FILE.png]
 """
@@ -22,7 +22,7 @@ tokens = mx.random.randint(0, 1000, (1, max(LENGTHS)))
 
 
 def measure(length: int) -> tuple[float, float]:
-    """The seconds and the megabytes that one prompt takes. `flash-eval speed` does this with care: many trials."""
+    """Seconds and megabytes for one prompt, in one trial. `flash-eval speed` repeats trials and is more accurate."""
     with peak_memory() as peak:
         start = time.perf_counter()
         mx.eval(model(tokens[:, :length]))
@@ -33,7 +33,7 @@ plt.switch_backend("agg")  # writes files, needs no display
 figure, (time_axes, memory_axes) = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
 for name, patch, look in (("off", nullcontext, "s-C1"), ("on", flash.enabled, "o-C0")):
     with patch():
-        measure(LENGTHS[0])  # the first call pays for what later ones find ready
+        measure(LENGTHS[0])  # warms up: the first call is slower
         seconds, megabytes = zip(*map(measure, LENGTHS), strict=True)
     time_axes.plot(LENGTHS, seconds, look, label=f"flash attention {name}")
     memory_axes.plot(LENGTHS, megabytes, look, label=f"flash attention {name}")

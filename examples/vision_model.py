@@ -1,4 +1,4 @@
-"""Runs a vision model of mlx-vlm with flash attention: a Qwen2-VL that is small and random, on a random image.
+"""Runs a vision model of mlx-vlm with flash attention: a small Qwen2-VL with random weights, on a random image.
 
 Run it: uv run examples/vision_model.py
 """
@@ -21,7 +21,7 @@ TEXT |= {"num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-
 TEXT |= {"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}}
 VISION = {"model_type": "qwen2_vl", "depth": 2, "embed_dim": 160, "hidden_size": 64, "num_heads": 2, "mlp_ratio": 2}
 
-# Here mlx_vlm.load() would give you a real model. The lines that use it stay as they are.
+# In your program, mlx_vlm.load() gives a real model instead. The lines after it stay the same.
 mx.random.seed(0)
 config = qwen2_vl.ModelConfig.from_dict({**TEXT, **TOKENS, "text_config": TEXT, "vision_config": VISION})
 config.text_config = qwen2_vl.TextConfig.from_dict({**TEXT, **TOKENS})
@@ -39,7 +39,7 @@ def logits():
 
 
 without = logits()
-mx.eval(without)  # MLX is lazy: what is evaluated under the patch runs with it
+mx.eval(without)  # MLX is lazy: this computes them before the patch is on
 with flash.enabled(strict=True):  # an error if a call falls back, or if flash attention never runs
     with_flash = logits()
     mx.eval(with_flash)

@@ -14,7 +14,7 @@ mx.random.seed(0)
 query = mx.random.normal((BATCH, HEADS, LENGTH, HEAD_DIM))
 key = mx.random.normal((BATCH, KV_HEADS, LENGTH, HEAD_DIM))  # each key head serves four query heads
 value = mx.random.normal((BATCH, KV_HEADS, LENGTH, HEAD_DIM))
-sinks = mx.zeros(HEADS)  # one extra logit a head: it takes a share of the softmax and adds no value
+sinks = mx.zeros(HEADS)  # one extra logit per head: it takes a share of the softmax and has no value row
 mx.eval(query, key, value, sinks)
 
 # Masks are descriptions, and `&` combines them: a query sees itself and the 127 keys before it, and no padding.

@@ -13,18 +13,18 @@ import click
 from flash_evals.pages.colors import LIGHT
 from flash_evals.pages.drawing import STYLE, svg_of
 
-WIDTH, HEIGHT = 530 / 72, 96 / 72  # inches, of a pair: readable at a phone's width
+WIDTH, HEIGHT = 530 / 72, 96 / 72  # of a pair of bars, in inches: readable at a phone's width
 BAR, LETTERS = 0.62, 13
-ROOM = 1.6  # the axis ends behind the longest bar, so that what is beside it fits
+ROOM = 1.6  # length of the axis over that of the longest bar: leaves room for the text beside it
 
 
 def gain(test: dict[str, Any]) -> float:
-    """How many times the speed the patch gives, as the command prints it."""
+    """The speed with the patch on over that with it off, as the command prints it."""
     return test["ratio"] if "ratio" in test else 1 / test["time_ratio"]
 
 
 def speed_of(arm: dict[str, Any]) -> float:
-    """The median, where the command has one: its gain is a ratio of medians."""
+    """Tokens/s; the median if the command reports one, since its ratio is one of medians."""
     return arm.get("tokens_per_s_median", arm["tokens_per_s"])
 
 

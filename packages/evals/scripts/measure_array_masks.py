@@ -22,12 +22,12 @@ from flashattn_core import flash_attention
 from flashattn_core.masks import Causal, KeyRange, Mask, SlidingWindow
 
 PADDING = (0, 37, 120, 256, 411, 600, 900, 1023)
-SHORTEST, LONGEST = 100, 900  # documents
+SHORTEST, LONGEST = 100, 900  # lengths of the documents, in tokens
 Time = Callable[[int], float]
 
 
 class Case:
-    """A mask as an array, and as a description where there is one."""
+    """A mask as an array and, if flashattn_core.masks can express it, as a description."""
 
     def __init__(self, name: str, shown: np.ndarray, described: Mask | None = None, batch: int = 1) -> None:
         self.name, self.shown, self.described, self.batch = name, shown, described, batch
@@ -57,7 +57,7 @@ def evaluated(*arrays: Any) -> None:
 
 
 def times(contestants: dict[str, Time], trials: int, repeats: int) -> dict[str, float]:
-    """The medians, in seconds, of contestants that take turns. Each is told how often to call."""
+    """Median seconds per call of contestants that take turns; each gets the number of calls as its argument."""
     taken: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(trials):
         for name, run in contestants.items():
@@ -87,7 +87,7 @@ def contestants_of(
         return run
 
     def first(repeats: int) -> float:
-        fresh = [mx.where(mask == mask, mask, mask) for _ in range(repeats)]  # arrays whose map nobody has found
+        fresh = [mx.where(mask == mask, mask, mask) for _ in range(repeats)]  # new arrays, which have no block map yet
         evaluated(*fresh)
         begin = perf_counter()
         evaluated(*[call(each) for each in fresh])
@@ -164,7 +164,7 @@ def row(case: Case, arguments: argparse.Namespace, gradient: bool) -> str:
     if theirs:
         contestants["FlexAttention"] = theirs
     repeats = 1 if on_cpu else 10
-    times(contestants, 1, repeats)  # compiles what is compiled
+    times(contestants, 1, repeats)  # warms up: compiles kernels
     got = times(contestants, trials, repeats)
     unit, scale = ("ms", 1e3) if on_cpu else ("µs", 1e6)
     base = got.get("described", got["none"])

@@ -1,9 +1,9 @@
-"""Measures the gradients' table of docs/nvidia.md on the NVIDIA GPU that is there: attention as training calls it.
+"""Measures the table of gradients in docs/nvidia.md on this machine's NVIDIA GPU: attention as training calls it.
 
     MLX_ENABLE_TF32=0 uv run packages/evals/scripts/measure_cuda_gradients.py
 
-MLX's own attention and ours take turns. A backward pass begins where its forward pass is done. Both together are
-`mx.vjp`, as `mx.grad` calls it.
+MLX's own attention and flash attention take turns. "backward" times only the backward pass, after its forward pass is
+evaluated; "forward and backward" times `mx.vjp`, as `mx.grad` calls it.
 """
 
 import sys
@@ -18,10 +18,9 @@ from flash_evals.work.measure import peak_memory
 from measure_cuda_table import Attention, Call, call, in_turns, mlx_own, ours
 
 TRIALS = 11
-# Passes that are evaluated together, so that the host's time at the beginning and the end is shared: fewer where one
-# takes a gigabyte.
+# Passes per evaluation: they share the host's time at its beginning and end. FEW_AT_ONCE if a pass needs a gigabyte.
 AT_ONCE, FEW_AT_ONCE = 16, 4
-LARGEST_CHECKED = 4096  # rows: the exact gradients are computed on the CPU
+LARGEST_CHECKED = 4096  # queries; the exact gradients are computed on the CPU
 
 TABLE = {
     "causal, 28/4x128, 4096²": call("28/4x128", 4096, 4096),
@@ -43,15 +42,15 @@ def with_gradients(attend: Attention, inputs: Sequence[mx.array], cotangent: mx.
 
 
 def backward_seconds(attend: Attention, inputs: Sequence[mx.array], cotangent: mx.array, count: int) -> float:
-    """Of one backward pass, of so many that are evaluated together."""
+    """Seconds of one backward pass, when `count` passes are evaluated together."""
     all_of_them = [with_gradients(attend, inputs, cotangent) for _ in range(count)]
-    mx.eval([each[0] for each in all_of_them])  # what the gradients need of the forward pass stays
+    mx.eval([each[0] for each in all_of_them])  # the gradients' graph keeps what it needs of these
     gradients = [each[1:] for each in all_of_them]
     return timeit(partial(mx.eval, gradients), number=1) / count
 
 
 def exact_gradients(call: Call, inputs: Sequence[np.ndarray], cotangent: np.ndarray) -> list[np.ndarray]:
-    """Of the heads of a group, in float64. query, cotangent: (heads, L, D); key, value: (S, D)."""
+    """Float64 gradients for the query heads of one key head. query, cotangent: (heads, L, D); key, value: (S, D)."""
     query, key, value = inputs
     scale = call.head_dim**-0.5
     seen = np.array(call.seen(mx.arange(call.query_len)))[0, 0]
@@ -74,7 +73,7 @@ def exact_gradients(call: Call, inputs: Sequence[np.ndarray], cotangent: np.ndar
 def errors(
     call: Call, inputs: Sequence[mx.array], cotangent: mx.array, gradients: Sequence[Sequence[mx.array]]
 ) -> list[list[float]]:
-    """Root mean squares of dq, dk and dv; in 16 bits as multiples of that of rounding the exact ones."""
+    """Root mean square errors of dq, dk and dv; in 16 bits, in units of the error of rounding the exact gradient."""
     group = call.num_heads // call.num_kv_heads
 
     def exactly(array: mx.array, heads: slice | int) -> np.ndarray:
@@ -94,8 +93,8 @@ def errors(
 
 
 def measured(call: Call, trials: int = TRIALS) -> dict[str, list]:
-    """Of MLX's own and ours in both precisions: seconds of both passes and of the backward alone, bytes beyond the
-    inputs, errors."""
+    """For MLX's own attention and flash attention in both precisions: seconds of both passes and of the backward pass
+    alone, bytes beyond the inputs, errors."""
     query, key, value, sinks = call.draw(0)
     cotangent = mx.random.normal(query.shape, query.dtype, key=mx.random.key(1))
     inputs = [query, key, value]
@@ -106,7 +105,7 @@ def measured(call: Call, trials: int = TRIALS) -> dict[str, list]:
     memory, gradients, ways = [], [], {}
     for who, attend in contestants.items():
         try:
-            mx.eval(with_gradients(attend, inputs, cotangent))  # kernels are compiled by now
+            mx.eval(with_gradients(attend, inputs, cotangent))  # compiles the kernels
         except (RuntimeError, ValueError) as error:
             print(f"{who}: {error}", file=sys.stderr)
             continue

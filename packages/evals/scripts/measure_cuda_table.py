@@ -1,14 +1,14 @@
-"""Measures the tables of docs/nvidia.md on the NVIDIA GPU that is there: attention as published models call it.
+"""Measures the tables of docs/nvidia.md on this machine's NVIDIA GPU: attention as published models call it.
 
     MLX_ENABLE_TF32=0 uv run packages/evals/scripts/measure_cuda_table.py
 
-MLX's own attention and ours take turns, in two ways. In a stream the calls of an evaluation do not need each other, so
-they may overlap, and a decode step finds its keys in the GPU's cache. In a chain each call's query is the output
-before, and a decode step has keys of its own, as in the layers of a model. With quantised keys and values MLX's own is
-mlx-lm's, whose result is wrong on CUDA, and there is the share of a copy's bandwidth at which a step reads them.
+MLX's own attention and flash attention take turns, in two ways. In a stream, the calls of an evaluation are
+independent, so they may overlap, and a decode step finds its keys in the GPU's cache. In a chain, each call's query is
+the previous output, and a decode step has its own keys, as in a model's layers. For quantised keys and values, MLX's
+own is mlx-lm's function, whose result is wrong on CUDA, and the table has the reading speed as a share of a copy's.
 
-Ours is measured in precision float32, and as the patch has it by default: in precision input, where what MLX's own
-computes faster is left to it. Errors are those of each; then again with queries four times as large.
+Flash attention is measured in precision float32, and with the patch's defaults: precision input, and calls that MLX's
+own attention computes faster left to it. Errors are of each; then again with queries four times as large.
 """
 
 import sys
@@ -32,11 +32,11 @@ from mlxlm_flash_patch import router
 from mlxlm_flash_patch.mx_fast import flash_instead_of
 from msgspec.structs import replace
 
-# Short calls are repeated until a trial lasts so long: an evaluation takes half a millisecond of its own.
+# A trial repeats short calls until it takes this long: an evaluation itself costs half a millisecond.
 TRIALS, TRIAL_SECONDS = 15, 0.03
-PRODUCTS, MEMORY = 800e12, 3.0e12  # of an H100: FLOP/s of a product in bfloat16, bytes/s
-CHAIN_BYTES, CHAIN_LENGTH = 256e6, 128  # keys and values of a chain: more than the cache holds
-ROWS = 47  # of two heads, of which the errors are
+PRODUCTS, MEMORY = 800e12, 3.0e12  # an H100's: FLOP/s of bfloat16 matrix products, bytes/s
+CHAIN_BYTES, CHAIN_LENGTH = 256e6, 128  # bytes of a chain's keys and values, more than the GPU's cache; most layers
+ROWS = 47  # queries of two heads whose errors are computed
 
 Attention = Callable[[mx.array, Any, Any], mx.array]
 
@@ -47,7 +47,7 @@ class Call(Workload):
     padding: tuple[int, ...] = ()  # hidden keys before each sequence of the batch
 
     def draw(self, seed: int) -> list[Any]:
-        """query, key, value and sinks, on the GPU: arrays of numpy's would stay in managed memory."""
+        """query, key, value and sinks, drawn on the GPU: arrays from numpy would stay in managed memory."""
         dtype = getattr(mx, self.dtype)
         shapes = [(self.batch_size, self.num_heads, self.query_len, self.head_dim)]
         shapes += [(self.batch_size, self.num_kv_heads, self.seq_len, self.head_dim)] * 2
@@ -60,14 +60,14 @@ class Call(Workload):
         return drawn
 
     def seen(self, queries: mx.array) -> mx.array:
-        """(batch or 1, 1, queries, keys): what these queries see, as an array."""
+        """Bool (batch or 1, 1, queries, keys): which keys these queries see."""
         key = mx.arange(self.seq_len)
         distance = (queries + self.seq_len - self.query_len)[:, None] - key
         starts = mx.array(self.padding or (0,))[:, None, None, None]
         return (distance >= 0) & (distance < (self.window or self.seq_len)) & (key >= starts)
 
     def limit(self) -> float:
-        """The longer of two times: FLOP at the peak; query, keys, values and output moved once. Padding takes none."""
+        """Seconds at the roofline: the longer of FLOP / PRODUCTS and bytes of all arrays / MEMORY, without padding."""
         parts = [
             replace(self, batch_size=1, query_len=min(self.query_len, self.seq_len - n), seq_len=self.seq_len - n)
             for n in self.padding or (0,) * self.batch_size
@@ -118,7 +118,7 @@ TABLE = {
     "causal, 32/32x96, 3000²": call("32/32x96", 3000, 3000),
     "causal, batch of 2, 16/16x80, 1777²": call("16/16x80", 1777, 1777, batch=2),
 }
-PEAKED = 4  # times as large are the queries whose errors are measured, too
+PEAKED = 4  # errors are measured again with queries times this, which make the softmax peaked
 STORED = {
     f"{'decode' if length == 1 else 'causal'}, {bits} bits, {heads}, {keys:,} keys, batch {batch}": call(
         heads, length, keys, kv_bits=bits, batch=batch
@@ -134,7 +134,7 @@ STORED = {
 
 
 def mask_of(call: Call) -> Mask | None:
-    """As mlx-lm has it: none for a single query that sees all keys."""
+    """The mask that mlx-lm would pass: none for a single query that sees all keys."""
     if call.query_len == 1 and not (call.window or call.padding):
         return None
     mask: Mask = SlidingWindow(call.window) if call.window else Causal()
@@ -163,7 +163,7 @@ def as_patched(call: Call, sinks: mx.array | None) -> Attention:
 
 
 def mlx_own(call: Call, sinks: mx.array | None) -> Attention:
-    """As mlx-lm calls it. It has no soft-cap: that is written out as in mlx_lm.models.gemma2."""
+    """MLX's own attention, as mlx-lm calls it. It has no softcap, so that is written out as in mlx_lm.models.gemma2."""
     scale, softcap = call.head_dim**-0.5, call.softcap
     if call.kv_bits:
         how: Any = {"mask": "causal" if call.query_len > 1 else None, "group_size": GROUP_SIZE, "bits": call.kv_bits}
@@ -186,8 +186,8 @@ def mlx_own(call: Call, sinks: mx.array | None) -> Attention:
 
 
 def errors(call: Call, drawn: Sequence[Any], outputs: Sequence[mx.array]) -> list[float]:
-    """Root mean squares, in 16 bits as multiples of that of rounding the exact result."""
-    first = max(0, call.query_len - call.seq_len + max(call.padding, default=0))  # that sees a key
+    """Root mean square errors; in 16 bits, in units of the error of rounding the exact result."""
+    first = max(0, call.query_len - call.seq_len + max(call.padding, default=0))  # the first query that sees a key
     rows = mx.array(np.unique(np.linspace(first, call.query_len - 1, ROWS, dtype=np.int32)))
 
     def exactly(array: Any, rows: mx.array | slice = slice(None)) -> np.ndarray:
@@ -220,7 +220,7 @@ def chain(attend: Attention, inputs: Sequence[Sequence[Any]], count: int) -> Non
 
 
 def in_turns(ways: Mapping[str, Callable[[int], None]], trials: int) -> list[float]:
-    """Median seconds of one call of each."""
+    """Median seconds per call of each."""
     counts = dict.fromkeys(ways, 1)
     times: dict[str, list[float]] = {name: [] for name in ways}
     for name, run in ways.items():
@@ -234,8 +234,8 @@ def in_turns(ways: Mapping[str, Callable[[int], None]], trials: int) -> list[flo
 
 
 def measured(call: Call, trials: int = TRIALS) -> dict[str, list[float]]:
-    """Of MLX's own, ours and the patch's default: errors, also of larger queries, bytes of a call beyond its inputs,
-    seconds in a stream and in a chain."""
+    """For MLX's own attention, flash attention and the patch's default: errors, also with larger queries, bytes
+    per call beyond its inputs, seconds per call in a stream and in a chain."""
     layers = min(CHAIN_LENGTH, int(CHAIN_BYTES / call.bytes_read)) if call.query_len <= 16 else 1
     drawn = [call.draw(layer) for layer in range(max(1, layers))]
     mx.eval(drawn)
@@ -245,7 +245,7 @@ def measured(call: Call, trials: int = TRIALS) -> dict[str, list[float]]:
         contestants["default"] = as_patched(call, sinks)
     outputs, memory = [], []
     for attend in contestants.values():
-        mx.eval(attend(*inputs[0]))  # kernels are compiled by now
+        mx.eval(attend(*inputs[0]))  # compiles the kernels
         with peak_memory() as peak:
             outputs.append(attend(*inputs[0]))
             mx.eval(outputs[-1])
@@ -261,7 +261,7 @@ def measured(call: Call, trials: int = TRIALS) -> dict[str, list[float]]:
 
 
 def copy_bandwidth() -> float:
-    """Bytes/s of a copy, read and written."""
+    """Bytes/s that a copy reads and writes together."""
     source = mx.zeros((2**28,), mx.uint32)
     mx.eval(source)
 
@@ -299,7 +299,7 @@ def main() -> None:
         "call | stream, µs | gain / share | default | chain, µs | gain / share | default | memory, MB | error | peaked"
     )
     print(f"| {titles} |\n" + "|---" * 10 + "|")
-    with router.active(True):  # as enable() has it, but the function of MLX's stays reachable
+    with router.active(True):  # like enable(), but mx.fast keeps MLX's own function
         for name, call in TABLE.items():
             found, cells = measured(call), [name]
             for way in ("stream", "chain"):

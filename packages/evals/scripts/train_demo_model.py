@@ -1,15 +1,15 @@
-"""Trains the small Qwen2 that ships in `flash_evals`, from nothing: tokenizer, weights, model card.
+"""Trains from scratch the small Qwen2 that `flash_evals` contains: tokenizer, weights, model card.
 
-It needs flash-evals and its dependencies, no network and no GPU. MLX's Linux wheel multiplies matrices with a
-slow reference BLAS: there, preload OpenBLAS (apt install libopenblas0-pthread). More than one BLAS thread gains
-next to nothing: what takes the time is exp(), in softmax and SiLU, which MLX computes on one thread.
+It needs flash-evals and its dependencies, but no network and no GPU. MLX's Linux wheel multiplies matrices with a
+slow reference BLAS: there, preload OpenBLAS (apt install libopenblas0-pthread). More than one BLAS thread hardly
+helps: most of the time goes into exp(), in softmax and SiLU, which MLX computes on one thread.
 
     OPENBLAS_NUM_THREADS=1 LD_PRELOAD=libopenblas.so.0 python packages/evals/scripts/train_demo_model.py
 
-The corpus is small and seen many times, so what decides the result is regularisation: dropout, weight decay, and
-words that are cut into tokens differently on each pass. The weights that are kept are the best on the held-out
-text, which flatters its perplexity a little, and does not matter to what the model is for: comparing two runs of
-the same weights.
+The corpus is small and read many times, so regularisation decides the result: dropout, weight decay, and another
+tokenisation of the words on each pass. The script keeps the weights that are best on the held-out text. That makes
+the held-out perplexity a little too good, which does not matter here: the model serves to compare two runs of the
+same weights.
 """
 
 import bz2
@@ -94,7 +94,7 @@ The text, and so what was learned from it: Copyright © 2001 Python Software Fou
 
 
 def merged_from(tokenizer: Qwen2Tokenizer) -> np.ndarray:
-    """Per token the two that BPE merged it from, (-1, -1) for a byte."""
+    """For each token, the two tokens that BPE merged into it; (-1, -1) for a byte."""
     parts = np.full((ARGS.vocab_size, 2), -1, np.int32)
     for left, right in json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]:
         merged, *pair = tokenizer.convert_tokens_to_ids([left + right, left, right])
@@ -103,7 +103,7 @@ def merged_from(tokenizer: Qwen2Tokenizer) -> np.ndarray:
 
 
 def split_some(tokens: np.ndarray, parts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """BPE dropout (Provilkov 2020) with a seed: takes back some merges, so each pass shows other tokens."""
+    """BPE dropout (Provilkov 2020) with a seed: undoes some merges, so that each pass has other tokens."""
     for _ in range(3):
         split = (rng.random(len(tokens)) < SPLIT_RATE) & (parts[tokens, 0] >= 0)
         pairs = np.where(split[:, None], parts[tokens], np.stack([tokens, np.full_like(tokens, -1)], axis=1))
@@ -114,7 +114,7 @@ def split_some(tokens: np.ndarray, parts: np.ndarray, rng: np.random.Generator) 
 def batches(
     encoded: list[np.ndarray], parts: np.ndarray, rng: np.random.Generator
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Inputs and targets without end. Each pass has another order, other tokens and other cuts."""
+    """Yields inputs and targets endlessly. Each pass has another order, other tokens and other row boundaries."""
     while True:
         window = int(rng.choice(WINDOWS))
         shuffled = [split_some(encoded[i], parts, rng) for i in rng.permutation(len(encoded))]
@@ -130,7 +130,7 @@ def batches(
 
 
 class DropoutLinear(nn.Linear):
-    """A Linear that drops some of what it adds to the residual stream. mlx-lm's Qwen2 has no dropout."""
+    """A Linear with dropout on its output, which the residual stream adds. mlx-lm's Qwen2 has no dropout."""
 
     def __call__(self, x: mx.array) -> mx.array:
         y = super().__call__(x)
@@ -143,7 +143,7 @@ def new_model() -> Model:
     def initial(path: str, weight: mx.array) -> mx.array:
         if weight.ndim == 1:
             return mx.zeros_like(weight) if path.endswith("bias") else mx.ones_like(weight)
-        if "o_proj" in path or "down_proj" in path:  # as in GPT-2: the residual stream's variance is that of one layer
+        if "o_proj" in path or "down_proj" in path:  # as in GPT-2: all layers add the variance of one
             return mx.random.normal(weight.shape, scale=0.02 / math.sqrt(2 * ARGS.num_hidden_layers))
         return mx.random.normal(weight.shape, scale=0.02 if "embed" in path else 0.05)
 
@@ -168,7 +168,7 @@ def new_optimizer(steps: int) -> optim.Optimizer:
 
 
 def negative_log_likelihood(model: Model, encoded: list[np.ndarray], context: int) -> float:
-    """Of all tokens of the documents in nats, each document after an EOS, in windows that do not overlap."""
+    """The sum over all tokens of the documents, in nats; each document follows an EOS; windows do not overlap."""
     stream = np.concatenate([part for tokens in encoded for part in ([EOS_ID], tokens)]).astype(np.int32)
     stream = np.pad(stream, (0, -(len(stream) - 1) % context), constant_values=EOS_ID)
     inputs, targets = mx.array(stream[:-1].reshape(-1, context)), mx.array(stream[1:].reshape(-1, context))
@@ -182,7 +182,7 @@ def negative_log_likelihood(model: Model, encoded: list[np.ndarray], context: in
 
 
 def ngram_bits_per_byte(train: list[bytes], heldout: list[bytes], order: int) -> float:
-    """A byte-level n-gram model with Witten-Bell smoothing: what counting alone can do."""
+    """A baseline: a byte-level n-gram model with Witten-Bell smoothing."""
     counts: list[dict[bytes, Counter[int]]] = [defaultdict(Counter) for _ in range(order + 1)]
     for text in train:
         for i, byte in enumerate(text):
@@ -201,7 +201,7 @@ def ngram_bits_per_byte(train: list[bytes], heldout: list[bytes], order: int) ->
 
 
 def compressed_bits_per_byte(train: list[bytes], heldout: list[bytes], compress: Callable[[bytes], bytes]) -> float:
-    """What the held-out text adds to the compressed training text."""
+    """A baseline: how much the held-out text adds to the compressed training text."""
     before, after = (len(compress(b"".join(texts))) for texts in (train, train + heldout))
     return 8 * (after - before) / sum(map(len, heldout))
 
@@ -239,7 +239,7 @@ def main(seed: int, steps: int, out: Path) -> None:
     model = new_model()
 
     train, heldout = documents("train"), documents("heldout")
-    # Qwen2's own pipeline: whatever tokenizer.json says, transformers gives a model of type qwen2 this class.
+    # Qwen2's own class, since transformers uses it for models of type qwen2, whatever tokenizer.json says.
     tokenizer = Qwen2Tokenizer().train_new_from_iterator(train, ARGS.vocab_size, show_progress=False)
     encoded, heldout_encoded = (
         [np.array(tokenizer.encode(text), np.int32) for text in texts] for texts in (train, heldout)

@@ -26,7 +26,7 @@ def document() -> str:
 
 
 def pages(command: click.Command, name: str, parent: click.Context | None = None) -> Iterator[tuple[str, str]]:
-    """Yields what one types to run the command, and its help; then the same for all its subcommands."""
+    """Yields (the words that run the command, its help), then the same for all its subcommands."""
     context = click.Context(
         command,
         parent,

@@ -1,5 +1,5 @@
-"""Writes a model in a published shape with random weights and the shipped model's tokenizer: for speed, memory, and how
-far two ways to compute it are apart, where no hub can be reached.
+"""Writes a model of a published shape, with random weights and the tokenizer of flash_evals' demo model: to measure
+speed, memory, and how far two ways to compute it differ, where no hub can be reached.
 
     uv run packages/evals/scripts/write_random_model.py gpt-oss-20b FOLDER --dtype bfloat16 num_hidden_layers=4
     uv run flash-eval speed --model FOLDER
@@ -18,7 +18,7 @@ import mlx.core as mx
 from flash_evals.work.models import DEMO_MODEL
 from mlx.utils import tree_flatten
 
-# What each config.json on the hub says of the shape.
+# The shape by each model's config.json on the hub.
 SHAPES: dict[str, dict[str, Any]] = {
     "gemma-3-1b": {
         "model_type": "gemma3_text",
@@ -134,7 +134,7 @@ def _setting(text: str, shape: dict[str, Any]) -> tuple[str, int]:
 
 
 def parameters(config: dict[str, Any]) -> dict[str, mx.array]:
-    """As the model's class draws them; not evaluated."""
+    """Name -> array, as the model's class initialises them; not evaluated."""
     module = import_module(f"mlx_lm.models.{config['model_type']}")
     drawn = dict(tree_flatten(module.Model(module.ModelArgs.from_dict(config)).parameters()))
     if config["tie_word_embeddings"]:
@@ -143,13 +143,13 @@ def parameters(config: dict[str, Any]) -> dict[str, mx.array]:
 
 
 def _weights(config: dict[str, Any], dtype: mx.Dtype) -> dict[str, mx.array]:
-    """Matrices twice as large, so that attention matters to the logits; what begins as zeros, such as sinks, random."""
+    """Doubles matrices, so that attention matters to the logits, and fills what would be 0, such as sinks, randomly."""
     mx.random.seed(0)
     weights = parameters(config)
     for name, drawn in weights.items():
         weight = 2 * drawn if drawn.ndim > 1 else drawn
         weights[name] = (weight if mx.any(drawn) else mx.random.normal(drawn.shape)).astype(dtype)
-        mx.eval(weights[name])  # one by one: in float32 all would not fit
+        mx.eval(weights[name])  # one by one: all of them in float32 would not fit
     return weights
 
 

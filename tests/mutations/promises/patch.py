@@ -13,8 +13,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "what another library saved while the patch was on comes back when it is off",
         f"{PATCH}/patch_points.py",
-        "                value = original  # ours was found",
-        "                pass  # ours was found",
+        "                value = original  # the library had",
+        "                pass  # the library had",
         "patch/test_nesting.py::test_every_order",
     ),
     Mutation(

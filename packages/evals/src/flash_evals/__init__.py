@@ -1,1 +1,1 @@
-"""Measures what flash attention changes in mlx-lm, patch off against patch on. The command is `flash-eval`."""
+"""Measures what flash attention changes in mlx-lm, comparing patch off and patch on. The command is `flash-eval`."""

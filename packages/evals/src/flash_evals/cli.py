@@ -1,4 +1,4 @@
-"""`flash-eval`: the group of commands. A command's module is imported when somebody asks for it."""
+"""`flash-eval`: the group of commands. It imports a command's module only when that command is used."""
 
 import io
 import signal
@@ -11,7 +11,7 @@ import click
 
 from flash_evals.results.errors import EvalError, Terminated, exit_code, one_line
 
-# The module of the folder `commands` has the name with underscores.
+# Command -> help. Its module in the folder `commands` has the same name, with underscores for hyphens.
 COMMANDS = {
     "perplexity": "Compare a model's perplexity, speed and memory, patch off and patch on.",
     "speed": "Compare prompt and generation tokens per second, patch off and patch on.",
@@ -28,7 +28,7 @@ def _terminate(_: int, __: FrameType | None) -> NoReturn:
 
 
 class LazyGroup(click.Group):
-    """Knows its commands by name, so that `-h` does not wait for MLX and transformers."""
+    """Imports a command only when it is used, so that `-h` does not wait for MLX and transformers."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -48,10 +48,10 @@ class LazyGroup(click.Group):
 
         before = signal.signal(signal.SIGTERM, _terminate)
         try:
-            with interruptible():  # several ranks have handlers of their own, and keep the step at work
+            with interruptible():  # with several ranks, their own handlers replace this, and finish the running step
                 return super().invoke(ctx)
         except KeyboardInterrupt as stopped:
-            # A command that has something to show by then catches this itself.
+            # Commands that already have results catch it themselves.
             click.echo("Interrupted.", err=True)
             ctx.exit(exit_code(stopped))
         finally:
@@ -72,4 +72,4 @@ def main() -> None:
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that has no Δ must not cost the result
+            stream.reconfigure(errors="replace")  # so that a terminal without Δ does not lose the result

@@ -128,7 +128,7 @@ NB_MODULE(_ext, m) {
 #define FLASHATTN_SET_OPTION(type, name) self->options.name = name;
 #define FLASHATTN_INPUT_KEYWORD(name, ...) nb::arg(#name) = nb::none(),
 #define FLASHATTN_OPTION_KEYWORD(type, name) nb::arg(#name) = type{},
-  nb::class_<Arguments>(m, "Arguments", "One call's arguments: csrc/call/inputs.def lists them.")
+  nb::class_<Arguments>(m, "Arguments", "The arguments of one call; csrc/call/inputs.def lists the optional ones.")
       .def(
           "__init__",
           [](Arguments* self, const mx::array& query, const mx::array& key, const mx::array& value,
@@ -167,7 +167,7 @@ NB_MODULE(_ext, m) {
             }
             return step;
           },
-          "The call of a step behind this one, with arrays that nobody evaluates. It has no mask that is an array.")
+          "The call of the next decode step, with lazy arrays that nobody evaluates and without array masks.")
       .def(
           "kind",
           [](const Arguments& arguments) {
@@ -185,8 +185,8 @@ NB_MODULE(_ext, m) {
                                   query.shape(kHead) / std::max(1, key.shape(kHead)), query.shape(kRow), given,
                                   options.bits, options.group_size);
           },
-          "dtype, head_dim, value_dim, query heads of a key/value head, queries, and what is given: the dtypes of\n"
-          "inputs and None for options, by the names of inputs.def; bits and group_size.")
+          "(dtype, head_dim, value_dim, query heads per key/value head, queries, given, bits, group_size). given: by\n"
+          "its name in inputs.def, each optional input's dtype, and None for each option that is set.")
       .def(
           "sizes",
           [](const Arguments& arguments) {
@@ -196,12 +196,12 @@ NB_MODULE(_ext, m) {
             return nb::make_tuple(of_one == 0 ? 0 : query.size() / of_one, query.shape(kHead), key.shape(kHead),
                                   key.shape(kRow), arguments.options.window);
           },
-          "Batch elements, query heads, key/value heads, keys, and those that a query sees; 0: all before it.");
+          "(batch, query heads, key/value heads, keys, window). batch: product of all batch axes. window: 0: none.");
 
 #define FLASHATTN_MASK_PARAMETER(name, ...) const OptionalArray &name,
 #define FLASHATTN_MASK_VALUE(name, ...) name,
 #define FLASHATTN_MASK_KEYWORD(name, ...) nb::arg(#name) = nb::none(),
-  nb::class_<LoweredMask>(m, "LoweredMask", "A mask for quick(): what masks.lower() gives.")
+  nb::class_<LoweredMask>(m, "LoweredMask", "A mask as quick() takes it, made from what masks.lower() returns.")
       .def(
           "__init__",
           [](LoweredMask* self, FLASHATTN_MASKS(FLASHATTN_MASK_PARAMETER) bool causal, int32_t window) {
@@ -222,8 +222,8 @@ NB_MODULE(_ext, m) {
         return as_python(attention(arguments, *decision, return_lse, stream), return_lse);
       },
       "arguments"_a, "return_lse"_a, "stream"_a.none(), "may_leave"_a = false,
-      "The op: returns out, or (out, lse), lazy. None: nobody has settled such calls yet. False, if may_leave allows\n"
-      "it: they are left to MLX's own attention, which is counted.");
+      "The op: returns out, or (out, lse), lazy. None: no decision for such calls yet, see decide.py. False, only if\n"
+      "may_leave: MLX's own attention is faster, and the caller must run it; the call is counted in left_calls().");
   m.def(
       "attention_by_table",
       [](Arguments arguments, bool return_lse, mx::StreamOrDevice where, const OptionalArray& query) {
@@ -237,16 +237,15 @@ NB_MODULE(_ext, m) {
         return as_python(attention(arguments, decision, return_lse, stream), return_lse);
       },
       "arguments"_a, "return_lse"_a, "stream"_a.none(), "query"_a = nb::none(),
-      "The same, by the arguments' kernel or the table's, whatever was checked or measured; not counted. query: in\n"
-      "place of theirs.");
+      "Like attention(), with the kernel that the arguments name or the kernel table prefers, whatever checks and\n"
+      "timings say. stats() does not count the call. query: replaces the arguments' query.");
   m.def(
       "stream_of", [](mx::StreamOrDevice where) { return mx::to_stream(where); }, "stream"_a.none(),
-      "The stream that an op with this argument runs on.");
-  m.def(
-      "quick", &quick, "query"_a.none(), "key"_a.none(), "value"_a.none(), "scale"_a.none(), "mask"_a.none(),
-      "sinks"_a.none(), "rounds"_a, "may_leave"_a,
-      "The op on the default stream, for what needs no conversion and is settled: out. False: such calls are left to\n"
-      "MLX's own attention, as may_leave allows. None: the long way.");
+      "The stream that an op with this `stream` argument runs on.");
+  m.def("quick", &quick, "query"_a.none(), "key"_a.none(), "value"_a.none(), "scale"_a.none(), "mask"_a.none(),
+        "sinks"_a.none(), "rounds"_a, "may_leave"_a,
+        "attention() on the default stream for arguments that need no conversion: returns out. False, only with\n"
+        "may_leave: as attention(). None: a conversion is needed or there is no decision yet; call attention().");
 
   m.def(
       "plan",
@@ -259,16 +258,16 @@ NB_MODULE(_ext, m) {
         bool rounds = choice.kernel && choice.kernel->precision == Precision::input;
         return std::tuple(chosen, choice.reason, rounds);
       },
-      "arguments"_a, "device"_a, "(kernel or None, reason, whether it rounds probabilities); nothing is computed.");
+      "arguments"_a, "device"_a, "(kernel or None, reason, whether it rounds probabilities). Computes nothing.");
   m.def(
       "backend_of", [](const mx::Device& device) { return std::string(name(backend_of(device))); }, "device"_a,
-      "'cpu', 'metal' or 'cuda': what runs on a device of the MLX that is installed.");
+      "'cpu', 'metal' or 'cuda': the backend that the installed MLX has for a device.");
   m.def(
       "max_head_dim",
       [](const std::string& device, bool gradient, bool quantised) {
         return max_head_dim(backend_of(device), gradient ? Pass::backward : Pass::forward, quantised);
       },
-      "device"_a, "gradient"_a, "quantised"_a, "The largest head_dim that some kernel takes; 0 where none does.");
+      "device"_a, "gradient"_a, "quantised"_a, "The largest head_dim that some kernel supports; 0 if none does.");
 
   m.def(
       "stats",
@@ -280,9 +279,9 @@ NB_MODULE(_ext, m) {
         }
         return result;
       },
-      "Evaluated calls of each kernel, by its name, since the module was loaded or reset_stats() was called.");
+      "How many calls each kernel has computed, by name, since the module was loaded or reset_stats() was called.");
   m.def("reset_stats", &reset_calls, "Sets the counts of stats() to 0.");
-  m.def("describe_cpu", &cpu::describe, "The CPU backend in words.");
+  m.def("describe_cpu", &cpu::describe, "Describes the CPU backend in words: its instruction set and threads.");
   m.def(
       "describe_cuda",
       [] {
@@ -290,13 +289,13 @@ NB_MODULE(_ext, m) {
         cuda::check_device(first.index);
         return std::get<std::string>(mx::device_info(first).at("device_name")) + ", " + cuda::describe(first.index);
       },
-      "The GPU, its architecture and its software in words. Raises NoKernelError where something is missing.");
+      "Describes the first GPU, its architecture and its software. Raises NoKernelError if something is missing.");
   m.def("peak_flops", &cpu::peak_flops, nb::call_guard<nb::gil_scoped_release>(),
         "Floating-point operations per second that the CPU backend's threads reach with fused multiply-adds in\n"
-        "registers, one of which counts two. Takes 30 ms.");
+        "registers; a multiply-add counts as two. The measurement takes 30 ms.");
   m.def("read_bandwidth", &cpu::read_bandwidth, nb::call_guard<nb::gil_scoped_release>(),
         "Bytes per second that the CPU backend's threads read from a buffer larger than the caches (256 MB).\n"
-        "Takes 0.2 s.");
+        "The measurement takes 0.2 s.");
   m.def(
       "release_scratch",
       [] {
@@ -304,18 +303,17 @@ NB_MODULE(_ext, m) {
         return cpu::release_kept_memory();
       },
       nb::call_guard<nb::gil_scoped_release>(),
-      "Frees the working memory that the CPU backend's threads, and this thread's streams on CUDA, keep for their "
-      "next\n"
-      "call, after the calls under way. Returns how many bytes the CPU's were: the most that calls since the last\n"
-      "release needed at once. They are no part of mx.get_peak_memory(); CUDA's are.");
+      "Waits for running calls, then frees the working memory that the CPU backend's threads, and this thread's CUDA\n"
+      "streams, keep for their next call. Returns how many bytes the CPU's threads kept: the most that calls since\n"
+      "the last release needed at once. mx.get_peak_memory() does not include them; it includes CUDA's.");
   m.def(
       "is_tracing", [](const mx::array& a) { return a.is_tracer(); },
       "Whether mx.grad, mx.vjp, mx.vmap or mx.compile is tracing the array.");
   m.def(
       "array_id", [](const mx::array& a) { return a.id(); },
       "array_id(array) -> int\n\n"
-      "MLX's own identity of an array while it lives. A Python object keeps its when the array is evaluated, and gets\n"
-      "another when an operator writes to it in place.");
+      "MLX's own id of an array, unique while the array lives. Evaluating the array keeps it; an operator that writes\n"
+      "to the Python object in place changes it.");
 
   m.def(
       "block_map",
@@ -324,14 +322,14 @@ NB_MODULE(_ext, m) {
         std::vector<mx::array> inputs = primitive_inputs(arguments, backend_of(stream.device), stream);
         return block_map_of(arguments, Inputs(inputs, present_in(arguments)), stream);
       },
-      "arguments"_a, "The block map of a call's arrays, whether or not kernels get it: see csrc/call/block_map.h.");
+      "arguments"_a, "The block map of the array masks, even if kernels do not use it: see csrc/call/block_map.h.");
   m.def("keep_block_maps", &keep_block_maps, "mask"_a,
-        "Block maps of this array are kept for later calls, until it has been forgotten as often as it was kept.");
-  m.def("forget_block_maps", &forget_block_maps, "mask_id"_a, "See keep_block_maps(); by array_id().");
+        "Keeps this mask's block maps for later calls, until forget_block_maps() was called as often as this.");
+  m.def("forget_block_maps", &forget_block_maps, "mask_id"_a, "Undoes one keep_block_maps(). mask_id: array_id().");
 
   bind_decisions(m);
 
-  m.def("watch_interrupts", &watch_interrupts, "SIGINT ends the long calls that the main thread waits for.");
-  m.def("stop_watching_interrupts", &stop_watching_interrupts, "It no longer does.");
-  m.def("forget_interrupt", &forget_interrupt, "The main thread goes on: what it has begun is not waited for.");
+  m.def("watch_interrupts", &watch_interrupts, "From now on, SIGINT ends long calls that the main thread waits for.");
+  m.def("stop_watching_interrupts", &stop_watching_interrupts, "Undoes watch_interrupts().");
+  m.def("forget_interrupt", &forget_interrupt, "The main thread goes on: calls dispatched so far run to their end.");
 }

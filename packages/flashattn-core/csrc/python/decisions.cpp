@@ -123,18 +123,18 @@ void settle_kind(const Arguments& arguments, mx::Device device, const std::optio
 
 void bind_decisions(nb::module_& m) {
   m.def("candidates", &candidates_of, "arguments"_a, "backend"_a,
-        "The kernels that can run the call, and whether this machine is to time each. Raises NoKernelError.");
+        "[(kernel that can run the call, whether to time it)]. Raises NoKernelError if there is none.");
   m.def("backward_kernel", &backward_kernel, "arguments"_a, "backend"_a,
-        "The kernel that stands for all that compute the gradient; None where they do not cover the call.");
+        "The name that stands for all kernels of the gradient; None if they do not cover the call.");
   m.def("pipelines", &pipelines, "arguments"_a, "kernel"_a, "backend"_a,
-        "What the kernel is compiled for in calls of this kind, a line each with the sum of its text.");
+        "A line for each pipeline that the kernel needs in calls of this kind: its constants and its text's checksum.");
   m.def("compile", &compile, "arguments"_a, "kernel"_a, "device"_a, "all"_a,
-        "Has CUDA compile it: all pipelines, or those of this call. Raises NoKernelError for the latter.");
-  m.def("software", &software, "device"_a, "The device and all software that may change what a kernel computes.");
+        "Compiles for CUDA: all pipelines of the kernel, or those of this call. Only the latter raises NoKernelError.");
+  m.def("software", &software, "device"_a, "The device, and the versions of software that may change results.");
   m.def("settle", &settle_kind, "arguments"_a, "device"_a, "kernel"_a.none(), "failed"_a, "wrong"_a, "left"_a.none(),
         "words"_a,
-        "Calls of this kind take the kernel, or raise what is wrong, or are left to MLX's own attention,\n"
-        "which takes the first of `left` seconds, ours the second.");
+        "Stores the decision for calls of this kind: they run the kernel, or raise `wrong`. left: seconds per call of\n"
+        "(MLX's own attention, the kernel) if MLX's own attention should run instead.");
   m.def(
       "left_calls",
       [] {
@@ -144,13 +144,13 @@ void bind_decisions(nb::module_& m) {
         }
         return rows;
       },
-      "What was left to MLX's own attention: the kind in words, seconds of MLX's and of ours, and how many calls.");
-  m.def("reset_left_calls", &reset_left_calls, "Sets those counts to 0.");
-  m.def("cache_folder", &gpu::cache_folder, "The user's folder of caches; empty where the system names none.");
+      "Calls left to MLX's own attention: [(kind in words, MLX's seconds per call, the kernel's, how many calls)].");
+  m.def("reset_left_calls", &reset_left_calls, "Sets the counts of left_calls() to 0.");
+  m.def("cache_folder", &gpu::cache_folder, "The user's cache folder; empty if the system defines none.");
   m.def("keep", &gpu::keep, "folder"_a, "key"_a, "text"_a,
-        "Writes a file to the user's folder of caches. Returns its path; empty if it cannot be written.");
+        "Stores text under a key in a subfolder of the user's cache folder. Returns the path; empty if it cannot.");
   m.def("read_kept", &gpu::read_kept, "folder"_a, "key"_a,
-        "What was kept there; empty if there is none that is whole.");
+        "What keep() stored; empty if nothing was stored or the file is damaged.");
   m.attr("few_queries") = kFew;
   m.attr("checked_lengths") = std::vector<std::pair<int, int>>(std::begin(kChecked), std::end(kChecked));
   m.attr("checked_sharing") = kCheckedSharing;

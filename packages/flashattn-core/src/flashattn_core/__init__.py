@@ -8,11 +8,11 @@ from . import _releases
 try:
     import mlx.core as mx  # before _ext: it loads the libmlx that _ext links to
 except ImportError as error:
-    # On Linux libmlx is a distribution of its own, and only an extra brings it.
+    # On Linux libmlx is a distribution of its own, which only mlx's extras install.
     _cure = _releases.install_command(__path__)
     if sys.platform == "linux":
         _cure = "pip install 'flashattn-core[cpu]', or [cuda12] or [cuda13] for an NVIDIA GPU"
-        if "cuda" in str(error):  # no driver, an old one, or no GPU
+        if "cuda" in str(error):  # no driver, an old driver, or no GPU
             _cure = (
                 "MLX's build for CUDA needs a GPU and NVIDIA's driver; for the CPU, pip install 'flashattn-core[cpu]'"
             )
@@ -20,7 +20,7 @@ except ImportError as error:
 else:
     __path__.append(str(_releases.module_folder(mx.__version__, __path__)))  # type: ignore[attr-defined]
 
-from . import _ext as _ext  # the modules beside this one take it from here
+from . import _ext as _ext  # the package's other modules import it from here
 from . import masks
 from ._ext import NoKernelError, array_id, peak_flops, read_bandwidth, release_scratch, reset_stats, stats
 from .attention import flash_attention, quantized_flash_attention
@@ -50,11 +50,11 @@ __all__ = [
 
 
 def backends() -> dict[str, str]:
-    """What each backend can do here, in words: ``{"cpu": "AVX2, 2 threads", "metal": "not in this MLX build", ...}``.
+    """Describes each backend on this machine: ``{"cpu": "AVX2, 2 threads", "metal": "not in this MLX build", ...}``.
 
-    Where something is missing that could be there, its cure stands behind a colon.
+    If a backend could work here and does not, its text ends with a colon and what to install.
 
-    Raises ValueError when FLASHATTN_CPU_ISA or FLASHATTN_NUM_THREADS holds nonsense.
+    Raises ValueError if FLASHATTN_CPU_ISA or FLASHATTN_NUM_THREADS has an invalid value.
     """
     metal = str(mx.device_info(mx.gpu)["device_name"]) if mx.metal.is_available() else _NOT_BUILT
     return {"cpu": _ext.describe_cpu(), "metal": metal, "cuda": _describe_cuda()}

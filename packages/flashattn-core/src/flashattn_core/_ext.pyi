@@ -1,4 +1,4 @@
-# Types of the extension module, see csrc/python/bindings.cpp.
+# Types of the extension module _ext; csrc/python/bindings.cpp documents its functions.
 from typing import Any, Literal, overload
 
 import mlx.core as mx
@@ -6,7 +6,7 @@ import mlx.core as mx
 class NoKernelError(ValueError): ...
 
 class Arguments:
-    # The optional inputs and the options of csrc/call/inputs.def, scale and kernel.
+    # **call: the optional inputs and options of csrc/call/inputs.def, scale, kernel and rounds.
     def __init__(
         self,
         query: mx.array,
@@ -25,7 +25,7 @@ class Arguments:
     def sizes(self) -> tuple[int, int, int, int, int]: ...
 
 class LoweredMask:
-    # The masks of csrc/call/inputs.def, causal and window.
+    # **mask: the masks of csrc/call/inputs.def, causal and window.
     def __init__(self, **mask: mx.array | bool | int | None) -> None: ...
 
 Where = mx.Stream | mx.Device | mx.DeviceType | None
@@ -55,7 +55,7 @@ def quick(
 def plan(arguments: Arguments, device: str) -> tuple[str | None, str, bool]: ...
 def stream_of(stream: Where) -> mx.Stream: ...
 
-# csrc/python/decisions.cpp
+# These are in csrc/python/decisions.cpp.
 def candidates(arguments: Arguments, backend: str) -> list[tuple[str, bool]]: ...
 def backward_kernel(arguments: Arguments, backend: str) -> str | None: ...
 def pipelines(arguments: Arguments, kernel: str, backend: str) -> list[str]: ...

@@ -1,4 +1,4 @@
-"""Finds the extension module for the installed MLX: libmlx's C++ ABI changes with each release, so each has its own."""
+"""Finds the extension module for the installed MLX: there is one per MLX release, since libmlx's C++ ABI changes."""
 
 import sys
 from collections.abc import Iterable
@@ -7,9 +7,9 @@ from pathlib import Path
 
 
 def module_folder(mlx: str, package: Iterable[str]) -> Path:
-    """The folder of the module for this version of MLX. ImportError names the versions that have one.
+    """The folder of the module for MLX version `mlx`. Raises ImportError, naming the versions that have one.
 
-    package: the folders of flashattn_core, which are two where it is installed as editable.
+    package: the folders of flashattn_core: two for an editable install, otherwise one.
     """
     folders = _folders(package)
     if not folders:
@@ -25,12 +25,12 @@ def module_folder(mlx: str, package: Iterable[str]) -> Path:
 
 
 def install_command(package: Iterable[str]) -> str:
-    """Installs the newest MLX that has a module."""
+    """The pip command that installs the newest supported MLX."""
     folders = list(_folders(package))
     if not folders:
         return f"reinstall flashattn-core with {_this_python()}"
     newest = folders[-1]
-    if sys.platform == "linux":  # where libmlx is a distribution of its own, and only an extra brings it
+    if sys.platform == "linux":  # where libmlx is a distribution of its own, which only mlx's extras install
         return f"pip install 'mlx[cpu]=={newest}', or [cuda12] or [cuda13] for an NVIDIA GPU"
     return f"pip install 'mlx=={newest}'"
 
@@ -40,7 +40,7 @@ def _this_python() -> str:
 
 
 def _folders(package: Iterable[str]) -> dict[str, Path]:
-    """By version of MLX, oldest first. A folder without a module for this Python does not count."""
+    """MLX version -> folder, oldest first. Folders without a module for this Python are left out."""
     found = {
         folder.name.removeprefix("_mlx_").replace("_", "."): folder
         for place in package

@@ -1,4 +1,4 @@
-"""Checks of Python arguments' types, and how messages name what came. Shapes and dtypes are checked in C++."""
+"""Checks the types of Python arguments, and describes wrong ones for messages. C++ checks shapes and dtypes."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _FLOAT32_MAX = 3.4028234663852886e38
 
 
 def describe(given: object) -> str:
-    """`given` in a few words. Only of what cannot fail or take long: another's repr() can, an array's evaluates it."""
+    """`given` in a few words. No repr() of other types: it may fail or take long, and an array's evaluates it."""
     if isinstance(given, mx.array):
         return f"an array of {str(given.dtype).removeprefix('mlx.core.')} and shape {given.shape}"
     if isinstance(given, bool):
         return f"bool {given}"
-    if isinstance(given, int) and given.bit_length() > 2000:  # longer ones Python may refuse to print
+    if isinstance(given, int) and given.bit_length() > 2000:  # Python may refuse to print longer ones
         return f"an int of {given.bit_length()} bits"
     if isinstance(given, str) and len(given) > 100:
         return f"a str of {len(given)} characters"
     if given is None or type(given) in (int, float, complex, str):
         return repr(given)
     if type(given) in (list, tuple):
-        return f"a {type(given).__name__} of {len(given)}"  # type: ignore[arg-type]  # mypy does not see which
+        return f"a {type(given).__name__} of {len(given)}"  # type: ignore[arg-type]  # mypy does not narrow the type
     name = type(given).__qualname__
     if type(given).__module__ != "builtins":
         name = f"{type(given).__module__}.{name}"
@@ -33,7 +33,7 @@ def describe(given: object) -> str:
 
 
 def integer(given: object) -> int | None:
-    """The whole number that `given` is, numpy's too; None if it is none."""
+    """`given` as an int if it is a whole number, also numpy's; else None."""
     if isinstance(given, bool | mx.array):
         return None
     try:
@@ -43,7 +43,7 @@ def integer(given: object) -> int | None:
 
 
 def positive(name: str, given: object) -> int:
-    """Raises ValueError unless `given` is a whole number above 0 that an int32 holds."""
+    """`given` as an int. Raises ValueError unless it is a whole number above 0 that fits int32."""
     number = integer(given)
     if number is None or not 0 < number <= INT32_MAX:
         what = describe(given if number is None else number)
@@ -52,11 +52,11 @@ def positive(name: str, given: object) -> int:
 
 
 def finite(name: str, given: Any) -> float:
-    """Raises ValueError unless `given` is a number, or an array of one, that float32 holds."""
-    if type(given) is float and -_FLOAT32_MAX <= given <= _FLOAT32_MAX:  # as nearly always: the rest takes time
+    """`given` as a float. Raises ValueError unless it is a finite number within float32's range, or an array of one."""
+    if type(given) is float and -_FLOAT32_MAX <= given <= _FLOAT32_MAX:  # the usual case: the rest is slower
         return given
     try:
-        number = math.fsum([given])  # float() also reads text
+        number = math.fsum([given])  # not float(), which also parses text
     except (TypeError, ValueError, OverflowError):
         number = None
     if number is None or not abs(number) <= _FLOAT32_MAX:
@@ -66,8 +66,8 @@ def finite(name: str, given: Any) -> float:
 
 
 def rounds(precision: object) -> bool:
-    """Whether probabilities may be rounded. Raises ValueError for another word than the two that there are."""
-    if isinstance(precision, str):  # what is none may not even be comparable
+    """Whether probabilities may be rounded. Raises ValueError unless `precision` is "float32" or "input"."""
+    if isinstance(precision, str):  # other types may not even be comparable
         if precision == "float32":
             return False
         if precision == "input":
@@ -76,14 +76,14 @@ def rounds(precision: object) -> bool:
 
 
 def array(name: str, given: object) -> mx.array:
-    """Raises ValueError unless `given` is an mx.array."""
+    """Returns `given`. Raises ValueError unless it is an mx.array."""
     if not isinstance(given, mx.array):
         raise ValueError(f"[flash_attention] {name} is {describe(given)}, expected an mx.array")
     return given
 
 
 def device_of(stream: object) -> mx.Device:
-    """Where a stream argument has its op run. Raises ValueError for what is no stream and no device."""
+    """The device that an op with this `stream` argument runs on. Raises ValueError if it is no stream and no device."""
     if stream is None:
         return mx.default_device()
     if isinstance(stream, mx.Stream | mx.ThreadLocalStream):

@@ -1,4 +1,4 @@
-"""lowered(): the only place where Python arguments are read."""
+"""lowered(): checks and converts the Python arguments of a call. No other function reads them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from . import _ext
 from . import argument_types as types
 from .masks import Mask, lower
 
-_SMALLEST_SOFTCAP = 1e-20  # below, scores / softcap could leave float32
+_SMALLEST_SOFTCAP = 1e-20  # below, scores / softcap could overflow float32
 
 Quantized = tuple[mx.array, mx.array, mx.array]  # weights, scales, biases
 MaskLike = Mask | mx.array | Literal["causal"] | None
@@ -44,12 +44,12 @@ def lowered(
     group_size: int = 0,
     bits: int | None = None,
 ) -> _ext.Arguments:
-    """The arguments as ``_ext`` takes them, which checks shapes and dtypes. `stream` is not among them.
+    """Converts the arguments to what ``_ext`` takes; C++ checks shapes and dtypes. `stream` is ignored.
 
-    `bits`: None if key and value are arrays, otherwise those of the tuples that they are.
+    `bits`: None if key and value are arrays; bits per element if they are (weights, scales, biases).
     """
     types.array("query", query)
-    given: Any = lower(mask)  # nothing that the call does not have: each costs time, every call
+    given: Any = lower(mask)  # only what the call has: each entry costs time in every call
     given["kernel"] = kernel
     given["rounds"] = types.rounds(precision)
     if sinks is not None:
@@ -60,7 +60,7 @@ def lowered(
         key, given["key_scales"], given["key_biases"] = _quantized("key", key)
         value, given["value_scales"], given["value_biases"] = _quantized("value", value)
         given |= {"bits": bits, "group_size": types.positive("group_size", group_size)}
-    if not isinstance(kernel, str) or not kernel.isprintable():  # a std::string takes no surrogates, what() no NUL
+    if not isinstance(kernel, str) or not kernel.isprintable():  # std::string takes no surrogates, what() no NUL
         raise ValueError(f"[flash_attention] kernel is {types.describe(kernel)}, expected 'auto' or a kernel's name")
     if scale is not None:
         given["scale"] = types.finite("scale", scale)
@@ -71,7 +71,7 @@ def lowered(
     return _ext.Arguments(query, types.array("key", key), types.array("value", value), **given)
 
 
-lowered.__qualname__ = "flash_attention"  # TypeError names this one for a keyword argument that does not exist
+lowered.__qualname__ = "flash_attention"  # so that TypeError for an unknown keyword names the public function
 
 
 def _quantized(name: str, given: object) -> Quantized:

@@ -1,4 +1,4 @@
-"""The two ops, as callers have them."""
+"""The public ops: flash_attention() and quantized_flash_attention()."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def flash_attention(
     """Exact attention in memory linear in the sequence: ``softmax(query @ key.T * scale + mask) @ value``.
 
     FlashAttention-2 (Dao 2023, arXiv:2307.08691) for long queries, FlashDecoding (Dao et al. 2023) for few.
-    Lazy, like every MLX op. By default all arithmetic is float32 from the loaded element to the stored one: on
-    bfloat16 the result has the bits of casting to float32, computing, and casting back; on CUDA it may be a neighbour.
+    Lazy, like every MLX op. By default all arithmetic between loading the inputs and storing the output is float32:
+    a bfloat16 result equals float32 attention rounded once; on CUDA it may differ in the last bit.
 
     Args:
       query: ``(*B, H_q, L, D)``, float32, float16 or bfloat16, any strides, D from 1 to 512.
@@ -63,8 +63,8 @@ def flash_attention(
       value: ``(*B, H_kv, S, D_v)``, same dtype; D_v may differ from D.
       scale: multiplies ``query @ key.T``. None: ``1 / sqrt(D)``.
       mask: None, ``"causal"``, a :mod:`flashattn_core.masks` description, or an array that broadcasts to
-        ``(*B, H_q, L, S)``: bool (True: visible), or of a dtype that promotes to query's, added to the scores.
-        Causal is aligned to the lower right:
+        ``(*B, H_q, L, S)``. A bool array is True where a key is visible; an array of another dtype, which must
+        promote to query's, is added to the scores. Causal is aligned to the lower right:
 
             L=2, S=5    1 1 1 1 0        L=5, S=2    0 0
                         1 1 1 1 1                    0 0
@@ -72,28 +72,28 @@ def flash_attention(
                                                      1 0
                                                      1 1
       softcap: scores become ``softcap * tanh(scores / softcap)`` after scale, before masks (Gemma 2).
-      sinks: ``(H_q,)``, one extra logit a head that only adds to the softmax's denominator, and so to lse.
+      sinks: ``(H_q,)``, one extra logit per head that only adds to the softmax's denominator, and so to lse.
       alibi_slopes: ``(H_q,)``, adds ``-slope * |i + S - L - j|`` (Press et al. 2022).
       return_lse: also return lse.
       kernel: a kernel's name instead of ``"auto"``, see :func:`plan`.
       precision: ``"float32"``: all arithmetic between input and output is float32-accurate. ``"input"``: with 16-bit
-        inputs, probabilities (in the gradient P and dS) may be rounded once to the inputs' dtype, as MLX's own
-        attention rounds them, where that is faster: by kernels of CUDA. Elsewhere both give the same bits.
+        inputs, CUDA kernels may round the probabilities (in the gradient P and dS) once to the inputs' dtype where
+        that is faster, as MLX's own attention does. On other backends both give the same bits.
       stream: stream or device to run on, as for any MLX op.
 
     Returns:
       out ``(*B, H_q, L, D_v)`` in query's dtype; with ``return_lse`` also lse ``(*B, H_q, L)``, float32, the
-      natural logarithm of the softmax's denominator. A row that sees no key gives 0 and -inf, never NaN;
-      NaN or infinity in a hidden key reaches nothing.
+      natural logarithm of the softmax's denominator. A row that sees no key gives 0 and -inf, never NaN.
+      NaN or infinity in a hidden key does not affect the result.
 
     Kernels compute the gradients of query, key, value and sinks, in linear memory. MLX's own operations compute
-    those of additive masks and ALiBi slopes, ``mx.jvp``, second derivatives, and exported functions, in memory
-    that grows with L * S.
+    the gradients of additive masks and ALiBi slopes, ``mx.jvp``, second derivatives, and exported functions, in
+    memory that grows with L * S.
 
-    Ctrl-C waits for a call that runs on the CPU, unless the program says :func:`interruptible`.
+    Ctrl-C waits for a call that runs on the CPU to end, except inside :func:`interruptible`.
 
     Raises:
-      ValueError: bad arguments, naming the argument, what was expected and what came.
+      ValueError: a bad argument; the text names it, what was expected and what was given.
       NoKernelError: (a ValueError) no kernel covers the call; the text is the reason that :func:`plan` gives.
     """
     is_plain = softcap is None and alibi_slopes is None and stream is None and not return_lse
@@ -154,21 +154,21 @@ def quantized_flash_attention(
     return_lse: bool = False,
     **options: Unpack[Options],
 ) -> mx.array | tuple[mx.array, mx.array]:
-    """:func:`flash_attention` on keys and values that are quantised, as mlx-lm's QuantizedKVCache holds them.
+    """:func:`flash_attention` on quantised keys and values, in the layout of mlx-lm's QuantizedKVCache.
 
-    Each tile is dequantised inside the kernel, in float32; the whole never is. Query, key and value have no gradient.
+    The kernel dequantises one tile at a time, to float32. Query, key and value have no gradient.
 
     Args:
       query: ``(*B, H_q, L, D)``, float32, float16 or bfloat16, any strides, D up to 512.
-      key, value: ``(weights, scales, biases)``, as ``mx.quantize(x, group_size, bits)`` makes them of arrays
-        ``(*B, H_kv, S, D)`` and ``(*B, H_kv, S, D_v)``: weights uint32 ``(*B, H_kv, S, D * bits / 32)``; scales and
-        biases ``(*B, H_kv, S, D / group_size)`` in float32, float16 or bfloat16, one dtype for all four.
+      key, value: ``(weights, scales, biases)``, what ``mx.quantize(x, group_size, bits)`` returns for x of shape
+        ``(*B, H_kv, S, D)`` or ``(*B, H_kv, S, D_v)``: weights uint32 ``(*B, H_kv, S, D * bits / 32)``; scales and
+        biases ``(*B, H_kv, S, D / group_size)``, all four in one dtype: float32, float16 or bfloat16.
       group_size: elements that share a scale and a bias: 32, 64 or 128.
-      bits: of an element: 1, 2, 3, 4, 5, 6 or 8.
+      bits: per element: 1, 2, 3, 4, 5, 6 or 8.
       The others: as in :func:`flash_attention`.
 
     Returns:
-      As :func:`flash_attention` of the dequantised keys and values: out in query's dtype, and lse.
+      What :func:`flash_attention` returns for the dequantised keys and values: out in query's dtype, and lse.
 
     Raises:
       ValueError, NoKernelError: as :func:`flash_attention`.
@@ -179,12 +179,12 @@ def quantized_flash_attention(
 
 
 def _attention(call: _ext.Arguments, return_lse: bool, stream: Any) -> mx.array | tuple[mx.array, mx.array]:
-    if stream is not None:  # MLX's default device is one that it has
+    if stream is not None:  # MLX's default device always exists
         device = types.device_of(stream)
         if _ext.backend_of(device) == "metal" and not mx.metal.is_available():
             raise _ext.NoKernelError("[flash_attention] stream is on a GPU, but this MLX has neither Metal nor CUDA")
     out: mx.array | tuple[mx.array, mx.array] | None = _ext.attention(call, bool(return_lse), stream)
-    if out is None:  # the first such call on this GPU
+    if out is None:  # the first call of this kind on this GPU
         decide(call, stream)
         out = _ext.attention(call, bool(return_lse), stream)
     assert out is not None, "decide() settles the call"
@@ -192,10 +192,10 @@ def _attention(call: _ext.Arguments, return_lse: bool, stream: Any) -> mx.array 
 
 
 def flash_or_faster(call: _ext.Arguments) -> mx.array | None:
-    """The op on the default stream; None where MLX's own attention was timed to be faster for such calls on this GPU.
+    """The op on the default stream; None if MLX's own attention is faster for calls of this kind on this GPU.
 
-    For programs that have MLX's own attention at hand, which alone can leave a call to it. Never None with
-    precision ``"float32"``. Raises what :func:`flash_attention` does.
+    The caller then runs MLX's own attention itself. Never None with precision ``"float32"``. Raises what
+    :func:`flash_attention` does.
     """
     out = _ext.attention(call, False, None, call.rounds)
     if out is None:

@@ -1,7 +1,7 @@
-"""Whether a GPU's kernel computes what the CPU's does, on small inputs of a call's kind.
+"""Checks that a GPU kernel computes what the CPU's kernels do, on small random inputs of a call's kind.
 
-What a kernel meets only when it runs comes in all its forms: tiles that are full and tiles that are not, a chunk of the
-keys and many, rows whose elements lie apart or that begin anywhere, NaN in keys that no row sees.
+The inputs cover what a kernel is not compiled for but meets at run time: full and partial tiles, one chunk of the keys
+and many, strided and misaligned rows, NaN in keys that no row sees.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from . import _ext
 from .arguments import lowered
 from .drawn import HIDES, Kind, Named, drawn
 
-# Tensor cores cut off sums, and other orders of a sum round it in other ways.
+# Relative error allowed: tensor cores truncate sums, and kernels add in different orders.
 ERROR = 1e-5
 
-FEW_KEYS = (90, 2400)  # a chunk; more chunks than are merged at once
+FEW_KEYS = (90, 2400)  # keys for few queries: one chunk; more chunks than are merged at once
 
 NO_MEMORY = re.compile("out of memory|unable to allocate|out_of_memory", re.IGNORECASE)
 
-_GRADIENTS, _GRADIENT_ERROR = ("dq", "dk", "dv", "dsinks"), 3e-5  # sums over all rows of a group
+_GRADIENTS, _GRADIENT_ERROR = ("dq", "dk", "dv", "dsinks"), 3e-5  # sums over all rows
 
-Attention = Callable[..., tuple[mx.array, ...]]  # out and lse, or gradients, of flash_attention's arguments
+Attention = Callable[..., tuple[mx.array, ...]]  # flash_attention's arguments -> (out, lse) or gradients
 Lengths = Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A call, what is special about it in words, and in which ways its rows are to lie."""
+    """A call to check: its description, its arguments, and the memory layouts (see LAYOUTS) to try them in."""
 
     name: str
     arguments: Named
@@ -42,11 +42,11 @@ class Case:
 
 
 class KernelWarning(UserWarning):
-    """A kernel failed its check on this machine, and is not used there; the text says which, and how."""
+    """A kernel failed its check on this machine and is not used there; the text names it and says what was wrong."""
 
 
 def of_call(arguments: _ext.Arguments, kernel: str, stream: mx.Stream) -> str:
-    """Checks a kernel for such calls, on the stream. Returns what is wrong, in words; then there is a warning, too."""
+    """Checks a kernel for such calls, on the stream. Returns what is wrong, and warns of it; empty if nothing is."""
     kind, error = Kind(*arguments.kind()), error_of(kernel, Kind(*arguments.kind()), arguments.rounds)
     how: Named = {"stream": stream, "precision": "input" if arguments.rounds else "float32"}
     if "backward" in kernel:
@@ -70,7 +70,7 @@ def _attend(*, stream: Any, **arguments: Any) -> tuple[mx.array, mx.array]:
 
 
 def _gradients(*, stream: Any, **arguments: Any) -> tuple[mx.array, ...]:
-    """Gradients of query, key, value, and sinks if there are some. Cotangents are large, so that gradients are, too."""
+    """Gradients of query, key, value, and of sinks if given. Large cotangents make large gradients."""
     names = [name for name in ("query", "key", "value", "sinks") if name in arguments]
 
     def outputs(*changed: mx.array) -> tuple[mx.array, mx.array]:
@@ -81,7 +81,7 @@ def _gradients(*, stream: Any, **arguments: Any) -> tuple[mx.array, ...]:
 
 
 def come_back(arguments: Named) -> list[mx.array]:
-    """What the gradients are of: numbers for out and for lse."""
+    """Random cotangents of out and lse."""
     query, value = arguments["query"], arguments["value"]
     with mx.stream(mx.cpu):
         keys = mx.random.split(mx.random.key(0), 2)
@@ -92,10 +92,10 @@ def come_back(arguments: Named) -> list[mx.array]:
 def gradient_failure(
     kind: Kind, gradients: Attention, lengths: Lengths | None = None, error: float | None = None
 ) -> str:
-    """What is wrong with `gradients` for calls of the kind, beside the CPU's of the same dtype; empty if nothing is."""
+    """What is wrong with `gradients` for calls of the kind, against the CPU's in that dtype; empty if nothing is."""
 
     def on_cpu(**arguments: Any) -> tuple[mx.array, ...]:
-        rows = _with_rows(arguments, lambda x: x.astype(kind.dtype))  # which failure() has in float32
+        rows = _with_rows(arguments, lambda x: x.astype(kind.dtype))  # failure() passes float32
         with mx.stream(mx.cpu):
             return tuple(x.astype(mx.float32) for x in _gradients(**rows, stream=mx.cpu))
 
@@ -113,10 +113,10 @@ def failure(
 ) -> str:
     """What is wrong with `attention` for calls of the kind; empty if nothing is.
 
-    on_cpu: the same by the CPU's kernels. lengths: of queries and keys; None: what kernels may treat in another way.
-    error: how far off results may be before they are rounded, relative to size_of() or the number if that is more; lse
-    is float32.
-    names: of the results. Raises MemoryError where there is none for the inputs: that says nothing about the kernel.
+    on_cpu: computes the expected results. lengths: of queries and keys, as pairs; None: those of lengths_of().
+    error: allowed error of results before rounding, relative to size_of() or to the number, whichever is larger; for
+    lse always ERROR.
+    names: of the results. Raises MemoryError if memory is too short for the check, which says nothing of the kernel.
     """
     for case in cases(kind, lengths or lengths_of(kind)):
         expected = on_cpu(**exactly(case.arguments))
@@ -128,15 +128,15 @@ def failure(
                 if NO_MEMORY.search(str(raised)):
                     raise MemoryError(f"there is no memory to check a kernel: {raised}") from raised
                 return f"{case.name}, {layout}: {raised}"
-            for name, found, wanted in zip(names, got, expected, strict=False):  # not each call has sinks
+            for name, found, wanted in zip(names, got, expected, strict=False):  # dsinks only if the call has sinks
                 if wrong := difference(found, wanted, ERROR if name == "lse" else error, size_of(name, wanted)):
                     return f"{case.name}, {layout}: {name} {wrong}"
     return ""
 
 
 def size_of(name: str, expected: mx.array) -> float:
-    """Beside what errors are seen: 1, or of a gradient the root mean square. It is a sum of terms of that size, and a
-    unit of `out`'s last place, in which two forward passes may differ, changes each of them."""
+    """What errors are relative to: 1, or a gradient's root mean square. A gradient is a sum of terms of that size, and
+    each of them changes when two forward passes differ in the last bit of `out`."""
     if name not in _GRADIENTS:
         return 1.0
     with mx.stream(mx.cpu):
@@ -145,8 +145,8 @@ def size_of(name: str, expected: mx.array) -> float:
 
 
 def error_of(kernel: str, kind: Kind, rounds: bool) -> float:
-    """Of out or of a gradient, before it is rounded. Where probabilities are rounded once to 16 bits, each is off by up
-    to half of what two numbers differ, and so may out be; a gradient's P and dS are."""
+    """Allowed error of out or of a gradient before it is rounded. A kernel that rounds probabilities once to 16 bits
+    may be off by eps / 2 in each of them, and so in out; in the gradient it rounds P and dS."""
     eps = float(mx.finfo(kind.dtype).eps)
     if "backward" in kernel:
         return max(_GRADIENT_ERROR, 8 * eps if rounds else eps)
@@ -162,8 +162,8 @@ def lengths_of(kind: Kind, kernel: str = "") -> Lengths:
 
 
 def cases(kind: Kind, lengths: Lengths) -> Iterator[Case]:
-    """Calls of the kind, whose arrays are contiguous."""
-    # Sequences and heads are few where blocks are to share keys: more blocks would leave no multiprocessor idle.
+    """Calls of the kind, with contiguous arrays."""
+    # One sequence and one head where blocks should share keys: they do so only if multiprocessors would be idle.
     few: dict[tuple[int, int], Any] = {_ext.checked_sharing: {"batch": 1, "kv_heads": 1}}
     for query_len, key_len in lengths:
         drawn_call = drawn(kind, query_len, key_len, **few.get((query_len, key_len), {}))
@@ -174,8 +174,8 @@ def cases(kind: Kind, lengths: Lengths) -> Iterator[Case]:
 
 
 def difference(got: mx.array, expected: mx.array, error: float = ERROR, size: float = 1.0) -> str:
-    """How `got` is not `expected`, which is float32, or a number within the error of it, rounded; empty if it is.
-    The error is relative, to `size` where numbers are smaller."""
+    """How `got` differs from `expected` (float32); empty if each number is within the error before it was rounded.
+    The error is relative to the number, or to `size` if that is larger."""
     with mx.stream(mx.cpu):
         far = error * mx.maximum(mx.abs(expected), size)
         lowest, highest = ((expected + by).astype(got.dtype) for by in (-far, far))
@@ -189,16 +189,16 @@ def difference(got: mx.array, expected: mx.array, error: float = ERROR, size: fl
 
 
 def exactly(arguments: Named) -> Named:
-    """The same call in float32, as far as it is not quantised."""
+    """The same call with its unquantised arrays cast to float32."""
     return _with_rows(arguments, lambda x: x.astype(mx.float32))
 
 
-# How the elements of an array of rows lie in memory.
+# Memory layouts of query, key and value, see laid_out().
 LAYOUTS = ("contiguous", "strided", "misaligned")
 
 
 def laid_out(arguments: Named, layout: str) -> Named:
-    """The same call, whose query, and key and value if they are not quantised, lie in another way."""
+    """The same call, with query, and key and value if they are not quantised, copied to another memory layout."""
 
     def laid(x: mx.array) -> mx.array:
         if layout == "strided":

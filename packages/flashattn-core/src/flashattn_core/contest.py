@@ -1,7 +1,7 @@
-"""How long a kind of call takes each kernel on this GPU, and MLX's own attention.
+"""Times each kernel, and MLX's own attention, on one kind of call on this GPU.
 
-The contestants take turns on calls with the real one's shapes, or on smaller ones where those would take long: half as
-many queries and keys, and then a smaller batch, as often as that is needed.
+The contestants take turns on random inputs of the real call's shapes. Where those would take too long, the trial halves
+the keys and queries, then the batch, until it is short enough.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from .drawn import Kind, Named, drawn
 from .masks import And, Causal, KeyRange, SlidingWindow
 
 MLX = "mlx"  # among the contestants: MLX's own attention
-Times = dict[str, list[float]]  # contestant -> seconds of one call, see _ways()
+Times = dict[str, list[float]]  # contestant -> seconds per call, one number for each of _ways()
 ROWS = ("query", "key", "value")
 
-mlx_attention = mx.fast.scaled_dot_product_attention  # as it was before anybody exchanged it
+mlx_attention = mx.fast.scaled_dot_product_attention  # saved before anything replaces it
 
-_MOST_WORK = 1e11  # multiply-adds of a trial call: some milliseconds of a laptop's GPU
-_MOST_WORK_ON_CUDA = 1e12  # some milliseconds of a data centre's
+_MOST_WORK = 1e11  # multiply-adds of a trial call: a few milliseconds on a laptop's GPU
+_MOST_WORK_ON_CUDA = 1e12  # a few milliseconds on a data-centre GPU
 _MOST_BYTES = 2**29  # of a trial call's arrays
-_TRIALS, _TRIAL_SECONDS, _WARM_UP = 5, 0.004, 16  # short calls are repeated until a trial lasts so long
-_SLOW_SECONDS = 0.04  # what takes so long has one trial
+_TRIALS, _TRIAL_SECONDS, _WARM_UP = 5, 0.004, 16  # a trial repeats short calls until they take _TRIAL_SECONDS
+_SLOW_SECONDS = 0.04  # a contestant slower than this is timed only once
 _MOST_REPEATS = 512
-_MOST_SECONDS = 0.3  # of all trials; no trial begins later
-# MLX's fused kernels can serve calls that have nothing but these. For other calls MLX is not asked: its function has no
-# such argument, or a trial's mask would not be the call's.
+_MOST_SECONDS = 0.3  # for all trials of a contest; no trial begins later
+# MLX is timed only for calls whose optional inputs are all among these. MLX's function does not take the others, or a
+# trial could not reproduce the call's mask.
 _FUSED_IN_MLX = {"causal", "window", "key_start", "key_stop", "sinks"}
 
-Calls = Callable[[int], Any]  # so many calls of a contestant, lazy
+Calls = Callable[[int], Any]  # count -> the lazy outputs of that many calls of a contestant
 
 
 def in_words(call: _ext.Arguments) -> str:
-    """The kind of a call, with lengths up to the next power of two: every such call is timed as one."""
+    """Describes a call's kind. Lengths are rounded up to powers of two: calls with the same text share their times."""
     kind, (batch, heads, kv_heads, key_len, window) = Kind(*call.kind()), call.sizes()
     query_len = kind.query_len if kind.query_len <= _ext.few_queries else _power_of_two(kind.query_len)
     window = _power_of_two(min(window, key_len))
@@ -56,10 +56,10 @@ def in_words(call: _ext.Arguments) -> str:
 
 
 def mlx_is_fused(call: _ext.Arguments, stream: mx.Stream) -> bool:
-    """Whether MLX has a fused kernel for such calls, which MLX itself is asked: `force_fused` raises where it has none.
+    """Whether MLX has a fused kernel for such calls. MLX itself answers: `force_fused` raises where it has none.
 
-    Its other ways of attention write the score matrix to memory, and are never preferred. A gradient is asked for as
-    the forward pass is, since MLX chooses for that when it differentiates.
+    MLX's unfused attention writes the score matrix to memory, and is never preferred. For gradients, too, this asks
+    about the forward pass: MLX chooses by it when it differentiates.
     """
     kind = Kind(*call.kind())
     if not _FUSED_IN_MLX.issuperset(kind.given):
@@ -82,9 +82,9 @@ def mlx_is_fused(call: _ext.Arguments, stream: mx.Stream) -> bool:
 
 
 def times(call: _ext.Arguments, contestants: Sequence[str], stream: mx.Stream) -> Times:
-    """Median seconds of one call of each; empty where that cannot be found out, for want of memory for example.
+    """Median seconds per call for each contestant; empty if nothing can be timed, for example for lack of memory.
 
-    A contestant that raises is left out. Ctrl-C leaves nothing behind.
+    A contestant that raises is left out. After Ctrl-C nothing is stored.
     """
     try:
         with mx.stream(stream):
@@ -110,7 +110,7 @@ def _trial_call(call: _ext.Arguments, stream: mx.Stream) -> Named:
         return work > most_work or size > _MOST_BYTES
 
     while is_large() and (query_len > 128 or key_len > 1024 or batch > 1):
-        if key_len > max(query_len, 1024):  # first: how many blocks there are is the queries' affair
+        if key_len > max(query_len, 1024):  # keys first: the number of blocks depends on the queries
             key_len //= 2
         elif query_len > 128 or key_len > 1024:
             query_len, key_len = query_len // 2 if query_len > 128 else query_len, max(1, key_len // 2)
@@ -120,8 +120,8 @@ def _trial_call(call: _ext.Arguments, stream: mx.Stream) -> Named:
 
 
 def _ways(name: str, call: _ext.Arguments, trial: Named, stream: mx.Stream) -> list[Calls]:
-    """So many calls by a contestant: each by itself, so that their ends may overlap, and one behind the other, as in a
-    model. With gradients: each by itself."""
+    """Ways of calling a contestant: independent calls, which may overlap, and dependent ones, each on the output of the
+    one before, as in a model. Gradients: independent calls only."""
     query, key, value = rows = [trial[name] for name in ("query", "key", "value")]
     scale = float(query.shape[-1]) ** -0.5
     if name == MLX:
@@ -158,7 +158,7 @@ def _ways(name: str, call: _ext.Arguments, trial: Named, stream: mx.Stream) -> l
 
 
 def _mask_for_mlx(trial: Named) -> Any:
-    """As a program hands it to MLX: a word, or a bool array that all layers share."""
+    """The mask as programs pass it to MLX: None, "causal", or a bool array that all layers share."""
     mask, query, key = trial.get("mask"), trial["query"], trial["key"]
     parts = mask.parts if isinstance(mask, And) else [] if mask is None else [mask]
     if all(isinstance(part, Causal) for part in parts):
@@ -180,14 +180,14 @@ def _mask_for_mlx(trial: Named) -> Any:
 
 
 def _in_turns(ways: dict[str, list[Calls]]) -> Times:
-    from statistics import median  # here, since its import takes 5 ms of every program's start
+    from statistics import median  # at the top it would add 5 ms to every program's start
 
     once: dict[str, float] = {}
     for name, calls in ways.items():
         try:
             _seconds(calls[0], 1)  # compiles
             once[name] = _seconds(calls[0], 1)
-            if once[name] < _TRIAL_SECONDS:  # an evaluation has its own costs, which many calls share
+            if once[name] < _TRIAL_SECONDS:  # spreads the cost of an evaluation over many calls
                 once[name] = _seconds(calls[0], _WARM_UP) / _WARM_UP
         except (RuntimeError, ValueError) as error:
             if NO_MEMORY.search(str(error)):

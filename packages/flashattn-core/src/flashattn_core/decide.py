@@ -1,10 +1,10 @@
-"""Settles what calls of one kind run on a GPU: the first of them asks, every later one looks the answer up in C++.
+"""Decides, at the first call of a kind on a GPU, which kernel runs such calls; later calls look it up in C++.
 
-A kernel must have shown on this machine that it computes what the CPU's do, see `check.py`. Where several kernels can
-run the call and nobody has measured which is faster, and where MLX has a fused kernel of its own, `contest.py` times
-them. Verdicts and times are kept in the user's folder of caches, for the next process.
+A kernel is used only after its results matched the CPU's on this machine, see `check.py`. `contest.py` times kernels
+if several can run the call and the kernel table does not know the fastest, or if MLX has a fused kernel of its own.
+Verdicts and times are stored in the user's cache folder, for the next process.
 
-FLASHATTN_CHECK: "once", the default; "always", in each process; "never", which times nothing either.
+FLASHATTN_CHECK: "once" (default): check and time once on this machine; "always": in each process; "never": neither.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from .contest import MLX, Times
 
 When = Literal["once", "always", "never"]
 
-_verdicts: dict[tuple[str, ...], str] = {}  # pipelines -> what is wrong with the kernel, for the whole process
-_lock = threading.Lock()  # not held while a kernel is checked: another thread then checks it, too
+_verdicts: dict[tuple[str, ...], str] = {}  # device, kernel and pipelines -> what is wrong, in this process
+_lock = threading.Lock()  # not held during a check, so two threads may check the same kernel
 
-_CLEARLY = 1.03  # how much slower flash attention must be for MLX's own to be taken
+_CLEARLY = 1.03  # MLX's own attention is used if flash attention takes at least this many times as long
 
 
 @dataclass
 class Decision:
-    """What calls of the kind take.
+    """What calls of one kind run.
 
-    kernel: None where every kernel failed its check; `wrong` says what the first one did.
-    times: seconds of one call; empty where nothing was timed.
+    kernel: None if every kernel failed its check; `wrong` says why the first one failed.
+    times: contestant -> seconds per call; empty if nothing was timed.
     """
 
     kernel: str | None
@@ -44,7 +44,7 @@ class Decision:
     times: Times = field(default_factory=dict)
 
     def left(self) -> tuple[float, float] | None:
-        """Seconds of MLX's own attention and of the kernel, where MLX's own is clearly faster in one way of calling."""
+        """Seconds per call (MLX's, the kernel's) if MLX's own attention is clearly faster in some way of calling."""
         if self.kernel is None or MLX not in self.times or self.kernel not in self.times:
             return None
         both = zip(self.times[MLX], self.times[self.kernel], strict=True)
@@ -54,7 +54,7 @@ class Decision:
 
 
 def decide(call: _ext.Arguments, stream: Any = None) -> Decision:
-    """Settles calls like this one on the stream. Raises NoKernelError where no kernel covers them."""
+    """Decides what calls like this one run, and stores that. Raises NoKernelError if no kernel covers them."""
     on = _ext.stream_of(stream)
     _compile_what_follows(call, on)
     decision = decision_for(call, on)
@@ -65,8 +65,8 @@ def decide(call: _ext.Arguments, stream: Any = None) -> Decision:
 
 
 def _compile_what_follows(call: _ext.Arguments, stream: mx.Stream) -> None:
-    """Has CUDA compile, in the background, the kernel of the step that follows a prompt: it takes as long as this
-    call's. What goes wrong is said when such a step comes. A program that ends waits for it, about a second."""
+    """On CUDA, if this call is a prompt's, compiles the kernel of the decode step after it in the background: it takes
+    about a second, and the program does not end before. The step itself reports an error."""
     if (
         _ext.backend_of(stream.device) != "cuda"
         or call.kind()[4] <= _ext.max_cuda_decode_len
@@ -79,12 +79,12 @@ def _compile_what_follows(call: _ext.Arguments, stream: mx.Stream) -> None:
 
 
 def decision_for(call: _ext.Arguments, stream: mx.Stream) -> Decision:
-    """Times what has to be timed, and checks kernels from the fastest on until one is right."""
+    """Times the kernels if needed, and checks them from the fastest on until one passes."""
     backend, decision = _ext.backend_of(stream.device), Decision(None)
     candidates = _ext.candidates(call, backend)
     first = candidates[0][0]
     decision.times = _times(call, [name for name, is_timed in candidates if is_timed or name == first], stream)
-    # sorted() keeps their order where nothing was timed.
+    # sorted() keeps the candidates' order if nothing was timed.
     for kernel in sorted((name for name, _ in candidates), key=lambda name: sum(decision.times.get(name, [inf]))):
         if kernel.partition("@")[0] in decision.failed:
             continue
@@ -104,7 +104,7 @@ def decision_for(call: _ext.Arguments, stream: mx.Stream) -> Decision:
 
 
 def when_to_check() -> When:
-    """What FLASHATTN_CHECK says. Raises ValueError for another word."""
+    """The value of FLASHATTN_CHECK. Raises ValueError if it is invalid."""
     wanted = os.environ.get("FLASHATTN_CHECK", "once")
     if wanted not in ("once", "always", "never"):
         raise ValueError(f"[flash_attention] FLASHATTN_CHECK is {wanted!r}, expected 'once', 'always' or 'never'")
@@ -112,9 +112,9 @@ def when_to_check() -> When:
 
 
 def wrong_with(call: _ext.Arguments, kernel: str, stream: mx.Stream) -> str:
-    """What is wrong with the kernel for such calls, in words; empty if nothing is, or if nothing is to be checked.
+    """What is wrong with the kernel for such calls, in words; empty if nothing is, or if FLASHATTN_CHECK is "never".
 
-    Raises NoKernelError where there is no memory for the check: the next call is checked again.
+    Raises NoKernelError if memory is too short for the check; the next call then tries again.
     """
     when = when_to_check()
     if when == "never":
@@ -141,11 +141,11 @@ def wrong_with(call: _ext.Arguments, kernel: str, stream: mx.Stream) -> str:
 
 
 def _times(call: _ext.Arguments, kernels: Sequence[str], stream: mx.Stream) -> Times:
-    """Times these kernels, and MLX's own attention if the call may be left to it; empty if nothing is to be chosen."""
+    """Times these kernels, and MLX's own attention if the call may be left to it; empty if there is only one choice."""
     when = when_to_check()
     if when == "never":
         return {}
-    # MLX is timed for flash_attention(), too, though it leaves no call to MLX: the patch shares the decision.
+    # MLX is timed also when flash_attention() asks, which never leaves a call to MLX: the patch shares its decision.
     may_leave = call.rounds and call.kernel == "auto"
     contestants = [*kernels, *([MLX] if may_leave and contest.mlx_is_fused(call, stream) else [])]
     if len(contestants) == 1:

@@ -1,4 +1,4 @@
-"""Calls of a kind, drawn at random: `check.py` compares kernels by them, and `contest.py` times them."""
+"""Draws random calls of a kind: `check.py` compares kernels on them, and `contest.py` times them."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ Named = dict[str, Any]
 
 _WINDOW, _SOFTCAP = 21, 5.0
 
-# Inputs that hide a key from every row, or from all but the last.
+# Masks that drawn() makes so that they hide one key from every row, or from all rows but the last.
 HIDES = ("causal", "key_start", "key_stop", "visible", "bias")
 
 
 @dataclass(frozen=True)
 class Kind:
-    """The properties of a call that kernels are compiled for: all but its batch, key length and numbers.
+    """The properties of a call that kernels are compiled for: all but its batch size, key length and elements.
 
-    `given`: the optional inputs that it has, by their names in csrc/call/inputs.def, and their dtypes; None for a flag.
+    `given`: name (in csrc/call/inputs.def) of each optional input -> its dtype; of each option that is set -> None.
     """
 
     dtype: mx.Dtype
     head_dim: int
     value_dim: int
-    group: int  # query heads of a key/value head
+    group: int  # query heads per key/value head
     query_len: int
     given: Mapping[str, mx.Dtype | None] = field(default_factory=dict)
-    bits: int = 0  # of quantised keys and values; 0: they are not
+    bits: int = 0  # of quantised keys and values; 0: not quantised
     group_size: int = 0
 
 
@@ -47,9 +47,9 @@ def drawn(
     hidden_nan: bool = False,
     stream: mx.Stream | mx.Device | mx.DeviceType = mx.cpu,
 ) -> Named:
-    """Arguments of flash_attention(), or of the quantised one, of such a call. They draw no random numbers of others.
+    """Random arguments of flash_attention() or of the quantised op. MLX's global random state does not change.
 
-    window: 0 stands for a few tiles of many queries' keys, and for most of a step's, so that they are cut into chunks.
+    window: 0: _WINDOW for many queries; for few, most of the keys, so that these are still split into chunks.
     hidden_nan: a key that no row sees is NaN.
     """
     given = kind.given
@@ -58,7 +58,7 @@ def drawn(
         keys = iter(mx.random.split(mx.random.key(query_len), 16))
 
         def numbers(*shape: int, dtype: mx.Dtype = kind.dtype) -> mx.array:
-            return mx.random.uniform(-1.7, 1.7, shape, key=next(keys)).astype(dtype)  # of variance 1, and quickly drawn
+            return mx.random.uniform(-1.7, 1.7, shape, key=next(keys)).astype(dtype)  # variance 1, faster than normal()
 
         heads = kv_heads * kind.group
         query, key, value = (
@@ -84,7 +84,7 @@ def drawn(
             call["mask"] = mask
         if "softcap" in given:
             call["softcap"] = _SOFTCAP
-        # Small slopes, so that scores are: rounding one of hundreds is more than the error that is allowed.
+        # Small slopes keep scores small: rounding a score in the hundreds exceeds the allowed error.
         for name, most in (("sinks", 1), ("alibi_slopes", 1 / 16)):
             if name in given:
                 call[name] = mx.abs(numbers(heads, dtype=_dtype(given, name))) * most

@@ -1,4 +1,4 @@
-"""Ctrl-C during long calls on the CPU."""
+"""interruptible(): Ctrl-C ends long calls on the CPU early."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _active = False
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Ctrl-C ends long calls on the CPU within a second, for as long as the block runs.
+    """In the block, Ctrl-C ends long calls on the CPU within a second.
 
-    MLX cannot be interrupted: KeyboardInterrupt comes when ``mx.eval`` returns, after the last kernel. In this block
-    the calls that the main thread waits for end early: those of 1e9 multiply-adds and more that still run, or have not
-    begun, half a second after the signal. Their outputs are NaN, never half a result, and so is all that is computed
-    from them. Whoever goes on after KeyboardInterrupt throws away what was under way: weights, caches, files.
+    MLX cannot be interrupted: Python raises KeyboardInterrupt when ``mx.eval`` returns, after the last kernel. In this
+    block the calls that the main thread waits for end early if they have at least 1e9 multiply-adds and still run, or
+    have not begun, half a second after the signal. Their outputs are NaN, never half a result, and so is everything
+    computed from them. A program that goes on must discard what it was computing: weights, caches, files.
 
-    What ``mx.async_eval`` began and nobody waits for runs to its end, and so do other threads' calls. A handler of
-    SIGINT that was there before is called as always; one that the block puts in takes this one's place. Where SIGINT is
-    ignored nothing changes. Blocks nest.
+    Work that ``mx.async_eval`` began and nobody waits for runs to its end, and so do other threads' calls. A SIGINT
+    handler set before the block is still called; one set inside the block replaces this one. If SIGINT is ignored,
+    nothing changes. Blocks nest.
 
     Raises:
-      ValueError: outside of the main thread, where Python takes no handlers.
+      ValueError: outside the main thread, in which alone Python can set signal handlers.
     """
     global _active
     before = signal.getsignal(signal.SIGINT)
@@ -35,7 +35,7 @@ def interruptible() -> Iterator[None]:
         return
 
     def handler(signum: int, frame: FrameType | None) -> None:
-        _ext.forget_interrupt()  # Python runs again, so nothing is waited for
+        _ext.forget_interrupt()  # Python code runs again, so the main thread no longer waits
         before(signum, frame)
 
     signal.signal(signal.SIGINT, handler)

@@ -1,7 +1,7 @@
-"""The mask vocabulary: small frozen descriptions of which keys a query sees. They compose with ``&``.
+"""Masks: small frozen descriptions of which keys a query sees, combined with ``&``.
 
-A description costs nothing to make and nothing to read: no array of size L*S exists. Everywhere, query i of L
-stands at position ``i + S - L`` of S keys: queries and keys are aligned at the lower right.
+A description replaces an array of L*S elements: kernels compute from it which keys a query sees. In all masks, query i
+of L has position ``i + S - L`` among S keys: queries and keys are aligned at the lower right.
 
     Causal(), L=3, S=5      SlidingWindow(2)        KeyRange(1, 4)          Causal(), L=5, S=3
         1 1 1 0 0               0 1 1 0 0               0 1 1 1 0               0 0 0
@@ -28,7 +28,7 @@ from .argument_types import INT32_MAX, describe, integer
 
 
 class Lowered(TypedDict, total=False):
-    """A mask as the primitive takes it: each kind at most once, and only what there is. The names are inputs.def's."""
+    """A mask as the primitive takes it: only the parts that the mask has. inputs.def defines the names."""
 
     causal: bool
     window: int
@@ -40,9 +40,9 @@ class Lowered(TypedDict, total=False):
 
 
 class Mask:
-    """Base of all masks. ``mask & other`` shows what both show.
+    """Base of all masks. In ``mask & other`` a key is visible if it is visible in both.
 
-    An ``mx.array`` stands on the right: its own ``&`` knows no masks.
+    An ``mx.array`` must be the right operand: its own ``&`` does not accept masks.
     """
 
     def __and__(self, other: Mask | mx.array) -> Mask:
@@ -59,7 +59,7 @@ class Causal(Mask):
 
 @dataclass(frozen=True)
 class SlidingWindow(Mask):
-    """Causal, and only the last ``window`` keys: itself and ``window - 1`` before it (Beltagy et al. 2020).
+    """Causal, and only the last ``window`` keys: its own position and ``window - 1`` before it (Beltagy et al. 2020).
 
     Raises ValueError unless ``window`` is a whole number of at least 1.
     """
@@ -75,11 +75,11 @@ class SlidingWindow(Mask):
 
 @dataclass(frozen=True, eq=False)
 class KeyRange(Mask):
-    """Sees keys ``start <= j < stop`` only: left and right padding, or the used part of a cache.
+    """Queries see only keys ``start <= j < stop``: for left and right padding, or the used part of a cache.
 
     ``start`` and ``stop``: whole numbers, or int32 arrays of the batch's shape ``(*B)``; ``stop=None`` is the
-    end. What lies outside of 0..S is cut off; ``start >= stop`` sees nothing.
-    Raises ValueError for bounds of another type; their shape is checked by the call.
+    end. Bounds are clamped to 0..S; with ``start >= stop`` queries see nothing.
+    Raises ValueError for bounds of another type; the op checks the arrays' shape when it is called.
     """
 
     start: int | mx.array = 0
@@ -98,13 +98,13 @@ class KeyRange(Mask):
 
 @dataclass(frozen=True, eq=False)
 class Tree(Mask):
-    """The last T keys are nodes of a tree, seen as ``visible`` says; all keys before them are seen.
+    """The last T keys are nodes of a tree: ``visible`` says which node sees which. All keys before them are visible.
 
-    Speculative verification (Miao et al. 2023, SpecInfer): the drafted tokens form a tree, and each sees its
-    ancestors. ``visible``: bool ``(*B, T, T)``, row: the seeing node; or the same rows packed to
-    uint32 ``(*B, T, ceil(T / 32))``, bit ``j % 32`` of word ``j // 32``. Query i is node ``i + T - L``; a query
-    before the tree (L > T) sees nothing of it.
-    Raises ValueError for another dtype or shape, and the call if T is greater than S.
+    For speculative verification (Miao et al. 2023, SpecInfer): the drafted tokens form a tree, and each sees its
+    ancestors. ``visible``: bool ``(*B, T, T)``, where ``visible[..., t, j]`` says whether node t sees node j; or the
+    same rows packed to uint32 ``(*B, T, ceil(T / 32))``: node j is bit ``j % 32`` of word ``j // 32``. Query i is
+    node ``i + T - L``; queries before the tree (if L > T) see none of its nodes.
+    Raises ValueError for another dtype or shape; the op raises it if T is greater than S.
     """
 
     visible: mx.array
@@ -150,16 +150,16 @@ class Tree(Mask):
 
 @dataclass(frozen=True, eq=False)
 class And(Mask):
-    """What every one of ``parts`` shows. Made by ``&``."""
+    """A key is visible if it is visible in all of ``parts``. ``&`` makes these."""
 
     parts: tuple[Mask | mx.array, ...]
 
 
 def lower(mask: object) -> Lowered:
-    """Any mask that :func:`flash_attention` takes, as the primitive takes it.
+    """Converts any mask that :func:`flash_attention` takes to what the primitive takes.
 
-    Raises ValueError for anything else, and for two arrays of one kind (combine those first: the kernel
-    reads one bool and one additive array).
+    Raises ValueError for another mask, and for two bool arrays, two additive arrays or two trees: a kernel reads at
+    most one of each, so combine them first.
     """
     lowered: Lowered = {}
     if mask is None:
@@ -196,7 +196,7 @@ def lower(mask: object) -> Lowered:
 
 
 def for_quick(mask: object) -> object:
-    """Any mask that :func:`flash_attention` takes, for ``_ext.quick()``. Raises what lower() does."""
+    """Converts any mask that :func:`flash_attention` takes to what ``_ext.quick()`` takes. Raises what lower() does."""
     if mask is None or isinstance(mask, str):
         return mask
     if isinstance(mask, Causal | SlidingWindow):
@@ -218,16 +218,16 @@ def _parts(mask: Any) -> tuple[Mask | mx.array, ...]:
 
 
 class _Kept(NamedTuple):
-    array_id: int  # an operator that writes in place changes it
+    array_id: int  # changes when an operator writes to the array in place
     forget: weakref.ref[mx.array]
 
 
-_kept: dict[int, _Kept] = {}  # by id()
+_kept: dict[int, _Kept] = {}  # by id() of the mask
 _keeping = threading.Lock()
 
 
 def _keep_block_maps(mask: mx.array) -> None:
-    """Layers that share a mask share its block map, which lives as long as the Python object is this array."""
+    """Lets layers that share a mask share its block map, until the Python object is freed or written to in place."""
     key, array_id = id(mask), _ext.array_id(mask)
     kept = _kept.get(key)
     if (kept is not None and kept.array_id == array_id) or _ext.is_tracing(mask):
@@ -260,19 +260,19 @@ def _only(kind: str, before: mx.array | None, now: mx.array) -> mx.array:
 def _int32(bound: int | mx.array) -> mx.array:
     if not isinstance(bound, mx.array):
         return mx.array(max(-INT32_MAX, min(operator.index(bound), INT32_MAX)), dtype=mx.int32)
-    if bound.dtype in (mx.int64, mx.uint64, mx.uint32):  # what int32 does not hold is cut off, not wrapped
+    if bound.dtype in (mx.int64, mx.uint64, mx.uint32):  # clamped to int32, not wrapped
         lowest = -INT32_MAX if bound.dtype == mx.int64 else 0
         bound = mx.clip(bound, lowest, INT32_MAX)
     return bound if bound.dtype == mx.int32 else bound.astype(mx.int32)
 
 
 def _pack_bits(visible: mx.array) -> mx.array:
-    # By ops whose shapes mx.compile(shapeless=True) can follow: pad() and reshape() are none.
+    # mx.compile(shapeless=True) must be able to infer the shapes, so no pad() and no reshape().
     size = visible.shape[-1]
     bits = visible.astype(mx.uint32)
     if size % 32:
         bits = mx.concatenate([bits, mx.zeros((*visible.shape[:-1], -size % 32), mx.uint32)], axis=-1)
     words = mx.unflatten(bits, -1, ((size + 31) // 32, 32))
-    # Multiplied, not shifted: MLX 0.32.4 reads outside of arrays where mx.vmap maps one side of a shift alone.
+    # Multiplied, not shifted: MLX 0.32.4 reads out of bounds where mx.vmap maps only one operand of a shift.
     powers = mx.left_shift(mx.array(1, mx.uint32), mx.arange(32, dtype=mx.uint32))
     return (words * powers).sum(axis=-1).astype(mx.uint32)

@@ -1,4 +1,4 @@
-"""Shows what dispatch would choose for a call, and why. Nothing is computed."""
+"""plan(): which kernel a call would run, and why. Nothing is computed."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Device = Literal["cpu", "metal", "cuda"]
 
 @dataclass(frozen=True)
 class Plan:
-    """What a call would run: ``str(plan)`` is one line.
+    """What a call would run; ``str(plan)`` is one line.
 
-    ``kernel`` is its name, or None where no kernel covers the call on ``device``; ``precision`` is the one that it
-    computes in; ``reason`` says why it is taken, and ``shape`` what was asked about, both in words.
+    ``kernel``: the kernel's name, or None if no kernel covers the call on ``device``. ``precision``: what that kernel
+    computes in. ``reason``: why it was chosen, in words. ``shape``: the call's sizes and dtype, in words.
     """
 
     device: str
@@ -46,17 +46,17 @@ def plan(
     bits: int = 8,
     **options: Unpack[Options],
 ) -> Plan:
-    """What :func:`flash_attention` would run for these arguments, or :func:`quantized_flash_attention`.
+    """What :func:`flash_attention` or :func:`quantized_flash_attention` would run for these arguments.
 
     Args:
       device: ``"cpu"``, ``"metal"`` or ``"cuda"``, on any machine; None: the stream's, or MLX's default device.
-        ``"cuda"`` is the GPU that MLX has; where it has none, one that is not of compute capability 9.0.
-      key, value: arrays, or tuples (weights, scales, biases), which alone have a group_size and bits.
-      The others: as in :func:`flash_attention`, checked in the same way. return_lse decides nothing.
+        ``"cuda"`` means the GPU that MLX uses; without one, a GPU whose compute capability is not 9.0.
+      key, value: arrays, or tuples (weights, scales, biases), for which group_size and bits hold.
+      The others: as in :func:`flash_attention`, checked in the same way. return_lse has no effect.
 
     Raises:
-      ValueError: bad arguments. A call that no kernel covers is no error here: its plan has kernel None and
-        the reason that :func:`flash_attention` would raise.
+      ValueError: bad arguments. For a call that no kernel covers, plan() raises nothing: the plan's kernel is None,
+        and its reason is the error that :func:`flash_attention` would raise.
     """
     where = _backend("plan", device, options.get("stream"))
     quantised = isinstance(key, tuple | list)
@@ -72,15 +72,15 @@ def plan(
 
 
 def max_head_dim(device: Device | None = None, *, gradient: bool = False, quantised: bool = False) -> int:
-    """The largest head_dim, of keys and of values, that some kernel takes; 0 where none does.
+    """The largest head_dim, of keys and of values, that some kernel supports; 0 if none does.
 
     Args:
       device: as in :func:`plan`.
-      gradient: of the kernels that compute it; otherwise of the forward pass.
-      quantised: with quantised keys and values.
+      gradient: ask about the kernels that compute gradients, not about the forward pass.
+      quantised: ask about quantised keys and values.
 
     Raises:
-      ValueError: for another device.
+      ValueError: `device` is none of those that :func:`plan` takes.
     """
     return _ext.max_head_dim(_backend("max_head_dim", device, None), gradient, quantised)
 

@@ -1,4 +1,4 @@
-"""The whole algorithm in plain steps, float64, O(L*S) in memory: the oracle of every test.
+"""Attention in plain float64 numpy, O(L*S) in memory: the reference that the tests compare with.
 
 Needs numpy (``pip install 'flashattn-core[reference]'``).
 """
@@ -24,13 +24,13 @@ def reference_attention(
     sinks: Any = None,
     alibi_slopes: Any = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(out, lse) of :func:`flash_attention` in float64. Arrays are numpy's, masks are those of ``masks``."""
+    """(out, lse) of :func:`flash_attention` in float64. Returns numpy arrays; takes the same masks."""
     query, key, value = (np.asarray(a, dtype=np.float64) for a in (query, key, value))
     group = query.shape[-3] // key.shape[-3]
     key, value = np.repeat(key, group, axis=-3), np.repeat(value, group, axis=-3)
     length, key_len = query.shape[-2], key.shape[-2]
 
-    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):  # NaN and infinity are inputs like others
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):  # NaN and infinity are valid inputs
         scores = query @ key.swapaxes(-1, -2) * (query.shape[-1] ** -0.5 if scale is None else scale)
         if softcap is not None:
             scores = softcap * np.tanh(scores / softcap)
@@ -52,13 +52,13 @@ def reference_attention(
 
         if np.isfinite(value).all():
             return weights @ value, lse
-        # 0 * NaN is NaN: what is hidden must be left out of the sum.
+        # 0 * NaN is NaN, so the sum must leave out hidden keys.
         products = weights[..., None] * value[..., None, :, :]
         return np.where(visible[..., None], products, 0).sum(axis=-2), lse
 
 
 def visible_and_bias(query_shape: tuple[int, ...], key_len: int, mask: Any) -> tuple[np.ndarray, np.ndarray]:
-    """The mask spelled out: which scores are visible (bool), and what is added to those, each ``(*B, H_q, L, S)``."""
+    """Expands a mask to two arrays ``(*B, H_q, L, S)``: bool, True where visible, and what is added to the scores."""
     *batch, heads, length, _ = query_shape
     m = lower(mask)
     visible = np.ones((*batch, heads, length, key_len), dtype=bool)

@@ -1,4 +1,4 @@
-"""Every kernel of a backend, asked for calls as models make them; and what earlier checks have left on the disk."""
+"""Checks every kernel of a backend on calls like those of models, and reads the results of earlier checks on disk."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from .check import FEW_KEYS
 from .drawn import Kind, Named, drawn
 from .plan import Device, max_head_dim, plan
 
-_PROMPT = 100  # queries
+_PROMPT = 100  # queries of a prompt
 
 
 def of_backend(backend: Device) -> Iterator[tuple[str, int, str]]:
-    """Asks each kernel for calls as models make them. Yields its name, how many kinds of calls, and what is wrong.
+    """Tries each kernel on calls like those of models. Yields (name, kinds of calls that it covers, what is wrong).
 
-    A GPU's kernel is checked then, unless FLASHATTN_CHECK is "never"; if it is "always", again.
+    GPU kernels are checked, unless FLASHATTN_CHECK is "never"; with "always" also those that passed earlier.
     """
     stream = mx.default_stream(mx.cpu if backend == "cpu" else mx.gpu)
     for kernel in _ext.stats():
-        if not kernel.startswith(backend) or kernel.endswith("_dkv"):  # which _dq stands for
+        if not kernel.startswith(backend) or kernel.endswith("_dkv"):  # checked together with _dq
             continue
         count, wrong = 0, ""
         for kind in kinds_of_models():
@@ -49,11 +49,11 @@ def _covers(kernel: str, backend: Device, call: Named) -> bool:
 
 
 def remembered() -> tuple[Counter[str], list[Path]]:
-    """Of checks before: how many kinds of calls passed, by device and software; and the files that say what failed."""
+    """From earlier checks: (device and software -> how many kinds of calls passed, the files that say what failed)."""
     passed: Counter[str] = Counter()
     for file in _files("checked"):
         lines = file.read_text(errors="replace").splitlines()
-        passed[lines[1] if len(lines) > 1 else "an unknown machine"] += 1  # behind the sums that guard it
+        passed[lines[1] if len(lines) > 1 else "an unknown machine"] += 1  # the first line holds the checksums
     return passed, _files("failed")
 
 
@@ -63,7 +63,7 @@ def _files(folder: str) -> list[Path]:
 
 
 def kinds_of_models() -> Iterator[Kind]:
-    """Each dtype with three head sizes and with padding; gpt-oss's and gemma's layers; quantised caches. Of prompts."""
+    """Prompts in each dtype with three head sizes and with padding, gpt-oss's and gemma's layers, quantised caches."""
     causal: dict[str, mx.Dtype | None] = {"causal": None}
     for dtype in (mx.bfloat16, mx.float16, mx.float32):
         for dim in (64, 128, 256):

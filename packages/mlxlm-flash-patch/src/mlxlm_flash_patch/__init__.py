@@ -1,7 +1,7 @@
-"""Flash attention for MLX programs, without touching them. Importing changes nothing: enable() does."""
+"""Flash attention for unchanged MLX programs. Importing this package changes nothing; enable() does."""
 
 try:
-    import flashattn_core  # noqa: F401  first: it has the cure where MLX does not load
+    import flashattn_core  # noqa: F401  first: if MLX does not load, its error says what to install
 
     from .patch import (
         FlashNeverRanError,
@@ -15,8 +15,8 @@ try:
         unpatch_model,
     )
     from .router import FlashFallbackError, FlashFallbackWarning
-except ImportError as error:  # flashattn_core does not load: what it says is said again by whatever is used,
-    _why = error  # and not by the import, or `mlxlm-flash doctor` could not be reached
+except ImportError as error:  # flashattn_core does not load. Using a name of this package raises this error, and
+    _why = error  # importing the package does not: `mlxlm-flash doctor` must be able to start
 
     def __getattr__(name: str) -> object:
         if name in __all__:

@@ -1,7 +1,7 @@
-"""The BLAS behind MLX's linear layers on a Linux CPU: which it is, and another in its place.
+"""Finds the BLAS that MLX's linear layers use on a Linux CPU, and replaces it.
 
-MLX's Linux wheel brings the reference BLAS, one thread and no vector code. MLX calls what the loader finds first, so a
-library in LD_PRELOAD goes before it. The loader reads LD_PRELOAD when a program starts: hence the second start.
+MLX's Linux wheel contains the reference BLAS, with one thread and no vector code. MLX calls the first BLAS that the
+loader finds, so one in LD_PRELOAD wins. The loader reads LD_PRELOAD only when a program starts, hence a second start.
 """
 
 import contextlib
@@ -16,18 +16,18 @@ import mlx.core as mx
 
 REFERENCE = "MLX multiplies matrices with the slow reference BLAS, which limits tokens/s: --blas auto preloads OpenBLAS"
 INSTALL = "apt-get install libopenblas0-pthread"
-STARTED_AGAIN = "MLXLM_FLASH_BLAS"  # holds a process id: a second start has the same, a child another
+STARTED_AGAIN = "MLXLM_FLASH_BLAS"  # the process id: the second start has the same one, a child process does not
 MAPS = Path("/proc/self/maps")
 
 
 def blas() -> str | None:
-    """`openblas`, `mkl`, `blis`, `reference`, or another's name; None where MLX uses none (macOS, a GPU)."""
+    """`openblas`, `mkl`, `blis`, `reference`, or another library's name; None if MLX uses no BLAS (macOS, a GPU)."""
     library = None if mx.default_device() == mx.gpu else _called()
     return library and name_of(library)
 
 
 def name_of(library: str) -> str:
-    """Debian's libblas.so.3 of OpenBLAS is known by its folder."""
+    """The name of a BLAS, from its file and folder: Debian names OpenBLAS's file libblas.so.3, too."""
     *_, folder, file = Path(library).parts
     own = file.partition(".")[0].removeprefix("lib")
     other = "reference" if own.startswith(("blas", "cblas")) else own
@@ -35,10 +35,10 @@ def name_of(library: str) -> str:
 
 
 def preload(choice: str) -> None:
-    """Sees to it that MLX calls the library at the path `choice`; `auto`: another than the reference, or openblas().
+    """Makes MLX call the library at path `choice`. `auto`: openblas(), unless MLX already calls a fast BLAS.
 
-    Starts this program again, once, with the library in LD_PRELOAD. Returns if MLX calls it. Raises ValueError, one
-    line, if there is none, MLX cannot call it, or does not.
+    Restarts this program, once, with the library in LD_PRELOAD. Returns if MLX calls the library. Raises ValueError
+    with one line if there is no such library, or MLX cannot or does not call it.
     """
     is_second = os.environ.pop(STARTED_AGAIN, None) == str(os.getpid())
     called = _called()
@@ -65,17 +65,17 @@ def preload(choice: str) -> None:
 
 
 def openblas() -> str | None:
-    """One with threads that MLX can call, as LD_PRELOAD takes it."""
+    """A multithreaded OpenBLAS that MLX can call: a path or name for LD_PRELOAD. None if there is none."""
     for library in _known():
-        with contextlib.suppress(ValueError, AttributeError):  # another ABI, or no OpenBLAS
+        with contextlib.suppress(ValueError, AttributeError):  # another ABI, or not OpenBLAS
             if _load(library).openblas_get_parallel():
                 return library
     return None
 
 
 def _known() -> Iterator[str]:
-    """Conda's, beside which the system's Fortran library might not do; Debian's; the loader's, Fedora's with threads
-    before the one without. Those of NumPy and SciPy prefix all names, so that nobody else can call them."""
+    """Conda's OpenBLAS (others may not work with conda's Fortran library), Debian's, then the loader's, of Fedora's two
+    the one with threads first. MLX cannot call NumPy's and SciPy's: these prefix all function names."""
     yield from map(str, Path(sys.base_prefix, "lib").glob("libopenblas.so.0"))
     yield from map(str, Path("/usr/lib").glob("*/openblas-pthread/libopenblas.so.0"))
     yield from filter(None, map(find_library, ("openblasp", "openblas")))
@@ -93,7 +93,7 @@ def _file(choice: str) -> str:
 
 
 def _load(library: str) -> ctypes.CDLL:
-    """Raises ValueError unless MLX can call it: it loads, has the plain names, and takes integers of 32 bits."""
+    """Loads a library. Raises ValueError unless MLX can call it: it has cblas_sgemm and takes 32-bit integers."""
     try:
         loaded = ctypes.CDLL(library)
     except OSError as error:
@@ -108,7 +108,7 @@ def _load(library: str) -> ctypes.CDLL:
 
 
 def _called() -> str | None:
-    """The file whose cblas_sgemm MLX calls: the program's own, if it has one, before that which MLX brings."""
+    """The file whose cblas_sgemm MLX calls: the program's, if it has one, else that of MLX's own libraries."""
     brought = ctypes.CDLL(mx.__file__)
     if not MAPS.exists() or not hasattr(brought, "cblas_sgemm"):
         return None

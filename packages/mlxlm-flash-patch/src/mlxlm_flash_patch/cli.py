@@ -1,4 +1,4 @@
-"""The command mlxlm-flash. A subcommand imports what it needs: `doctor` works where MLX does not."""
+"""The command mlxlm-flash. Each subcommand imports only what it needs, so `doctor` works even if MLX does not load."""
 
 import os
 import platform
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 class Refusal(click.ClickException):
-    """What was asked cannot be done: one line on stderr, and the exit code of a usage error."""
+    """The command cannot do what was asked: one line on stderr, and the exit code of a usage error."""
 
     exit_code = 2
 
 
 class Verbatim(click.Command):
-    """Takes everything behind its own name as it is: an -h behind COMMAND belongs to COMMAND."""
+    """Passes everything after COMMAND on unchanged: an -h after COMMAND belongs to COMMAND."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         args = args or ["-h"]
@@ -37,7 +37,7 @@ class Verbatim(click.Command):
 
 
 def _writable(context: click.Context, parameter: click.Parameter, file: Path | None) -> Path | None:
-    """Before anything is done that would be lost. What is in the file stays there until then."""
+    """Raises BadParameter before the work starts if the file cannot be written. Keeps the file's present content."""
     if file is not None:
         is_new = not file.exists()
         try:
@@ -60,7 +60,7 @@ def _preload(context: click.Context, parameter: click.Parameter, choice: str | N
             raise Refusal(str(error)) from error
 
 
-# Of flash-eval, too. Eager: before any work that a second start would do again.
+# flash-eval has this option, too. Eager: the program restarts before it does any work.
 blas_option = click.option(
     "--blas",
     metavar="PATH|auto",
@@ -163,7 +163,7 @@ def doctor(ctx: click.Context, model: str | None, kernels: bool, tune: bool, fil
         for finding in examine(model, kernels, tune):
             click.echo(str(finding))
             findings.append(finding)
-    finally:  # whatever ends it
+    finally:  # also after an error or Ctrl-C
         if file is not None:
             file.write_text(in_json(findings), encoding="utf-8")
     how_many = counts(findings)
@@ -199,7 +199,7 @@ def tune(quick: bool, model: str | None) -> None:
 
 
 def _require_package() -> None:
-    """Raises the ImportError of the first attempt: a second one, of an MLX that does not load, may end the process."""
+    """Raises the ImportError of the first import. Importing an MLX that does not load again may crash the process."""
     from . import enable  # noqa: F401
 
 
@@ -208,7 +208,7 @@ def _environment() -> str:
 
 
 def main() -> None:
-    """Entry point. The program runs outside click, which has its own ways with Ctrl-C and broken pipes."""
+    """Entry point. The program runs outside click, which would handle Ctrl-C and broken pipes in its own way."""
     mode = os.environ.get("MLXLM_FLASH", "1")
     try:
         started: Started | int | None = cli.main(prog_name="mlxlm-flash", standalone_mode=False)

@@ -1,8 +1,8 @@
-"""Masks that mlx-lm builds as arrays of L*S, in the words of flashattn_core.masks, which cost nothing.
+"""Replaces the L*S mask arrays that mlx-lm builds by descriptions from flashattn_core.masks, which need no memory.
 
-mlx-lm's own functions still run, and their arrays are handed on: arrays are lazy, and one that nobody evaluates
-takes no memory. What an array says is remembered beside it, and found again when attention gets that very array.
-A model that computes with the mask makes another array, of which nothing is known: attention reads that one.
+mlx-lm's own functions still run and return their arrays, which are lazy: an array that nobody evaluates takes no
+memory. This module remembers each array's description, and finds it when attention gets that same array. If a model
+computes a new mask from the array, the new one has no description, and attention reads the array itself.
 """
 
 import contextlib
@@ -21,17 +21,17 @@ Describe = Callable[..., Mask | None]
 
 class _Remembered(NamedTuple):
     description: Mask
-    lengths: tuple[int, int]  # the L and S that it speaks of
-    batch: tuple[int, ...] | None  # the batch that its key ranges are of; None: any
+    lengths: tuple[int, int]  # the L and S for which the description holds
+    batch: tuple[int, ...] | None  # the batch shape of its key ranges; None: any
     array: mx.array  # keeps the id from being given to another array
     forget: weakref.ref[mx.array]
 
 
-_remembered: dict[int, _Remembered] = {}  # by array_id(), which an operator that writes in place changes
+_remembered: dict[int, _Remembered] = {}  # by array_id(), which changes when an operator writes in place
 
 
 def description_of(mask: Any, query: mx.array, key_len: int) -> Any:
-    """What `mask` says, if it is an array of which that is known, for a call of this size; else `mask` itself."""
+    """The description of `mask`, if it is an array that has one for a call of this size; else `mask` itself."""
     if not isinstance(mask, mx.array):
         return mask
     known = _remembered.get(array_id(mask))
@@ -41,13 +41,13 @@ def description_of(mask: Any, query: mx.array, key_len: int) -> Any:
 
 
 def describing(original: Function, describe: Describe) -> Function:
-    """`original`, mlx-lm's maker of masks; what `describe` says of a mask, given the same arguments, is remembered."""
+    """Wraps `original`, which makes masks for mlx-lm. Remembers what `describe` returns for the same arguments."""
 
     @functools.wraps(original)
     def make_and_describe(*args: Any, **kwargs: Any) -> Any:
         mask = original(*args, **kwargs)
         if isinstance(mask, mx.array):
-            # A window of 0 keys, or of 8.5: what mlx-lm takes and the vocabulary refuses stays an array.
+            # A window of 0 or 8.5 keys, which mlx-lm accepts and flashattn_core.masks does not, stays an array.
             with contextlib.suppress(ValueError):
                 description = describe(*args, **kwargs)
                 if description is not None:
@@ -64,7 +64,7 @@ def causal(
     right_padding: mx.array | None = None,
     left_padding: mx.array | None = None,
 ) -> Mask:
-    """Of mlx-lm's create_causal_mask()."""
+    """Describes the mask of mlx-lm's create_causal_mask()."""
     mask: Mask = Causal() if window_size is None else SlidingWindow(window_size)
     if left_padding is None and right_padding is None:
         return mask
@@ -73,18 +73,18 @@ def causal(
 
 
 def rotating(self: Any, N: int, window_size: int | None = None, return_array: bool = False) -> Mask | None:
-    """Of RotatingKVCache.make_mask(); longer masks than of one query it has create_causal_mask() make."""
+    """Describes the mask of RotatingKVCache.make_mask() for one query; for more it calls create_causal_mask()."""
     if N > 1 or window_size is None:
         return None
-    # Up to here lie the newest keys, older ones before them; a window that goes on at the end is two ranges.
+    # The newest key is at stop - 1, older ones before it. A window that wraps around to the end is two ranges: None.
     stop = 1 + (self._idx if self._idx < self.max_size else 0)
     return KeyRange(stop - window_size, stop) if window_size <= stop <= self.offset + 1 else None
 
 
 def batch_rotating(self: Any, N: int, window_size: int | None = None, return_array: bool = False) -> Mask | None:
-    """Of BatchRotatingKVCache.make_mask()."""
+    """Describes the mask of BatchRotatingKVCache.make_mask()."""
     if N == 1 and (self.rotated or self._idx >= self.max_size):
-        return None  # keys wrap around, at another place in each row: no range; and the array is (B, 1, 1, S)
+        return None  # keys wrap around at a different position in each row: no range. The array is (B, 1, 1, S)
     trimmed = max(0, self._idx - self.max_size + 1) if N > 1 else 0  # keys that update_and_fetch() will drop
     return SlidingWindow(window_size or self.max_size) & KeyRange(self.left_padding - trimmed)
 
@@ -98,5 +98,5 @@ def _remember(mask: mx.array, description: Mask) -> None:
 
 
 def _as_it_is_now(array: mx.array) -> mx.array:
-    """The same array in a Python object of its own: mlx-lm's caches count their padding down in place."""
+    """The same array in a new Python object: mlx-lm's caches change their padding in place."""
     return array.astype(array.dtype)

@@ -1,7 +1,7 @@
-"""`mlxlm-flash doctor`: what is here, what slows it down, what is broken; a line for each, with its cure.
+"""`mlxlm-flash doctor`: prints what is installed, slow or broken, one line each, with its cure.
 
-The checks run in the order in which one thing needs another, and end with the first whose failure leaves no sense
-in the rest. Nothing is imported before the check that is about it: doctor speaks where the package itself cannot.
+Later checks depend on earlier ones; doctor stops where a failure makes the rest pointless. Each check imports what it
+tests itself, so doctor works even if the package does not load.
 """
 
 import contextlib
@@ -20,16 +20,16 @@ from enum import Enum
 from importlib.metadata import PackageNotFoundError, distributions, requires, version
 from typing import Any
 
-# On Linux these own libmlx, each the same file: the extra of mlx that brings them.
+# Distributions that install libmlx on Linux, all as the same file -> the extra of mlx that requires them.
 LIBMLX = {"mlx-cuda-12": "mlx[cuda12]", "mlx-cuda-13": "mlx[cuda13]", "mlx-cpu": "mlx[cpu]"}
-PINNED = ("flashattn-core", "mlxlm-flash-patch")  # their requirements name the versions that were tested together
+PINNED = ("flashattn-core", "mlxlm-flash-patch")  # their requirements name tested versions
 MODES = ("0", "1", "strict", "float32", "float32,strict")  # values of MLXLM_FLASH
 CPU_VARIABLES = ("FLASHATTN_CPU_ISA", "FLASHATTN_NUM_THREADS")
 
 
 class Mark(Enum):
     OK = "✓"
-    WARNING = "!"  # works, and could be better
+    WARNING = "!"  # works, but could be better
     PROBLEM = "✗"  # flash attention does not run, or runs wrongly
 
 
@@ -57,10 +57,10 @@ def problem(subject: str, what: str, cure: str) -> Finding:
 
 
 def examine(model: str | None = None, with_kernels: bool = False, with_times: bool = False) -> Iterator[Finding]:
-    """All findings; `model` is a folder that mlx-lm loads, or a hub id whose configuration is in the hub's cache.
+    """All findings. `model`: a folder that mlx-lm loads, or a hub id whose configuration is in the local hub cache.
 
-    with_kernels: also whether each kernel of MLX's default device computes what the CPU's does, which takes minutes.
-    with_times: also how long they take, which `mlxlm-flash tune --quick` measures.
+    with_kernels: also compare each kernel of MLX's default device with the CPU's; this takes minutes.
+    with_times: also time the kernels, as `mlxlm-flash tune --quick` does.
     """
     for check in (versions, variable, extension, cpu, matrix_products, numbers, seam, checks_before):
         broken = False
@@ -78,7 +78,7 @@ def examine(model: str | None = None, with_kernels: bool = False, with_times: bo
 
 
 def versions() -> Iterator[Finding]:
-    """What is installed against what the packages ask for: some releases of mlx, and mlx-lm from one on, or none."""
+    """Compares the installed versions with the packages' requirements: releases of mlx, the oldest mlx-lm, if any."""
     for package in PINNED:
         try:
             required = requires(package) or []
@@ -87,13 +87,13 @@ def versions() -> Iterator[Finding]:
             continue
         yield ok("versions", f"{package} {version(package)}")
         for line in required:
-            needed = re.fullmatch(r"([\w-]+)((?:(?:==|>=|<=)[\d.]+,?)+)", line)  # those of extras have a marker behind
+            needed = re.fullmatch(r"([\w-]+)((?:(?:==|>=|<=)[\d.]+,?)+)", line)  # those of extras end with a marker
             if needed and needed[1] not in PINNED:
                 yield _needed(needed[1], dict(re.findall(r"(==|>=|<=)([\d.]+)", needed[2])))
 
 
 def _needed(name: str, limits: dict[str, str]) -> Finding:
-    """`limits`: a version by its relation, such as ``{">=": "0.32.2", "<=": "0.32.4"}``."""
+    """`limits`: relation -> version, such as ``{">=": "0.32.2", "<=": "0.32.4"}``."""
     extra = _mlx() if name == "mlx" else name
     newest = f"=={limits['<=']}" if "<=" in limits else ",".join(map("".join, limits.items()))
     cure = f"pip install '{extra}{newest}'"
@@ -121,13 +121,13 @@ def _numbers(release: str) -> list[int]:
 
 
 def _mlx() -> str:
-    """mlx with the extra for the libmlx that is installed: another one's would take its place."""
+    """mlx with the extra of the installed libmlx, as a pip requirement: another extra would overwrite that libmlx."""
     installed = {distribution.name for distribution in distributions()}
     return next((extra for name, extra in LIBMLX.items() if name in installed), "mlx")
 
 
 def variable() -> Iterator[Finding]:
-    """MLXLM_FLASH in the environment."""
+    """Whether MLXLM_FLASH in the environment is valid."""
     mode = os.environ.get("MLXLM_FLASH")
     if mode is None:
         yield ok("MLXLM_FLASH", "not set")
@@ -140,10 +140,10 @@ def variable() -> Iterator[Finding]:
 
 
 def extension() -> Iterator[Finding]:
-    """Whether the compiled module loads, and knows MLX's arrays as MLX does."""
+    """Whether the compiled module loads, and shares MLX's array type: both must use the same nanobind ABI."""
     again = "pip install --force-reinstall --no-deps flashattn-core"
     try:
-        from . import enable  # noqa: F401  raises what the first attempt did
+        from . import enable  # noqa: F401  raises the error of the first import
     except ImportError as error:
         what = str(error)
         cure = re.search(r"pip install .*", what)  # flashattn_core's own, where it was built for another mlx
@@ -157,9 +157,9 @@ def extension() -> Iterator[Finding]:
 
 
 def _nanobind_domains() -> list[str]:
-    """One for each version of nanobind's ABI among the modules that call themselves MLX's.
+    """The nanobind ABI versions among the loaded modules of nanobind domain "mlx".
 
-    nanobind keeps what its modules share in the interpreter's own dict, under its ABI's name.
+    nanobind stores what such modules share in the interpreter's dict, under a name with the ABI version.
     """
     names = [name for name in _interpreter_dict() if isinstance(name, str) and "nb_internals" in name]
     return sorted(match[1] for name in names if (match := re.search(r"_(v\d+)_(?:\w+_)?mlx__$", name)))
@@ -169,14 +169,14 @@ def _interpreter_dict() -> dict[object, object]:
     api = ctypes.pythonapi
     api.PyInterpreterState_Get.restype = ctypes.c_void_p
     api.PyInterpreterState_GetDict.argtypes = [ctypes.c_void_p]
-    api.PyInterpreterState_GetDict.restype = ctypes.c_void_p  # py_object would release it, and it is only lent
+    api.PyInterpreterState_GetDict.restype = ctypes.c_void_p  # a borrowed reference, which py_object would release
     address = api.PyInterpreterState_GetDict(api.PyInterpreterState_Get())
     shared: dict[object, object] = ctypes.cast(address, ctypes.py_object).value
     return shared
 
 
 def cpu() -> Iterator[Finding]:
-    """The backends, and what the environment forces on the CPU's."""
+    """The backends, and environment variables that change the CPU backend."""
     import flashattn_core
 
     try:
@@ -215,7 +215,7 @@ def cpu() -> Iterator[Finding]:
 
 
 def matrix_products() -> Iterator[Finding]:
-    """The BLAS behind the linear layers, the larger part of a short context's time."""
+    """The BLAS of the linear layers, which take most of the time at short contexts."""
     from .blas import INSTALL, blas, openblas
 
     library = blas()
@@ -229,10 +229,10 @@ def matrix_products() -> Iterator[Finding]:
 
 
 def numbers() -> Iterator[Finding]:
-    """A prefill and a decode step against the reference, on MLX's default device."""
+    """Compares a prefill and a decode step with the reference, on MLX's default device."""
     try:
         worst = max(_error(length) for length in (20, 1))
-    except Exception as error:  # whatever it is, it is what the programs would meet
+    except Exception as error:  # programs would get the same error, whatever it is
         said = " ".join(str(error).split())
         cure = "pip install --force-reinstall flashattn-core"
         yield problem("self-test", f"{type(error).__name__}: {said}", cure)
@@ -245,7 +245,7 @@ def numbers() -> Iterator[Finding]:
 
 
 def checks_before() -> Iterator[Finding]:
-    """What kernels of a GPU have been found to be, before their first use on this machine."""
+    """Results of the checks that GPU kernels passed or failed on this machine in earlier runs."""
     from flashattn_core import survey
 
     passed, failed = survey.remembered()
@@ -259,7 +259,7 @@ def checks_before() -> Iterator[Finding]:
 
 
 def times() -> Iterator[Finding]:
-    """How long calls of models take each kernel and MLX's own attention, and which they take."""
+    """Times each kernel and MLX's own attention on calls of models, and names the one that will run."""
     import mlx.core as mx
 
     from .tune import calls, lines
@@ -275,7 +275,7 @@ def times() -> Iterator[Finding]:
 
 
 def kernels() -> Iterator[Finding]:
-    """Each kernel of MLX's default device beside the CPU's, for the calls of models."""
+    """Compares each kernel of MLX's default device with the CPU's, on calls like those of models."""
     import mlx.core as mx
     from flashattn_core import _ext, survey
 
@@ -308,13 +308,13 @@ def _error(length: int) -> float:
 
 
 def seam() -> Iterator[Finding]:
-    """Whether enable() works, which functions of mlx-lm it leaves, and whether another library sits in their place."""
+    """Whether enable() works, which functions it leaves alone, and which another library has replaced."""
     from . import FlashFallbackWarning, enabled, status
     from .patch_points import POINTS, fingerprint
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with contextlib.suppress(ImportError):  # without mlx-lm MLX's function alone is exchanged
+        with contextlib.suppress(ImportError):  # without mlx-lm, the patch replaces only MLX's function
             import mlx_lm.models.base
             import mlx_lm.models.cache  # noqa: F401
         with enabled():
@@ -334,7 +334,7 @@ def seam() -> Iterator[Finding]:
 
 
 def coverage(model: str) -> Iterator[Finding]:
-    """Which attention of this model is flash attention, as a prompt shows."""
+    """Which attention calls of this model, given a prompt, are flash attention."""
     from .patch import tally
     from .tune import attention_of
 
@@ -367,7 +367,7 @@ def counts(findings: Sequence[Finding]) -> dict[str, int]:
 
 
 def in_json(findings: Sequence[Finding]) -> str:
-    """What a user sends."""
+    """The report that a user sends us."""
     result: dict[str, Any] = {
         "command": "mlxlm-flash doctor",
         "system": platform.platform(),

@@ -1,9 +1,9 @@
-"""Functions of mlx-lm that do without `mx.fast.scaled_dot_product_attention`, and what stands in their place.
+"""Replacements for mlx-lm functions that compute attention without `mx.fast.scaled_dot_product_attention`.
 
-These are attention over quantised caches, and attention that a model writes out. Nothing of a model's rope,
-projections or cache is copied: where those stand in the same function as the attention, that function runs as it is,
-and is shown other things in place of `self` and the cache. What it computes of scores is thrown away before anything
-of it is evaluated, or, for a call that falls back, used: MLX is lazy.
+These are attention over quantised caches, and attention that a model writes out in MLX operations. The replacements
+copy none of a model's rope, projections or cache code: where one function contains these and the attention, it still
+runs, with stand-ins for `self` and the cache. The attention that it computes is lazy: it is evaluated only for a call
+that falls back, and otherwise discarded.
 """
 
 import functools
@@ -15,7 +15,7 @@ from .router import Function, active, attend, flash_or, is_active, plain_call, s
 
 
 def quantised(original: Function) -> Function:
-    """mlx-lm's attention over quantised caches."""
+    """Replaces mlx-lm's attention over quantised caches."""
 
     @functools.wraps(original)
     def quantized_scaled_dot_product_attention(
@@ -31,20 +31,20 @@ def quantised(original: Function) -> Function:
 
 
 def any_cache(original: Function) -> Function:
-    """The function that models call. It refuses sinks over a quantised cache, which flash attention takes."""
+    """Replaces the function that models call. It refuses sinks over a quantised cache; flash attention takes them."""
 
     @functools.wraps(original)
     def scaled_dot_product_attention(
         queries: mx.array, keys: Any, values: Any, cache: Any, scale: float, mask: Any, sinks: mx.array | None = None
     ) -> Any:
-        if cache is None or not hasattr(cache, "bits"):  # as mlx-lm tells quantised caches
-            # `original` calls MLX's function. So does this, unless that is ours: then it saves the time of a call.
+        if cache is None or not hasattr(cache, "bits"):  # mlx-lm recognises quantised caches by `bits`
+            # Like `original`, this calls MLX's function; if that is the patch's own, it skips that call to save time.
             out = plain_call(queries, keys, values, scale, mask, sinks) if state.outermost else None
             if out is not None and out is not False:
                 return out
             if out is None:
                 return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
-            with active(False):  # MLX's own is faster, and has been counted
+            with active(False):  # MLX's own is faster; the call is already counted
                 return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
         if sinks is None:
             return original(queries, keys, values, cache, scale, mask)
@@ -58,10 +58,10 @@ def any_cache(original: Function) -> Function:
 
 
 class _Gemma2:
-    """One call of gemma2's attention: stands in for the module, as its code sees it, and for the cache.
+    """One call of gemma2's attention. mlx-lm's code gets this object in place of both `self` and the cache.
 
-    The code asks for the rotated queries, then for the rotated keys, gives keys and values to the cache, and the
-    heads' outputs to `o_proj`. Without a cache positions begin at 0.
+    That code calls rope() for the queries, then for the keys, update_and_fetch() with keys and values, and o_proj()
+    with the heads' outputs. Without a cache, positions begin at 0.
     """
 
     def __init__(self, module: Any, cache: Any, mask: Any) -> None:
@@ -95,14 +95,14 @@ class _Gemma2:
 
 
 def gemma2(original: Function) -> Function:
-    """Gemma 2's attention with its soft-cap."""
+    """Replaces Gemma 2's attention, which has a softcap."""
 
     @functools.wraps(original)
     def call(self: Any, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
         if not is_active():
             return original(self, x, mask, cache)
         call = _Gemma2(self, cache, mask)
-        # The scores have an axis for the group of a key/value head; a batch's masks have none.
+        # The scores have an extra axis, query heads per key/value head, which the mask of a batch lacks.
         if isinstance(mask, mx.array) and mask.ndim == 4 and self.repeats > 1:
             mask = mask[:, :, None]
         return original(call, x, mask, call)
@@ -111,7 +111,7 @@ def gemma2(original: Function) -> Function:
 
 
 def gear(original: Function) -> Function:
-    """GEAR's attention with a soft-cap."""
+    """Replaces GEAR's attention, which has a softcap."""
 
     @functools.wraps(original)
     def softcap_attention(
@@ -126,12 +126,12 @@ def gear(original: Function) -> Function:
 
 
 def phi3small(original: Function) -> Function:
-    """Phi-3-small's block-sparse layers."""
+    """Replaces the attention of Phi-3-small's block-sparse layers."""
 
     def visible_and_bias(self: Any, queries: mx.array, keys: mx.array, mask: Any) -> mx.array:
         _, visible = self._block_sparse_mask(queries.shape[2], keys.shape[2])
         visible = visible.reshape(-1, *visible.shape[-2:])  # (H_kv, group, L, S) -> (H, L, S)
-        # mlx-lm adds a bool mask to the scores: what it shows counts 1 more, and hides nothing.
+        # mlx-lm adds even a bool mask to the scores: it adds 1 where True, and hides nothing.
         return visible if mask is None else mx.where(visible, mask.astype(queries.dtype), -float("inf"))
 
     @functools.wraps(original)
@@ -139,7 +139,7 @@ def phi3small(original: Function) -> Function:
         self: Any, queries: mx.array, keys: Any, values: Any, scale: float, mask: Any
     ) -> mx.array:
         def flash() -> mx.array | None:
-            is_array = isinstance(keys, mx.array)  # else attend() says what is wrong
+            is_array = isinstance(keys, mx.array)  # if not, attend() raises and says why
             return attend(
                 queries, keys, values, scale, visible_and_bias(self, queries, keys, mask) if is_array else None
             )

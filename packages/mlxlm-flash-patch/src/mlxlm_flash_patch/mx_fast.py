@@ -1,4 +1,4 @@
-"""What stands in place of `mx.fast.scaled_dot_product_attention`, through which almost all of MLX's programs attend."""
+"""The replacement for `mx.fast.scaled_dot_product_attention`, which almost all MLX programs call for attention."""
 
 from contextlib import nullcontext
 from contextvars import ContextVar
@@ -9,13 +9,13 @@ from flashattn_core.contest import mlx_attention
 
 from .router import Function, active, attend, flash_or, is_active, plain_call
 
-# Functions of other libraries that are being called. One of them may have saved the patch's function, which calls it.
+# Other libraries' functions that are running now. Such a function may call the patch's, which would call it again.
 _running: ContextVar[tuple[Any, ...]] = ContextVar("mlxlm_flash_patch: functions that are being called", default=())
-MISSING: Any = object()  # an argument that was not given: MLX has its own word for that
+MISSING: Any = object()  # an argument that was not given: MLX then raises its own error
 
 
 def flash_instead_of(original: Function) -> Function:
-    """Takes what MLX's function takes. `original` is MLX's own, or what another library has put in its place."""
+    """A function with MLX's signature. `original`: MLX's own, or the one that another library has put in its place."""
 
     def scaled_dot_product_attention(
         q: Any = MISSING,
@@ -63,7 +63,7 @@ def _attend(
     stream: Any = None,
     **later: Any,
 ) -> mx.array | None:
-    """Flash attention is always fused. Raises TypeError for what another release of MLX may take."""
+    """Ignores `force_fused`: flash attention always is. Raises TypeError for arguments of another release of MLX."""
     if others or later or scale is None:
         raise TypeError(f"flash attention does not support the arguments {', '.join(later) or 'of this call'}")
     with nullcontext() if stream is None else mx.stream(stream):
@@ -71,7 +71,7 @@ def _attend(
 
 
 def _call(original: Function, arrays: tuple[Any, ...], **options: Any) -> mx.array:
-    """Calls the function from before with what was given. An older wrapper around MLX's need not know the rest."""
+    """Calls `original` with only the arguments that were given: another library's wrapper may not accept the others."""
     arrays = tuple(array for array in arrays if array is not MISSING)
     given = {
         name: value
@@ -83,7 +83,7 @@ def _call(original: Function, arrays: tuple[Any, ...], **options: Any) -> mx.arr
         return mlx_attention(*arrays, **given)
     token = _running.set((*around, original))
     try:
-        with active(False):  # a function of the patch that lies within another library's must not count the call again
+        with active(False):  # if another library's function calls the patch's, the call must not count twice
             return original(*arrays, **given)
     finally:
         _running.reset(token)

@@ -1,8 +1,8 @@
-"""Switching the patch: for the process, for a block, for one model; and what it did.
+"""Switches the patch for the process, for a block or for one model, and reports what ran.
 
-Who wants the patch is a list of requests, one from enable() and one from each open enabled() block, and the models that
-were given to patch_model() and are alive. After each change `_settle()` makes the functions match, so that blocks may
-nest, end out of order and run in several threads. All that is changed is changed under one lock.
+The patch is on while there is a request (one from enable(), one from each open enabled() block) or a living model that
+was given to patch_model(). After each change `_settle()` puts the right functions in place, so blocks may nest, end out
+of order and run in several threads. One lock guards all changes.
 """
 
 import contextlib
@@ -42,13 +42,13 @@ def _left_calls() -> int:
 
 @dataclass(frozen=True)
 class Counts:
-    """The calls up to a moment, which is when this is made."""
+    """The counts of calls at the moment when this object is made."""
 
     kernels: Mapping[str, int] = field(default_factory=flashattn_core.stats)
     left: int = field(default_factory=_left_calls)
 
     def calls_since(self) -> dict[str, int]:
-        # A count below its old value: someone called reset_stats() meanwhile.
+        # If a count is below its old value, someone has called reset_stats() since.
         now, before = flashattn_core.stats(), self.kernels
         since = {name: n - (old if n >= (old := before.get(name, 0)) else 0) for name, n in now.items()}
         return {name: n for name, n in since.items() if n}
@@ -56,7 +56,7 @@ class Counts:
 
 @dataclass(eq=False)
 class Request:
-    """One wish for the patch."""
+    """One enable() or one open enabled() block."""
 
     strict: bool
     precision: Precision
@@ -72,9 +72,9 @@ class Request:
 
 
 _requests: list[Request] = []
-_patched_models = WeakValueDictionary[int, Module]()  # by id: what was given to patch_model()
-_patched_modules = WeakValueDictionary[int, Module]()  # by id: the modules of these models, and of copies
-_patched_classes = WeakValueDictionary[type, type]()  # by the class that it is derived from
+_patched_models = WeakValueDictionary[int, Module]()  # by id: models given to patch_model()
+_patched_modules = WeakValueDictionary[int, Module]()  # by id: the modules of these models and of their copies
+_patched_classes = WeakValueDictionary[type, type]()  # class -> its subclass that _patched() made
 _began = Counts()
 
 
@@ -86,16 +86,16 @@ def enable(*, strict: bool = False, precision: Precision = "input") -> None:
     Args:
       strict: a call that cannot be flash attention raises FlashFallbackError, and disable() raises FlashNeverRanError
         if no kernel ran.
-      precision: ``"input"``: 16-bit models keep the accuracy that MLX's own attention gives them, and what MLX's own
-        fused attention computes faster on this GPU is left to it, which status() counts apart from fallbacks.
-        ``"float32"``: every result is that of casting to float32, computing, and casting back; nothing is left.
-        On the CPU both give the same bits.
+      precision: ``"input"``: 16-bit models keep the accuracy that MLX's own attention gives them, and calls that MLX's
+        own fused attention computes faster on this GPU are left to it; status() counts these apart from fallbacks.
+        ``"float32"``: every result is that of casting to float32, computing, and casting back; no call is left to
+        MLX. On the CPU both give the same bits.
 
     A second enable() replaces the first: its arguments hold from then on, and the counts go on.
-    A function of mlx-lm that is not one that this version was tested with is left as it is, with a warning.
+    It does not replace a function of mlx-lm with which this version was not tested, and warns.
     A function that mx.compile has traced before keeps the attention that it was traced with.
 
-    Raises ValueError if `precision` is neither; then everything stays as it was.
+    Raises ValueError if `precision` is neither; then nothing changes.
     """
     request = Request(strict, precision, from_enable=True)
     _wait_for_imports()
@@ -106,74 +106,74 @@ def enable(*, strict: bool = False, precision: Precision = "input") -> None:
         left = _admit(request, instead_of=previous)
     try:
         patch_points.warn_of(left)
-    except BaseException:  # warnings are errors here
-        request.strict = False  # the exception says more than that flash never ran
+    except BaseException:  # the program turns warnings into errors
+        request.strict = False  # so that FlashNeverRanError does not hide this exception
         _end([request])
         raise
 
 
 def disable() -> None:
-    """Takes the patch out: MLX's and mlx-lm's own functions are back, open enabled() blocks end early.
+    """Takes the patch out: puts MLX's and mlx-lm's own functions back, and ends open enabled() blocks early.
 
-    Where another library has put its own function around ours, that stays, and ours passes calls on; status() names it.
-    Models given to patch_model() stay patched. Without enable() it does nothing.
+    If another library has wrapped a function of the patch, the wrapper stays, and the patch's function only passes
+    calls on; status() names the wrapper. Models given to patch_model() stay patched. Without enable() it does nothing.
 
-    Raises FlashNeverRanError, after everything is restored, if strict was asked for and no kernel ran since.
-    Arrays are lazy: one that is not evaluated yet has not run.
+    Raises FlashNeverRanError, after everything is restored, if strict was on and no kernel ran since then.
+    Arrays are lazy: a call counts as run only once its result is evaluated.
     """
     _end(list(_requests))
 
 
 @contextmanager
 def enabled(*, strict: bool = False, precision: Precision = "input") -> Iterator[None]:
-    """The patch for the length of a block; takes and raises what enable() and disable() do.
+    """Turns the patch on for a block; takes the arguments and raises the errors of enable() and disable().
 
-    Blocks nest, in each other and in enable(): the patch is in as long as any of them wants it, strict if any of them
-    is, and in float32 if any of them is.
+    Blocks nest, in each other and in enable(): the patch is on as long as any of them is open, strict if any of them
+    is strict, and in float32 if any of them asks for float32.
     """
     request = Request(strict, precision, from_enable=False)
     _wait_for_imports()
-    try:  # from here on: an interrupt may come while functions are exchanged
+    try:  # already here: an interrupt may come while functions are replaced
         with lock:
             left = _admit(request)
         patch_points.warn_of(left)
         yield
     except BaseException:
-        request.strict = False  # the exception says more than that flash never ran
+        request.strict = False  # so that FlashNeverRanError does not hide this exception
         raise
     finally:
         _end([request])
 
 
 def patch_model(model: Module) -> None:
-    """Makes flash attention of the attention of this one model, until unpatch_model().
+    """Turns flash attention on for this one model, until unpatch_model().
 
-    Attention is the model's if it is called within a call of the model or of one of its modules. Other models of the
-    same class are not affected, nor are this one's parameters, state and children; copies and pickles of it are patched
-    as well. It holds whether or not enable() is in force. Twice is once.
+    It replaces the attention that runs within a call of the model or of one of its modules. Other models of the same
+    class are not affected, nor are this one's parameters, state and children; copies and pickles of it are patched.
+    It works with or without enable(). A second call for the same model changes nothing.
 
-    Raises TypeError if `model` is no mlx.nn.Module.
+    Raises TypeError if `model` is not an mlx.nn.Module.
     """
     _require_module("patch_model", model)
     _wait_for_imports()
     with lock:
         modules = [module for module in _modules(model) if _can_attend(module)]
-        classes = [_patched(type(module)) for module in modules]  # any of which may refuse to be derived from
+        classes = [_patched(type(module)) for module in modules]  # raises here if a class cannot be subclassed
         for module, cls in zip(modules, classes, strict=True):
             object.__setattr__(module, "__class__", cls)
         _patched_models[id(model)] = model
         left = _serve(modules)
     try:
         patch_points.warn_of(left)
-    except BaseException:  # warnings are errors here
+    except BaseException:  # the program turns warnings into errors
         unpatch_model(model)
         raise
 
 
 def unpatch_model(model: Module) -> None:
-    """Gives the modules of a model their own classes back. Does nothing to a model that is not patched.
+    """Undoes patch_model(): the model's modules get their own classes back. Does nothing to an unpatched model.
 
-    Raises TypeError if `model` is no mlx.nn.Module.
+    Raises TypeError if `model` is not an mlx.nn.Module.
     """
     _require_module("unpatch_model", model)
     with lock:
@@ -187,12 +187,12 @@ def unpatch_model(model: Module) -> None:
 
 @contextmanager
 def observe(observer: Callable[..., mx.array]) -> Iterator[None]:
-    """In the block each call of attention goes through `observer`, whoever computes it.
+    """Inside the block, every attention call goes through `observer`, with the patch on or off.
 
-    It gets the function that computes attention, which is MLX's or mlx-lm's own or what the patch has put there, and
-    the call's arguments as they came: query, key and value, `(B, H, L, D)` or quantised, are among the first four,
-    behind a `self` where there is one. It returns what the function gives for them, `(B, H_q, L_q, D_v)`. Attention
-    that is written out in one with its projections (Gemma 2) is not seen. In the block the patch must not be switched.
+    `observer` gets the function that computes attention (MLX's or mlx-lm's own, or the patch's) and the call's
+    arguments: query, key and value, `(B, H, L, D)` or quantised, are among the first four; a method's `self` comes
+    first. It must return the function's result, `(B, H_q, L_q, D_v)`. It does not see attention that shares a function
+    with its projections (Gemma 2). Do not switch the patch on or off inside the block.
 
         def counted(attention, *arguments, **others):
             calls.append(attention)
@@ -213,7 +213,7 @@ def observe(observer: Callable[..., mx.array]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Left:
-    """Calls of one kind that were left to MLX's own attention, and what a call takes here, in seconds."""
+    """Calls of one kind that were left to MLX's own attention, and seconds per call on this GPU."""
 
     calls: int
     mlx_seconds: float
@@ -226,17 +226,17 @@ class Left:
 
 @dataclass(frozen=True)
 class Status:
-    """The state of the patch; `str()` of it is for reading.
+    """The state of the patch; `str()` formats it for people.
 
     Attributes:
       enabled: whether enable() or an enabled() block is in force.
-      strict: whether one of them asked for that.
-      patched: the functions of MLX and mlx-lm in whose place the patch's are now.
+      strict: whether one of them is strict.
+      patched: the functions of MLX and mlx-lm that the patch replaces now.
       instances: how many models given to patch_model() are alive.
-      calls: kernel → calls that really ran, since the patch was last switched on.
-      fallbacks: reason → calls that were not flash attention, since then.
-      left: kind of call, in words → calls that were left to MLX's own attention, which is faster here, since then.
-      foreign: function → whose function stands there in place of it, or around the patch's.
+      calls: kernel → calls that ran (were evaluated) since the patch was last switched on.
+      fallbacks: reason → calls that flash attention could not compute, since then.
+      left: kind of call, in words → calls left to MLX's own attention, which is faster for them here, since then.
+      foreign: function → the other library's function that replaces it, or wraps the patch's.
       versions: distribution → its version.
     """
 
@@ -267,21 +267,21 @@ class Status:
         return "\n".join(lines)
 
     def counts(self) -> str:
-        """What ran, and what did not, in words."""
+        """Counts of what ran, fell back and was left to MLX, in words."""
         ran = f"{tally(self.calls)} · fallbacks: {tally(self.fallbacks)}"
         left = "; ".join(map(str, sorted(self.left.values(), key=lambda each: -each.calls)))
         return f"{ran} · left to MLX's own attention: {left}" if left else ran
 
     def nothing_ran(self) -> bool:
-        """Whether no call was flash attention, nor left to MLX because that is faster."""
+        """True if no call ran as flash attention and none was left to MLX's faster attention."""
         return not self.calls and not self.left
 
 
 def status() -> Status:
-    """What is patched now, and what was called since the patch was last switched on: a :class:`Status`."""
+    """Returns a :class:`Status`: what is patched now, and which calls ran since the patch was last switched on."""
     installed = versions()
     with lock:
-        if not _requests and not _patched_modules:  # a patched model may be gone since
+        if not _requests and not _patched_modules:  # a patched model may have been deleted
             _settle()
     with lock, state.lock:
         return Status(
@@ -298,7 +298,7 @@ def status() -> Status:
 
 
 def versions() -> dict[str, str]:
-    """Of what is installed."""
+    """Installed distribution -> version."""
     found = {}
     for name in DISTRIBUTIONS:
         with contextlib.suppress(PackageNotFoundError):
@@ -307,12 +307,12 @@ def versions() -> dict[str, str]:
 
 
 def tally(counts: Mapping[str, int]) -> str:
-    """``cpu_prefill 24, cpu_decode 480``, or ``none``."""
+    """In words: ``cpu_prefill 24, cpu_decode 480``, or ``none``."""
     return ", ".join(f"{name} {n:,}" for name, n in counts.items()) or "none"
 
 
 def joined(named: Mapping[str, str]) -> str:
-    """``mlx 0.32.4 · mlx-lm 0.32.2``."""
+    """In words: ``mlx 0.32.4 · mlx-lm 0.32.2``."""
     return " · ".join(f"{name} {value}" for name, value in named.items())
 
 
@@ -321,11 +321,11 @@ def count(n: int, noun: str) -> str:
 
 
 def _wait_for_imports() -> None:
-    """Another thread may be importing one of the modules, and may have begun before imports were watched."""
+    """Waits for other threads that import modules of HOMES, and may have begun before watch_imports()."""
     with lock:
         patch_points.watch_imports()
     for name in HOMES & sys.modules.keys():
-        with contextlib.suppress(ImportError):  # it has failed meanwhile
+        with contextlib.suppress(ImportError):  # that import has failed
             importlib.import_module(name)
 
 
@@ -339,7 +339,7 @@ def _admit(request: Request, instead_of: Collection[Request] = ()) -> dict[str, 
 
 
 def _end(requests: list[Request]) -> None:
-    """Withdraws the requests that are still in force, and then says what is to be said about them."""
+    """Withdraws those requests that are still in force. Raises FlashNeverRanError if a strict one saw no kernel run."""
     with lock:
         ended = [r for r in requests if r in _requests]
         _requests[:] = [r for r in _requests if r not in ended]
@@ -352,7 +352,7 @@ def _end(requests: list[Request]) -> None:
 
 
 def _settle() -> dict[str, str]:
-    """Makes the functions match what is wanted. Returns those that are left as they are, with the reason."""
+    """Replaces or restores the functions as requests and models demand. Returns function -> why not replaced."""
     precision: Precision = "float32" if any(r.precision == "float32" for r in _requests) else "input"
     state.settle(bool(_requests), any(r.strict for r in _requests), precision)
     if _requests or _patched_modules:
@@ -362,7 +362,7 @@ def _settle() -> dict[str, str]:
 
 
 def _start_counting() -> None:
-    """Calls and fallbacks count from here; each reason to fall back is warned about anew."""
+    """Counts calls and fallbacks from now on; the first fallback for each reason warns again."""
     global _began
     with state.lock:
         state.fallbacks.clear()
@@ -381,9 +381,9 @@ def _modules(model: Module) -> list[Module]:
 
 
 def _can_attend(module: Module) -> bool:
-    """Those without modules of their own, which are most, only project, normalise or rotate.
+    """Whether a module may compute attention. Most have no submodules and only project, normalise or rotate.
 
-    All others are marked, not the model alone: mx.checkpoint computes a layer again outside of the model's call.
+    Every such module gets the patched class, not only the model: mx.checkpoint recomputes layers outside its call.
     """
     cls = type(module)
     has_call = any("__call__" in vars(base) for base in cls.__mro__)
@@ -402,7 +402,7 @@ def _serve(modules: list[Module]) -> dict[str, str]:
 
 
 def _patched(cls: Any) -> Any:
-    """A subclass in whose calls attention is flash attention."""
+    """A subclass of `cls` that turns flash attention on during its calls."""
     if cls in _patched_classes:
         return _patched_classes[cls]
 
@@ -417,7 +417,7 @@ def _patched(cls: Any) -> Any:
                 return super().__call__(*arguments, **options)
 
         def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-            # pickle finds classes by name, which leads to the class that this one is derived from.
+            # pickle would find the base class under this class's name, so _rebuild() makes the subclass again.
             make, (of, *arguments), *state = super().__reduce_ex__(protocol)
             return _rebuild, (make, cls if of is PatchedModel else of, *arguments), *state
 
@@ -435,7 +435,7 @@ _is_observed: ContextVar[bool] = ContextVar("mlxlm_flash_patch: within an observ
 
 
 def _observed(attention: Callable[..., mx.array], observer: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """mlx-lm's function calls MLX's: only the outer one of two is shown."""
+    """Wraps `attention` for `observer`. mlx-lm's function calls MLX's: the observer sees only the outer call."""
 
     @wraps(attention)
     def observed(*arguments: Any, **others: Any) -> mx.array:

@@ -1,7 +1,7 @@
-"""The functions that the patch exchanges, and how: in their home, and under every module's name for the same object.
+"""The functions that the patch replaces, and how: where they are defined, and in every module that imported them.
 
-`put_in()` and `take_out()` may be called at any time, also again, and go by what stands there. Where another library
-has put its own function over ours, that stays, and ours passes calls on while the patch is off.
+`put_in()` and `take_out()` may be called at any time and repeatedly: they look at the functions that are there now. If
+another library has wrapped the patch's function, the wrapper stays; with the patch off, that function passes calls on.
 """
 
 import hashlib
@@ -24,20 +24,20 @@ from flashattn_core.contest import mlx_attention
 from . import described_masks, mlx_lm_functions, mx_fast
 from .router import FlashFallbackWarning, frames_of_libraries, state
 
-_original_of = WeakKeyDictionary[Any, Any]()  # our function -> what it stands for
-_replacement_of = WeakValueDictionary[tuple[str, int], Any]()  # home and id of a function -> ours
+_original_of = WeakKeyDictionary[Any, Any]()  # the patch's function -> the function that it replaces
+_replacement_of = WeakValueDictionary[tuple[str, int], Any]()  # name and id of a function -> the patch's function
 
 
 @dataclass(frozen=True, eq=False)
 class PatchPoint:
-    """A function, or a method of a class, with what takes its place."""
+    """A function or a method that the patch replaces, with its replacement."""
 
     module: str
     path: str  # as in `Attention.__call__`
-    replacement: Callable[[Any], Any]  # makes what stands for a function
-    texts: frozenset[str] = frozenset()  # fingerprints of texts that this was tested with; none: the signature counts
-    is_attention: bool = True  # it takes queries, keys and values, which observe() shows
-    owners: WeakSet[Any] = field(default_factory=WeakSet)  # classes whose attribute was exchanged
+    replacement: Callable[[Any], Any]  # original -> the function that replaces it
+    texts: frozenset[str] = frozenset()  # fingerprints of tested sources; none: compare signatures
+    is_attention: bool = True  # whether observe() shows its calls, with queries, keys and values
+    owners: WeakSet[Any] = field(default_factory=WeakSet)  # classes whose method was replaced
 
     @property
     def name(self) -> str:
@@ -45,7 +45,7 @@ class PatchPoint:
 
     @property
     def owner(self) -> Any:
-        """The module or the class that has the function; None while that is not imported, or lacks it."""
+        """The module or class with the function; None if the module is not imported or lacks the function."""
         owner: Any = sys.modules.get(self.module)
         for name in self.path.split(".")[:-1]:
             owner = names_in(owner).get(name)
@@ -57,7 +57,7 @@ class PatchPoint:
 
     @property
     def current(self) -> Any:
-        """What stands there; None if nothing does."""
+        """The function that is there now; None if there is none."""
         owner = self.owner
         return None if owner is None else vars(owner)[self.attribute]
 
@@ -68,7 +68,7 @@ class PatchPoint:
         setattr(owner, self.attribute, function)
 
     def ours(self, original: Any) -> Any:
-        """What stands for `original`: the same object each time, while somebody holds it."""
+        """The replacement of `original`: the same object each time, as long as it is referenced."""
         key = self.name, id(original)
         made = _replacement_of.get(key)
         if made is None:
@@ -77,7 +77,7 @@ class PatchPoint:
         return made
 
     def why_not(self, original: Any) -> str | None:
-        """Why a function cannot be exchanged; None if it is known."""
+        """Why the patch must not replace this function; None if it may, as a tested one."""
         if self is MX_ATTENTION:
             return None
         if not self.texts:
@@ -93,9 +93,9 @@ class PatchPoint:
 
 
 def names_in(owner: Any) -> Mapping[str, Any]:
-    """The attributes of a module, a class, or whatever stands in sys.modules.
+    """The attributes of a module, a class or any other object in sys.modules.
 
-    A module that importlib.util.LazyLoader holds back is not loaded: its own `__getattribute__` would do that.
+    Does not load a lazy module of importlib.util.LazyLoader, as that module's own `__getattribute__` would.
     """
     try:
         names = object.__getattribute__(owner, "__dict__")
@@ -109,20 +109,20 @@ def is_ours(function: Any) -> bool:
 
 
 def original_of(function: Any) -> Any:
-    """What a function of ours stands for; any other function itself."""
+    """The function that a function of the patch replaces; any other function itself."""
     return _original_of[function] if is_ours(function) else function
 
 
 def fingerprint(function: Any) -> str | None:
-    """Of a function's text: bytecode differs between versions of Python. None where there is no source."""
-    try:  # the code's source: a function's own would be that of the function that it wraps
+    """A hash of a function's source (bytecode differs between versions of Python); None if there is no source."""
+    try:  # __code__: getsource() of a wrapper would return the wrapped function's source
         return hashlib.sha256(inspect.getsource(function.__code__).strip().encode()).hexdigest()[:16]
     except (AttributeError, OSError):
         return None
 
 
 def _signature(function: Any, follow_wrapped: bool = True) -> list[tuple[str, Any, Any]]:
-    """Without annotations, which do not change how a function is called."""
+    """Names, kinds and defaults of the parameters, without annotations, which do not matter to callers."""
     parameters = inspect.signature(function, follow_wrapped=follow_wrapped).parameters.values()
     return [(p.name, p.kind, p.default) for p in parameters]
 
@@ -137,7 +137,7 @@ def _mask(module: str, path: str, describe: described_masks.Describe, text: str)
     return PatchPoint(module, path, describing, frozenset({text}), is_attention=False)
 
 
-# The texts are the same in mlx-lm 0.31.3 to 0.32.2.
+# The sources are the same in mlx-lm 0.31.3 to 0.32.2.
 POINTS: Sequence[PatchPoint] = (
     MX_ATTENTION,
     PatchPoint(BASE, "quantized_scaled_dot_product_attention", mlx_lm_functions.quantised),
@@ -154,7 +154,7 @@ POINTS: Sequence[PatchPoint] = (
         "Attention.__call__",
         mlx_lm_functions.gemma2,
         frozenset({"2d6752739f0e58e5"}),
-        is_attention=False,  # with its projections
+        is_attention=False,  # it includes the projections
     ),
     _mask(BASE, "create_causal_mask", described_masks.causal, "f5ab1820ef1f5d7a"),
     _mask(CACHE, "RotatingKVCache.make_mask", described_masks.rotating, "2fc5a1c461dc4891"),
@@ -164,17 +164,17 @@ POINTS: Sequence[PatchPoint] = (
 
 lock = threading.RLock()
 _in_force = False
-_left_alone: dict[int, Any] = {}  # by id: functions that put_in() has looked at
+_left_alone: dict[int, Any] = {}  # by id: functions that put_in() has rejected
 
 
 def watch_imports() -> None:
-    """Whatever is imported from here on is exchanged, if the patch is in by then."""
+    """From now on, importing a module of HOMES replaces its functions if the patch is on by then."""
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
 
 
 def put_in() -> dict[str, str]:
-    """Exchanges all functions that are imported and known. Returns others that it meets, with why they are left."""
+    """Replaces all functions that are imported and tested. Returns the others: name -> why they are not replaced."""
     global _in_force
     begins, _in_force = not _in_force, True
     if begins:
@@ -188,14 +188,14 @@ def put_in() -> dict[str, str]:
             continue
         if not is_ours(current):
             if id(current) in _left_alone or (not begins and is_foreign(point, current)):
-                continue  # what has come after the patch stays on top
+                continue  # a function that another library put there after the patch stays
             if why := point.why_not(current):
                 _left_alone[id(current)] = current
                 left[point.name] = why
                 continue
             point.put(point.ours(current))
             pairs.append((current, point.ours(current)))
-        if point is MX_ATTENTION and begins:  # the names that hold MLX's own, whatever another library had put here
+        if point is MX_ATTENTION and begins:  # replaces MLX's own also where another library's is current
             pairs.append((mlx_attention, point.ours(mlx_attention)))
     if pairs:
         exchange(pairs)
@@ -204,29 +204,29 @@ def put_in() -> dict[str, str]:
 
 
 def take_out() -> None:
-    """Puts back what the functions of the patch stand for, wherever they are."""
+    """Puts the original functions back wherever the patch's are."""
     global _in_force
     _in_force = state.outermost = False
     _left_alone.clear()
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
     for point in POINTS:
-        for owner in (point.owner, *point.owners):  # also the classes of a module that has been loaded anew since
+        for owner in (point.owner, *point.owners):  # also classes from before a module was reloaded
             if owner is not None and is_ours(held := vars(owner).get(point.attribute)):
                 setattr(owner, point.attribute, original_of(held))
         point.owners.clear()
     exchange(list(_original_of.items()))
-    if not is_foreign(MX_ATTENTION, MX_ATTENTION.current):  # else ours may yet be put back by whoever stands there
+    if not is_foreign(MX_ATTENTION, MX_ATTENTION.current):  # else that library may yet put the patch's function back
         mx.fast.__class__ = ModuleType
 
 
 def exchange(pairs: Sequence[tuple[Any, Any]]) -> None:
-    """Gives every module's name for the first of a pair to the second.
+    """In every module, rebinds names of the first function of a pair to the second.
 
-    A library's name for the function that it saved is among them: what it puts back later is what belongs there.
+    This includes the name under which another library saved a function, so that it later puts the right one back.
     """
     instead = {id(before): after for before, after in pairs}
-    types = {type(before) for before, _ in pairs}  # one look at each of ten thousands of names
+    types = {type(before) for before, _ in pairs}  # a quick test first, for there are tens of thousands of names
     for module_name, module in list(sys.modules.items()):
         names = names_in(module)
         if isinstance(names, dict) and module_name.partition(".")[0] not in OWN_PACKAGES:
@@ -235,13 +235,13 @@ def exchange(pairs: Sequence[tuple[Any, Any]]) -> None:
 
 
 def foreign() -> dict[str, str]:
-    """Function -> which function of another library stands in its place, or around ours."""
+    """Function -> the other library's function that replaces it, or wraps the patch's."""
     held = [(point, point.current) for point in POINTS]
     return {point.name: described(current) for point, current in held if is_foreign(point, current)}
 
 
 def is_foreign(point: PatchPoint, function: Any) -> bool:
-    """Whether another library has put it there. Its name proves nothing: functools.wraps copies that."""
+    """Whether another library has put `function` there. Names prove nothing: functools.wraps copies them."""
     if function is None or is_ours(function):
         return False
     if point is MX_ATTENTION:
@@ -254,9 +254,9 @@ def described(function: Any) -> str:
 
 
 class _Watched(ModuleType):
-    """mlx.core.fast while the patch is on, and after it as long as another library's function stands there.
+    """The class of mlx.core.fast while the patch is on, and afterwards as long as another library's function is there.
 
-    Such libraries save what they find and put that back later, in whatever order they and the patch are switched.
+    Such libraries save the function that they find and put it back later; __setattr__ then sets the right one.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -266,9 +266,9 @@ class _Watched(ModuleType):
         with lock:
             original = original_of(value)
             if not _in_force:
-                value = original  # ours was found while the patch was on
+                value = original  # the library had saved the patch's function
             elif original is mlx_attention or original is original_of(MX_ATTENTION.current):
-                value = MX_ATTENTION.ours(original)  # whoever stood below ours has gone
+                value = MX_ATTENTION.ours(original)  # the library that the patch had wrapped is gone
             ModuleType.__setattr__(self, name, value)
             state.outermost = _in_force and is_ours(value)
             if not _in_force and not is_foreign(MX_ATTENTION, value):
@@ -276,7 +276,7 @@ class _Watched(ModuleType):
 
 
 class _Finder(MetaPathFinder):
-    """Exchanges mlx-lm's functions when a module that defines some has been executed, for the first time or anew."""
+    """Replaces mlx-lm's functions after a module of HOMES has been executed, first imported or reloaded."""
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name not in HOMES:
@@ -288,10 +288,10 @@ class _Finder(MetaPathFinder):
             execute = loader.exec_module
 
             def execute_and_exchange(module: ModuleType) -> None:
-                del loader.exec_module  # the loader is as it was, before the module can see it
+                del loader.exec_module  # restores the loader before the module can see it
                 try:
                     execute(module)
-                except BaseException:  # a module that fails while it is loaded anew stays, with what it has by now
+                except BaseException:  # a module whose reload fails stays, with the functions defined so far
                     when_imported()
                     raise
                 warn_of(when_imported())

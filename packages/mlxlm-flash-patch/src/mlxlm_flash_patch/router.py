@@ -1,7 +1,7 @@
-"""What a call of attention becomes: flash attention, or the function from before with the reason counted.
+"""Routes an attention call to flash attention or, with the reason counted, to the original function.
 
-The functions that stand in place of MLX's and mlx-lm's are in mx_fast.py and mlx_lm_functions.py. They try
-`plain_call()`, which is quick and takes most calls, and then `attend()`, which has the word on all others.
+The patch's functions, in mx_fast.py and mlx_lm_functions.py, first try `plain_call()`, which is quick and handles most
+calls, and then `attend()`, which decides about all others.
 """
 
 import os
@@ -29,11 +29,11 @@ from .described_masks import description_of
 
 Function = Callable[..., mx.array]
 DTYPES = (mx.bfloat16, mx.float16, mx.float32)
-MLX_LM_BASE = "mlx_lm.models.base"  # its functions hand on what a model asks for
+MLX_LM_BASE = "mlx_lm.models.base"  # its functions pass on a model's calls
 
 
 class FlashFallbackWarning(UserWarning):
-    """A call was not flash attention, or a function could not be exchanged; the text says why, once for each reason."""
+    """A call was not flash attention, or a function was not replaced; the text says why. Once for each reason."""
 
 
 class FlashFallbackError(RuntimeError):
@@ -42,14 +42,14 @@ class FlashFallbackError(RuntimeError):
 
 @dataclass
 class State:
-    """What enable() and the blocks ask for, as a call reads it."""
+    """The settings of enable() and enabled() blocks that a call reads."""
 
     on: bool = False
     strict: bool = False
     precision: Precision = "input"
-    may_round: bool = True  # whether plain calls may round as "input" does
-    observed: bool = False  # whether somebody observes calls
-    outermost: bool = False  # whether mx.fast has our function, and nobody else's over it
+    may_round: bool = True  # whether plain_call() may round probabilities, as "input" does
+    observed: bool = False  # whether an observed() block is open
+    outermost: bool = False  # whether mx.fast has the patch's function, unwrapped
     fallbacks: Counter[str] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -60,21 +60,21 @@ class State:
 
 observers: list[Callable[[_ext.Arguments], None]] = []
 state = State()
-# True in a call of a model that patch_model() was given, False where a fallback is computed; None: as `state` has it.
+# True in a call of a model given to patch_model(), False while a fallback is computed, None: state.on decides.
 here: ContextVar[bool | None] = ContextVar("mlxlm_flash_patch: whether attention is flash attention", default=None)
 
 
 def is_active() -> bool:
-    """Whether a call that is made now is to be flash attention."""
+    """Whether a call made now should be flash attention."""
     marked = here.get()
     return state.on if marked is None else marked
 
 
 @contextmanager
 def active(mark: bool) -> Iterator[None]:
-    """Within, calls of this thread and its tasks are flash attention, or are not."""
+    """Inside the block, is_active() returns `mark` in this thread and its tasks."""
     before = here.get()
-    try:  # Ctrl-C may come behind either of the two
+    try:  # Ctrl-C may come after either line
         here.set(mark)
         yield
     finally:
@@ -82,12 +82,12 @@ def active(mark: bool) -> Iterator[None]:
 
 
 def plain_call(query: Any, key: Any, value: Any, scale: Any, mask: Any, sinks: Any) -> Any:
-    """Flash attention for most calls, in the least time: all but this is one step in C++.
+    """Flash attention for most calls, with little Python: the rest is one call into C++.
 
-    False where MLX's own attention is faster here. None where the patch is off, or the call has to go the long way.
+    False if MLX's own attention is faster here. None if the patch is off or the call needs attend().
     """
     rounds, marked = state.may_round, here.get()
-    if state.observed or not (state.on if marked is None else marked):  # is_active(), without the time of a call
+    if state.observed or not (state.on if marked is None else marked):  # is_active() inlined, to save time
         return None
     try:
         described = mask if mask is None else for_quick(description_of(mask, query, key.shape[-2]))
@@ -106,10 +106,10 @@ def attend(
     softcap: float | None = None,
     storage: dict[str, int] | None = None,
 ) -> mx.array | None:
-    """Flash attention; None where MLX's own attention is faster here.
+    """Flash attention; None if MLX's own attention is faster here.
 
     Args:
-      storage: group_size and bits, where key and value are the tuples of a quantised cache.
+      storage: {"group_size", "bits"} if key and value are a quantised cache's tuples; else None.
 
     Raises:
       NoKernelError: (a ValueError) the call cannot be flash attention; the text is the reason.
@@ -128,11 +128,11 @@ def attend(
 def flash_or(
     original: Callable[[], mx.array], flash: Callable[[], mx.array | None], whose: str = "mlx-lm's own"
 ) -> mx.array:
-    """What `flash` gives, an `attend()`; else what `original` does, the function from before.
+    """Returns the result of `flash`, which calls attend(), or else of `original`, the replaced function.
 
-    `original` is called while the patch is off, where MLX's own attention is faster, and for a call that cannot be
-    flash attention. The last is counted, and the warning names `whose` attention it was. Bad input has the error of
-    `original`, and counts as nothing.
+    It calls `original` while the patch is off, where MLX's own attention is faster, and for calls that flash attention
+    cannot compute. Only these count as fallbacks; the warning names `whose` attention computed them. Bad arguments
+    raise the error of `original`, and are not counted.
     """
     reason = None
     if is_active():
@@ -154,7 +154,7 @@ def flash_or(
 
 
 def fall_back(reason: str, whose: str) -> None:
-    """Counts a call that is not flash attention, and warns of the first for this reason. Raises under strict."""
+    """Counts a fallback, and warns of the first for this reason. Raises FlashFallbackError if strict."""
     with state.lock:
         state.fallbacks[reason] += 1
         first = state.fallbacks[reason] == 1
@@ -166,7 +166,7 @@ def fall_back(reason: str, whose: str) -> None:
 
 
 def frames_of_libraries(frame: FrameType | None) -> int:
-    """How many of the frames from this one on are not the program's: this package's, and mlx-lm's function's."""
+    """How many frames, from this one up, belong to this package or to mlx-lm's base module, not to the program."""
     count = 0
     while frame is not None and (
         os.path.dirname(frame.f_code.co_filename) == os.path.dirname(__file__)
@@ -178,7 +178,7 @@ def frames_of_libraries(frame: FrameType | None) -> int:
 
 @contextmanager
 def observed(observe: Callable[[_ext.Arguments], None]) -> Iterator[None]:
-    """Within, `observe` is given the arguments of each call that is to be flash attention, of any thread."""
+    """Inside the block, attend() gives `observe` the arguments of each flash attention call, of any thread."""
     try:
         with state.lock:
             observers.append(observe)
@@ -193,9 +193,9 @@ def observed(observe: Callable[[_ext.Arguments], None]) -> Iterator[None]:
 def _require_kernel(
     query: mx.array, key: Any, value: Any, mask: Any, sinks: mx.array | None, storage: dict[str, int] | None
 ) -> None:
-    """Raises NoKernelError for what the core takes without a gradient that the call may want, or says less well.
+    """Raises NoKernelError if no kernel covers the call, or its gradient if the call is traced.
 
-    While a function is traced, mx.grad, mx.vmap and mx.compile cannot be told apart: a traced call may want a gradient.
+    In a traced call, mx.grad, mx.vmap and mx.compile look the same, so it counts as one that needs a gradient.
     """
     quantised = storage is not None
     head_dim = query.shape[-1] if quantised else max(query.shape[-1], value.shape[-1])
@@ -213,14 +213,14 @@ def _require_kernel(
 
 @cache
 def _max_head_dim(device: mx.DeviceType, gradient: bool, quantised: bool) -> int:
-    """The most that a kernel takes on the default device, for the call or for its gradient; 0 where there is none."""
+    """The largest head_dim that a kernel supports on the default device, or its gradient; 0 if none does."""
     return flashattn_core.max_head_dim(gradient=gradient, quantised=quantised)
 
 
 def _in_one_dtype(query: mx.array, key: Any, value: Any, storage: dict[str, int] | None) -> tuple[mx.array, Any, Any]:
-    """The three as MLX's attention casts them: some models compute query and key in float32, and value not.
+    """Casts the three to one dtype, as MLX's attention does: some models compute only query and key in float32.
 
-    A quantised cache's tuples stay as they are; their scales, in the middle, have the dtype that the keys had.
+    A quantised cache's tuples (weights, scales, biases) stay as they are; the dtype of their scales counts.
     """
     rows = (key[1], value[1]) if storage else (key, value)
     for name, given in zip(("query", "key", "value"), (query, *rows), strict=True):

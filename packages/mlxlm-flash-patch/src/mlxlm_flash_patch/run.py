@@ -1,7 +1,7 @@
 """`mlxlm-flash run`: finds a program, switches flash attention on, and starts the program as Python would.
 
-What ends the program (its exit code, an exception, Ctrl-C) passes through here untouched, to the interpreter,
-which knows best what a shell should see.
+Whatever ends the program (an exit code, an exception, Ctrl-C) reaches the interpreter unchanged, so a shell sees the
+same as without mlxlm-flash.
 """
 
 import atexit
@@ -28,15 +28,15 @@ from .patch import NEVER_CALLED, enable, joined, status, versions
 
 @dataclass(frozen=True)
 class Program:
-    """A program, as Python would set it up."""
+    """A program, and the state in which Python would start it."""
 
     argv: list[str]
-    folder: str  # its sys.path[0]
+    folder: str  # becomes sys.path[0]
     start: Callable[[], object]
 
 
 def find(command: str, arguments: Sequence[str]) -> Program:
-    """The program that COMMAND [ARGS]... means. Raises LookupError, saying what was looked for."""
+    """The program that COMMAND [ARGS]... names. Raises LookupError, which says what was looked for."""
     if re.fullmatch(r"python[\d.]*", os.path.basename(command)):
         if not arguments or (arguments[0].startswith("-") and arguments[0] != "-m"):
             raise LookupError(f"{command} needs a file or -m MODULE next: mlxlm-flash run takes no other Python option")
@@ -57,18 +57,18 @@ def find(command: str, arguments: Sequence[str]) -> Program:
 
 
 def switch_on(strict: bool, precision: Precision) -> None:
-    """Enables the patch, and sees to the lines on stderr. Raises what enable() and flashattn_core.backends() do."""
+    """Enables the patch, and prints the lines on stderr. Raises what enable() and flashattn_core.backends() do."""
     found = joined(versions() | flashattn_core.backends())
     enable(strict=strict, precision=precision)
     how = "on" + ", strict" * strict + ", precision float32" * (precision == "float32")
     say(f"flash attention {how}: {found}", sys.stderr)
-    # At the interpreter's end, not the program's: traceback and other threads come first.
+    # At the interpreter's exit, after the program's traceback and its other threads.
     atexit.register(_say_what_ran, sys.stderr, os.getpid())
 
 
 def start(program: Program, on: bool, strict: bool) -> None:
-    """Runs the program, where Ctrl-C ends long calls of flash attention. Under strict, one that succeeds without flash
-    attention exits with 1 all the same."""
+    """Runs the program; Ctrl-C ends long flash attention calls. With `strict`, a program that succeeds without flash
+    attention exits with status 1."""
     sys.argv[:] = program.argv
     _set_folder(program.folder)
     process = os.getpid()
@@ -86,9 +86,9 @@ def start(program: Program, on: bool, strict: bool) -> None:
 
 
 def say(line: str, stream: TextIO | None) -> None:
-    if stream is None:  # as sys.stderr is where the shell closed it; print() would take stdout
+    if stream is None:  # the shell closed stderr; print() would use stdout
         return
-    with contextlib.suppress(OSError, ValueError):  # closed by now, or its disk is full
+    with contextlib.suppress(OSError, ValueError):  # closed since, or its disk is full
         print(f"[mlxlm-flash] {line}", file=stream, flush=True)
 
 
@@ -101,13 +101,13 @@ def _module(name: str, arguments: Sequence[str]) -> Program:
         raise LookupError(f"-m {name}: {error}") from error
     if spec is None:
         raise LookupError(f"-m {name}: no such module")
-    argv = ["-m", *arguments]  # runpy puts the module's file there, as python -m does
+    argv = ["-m", *arguments]  # runpy replaces "-m" by the module's file, as python -m does
     return Program(argv, folder, lambda: runpy.run_module(name, run_name="__main__", alter_sys=True))
 
 
 def _run_file(path: str) -> None:
-    # Not runpy.run_path: it takes __main__ away again when the file's end is reached, while threads may still
-    # run, and gives argv[0] and __file__ one value, where Python makes only the latter absolute.
+    # Not runpy.run_path: it removes __main__ at the end of the file, while threads may still run, and it sets argv[0]
+    # and __file__ to one value, where Python makes only __file__ absolute.
     main = ModuleType("__main__")
     main.__file__ = os.path.join(os.getcwd(), path)
     sys.modules["__main__"] = main
@@ -120,7 +120,7 @@ def _set_folder(folder: str) -> None:
 
 
 def _wait_for_threads() -> None:
-    """What the interpreter does at the end of every program; their attention counts."""
+    """As the interpreter does at exit: attention that other threads run counts for `strict`."""
     this = threading.current_thread()
     while others := [t for t in threading.enumerate() if t is not this and not t.daemon]:
         others[0].join()

@@ -1,4 +1,4 @@
-"""`mlxlm-flash tune`: checks and times, ahead of time, what the first calls of models would."""
+"""`mlxlm-flash tune`: checks and times kernels now, which the first calls of models would do otherwise."""
 
 import json
 import warnings
@@ -30,14 +30,14 @@ class Call:
     query_len: int
     key_len: int
     batch_size: int = 1
-    window: int = 0  # keys that a query sees; 0: all before it
+    window: int = 0  # keys that a query sees; 0: no window
     softcap: bool = False
     sinks: bool = False
-    padded: bool = False  # each sequence has a range of keys
-    bits: int = 0  # of quantised keys and values; 0: they are not
+    padded: bool = False  # each sequence of the batch has its own range of keys
+    bits: int = 0  # of quantised keys and values; 0: not quantised
 
     def arguments(self) -> _ext.Arguments:
-        """As the patch has them. The arrays are lazy, and nobody evaluates them."""
+        """The call's arguments as the patch would pass them. Their arrays are lazy, and nobody evaluates them."""
         dtype, dim = getattr(mx, self.dtype), self.head_dim
         query = mx.zeros((self.batch_size, self.heads, self.query_len, dim), dtype)
         rows: Any = mx.zeros((self.batch_size, self.kv_heads, self.key_len, dim), dtype)
@@ -63,7 +63,7 @@ def _call_of(arguments: _ext.Arguments) -> Call:
     return Call(name, *sizes, "softcap" in given, "sinks" in given, padded, bits)
 
 
-# Qwen2.5, also a padded batch, Llama 3, gpt-oss, gemma 2 and 3. A window's layers take turns with plain ones.
+# Qwen2.5, also as a padded batch, Llama 3, gpt-oss, gemma 2 and 3. Models with a window also have layers without.
 MODELS = (
     Call("bfloat16", 14, 2, 64, 1, 1),
     Call("bfloat16", 28, 4, 128, 1, 1),
@@ -77,11 +77,11 @@ MODELS = (
 )
 LENGTHS = ((1, 128), (1, 1024), (1, 8192), (1, 32768), (8, 4096), (128, 128), (1024, 1024), (4096, 4096), (1024, 8192))
 QUICK_LENGTHS = ((1, 1024), (1, 8192), (256, 256), (4096, 4096))
-STORED_LENGTHS = ((1, 1024), (1, 8192), (1, 32768), (1024, 1024))  # of quantised caches
+STORED_LENGTHS = ((1, 1024), (1, 8192), (1, 32768), (1024, 1024))  # for quantised caches
 
 
 def calls(quick: bool) -> list[Call]:
-    """What is measured: with quick, some lengths, and one model alone in float32 and with a quantised cache."""
+    """The calls to time. quick: fewer lengths, and only one model also in float32 and with a quantised cache."""
     wanted = [_of_lengths(model, *lengths) for model in MODELS for lengths in (QUICK_LENGTHS if quick else LENGTHS)]
     qwen = [call for call in wanted if (call.heads, call.kv_heads, call.batch_size) == (14, 2, 1)]
     wanted += [replace(call, dtype="float32") for call in (qwen if quick else wanted) if not call.sinks]
@@ -91,7 +91,7 @@ def calls(quick: bool) -> list[Call]:
 
 
 def calls_of(model: str) -> list[Call]:
-    """What is measured for a model: the attention of all of its layers. Raises what attention_of() does."""
+    """The calls to time for a model: the attention of all its layers. Raises what attention_of() does."""
     seen, _ = attention_of(model)
     layers = dict.fromkeys(replace(call, query_len=1, key_len=1) for call in seen)
     if not layers:
@@ -100,15 +100,15 @@ def calls_of(model: str) -> list[Call]:
 
 
 def attention_of(name: str) -> tuple[list[Call], dict[str, int]]:
-    """The calls of attention in a model's prompt that are flash attention, and the number of others for each reason.
+    """Builds a model and lets it read a prompt. Returns the flash attention calls, and reason -> number of other calls.
 
     Args:
-      name: a folder in mlx-lm's layout, or a hub id whose configuration is in the hub's cache. Weights are not needed,
-        and nothing is computed, but kernels may be checked.
+      name: a folder in mlx-lm's layout, or a hub id whose configuration is in the local hub cache. Needs no weights
+        and computes no attention, but may check kernels.
 
     Raises:
-      ValueError, OSError: there is no such configuration, or mlx-lm makes no model of it.
-      PermissionError: (an OSError) the model brings its own code, which is not run for this.
+      ValueError, OSError: there is no such configuration, or mlx-lm cannot build the model.
+      PermissionError: (an OSError) the model has its own code, which this function does not run.
     """
     from mlx_lm.utils import load_model
 
@@ -118,45 +118,45 @@ def attention_of(name: str) -> tuple[list[Call], dict[str, int]]:
     folder = file.parent
     try:
         model, config = load_model(folder, lazy=True, strict=False)
-    except (KeyError, TypeError, ValueError) as error:  # what mlx-lm makes of a configuration is its own affair
+    except (KeyError, TypeError, ValueError) as error:  # mlx-lm's errors for a bad configuration
         raise ValueError(f"mlx-lm cannot build a model from {name}: {error}") from error
     dtype = str(config.get("torch_dtype") or config.get("dtype") or "bfloat16")
     model.set_dtype(getattr(mx, dtype, mx.bfloat16))
     seen: list[Call] = []
     with enabled(), observed(lambda arguments: seen.append(_call_of(arguments))), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FlashFallbackWarning)  # they are returned
+        warnings.simplefilter("ignore", FlashFallbackWarning)  # the reasons are returned instead
         before = Counter(status().fallbacks)
         model(mx.zeros((1, 1 + _longest_window(config)), mx.int32))
         return seen, dict(Counter(status().fallbacks) - before)
 
 
 def _configuration(model: str) -> Path:
-    """Of the hub only what its cache holds: this needs no network. Raises ValueError or OSError if there is none."""
+    """The path of config.json, in a folder or in the local hub cache, without network. Raises ValueError or OSError."""
     if Path(model).is_dir():
         return Path(model, "config.json")
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(model, "config.json")  # what is no hub id is a ValueError
+    found = try_to_load_from_cache(model, "config.json")  # raises ValueError for an invalid id
     if not isinstance(found, str):
         raise ValueError(f"{model} is not a folder, and the local hub cache does not hold its config.json")
     return Path(found)
 
 
 def _longest_window(config: dict[str, Any]) -> int:
-    """In tokens, wherever a configuration has it; some have others within."""
+    """The largest window, in tokens, anywhere in a configuration, which may be nested; 1 if there is none."""
     sizes = [_longest_window(value) for value in config.values() if isinstance(value, dict)]
     sizes += [value for name, value in config.items() if "window" in name and isinstance(value, int)]
     return max(sizes, default=1)
 
 
 def _of_lengths(model: Call, query_len: int, key_len: int) -> Call:
-    """mlx-lm's caches of layers with a window hold no more keys than some query sees."""
+    """The call at these lengths. With a window, mlx-lm's cache holds only the keys that some query sees."""
     seen = model.window - 1 + query_len if model.window else key_len
     return replace(model, query_len=query_len, key_len=min(seen, key_len))
 
 
 def lines(wanted: Iterable[Call]) -> Iterator[str]:
-    """Settles these calls, one after the other, and says of each what it takes. Raises ValueError on a CPU."""
+    """Decides each call in turn, and yields a line that says what it will run. Raises ValueError on a CPU."""
     if mx.default_device() == mx.cpu:
         raise ValueError("MLX's default device is a CPU, where there is nothing to time")
     for call in wanted:

@@ -1,1 +1,1 @@
-"""The commands: options are read, work is done, its records are kept and shown."""
+"""The commands: each reads its options, does the work, and saves and prints the records of it."""

@@ -1,4 +1,4 @@
-"""`flash-eval demo-model`: where the shipped model lies."""
+"""`flash-eval demo-model`: prints the folder of the model that comes with this package."""
 
 import click
 

@@ -50,7 +50,7 @@ def command(
     num_layers: int | None,
     max_memory: float | None,
     outputs: Outputs,
-    **_: object,  # what the settings take as it is
+    **_: object,  # options that go into the settings unchanged
 ) -> None:
     """Compare time and memory of LoRA fine-tuning steps, patch off and patch on.
 
@@ -78,13 +78,13 @@ def command(
     memory grows with the square of the length. flash-eval skips lengths that do not fit into memory, and names them.
     Ctrl-C ends the run and reports the finished steps.
     """
-    from flash_evals.work import training  # mlx-lm, and so transformers, which -h does not wait for
+    from flash_evals.work import training  # here: -h must not wait for mlx-lm and transformers
 
     described_machine = machine.describe()
     loaded = models.load(model, revision)
     there = len(loaded.model.layers)
     layers = {None: min(training.DEFAULTS["num_layers"], there), -1: there}.get(num_layers, num_layers)
-    if layers not in range(1, there + 1):  # mlx-lm takes 0 as all
+    if layers not in range(1, there + 1):  # mlx-lm would take 0 as all layers
         raise EvalError(f"--num-layers must be -1, or 1 to {there} (the layers of {loaded.name}), not {num_layers}")
     settings: Settings = options.given(
         Settings,

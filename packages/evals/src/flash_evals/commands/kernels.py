@@ -17,7 +17,7 @@ from flash_evals.work import contest, implementations, machine
 from flash_evals.work.implementations import IMPLEMENTATIONS, QUANTISED
 from flash_evals.work.measure import memory_method
 
-KV_BITS = {"none": None, **{str(bits): bits for bits in (2, 3, 4, 6, 8)}}  # what mlx-lm offers
+KV_BITS = {"none": None, **{str(bits): bits for bits in (2, 3, 4, 6, 8)}}  # the widths that mlx-lm offers
 QUICK = {"seq_len": "128,512", "repetitions": 3, "max_seconds": 2.0}
 
 
@@ -27,7 +27,7 @@ def _quick(context: click.Context, _: click.Parameter, value: bool) -> None:
 
 
 def _some_of(known: Iterable[str], *option: str, help: str, **others: Any) -> Callable[..., Any]:
-    """An option that takes some of these names, which stand in its help for {}."""
+    """An option that takes some of the `known` names. They replace {} in its help."""
     names = list(known)
     what = ", ".join(names)
     return options.several(
@@ -92,7 +92,7 @@ def command(
     passes: list[Pass],
     impl: list[str] | None,
     outputs: Outputs,
-    **_: object,  # what workloads and settings take as it is
+    **_: object,  # options that go into the workloads and settings unchanged
 ) -> None:
     """Compare time, FLOP/s and memory of attention kernels.
 
@@ -176,7 +176,7 @@ def _check(work: Workload, passes: list[Pass], impl: list[str]) -> None:
     quantised = ", ".join(QUANTISED)
     for wrong, why in (
         (work.window and not work.causal, f"--window {work.window} is causal: leave out --no-causal"),
-        # The first queries would see no key, for which implementations have different answers.
+        # The first queries would see no key, and implementations differ in what they return for such queries.
         (work.causal and queries > keys, f"--causal needs a --query-len of at most --seq-len {keys}, not {queries}"),
         (
             work.is_decode and gradients,

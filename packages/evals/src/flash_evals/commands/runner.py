@@ -1,4 +1,4 @@
-"""Runs a command's work behind a progress bar. A run that ends early keeps what it has measured."""
+"""Runs a command's work and shows a progress bar. A run that ends early keeps its finished items."""
 
 import sys
 from collections.abc import Callable, Generator, Iterable
@@ -13,17 +13,17 @@ from flash_evals.results.errors import exit_code
 from flash_evals.results.provenance import Machine
 
 Item = TypeVar("Item")
-Stopped = Exception | KeyboardInterrupt | None  # what ended the work too early
+Stopped = Exception | KeyboardInterrupt | None  # what ended the work early
 
 
 def say_what_bounds(described: Machine) -> None:
-    """Warns on stderr, before the work, of a BLAS that bounds all figures."""
+    """Warns on stderr, before the work, of a BLAS that limits all speeds."""
     for line in described.bounds:
         click.echo(line, err=True)
 
 
 def progress(*also: ProgressColumn) -> Progress:
-    """A bar on stderr, cleared when the work is done. Without a terminal there is none."""
+    """A progress bar on stderr, cleared when the work is done; none if stderr is no terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), *also)
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
@@ -37,9 +37,9 @@ def collect(
     size: Callable[[Item], int] = lambda item: 1,
     status: Callable[[Item], str] = lambda item: "",
 ) -> tuple[list[Item], Stopped]:
-    """All items of the work, after those that were there `before`, and the exception that ended it early, if any.
+    """Returns the items of `before`, then those of the work, and the exception that ended it early, if any.
 
-    Without any item, that exception is raised. The bar grows by the `size` of each item, and shows its `status`.
+    If there are no items, raises that exception. The bar advances by each item's `size` and shows its `status`.
     """
     items = list(before)
     try:
@@ -56,7 +56,7 @@ def collect(
 
 
 def end(stopped: Stopped) -> None:
-    """Exits with 130 after Ctrl-C and 143 after SIGTERM, or raises the error. Call it when results are delivered."""
+    """Exits with 130 after Ctrl-C and 143 after SIGTERM, or raises the error. Call it after printing results."""
     if isinstance(stopped, KeyboardInterrupt):
         sys.exit(exit_code(stopped))
     if stopped:

@@ -42,7 +42,7 @@ def command(
     draft_model: str | None,
     num_draft_tokens: int | None,
     outputs: Outputs,
-    **_: object,  # what the settings take as it is
+    **_: object,  # options that go into the settings unchanged
 ) -> None:
     """Compare prompt and generation tokens per second, patch off and patch on.
 
@@ -73,11 +73,11 @@ def command(
     The times leave out loading the model and filling the cache. Ctrl-C ends the run and reports the finished
     trials.
     """
-    from flash_evals.work import generation  # mlx-lm, and so transformers, which -h does not wait for
+    from flash_evals.work import generation  # here: -h must not wait for mlx-lm and transformers
 
     settings: Settings = options.given(
         Settings,
-        num_draft_tokens=(num_draft_tokens or 3) if draft_model else None,  # as in mlx_lm.generate
+        num_draft_tokens=(num_draft_tokens or 3) if draft_model else None,  # 3: mlx_lm.generate's default
         prefill_step_size=generation.PREFILL_STEP_SIZE,
         memory=memory_method(),
     )

@@ -1,1 +1,1 @@
-"""How results are shown: text, Markdown and the HTML page of `flash-eval report`, out of records alone."""
+"""Shows results as text, as Markdown and as the HTML page of `flash-eval report`, from their records alone."""

@@ -1,4 +1,4 @@
-"""The questions that people have, and what the result files say to each: a word, and a sentence for each of them."""
+"""The questions at the top of the report page, with the answers: a word, and a sentence for each result file."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from flash_evals.results.arms import ARMS
 from flash_evals.results.claims import NOTHING, Ratio, times
 
 NOT_MEASURED = "Not measured"
-MLX = ("off", "mlx")  # what is MLX's own attention
+MLX = ("off", "mlx")  # names of MLX's own attention in results
 IT_NEVER_RAN = "the patch never ran"
 
-Says = list[tuple[Description, str]]  # a sentence of each that has something to say
+Says = list[tuple[Description, str]]  # a sentence from each result that answers the question
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,11 @@ class Card:
     question: str
     word: str
     says: Says
-    missing: str  # the command that would have something to say
+    missing: str  # the command that measures this
 
     @property
     def commands(self) -> list[str]:
-        """A sentence begins with its command; and with a title, where the command has several."""
+        """The command of each sentence. The page puts it first, with a title if several results have that command."""
         return [each.command for each, _ in self.says]
 
 
@@ -56,7 +56,7 @@ def same_predictions(found: Sequence[Description]) -> tuple[str, Says]:
 def _compared(
     found: Sequence[Description], ratio: Callable[[Comparison], Ratio], better: int, what: str, worse: str
 ) -> tuple[str, Says]:
-    """The word is of the comparisons with MLX's own attention, where flash ran; the sentences are of all."""
+    """The word sums up the comparisons with MLX's own attention where flash ran; the sentences cover all."""
     compared = [each for each in found if each.comparisons]
     says = [(each, _sentence(each.comparisons, ratio, what) if each.ran else IT_NEVER_RAN) for each in compared]
     of_mlx = [ratio(one).sign for each in compared if each.ran for one in each.comparisons if one.against in MLX]
@@ -89,7 +89,7 @@ def _sentence(comparisons: Sequence[Comparison], ratio: Callable[[Comparison], R
 
 
 def training_fits(found: Sequence[Description]) -> tuple[str, Says]:
-    """A length that was skipped did not fit without the patch; whether it fits with it was not tried."""
+    """A skipped length did not fit without the patch; nobody tried whether it fits with the patch."""
     says: Says = []
     longest, fits = set(), True
     for each in found:

@@ -1,4 +1,4 @@
-"""What a chart shows: lines of arms or implementations against a length. drawing.py draws it."""
+"""The data of a chart: a line for each arm or implementation against a length. drawing.py draws it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -7,16 +7,16 @@ from flash_evals.pages import units
 from flash_evals.pages.units import Shown, whole
 from flash_evals.results.arms import ARMS, Arm
 
-SMALLEST, LARGEST = 1e-30, 1e30  # beyond these no axis makes sense
+SMALLEST, LARGEST = 1e-30, 1e30  # values outside this range are not drawn
 
 
 @dataclass(frozen=True)
 class Axis:
-    tick: Shown  # a value in words
+    tick: Shown  # formats a value
     logarithmic: bool = True
 
     def has_place(self, value: float | None) -> bool:
-        """Not where it is unknown, nor for 0 on a logarithmic axis."""
+        """Whether the axis can show the value: it must be known and, on a logarithmic axis, not 0."""
         return value is not None and (SMALLEST <= value <= LARGEST or (value == 0 and not self.logarithmic))
 
 
@@ -28,8 +28,8 @@ MEMORY = Axis(units.on_axis(units.MEGABYTES))
 @dataclass(frozen=True)
 class Point:
     length: int
-    value: float  # NaN: not known
-    low: float | None = None  # of a band around the line
+    value: float  # NaN: unknown
+    low: float | None = None  # lower end of a band around the line
     high: float | None = None
 
 
@@ -46,7 +46,7 @@ def by_arm(points: Callable[[Arm], Sequence[Point]]) -> list[Series]:
 
 @dataclass
 class Chart:
-    """Of the points that it is given it keeps what has a place, by growing length, and of a band both ends or none."""
+    """Keeps only the points that the axis can show, sorted by length, and of a band both ends or none."""
 
     title: str
     axis: Axis
@@ -71,13 +71,13 @@ class Chart:
 
     @property
     def values(self) -> list[float]:
-        """All that the axis has to hold."""
+        """All values that the axis must cover."""
         points = [point for each in self.series for point in each.points]
         return [value for each in points for value in (each.value, each.low, each.high) if value is not None]
 
     @property
     def in_words(self) -> str:
-        """The ends of each line, for those who cannot see it."""
+        """Names the ends of each line, as alternative text."""
         lines = []
         for each in self.series:
             ends = (f"{self.axis.tick(at.value)} at {whole(at.length)}" for at in (each.points[0], each.points[-1]))

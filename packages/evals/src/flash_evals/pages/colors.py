@@ -1,4 +1,4 @@
-"""The colours of the page and of its charts, on a light ground and on a dark one; on paper they are the light ones."""
+"""The colours of the page and its charts, for light and dark backgrounds. Printing uses the light ones."""
 
 LIGHT = {
     "page": "#fafaf8",

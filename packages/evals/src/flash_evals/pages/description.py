@@ -1,4 +1,4 @@
-"""What a command found, described once: pages of text, Markdown and HTML are made of it."""
+"""Describes a command's result once; the text, Markdown and HTML pages are made from the description."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,11 +18,11 @@ class Table:
     caption: str
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
-    names: Sequence[int] = (1,)  # so many cells name a row, in groups, which all but the last may share with others
+    names: Sequence[int] = (1,)  # sizes of the groups of cells that name a row; rows may share all but the last
 
     @property
     def texts(self) -> list[list[str]]:
-        """Its head and its rows; of names what a row shares with the one above is not said again."""
+        """The head and the rows, without the names that a row shares with the row above."""
         shown = [list(row) for row in self.rows]
         for (above, row), cells in zip(pairwise(self.rows), shown[1:], strict=True):
             for first, end in pairwise(accumulate(self.names[:-1], initial=0)):
@@ -34,12 +34,12 @@ class Table:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Flash and another on the same work."""
+    """Flash compared with something else on the same work."""
 
     work: str
-    against: str  # "off", or an implementation
-    speed: Ratio  # so many times as fast is flash
-    memory: Ratio  # flash's part of the other's
+    against: str  # "off": the patch off; else an implementation's name
+    speed: Ratio  # flash's speed over the other's
+    memory: Ratio  # flash's memory over the other's
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,18 +48,18 @@ class Description:
     facts: Sequence[str]  # model, settings that matter, machine
     tables: Sequence[Table]
     notes: Sequence[str] = ()
-    ran: bool = True  # whether flash did
-    only: str = ""  # what of an interrupted run was finished, such as `trials`
-    # Of the HTML page alone:
+    ran: bool = True  # whether flash ran
+    only: str = ""  # if the run was interrupted: what it finished, such as `trials`
+    # Only for the HTML page:
     command: str = ""
     title: str = ""
-    charts: Sequence[tuple[str, Sequence[Chart]]] = ()  # rows of them, each with a title
+    charts: Sequence[tuple[str, Sequence[Chart]]] = ()  # rows of charts, each with a title
     comparisons: Sequence[Comparison] = ()
     about: Mapping[str, object] = field(default_factory=dict)  # all settings, and the machine
 
     @property
     def warnings(self) -> list[str]:
-        """What puts all figures in another light."""
+        """Sentences that a reader must know before the figures."""
         never_ran = "The patch never ran: MLX's own attention computed everything."
         interrupted = f"The run was interrupted: the figures are of the {self.only} that were finished."
         return [never_ran] * (not self.ran) + [interrupted] * bool(self.only)
@@ -68,7 +68,7 @@ class Description:
         return self._lines(columns)
 
     def markdown(self) -> str:
-        """Lines of prose that follow each other stay lines, where Markdown would make one paragraph of them."""
+        """Keeps the line breaks of prose, which Markdown would join to one paragraph."""
         return re.sub(r"(?m)^([^|\n].*)\n(?=[^|\n])", r"\1  \n", self._lines(markdown))
 
     def _lines(self, table: Callable[[Sequence[Sequence[str]]], str]) -> str:
@@ -86,13 +86,13 @@ def columns(rows: Sequence[Sequence[str]], gap: int = 3) -> str:
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table, as llama-bench prints it: the first row is its head."""
+    """A Markdown table, in llama-bench's format: the first row is the head."""
     head, *body = [[cell.replace("|", "\\|") for cell in row] for row in rows]
     return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *body))
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """In the order in which the keys come."""
+    """Groups items by key, in the order in which the keys first appear."""
     groups: dict[Key, list[Item]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)

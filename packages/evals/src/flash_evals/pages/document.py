@@ -1,4 +1,4 @@
-"""The page of `report`: what the template report.html is filled with."""
+"""The page of `flash-eval report`: fills the template report.html."""
 
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -23,7 +23,7 @@ HEADINGS = {
 
 
 def document(found: Sequence[tuple[str, Description]], left_out: Sequence[tuple[str, str]]) -> str:
-    """`found`: file names, and what is in them, at least one; `left_out`: others, and why they have no place."""
+    """Returns the HTML. found: file names with descriptions, at least one. left_out: other file names, with reasons."""
     described = [each for _, each in found]
     environment = Environment(loader=PackageLoader("flash_evals.pages", ""), autoescape=True, undefined=StrictUndefined)
     page = environment.get_template("report.html").render(
@@ -49,12 +49,12 @@ def document(found: Sequence[tuple[str, Description]], left_out: Sequence[tuple[
 
 
 def _of_several_lengths(described: Description) -> list[tuple[str, list[Chart]]]:
-    """Its rows of charts, without those of a single length, which is no line."""
+    """Its rows of charts, without charts of a single length, which have no line."""
     return [(title, [chart for chart in charts if len(chart.lengths) > 1]) for title, charts in described.charts]
 
 
 def _about(described: Description) -> list[tuple[str, list[tuple[str, str]]]]:
-    """The settings and the machine as the file has them, each a list of names and values."""
+    """The settings and the machine of the file: for each a list of (name, value)."""
     return [(name, _flat(to_builtins(part))) for name, part in described.about.items() if part is not None]
 
 
@@ -77,5 +77,5 @@ def _in_words(value: Any) -> str:
         case list():
             return ", ".join(map(_in_words, value))
         case str() if value.strip() == "":
-            return repr(value)  # a separator of documents
+            return repr(value)  # the separator of documents, which is white space
     return str(value)

@@ -1,7 +1,7 @@
 """Draws a chart with matplotlib as a picture for the page.
 
-An SVG is drawn in the light colours; a style sheet in it has the dark ones, and a program that knows none keeps the
-light. matplotlib is imported where something is drawn, since it takes its time.
+The SVG is drawn in the light colours, and its style sheet has the dark ones: programs without style sheets show the
+light ones. Functions that draw import matplotlib, since its import is slow.
 """
 
 import io
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 LOOKS: dict[str, dict[str, Any]] = {
     "on": {"color": LIGHT["on"], "marker": "o"},
     "off": {"color": LIGHT["off"], "marker": "s"},
-    # Near mlx where both run on the same products: dotted, it hides nothing.
+    # Dotted: where naive and mlx run the same matrix products, their lines are close.
     "naive": {"color": LIGHT["naive"], "marker": "^", "linestyle": ":"},
     "torch": {"color": LIGHT["torch"], "marker": "D"},
     "other": {"color": LIGHT["soft"], "marker": "v"},
@@ -46,7 +46,7 @@ STYLE: dict[str, Any] = {
     "lines.linewidth": 2,
     "lines.markersize": 7,
     "svg.fonttype": "none",
-    "svg.hashsalt": "flash-evals",  # the same charts are the same bytes
+    "svg.hashsalt": "flash-evals",  # so that the same chart gives the same bytes
     "figure.dpi": 72,
 }
 RULES = " ".join(
@@ -54,12 +54,12 @@ RULES = " ".join(
     for name, light in LIGHT.items()
     for paint in ("fill", "stroke")
 )
-WIDTH, HEIGHT = 320 / 72, 260 / 72  # inches of a chart: on the page one unit is a CSS pixel
-ROOM = 0.22  # of the width, for a label of a length
+WIDTH, HEIGHT = 320 / 72, 260 / 72  # of a chart, in inches of 72 CSS pixels
+ROOM = 0.22  # least distance of two labelled lengths, as a share of the axis
 
 
 def picture(chart: Chart) -> str:
-    """The URL of an SVG that holds the whole picture, for a page that loads nothing."""
+    """A data URL of the chart's SVG, for a page that loads no other files."""
     from matplotlib.figure import Figure
     from matplotlib.style import context
 
@@ -73,7 +73,7 @@ def picture(chart: Chart) -> str:
 
 
 def svg_of(drawn: "Figure") -> bytes:
-    """A figure as an SVG in the light colours, with a style sheet that has the dark ones: the same bytes each time."""
+    """The figure as an SVG, with a style sheet for the dark colours. The same figure gives the same bytes."""
     file = io.BytesIO()
     drawn.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     head, start, rest = file.getvalue().partition(b"<svg ")
@@ -88,7 +88,7 @@ def _draw(ax: "Axes", chart: Chart) -> None:
         lengths, values, *band = zip(*map(astuple, series.points), strict=True)
         ax.plot(lengths, values, label=series.name, clip_on=False, **look)
         if any(band[1]):
-            ends = np.array(band, dtype=float)  # None is NaN, and has no band
+            ends = np.array(band, dtype=float)  # None becomes NaN, where matplotlib draws no band
             ax.fill_between(lengths, *ends, color=look["color"], alpha=0.18, linewidth=0, clip_on=False)
     low, high = min(chart.values), max(chart.values)
     if chart.axis.logarithmic:
@@ -111,7 +111,7 @@ def _draw(ax: "Axes", chart: Chart) -> None:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """1, 2, 5, 10 around the values, at least two; where these are more than seven, powers of ten, or of so many."""
+    """Ticks 1, 2, 5, 10 … around the values, at least two; if these are more than seven, every n-th power of ten."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     steps = [factor * 10.0**power for power in range(first - 1, last + 2) for factor in (1, 2, 5)]
     begin = bisect_right(steps, low * (1 + 1e-9)) - 1
@@ -123,7 +123,7 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def _with_room(lengths: Sequence[int]) -> list[int]:
-    """Those whose labels do not meet, from the longest down."""
+    """The lengths whose labels do not overlap, from the longest down."""
     shown = [lengths[-1]]
     for length in reversed(lengths[:-1]):
         if math.log(shown[-1] / length) >= ROOM * math.log(lengths[-1] / lengths[0]):

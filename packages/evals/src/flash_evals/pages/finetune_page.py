@@ -1,4 +1,4 @@
-"""What `finetune` found, described."""
+"""Describes the result of `finetune`: its table and charts."""
 
 from collections.abc import Sequence
 
@@ -31,7 +31,7 @@ def description(result: Result) -> Description:
 
 
 def _rows(length: Length) -> list[Sequence[str]]:
-    """One for each arm, and one that compares them."""
+    """One row for each arm, and one that compares them."""
     tokens, steps = units.whole(length.seq_len), str(len(length.trials))
     off_and_on: list[Sequence[str]] = [
         [

@@ -1,4 +1,4 @@
-"""What `kernels` found, described: one table; and for each pass of each setting a row of charts."""
+"""Describes the result of `kernels`: one table, and a row of charts for each pass and setting."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -26,20 +26,20 @@ class Call:
     config: Config
     pass_: Pass
     figures: Figures
-    flash: Figures | None  # of the same work, if flash took part
-    speed: float  # GFLOP/s, of a decode step GB/s
-    share: float  # of what the machine reaches; NaN if that was not measured
+    flash: Figures | None  # flash's on the same work, if it took part
+    speed: float  # GFLOP/s; for a decode step GB/s
+    share: float  # speed over what the machine reaches; NaN if that was not measured
 
     @property
     def ratio(self) -> Ratio:
-        """Its time over flash's; not known of flash itself."""
+        """This call's time over flash's; unknown for flash itself."""
         if self.flash is None or self.config.impl == "flash":
             return Ratio(None, apart=False)
         return Ratio.of(quotient(self.figures.time, self.flash.time), self.figures.trials, self.flash.trials)
 
     @property
     def setting(self) -> str:
-        """`forward, 14/2x64, float32, causal, prefill, batch size 1`."""
+        """In words: `forward, 14/2x64, float32, causal, prefill, batch size 1`."""
         config = self.config
         prefill = config.query_len == config.seq_len
         queries = "prefill" if prefill else "decode" if config.is_decode else f"{config.query_len:,} queries"
@@ -78,7 +78,7 @@ def description(entries: Sequence[Entry]) -> Description:
 
 
 def _calls(entries: Sequence[Entry]) -> list[Call]:
-    """Problem by problem, pass by pass."""
+    """All measured calls, ordered by problem, then by pass."""
     calls = []
     for problem in by_problem(entries):
         for pass_ in PASSES:
@@ -92,7 +92,7 @@ def _calls(entries: Sequence[Entry]) -> list[Call]:
 
 
 def _bounds(entries: Sequence[Entry]) -> list[str]:
-    """What the machine reached beside them: `peak 127–129 GFLOP/s`, `reads 10 GB/s`, as far as it was measured."""
+    """What the machine reached during the run, if measured: `peak 127–129 GFLOP/s`, `reads 10 GB/s`."""
     peaks = [1000 * entry.roofline.peak for entry in entries if entry.roofline.peak]
     reads = [entry.roofline.read for entry in entries if entry.roofline.read]
     texts = []
@@ -104,7 +104,7 @@ def _bounds(entries: Sequence[Entry]) -> list[str]:
 
 
 def _table(calls: Sequence[Call], several: bool) -> Table:
-    """`several`: passes."""
+    """`several`: whether there are several passes, which then get a column."""
     speed = ["K/V GB/s", "of reads"] if calls[0].config.is_decode else ["GFLOP/s", "of peak"]
     names = ["shape", "dtype", "queries", "keys", *(["pass"] if several else []), "impl"]
     return Table(
@@ -141,7 +141,7 @@ def _faster(than: Ratio) -> str:
 
 
 def _means(calls: Sequence[Call], several: bool) -> list[str]:
-    """For each pass and implementation that has several ratios to flash: their geometric mean and range."""
+    """The geometric mean and range of the ratios to flash, for each pass and implementation with several."""
     lines: list[str] = []
     for (pass_, name), of_both in grouped(calls, lambda call: (call.pass_, call.config.impl)).items():
         ratios = [call.ratio for call in of_both]

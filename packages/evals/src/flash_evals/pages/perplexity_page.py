@@ -1,4 +1,4 @@
-"""What `perplexity` found, described."""
+"""Describes the result of `perplexity`: its table and notes."""
 
 import math
 from collections.abc import Sequence
@@ -38,12 +38,12 @@ def description(result: Result) -> Description:
 
 
 def _of_the_patch(result: Result) -> bool:
-    """Whether the patch is all that its two columns differ in."""
+    """Whether its two columns differ in nothing but the patch."""
     return tuple(result.columns) == ARMS and not (result.compared and result.compared.differs_in)
 
 
 def _table(result: Result) -> Table:
-    """A column for each arm, and one for the difference of two."""
+    """A column for each arm and, if there are two, one for their difference."""
     speed, together, ranks = "prefill tokens/s", [], result.ranks.size
     if ranks > 1:
         speed, together = f"{speed}, each rank", [f"{ranks} ranks together"]
@@ -105,7 +105,7 @@ def _notes(result: Result) -> list[str]:
 
 
 def _verdict(result: Result) -> list[str]:
-    """One sentence that is true of the figures above it; none where they say nothing about flash."""
+    """One sentence that sums up the figures; none if flash never ran."""
     if result.on and not result.flash.calls:
         return []
     if not result.paired:
@@ -120,8 +120,8 @@ def _verdict(result: Result) -> list[str]:
 
 
 def predictions(result: Result, paired: Paired) -> tuple[bool | None, str]:
-    """Whether they are the same, as far as that is known, and what is said of it."""
-    # The logits of arms that did not run together are not known.
+    """Whether the predictions are the same (None: unknown), and a sentence about it."""
+    # If the arms did not run together, the difference of their logits is unknown.
     known = [paired.delta_nll, *([] if result.compared else [paired.max_abs_dlogit])]
     if not all(figure is not None and math.isfinite(figure) for figure in known):
         return None, "some logits are not finite numbers"

@@ -1,4 +1,4 @@
-"""What `speed` found, described."""
+"""Describes the result of `speed`: its table and charts."""
 
 from collections.abc import Sequence
 
@@ -53,13 +53,13 @@ def _table(tests: Sequence[Test], drafting: bool) -> Table:
 
 
 def _rate(arm: Summary) -> str:
-    digits = 0 if arm.tokens_per_s >= 100 else 1  # of the mean
+    digits = 0 if arm.tokens_per_s >= 100 else 1  # as many as units.rate() shows of the mean
     deviation = f" ± {arm.tokens_per_s_sd:,.{digits}f}" if arm.tokens_per_s_sd is not None else ""
     return units.rate(arm.tokens_per_s) + deviation
 
 
 def _charts(tests: Sequence[Test]) -> list[Chart]:
-    """Of each kind: against its tokens, at each depth; against the depth where the tokens do not vary."""
+    """Charts for each kind and batch size: against tokens, one pair a depth; if tokens do not vary, against depth."""
     charts: list[Chart] = []
     for (kind, batch), of_kind in grouped(tests, lambda test: (test.kind, test.batch_size)).items():
         title = WORK[kind].capitalize() + (f", {batch} at once" if batch > 1 else "")

@@ -1,4 +1,4 @@
-"""Figures as pages show them, of the units that result files have."""
+"""Formats figures for the pages, from the units of result files."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from flash_evals.results.claims import MARK, Ratio, times
 
 Shown = Callable[[float], str]
-Units = Sequence[tuple[float, str]]  # size and name, the largest first
+Units = Sequence[tuple[float, str]]  # (size, name), the largest first
 
-DASH = "–"  # for a figure that is not finite or not known
+DASH = "–"  # for a figure that is not finite or unknown
 NOT_FINITE = "not finite"
 SECONDS: Units = ((1, "s"), (1e-3, "ms"), (1e-6, "µs"))
 MEGABYTES: Units = ((1e3, "GB"), (1, "MB"), (1e-3, "kB"))
@@ -21,17 +21,17 @@ number_tick: Shown = "{:,.6g}".format
 
 
 def figure(value: float | None, shown: Shown, otherwise: str = DASH) -> str:
-    """`otherwise` stands for what is not known or not finite."""
+    """Formats `value`; returns `otherwise` if it is unknown or not finite."""
     return otherwise if value is None or not math.isfinite(value) else shown(value)
 
 
 def ratio(of: Ratio) -> str:
-    """`0.62x`, `1.02x ~`; empty if it is not known."""
+    """`0.62x`, `1.02x ~`; empty if unknown."""
     return figure(of.value, times, "") + (f" {MARK}" if of.sign == 0 else "")
 
 
 def decimal(digits: int) -> Shown:
-    """So many decimals while that is readable and leaves two digits, else two or three digits."""
+    """Formats with `digits` decimals; small numbers with two significant digits, numbers from 1e7 on with three."""
 
     def shown(x: float) -> str:
         if x and abs(x) < 10.0 ** (1 - digits):
@@ -46,7 +46,7 @@ def rate(x: float) -> str:
 
 
 def percent(x: float) -> str:
-    """Rounded down: 100 % only if it is all."""
+    """Rounded down, so that only 1 gives 100 %."""
     return f"{math.floor(x * 1e5) / 1e3:.3f} %"
 
 
@@ -55,7 +55,7 @@ def share(x: float) -> str:
 
 
 def duration(middle: float, low: float, high: float) -> str:
-    """Three digits in the unit that suits, and the range around it with as many: `4.21 ms (4.20–4.25)`."""
+    """Three digits in a suitable unit, and the range in the same format: `4.21 ms (4.20–4.25)`."""
     size, unit = _unit(middle, SECONDS)
     digits = 2 if middle < 10 * size else 1 if middle < 100 * size else 0
     text, low_text, high_text = (f"{each / size:,.{digits}f}" for each in (middle, low, high))
@@ -63,7 +63,7 @@ def duration(middle: float, low: float, high: float) -> str:
 
 
 def on_axis(units: Units) -> Shown:
-    """`500 ms`, `2 GB`."""
+    """A formatter of tick labels: `500 ms`, `2 GB`."""
 
     def shown(x: float) -> str:
         size, unit = _unit(x, units)
@@ -73,7 +73,7 @@ def on_axis(units: Units) -> Shown:
 
 
 def _unit(x: float, units: Units) -> tuple[float, str]:
-    """The largest that x reaches, or the smallest there is."""
+    """The largest unit that x reaches, or the smallest of all."""
     return next((unit for unit in units if x >= unit[0] * (1 - 1e-9)), units[-1])
 
 

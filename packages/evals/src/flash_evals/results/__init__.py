@@ -1,1 +1,1 @@
-"""Records of what the commands found, and of what it depends on. The modules here import no other room."""
+"""Records of what the commands found, and of what it depends on. They import no other package of flash_evals."""

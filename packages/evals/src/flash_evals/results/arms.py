@@ -1,4 +1,4 @@
-"""The two arms, patch off and patch on: what each of them took, and what flash did in the second."""
+"""Records of the two arms, patch off and patch on: time and memory of each, and what flash did in the second."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -18,11 +18,11 @@ class Measurement(Record):
 
     seconds: Amount
     tokens_per_s: Amount
-    peak_memory_mb: Amount  # above what was resident before
+    peak_memory_mb: Amount  # above what was in use before
 
 
 class ByArm(Record, Generic[Figures]):
-    """The same of both arms."""
+    """The same figures for both arms."""
 
     off: Figures
     on: Figures
@@ -32,7 +32,7 @@ class ByArm(Record, Generic[Figures]):
 
 
 class Trial(ByArm[Figures], Generic[Figures]):
-    """Both arms did the same work once."""
+    """The figures of both arms, each of which did the same work once."""
 
     order: tuple[Arm, Arm]
 
@@ -41,8 +41,8 @@ class Flash(Record):
     """Counts of what the patch did in the arm that has it on."""
 
     calls: dict[str, Count] = field(default_factory=dict)  # kernel -> calls that ran
-    fallbacks: dict[str, Count] = field(default_factory=dict)  # reason -> calls of mlx-lm's own attention
-    left: dict[str, Count] = field(default_factory=dict)  # kind of call -> calls of MLX's own, which is faster here
+    fallbacks: dict[str, Count] = field(default_factory=dict)  # reason -> calls that fell back
+    left: dict[str, Count] = field(default_factory=dict)  # kind -> calls left to MLX's own attention, which is faster
 
     def add(self, other: "Flash") -> None:
         self.calls = dict(Counter(self.calls) + Counter(other.calls))

@@ -1,9 +1,9 @@
-"""What may be said of two that did the same work: one is faster, one needs less, or nothing. It is decided here alone.
+"""Decides whether a page may claim that one of two sides is faster or needs less memory. Nothing else decides that.
 
-A difference is claimed if the trials of the two lie apart, and if the ratio of the two is not shown as 1.00x. Trials
-lie apart if the ranges from the 20th to the 80th percentile do not overlap. Fewer than three trials say little about
-how far others would lie from them: they lie apart if each of one side is at least twice each of the other. Memory
-follows the same rule.
+A page claims a difference if the trials of the two sides are apart and their ratio is not shown as 1.00x. Trials are
+apart if their ranges from the 20th to the 80th percentile do not overlap. With fewer than three trials, which say
+little about the scatter, they are apart if each of one side is at least twice each of the other. Memory follows the
+same rule.
 """
 
 import math
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from flash_evals.results.arms import ByArm
 
-ENOUGH = 3  # trials of each side, to know how far they scatter
+ENOUGH = 3  # fewest trials of each side that show how much they scatter
 NOTHING = "no clear difference"
-MARK = "~"  # behind a ratio that claims nothing
-LEGEND = (  # where the mark is
+MARK = "~"  # after a ratio that claims nothing
+LEGEND = (  # shown with tables that have the mark
     f"{MARK} marks {NOTHING}: the trials of both sides overlap (20th to 80th percentile), "
     f"or are fewer than {ENOUGH} and less than twofold apart."
 )
@@ -25,10 +25,10 @@ LEGEND = (  # where the mark is
 
 @dataclass(frozen=True)
 class Ratio:
-    """What one took over what the other took. `value` is None if it is not known."""
+    """One side's figure over the other's. `value` is None if it is unknown."""
 
     value: float | None
-    apart: bool  # whether the trials of the two lie apart
+    apart: bool  # whether the trials of the two are apart, see above
 
     @classmethod
     def of(cls, value: float | None, one: Sequence[float], other: Sequence[float]) -> "Ratio":
@@ -36,19 +36,19 @@ class Ratio:
 
     @classmethod
     def of_arms(cls, value: float | None, trials: "Sequence[ByArm[Any]]", figure: str) -> "Ratio":
-        """On over off, of a figure that each trial has of both arms."""
+        """On over off, for a figure that each trial has for both arms."""
         return cls.of(value, *([getattr(getattr(trial, arm), figure) for trial in trials] for arm in ("off", "on")))
 
     @property
     def sign(self) -> int | None:
-        """1 above 1, -1 below, 0 if nothing is claimed; None if the ratio is not known."""
+        """1 above 1, -1 below, 0 if nothing is claimed; None if the ratio is unknown."""
         if self.value is None:
             return None
         return 0 if not self.apart or times(self.value) == times(1) else 1 if self.value > 1 else -1
 
 
 def apart(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether these trials lie apart. What has no trials at all is taken as it is."""
+    """Whether these trials are apart. True if a side has none: then the figures alone count."""
     if not one or not other:
         return True
     if min(len(one), len(other)) < ENOUGH:
@@ -58,7 +58,7 @@ def apart(one: Sequence[float], other: Sequence[float]) -> bool:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Linear between the two nearest values, as numpy does it."""
+    """The value at `share` (0 to 1) of the sorted values, interpolated linearly as numpy does it."""
     ordered = sorted(values)
     position = share * (len(ordered) - 1)
     below = math.floor(position)
@@ -67,7 +67,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def sentence(ratios: dict[str, Ratio]) -> str:
-    """`0.62x the memory, no clear difference in speed`, of what is known."""
+    """`0.62x the memory, no clear difference in speed`, without the unknown ratios."""
     said = [
         f"{times(ratio.value)} the {what}" for what, ratio in ratios.items() if ratio.value is not None and ratio.sign
     ]
@@ -76,10 +76,10 @@ def sentence(ratios: dict[str, Ratio]) -> str:
 
 
 def quotient(one: float | None, other: float | None) -> float | None:
-    """None if there is nothing to divide, or to divide by."""
+    """one / other; None if one is unknown, or the other is unknown or 0."""
     return one / other if one is not None and other else None
 
 
 def times(x: float) -> str:
-    """`0.62x`."""
+    """Formats a ratio: `0.62x`."""
     return f"{x:,.2f}x"

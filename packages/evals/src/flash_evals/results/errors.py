@@ -1,25 +1,25 @@
-"""Errors of users: one line that starts with "Error:", and exit code 2. No traceback."""
+"""Errors that a user can cause: printed as one line that starts with "Error:", with exit code 2, no traceback."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import click
 
-LONGEST = 300  # characters of a foreign message: what comes after them is a listing, of a compiler or of names
+LONGEST = 300  # characters of a library's message; what follows is a compiler's listing or a list of names
 
 
 class EvalError(click.ClickException):
-    """The message names what was expected and what came; click prints it on stderr."""
+    """Its message says what was expected and what was given; click prints it on stderr."""
 
     exit_code = 2
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, by which a batch system ends a run: as Ctrl-C in all but the exit code."""
+    """SIGTERM, with which a batch system ends a run: treated like Ctrl-C, except for the exit code."""
 
 
 def exit_code(stopped: KeyboardInterrupt) -> int:
-    """As shells have it: 128 and the number of the signal."""
+    """128 plus the number of the signal, as in shells."""
     return 143 if isinstance(stopped, Terminated) else 130
 
 
@@ -29,7 +29,7 @@ def one_line(error: BaseException) -> str:
     cause: BaseException | None = error
     while cause is not None:
         text = " ".join(str(cause).split()) or type(cause).__name__
-        if not any(text in before for before in said):  # most messages repeat their cause's
+        if not any(text in before for before in said):  # most messages contain their cause's
             said.append(text)
         cause = cause.__cause__
     return "; caused by: ".join(text if len(text) <= LONGEST else text[: LONGEST - 1] + "…" for text in said)
@@ -37,7 +37,7 @@ def one_line(error: BaseException) -> str:
 
 @contextmanager
 def failing(what: str, errors: tuple[type[Exception], ...] = (ValueError, RuntimeError, MemoryError)) -> Iterator[None]:
-    """Raises EvalError where a library does not take the work: too little memory, a shape that it does not cover."""
+    """Turns errors of libraries, such as too little memory or an unsupported shape, into EvalError."""
     try:
         yield
     except EvalError:

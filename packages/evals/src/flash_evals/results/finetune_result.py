@@ -1,4 +1,4 @@
-"""What `flash-eval finetune` found: the records of its result file."""
+"""The records that `flash-eval finetune` writes to its result file."""
 
 from collections.abc import Sequence
 from statistics import median
@@ -16,7 +16,7 @@ from flash_evals.results.record import Amount, Count, Record
 
 class Settings(Record, kw_only=True):
     batch_size: Count
-    num_layers: Count  # that get adapters, counted from the last
+    num_layers: Count  # layers with adapters, counted from the last
     rank: Count
     grad_checkpoint: bool
     seq_len: list[Count]
@@ -27,17 +27,17 @@ class Settings(Record, kw_only=True):
     max_seconds: Amount
     seed: Count
     memory: str
-    precision: Precision = "float32"  # of the patch; files that do not say were made with this one
+    precision: Precision = "float32"  # of the patch; older files lack it, and were made with this one
 
 
 class Step(Measurement):
-    """Of one arm."""
+    """One training step of one arm."""
 
-    loss: float | None  # before the step; in JSON null where it is not finite
+    loss: float | None  # before the step; null in JSON if not finite
 
 
 class Summary(Record):
-    """Of one arm at one length."""
+    """All steps of one arm at one length."""
 
     seconds: Amount  # median
     seconds_p20: Amount
@@ -107,7 +107,7 @@ class Result(ModelResult, kw_only=True, tag="finetune"):
 
     @property
     def subject(self) -> str:
-        """What is trained, and how."""
+        """Says what is trained, and how."""
         settings = self.settings
         checkpoints = ", gradient checkpoints" if settings.grad_checkpoint else ""
         lora = f"LoRA of rank {settings.rank} in {settings.num_layers} layers{checkpoints}"

@@ -1,6 +1,6 @@
-"""What `flash-eval kernels` found: the entries of its result file, made of trials.
+"""The records that `flash-eval kernels` writes: the entries of its result file, made from trials.
 
-An entry is one implementation on one problem, in one or more passes, and can be read without the others.
+An entry is one implementation on one problem, in one or more passes. It repeats settings and machine.
 """
 
 import math
@@ -27,17 +27,17 @@ class Settings(Record):
     seed: Count
     memory: str
     interrupted: bool
-    precision: Precision = "float32"  # of flash; files that do not say were made with this one
+    precision: Precision = "float32"  # of flash; older files lack it, and were made with this one
 
 
 class Trial(NamedTuple):
     workload: Workload
     pass_: Pass
     impl: str
-    peak_memory: int  # bytes that one call needs beyond its inputs, a backward pass with the forward pass before it
+    peak_memory: int  # bytes that a call needs beyond its inputs; backward includes the forward pass
     calls: int
     seconds: float  # of one call
-    bounds: list[tuple[float, float]]  # of the machine, FLOP/s and bytes/s, in each round of the contest until its end
+    bounds: list[tuple[float, float]]  # the machine's (FLOP/s, bytes/s), for each round of the contest
 
 
 class Config(Workload, frozen=True):
@@ -46,13 +46,13 @@ class Config(Workload, frozen=True):
 
 
 class Figures(Record, omit_defaults=True):
-    """Of a call of one pass; none of them where it was not measured."""
+    """Figures of a call of one pass; at their defaults if the pass was not measured."""
 
     time: Amount = field(name="time(s)", default=NONE)  # median
     time_p20: Amount = field(name="time_p20(s)", default=NONE)
     time_p80: Amount = field(name="time_p80(s)", default=NONE)
     flops: Amount = field(name="FLOPS(TFLOPs/s)", default=NONE)
-    read: Amount = field(name="read(GB/s)", default=NONE)  # forward alone
+    read: Amount = field(name="read(GB/s)", default=NONE)  # only of forward
     peak_memory: Amount = field(name="peak_memory_usage(MB)", default=NONE)
     held: Amount = field(name="inputs_and_outputs(MB)", default=NONE)
     trials: list[Amount] = field(name="trials(s)", default_factory=list)
@@ -60,7 +60,7 @@ class Figures(Record, omit_defaults=True):
 
 
 class Roofline(Record):
-    """What the machine reached beside them, if it was measured."""
+    """What the machine itself reached between the trials, if that was measured."""
 
     peak: Amount | None = field(name="peak(TFLOPs/s)")
     read: Amount | None = field(name="read(GB/s)")
@@ -79,23 +79,23 @@ class Entry(Record):
 
     @property
     def passes(self) -> dict[Pass, Figures]:
-        """Those that were measured."""
+        """The passes that were measured, with their figures."""
         return {pass_: figures for pass_ in PASSES if (figures := getattr(self, pass_)).trials}
 
     def speed(self, pass_: Pass) -> float:
-        """GFLOP/s; GB/s of keys and values for a decode step, which reading bounds."""
+        """GFLOP/s; for a decode step, which is bound by reading, GB/s of keys and values."""
         figures = self.passes[pass_]
         return figures.read if self.config.is_decode else 1000 * figures.flops
 
     @property
     def speed_bound(self) -> float | None:
-        """What the machine reached beside it, in the same unit; None if that was not measured."""
+        """What the machine reached, in the unit of speed(); None if that was not measured."""
         bound = self.roofline.read if self.config.is_decode else self.roofline.peak
         return bound if bound is None or self.config.is_decode else 1000 * bound
 
 
 def entries(trials: Iterable[Trial | None], settings: Settings, device: str, on: Machine) -> Iterator[Entry]:
-    """One for each implementation of each problem, in the order in which they were measured."""
+    """Makes an entry for each implementation of each problem, in the order in which they were measured."""
     groups: dict[tuple[Workload, str], dict[Pass, list[Trial]]] = defaultdict(lambda: defaultdict(list))
     for trial in filter(None, trials):
         groups[trial.workload, trial.impl][trial.pass_].append(trial)
@@ -132,7 +132,7 @@ def _figures(trials: Sequence[Trial]) -> Figures:
 
 
 def by_problem(entries: Iterable[Entry]) -> list[dict[str, Entry]]:
-    """Those of each problem by implementation, in the order in which they were measured."""
+    """For each problem, in the order of measurement: implementation -> entry."""
     problems: dict[Config, dict[str, Entry]] = defaultdict(dict)
     for entry in entries:
         if problems[replace(entry.config, impl="")].setdefault(entry.config.impl, entry) is not entry:

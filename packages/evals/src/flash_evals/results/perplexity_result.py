@@ -1,4 +1,4 @@
-"""What `flash-eval perplexity` found: the records of its result file."""
+"""The records that `flash-eval perplexity` writes to its result file."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -15,12 +15,12 @@ Documents = Literal["joined", "separate"]
 
 SAME_NLL = 1e-4  # nats; a mean ΔNLL within this, and top-1 agreement everywhere, is called "same predictions"
 
-Name = Literal["other", "off", "on"]  # of a column: an arm, or the same arm of another run
+Name = Literal["other", "off", "on"]  # of a column: an arm; "other": the same arm of another run
 NAMES: tuple[Name, ...] = ("other", *ARMS)
 
 
 class Settings(Record, kw_only=True):
-    """All settings that a perplexity, its speed or its memory depends on."""
+    """All settings on which the perplexity, the speed or the memory depends."""
 
     context: Count
     stride: Count | None
@@ -33,14 +33,14 @@ class Settings(Record, kw_only=True):
     batch_size: Count
     max_windows: Count | None
     memory: str
-    precision: Precision = "float32"  # of the patch; files that do not say were made with this one
+    precision: Precision = "float32"  # of the patch; older files lack it, and were made with this one
 
     @property
     def arms(self) -> tuple[Arm, ...]:
         return ARMS if self.arm == "both" else (self.arm,)
 
     def __str__(self) -> str:
-        """As the page names them."""
+        """The settings as the page shows them."""
         half, bos = self.scoring == "half", {None: "no BOS", "bos": "BOS", "eos": "EOS as BOS"}[self.bos]
         parts = [
             f"context {self.context}",
@@ -53,10 +53,10 @@ class Settings(Record, kw_only=True):
 
 
 class Reading(Record, kw_only=True, omit_defaults=True):
-    """A trial: what it took to read the windows of a batch."""
+    """A trial: each arm's time and memory for reading the windows of one batch."""
 
     windows: Count
-    tokens: Count  # that were read
+    tokens: Count  # that one arm read
     rank: Count
     order: tuple[Arm, ...]
     off: Measurement | None = None
@@ -71,9 +71,9 @@ class Reading(Record, kw_only=True, omit_defaults=True):
 
 
 class Column(Record, kw_only=True):
-    """One arm's figures for a text. Word and byte figures are None if the tokens do not make up a text."""
+    """One arm's figures for a text. Word and byte figures are None if the scored tokens do not form a text."""
 
-    ppl: float | None  # in JSON null where it is not finite
+    ppl: float | None  # null in JSON if not finite
     ppl_se: float | None
     word_ppl: float | None = None
     byte_ppl: float | None = None
@@ -83,7 +83,7 @@ class Column(Record, kw_only=True):
 
 
 class Paired(Record):
-    """The second column against the first. In JSON null: what is not finite; and max_abs_dlogit, mean_kl of one arm."""
+    """The second column against the first. In JSON, NaN is null; so are max_abs_dlogit and mean_kl if one arm ran."""
 
     of: tuple[Name, Name]
     delta_nll: float | None
@@ -98,7 +98,7 @@ class Paired(Record):
 
 
 class Compared(Record):
-    """The column that is of a file."""
+    """The run whose score file fills one of the columns."""
 
     file: str
     arm: Arm
@@ -112,7 +112,7 @@ class Compared(Record):
 
 
 class Together(Record):
-    """How many ranks took part, and the tokens per second of all: the sum of their medians."""
+    """How many ranks took part, and their tokens per second together: the sum of each rank's median."""
 
     size: Count
     tokens_per_s: dict[Arm, Amount]
@@ -148,7 +148,7 @@ class Result(ModelResult, kw_only=True, omit_defaults=True, tag="perplexity"):
 
     @property
     def columns(self) -> dict[Name, Column]:
-        """In the order in which they are shown."""
+        """The columns that there are, in the order of the page."""
         return {name: column for name in NAMES if (column := getattr(self, name)) is not None}
 
     def trials_of(self, name: Name) -> Sequence[Measurement]:
@@ -157,7 +157,7 @@ class Result(ModelResult, kw_only=True, omit_defaults=True, tag="perplexity"):
         return [trial[name] for trial in self.trials if name != "other"]
 
     def ratio(self, figure: Literal["tokens_per_s", "peak_memory_mb"]) -> Ratio:
-        """Not known if there is nothing to compare, or if the patch is not all that off and on differ in."""
+        """Second column over first; unknown if there is one column, or if off and on differ in more than the patch."""
         of_another = self.compared and self.compared.column != "other" and self.compared.differs_in
         if not self.paired or of_another:
             return Ratio(None, apart=False)

@@ -1,4 +1,4 @@
-"""What `flash-eval speed` found: the records of its result file."""
+"""The records that `flash-eval speed` writes to its result file."""
 
 import statistics
 from collections.abc import Sequence
@@ -26,13 +26,13 @@ class Settings(Record):
     seed: Count
     prefill_step_size: Count
     memory: str
-    precision: Precision = "float32"  # of the patch; files that do not say were made with this one
+    precision: Precision = "float32"  # of the patch; older files lack it, and were made with this one
 
 
 class Case(NamedTuple):
     kind: Kind
-    tokens: int  # of the prompt, or generated; of each sequence
-    depth: int  # tokens that are in the KV cache before, of each sequence
+    tokens: int  # read or generated, for each sequence
+    depth: int  # tokens already in the KV cache, for each sequence
     batch_size: int  # sequences at once
 
     def __str__(self) -> str:
@@ -42,21 +42,21 @@ class Case(NamedTuple):
 
 
 class Speed(Measurement):
-    """Of one arm in one trial."""
+    """One arm's figures in one trial."""
 
-    drafted: Count  # tokens that the draft model has guessed
+    drafted: Count  # tokens that the draft model guessed
     accepted: Count
 
 
 class Summary(Record):
-    """Of one arm in one test."""
+    """One arm's figures in one test."""
 
     tokens_per_s: Amount  # mean
     tokens_per_s_sd: Amount | None
     tokens_per_s_median: Amount
     peak_memory_mb: Amount
-    attention_share: Amount | None  # of the time
-    accepted_share: Amount | None  # of the tokens that a draft model guessed
+    attention_share: Amount | None  # attention's share of the time, 0 to 1
+    accepted_share: Amount | None  # share of the draft model's tokens, 0 to 1
 
     @classmethod
     def of(cls, trials: Sequence[Speed], attention_share: float | None) -> "Summary":

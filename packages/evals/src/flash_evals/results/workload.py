@@ -1,4 +1,4 @@
-"""One attention problem: its shape, what its queries see, and the arithmetic and reading that each pass of it takes."""
+"""One attention problem: its shape, its mask, and how much arithmetic and reading each pass needs."""
 
 import re
 from typing import Literal, NamedTuple, get_args
@@ -8,26 +8,26 @@ from msgspec import Struct
 
 from flash_evals.results.record import Count
 
-ITEM_SIZE = {"float32": 4, "float16": 2, "bfloat16": 2}  # the dtypes and their bytes
-GROUP_SIZE = 64  # of quantised keys and values, as mlx-lm has it unless told otherwise
+ITEM_SIZE = {"float32": 4, "float16": 2, "bfloat16": 2}  # dtype -> bytes
+GROUP_SIZE = 64  # of quantised keys and values: mlx-lm's default
 
 Pass = Literal["forward", "backward", "forward_backward"]
 PASSES: tuple[Pass, ...] = get_args(Pass)
-# As FlashAttention-2 counts (Dao 2023, arXiv:2307.08691, section 4.1): scores and output; scores again and gradients of
-# probabilities, query, key and value. Softmax counts nothing.
+# Matrix products, as FlashAttention-2 counts them (Dao 2023, arXiv:2307.08691, section 4.1). Forward: scores, output.
+# Backward: scores again, and the gradients of probabilities, query, key and value. Softmax is not counted.
 PRODUCTS: dict[Pass, int] = {"forward": 2, "backward": 5, "forward_backward": 7}
 
-Inputs = list[np.ndarray]  # query, key, value, and the cotangent of the output
+Inputs = list[np.ndarray]  # query, key, value, and the output's cotangent
 
 
 class Heads(NamedTuple):
-    num_heads: int  # of the query
+    num_heads: int  # query heads
     num_kv_heads: int
     head_dim: int
 
     @classmethod
     def parse(cls, text: str) -> "Heads":
-        """`14/2x64`. Raises ValueError for what is no shape, and for one that no grouped-query attention has."""
+        """Reads `14/2x64`. Raises ValueError for other text, a 0, or query heads that key/value heads do not divide."""
         match = re.fullmatch(r"(\d+)/(\d+)x(\d+)", text)
         heads = cls(*map(int, match.groups())) if match else None
         if heads is None or 0 in heads or heads.num_heads % heads.num_kv_heads:
@@ -37,15 +37,15 @@ class Heads(NamedTuple):
 
 class Workload(Struct, frozen=True):
     batch_size: Count
-    seq_len: Count  # of the keys; queries and keys are aligned at the lower right
+    seq_len: Count  # keys; queries and keys are aligned at the lower right
     query_len: Count
     num_heads: Count
     num_kv_heads: Count
     head_dim: Count
     causal: bool
-    window: Count | None  # causal, and only so many keys: itself and those before it
+    window: Count | None  # causal, and only this many keys, its own position included
     dtype: str
-    kv_bits: Count | None  # of an element of keys and values, quantised in groups of GROUP_SIZE; None: they are not
+    kv_bits: Count | None  # per element of keys and values, in groups of GROUP_SIZE; None: not quantised
 
     def __str__(self) -> str:
         return f"{self.shape}, {self.query_len} queries, {self.seq_len} keys, {self.visible}, {self.storage}"
@@ -56,51 +56,51 @@ class Workload(Struct, frozen=True):
 
     @property
     def storage(self) -> str:
-        """`bfloat16`, `bfloat16, 8-bit K/V`."""
+        """In words: `bfloat16`, `bfloat16, 8-bit K/V`."""
         return f"{self.dtype}, {self.kv_bits}-bit K/V" if self.kv_bits else self.dtype
 
     @property
     def visible(self) -> str:
-        """What a query sees."""
+        """What a query sees, in words."""
         return f"window {self.window:,}" if self.window else "causal" if self.causal else "not causal"
 
     @property
     def is_decode(self) -> bool:
-        """One query: reading the keys and values bounds the time, not the arithmetic."""
+        """One query: reading the keys and values limits the speed, not arithmetic."""
         return self.query_len == 1
 
     @property
     def visible_pairs(self) -> int:
-        """(query, key) pairs of one head of which the query sees the key."""
+        """How many (query, key) pairs of one head are visible."""
         if not self.causal:
             return self.query_len * self.seq_len
-        seen = range(self.seq_len - self.query_len + 1, self.seq_len + 1)  # by each query, without a window
+        seen = range(self.seq_len - self.query_len + 1, self.seq_len + 1)  # keys of each query, without a window
         return sum(min(keys, self.window or self.seq_len) for keys in seen)
 
     def flops(self, pass_: Pass) -> int:
-        """Of each product a multiplication and an addition for each visible pair and each of head_dim.
+        """Counts, in each product, one multiplication and one addition for each visible pair and element of head_dim.
 
-        What a causal or windowed mask hides is not counted, whether an implementation computes it or not.
+        Hidden pairs do not count, whether an implementation computes them or not.
         """
         return 2 * PRODUCTS[pass_] * self.head_dim * self.visible_pairs * self.num_heads * self.batch_size
 
     @property
     def bytes_of_key(self) -> int:
-        """Of one key of one head: quantised, each group has a scale and a bias beside its elements."""
+        """Bytes of one key of one head. If quantised, each group also has a scale and a bias."""
         if self.kv_bits is None:
             return self.head_dim * ITEM_SIZE[self.dtype]
         return self.head_dim * self.kv_bits // 8 + self.head_dim // GROUP_SIZE * 2 * ITEM_SIZE[self.dtype]
 
     @property
     def bytes_read(self) -> int:
-        """Forward: the key and the value of each position that some query sees, once."""
+        """Bytes of keys and values that the forward pass must read: each position that some query sees, once."""
         seen = min(self.seq_len, self.window + self.query_len - 1) if self.window else self.seq_len
         return 2 * self.batch_size * self.num_kv_heads * seen * self.bytes_of_key
 
     def bytes_held(self, pass_: Pass) -> int:
-        """query, key, value and output, and a float32 logsumexp a row: what memory linear in the length means.
+        """Bytes of query, key, value, output and one float32 lse per row: the memory of a linear implementation.
 
-        With gradients each of the four arrays has one, of the same shape: the output's is the cotangent.
+        With gradients, each of the four arrays has one more of its shape: a gradient, or the output's cotangent.
         """
         rows, keys = self.num_heads * self.query_len, self.num_kv_heads * self.seq_len
         arrays = 2 * (rows * self.head_dim * ITEM_SIZE[self.dtype] + keys * self.bytes_of_key)
@@ -115,7 +115,7 @@ class Workload(Struct, frozen=True):
         return np.asarray((distance >= 0) & (distance < (self.window or self.seq_len)))
 
     def inputs(self, seed: int) -> Inputs:
-        """Normally distributed, in float32."""
+        """Normally distributed inputs, in float32."""
         random = np.random.default_rng(seed)
         query = (self.batch_size, self.num_heads, self.query_len, self.head_dim)
         key = (self.batch_size, self.num_kv_heads, self.seq_len, self.head_dim)

@@ -1,1 +1,1 @@
-"""How figures come about: models, texts and kernels, the two arms, and records of what they did."""
+"""The measurements: loads models and texts, runs both arms or the kernels, and returns records."""

@@ -1,7 +1,7 @@
-"""Implementations against each other on one pass of a workload, in turns, beside the bounds of the machine.
+"""Times implementations on one pass of a workload, in turns with measurements of the machine itself.
 
-Before the first turn each implementation makes a few calls that are not counted. One of them tells how much memory a
-call needs, and its results are compared: how long a wrong result takes is of no interest.
+Before the first turn each implementation makes a few calls that are not counted. One of them measures how much memory a
+call needs, and its results are compared with the others': wrong results are not timed.
 """
 
 import time
@@ -21,17 +21,17 @@ from flash_evals.work import machine
 from flash_evals.work.implementations import IMPLEMENTATIONS, RESULTS
 from flash_evals.work.measure import no_garbage_collection, peak_memory
 
-TRIAL_SECONDS = 0.02  # short calls are repeated until a trial lasts so long
-MACHINE = "machine"  # the turn in which the machine itself is measured
+TRIAL_SECONDS = 0.02  # a trial repeats short calls until it takes this long
+MACHINE = "machine"  # the turn that measures the machine itself
 TINY = 64  # queries and keys of the call that initialises a library
-# Threads of other libraries go on spinning for a while when their work is done (OpenMP's do, for milliseconds).
+# Wait before each trial: threads of other libraries spin for a while after their work, OpenMP's for milliseconds.
 SETTLE_SECONDS = 0.02
-# Largest difference between two arrays, relative to the largest element; twice that for gradients, which PyTorch sums
-# over the query heads that share a key in the dtype itself.
+# Largest allowed difference of two arrays, relative to the largest element. Gradients may differ by twice that: PyTorch
+# sums them over the query heads of a key head in the dtype itself.
 TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 3e-2}
-TF32_TOLERANCE = 2e-3  # of float32 where MLX multiplies in TF32
-# No array counts as smaller than this part of the largest of its call: where queries see a single key, the gradients of
-# query and key are zero, and what is computed is rounding.
+TF32_TOLERANCE = 2e-3  # for float32 where MLX multiplies in TF32
+# Differences are relative to at least this share of the call's largest array: if queries see a single key, the exact
+# gradients of query and key are zero, and the computed ones are rounding errors.
 NEGLIGIBLE = 1e-2
 
 
@@ -44,16 +44,16 @@ class Entrant:
         contestant = make(tiny, pass_, tiny.inputs(seed=0))
         contestant.compute([contestant.prepare()])
         self.contestant = make(work, pass_, inputs)
-        self.spent = 0.0  # seconds, with all that is not counted
+        self.spent = 0.0  # seconds in total, also of calls that are not counted
         self.calls = 1  # in one trial
 
     def warm_up(self) -> list[np.ndarray]:
-        """The results; notes how much memory a call needs, and how many calls make a trial."""
+        """Measures the memory of a call, and chooses how many calls make a trial. Returns the results of a call."""
         mx.synchronize()
         with peak_memory() as peak:
             seconds, results = self.timed()
             self.peak_memory = peak()
-        # The first call was cold, up to so many times slower than the others; on a GPU its kernel was also compiled.
+        # The first call is up to 10 times slower than later ones; on a GPU it also compiles the kernel.
         if seconds < 10 * TRIAL_SECONDS or machine.kind() == "gpu":
             seconds, _ = self.timed()
         while seconds < TRIAL_SECONDS:
@@ -62,7 +62,7 @@ class Entrant:
         return self.contestant.as_numpy(results)
 
     def timed(self) -> tuple[float, Sequence[Any]]:
-        """The seconds of one trial, without what prepares its calls, and the results of a call."""
+        """Returns the seconds of one trial, without preparing its calls, and the results of a call."""
         began = time.perf_counter()
         prepared = [self.contestant.prepare() for _ in range(self.calls)]
         mx.synchronize()
@@ -76,15 +76,15 @@ class Entrant:
 
 
 def hold(work: Workload, pass_: Pass, names: Sequence[str], settings: Settings) -> Generator[Trial | None, None, None]:
-    """The trials of these implementations; None for one that was left out. The others are compared with the first.
+    """Yields the trials of these implementations; None for a skipped trial. Results are compared with the first's.
 
-    An implementation that has spent `max_seconds` takes no further trials, but one it always takes; 0: no limit.
+    An implementation takes at least one trial, and no more once it has spent `max_seconds`; 0: no limit.
     """
     problem = f"{work}" if pass_ == "forward" else f"{work}, {pass_}"
     with failing(f"cannot make inputs for {problem}"):
         inputs = work.inputs(settings.seed)
     entrants: dict[str, Entrant] = {}
-    expected: list[np.ndarray] = []  # what the first has computed
+    expected: list[np.ndarray] = []  # the first implementation's results
     for name in names:
         with failing(f"{name} cannot compute {problem}"):
             entrants[name] = Entrant(name, work, pass_, inputs, settings.precision)
@@ -102,24 +102,24 @@ def hold(work: Workload, pass_: Pass, names: Sequence[str], settings: Settings) 
                 yield None
             else:
                 entrant = entrants[turn]
-                seconds = entrant.timed()[0]  # its results go before the next turn
+                seconds = entrant.timed()[0]  # drops its results before the next turn
                 yield Trial(work, pass_, turn, entrant.peak_memory, entrant.calls, seconds / entrant.calls, bounds)
 
 
 def _difference(dtype: str, pass_: Pass, expected: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> str:
-    """What of the results differs by more than rounding; nothing if they agree."""
+    """Says which result differs by more than rounding; empty if all agree."""
     largest = [float(np.abs(array).max()) for array in expected]
     tolerance = TF32_TOLERANCE if dtype == "float32" and machine.tf32() else TOLERANCE[dtype]
     for what, size, one, two in zip(RESULTS[pass_], largest, expected, results, strict=True):
         relative = float(np.abs(one - two).max()) / max(size, NEGLIGIBLE * max(largest))
         limit = tolerance if what == "output" else 2 * tolerance
-        if not relative <= limit:  # NaN is no agreement either
+        if not relative <= limit:  # so that NaN does not count as agreement
             return f"the {what} differs by {relative:.1e} of the largest element, expected at most {limit:.0e}"
     return ""
 
 
 def order(names: Sequence[str], number: int) -> list[str]:
-    """Everybody is first as often as last, and follows no one more often than another: there and back, then rotated."""
+    """The names in the order of round `number`: forwards, backwards, then rotated, so that nobody is favoured."""
     first = number // 2 % len(names)
     turned = [*names[first:], *names[:first]]
     return turned[::-1] if number % 2 else turned

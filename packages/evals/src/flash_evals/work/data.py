@@ -1,4 +1,4 @@
-"""Where the text comes from: this Python's documentation, files, a folder, stdin, or the hub through `datasets`."""
+"""Loads a text: from this Python's documentation, files, a folder, stdin, or the hub through `datasets`."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ from flash_evals.results.errors import EvalError, failing
 from flash_evals.results.provenance import Dataset, Part
 from flash_evals.work import hub, pydoc_text, wikitext
 
-# Between documents: a blank line, as transformers' guide to perplexity has it; scored and counted like the rest.
+# A blank line between documents, as in transformers' guide to perplexity; it is scored and counted like other text.
 SEPARATOR = "\n\n"
 WIKITEXT = "Salesforce/wikitext"
 
@@ -27,9 +27,9 @@ OPTIONS = ("--config", "--split", "--text-column", "--dataset-revision")
 
 @dataclass(frozen=True)
 class Text:
-    documents: Sequence[str]  # as they were published
+    documents: Sequence[str]  # as published
     dataset: Dataset
-    tokenised: bool  # as WikiText is
+    tokenised: bool  # whether it is tokenised as WikiText is
 
     @classmethod
     def of(
@@ -41,7 +41,7 @@ class Text:
         separator: str = SEPARATOR,
         tokenised: bool = False,
     ) -> "Text":
-        """Named after its part, unless it has a `name`. Raises EvalError if these documents are no text."""
+        """A text, by default named after source and part. Raises EvalError if the documents are empty or invalid."""
         name = name or " ".join(filter(None, (source, part.config, part.split)))
         text = separator.join(documents)
         if not text.strip():
@@ -62,11 +62,11 @@ class Text:
 
 
 def load(*datasets: str, part: Part = WHOLE) -> Text:
-    """The documents of a part of a dataset.
+    """Loads the documents of a part of a dataset.
 
-    One of `datasets` is "pydoc", "wikitext", "wikitext-2", "wikitext-103", "-" for stdin, a .txt, .jsonl or .parquet
-    file, a folder that the `datasets` library can read, or a hub id; several are files, read one after the other.
-    Raises EvalError: no such file, split, column or revision, no text, no network, a `part` that has no meaning.
+    `datasets`: one of "pydoc", "wikitext", "wikitext-2", "wikitext-103", "-" for stdin, a .txt, .jsonl or .parquet
+    file, a folder that the `datasets` library can read, or a hub id; or several files, read one after the other.
+    Raises EvalError: no such file, split, column or revision, no text, no network, a `part` that does not apply.
     """
     match datasets:
         case ("pydoc",):
@@ -109,7 +109,7 @@ def _from_files(files: Sequence[str], part: Part) -> Text:
 
 
 def _read_files(paths: Sequence[Path], column: str) -> list[str]:
-    """Their documents, byte for byte."""
+    """The documents of these files, byte for byte."""
     documents: list[str] = []
     for path in paths:
         with failing(f"cannot read {path}", (Exception,)):
@@ -118,7 +118,7 @@ def _read_files(paths: Sequence[Path], column: str) -> list[str]:
 
 
 def _read_txt(path: Path, column: str) -> list[str]:
-    return [path.read_bytes().decode()]  # not read_text: the original bytes are counted, "\r\n" too
+    return [path.read_bytes().decode()]  # not read_text(), which would change "\r\n": the original bytes count
 
 
 def _read_jsonl(path: Path, column: str) -> list[str]:
@@ -137,11 +137,11 @@ READERS = {".txt": _read_txt, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
 
 
 def _from_folder(folder: str, part: Part) -> Text:
-    """Which of its files make up a split, `datasets` finds out from their names or from the folder's README.md.
+    """Reads a split of a folder: `datasets` knows its files from their names or from the folder's README.md.
 
-    If all are files that we can read, we do: `datasets` would cut a .txt into lines.
+    If READERS can read all of them, they do: `datasets` would cut a .txt into lines.
     """
-    datasets, path = _quiet_datasets(), str(Path(folder).absolute())  # "text" alone is a builder's name to it
+    datasets, path = _quiet_datasets(), str(Path(folder).absolute())  # absolute: "text" would be a builder
     split, column = part.split or "test", part.column or "text"
     with failing(f"cannot read {folder}, --split {split}", (Exception,)):
         builder = datasets.load_dataset_builder(path, part.config)
@@ -154,44 +154,44 @@ def _from_folder(folder: str, part: Part) -> Text:
 
 
 def _from_hub(repo: str, part: Part) -> Text:
-    """The commit that the hub names, which `datasets` downloads into its cache; without a network, one found there."""
+    """Reads a hub dataset at the commit that the hub names; without a network, a commit from `datasets`' cache."""
     datasets = _quiet_datasets()
     split, column = part.split or "test", part.column or "text"
     with hub.reading(repo, "dataset", part.revision) as (commit, online):
-        datasets.config.HF_HUB_OFFLINE = not online  # it would ask again, for half a minute
+        datasets.config.HF_HUB_OFFLINE = not online  # `datasets` would retry for half a minute
         builder = datasets.load_dataset_builder(repo, part.config, revision=part.revision)
         if builder.hash != commit:
-            # When the hub is silent, it takes the latest that it has in its cache, whatever commit that is.
+            # If the hub does not answer, `datasets` takes the latest commit in its cache, whichever that is.
             raise ConnectionError(f"the hub does not answer, and commit {commit} is not in the cache")
         table = _table(builder, split)
     config = part.config or (None if builder.config.name == "default" else builder.config.name)
     documents, part = _column(table, column, repo), Part(config, split, column, commit)
     if repo != WIKITEXT:
         return Text.of(documents, repo, part)
-    # Its rows are the lines of a file: put together again as the pages that it consists of.
+    # WikiText's rows are the lines of a file: they are joined to its pages again.
     return Text.of(wikitext.pages(documents), repo, part, separator="\n", tokenised=True)
 
 
 def _quiet_datasets() -> Any:
     import datasets  # type: ignore[import-untyped]
 
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # we report its errors ourselves
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # flash-eval reports its errors itself
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
     return datasets
 
 
 def _table(builder: Any, split: str) -> Any:
-    """pyarrow's, of a split."""
+    """A split as a table of pyarrow's."""
     try:
         builder.download_and_prepare()
     except Exception as error:
-        raise error.__cause__ or error from None  # `datasets` says no more than that an error occurred
+        raise error.__cause__ or error from None  # the message of `datasets` only says that an error occurred
     return builder.as_dataset(split).with_format("arrow")[:]
 
 
 def _column(table: Any, column: str, where: object) -> list[str]:
-    """Of a table of pyarrow's."""
+    """A text column of a pyarrow table. Raises EvalError if it is missing or holds no text."""
     types = {field.name: str(field.type) for field in table.schema}
     if column not in types:
         raise EvalError(f"{where} has no column {column!r}; its columns are: {', '.join(types)}")

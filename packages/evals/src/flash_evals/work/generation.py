@@ -1,8 +1,8 @@
 """The work of `speed`: prompts and generation as mlx-lm runs them, with the patch off and on.
 
-One sequence goes through mlx-lm's `generate_step`, several at once through the two classes that its `BatchGenerator`
-is made of, and a draft model through `speculative_generate_step`: prefill steps, caches and asynchronous evaluation
-are mlx-lm's. `BatchGenerator` itself would only add a queue, and the merging of caches to what is timed.
+mlx-lm's `generate_step` runs one sequence, the two classes inside its `BatchGenerator` run several at once, and
+`speculative_generate_step` runs a draft model: prefill steps, caches and asynchronous evaluation are mlx-lm's.
+`BatchGenerator` itself would only add a queue, and time the merging of caches.
 """
 
 import copy
@@ -25,19 +25,19 @@ from flash_evals.results.speed_result import Case, Settings, Speed, Test
 from flash_evals.work.measure import attention_share, run, trial
 from flash_evals.work.models import LoadedModel
 
-PREFILL_STEP_SIZE: int = inspect.signature(generate_step).parameters["prefill_step_size"].default  # mlx-lm's own
+PREFILL_STEP_SIZE: int = inspect.signature(generate_step).parameters["prefill_step_size"].default  # mlx-lm's default
 
-Cache = list[Any]  # a layer's keys and values each
-Guesses = tuple[int, int]  # of a draft model: drafted, accepted
+Cache = list[Any]  # one object per layer, with its keys and values
+Guesses = tuple[int, int]  # how many tokens of the draft model: drafted, accepted
 
 
 def require(models: Sequence[LoadedModel], cases: Sequence[Case]) -> None:
-    """EvalError if a case is too long for the model, or mlx-lm cannot generate with that model and its draft model."""
+    """Raises EvalError if a case is too long for a model, or mlx-lm cannot run it with these models."""
     loaded, *draft = models
     for case in cases:
         drafting = draft if case.kind == "generation" else []
         for model in (loaded, *drafting):
-            # The last round verifies as many guesses as tokens are missing, behind the token that was found before.
+            # The last round verifies one guess for each missing token, after the token found before: one more position.
             model.require_positions(case.depth + case.tokens + len(drafting), str(case))
     if any(case.batch_size > 1 for case in cases):
         for layer in make_prompt_cache(loaded.model):
@@ -48,7 +48,7 @@ def require(models: Sequence[LoadedModel], cases: Sequence[Case]) -> None:
         if theirs != own:
             expected = f"expected the tokenizer of {loaded.name}, with {own:,}"
             raise EvalError(f"--draft-model {model.name} has a tokenizer of {theirs:,} tokens, {expected}")
-        for each in models:  # mlx-lm looks at the first alone
+        for each in models:  # mlx-lm checks only the first
             if not can_trim_prompt_cache(make_prompt_cache(each.model)):
                 raise EvalError(f"--draft-model: mlx-lm cannot remove rejected tokens from the cache of {each.name}")
 
@@ -56,14 +56,14 @@ def require(models: Sequence[LoadedModel], cases: Sequence[Case]) -> None:
 def tests(
     models: Sequence[LoadedModel], cases: Sequence[Case], settings: Settings
 ) -> Generator[tuple[Test, Flash], None, None]:
-    """What a case has come to after each of its repetitions, and what flash did in that one; before them, a pair of
-    trials warms up, and one is watched for attention's share. The models are one, or it and its draft model.
+    """Yields, after each repetition of a case, its results so far and what flash did in that repetition. Before them,
+    each arm runs a warm-up trial, and one that times attention. models: the model, and perhaps a draft model.
 
-    Raises EvalError if a model, its cache or the memory does not take a case.
+    Raises EvalError if a case fails: in a model, in its cache or for lack of memory.
     """
     random = np.random.default_rng(settings.seed)
     vocabulary = min(model.vocabulary for model in models)
-    filled: dict[int, list[Cache]] = {}  # for each of the models, with the same tokens
+    filled: dict[int, list[Cache]] = {}  # depth -> a cache for each model, with the same tokens
 
     def work() -> Callable[[], Guesses]:
         time.sleep(settings.delay)
@@ -91,8 +91,8 @@ def tests(
 def prepared(
     models: Sequence[LoadedModel], ahead: int | None, case: Case, tokens: np.ndarray, filled: Sequence[Cache]
 ) -> Callable[[], Guesses]:
-    """One trial's work on the tokens, (sequences, read), where a draft model guesses so many ahead. Its cache is its
-    own, and ready before the clock starts.
+    """Prepares one trial's work on `tokens`, of shape (sequences, tokens to read). It gets its own copy of the cache
+    before the clock starts. ahead: how many tokens a draft model guesses at a time.
     """
     steps = 0 if case.kind == "prompt" else case.tokens - 1
     if case.batch_size > 1:
@@ -108,13 +108,13 @@ def _generate(loaded: LoadedModel, tokens: np.ndarray, steps: int, cache: Cache)
     stream = mx.default_stream(mx.default_device())
     for _ in generate_step(mx.array(tokens), loaded.model, stream, max_tokens=steps, prompt_cache=cache):
         pass
-    mx.synchronize(stream)  # the last step is still under way when the generator ends
+    mx.synchronize(stream)  # the last step may still run when the generator ends
     return 0, 0
 
 
 def _batch(loaded: LoadedModel, tokens: np.ndarray, steps: int, cache: Cache) -> Callable[[], Guesses]:
-    """Like `_generate`, of all sequences at once, each with a copy of the `cache`."""
-    count, more = len(tokens), steps + 2  # a sequence that is done would be taken out of the batch
+    """Like `_generate`, for all sequences at once, each with a copy of the `cache`."""
+    count, more = len(tokens), steps + 2  # + 2: the batch would drop a sequence that has ended
     batch = PromptProcessingBatch(loaded.model, list(range(count)), [cache] * count, max_tokens=[more] * count)
     mx.eval([layer.state for layer in batch.prompt_cache])
 
@@ -129,20 +129,20 @@ def _batch(loaded: LoadedModel, tokens: np.ndarray, steps: int, cache: Cache) ->
 
 
 def _speculate(models: Sequence[LoadedModel], ahead: int, tokens: np.ndarray, count: int, caches: Cache) -> Guesses:
-    """Generates that many tokens, of which the draft model guesses some ahead."""
+    """Generates `count` tokens; the draft model guesses up to `ahead` of them at a time."""
     model, draft = (loaded.model for loaded in models)
     options: dict[str, Any] = {"num_draft_tokens": ahead, "max_tokens": count, "prompt_cache": caches}
     stream = mx.default_stream(mx.default_device())
     steps = speculative_generate_step(mx.array(tokens), model, draft, stream, **options)
     guessed = [drafted for _, _, drafted in steps]
     mx.synchronize(stream)
-    # A token of the large model's own ends a round of guessing and verifying.
+    # A round of guessing and verifying ends with a token of the large model.
     rounds = [0, *(at for at in range(1, len(guessed)) if not guessed[at - 1])]
     return sum(min(ahead, count - at) for at in rounds), sum(guessed)
 
 
 def filled_cache(loaded: LoadedModel, tokens: np.ndarray, precision: Precision = "input") -> Cache:
-    """Filled by the on arm, as its origin costs neither arm any time."""
+    """A cache with these tokens. The patch is on while it is filled, which is not timed for either arm."""
     cache = list(make_prompt_cache(loaded.model))
     if len(tokens):
         run("on", partial(_generate, loaded, tokens, 0, cache), len(tokens), Flash(), precision)
@@ -150,9 +150,9 @@ def filled_cache(loaded: LoadedModel, tokens: np.ndarray, precision: Precision =
 
 
 def _copy(cache: Cache) -> Cache:
-    """The same keys and values for one trial, which will append to them, in buffers of their own.
+    """Copies a cache for one trial, which appends to it.
 
-    A deep copy alone shares the buffers, and the first append would copy them while the clock runs.
+    A deep copy alone would share the buffers, and the first append would copy them while the clock runs.
     """
     copied = copy.deepcopy(cache)
     for layer in copied:

@@ -1,6 +1,6 @@
-"""The hub: is it there, which commit is meant, and what its answers and its silence mean.
+"""Asks the hub which commit a name means, and turns its errors into messages, also without a network.
 
-It is asked once, and has five seconds to answer, before the libraries that would retry for half a minute.
+It asks once and waits up to five seconds; otherwise the libraries that download would retry for half a minute.
 """
 
 import sys
@@ -14,16 +14,16 @@ import click
 from flash_evals.results.errors import EvalError, one_line
 
 Kind = Literal["model", "dataset"]
-INSTEAD: dict[Kind, str] = {"model": "--model FOLDER", "dataset": "--dataset FILE.txt"}  # work without the hub
+INSTEAD: dict[Kind, str] = {"model": "--model FOLDER", "dataset": "--dataset FILE.txt"}  # these work without the hub
 
 
 @contextmanager
 def reading(repo: str, kind: Kind, revision: str | None) -> Iterator[tuple[str | None, bool]]:
-    """Gives the commit that a branch, tag or commit of a repository is, "main" if None, and whether the hub says so; if
-    it is silent, the commit is that of what was last downloaded.
+    """Yields the commit of a branch, tag or commit of a repository ("main" if None), and whether the hub answered; if
+    not, it is the commit of the last download.
 
-    Raises EvalError for what the hub does not have for this user, and for what fails while it is read. Without a
-    network and with nothing in the cache, that names two commands which work all the same.
+    Raises EvalError if the hub has no such thing for this user, and for errors inside the block. If there is no
+    network and nothing in the cache, the message names two commands that work without.
     """
     from huggingface_hub import HfApi, errors, snapshot_download
     from huggingface_hub.utils.logging import set_verbosity_error
@@ -39,8 +39,8 @@ def reading(repo: str, kind: Kind, revision: str | None) -> Iterator[tuple[str |
         except (errors.HFValidationError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
             raise
         except Exception:
-            # Refused, timed out, no such host, a proxy's error page: the client has a class for each, and all
-            # mean the same here. What the cache holds is still good.
+            # Refused, timed out, no such host, a proxy's error page: the client has a class for each, but here all
+            # mean that the hub cannot be reached. The cache still works.
             online = False
             found = snapshot_download(repo, repo_type=kind, revision=revision, local_files_only=True, allow_patterns=[])
             commit = Path(found).name

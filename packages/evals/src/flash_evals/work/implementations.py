@@ -1,6 +1,6 @@
-"""The implementations of attention that `flash-eval kernels` compares, each made ready for one workload.
+"""The attention implementations that `flash-eval kernels` compares, each prepared for one workload.
 
-What can be made beforehand is: arrays in the workload's dtype, and masks as arrays for those that know no other.
+Preparation, which is not timed, makes arrays in the workload's dtype, and mask arrays for those that need them.
 """
 
 import re
@@ -21,22 +21,22 @@ from flash_evals.results.workload import GROUP_SIZE, Inputs, Pass, Workload
 from flash_evals.work import machine
 
 TORCH = "torch==2.13.0"  # the version that the extra `torch` installs
-EVALUATIONS = 8  # of a GPU's trial: of a short call's scratch, not all is there at once
+EVALUATIONS = 8  # mx.async_eval() calls in a GPU's trial, so that not all calls' scratch memory exists at once
 
 OUTPUT, GRADIENTS = ["output"], ["gradient of query", "gradient of key", "gradient of value"]
-# What a call of each pass computes, in this order.
+# The results of a call of each pass, in this order.
 RESULTS: dict[Pass, list[str]] = {"forward": OUTPUT, "backward": GRADIENTS, "forward_backward": OUTPUT + GRADIENTS}
 
-Attention = Callable[..., Any]  # of query, key and value, as the library has them
-Call = Callable[[], Sequence[Any]]  # one call of the pass: its results as the library has them
+Attention = Callable[..., Any]  # (query, key, value), arrays of the library -> output
+Call = Callable[[], Sequence[Any]]  # runs one call of the pass; returns arrays of the library
 
 
 class Contestant:
-    """An implementation with its inputs in place, as arrays of MLX.
+    """An implementation with its inputs, as MLX arrays.
 
-    Calls are handed to MLX one by one and waited for at the end, as mlx-lm does it while it generates. Waiting for each
-    would add the hand-over to MLX's thread, some 50 µs, to every call. A GPU is handed them in EVALUATIONS lots, as it
-    takes a model's layers: else the hand-over would take longer than a short call.
+    compute() passes calls to MLX with mx.async_eval, and waits only at the end, as mlx-lm does while it generates:
+    waiting for each call would add some 50 µs, the switch to MLX's thread, to every call. On a GPU it passes the calls
+    in EVALUATIONS lots, like a model's layers: else passing a short call would take longer than the call.
     """
 
     def __init__(
@@ -51,18 +51,18 @@ class Contestant:
         *self.inputs, self.cotangent = self.place(workload, inputs)
 
     def prepare(self) -> Call:
-        """One call, and computed what it begins with: a backward pass begins after a forward pass of its own."""
+        """Prepares one call. For a backward pass, this also computes the forward pass before it."""
         if self.pass_ == "forward":
             return lambda: [self.attention(*self.inputs)]
         if self.pass_ == "forward_backward":
             return self.both
         output, gradients = self.begin()
-        self.hand_over([output])  # what the gradients need of the forward pass hangs on their graph, and stays
+        self.hand_over([output])  # the graph of the gradients keeps what they need of the forward pass
         mx.synchronize()
         return gradients
 
     def compute(self, calls: list[Call]) -> Sequence[Any]:
-        """One after the other, until the list is empty: the results of the last, computed; the others are dropped."""
+        """Runs the calls, emptying the list. Returns the evaluated results of the last one; drops the others."""
         lot: list[Sequence[Any]] = []
         size = max(1, len(calls) // EVALUATIONS) if machine.kind() == "gpu" else 1
         while calls:
@@ -83,7 +83,7 @@ class Contestant:
         return arrays
 
     def begin(self) -> tuple[Any, Call]:
-        """The output of a forward pass, and what gives the gradients."""
+        """Returns the output of a forward pass, and a function that returns the gradients."""
         [output], gradients = mx.vjp(self.attention, self.inputs, [self.cotangent])
         return output, lambda: gradients
 
@@ -91,18 +91,18 @@ class Contestant:
         mx.async_eval(results)  # type: ignore[no-untyped-call]  # MLX's stubs leave it out
 
     def as_numpy(self, results: Sequence[Any]) -> list[np.ndarray]:
-        """In float32."""
+        """The results as float32 arrays of numpy."""
         return [np.array(result.astype(mx.float32)) for result in results]
 
 
 class TorchContestant(Contestant):
-    """The same with tensors of torch, which computes at once."""
+    """The same with tensors of torch, which computes eagerly."""
 
     def place(self, workload: Workload, inputs: Inputs) -> Sequence[Any]:
         torch = import_module("torch")
         tensors = [torch.tensor(array).to(getattr(torch, workload.dtype)) for array in inputs]
         for tensor in tensors[:3]:
-            tensor.requires_grad_(self.pass_ != "forward")  # if none does, nothing is recorded
+            tensor.requires_grad_(self.pass_ != "forward")  # otherwise torch records no graph
         return tensors
 
     def begin(self) -> tuple[Any, Call]:
@@ -128,8 +128,8 @@ def mlx(workload: Workload, _: Precision) -> Attention:
     how: dict[str, Any] = {"scale": workload.head_dim**-0.5}
     how["mask"] = "causal" if workload.causal and not workload.window else _mlx_mask(workload)
     if not workload.kv_bits:
-        return partial(contest.mlx_attention, **how)  # also in a process that is patched
-    # MLX has no attention for these; mlx-lm's own function scales the query that it is given in place.
+        return partial(contest.mlx_attention, **how)  # MLX's own even if the process is patched
+    # MLX has no attention over quantised keys; mlx-lm's function scales its query in place, so it gets a copy.
     attention = import_module("mlx_lm.models.base").quantized_scaled_dot_product_attention
     how |= {"group_size": GROUP_SIZE, "bits": workload.kv_bits}
     return lambda query, key, value: attention(query[:], key, value, **how)
@@ -138,7 +138,7 @@ def mlx(workload: Workload, _: Precision) -> Attention:
 def naive(workload: Workload, _: Precision) -> Attention:
     mask = _mlx_mask(workload)
     scale = workload.head_dim**-0.5
-    # The query heads that share a key/value head have a dimension of their own, along which that is broadcast.
+    # An extra axis for the query heads of a key/value head, along which that head is broadcast.
     grouped = (workload.batch_size, workload.num_kv_heads, -1, workload.query_len, workload.head_dim)
 
     def attention(query: mx.array, key: mx.array, value: mx.array) -> mx.array:
@@ -155,7 +155,7 @@ def torch(workload: Workload, _: Precision) -> Attention:
     torch = import_module("torch")
     torch.set_num_threads(threads())
     visible = workload.mask()
-    # Its own causal mask is aligned to the upper left: the same thing only where there are as many keys as queries.
+    # torch's causal mask is aligned to the upper left, which is the same only with as many keys as queries.
     is_causal = visible is not None and not workload.window and workload.query_len == workload.seq_len
     mask = None if visible is None or is_causal else torch.tensor(visible)
     attention = torch.nn.functional.scaled_dot_product_attention
@@ -172,12 +172,12 @@ QUANTISED = ("flash", "mlx")  # those that take quantised keys and values
 
 
 def installed() -> list[str]:
-    """What can take part: torch is measured on a CPU alone."""
+    """The implementations that can run here: torch only on a CPU, if it is installed."""
     return [name for name in IMPLEMENTATIONS if name != "torch" or (machine.kind() == "cpu" and find_spec("torch"))]
 
 
 def threads() -> int:
-    """Of one flash call; the backend ends with them: `AVX2, 2 threads`."""
+    """How many threads a flash call uses, from the end of the backend's description: `AVX2, 2 threads`."""
     [number] = re.findall(r"(\d+) threads?$", flashattn_core.backends()["cpu"])
     return int(number)
 

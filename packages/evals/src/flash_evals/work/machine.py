@@ -1,4 +1,4 @@
-"""Which machine, which versions, and what bounds them: a figure without these means nothing later."""
+"""Describes and measures the machine and its software, without which a figure means nothing later."""
 
 import os
 import platform
@@ -15,15 +15,15 @@ from mlxlm_flash_patch.blas import blas
 from flash_evals.results.errors import failing
 from flash_evals.results.provenance import Machine
 
-PRODUCT_SIZE = {"cpu": 384, "gpu": 8192}  # rows and columns: so many occupy any GPU
-COPY_BYTES = 2**30  # far more than the caches of a GPU hold
+PRODUCT_SIZE = {"cpu": 384, "gpu": 8192}  # rows and columns; 8192 keep any GPU busy
+COPY_BYTES = 2**30  # much larger than a GPU's caches
 PACKAGES = ("mlx", "mlx-lm", "flashattn-core", "mlxlm-flash-patch", "flash-evals")
 
 
 def device() -> str:
-    """One phrase: `cpu, AVX-512, 2 threads`; of a GPU also whether MLX's float32 products are TF32 there."""
+    """In words: `cpu, AVX-512, 2 threads`; for a GPU also whether MLX multiplies float32 as TF32 there."""
     gpu = "cuda" if mx.cuda.is_available() else "metal"
-    with failing("flash attention does not run"):  # where a FLASHATTN_ variable holds nonsense
+    with failing("flash attention does not run"):  # a FLASHATTN_ variable may be invalid
         backend = flashattn_core.backends()[gpu if kind() == "gpu" else "cpu"]
     return f"{kind()}, {backend}" + (", TF32" if tf32() else "")
 
@@ -34,12 +34,12 @@ def kind() -> str:
 
 
 def tf32() -> bool:
-    """Whether MLX rounds what it multiplies in float32 to 11 bits, as it does with CUDA unless told otherwise."""
+    """Whether MLX rounds float32 factors to TF32's 11 bits, as it does with CUDA unless MLX_ENABLE_TF32 is 0."""
     return kind() == "gpu" and mx.cuda.is_available() and os.environ.get("MLX_ENABLE_TF32") != "0"
 
 
 def free_memory() -> int:
-    """Bytes that a program can take: with CUDA of the GPU's memory, else without the machine swapping."""
+    """Bytes that a program can allocate: of the GPU's memory with CUDA, else before the machine swaps."""
     if (free := mx.device_info().get("free_memory")) is not None:
         return int(free) + mx.get_cache_memory()
     meminfo = Path("/proc/meminfo")
@@ -51,26 +51,26 @@ def free_memory() -> int:
 
 
 def physical_memory() -> int:
-    """Bytes; with CUDA the GPU's."""
+    """Bytes of the machine's memory; with CUDA, of the GPU's."""
     if (total := mx.device_info().get("total_memory")) is not None:
         return int(total)
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def peak_flops(dtype: str) -> float:
-    """FLOP/s of flash's threads in registers; on a GPU those of MLX's matrix product in that dtype."""
+    """FLOP/s that flash's threads reach in registers; on a GPU, those of MLX's matrix product in that dtype."""
     return flashattn_core.peak_flops() if kind() == "cpu" else products(dtype)
 
 
 def products(dtype: str) -> float:
-    """FLOP/s of MLX, square matrices multiplied; the products stay as large as the factors."""
+    """FLOP/s of MLX's product of square matrices, scaled so that products of products do not grow."""
     size = PRODUCT_SIZE[kind()]
     matrix = (mx.random.normal((size, size), key=mx.random.key(0)) / size**0.5).astype(getattr(mx, dtype))
     return _rate(lambda product: product @ matrix, matrix, 2 * size**3)
 
 
 def bandwidth() -> float:
-    """Bytes/s of flash's threads from memory; on a GPU those that MLX reads and writes while it copies an array."""
+    """Bytes/s that flash's threads read from memory; on a GPU, those that MLX reads and writes in a copy."""
     if kind() == "cpu":
         return flashattn_core.read_bandwidth()
     array = mx.zeros((COPY_BYTES // 4,))
@@ -78,9 +78,9 @@ def bandwidth() -> float:
 
 
 def _rate(step: Callable[[mx.array], mx.array], array: mx.array, amount: int) -> float:
-    """How much of what a step takes `amount` of is done in a second."""
+    """Amount per second, for a step that does `amount` (of FLOP or bytes)."""
 
-    def seconds(count: int) -> float:  # many, evaluated at once, make the host's share small
+    def seconds(count: int) -> float:  # many steps in one evaluation, to make the host's share small
         result, start = array, time.perf_counter()
         for _ in range(count):
             result = step(result)
@@ -88,13 +88,13 @@ def _rate(step: Callable[[mx.array], mx.array], array: mx.array, amount: int) ->
         return time.perf_counter() - start
 
     mx.eval(array)
-    seconds(1)  # the first is slower
-    count = max(1, round(0.01 / seconds(1)))  # for a hundredth of a second
+    seconds(1)  # the first call is slower
+    count = max(1, round(0.01 / seconds(1)))  # steps that take 0.01 s
     return amount * count / seconds(count)
 
 
 def describe(also: Sequence[str] = ()) -> Machine:
-    """For the result files, with the versions of the packages that took part `also`."""
+    """The machine as result files record it. also: further packages whose versions matter."""
     return Machine(
         system=platform.platform(),
         processor=str(mx.device_info().get("device_name", platform.processor())),

@@ -1,8 +1,8 @@
-"""The two arms and how work is measured under them: time, peak memory, attention's share, what really ran.
+"""Measures work with the patch off and on: time, peak memory, attention's share, and which attention ran.
 
-A trial is measured cold: nothing of an earlier one lies in the free lists of MLX or the C library, so
-neither arm pays for the other's memory or lives off it. Peak memory is what the work needs on top of what
-was there when it began: the loaded model and the other arm's results are no part of it.
+Before each trial, the free lists of MLX and the C library are emptied, so that neither arm uses memory that the other
+has allocated. Peak memory is what the work needs on top of the memory in use when it began, so it does not include the
+loaded model or the other arm's results.
 """
 
 import ctypes
@@ -30,12 +30,12 @@ Result = TypeVar("Result")
 
 
 def arms(number: int) -> tuple[Arm, Arm]:
-    """Who goes first takes turns, so that a machine that warms up or throttles favours neither."""
+    """The arms in the order of trial `number`: they take turns at going first, so throttling favours neither."""
     return ARMS if number % 2 == 0 else ("on", "off")
 
 
 def trial(what: str, number: int, measure: Callable[[Arm], Figures]) -> Trial[Figures]:
-    """Measures the same under both arms. Raises EvalError, in the words of `what`, if one does not take it."""
+    """Measures the same work under both arms. Raises EvalError, which names `what`, if one fails."""
     measured = {}
     for name in arms(number):
         with failing(f"{what} fails with the patch {name}"):
@@ -46,22 +46,22 @@ def trial(what: str, number: int, measure: Callable[[Arm], Figures]) -> Trial[Fi
 def run(
     name: Arm, work: Callable[[], Result], tokens: int, flash_did: Flash, precision: Precision = "input"
 ) -> tuple[Result, Measurement]:
-    """Does the work, which is of so many tokens, once under one arm. It evaluates what it returns before it returns it.
+    """Runs the work on `tokens` tokens once under one arm, and adds what flash did to `flash_did`.
 
-    precision: of the arm that is on, as enable() takes it.
+    work: must evaluate its result before it returns. precision: of the patch, as enable() takes it.
 
-    Raises EvalError if flash ran in the arm that is off: then there is nothing to compare with.
+    Raises EvalError if flash attention ran with the patch off: then there is nothing to compare with.
     """
     mx.synchronize()
     patch = flash.enabled(precision=precision) if name == "on" else nullcontext()
     with warnings.catch_warnings(), patch, peak_memory() as peak:
-        warnings.simplefilter("ignore", flash.FlashFallbackWarning)  # counted here, and shown in the result
+        warnings.simplefilter("ignore", flash.FlashFallbackWarning)  # counted and shown in the result instead
         before = _counts()
         start = time.perf_counter()
         result = work()
         seconds = time.perf_counter() - start
         measurement = Measurement(seconds, tokens / seconds, peak() / 1e6)
-        did = [dict(now - earlier) for now, earlier in zip(_counts(), before, strict=True)]  # counters keep what grew
+        did = [dict(now - earlier) for now, earlier in zip(_counts(), before, strict=True)]  # only counts that grew
     if name == "off" and did[0]:
         raise EvalError(
             "flash-eval cannot measure with the patch off, because something else has switched it on: "
@@ -73,17 +73,17 @@ def run(
 
 
 def attention_share(name: Arm, work: Callable[[], object], precision: Precision = "input") -> float | None:
-    """Does the work once under one arm: the part of its time, 0 to 1, that calls of attention took.
+    """Runs the work once under one arm. Returns attention calls' share of its time, 0 to 1.
 
-    MLX is lazy: a call only notes what is to be computed, and later everything is computed in one go. Here what goes
-    into a call is waited for before the clock starts, and what comes out of it before the clock stops. Masks are not:
-    flash attention does without most of them, so an array that is computed for attention alone is attention's. None if
-    there was no call at a place where attention stands alone: Gemma 2's, with its projections, does not.
+    MLX is lazy: a call only records what to compute. So this evaluates query, key and value of each call before its
+    clock starts, and the output before it stops. It does not evaluate masks first: flash attention needs no array for
+    most of them, so the time to compute one counts as attention's. None if observe() saw no call, as in Gemma 2, whose
+    attention shares a function with its projections.
     """
     seconds: list[float] = []
 
     def timed(attention: Callable[..., mx.array], *arguments: Any, **others: Any) -> mx.array:
-        mx.eval(arguments[:4])  # query, key and value, also behind a `self`; what is no array is passed over
+        mx.eval(arguments[:4])  # query, key and value, perhaps after `self`; eval() ignores other objects
         start = time.perf_counter()
         output = attention(*arguments, **others)
         mx.eval(output)
@@ -99,7 +99,7 @@ def attention_share(name: Arm, work: Callable[[], object], precision: Precision 
 
 
 def _counts() -> tuple[Counter[str], Counter[str], Counter[str]]:
-    """How often each kernel ran, each reason to fall back came, and each kind was left to MLX in this process."""
+    """Counts so far in this process: calls of each kernel, fallbacks by reason, calls left to MLX by kind."""
     now = flash.status()
     left = Counter({kind: left.calls for kind, left in now.left.items()})
     return Counter(flashattn_core.stats()), Counter(now.fallbacks), left
@@ -109,7 +109,7 @@ def _counts() -> tuple[Counter[str], Counter[str], Counter[str]]:
 def memory_method() -> str:
     """How peak memory is measured here, in words for the result files.
 
-    On a Linux CPU MLX's own counter would miss scratch memory that a kernel allocates by itself.
+    On a Linux CPU, MLX's own counter would miss scratch memory that kernels allocate themselves.
     """
     if mx.default_device() != mx.gpu and os.access("/proc/self/clear_refs", os.W_OK):
         return "peak resident set of the process during a trial, minus its resident set before the trial"
@@ -118,7 +118,7 @@ def memory_method() -> str:
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """As in timeit: garbage of earlier work would count as memory saved, and as time."""
+    """No collections inside the block, as in timeit: collecting earlier garbage would take time and free memory."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -130,15 +130,14 @@ def no_garbage_collection() -> Iterator[None]:
 
 @contextmanager
 def peak_memory() -> Iterator[Callable[[], int]]:
-    """Gives a function that says how many bytes above the start the highest point since then has been.
+    """Yields a function that returns the peak of memory use since the start of the block, in bytes above that start.
 
-    What flash's threads keep for their next call is freed before: the work pays for all that it needs, and for nothing
-    that earlier work needed.
+    It first frees what flash's threads keep for their next call, so that the work's own needs count, and only those.
     """
     mx.clear_cache()
     flashattn_core.release_scratch()
     if _is_glibc:
-        _libc.malloc_trim(0)  # what it keeps stays resident: an allocation out of it would not be seen
+        _libc.malloc_trim(0)  # else memory that glibc keeps stays resident, and reusing it is not seen
     with no_garbage_collection():
         if "resident" in memory_method():
             Path("/proc/self/clear_refs").write_text("5")  # VmHWM := VmRSS
@@ -147,7 +146,7 @@ def peak_memory() -> Iterator[Callable[[], int]]:
         else:
             mx.reset_peak_memory()
             active = mx.get_active_memory()
-            # Only what the work has needed is kept by now, and MLX's allocator knows nothing of it.
+            # The scratch memory kept by now is what the work needed; MLX's allocator does not count it.
             yield lambda: max(0, mx.get_peak_memory() - active) + flashattn_core.release_scratch()
 
 
@@ -159,6 +158,6 @@ def _status_bytes(name: str) -> int:
 _libc = ctypes.CDLL(None)
 _is_glibc = hasattr(_libc, "malloc_trim")
 if _is_glibc:
-    # malloc_trim() keeps the last free piece of every arena but the first. So all threads get that one, from here on.
+    # malloc_trim() frees the first arena whole, and keeps the end of all others. So all threads use the first arena.
     _M_ARENA_MAX = -8
     _libc.mallopt(_M_ARENA_MAX, 1)

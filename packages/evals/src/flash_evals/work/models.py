@@ -1,4 +1,4 @@
-"""Loads a model as mlx-lm does, from a folder, the hub or this package, and turns text into its tokens."""
+"""Loads a model with mlx-lm, from a folder, the hub or this package, and encodes text with its tokenizer."""
 
 import json
 import logging
@@ -17,7 +17,7 @@ from flash_evals.work import hub
 
 Bos = Literal["auto", "always", "never"]
 DEMO_MODEL = Path(__file__).parent / "demo_model"
-ADAPTER_PARAMETERS = {"lora_a", "lora_b", "m"}  # as mlx-lm calls them; m is DoRA's magnitude
+ADAPTER_PARAMETERS = {"lora_a", "lora_b", "m"}  # mlx-lm's names; m is DoRA's magnitude
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class LoadedModel:
 
     @property
     def vocabulary(self) -> int:
-        """Number of token ids the model has an embedding for."""
+        """The number of token ids that have an embedding."""
         return int(_setting(self.config, "vocab_size"))
 
     @property
@@ -46,11 +46,11 @@ class LoadedModel:
 
     @property
     def head_dim(self) -> int:
-        """Of a query head, as far as the config says."""
+        """Size of a query head, by the config, else hidden_size / heads."""
         return int(_setting(self.config, "head_dim") or _setting(self.config, "hidden_size") // self.heads)
 
     def require_positions(self, tokens: int, what: str) -> None:
-        """EvalError if a sequence of that many tokens is longer than the model allows."""
+        """Raises EvalError if a sequence of that many tokens is longer than the model allows."""
         most = self.described.max_positions
         if most is not None and tokens > most:
             has = f"{self.name} has {most:,} (max_position_embeddings)"
@@ -59,7 +59,7 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class Tokens:
-    """A text as the model reads it: `ids[k]` is a token, `ends[k]` the number of characters up to its end."""
+    """A text as tokens: `ids[k]` is a token, `ends[k]` the number of characters up to its end."""
 
     text: str
     ids: np.ndarray
@@ -72,26 +72,26 @@ class Tokens:
 
 
 def _setting(config: dict[str, Any], name: str) -> Any:
-    """From config.json; models that see or hear keep the language model's in a part of it."""
+    """A setting of config.json. Vision and audio models have the language model's settings in its text_config."""
     return config.get(name, config.get("text_config", {}).get(name))
 
 
 def parameters(network: Any) -> dict[str, mx.array]:
-    """By name."""
+    """Name -> array."""
     return dict(tree_flatten(network.parameters()))
 
 
 def load(model: str | None, revision: str | None = None, adapter_path: str | None = None) -> LoadedModel:
-    """A model and its tokenizer, with adapters if a folder of them is given. None is the model in this package.
+    """Loads a model and its tokenizer, and adapters from `adapter_path` if given. None: the model in this package.
 
-    `revision` is a branch, tag or commit of one on the hub, "main" if None. Raises EvalError if it cannot be loaded.
+    `revision`: branch, tag or commit of a model on the hub, "main" if None. Raises EvalError if loading fails.
     """
     from huggingface_hub import snapshot_download
     from mlx_lm import load as mlx_lm_load
     from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS as FILES
     from mlx_lm.utils import get_total_parameters
 
-    logging.getLogger("transformers").setLevel(logging.ERROR)  # its advice is for other users than ours
+    logging.getLogger("transformers").setLevel(logging.ERROR)  # its warnings are for developers
     path, commit = DEMO_MODEL if model is None else Path(model), None
     name = "Qwen2 demo" if model is None else path.resolve().name
     if model is not None and not path.exists():
@@ -99,7 +99,7 @@ def load(model: str | None, revision: str | None = None, adapter_path: str | Non
             path = Path(snapshot_download(model, revision=revision, allow_patterns=FILES, local_files_only=not online))
     elif revision is not None:
         raise EvalError(f"--revision has no meaning for {f'the folder {model}' if model else 'the built-in model'}")
-    # Anything can be wrong with files from elsewhere, and several libraries take part in reading them.
+    # Any exception: files may be broken in any way, and several libraries read them.
     with failing(f"cannot load the model in {path}", (Exception,)):
         network, tokenizer, config = mlx_lm_load(str(path), return_config=True)  # type: ignore[misc]
     if not tokenizer.encode("a", add_special_tokens=False):
@@ -120,7 +120,7 @@ def load(model: str | None, revision: str | None = None, adapter_path: str | Non
 
 
 def _dtype(network: Any, config: dict[str, Any]) -> str:
-    """The type most of the floating-point parameters have, and the bits of quantised weights."""
+    """The dtype of most floating-point parameters, and the bits of quantised weights."""
     sizes: Counter[str] = Counter()
     for parameter in parameters(network).values():
         if mx.issubdtype(parameter.dtype, mx.floating):
@@ -131,7 +131,7 @@ def _dtype(network: Any, config: dict[str, Any]) -> str:
 
 
 def _add_adapters(network: Any, adapter_path: str) -> str:
-    """Puts them into the model, as mlx-lm does it: gives their type. All that the model gets must be in the file."""
+    """Loads adapters as mlx-lm does. Returns their type. Raises EvalError if the file lacks some of their tensors."""
     from mlx_lm.utils import load_adapters
 
     folder, what = Path(adapter_path), f"cannot load the adapters in {adapter_path}"
@@ -149,10 +149,10 @@ def _add_adapters(network: Any, adapter_path: str) -> str:
 
 
 def encode(loaded: LoadedModel, text: str, bos: Bos) -> Tokens:
-    """The text as one stream of tokens. Behind a BOS: "always"; "auto", if the tokenizer puts one there; or "never".
+    """Encodes a text as one stream of tokens. bos: whether a BOS comes first; "auto": if the tokenizer adds one itself.
 
-    Always is what lm-evaluation-harness does: EOS stands in where the tokenizer has no BOS. Raises EvalError if it has
-    neither, if it cannot say which characters a token stands for, and for tokens that the model does not have.
+    "always" does as lm-evaluation-harness: EOS replaces a missing BOS. Raises EvalError if the tokenizer has neither,
+    if it cannot say which characters a token stands for, and for tokens without an embedding.
     """
     # mlx-lm's wrapper forwards attributes, but cannot be called.
     tokenizer = loaded.tokenizer._tokenizer
@@ -167,7 +167,7 @@ def encode(loaded: LoadedModel, text: str, bos: Bos) -> Tokens:
         if first is None:
             raise EvalError(f"--bos always: the tokenizer of {loaded.name} has neither a BOS nor an EOS")
         ids, ends = [first, *ids], [0, *ends]
-    # MLX reads whatever lies behind the embedding, and says nothing.
+    # MLX would read beyond the end of the embedding without an error.
     if ids and max(ids) >= loaded.vocabulary:
         size = f"the vocab_size of {loaded.name} is {loaded.vocabulary}"
         raise EvalError(f"the tokenizer makes token {max(ids)}, but {size}")

@@ -1,6 +1,6 @@
-"""The work of `perplexity`: the arms read the same windows, and what they make of them is compared batch by batch.
+"""The work of `perplexity`: both arms read the same windows, and their logits are compared batch by batch.
 
-Of a batch only a few numbers per token are kept, so memory does not grow with the text by more than those.
+It keeps only a few numbers per token of a batch, so memory grows little with the text.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -18,23 +18,23 @@ from flash_evals.work.measure import arms, run
 from flash_evals.work.ranks import Ranks
 from flash_evals.work.scoring import Window
 
-Forward = Callable[[mx.array], mx.array]  # of a model: tokens (sequences, length) to logits
+Forward = Callable[[mx.array], mx.array]  # a model: tokens (sequences, length) -> logits
 
-WARM_UP_ON_CPU = 256  # tokens: a CPU compiles and times nothing at the first call of a length, as a GPU does
+WARM_UP_ON_CPU = 256  # tokens: unlike a GPU, a CPU compiles and times nothing at the first call of a length
 ROWS_AT_ONCE = 64  # with 150,000 tokens in the vocabulary, about 0.3 GB of intermediate results
 
 
-# What is known of a scored token: by each arm that ran its cost, -ln p, and the tokens ranked first; their differences.
+# Of a scored token: by each arm its cost, -ln p, and the tokens ranked first; then the differences of the arms.
 OF_ARM = [("nll", "<f4"), ("first", "<i4", (1 + scoring.TIES_KEPT,))]
 SCORED = np.dtype([("off", OF_ARM), ("on", OF_ARM), ("kl", "<f4"), ("dlogit", "<f4")])  # NaN if one arm ran
 
 
 class Batch(Record):
-    """What the arms made of the same windows: a line of the file that keeps it."""
+    """The scores and measurements of one batch of windows: a line of the score file."""
 
     trial: Reading
     flash: Flash
-    scores: np.ndarray  # of SCORED
+    scores: np.ndarray  # of dtype SCORED
 
 
 def batches(
@@ -48,9 +48,9 @@ def batches(
 ) -> Generator[Batch, None, None]:
     """Reads the planned windows of the tokens `ids`, `batch_size` at a time, with the patch off, on, or both.
 
-    Its size changes no score: a shorter window is padded behind its end, where causal attention does not look.
-    Each arm reads the first window once before, to warm up, which is not counted; on a CPU its beginning is enough.
-    Ranks take batches in turns, and each of them is given all, in the order of the plan.
+    The batch size does not change scores: shorter windows are padded after their end, which causal attention hides.
+    To warm up, each arm first reads the first window, uncounted; on a CPU only its beginning.
+    Ranks take batches in turns, and each rank gets all results, in the order of the plan.
     """
     planned = [plan[first : first + batch_size] for first in range(0, len(plan), batch_size)]
     work = partial(_measure, forward, ids, rank=ranks.rank, precision=precision)
@@ -100,9 +100,9 @@ def _measure(
 
 
 def _some_rows(window: Window) -> Iterator[tuple[slice, slice]]:
-    """The tokens that the window scores, some at a time, and the rows of its logits that predict them.
+    """Yields slices of the tokens that the window scores, with those of the logits' rows that predict them.
 
-    They are looked at in float32 whatever the model's type: of a large vocabulary all would be too much.
+    Logits are converted to float32: with a large vocabulary, all rows at once would take too much memory.
     """
     for first in range(window.first_scored, window.end + 1, ROWS_AT_ONCE):
         stop = min(first + ROWS_AT_ONCE, window.end + 1)
@@ -110,14 +110,14 @@ def _some_rows(window: Window) -> Iterator[tuple[slice, slice]]:
 
 
 def _scores(logits: dict[Arm, mx.array], targets: np.ndarray) -> np.ndarray:
-    """Of some tokens, from the arms' logits (tokens, vocabulary) that predict them."""
+    """Scores some tokens, from each arm's logits (tokens, vocabulary) that predict them. Returns dtype SCORED."""
     logits = {name: of_arm.astype(mx.float32) for name, of_arm in logits.items()}
     found = np.zeros(len(targets), SCORED)
     found["kl"] = found["dlogit"] = np.nan
     for name, of_arm in logits.items():
         found[name]["nll"] = scoring.token_nll(np.array(of_arm), targets)
         found[name]["first"] = scoring.ranked_first(of_arm)
-        found[name]["first"][np.isnan(found[name]["nll"])] = -1  # there are logits that are no finite numbers
+        found[name]["first"][np.isnan(found[name]["nll"])] = -1  # some logits are not finite
     if len(logits) == len(ARMS):
         found["kl"] = np.array(scoring.kl_divergence(logits["off"], logits["on"]))
         found["dlogit"] = np.array(mx.max(mx.abs(logits["on"] - logits["off"]), axis=-1))

@@ -1,6 +1,6 @@
-"""What a perplexity is of: the tokens that the model reads of a text, in which windows, and which of them are scored.
+"""Plans a perplexity: which tokens of a text the model reads, in which windows, and which tokens are scored.
 
-Every choice here changes the figure, so all of them are options, and each is named in the output.
+Every choice here changes the perplexity, so each is an option, and the output names it.
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ from flash_evals.work.scoring import Window
 
 @dataclass(frozen=True)
 class Rules:
-    """What the options say. Raises EvalError for options that exclude each other."""
+    """The options of commands/rules.py. Raises EvalError for options that exclude each other."""
 
     context: int
     stride: int | None  # None: the context
     scoring: Scoring
     documents: Documents
     bos: Bos
-    detokenise: bool | None  # None: if the text is known to need it
+    detokenise: bool | None  # None: only if the text is WikiText
 
     def __post_init__(self) -> None:
         if self.scoring == "half":
@@ -41,22 +41,22 @@ class Rules:
 
 @dataclass(frozen=True)
 class Plan:
-    """A text under the rules: its tokens, and the windows that score them."""
+    """A text, its tokens by the rules, and the windows that score them."""
 
-    streams: Sequence[tuple[str, Tokens]]  # what is read without a context before it: the original, and its tokens
-    ids: np.ndarray  # the streams' tokens, one behind the other
+    streams: Sequence[tuple[str, Tokens]]  # (original text, its tokens), each read without the others as context
+    ids: np.ndarray  # the tokens of all streams, one after the other
     windows: Sequence[Window]
-    stride: int | None  # None: of the half windows
+    stride: int | None  # None with --scoring half
     bos: Literal["bos", "eos"] | None
     detokenised: bool
 
     def size_up_to(self, window: Window) -> tuple[int, int] | tuple[None, None]:
-        """The words (split at white space) and UTF-8 bytes that are scored when this window and those before it are;
-        None where the scored tokens do not make up a text.
+        """Words (split at white space) and UTF-8 bytes of the text that the windows up to this one score; None if the
+        scored tokens do not form a text.
 
-        A document counts from its first token on, scored or not. Of the last one, if it is not read to its end, the
-        original text counts that the tokens read stand for: detokenising takes away no more than spaces and marks, so
-        it is known to the character.
+        A document counts from its first token on, scored or not. If the last document is not read to its end, the part
+        of the original that its tokens stand for counts: detokenising removes only spaces and marks, so that part is
+        known to the character.
         """
         if self.stride is None:
             return None, None
@@ -72,7 +72,7 @@ class Plan:
 
 
 def make(loaded: LoadedModel, text: Text, rules: Rules) -> Plan:
-    """Applies the rules to a text. Raises EvalError for a text too short and a context too long."""
+    """Applies the rules to a text. Raises EvalError if the text is too short or the context too long."""
     loaded.require_positions(rules.context, "--context")
     detokenise = text.tokenised if rules.detokenise is None else rules.detokenise
     originals, texts = text.documents, [wikitext.detokenised(d) if detokenise else d for d in text.documents]
@@ -85,7 +85,7 @@ def make(loaded: LoadedModel, text: Text, rules: Rules) -> Plan:
         where = "" if rules.documents == "joined" else "the longest document of "
         raise EvalError(f"{where}{text.dataset.name} has {longest:,} tokens for this model; {takes}")
 
-    # Of a single token, or of none, nothing can be scored.
+    # Drops streams of fewer than two tokens, of which nothing can be scored.
     streams = [(original, tokens) for original, tokens in streams if len(tokens.ids) > 1]
     ids, bos = np.concatenate([tokens.ids for _, tokens in streams]), streams[0][1].bos
     if half:

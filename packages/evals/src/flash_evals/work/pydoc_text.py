@@ -1,14 +1,14 @@
-"""The text that needs no download: the language reference that `help()` reads, in every CPython.
+"""A text that needs no download: the language reference for `help()`, which every CPython contains.
 
-`pydoc_data.topics` holds about 80 chapters and sections of the Python documentation as plain text, whose wording
-follows the interpreter's version. Chapters repeat their sections word for word: so a topic may be held out only if no
-other topic shares passages with it, which the tests check.
+`pydoc_data.topics` has about 80 chapters and sections of the Python documentation as plain text; the wording depends on
+the interpreter's version. Chapters repeat their sections word for word, so a topic may be held out only if it shares no
+passage with another topic; the tests check this.
 """
 
 from pydoc_data.topics import topics
 from typing import Literal
 
-# Whole topics, about 9 % of the text: prose, grammar, method lists and examples; short, medium and long.
+# Whole topics, about 9 % of the text: prose, grammar, method lists and examples, from short to long.
 HELD_OUT = (
     "booleans", "calls", "global", "import", "lambda", "objects", "raise", "subscriptions", "truth", "typesmapping"
 )  # fmt: skip

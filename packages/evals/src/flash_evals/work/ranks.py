@@ -1,7 +1,7 @@
 """Several processes that share one run: what `mlx.launch -n N` starts, or this process alone.
 
-All ranks do the same steps in the same order. What they tell each other goes through one exchange, to which a
-rank that has failed comes too, and says so: nobody is waited for in vain. Rank 0 is the one that prints and writes.
+All ranks do the same steps in the same order, and exchange messages in one all-gather. A rank that has failed takes
+part and says so, so that no rank waits for it in vain. Only rank 0 prints and writes.
 """
 
 import pickle
@@ -24,25 +24,25 @@ Result = TypeVar("Result")
 class _Message(NamedTuple):
     value: Any = None
     interrupted: bool = False
-    left: str = ""  # why this rank takes no further part
+    left: str = ""  # why this rank has left; empty: it has not
 
 
 class Ranks:
-    """Rank `rank` of `size`; a context that no rank leaves before all are done.
+    """Rank `rank` of `size`. As a context manager, it lets no rank leave before all are done.
 
-    Ctrl-C among several ranks waits for the step at work, whose results are kept, and is then a KeyboardInterrupt
-    in all of them. A second one ends the process.
+    With several ranks, Ctrl-C waits for the running step, keeps its results, and then raises KeyboardInterrupt in all
+    ranks. A second Ctrl-C ends the process.
     """
 
     def __init__(self, group: mx.distributed.Group | None = None) -> None:
         self.rank, self.size = (group.rank(), group.size()) if group else (0, 1)
-        self._interrupted = False  # here
-        self._stop = False  # anywhere, and all know it
+        self._interrupted = False  # in this rank
+        self._stop = False  # whether any rank was interrupted; the same in all ranks
 
     def all(self, work: Callable[[], Result]) -> list[Result]:
-        """Does the work in each rank and gives what came of it, in order of the ranks, to all of them.
+        """Runs the work in each rank. Returns the results of all ranks, in their order, to each of them.
 
-        Raises EvalError if another rank has left, with what it said, and KeyboardInterrupt if the step before this
+        Raises EvalError with another rank's message if that rank has left, and KeyboardInterrupt if the previous step
         was interrupted.
         """
         if self.size == 1:
@@ -57,20 +57,20 @@ class Ranks:
         return [message.value for message in told]
 
     def agree(self, value: Any, what: str) -> None:
-        """Raises EvalError if another rank has another value than this one."""
+        """Raises EvalError, which names `what`, if another rank has a different value."""
         for rank, other in enumerate(self.all(lambda: value)):
             if other != value:
                 raise EvalError(f"rank {rank} differs from rank {self.rank} in {what}")
 
     def each(self, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-        """`work` of each of the items, of which there are at most as many as ranks: one rank, one item."""
+        """Applies `work` to the items, at most one for each rank, and returns all results to each rank."""
         mine = items[self.rank : self.rank + 1]
         return [result for results in self.all(lambda: [work(item) for item in mine]) for result in results]
 
     def __enter__(self) -> "Ranks":
         if self.size > 1:
             signal.signal(signal.SIGINT, self._note_interrupt)
-            # mlx.launch ends the ranks that are left when one has died, and they must not wait for it.
+            # If a rank dies, mlx.launch ends the others with SIGTERM; they must not wait for the dead one.
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         return self
 
@@ -100,7 +100,7 @@ def _said(error: BaseException) -> str:
 
 
 def shared(command: Callable[..., None]) -> Callable[..., None]:
-    """A command that all ranks run together, and which gets them as its argument `ranks`."""
+    """Decorates a command that all ranks run together; it gets a Ranks as its argument `ranks`."""
 
     @wraps(command)
     def with_ranks(*args: Any, **others: Any) -> None:

@@ -1,8 +1,8 @@
-"""The file a run of `perplexity` keeps its scores in: to continue it, and to compare another run with it.
+"""The file with the scores of a `perplexity` run, for --resume and --compare.
 
-JSON lines. The first says what the scores are of; each other one holds a batch of windows, in the order of the plan,
-and is on the disk before the next batch begins. A run that was killed may leave half a line at the end: it does not
-count.
+It has JSON lines. The first is a Header, which says what was scored; each other one has a batch of windows, in the
+order of the plan, and is on disk before the next batch begins. A killed run may leave half a line at the end, which is
+ignored.
 """
 
 import fcntl
@@ -31,19 +31,19 @@ from flash_evals.work.scoring import Window
 
 FORMAT = "flash-eval perplexity, version 3"
 BEGINS = f'{{"file":"{FORMAT}",'.encode()
-# The facts that two runs must share, to be compared token by token; and all that two parts of one run need not share.
+# Facts in which two runs must agree to be compared token by token, and the only ones that --resume may change.
 SCORED_ARE = ("text", "tokens", "context", "stride", "scoring", "documents", "bos", "detokenised", "top1_tie")
 MAY_CHANGE = ("batch_size", "ranks", "max_windows", "model", "python")
-# Most places for ties are empty: compressed, a token takes some ten bytes of an arm.
+# Compressed, since most entries for ties are empty: a token takes about ten bytes per arm.
 ENCODER = msgspec.json.Encoder(enc_hook=lambda scores: zlib.compress(scores.tobytes()))
 DECODER = msgspec.json.Decoder(Batch, dec_hook=lambda _, text: np.frombuffer(zlib.decompress(b64decode(text)), SCORED))
 
 
 class Header(Record, tag_field="file", tag=FORMAT):
-    """What scores are of."""
+    """Everything on which the scores in a file depend."""
 
-    tokens: str  # fingerprint of their ids
-    weights: str  # fingerprint
+    tokens: str  # fingerprint of the token ids
+    weights: str  # fingerprint_of_weights()
     model: Model
     dataset: Dataset
     settings: Settings
@@ -58,14 +58,14 @@ class Header(Record, tag_field="file", tag=FORMAT):
 
 
 def differences(theirs: Header, here: Header, matters: Callable[[str], bool]) -> list[str]:
-    """`stride 12, this run has 24` for each fact that matters and is not the same."""
+    """Describes each fact that matters and differs: `stride 12, this run has 24`."""
     one, other = theirs.facts(), here.facts()
     found = [key for key in one | other if matters(key) and one.get(key) != other.get(key)]
     return [f"{key.replace('_', ' ')} {one.get(key)}, this run has {other.get(key)}" for key in found]
 
 
 class Kept(NamedTuple):
-    """What a file holds."""
+    """The content of a score file."""
 
     path: Path
     header: Header
@@ -77,7 +77,7 @@ def fingerprint(content: bytes) -> str:
 
 
 def fingerprint_of_weights(loaded: LoadedModel) -> str:
-    """Of the config and, for each parameter, of the sum of its bits: takes as long as reading them once."""
+    """A hash of the config and, for each parameter, of the sum of its bits: as fast as reading the weights once."""
     said = json.dumps(loaded.config, sort_keys=True, default=str)
     for name, parameter in sorted(parameters(loaded.model).items()):
         bits = parameter.reshape(-1).view({1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}[parameter.itemsize])
@@ -90,7 +90,7 @@ def windows_in(batches: Sequence[Batch]) -> int:
 
 
 def read(path: Path, here: Header, windows: Sequence[Window], at_least: int) -> Kept:
-    """The file to --compare with, which holds the first of these windows, and at least so many. Else an EvalError."""
+    """Reads the --compare file. Raises EvalError unless it has the first `at_least` of these windows."""
     with _failing(f"--compare cannot read {path}"):
         content = path.read_bytes()
     kept = _parsed(path, "--compare", content, here, windows)
@@ -117,13 +117,13 @@ def _parsed(path: Path, option: str, content: bytes, here: Header, windows: Sequ
             batch = DECODER.decode(line)
             part, windows = windows[: batch.trial.windows], windows[batch.trial.windows :]
             for arm in header.settings.arms:
-                batch.trial[arm]  # raises ValueError if it is not there
+                batch.trial[arm]  # raises ValueError if that arm is missing
             if len(part) != batch.trial.windows or len(batch.scores) != sum(
                 window.end + 1 - window.first_scored for window in part
             ):
                 raise ValueError(f"{len(batch.scores)} scores do not fit {batch.trial.windows} windows")
             batches.append(batch)
-    except (ValueError, zlib.error) as error:  # msgspec's are the first, too
+    except (ValueError, zlib.error) as error:  # msgspec's errors are ValueErrors
         raise EvalError(f"{option} {path} is broken after {len(batches):,} batches: {error}") from error
     return Kept(path, header, batches)
 
@@ -132,10 +132,10 @@ def _parsed(path: Path, option: str, content: bytes, here: Header, windows: Sequ
 def appending(
     path: Path | None, here: Header, windows: Sequence[Window], *, resume: bool
 ) -> Iterator[tuple[list[Batch], Callable[[Batch], None]]]:
-    """The batches that a file holds, none if this is not to `resume`, and how to append one behind them.
+    """Yields the batches that a file has (none without `resume`), and a function that appends one to it.
 
-    An appended batch is on the disk. Without a path nothing is kept. Raises EvalError, with the file as it was: it
-    cannot be written, another run is writing it, it is of something else.
+    That function returns once the batch is on disk. Without a path nothing is saved. Raises EvalError, and leaves the
+    file unchanged, if it cannot be written, if another run is writing it, or if it is of a different run.
     """
     if path is None:
         yield [], lambda _: None
@@ -150,13 +150,13 @@ def appending(
             os.fsync(file)
 
     with _failing(f"cannot write {path}"):
-        file = path.open("ab+", buffering=0)  # a buffer would come back to what the disk did not take
+        file = path.open("ab+", buffering=0)  # after a failed write, a buffer would write its data again later
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise EvalError(f"{option} {path}: another run is writing this file") from None
-        content = path.read_bytes() if resume and path.is_file() else b""  # a device may have no end
+        content = path.read_bytes() if resume and path.is_file() else b""  # not a device, which may have no end
         end, batches = content.rfind(b"\n") + 1, []
         if end or not BEGINS.startswith(content[: len(BEGINS)]):
             batches = _parsed(path, option, content, here, windows).batches
@@ -169,7 +169,7 @@ def appending(
 
 @contextmanager
 def _failing(what: str) -> Iterator[None]:
-    """Says in the words of `what` that the operating system did not do it, and why. Raises EvalError."""
+    """Turns an OSError into an EvalError that begins with `what` and gives the reason."""
     try:
         yield
     except OSError as error:

@@ -1,6 +1,6 @@
 """The arithmetic of perplexity: which window scores which token, what a token costs, how two arms compare.
 
-Nothing here knows of models, files or the clock.
+It is independent of models, files and time.
 """
 
 import math
@@ -10,16 +10,16 @@ from typing import NamedTuple
 import mlx.core as mx
 import numpy as np
 
-# Two logits this close, relative to the larger one, are a tie: eight roundings of float32.
+# Two logits this close, relative to the larger one, are a tie: eight times float32's epsilon.
 TIE = 2.0**-20
-# Of a token, the one ranked first among them; a model that likes all its vocabulary the same would fill the memory.
+# Per position, the token ranked first included. A limit, since all tokens may tie, which would fill the memory.
 TIES_KEPT = 16
 
 
 class Window(NamedTuple):
     """The model reads the tokens `begin <= k < end`; the window scores the tokens `first_scored <= k <= end`.
 
-    Reading k tokens predicts the k tokens that follow each of them, so the last one scored is not read.
+    Reading a token predicts the next one, so the last token that is scored is not read.
     """
 
     begin: int
@@ -30,10 +30,10 @@ class Window(NamedTuple):
 def windows(lengths: Sequence[int], context: int, stride: int) -> list[Window]:
     """Windows of `context` tokens, `stride` apart, that score each token of a stream but its first exactly once.
 
-    The streams have so many tokens each and lie one behind the other; no window reaches into another. The first window
-    of a stream scores all it can; each later one the next `stride` tokens, or what is left of them, and it reaches back
-    from the last of these as far as `context` allows. So all windows are `context` long, unless the stream is shorter
-    than that. lm-evaluation-harness's rolling windows are the same ones.
+    lengths: tokens of each stream; the streams follow each other, and no window extends into another stream. The first
+    window of a stream scores all that it can; each later one scores the next `stride` tokens, or those left, and begins
+    as early as `context` allows. So all windows are `context` long, unless the stream is shorter than that.
+    lm-evaluation-harness's rolling windows are the same.
 
         length 9, context 4, stride 2:       0 1 2 3 4 5 6 7 8     r: read, S: scored, B: both
                                              r B B B S
@@ -53,10 +53,10 @@ def windows(lengths: Sequence[int], context: int, stride: int) -> list[Window]:
 
 
 def half_windows(n_tokens: int, context: int) -> list[Window]:
-    """Chunks of `context` tokens that do not overlap; of each the second half is scored, as llama-perplexity does it.
+    """Chunks of `context` tokens that do not overlap. Only the second half of each is scored, as in llama-perplexity.
 
     The model's outputs at the positions context // 2 to context - 2 of a chunk predict the tokens that follow them.
-    Tokens at the end that fill no chunk are left out.
+    Tokens at the end that do not fill a chunk are left out.
 
         n_tokens 10, context 4:     0 1 2 3 4 5 6 7 8 9     r: read, S: scored
                                     r r r S
@@ -67,12 +67,12 @@ def half_windows(n_tokens: int, context: int) -> list[Window]:
 
 
 def token_nll(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """What each target cost, -ln p, for float32 logits (n, vocabulary) and targets (n,); float32.
+    """The cost of each target, -ln p in nats, for float32 logits (n, vocabulary) and targets (n,); float32.
 
-    Not by mx.logsumexp: on a CPU it adds one number after the other in float32, and of 150,000 that costs every token
-    2e-4 nats in one direction. numpy's exp is good to its last place, and the sum is float64.
+    Does not use mx.logsumexp: on a CPU it adds the numbers one by one in float32, and with 150,000 of them each
+    token's cost is off by 2e-4 nats in one direction. numpy's exp errs only in the last place, and the sum is float64.
     """
-    with np.errstate(invalid="ignore", over="ignore"):  # logits that are no finite numbers: NaN, which the page names
+    with np.errstate(invalid="ignore", over="ignore"):  # logits that are not finite give NaN, which the page reports
         largest = logits.max(axis=-1)
         weights = np.exp(logits - largest[:, None])
         logsumexp = largest + np.log(weights.sum(axis=-1, dtype=np.float64))
@@ -81,7 +81,7 @@ def token_nll(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
 
 
 def ranked_first(logits: mx.array) -> np.ndarray:
-    """Of each row the token with the largest logit, and behind it the first of those that tie with it; else -1."""
+    """Per row: the token with the largest logit, then up to TIES_KEPT tokens that tie with it, then -1."""
     best = mx.max(logits, axis=-1, keepdims=True)
     ties = best - logits <= TIE * mx.maximum(mx.abs(best), 1)
     row, token = np.divmod(np.flatnonzero(np.array(ties)), logits.shape[-1])
@@ -93,7 +93,7 @@ def ranked_first(logits: mx.array) -> np.ndarray:
 
 
 def top1_agrees(off: np.ndarray, on: np.ndarray) -> np.ndarray:
-    """For each row of `ranked_first` whether what `on` ranks first is first for `off` too, or ties with it."""
+    """For each row of ranked_first(): whether the first token of `on` is first, or tied for first, in `off`."""
     agrees: np.ndarray = (on[:, :1] == off).any(axis=-1) & (on[:, 0] >= 0)
     return agrees
 
@@ -101,10 +101,10 @@ def top1_agrees(off: np.ndarray, on: np.ndarray) -> np.ndarray:
 def kl_divergence(off: mx.array, on: mx.array) -> mx.array:
     """KL(off || on) in nats of each row, for float32 logits (n, vocabulary).
 
-    The usual sum of p·(ln p - ln q) drowns in rounding when the two agree to six digits: its terms are large
-    and cancel. With e the difference of the logits, less its mean under p, the same quantity is
-    ln(1 + Σ p·(exp(e) - 1 - e)), and no term is negative. For small e the bracket is summed as a series,
-    because it cancels too.
+    If the two agree to six digits, the usual sum of p·(ln p - ln q) is all rounding error: its terms are large and
+    cancel. With e the difference of the logits minus its mean under p, the same quantity is
+    ln(1 + Σ p·(exp(e) - 1 - e)), where no term is negative. For small e, exp(e) - 1 - e cancels, too, so a series
+    computes it.
     """
     log_p = off - mx.logsumexp(off, axis=-1, keepdims=True)
     p = mx.exp(log_p)
@@ -116,9 +116,9 @@ def kl_divergence(off: mx.array, on: mx.array) -> mx.array:
 
 
 def mean(values: np.ndarray) -> tuple[float, float]:
-    """Mean and its standard error, in float64, the values taken as independent.
+    """Mean and its standard error, in float64, as if the values were independent.
 
-    Tokens of one text are not: the true error of a perplexity as a statement about other text is larger.
+    Tokens of one text are not independent: as a statement about other text, a perplexity's true error is larger.
     """
     values = values.astype(np.float64)
     error = float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.nan
@@ -126,5 +126,5 @@ def mean(values: np.ndarray) -> tuple[float, float]:
 
 
 def exp(x: float) -> float:
-    """Infinite where float64 ends: a model that knows nothing of a long word."""
+    """exp(x); infinite where float64 overflows, as for the cost of a long word that the model does not know."""
     return math.exp(x) if not x > 709 else math.inf

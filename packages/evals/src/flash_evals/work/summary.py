@@ -1,4 +1,4 @@
-"""The result of `perplexity`, made of its batches and of a file to compare with."""
+"""Computes the result of `perplexity` from its batches and, with --compare, a score file."""
 
 import math
 from bisect import bisect_left
@@ -29,7 +29,7 @@ from flash_evals.work.score_file import SCORED_ARE, Header, Kept, differences, w
 def result(
     header: Header, planned: Plan, windows: int, earlier: Sequence[Batch], batches: Sequence[Batch], other: Kept | None
 ) -> Result:
-    """Sums up the batches of this run, which follow those of an `earlier` one, beside the scores that a file kept."""
+    """Sums up `batches`, which begin with those of the `earlier` run, and compares them with the score file `other`."""
     arms, trials = header.settings.arms, [batch.trial for batch in batches]
     tokens = np.concatenate([batch.scores for batch in batches])
     scores: dict[Name, np.ndarray] = {arm: tokens[arm] for arm in arms}
@@ -37,7 +37,7 @@ def result(
     finished, flash, compared, paired = windows_in(batches), Flash.sum(batch.flash for batch in batches), None, None
     if other:
         ends = accumulate(batch.trial.windows for batch in other.batches)
-        # A file may hold more windows than this run read, so the batches behind these do not count.
+        # The file may have more windows than this run has read; later batches do not count.
         first = other.batches[: bisect_left(list(ends), finished) + 1]
         compared = _compared(other, [batch.trial for batch in first], header)
         scores[compared.column] = np.concatenate([batch.scores[compared.arm] for batch in first])[: len(tokens)]
@@ -94,16 +94,16 @@ def _compared(other: Kept, trials: Sequence[Reading], header: Header) -> Compare
 
 
 def column(nll: np.ndarray, trials: Sequence[Measurement], words: int | None, n_bytes: int | None) -> Column:
-    """From the cost of each scored token, and the words and bytes of the text that they make up.
+    """One arm's figures, from the cost of each scored token and the words and bytes of their text.
 
-    The error of the token perplexity is that of the mean cost times the perplexity (the delta method).
+    The token perplexity's standard error is the mean cost's times the perplexity (the delta method).
     """
     average, error = scoring.mean(nll)
     ppl, total = scoring.exp(average), average * len(nll)
     speed, memory = median(trial.tokens_per_s for trial in trials), max(trial.peak_memory_mb for trial in trials)
     found = Column(ppl=ppl, ppl_se=ppl * error, tokens_per_s=speed, peak_memory_mb=memory)
     if n_bytes:
-        found.word_ppl = scoring.exp(total / words) if words else math.inf  # the first tokens: white space only
+        found.word_ppl = scoring.exp(total / words) if words else math.inf  # no words: the first tokens are white space
         found.byte_ppl = scoring.exp(total / n_bytes)
         found.bits_per_byte = total / n_bytes / math.log(2)
     return found

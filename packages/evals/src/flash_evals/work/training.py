@@ -1,7 +1,7 @@
 """The work of `finetune`: LoRA training steps as mlx-lm's own trainer takes them, with the patch off and on.
 
-Each arm has its own adapters and its own optimizer, from the same start, and goes its own way from there: after the
-first step a difference of the losses is one of the gradients too.
+Each arm has its own adapters and optimizer, which start equal and are trained separately: after the first step, a
+difference of the losses shows a difference of the gradients, too.
 """
 
 from collections.abc import Callable, Generator, Iterator
@@ -26,18 +26,18 @@ from flash_evals.work import machine
 from flash_evals.work.measure import run, trial
 from flash_evals.work.models import LoadedModel
 
-DEFAULTS: dict[str, Any] = CONFIG_DEFAULTS  # mlx-lm's own: `learning_rate`, `num_layers`, `lora_parameters`
+DEFAULTS: dict[str, Any] = CONFIG_DEFAULTS  # mlx-lm's: `learning_rate`, `num_layers`, `lora_parameters`
 
 
 def trainee(model: Any, adapters: dict[str, Any]) -> Callable[[mx.array, mx.array], float]:
-    """mlx-lm's step, for one arm: takes a batch, and gives the loss before the step."""
+    """mlx-lm's training step for one arm: it takes a batch, and returns the loss before the step."""
     optimizer = Adam(learning_rate=DEFAULTS["learning_rate"])
-    optimizer.init(adapters)  # mlx-lm leaves it to the first step, and compiles the second anew
+    optimizer.init(adapters)  # else the first step does it, and the second compiles again
     mx.eval(optimizer.state)
     state = [model.state, optimizer.state, mx.random.state]
     loss_and_gradient = value_and_grad(model, default_loss)
 
-    # For this arm alone: a compiled step holds the attention that was there when it was traced.
+    # One for each arm: a compiled step keeps the attention with which it was traced.
     @partial(mx.compile, inputs=state, outputs=state)
     def compiled(tokens: mx.array, ranges: mx.array) -> tuple[mx.array, mx.array]:
         (loss, count), gradient = loss_and_gradient(model, tokens, ranges)
@@ -54,7 +54,7 @@ def trainee(model: Any, adapters: dict[str, Any]) -> Callable[[mx.array, mx.arra
 
 @contextmanager
 def trainable(model: Any, num_layers: int, rank: int, checkpoints: bool, seed: int) -> Iterator[None]:
-    """The model with adapters, and nothing else of it learns; with gradient checkpoints until the block ends."""
+    """Adds adapters to the model, and freezes the rest. Gradient checkpoints are on until the block ends."""
     maybe_set_recommended_wired_limit()
     mx.random.seed(seed)
     model.freeze()
@@ -72,20 +72,20 @@ def trainable(model: Any, num_layers: int, rank: int, checkpoints: bool, seed: i
 
 
 def lengths(loaded: LoadedModel, settings: Settings, skipped: list[Skipped]) -> Generator[Length, None, None]:
-    """What a length has come to after each of its `repetitions`; a pair of steps that warms up goes before them. What
-    there is no memory for goes to `skipped`.
+    """Yields a length's results so far after each of its `repetitions`, after a warm-up step of each arm. Lengths that
+    do not fit into memory go to `skipped`.
 
-    A length that has taken `max_seconds`, unless that is 0, takes no further steps. If the warm-up has, it counts:
-    what it does once is nothing beside a step so long. Every length begins with the same adapters, every step has new
-    tokens. Raises EvalError if a step fails.
+    A length that has taken `max_seconds`, unless that is 0, takes no further steps. If the warm-up alone took so long,
+    it counts: beside such a long step, compilation does not matter. Every length begins with the same adapters, every
+    step has new tokens. Raises EvalError if a step fails.
     """
     random = np.random.default_rng(settings.seed)
     start = loaded.model.trainable_parameters()
     rest: dict[int, float] = {}
 
     def step(name: Arm) -> Step:
-        # Before and after it the other arm's adapters may be there.
-        loaded.model.update(adapters.pop(name))  # so that the step can give up their memory, as it can in mlx-lm
+        # The model may have the other arm's adapters.
+        loaded.model.update(adapters.pop(name))  # pop: the step can free their memory, as in mlx-lm
         loss, took = run(
             name, partial(trainees[name], *batch), seq_len * settings.batch_size, flash, settings.precision
         )
@@ -98,7 +98,7 @@ def lengths(loaded: LoadedModel, settings: Settings, skipped: list[Skipped]) -> 
             continue
         adapters = dict.fromkeys(ARMS, start)
         trainees = {name: trainee(loaded.model, start) for name in ARMS}
-        # The warm-up counts here: the step is traced then and never again, and calls that fall back do it there.
+        # Includes the warm-up: only there is the step traced, and only while tracing do calls fall back.
         flash, spent = Flash(), 0.0
         trials: list[Trial[Step]] = []
         for repetition in range(-1, settings.repetitions):
@@ -115,17 +115,17 @@ def lengths(loaded: LoadedModel, settings: Settings, skipped: list[Skipped]) -> 
 
 
 def make_batch(tokens: np.ndarray) -> tuple[mx.array, mx.array]:
-    """The tokens, and of each sequence the range that is learned: mlx-lm's, of sequences that need no padding."""
+    """mlx-lm's batch of unpadded sequences: the tokens, and for each sequence the range that is learned."""
     batch = mx.array(tokens.astype(np.int32)), mx.array([[0, tokens.shape[1]]] * len(tokens))
     mx.eval(batch)  # before the clock starts
     return batch
 
 
 def too_long(loaded: LoadedModel, seq_len: int, settings: Settings, rest: dict[int, float]) -> str | None:
-    """In words, if a step without the patch has no memory for that length.
+    """Says why, if a step of that length without the patch does not fit into memory; else None.
 
-    It needs memory for the scores, and for each token as much as the longest sequence so far has needed for the rest:
-    `rest` has the bytes of each length. Before there is one, the scores alone are known.
+    Estimates the memory as that of the scores and, per token, what the longest length so far needed for all else.
+    rest: length -> bytes of all else; if it is empty, only the scores count.
     """
     given = settings.max_memory_gb
     limit = machine.free_memory() if given is None else given * 1e9
@@ -140,11 +140,11 @@ def too_long(loaded: LoadedModel, seq_len: int, settings: Settings, rest: dict[i
 
 
 def least_memory(loaded: LoadedModel, seq_len: int, settings: Settings) -> int:
-    """Bytes that the scores of MLX's own attention take in one step, without anything else.
+    """Bytes of the score-sized arrays of MLX's own attention in one step, without anything else.
 
-    Each layer that learns keeps its softmax for the gradient, with checkpoints only the one at work does; that one
-    has one more such array, and where MLX's thread lags behind two. cuDNN keeps none. Its gradient takes multiples of
-    128 tokens; else the layer at work computes its scores for the gradient alone.
+    Each layer with adapters keeps its softmax for the gradient (with checkpoints, only the running layer does). The
+    running layer has one more such array, or two if MLX's thread lags behind. cuDNN keeps none, but its gradient needs
+    a multiple of 128 tokens; for other lengths the running layer has one array.
     """
     item_size = ITEM_SIZE[loaded.described.dtype.split(", ")[-1]]
     if machine.kind() == "gpu" and mx.cuda.is_available() and item_size == 2 and loaded.head_dim in range(8, 129, 8):

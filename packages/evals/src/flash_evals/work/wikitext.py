@@ -1,22 +1,22 @@
-"""WikiText as its authors published it, tokenised, and as people write: ` 2 @.@ 5 kg ( 6 lb ) , ` is `2.5 kg (6 lb), `.
+"""Turns WikiText, published tokenised, into normal text: ` 2 @.@ 5 kg ( 6 lb ) , ` becomes `2.5 kg (6 lb), `.
 
-A model has seen the second kind, so that is what it should read; words and bytes are those of the first, which every
-published figure divides by. The rules are lm-evaluation-harness's, in its order, so that its figures can be met.
+Models were trained on normal text, so they should read that; published figures count the words and bytes of the
+original. The rules and their order are lm-evaluation-harness's, so that the figures can agree.
 """
 
 import re
 from collections.abc import Iterable
 
-# The line end before the heading of a page, which has one "=" on each side: that of a section has more.
+# The line end before the heading of a page, which has one "=" on each side; a section's heading has more.
 HEADING = re.compile(r"\n(?=[^\S\n]*= (?!=).*(?<!=) =[^\S\n]*(?:\n|\Z))")
 OPENING, CLOSING = "([{\"'", ")]}\"'"
 
 
 def detokenised(text: str) -> str:
-    """The text with the spaces that its tokeniser put in taken out, page by page.
+    """Undoes the tokenisation, page by page.
 
-    Quotes and brackets are matched in pairs, and one without a partner would shift all pairs to the end of the text:
-    no pair reaches beyond its page.
+    Quotes and brackets are matched in pairs, where one without a partner would shift all later pairs; page by page, it
+    shifts only those of its page.
     """
     return "\n".join(map(_page, HEADING.split(text)))
 
@@ -38,9 +38,9 @@ def _page(text: str) -> str:
 
 
 def original_length(original: str, read: str) -> int:
-    """How many characters of the original a text stands for that its detokenised form begins with.
+    """How many characters of the original correspond to `read`, the beginning of its detokenised form.
 
-    Detokenising takes spaces and @ away, which belong to the character after them, and makes a 1 of some N.
+    Detokenising removes spaces and @, which count to the character after them, and turns some N into 1.
     """
     position = 0
     for character in read:
@@ -51,9 +51,9 @@ def original_length(original: str, read: str) -> int:
 
 
 def pages(rows: Iterable[str]) -> list[str]:
-    """The pages of the file whose lines are these rows, in which a blank one is empty; less a blank start of the file.
+    """The pages of the file whose lines are these rows (blank lines are empty rows), without blank pages.
 
-    They are cut as lm-evaluation-harness does, and joined by a line end.
+    The pages are cut where lm-evaluation-harness cuts; a line end separates them.
     """
     text = "".join(row or " \n" for row in rows)
     return [page for page in HEADING.split(text) if page.strip()]
