@@ -236,7 +236,7 @@ def assert_both_ways(*args, **options) -> None:
 
 
 def unfused_in_order(call: Call, order: int, after_a_forward: bool) -> Gradients:
-    """unfused_gradients() in float32, its sums over dims in the random order of seed `order`; 0: in the arrays' order."""
+    """unfused_gradients() in float32, its sums over dims in the random order of seed `order`; 0: in memory's order."""
     shuffle = np.random.default_rng(order).permutation if order else np.arange
     dims, value_dims = shuffle(call.query.shape[-1]), shuffle(call.value.shape[-1])
     of = lambda a, picked: a[..., mx.array(picked)]  # noqa: E731

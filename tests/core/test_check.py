@@ -1,4 +1,4 @@
-"""The check of GPU kernels, flashattn_core.check, finds wrong kernels. Here it checks CPU kernels with planted faults."""
+"""flashattn_core.check, which checks a GPU's kernels, finds faults. Here it checks CPU kernels with planted faults."""
 
 import threading
 from functools import partial

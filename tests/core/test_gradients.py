@@ -60,7 +60,7 @@ def test_strided(rng, dtype, layout, length, key_len):
 
 
 def test_broadcast(rng):
-    """Each element of a broadcast view must get its own gradient, also from cotangents of stride 0 as sum() makes them."""
+    """Each element of a broadcast view must get its own gradient, also from cotangents of stride 0, as sum() has."""
     call = draw_call(rng, batch=(3,), length=33, key_len=97)
     parts = {"query": call.query[:1], "key": call.key[:1, :1], "value": call.value[:1, :1]}
     parts |= {"dout": mx.array(1.0), "dlse": mx.array(1.0)}

@@ -85,7 +85,7 @@ def test_a_decode_step_keeps_the_results_of_a_few_runs_of_keys(shape):
     measured = json.loads(python(DECODE_PEAK.format(shape=shape), FLASHATTN_NUM_THREADS=str(threads)).stdout)
     run = heads // kv_heads * length * (dim + 2) * 4
     kept = max(2 << 20, (4 * threads + 1) * run)
-    assert batch * kv_heads * keys // 512 * run > 3 * kept + 3e6  # the partial results of all splits would exceed the limit
+    assert batch * kv_heads * keys // 512 * run > 3 * kept + 3e6  # those of all splits would exceed the limit
     assert measured["extra"] <= kept + 1.2 * measured["out"] + 2e6
 
 

@@ -1,5 +1,4 @@
-"""NaN or infinity in an element of any input reaches only outputs that depend on that element; all others keep their
-bits.
+"""NaN or infinity in one element of any input reaches only outputs that depend on it; all others keep their bits.
 
 Which outputs depend on it follows from which rows see which keys: a key that a row does not see is in none of the row's
 sums, forward or backward. NaN reaches all of these outputs. Infinity may not: a key with a score of -inf has no weight.

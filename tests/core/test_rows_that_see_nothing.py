@@ -1,4 +1,4 @@
-"""A row that sees no key gives 0 and -inf, never NaN; also for empty inputs."""
+"""A row that sees no key gets 0 as out and -inf as lse, never NaN, also with empty inputs."""
 
 import mlx.core as mx
 import pytest

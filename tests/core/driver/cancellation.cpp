@@ -1,5 +1,5 @@
-// Tests that a cancelled call soon ends with NaN in every element of its outputs and nothing written beside them, if the
-// request comes long before the call or during it. Calls that end within the grace period keep their results.
+// Tests that a cancelled call soon ends with NaN in all elements of its outputs and nothing written beside them, if
+// the request comes long before the call or during it. Calls that end within the grace period keep their results.
 #include <chrono>
 #include <cstdio>
 #include <optional>
