@@ -1,4 +1,4 @@
-"""What a bare machine lacks."""
+"""Handles tests that need something that a bare machine lacks."""
 
 import os
 import sys

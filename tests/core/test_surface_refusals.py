@@ -1,4 +1,4 @@
-"""A wrong argument makes the call and plan() raise a ValueError or TypeError that names it, before anything is computed.
+"""For a wrong argument the call and plan() raise a ValueError or TypeError that names it, before anything is computed.
 
 The tests draw a legal call and break one argument: the message must begin with `[flash_attention]` and contain the
 argument's name. Wrong parts of a mask are refused where the mask is made, under the mask's name.

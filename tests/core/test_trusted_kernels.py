@@ -284,7 +284,7 @@ def test_a_full_disk(cache):
 
 
 def test_a_file_that_can_be_neither_read_nor_replaced(cache):
-    """The file may be another user's or in a read-only folder. A folder in its place has the same effect for any user."""
+    """The file may be another user's or in a read-only folder. A folder in its place has the same effect."""
     asked_by_another_process()
     [file] = (cache / "checked").iterdir()
     file.unlink()

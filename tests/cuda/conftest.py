@@ -21,7 +21,7 @@ def requires_gpu():
 
 @pytest.fixture
 def requires_plants():
-    """Requires a build that plants faults in kernels (FLASHATTN_PLANT). Wheels do so only if they are built for tests."""
+    """Requires a build that can plant faults in kernels (FLASHATTN_PLANT), which only builds for tests can."""
     if b"FLASHATTN_PLANT" not in (Path(_ext.__file__).parents[1] / "libflashattn_kernels.so").read_bytes():
         lacking("flashattn-core takes no plants: install it with -C cmake.define.FLASHATTN_PLANTS=ON")
 
