@@ -90,4 +90,4 @@ def run_through(
                 monkeypatch.setattr(module, comparison, same)
     for name in ("large_scores", "quantised"):
         monkeypatch.setattr(MODULES[name], "quantized_flash_attention", quantised)
-    monkeypatch.setattr(gradient_oracle, "assert_obeys_the_rule", lambda call: None)  # gradients have tests of their own
+    monkeypatch.setattr(gradient_oracle, "assert_obeys_the_rule", lambda call: None)  # gradients have their own tests

@@ -100,7 +100,7 @@ def flash_gradients(call: Call) -> Gradients:
 
 
 def unfused_gradients(call: Call, dtype=np.float64, after_a_forward: bool = False) -> Gradients:
-    """Computes each step in `dtype`, from the inputs, with O(L*S) memory. In float32, out is rounded to call's dtype.
+    """Computes each step in `dtype`, from the inputs, in O(L*S) memory. In float32 out is rounded to the call's dtype.
 
     `after_a_forward`: out, and each row's maximum and sum, are those of a forward without errors. A float32 lse does
     not replace the maximum and the sum: beside a large maximum, lse loses the sum.

@@ -39,7 +39,7 @@ def test_behind_a_decode_step(rng, dtype, size, gradients):
     rules.assert_obey_the_rule_beside_large_scores(rng, dtype, size, gradients, 9)
 
 
-# Faults in the handling of rows with large scores, which the tensor cores leave out. The calls have such rows.
+# Faults in the handling of rows with large scores, which the tensor cores leave out. The call below has such rows.
 FAULTS = {
     "not left out": ("? INFINITY : saved.log2_sum", "? saved.log2_sum : saved.log2_sum"),
     "not added": ("is_left_out(largest)) != 0", "false) != 0"),

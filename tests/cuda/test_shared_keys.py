@@ -1,4 +1,4 @@
-"""On compute capability 9.0, several blocks share the keys of cuda_prefill's last rows where the GPU would be idle."""
+"""On compute capability 9.0, several blocks share the keys of cuda_prefill's last rows where some would be idle."""
 
 import launches
 import mlx.core as mx

@@ -88,8 +88,8 @@ def apart(losses, others):
 def test_the_same_losses(train, dtype, fine_tune_type, compiled):
     """mlx-lm compiles its steps. That takes MLX a while on a GPU, so only one case does it.
 
-    In bfloat16 each step builds on the rounding of those before it, with and without the patch. So each loss is compared
-    with float32's: its error may be twice that of the step without the patch, plus one rounding.
+    In bfloat16 each step builds on the rounding of those before it, with and without the patch. So each loss is
+    compared with float32's: its error may be twice that of the step without the patch, plus one rounding.
     """
     (mx.enable_compile if compiled else mx.disable_compile)()
     off, on = off_and_on(lambda: train(dtype, fine_tune_type))

@@ -1,4 +1,4 @@
-"""On compute capability 9.0 cuda_prefill has Hopper's form for arrays that the tensor memory accelerator (TMA) reads."""
+"""On compute capability 9.0 cuda_prefill has Hopper's form if the tensor memory accelerator (TMA) reads the arrays."""
 
 import launches
 import mlx.core as mx

@@ -1,8 +1,8 @@
 """Describes the launches of a call on a GPU as plain data, on any machine, by a module that is built for tests only.
 
 Each launch is a dict. `kernel`: its kernel, in a forward pass. `source`: the text that Metal or NVRTC compiles.
-`function`, `outputs` (the buffers that MLX takes for written), `scratch` (the buffers of all of the call's launches that
-are kept for the next call), `constants`, `grid` (in threadgroups), `threadgroup` (in threads), `split` (first_key,
+`function`, `outputs` (the buffers that MLX takes for written), `scratch` (the buffers of all of the call's launches
+that are kept for the next call), `constants`, `grid` (in threadgroups), `threadgroup` (in threads), `split` (first_key,
 chunk_len, num_chunks). `buffers`, by name: for an input its memory, and the offset in bytes of the element at index 0
 (strides may be negative or 0); for an array that launches write its size in bytes (all launches of a call share it);
 for a struct its bytes. `numbers`: the index by which the kernel finds each buffer.
@@ -90,8 +90,8 @@ def decision(
 
 
 def form(kernel: str) -> tuple[str, dict[str, str], contextlib.AbstractContextManager[None]]:
-    """For a name that tests give to a form of a kernel, returns the kernel, further arguments of its call, and a context
-    that sets the GPU. "_hopper": the form for compute capability 9.0; "_rounded": rounds probabilities once."""
+    """For a test's name of a kernel's form, returns the kernel, further arguments of its call, and a context that sets
+    the GPU. "_hopper": the form for compute capability 9.0; "_rounded": the form that rounds probabilities once."""
     name = kernel.removesuffix("_rounded")
     given = {"precision": "input"} if name != kernel else {}
     is_hopper = name.endswith("_hopper")

@@ -47,7 +47,7 @@ def run(
     prepared=on_metal,
     precision: str = "float32",
 ):
-    """Runs the backward pass. `saved`: the forward's results; None: exact ones. The others: as in metal_attention.run."""
+    """Runs the backward pass. `saved`: the forward's results; None: exact ones. Others: as in metal_attention.run."""
     dtype = call.query.dtype
     saved = saved or exactly_saved(call)
     each = described(call, saved, device, precision)
