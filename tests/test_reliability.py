@@ -46,7 +46,7 @@ def test_the_page_has_every_group():
         "Results", "Masks", "Gradients", "Memory", "The process", "The patch", "Evaluation", "Packaging", "Metal",
         "Speed",
     ]  # fmt: skip
-    assert PAGE.count("| promise | tests |") == len(groups) - 1  # speed has none
+    assert PAGE.count("| promise | tests |") == len(groups) - 1  # Speed has no table
 
 
 @pytest.mark.parametrize("row", PROMISES, ids=lambda row: row[0])

@@ -72,7 +72,7 @@ def drivers(build: Callable[..., Path], everything: bool) -> Path:
 
 @pytest.fixture(scope="session")
 def neon_drivers(build: Callable[..., Path], require: Callable[[str, str], None], everything: bool) -> Path:
-    """The same programs for 64-bit ARM, for qemu-aarch64 to run. Static: they need no ARM libraries at run time."""
+    """The same programs for 64-bit ARM, for qemu-aarch64 to run, linked statically to need no ARM libraries then."""
     require("aarch64-linux-gnu-g++", "g++-aarch64-linux-gnu")
     return build(
         HERE / "driver",

@@ -45,7 +45,7 @@ def draw(
 
 
 def unfused(query, key, value, scale=None, mask=None, *, softcap=None, sinks=None, alibi_slopes=None):
-    """(out, lse) by the three-step formula, each step in query's dtype. Rows that see nothing: 0 and -inf."""
+    """(out, lse) by the three-step formula, each step in query's dtype. Rows that see nothing get 0 and -inf."""
     dtype = query.dtype
     group = query.shape[-3] // key.shape[-3]
     key, value = mx.repeat(key, group, axis=-3), mx.repeat(value, group, axis=-3)
@@ -105,7 +105,7 @@ def assert_within_rule(
 ) -> None:
     """`by_unfused`: functions that compute the unfused formula in different ways; the largest error of them counts."""
     finite = np.isfinite(expected)
-    np.testing.assert_array_equal(got[~finite], expected[~finite], err_msg=what)  # -inf, in lse
+    np.testing.assert_array_equal(got[~finite], expected[~finite], err_msg=what)  # lse may be -inf
     error = np.abs(got[finite] - expected[finite]).max(initial=0)
     allowed = 1e-5
     for unfused in by_unfused:

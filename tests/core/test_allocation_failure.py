@@ -95,7 +95,7 @@ def test_each_allocation(failing_allocations, case, fewest):
     outcomes = done.stdout.splitlines()
     assert len(outcomes) >= fewest
     no_memory = "RuntimeError: [flash_attention] no memory for the kernel's working arrays"
-    # In a gradient, the second pass is prepared while the first one makes threads: whose allocation fails is luck.
+    # In a gradient, the second pass is prepared while the first one starts threads: which allocation fails is luck.
     threads = set() if "True" in case else {"fewer threads"}
     assert {"MemoryError: std::bad_alloc", no_memory} | threads <= set(outcomes)
 

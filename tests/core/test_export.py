@@ -122,7 +122,7 @@ def test_of_a_transformed_function(rng, transform, tmp_path):
     mx.eval(attend(*arrays))  # compiled before, for these shapes
     path = str(tmp_path / "f.mlxfn")
     if transform is mx.checkpoint:
-        with pytest.raises(ValueError, match="Unable to serialize primitive CustomTransforms"):  # MLX's own
+        with pytest.raises(ValueError, match="Unable to serialize primitive CustomTransforms"):  # MLX's error
             mx.export_function(path, attend, *arrays)
         return
     mx.export_function(path, attend, *arrays)

@@ -80,7 +80,7 @@ def test_cudas_kernels_were_measured_where_they_were_made(length):
     ],
 )
 def test_few_blocks_have_fewer_rows_on_hopper(length, keys, kernel):
-    """84 blocks of 192 rows would leave 48 of 132 multiprocessors idle."""
+    """Of 132 multiprocessors, 84 blocks of 192 rows would leave 48 idle: smaller blocks must be chosen."""
     query, key = (mx.zeros((1, heads, rows, 128), mx.float16) for heads, rows in ((28, length), (4, keys)))
     with launches.shared_memory(227, compute_capability=90):
         got = launches.decision(lowered(query, key, key, None, "causal"))[0]

@@ -10,7 +10,7 @@ from flashattn_core.arguments import lowered
 
 pytestmark = pytest.mark.usefixtures("requires_gpu")
 
-DIMS = itertools.count(24, 8)  # a verdict holds for a whole process: each test has a head_dim of its own
+DIMS = itertools.count(24, 8)  # a check's result lasts as long as the process: each test has its own head_dim
 
 
 @pytest.fixture

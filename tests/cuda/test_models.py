@@ -109,7 +109,7 @@ def assert_kernels_ran(prefill="cuda_prefill"):
 
 def differences(on, off, off_again):
     """For a failure's message: the tokens whose logits differ, and whether the unpatched model repeats its logits."""
-    near = np.array(mx.abs(on - off).max(axis=(0, 2)) < 1e-4 * mx.abs(off).max())  # never true of NaN
+    near = np.array(mx.abs(on - off).max(axis=(0, 2)) < 1e-4 * mx.abs(off).max())  # False for NaN
     again = f"off is what it is again: {close(off_again, off)}, and close to on: {close(on, off_again)}"
     return f"tokens {np.flatnonzero(~near).tolist()}; {again}"
 

@@ -45,7 +45,7 @@ def models(tmp_path_factory, texts):
 
 
 @pytest.fixture(autouse=True)
-def one_gpu():  # nothing tells when MLX has mended it
+def one_gpu():  # no test notices when MLX mends this
     if mx.device_count(mx.gpu) > 1:
         pytest.skip("MLX's own training fails where it sees two GPUs: CUDA_VISIBLE_DEVICES=0")
 

@@ -37,7 +37,7 @@ class Built:
 
 @pytest.fixture(scope="session")
 def run() -> Run:
-    """Runs one of the programs, which name the packages that they need, in an environment of its own."""
+    """Runs one of the programs in its own environment, with the packages that the program names."""
     uv = os.environ.get("UV") or shutil.which("uv")
     if uv is None:
         pytest.skip("uv is missing: python3 -m pip install uv")

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
-sys.path[:0] = [*(str(TESTS / folder) for folder in ("metal", "emulators", "core")), str(TESTS)]  # as pytest has them
+sys.path[:0] = [*(str(TESTS / folder) for folder in ("metal", "emulators", "core")), str(TESTS)]  # as for pytest
 
 import mlx.core as mx  # noqa: E402
 import mlx_kernels  # noqa: E402

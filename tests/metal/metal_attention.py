@@ -34,8 +34,8 @@ class Run:
     out: mx.array
     lse: mx.array
     row_stats: mx.array
-    counts: tuple[Counts, ...]  # of each launch
-    chunks: int  # of the keys, in the split kernel
+    counts: tuple[Counts, ...]  # one per launch
+    chunks: int  # into which the split kernel cuts the keys
 
 
 def run(
@@ -75,7 +75,7 @@ def run(
     with_lse = return_lse or device == "metal"  # Metal's kernels write it in any case
     arguments = lowered(query, key, value, scale, mask, **options, **quantised)
     value_dim = value.shape[-1] if bits is None else value[0].shape[-1] * 32 // bits
-    if min(query.shape) == 0:  # as eval_gpu: nothing to launch
+    if min(query.shape) == 0:  # nothing to launch, as in eval_gpu
         return Run(
             mx.zeros((*query.shape[:-1], value_dim), query.dtype), mx.zeros(query.shape[:-1]), mx.zeros(0), (), 0
         )

@@ -63,8 +63,8 @@ class Fault:
 
 
 def assert_is_noticed(fault: Fault, call: Callable[[Callable[[str], str]], None]) -> None:
-    """`call` runs the kernels with the given edit of their source and compares results. With the fault it must raise."""
-    call(lambda source: source)  # without the fault nothing is noticed
+    """`call` runs the kernels with the given edit of their source and compares results. The fault must make it fail."""
+    call(lambda source: source)  # without the fault it must not raise
     planted = []
 
     def edit(source: str) -> str:

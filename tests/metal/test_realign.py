@@ -10,7 +10,7 @@ from metal_on_cpu import Undefined
 from planted_faults import Fault, assert_is_noticed
 from test_strides import cache_slice, column_major, reversed_rows, strided_columns, transposed
 
-SHAPES = [(1, 1, 1, 1), (1, 1, 5, 51), (1, 2, 16, 8), (1, 1, 257, 1), (2, 3, 7, 13)]  # around the 256 of a threadgroup
+SHAPES = [(1, 1, 1, 1), (1, 1, 5, 51), (1, 2, 16, 8), (1, 1, 257, 1), (2, 3, 7, 13)]  # around a threadgroup's 256
 
 PREPARED = {"metal": on_metal, "cuda": on_cpu}
 

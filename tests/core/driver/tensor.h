@@ -15,7 +15,7 @@ enum Dimension { kBatch, kHead, kRow, kColumn };
 
 struct Layout {
   std::vector<Dimension> order;  // from the widest stride to the narrowest
-  int gap = 0;                   // elements behind each dimension
+  int gap = 0;                   // unused elements behind each dimension
   std::vector<Dimension> backwards = {};
 };
 inline const Layout kRowMajor = {{kBatch, kHead, kRow, kColumn}};
