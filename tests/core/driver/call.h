@@ -50,7 +50,7 @@ class Result {
   }
 
  private:
-  static constexpr size_t kMargin = kAddressSanitizer ? 0 : 64;  // bytes of the widest vector
+  static constexpr size_t kMargin = kAddressSanitizer ? 0 : 64;  // bytes of the widest vector; ASan needs no margin
 
   template <typename Visit>
   void for_each_element(Visit visit) const {
