@@ -1,4 +1,4 @@
-"""Threads change no bit of a result: neither the pool's nor Python's, each of which has streams of its own."""
+"""Threads change no bit of a result: neither the pool's threads nor Python's, which have their own streams."""
 
 import threading
 
