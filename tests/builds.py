@@ -1,6 +1,6 @@
-"""What tests compile, kept by its content: a folder for each hash of everything that goes into it.
+"""A cache of what tests compile: one folder per hash of everything that goes into a build.
 
-Processes that want the same build wait for the one that makes it. What nobody used for a month is removed.
+Processes that want the same build wait for the one that makes it. Builds that nobody used for a month are removed.
 """
 
 import hashlib
@@ -17,13 +17,13 @@ MONTH = 30 * 24 * 3600
 
 
 def contents(*folders: Path, patterns: Iterable[str] = ("**/*",)) -> bytes:
-    """The names and the bytes of all files in the folders, for a key."""
+    """Returns the names and bytes of all files in the folders, as a part of a build's key."""
     files = sorted({file for folder in folders for pattern in patterns for file in folder.glob(pattern)})
     return b"".join(str(file.name).encode() + file.read_bytes() for file in files if file.is_file())
 
 
 def built(make: Callable[[Path], None], *key: str | bytes) -> Path:
-    """The folder that `make` filled for this key, now or earlier. A build that fails leaves nothing."""
+    """Returns the folder that `make` filled for this key, now or earlier. A failed build leaves no folder."""
     digest = hashlib.sha256()
     for part in key:
         data = part.encode() if isinstance(part, str) else part

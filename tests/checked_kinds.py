@@ -1,4 +1,4 @@
-"""Kinds of calls, and flashattn_core.check of them through a kernel that runs in the harness."""
+"""Kinds of calls, and helpers that run flashattn_core.check on kernels in the CPU harness (tests/emulators)."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from flashattn_core.drawn import Kind
 from metal_attention import Run
 from metal_on_cpu import MetalError
 
-# What a call can be given.
+# Options that a call can be given, with their arrays' dtypes.
 GIVEN = {
     "nothing": {},
     "causal": {"causal": None},
@@ -18,7 +18,7 @@ GIVEN = {
     "a tree": {"tree": mx.uint32},
     "arrays": {"visible": mx.bool_, "bias": mx.float16},
 }
-# Of queries and keys. The check's own would take the harness a minute.
+# Key lengths for calls with few queries. The check's own lengths would take the harness a minute.
 FEW_KEYS, MANY_KEYS = 90, 400
 
 
@@ -46,7 +46,7 @@ def found(
     edit: Callable[[str], str] = lambda source: source,
     lengths: Lengths | None = None,
 ) -> str:
-    """What the check finds in the kernel, whose source the edit changes. lengths: None for some of few tiles."""
+    """Returns what the check finds in the kernel after `edit` changed its source. lengths: None for a few tiles."""
 
     def attention(**arguments):
         try:
@@ -64,12 +64,12 @@ ROW_RESULT = "return RowResult{normalise / softmax.row_sum,"  # in the text of e
 
 
 def wrong_where(condition: str) -> Callable[[str], str]:
-    """One percent off."""
+    """Makes outputs one percent too large where the condition holds."""
     return lambda source: source.replace(ROW_RESULT, ROW_RESULT[:-1] + f" * ({condition} ? 1.01f : 1.0f),")
 
 
 def nan_where(condition: str, text: str) -> Callable[[str], str]:
-    """text: of a kernel, in front of what it multiplies an output by."""
+    """Makes outputs NaN where the condition holds. text: kernel code just before a factor of the output."""
     return lambda source: source.replace(text, text + f"({condition} ? INFINITY * 0.0f : 1.0f) * ")
 
 

@@ -1,4 +1,4 @@
-"""Shared by all tests."""
+"""Fixtures and plugins that all tests share."""
 
 import signal
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ pytest_plugins = ["lanes", "finished_wheels", "metal_on_cpu.report"]
 
 @pytest.fixture(scope="session", autouse=True)
 def _heeds_control_c() -> Iterator[None]:
-    """Processes started in the background ignore SIGINT, and their children inherit that."""
+    """Lets tests receive SIGINT: processes started in the background ignore it, and their children inherit that."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -19,5 +19,5 @@ def _heeds_control_c() -> Iterator[None]:
 
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
-    """A generator of its own for each test, the same in every run."""
+    """Each test gets its own generator, seeded with the test's name: the same numbers in every run."""
     return np.random.default_rng(list(request.node.name.encode()))

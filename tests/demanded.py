@@ -1,4 +1,4 @@
-"""What a bare machine lacks."""
+"""Handles tests that need something that a bare machine lacks."""
 
 import os
 import sys
@@ -8,5 +8,5 @@ import pytest
 
 
 def lacking(what: str) -> NoReturn:
-    """Skips a test for want of `what`. On Linux with CI=1, where .ci/run installs it, the test fails."""
+    """Skips a test because `what` is missing. On Linux with CI=1, where .ci/run installs it, the test fails instead."""
     (pytest.fail if os.environ.get("CI") and sys.platform == "linux" else pytest.skip)(what)

@@ -1,4 +1,4 @@
-"""The rules that every backend keeps: the core's own tests, which tests/metal and tests/cuda run with their kernels."""
+"""The core's own tests that every backend must pass: tests/metal and tests/cuda run them with their kernels."""
 
 import importlib
 import types
@@ -27,7 +27,7 @@ MODULES = {
 }
 NOT_OF_THE_KERNELS = {
     "test_nothing_but_the_outputs_is_allocated",  # measures MLX's allocator
-    # What happens before a kernel is chosen is no kernel's.
+    # The following happen before a kernel is chosen.
     "test_transforms",
     "test_there_is_no_gradient",
     "test_plan",
@@ -39,7 +39,7 @@ NOT_OF_THE_KERNELS = {
 
 
 def rules(*but: str) -> dict[str, Callable[..., None]]:
-    """The tests by names that tell them apart, `but` for these."""
+    """Returns the core's tests by unique names, without those in `but`."""
     return {
         f"test_{name}__{test.removeprefix('test_')}": function
         for name, module in MODULES.items()
@@ -51,10 +51,10 @@ def rules(*but: str) -> dict[str, Callable[..., None]]:
 
 
 def assert_same_but_for_tensor_cores(got: mx.array, expected: mx.array) -> None:
-    """As oracle.assert_same_bits(), for `expected` or a number within float32's error of it.
+    """As oracle.assert_same_bits(), but `got` may be the rounding of any number within float32's error of `expected`.
 
-    Tensor cores sum in an order and with a cut of their own. So 16 bits differ by one unit in the last place where the
-    number is as near as that to an edge of rounding.
+    Tensor cores sum and truncate in their own way. So a 16-bit result differs by one unit in the last place where the
+    number is that close to a boundary of rounding.
     """
     expected = expected.astype(mx.float32)
     error = 1e-5 * mx.maximum(mx.abs(expected), 1)
@@ -69,9 +69,9 @@ def run_through(
     kernel_for: Callable[..., str],
     same: Callable[[mx.array, mx.array], None] | None = None,
 ) -> None:
-    """The tests call these functions, with the kernel for a query, the larger head_dim and `quantised`.
+    """Makes the core's tests call these functions with kernel_for(query, the larger of both head_dims, quantised).
 
-    same: what they demand of results that the core has bit by bit, or but for the order of sums; None: as the core.
+    same: replaces the core's comparisons of bits, and of sums in another order; None: keeps them.
     """
 
     def plain(query, key, value, *args, kernel="auto", **options):
@@ -90,4 +90,4 @@ def run_through(
                 monkeypatch.setattr(module, comparison, same)
     for name in ("large_scores", "quantised"):
         monkeypatch.setattr(MODULES[name], "quantized_flash_attention", quantised)
-    monkeypatch.setattr(gradient_oracle, "assert_obeys_the_rule", lambda call: None)  # they have tests of their own
+    monkeypatch.setattr(gradient_oracle, "assert_obeys_the_rule", lambda call: None)  # gradients have their own tests

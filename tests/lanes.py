@@ -24,8 +24,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 LEFT_OUT = pytest.StashKey[dict[str, int]]()
-# Long files, and files that build what others wait for, start first. Otherwise one process waits for the other at the
-# end.
+# Long files, and files with builds that others wait for, start first. Otherwise processes wait at the end.
 FIRST = ("test_contract.py", "test_soak.py")
 
 

@@ -1,4 +1,4 @@
-"""docs/dev/reliability.md: each promise names tests, each test named exists, and each is broken by tests/mutations."""
+"""In docs/dev/reliability.md each promise names tests that exist, and a mutation in tests/mutations breaks it."""
 
 import ast
 import re
@@ -24,7 +24,7 @@ PROMISES = [
 
 @cache
 def functions_in(file):
-    """What pytest would collect of it: functions, and methods behind the name of their class."""
+    """The tests that pytest would collect from the file: functions, and methods as Class::name."""
     tree = ast.parse((TESTS / file).read_text())
     classes = {"": tree} | {f"{node.name}::": node for node in tree.body if isinstance(node, ast.ClassDef)}
     return {
@@ -46,7 +46,7 @@ def test_the_page_has_every_group():
         "Results", "Masks", "Gradients", "Memory", "The process", "The patch", "Evaluation", "Packaging", "Metal",
         "Speed",
     ]  # fmt: skip
-    assert PAGE.count("| promise | tests |") == len(groups) - 1  # speed has none
+    assert PAGE.count("| promise | tests |") == len(groups) - 1  # Speed has no table
 
 
 @pytest.mark.parametrize("row", PROMISES, ids=lambda row: row[0])

@@ -1,4 +1,4 @@
-"""Masks that hide whole blocks, in words of the vocabulary where it has them, and as arrays."""
+"""Masks that hide whole blocks: as arrays and, where flashattn_core.masks can describe them, as descriptions."""
 
 import flashattn_core
 import mlx.core as mx
@@ -48,7 +48,7 @@ def as_array(kind: str, shown: np.ndarray, rng: np.random.Generator, dtype: mx.D
 
 
 def expected_map(mask: mx.array) -> np.ndarray:
-    """What csrc/call/block_map.h says, in numpy."""
+    """The block map as csrc/call/block_map.h defines it, computed by numpy."""
     array = np.array(mask if mask.dtype == mx.bool_ else mask.astype(mx.float32))
     shows = array if mask.dtype == mx.bool_ else array != -np.inf
     changes = ~array if mask.dtype == mx.bool_ else array != 0
@@ -71,7 +71,7 @@ def map_of(mask: mx.array, length: int, key_len: int, dtype: mx.Dtype = mx.float
 
 
 def hiding_most(length: int, dtype: mx.Dtype) -> list[Mask | mx.array]:
-    """Masks of as many queries as keys that hide nearly all of these, as descriptions and as arrays."""
+    """Masks of shape (length, length) that hide nearly all keys, as descriptions and as arrays."""
     window = np.tri(length, dtype=bool) & ~np.tri(length, k=-20, dtype=bool)
     arrays = [mx.array(window), mx.array(np.where(window, 0.0, -np.inf), dtype)]
     return [SlidingWindow(20), KeyRange(200, 260), *arrays]

@@ -2,7 +2,7 @@
 
     uv run python tests/core/backward_memory.py [--heads 14/2] [--dtype float32]
 
-prints it for lengths from 1k to 32k, causal, beside what the call holds: inputs, results, gradients.
+prints it for causal calls of 1k to 32k positions, beside the bytes of the call's inputs, results and gradients.
 """
 
 import argparse
@@ -34,39 +34,39 @@ class Call:
 
     @property
     def _queries(self) -> int:
-        """Bytes of query, of out and of query's gradient."""
+        """Bytes of query. out and query's gradient have as many each."""
         return self.heads * self.length * HEAD_DIM * getattr(mx, self.dtype).size
 
     @property
     def _keys(self) -> int:
-        """Bytes of key, of value and of each one's gradient."""
+        """Bytes of key. value and the gradients of key and value have as many each."""
         return self._queries * self.kv_heads // self.heads
 
     @property
     def _rows(self) -> int:
-        """Bytes of one float32 a row, as lse is, and each row's maximum and sum."""
+        """Bytes of one float32 per row: lse, the row maxima and the row sums each have as many."""
         return self.heads * self.length * 4
 
     @property
     def made(self) -> int:
-        """Bytes of out, lse, maximum and sum, and the gradients."""
+        """Bytes of out, lse, the row maxima and sums, and the gradients."""
         return 2 * self._queries + 2 * self._keys + 3 * self._rows
 
     @property
     def held(self) -> int:
-        """Bytes of the inputs and of those."""
+        """Bytes of the inputs, the results and the gradients."""
         return self._queries + 2 * self._keys + self.made
 
     @property
     def needed(self) -> int:
-        """Bytes beyond the inputs by the account of docs/training.md: also delta, and half of the sum of dQ where the
-        gradient itself has room for the other half alone."""
+        """Bytes beyond the inputs, as docs/training.md counts them: `made`, delta, and for 16-bit calls half of dQ's
+        float32 sum, because the 16-bit gradient has room for the other half only."""
         return self.made + self._rows + (self._queries if self.dtype != "float32" else 0)
 
 
 def peak_extra(call: Call) -> tuple[int, int]:
-    """Bytes of the process at the highest point of forward and backward, above those before: of inputs, the gradient
-    that comes in, and threads. And bytes of the threads' scratch, which is part of them. In a fresh process."""
+    """Runs forward and backward in a fresh process that already has its inputs, cotangent and threads. Returns by how
+    many bytes the process grows at its peak, and how many of these are the threads' scratch."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh_process:
         return fresh_process.submit(_peak_extra, call).result()
 
@@ -86,8 +86,8 @@ def _peak_extra(call: Call) -> tuple[int, int]:
         mx.eval(mx.vjp(attention, primals, [out_gradient[:, :, :rows]]))
 
     mx.eval(query, key, value, out_gradient)
-    for _ in range(20):  # on a busy machine a thread may come too late for the first ones
-        forward_and_backward(600)  # threads are there now
+    for _ in range(20):  # on a busy machine, a thread may start too late to take part in the first calls
+        forward_and_backward(600)  # starts the threads
     with measure.peak_memory() as peak:
         forward_and_backward(call.length)
         return peak(), release_scratch()

@@ -1,4 +1,4 @@
-"""Shared by the tests of the core."""
+"""Fixtures that the tests of the core share."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ from programs import cmake, only, run, sets_here
 
 HERE = Path(__file__).parent
 PACKAGE = HERE.parents[1] / "packages/flashattn-core"
-SOURCES = ("*.h", "call/**/*", "cpu/**/*")  # in csrc: those of the CPU backend, and what they include
+SOURCES = ("*.h", "call/**/*", "cpu/**/*")  # in csrc: the CPU backend's sources and the headers that they include
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -22,13 +22,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def everything(pytestconfig: pytest.Config) -> bool:
-    """Whether every test runs (--all): then a test does more."""
+    """Whether pytest got --all. Tests that ask then cover more cases."""
     return pytestconfig.getoption("--all")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _on_the_cpu() -> Iterator[None]:
-    """Tests of the core are of the CPU backend, wherever they run; those of the patch and of flash-eval are not."""
+    """Tests of the core run on the CPU backend, whatever MLX's default device is."""
     before = mx.default_device()
     mx.set_default_device(mx.cpu)
     yield
@@ -37,7 +37,7 @@ def _on_the_cpu() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def require() -> Callable[[str, str], None]:
-    """Skips the test where a program is missing, and names the package that brings it."""
+    """Skips the test where a program is missing, and names the package that contains the program."""
 
     def require(program: str, package: str) -> None:
         if shutil.which(program) is None:
@@ -66,13 +66,13 @@ def build() -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def drivers(build: Callable[..., Path], everything: bool) -> Path:
-    """The programs in driver/ for this machine; with --all also with instruction sets that it does not have."""
+    """The programs in driver/, built for this machine's instruction sets; with --all, also for the others."""
     return build(HERE / "driver", *([] if everything else [only(sets_here())]))
 
 
 @pytest.fixture(scope="session")
 def neon_drivers(build: Callable[..., Path], require: Callable[[str, str], None], everything: bool) -> Path:
-    """The same programs for 64-bit ARM, for qemu-aarch64 to run. Static: they need no ARM libraries at run time."""
+    """The same programs for 64-bit ARM, for qemu-aarch64 to run, linked statically to need no ARM libraries then."""
     require("aarch64-linux-gnu-g++", "g++-aarch64-linux-gnu")
     return build(
         HERE / "driver",

@@ -1,4 +1,4 @@
-// For LD_PRELOAD: makes one allocation fail among those of the extension, counted from when fail_at() is called.
+// A library for LD_PRELOAD: makes one of the extension's allocations fail, counted from the call of fail_at().
 #include <dlfcn.h>
 
 #include <atomic>
@@ -30,7 +30,7 @@ void* allocate(size_t size, void* caller) {
 
 }  // namespace
 
-// The allocation with this number fails, once; -1: none. Returns whether the last one that was asked for has failed.
+// Makes the allocation with this number, from 0, fail once; -1: none. Returns whether the one chosen before has failed.
 extern "C" bool fail_at(long number) {
   return left.exchange(number) < 0;
 }

@@ -1,11 +1,11 @@
-"""What every test of a gradient compares with, on the CPU and on Metal, and how closely.
+"""Reference gradients for every test of a gradient, on the CPU and on Metal, and the error that is allowed.
 
-The rule of oracle.py: the error against float64 is at most twice that of the unfused gradient, plus 1e-5. Float64's
-gradient comes from the inputs alone, and nothing is rounded on the way. The unfused gradient has all scores in memory
-and each step in float32; its results, and out between its two passes, are rounded to the call's dtype. Of few numbers,
-such as the gradient of two sinks or of one key, its error can be small by luck. So its sums are taken in several
-orders, its softmax is its own or that of a forward without errors, its last rounding goes the worse way, and the
-largest error counts.
+The rule of oracle.py: the error against float64 may be at most twice that of the unfused gradient, plus 1e-5. The
+float64 gradient is computed from the inputs alone, without rounding on the way. The unfused gradient keeps all scores
+in memory and computes each step in float32; its results, and out between its two passes, are rounded to the call's
+dtype. Where a gradient has few numbers, such as that of two sinks or of one key, its error can be small by luck. So
+the unfused gradient is computed in several ways, and the largest error counts: the sums are taken in several orders,
+the softmax is its own or that of a forward without errors, and the last rounding goes away from the truth.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from flashattn_core.masks import lower
 from flashattn_core.reference import distance, per_head, reference_attention, visible_and_bias
 from oracle import assert_matches_reference, assert_within_rule, draw, to_numpy
 
-ORDERS = 8  # of the unfused gradient's sums
+ORDERS = 8  # in which the unfused gradient's sums are taken
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call, and what the gradients of its results are."""
+    """One call, and the cotangents of its results."""
 
     query: mx.array
     key: mx.array
@@ -45,7 +45,7 @@ class Call:
         return self.forward_of(*map(to_numpy, (self.query, self.key, self.value)))
 
     def forward_of(self, query, key, value, sinks=None) -> tuple[np.ndarray, np.ndarray]:
-        """As forward(), of other arrays."""
+        """As forward(), with other arrays."""
         numbers = lambda a: None if a is None else to_numpy(a)  # noqa: E731
         sinks = numbers(self.sinks) if sinks is None else sinks
         slopes = numbers(self.alibi_slopes)
@@ -54,20 +54,20 @@ class Call:
         )
 
     def rounded(self, out: np.ndarray, lse: np.ndarray) -> tuple[mx.array, mx.array]:
-        """As a forward leaves them."""
+        """Returns out in the call's dtype and lse in float32, as a forward pass does."""
         return mx.array(out.astype(np.float32)).astype(self.query.dtype), mx.array(lse.astype(np.float32))
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """Arrays of MLX or of numpy."""
+    """The gradients of one call, as arrays of MLX or of numpy."""
 
     dq: Any
     dk: Any
     dv: Any
-    dsinks: Any = None  # None: of a call without sinks
-    dslopes: Any = None  # None: of a call without them, or nobody asked
-    dbias: Any = None  # likewise, of an additive mask
+    dsinks: Any = None  # None: the call has no sinks
+    dslopes: Any = None  # None: the call has no slopes, or their gradient is not computed
+    dbias: Any = None  # of an additive mask; None: the call has none, or its gradient is not computed
 
 
 def draw_call(rng: np.random.Generator, *, dlse: bool = True, **shapes) -> Call:
@@ -75,7 +75,7 @@ def draw_call(rng: np.random.Generator, *, dlse: bool = True, **shapes) -> Call:
 
 
 def call_of(rng: np.random.Generator, query, key, value, *args, dlse: bool = True, **options) -> Call:
-    """flash_attention's arguments, with gradients of out and lse drawn at random."""
+    """The call with flash_attention's arguments, and random cotangents of out and lse."""
     dout = rng.standard_normal((*query.shape[:-1], value.shape[-1]), dtype=np.float32)
     of_lse = rng.standard_normal(query.shape[:-1], dtype=np.float32)
     cotangents = mx.array(dout).astype(query.dtype), mx.array(of_lse) if dlse else None
@@ -83,7 +83,7 @@ def call_of(rng: np.random.Generator, query, key, value, *args, dlse: bool = Tru
 
 
 def flash(call: Call) -> tuple[list[mx.array], Gradients]:
-    """out, or out and lse if that has a gradient, and the gradients, of flash_attention by mx.vjp."""
+    """Calls mx.vjp of flash_attention. Returns [out], or [out, lse] if lse has a cotangent, and the gradients."""
     options = {"scale": call.scale, "mask": call.mask, "softcap": call.softcap, "alibi_slopes": call.alibi_slopes}
 
     def results(query, key, value, sinks=None):
@@ -100,10 +100,10 @@ def flash_gradients(call: Call) -> Gradients:
 
 
 def unfused_gradients(call: Call, dtype=np.float64, after_a_forward: bool = False) -> Gradients:
-    """Each step in `dtype`, from the inputs; O(L*S) in memory. In float32 out is rounded to the call's dtype.
+    """Computes each step in `dtype`, from the inputs, in O(L*S) memory. In float32 out is rounded to the call's dtype.
 
-    `after_a_forward`: out, and each row's maximum and sum, are those of a forward without errors. Never lse: beside a
-    large maximum it has lost the sum.
+    `after_a_forward`: out, and each row's maximum and sum, are those of a forward without errors. A float32 lse does
+    not replace the maximum and the sum: beside a large maximum, lse loses the sum.
     """
     cast = lambda a: np.asarray(a, dtype)  # noqa: E731
     query, key, value, dout = (cast(to_numpy(a)) for a in (call.query, call.key, call.value, call.dout))
@@ -114,7 +114,7 @@ def unfused_gradients(call: Call, dtype=np.float64, after_a_forward: bool = Fals
     visible, bias = visible_and_bias(query.shape, key_len, call.mask)
     sinks = cast(-np.inf if call.sinks is None else per_head(to_numpy(call.sinks)))
 
-    with np.errstate(invalid="ignore", over="ignore"):  # of what is hidden
+    with np.errstate(invalid="ignore", over="ignore"):  # hidden keys may hold any number
         scores = query @ key.swapaxes(-1, -2) * scale
         slope_of_cap = 1
         if call.softcap is not None:
@@ -125,7 +125,7 @@ def unfused_gradients(call: Call, dtype=np.float64, after_a_forward: bool = Fals
         scores = np.where(visible, scores + cast(bias), -np.inf)
         sees_any = (scores != -np.inf).any(axis=-1, keepdims=True)
         out, lse = call.forward() if after_a_forward else (None, None)
-        # Any number near the maximum will do for it.
+        # Any number near the row's maximum can take its place.
         row_max = (
             np.maximum(scores.max(axis=-1, keepdims=True, initial=-np.inf), sinks)
             if lse is None
@@ -166,12 +166,12 @@ def unfused_gradients(call: Call, dtype=np.float64, after_a_forward: bool = Fals
 
 
 def one_after_the_other(a: np.ndarray) -> np.ndarray:
-    """The sum over the last axis, in a loop, as MLX's and kernels are. numpy's is closer."""
+    """The sum over the last axis, one term after the other as in MLX and the kernels. numpy's sums are more exact."""
     return np.cumsum(np.concatenate([np.zeros_like(a, shape=(*a.shape[:-1], 1)), a], axis=-1), axis=-1)[..., -1:]
 
 
 def weighted_sum(probabilities: np.ndarray, value: np.ndarray) -> np.ndarray:
-    """Without what has no weight: 0 * NaN is NaN."""
+    """probabilities @ value, but values of weight 0 do not count: 0 * NaN would be NaN."""
     if np.isfinite(value).all():
         return probabilities @ value
     products = probabilities[..., None] * value[..., None, :, :]
@@ -184,16 +184,16 @@ def bias_of(call: Call) -> mx.array | None:
 
 
 def summed_to(shape: tuple[int, ...], a: np.ndarray) -> np.ndarray:
-    """The sum of `a` over all along which an array of this shape broadcasts to it."""
+    """The sum of `a` over the axes along which an array of this shape broadcasts to a's shape."""
     a = a.sum(axis=tuple(range(a.ndim - len(shape))))
     return a.sum(axis=tuple(i for i, n in enumerate(shape) if n == 1), keepdims=True)
 
 
 def assert_equal_weights(call: Call, got: Gradients) -> None:
-    """Of a call whose scores are all the lowest float, or so low that nothing is left of a product: each key has the
-    same weight. One key/value head for each query head, and no cotangent of lse.
+    """Each key must have the same weight. The call's scores must be the lowest float, or so low that products vanish
+    beside them; it must have one key/value head per query head, and no cotangent of lse.
 
-    The rule does not hold here: float64, its truth, keeps something of the products."""
+    The rule does not hold for such calls: float64, its truth, keeps some digits of the products."""
     query, key, value, dout = (to_numpy(a).astype(np.float64) for a in (call.query, call.key, call.value, call.dout))
     weight = 1 / key.shape[-2]
     dprobabilities = dout @ value.swapaxes(-1, -2)
@@ -205,7 +205,7 @@ def assert_equal_weights(call: Call, got: Gradients) -> None:
 
 
 def assert_obeys_the_rule(call: Call, got: Gradients | None = None) -> None:
-    """`got`: None: flash_attention's."""
+    """All gradients must obey the rule. `got`: None for those of flash_attention."""
     got = got or flash_gradients(call)
     expected = unfused_gradients(call)
 
@@ -230,13 +230,13 @@ def assert_obeys_the_rule(call: Call, got: Gradients | None = None) -> None:
 
 
 def assert_both_ways(*args, **options) -> None:
-    """Of a call with these arguments out, lse and the gradients obey the rule."""
+    """out, lse and the gradients of a call with these arguments must obey the rule."""
     assert_matches_reference(*args, **options)
     assert_obeys_the_rule(call_of(np.random.default_rng(0), *args, **options))
 
 
 def unfused_in_order(call: Call, order: int, after_a_forward: bool) -> Gradients:
-    """unfused_gradients() in float32, its sums over a head's numbers in the order of that number; 0: as they are."""
+    """unfused_gradients() in float32, its sums over dims in the random order of seed `order`; 0: in memory's order."""
     shuffle = np.random.default_rng(order).permutation if order else np.arange
     dims, value_dims = shuffle(call.query.shape[-1]), shuffle(call.value.shape[-1])
     of = lambda a, picked: a[..., mx.array(picked)]  # noqa: E731

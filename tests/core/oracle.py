@@ -1,4 +1,4 @@
-"""What every test of the core compares with, and how closely.
+"""The reference for every test of the core, and the error that is allowed.
 
 The rule is FlashAttention's own: the error against float64 is at most twice that of the unfused formula in
 the same dtype, plus 1e-5. The unfused formula is MLX's plain ops, so no other framework is needed.
@@ -45,7 +45,7 @@ def draw(
 
 
 def unfused(query, key, value, scale=None, mask=None, *, softcap=None, sinks=None, alibi_slopes=None):
-    """(out, lse) by the three-step formula, each step in query's dtype. Rows that see nothing: 0 and -inf."""
+    """(out, lse) by the three-step formula, each step in query's dtype. Rows that see nothing get 0 and -inf."""
     dtype = query.dtype
     group = query.shape[-3] // key.shape[-3]
     key, value = mx.repeat(key, group, axis=-3), mx.repeat(value, group, axis=-3)
@@ -72,7 +72,7 @@ def unfused(query, key, value, scale=None, mask=None, *, softcap=None, sinks=Non
 def assert_matches_reference(
     query, key, value, scale=None, mask=None, *, kernel="auto", attention=None, schedule=None, **options
 ) -> None:
-    """flash_attention's out and lse obey the rule for these arguments; or those of another `attention`."""
+    """out and lse of flash_attention, or of another `attention`, must obey the rule for these arguments."""
     how = {} if schedule is None else {"schedule": schedule}
     attention = attention or flash_attention
     out, lse = attention(query, key, value, scale, mask, kernel=kernel, return_lse=True, **how, **options)
@@ -90,26 +90,26 @@ def assert_matches_reference(
 
 
 def assert_same_bits(got: mx.array, expected: mx.array) -> None:
-    """What a call gives is `expected`, rounded to its dtype. A backend may promise less: see kernel_rules.py."""
+    """`got` must equal `expected` rounded to got's dtype. A backend may promise less: see kernel_rules.py."""
     bits = mx.uint32 if got.dtype == mx.float32 else mx.uint16
     assert mx.array_equal(got.view(bits), expected.astype(got.dtype).view(bits))
 
 
 def assert_same_but_for_order(got: mx.array, expected: mx.array) -> None:
-    """The same numbers, summed in another order. A backend may promise less, as above."""
+    """The arrays may differ only as sums in another order do. A backend may promise less, as above."""
     np.testing.assert_allclose(to_numpy(got), to_numpy(expected), rtol=1e-5, atol=1e-6)
 
 
 def assert_within_rule(
     got: np.ndarray, expected: np.ndarray, by_unfused: Iterable[Callable[[], np.ndarray]], what: str
 ) -> None:
-    """`by_unfused`: the unfused formula, in as many ways as it may be computed; the largest error of them counts."""
+    """`by_unfused`: functions that compute the unfused formula in different ways; the largest error of them counts."""
     finite = np.isfinite(expected)
-    np.testing.assert_array_equal(got[~finite], expected[~finite], err_msg=what)  # -inf, in lse
+    np.testing.assert_array_equal(got[~finite], expected[~finite], err_msg=what)  # lse may be -inf
     error = np.abs(got[finite] - expected[finite]).max(initial=0)
     allowed = 1e-5
     for unfused in by_unfused:
-        if error <= allowed:  # the unfused formula is slow: only as often as it decides
+        if error <= allowed:  # the unfused formula is slow: it is computed only where it decides
             return
         allowed = max(allowed, 2 * np.abs(unfused()[finite] - expected[finite]).max() + 1e-5)
     assert error <= allowed, f"{what}: error {error:.3g}, allowed {allowed:.3g}"

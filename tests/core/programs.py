@@ -1,4 +1,4 @@
-"""Programs that tests run, and the instruction sets that they run with."""
+"""Helpers that build and run programs, and the instruction sets that this machine can run them with."""
 
 import os
 import platform
@@ -15,7 +15,7 @@ SETS = ["neon", "baseline"] if ARM else ["avx512", "avx2", "baseline"]
 
 
 def sets_here() -> list[str]:
-    """What the operating system says that this machine can do, apart from what the extension finds out."""
+    """This machine's instruction sets according to the operating system, not to the extension's own detection."""
     if ARM:
         return SETS
     flags = Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").exists() else []
@@ -41,7 +41,7 @@ each_sanitized_set = pytest.mark.parametrize(
 def finished(
     *command: object, exit_code: int = 0, seconds: float | None = 300, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """What a program has printed that ends with this code, within so many seconds."""
+    """Runs a program, which must end with this code within so many seconds. Returns its output."""
     done = subprocess.run(
         [*map(str, command)],
         env={**os.environ, **environment},
@@ -67,7 +67,7 @@ def cmake(sources: Path, folder: Path, *options: str, target: str = "all") -> No
 
 
 def python(code: str, *flags: str, exit_code: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A piece of Python in a fresh process, which may import what tests do."""
+    """Runs Python code in a fresh process, which can import the tests' helpers."""
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, *flags, "-c", code]
     return finished(*command, exit_code=exit_code, seconds=120, PYTHONPATH=path, **environment)

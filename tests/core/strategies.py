@@ -1,4 +1,4 @@
-"""Calls that nobody thought of, legal ones: shapes, layouts in memory, masks and options, drawn by hypothesis."""
+"""Hypothesis strategies for legal calls that nobody thought of: shapes, layouts in memory, masks and options."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 class Case:
-    """One call: its arrays by name, and how its arguments are made of those, so that transforms can exchange them."""
+    """One call: arrays by name, and functions that make its arguments, so that transforms can replace the arrays."""
 
     def __init__(self, quantised: bool) -> None:
         self.quantised = quantised
         self.arrays: dict[str, mx.array] = {}
-        self.made_of: dict[str, Callable[[dict[str, mx.array]], Any]] = {}  # each argument
+        self.made_of: dict[str, Callable[[dict[str, mx.array]], Any]] = {}  # by the argument's name
 
     def arguments(self, arrays: dict[str, mx.array] | None = None) -> dict[str, Any]:
         arrays = self.arrays if arrays is None else arrays
@@ -37,7 +37,7 @@ class Case:
         return quantized_flash_attention if self.quantised else flash_attention
 
     def run(self, arrays: dict[str, mx.array] | None = None) -> tuple[mx.array, mx.array]:
-        """(out, lse)"""
+        """Returns (out, lse)."""
         return self.function(**{**self.arguments(arrays), "return_lse": True})
 
     def __repr__(self) -> str:  # what hypothesis prints of a case that fails
@@ -48,7 +48,7 @@ class Case:
 
 @st.composite
 def layouts(draw, array):
-    """`array` in any of the layouts that views make: axes in any order, every other element, backwards."""
+    """`array` in any layout that a view can have: axes in any order, every other element, backwards."""
     order = draw(st.permutations(range(array.ndim)))
     steps = [draw(st.sampled_from([1, 1, 1, 2, -1])) for _ in order]
     for axis, step in enumerate(steps):
@@ -62,7 +62,7 @@ def layouts(draw, array):
 
 @st.composite
 def tensors(draw, rng, dtype, *shape):
-    """Random numbers in any layout, or the same along an axis, stored once."""
+    """Random numbers in any layout, at times broadcast along one axis."""
     shared = draw(st.sampled_from([None] * 5 + list(range(len(shape)))))
     stored = tuple(min(n, 1) if axis == shared else n for axis, n in enumerate(shape))
     array = mx.array(rng.standard_normal(stored, dtype=np.float32)).astype(DTYPES[dtype])
@@ -71,14 +71,14 @@ def tensors(draw, rng, dtype, *shape):
 
 @st.composite
 def packed(draw, rng, dtype, group_size, bits, *shape):
-    """The same quantised: (weights, scales, biases), each in a layout of its own."""
+    """Random numbers, quantised: (weights, scales, biases), each in a layout of its own."""
     array = mx.array(rng.standard_normal(shape, dtype=np.float32)).astype(DTYPES[dtype])
     return [draw(layouts(part)) for part in mx.quantize(array, group_size=group_size, bits=bits)]
 
 
 @st.composite
 def add_mask(draw, rng, case, dtype, batch, heads, length, key_len):
-    """A composition of masks, each kind at most once where a call takes one, in any order."""
+    """Adds a composition of masks to the case: each kind at most once, in any order."""
     arrays, parts = case.arrays, []
     bound = st.integers(-3, key_len + 3)
     if draw(st.booleans()):
@@ -162,7 +162,7 @@ def cases(draw, *, quantised=False, batches=BATCHES, lengths=lengths, max_dim=51
     batch = draw(st.sampled_from(batches))
     kv_heads, group = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 3, 7]))
     length = draw(lengths)
-    # Long rows where few queries keep the oracle quick: decoding cuts the keys into runs of 512.
+    # Many keys only where few queries keep the oracle quick: decoding splits the keys into runs of 512.
     key_len = draw(lengths | st.integers(500, 1100)) if length <= 8 and len(batch) < 2 else draw(lengths)
     case = Case(quantised)
     if quantised:

@@ -1,4 +1,4 @@
-"""Memory that cannot be had is an exception of the call that wanted it, and the process goes on."""
+"""A call that does not get its memory raises an exception, and the process goes on."""
 
 import sys
 from pathlib import Path
@@ -10,8 +10,8 @@ pytestmark = pytest.mark.slow("compiles a library")
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD, RLIMIT_AS; run this test on Linux")
 
-# Each of the extension's allocations fails once, from a call's first to its last, on whichever thread it is made: the
-# caller's, that of the stream, those of the pool. Each time in a forked child, which has no pool and no scratch yet.
+# Each of the extension's allocations fails once, from a call's first to its last, whichever thread makes it: the
+# caller's, the stream's or one of the pool's. Each fails in a forked child, which has no pool and no scratch yet.
 EACH_ALLOCATION = """
 import ctypes, os, sys, traceback, mlx.core as mx
 from flashattn_core import flash_attention
@@ -95,14 +95,14 @@ def test_each_allocation(failing_allocations, case, fewest):
     outcomes = done.stdout.splitlines()
     assert len(outcomes) >= fewest
     no_memory = "RuntimeError: [flash_attention] no memory for the kernel's working arrays"
-    # In a gradient, the second pass is prepared while the first one makes threads: whose allocation fails is luck.
+    # In a gradient, the second pass is prepared while the first one starts threads: which allocation fails is luck.
     threads = set() if "True" in case else {"fewer threads"}
     assert {"MemoryError: std::bad_alloc", no_memory} | threads <= set(outcomes)
 
 
 @on_linux
 def test_what_a_call_needs_beside_its_results():
-    """The results of several runs of keys, each of 512 heads and 8 queries; the keys take no memory."""
+    """A decode call must raise if it cannot get memory for the splits' partial results, of 512 heads and 8 queries."""
     code = """
 import resource, mlx.core as mx
 from flashattn_core import flash_attention
@@ -125,9 +125,9 @@ print(mx.array_equal(flash_attention(x, x, x), expected).item())
 
 @pytest.mark.parametrize("length", [1, 1 << 10])
 def test_results_that_no_machine_holds(length):
-    """Legal shapes whose output is beyond the address space.
+    """A call with legal shapes must raise if its output exceeds the address space.
 
-    In a process of its own: MLX counts what it does not get as memory in use, and waits for each op from then on.
+    The test runs a process of its own: MLX counts memory that it failed to get as in use, and then waits for each op.
     """
     code = f"""
 import mlx.core as mx

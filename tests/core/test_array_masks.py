@@ -1,4 +1,4 @@
-"""Bool and additive arrays: any shape that broadcasts, any strides, read in place."""
+"""Bool and additive array masks may have any shape that broadcasts and any strides."""
 
 import mlx.core as mx
 import numpy as np

@@ -1,4 +1,4 @@
-"""Leading dimensions and grouped-query attention."""
+"""Calls may have up to eight leading dimensions, and groups of query heads that share a key/value head."""
 
 import mlx.core as mx
 import pytest

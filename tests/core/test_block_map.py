@@ -1,4 +1,4 @@
-"""Masks that are arrays: their block map is what the array says, is found once, and changes no result."""
+"""The block map of an array mask describes the array, is computed once for it, and changes no result."""
 
 import gc
 import threading
@@ -111,7 +111,7 @@ class TestFoundOnce:
 
     def test_written_in_place_it_is_another(self, rng, call):
         mask = mx.ones((100, 333), mx.bool_)
-        for n in range(5):  # a new array may lie where an earlier one did
+        for n in range(5):  # a new array may get the address of an earlier one
             flash_attention(*call, mask=mask)
             mask[:, 40 * n : 40 * n + 35] = False
             assert_same_bits(flash_attention(*call, mask=mask), flash_attention(*call, mask=mx.array(np.array(mask))))

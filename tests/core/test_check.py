@@ -1,4 +1,4 @@
-"""What the check of a GPU's kernel tries: here of CPU kernels, with something left out of the call."""
+"""flashattn_core.check, which checks a GPU's kernels, finds faults. Here it checks CPU kernels with planted faults."""
 
 import threading
 from functools import partial
@@ -97,7 +97,7 @@ NO_ROW_SEES += [(query_len, name) for query_len in (1, 5) for name in ("key_star
 @pytest.mark.parametrize(("query_len", "name"), NO_ROW_SEES)
 def test_nan_in_a_key_that_no_row_sees(query_len, name):
     def adds_nothing_to_it(*, value, **arguments):
-        """As a kernel that multiplies hidden values by 0."""
+        """Computes as a kernel that multiplies hidden values by 0."""
         out, lse = attention(value=mx.nan_to_num(value), **arguments)
         return mx.where(mx.isnan(value).any(), mx.nan, out), lse
 
@@ -171,7 +171,7 @@ def test_a_gradient_that_is_wrong_is_found(number):
     assert f"{('dq', 'dk', 'dv', 'dsinks')[number]} is wrong" in gradient_failure(kind(70, ("sinks",)), wrong)
 
 
-# --- As a call asks for it ----------------------------------------------------------------------------------
+# --- The check that a call starts ---------------------------------------------------------------------------
 
 
 def arguments(length=77):
@@ -226,12 +226,12 @@ def test_a_check_draws_no_random_numbers_of_the_callers():
     assert mx.random.normal((3,)).tolist() == expected
 
 
-# --- As doctor asks for it -----------------------------------------------------------------------------------
+# --- The checks that doctor starts ---------------------------------------------------------------------------
 
 
 @pytest.fixture
 def asked(monkeypatch):
-    """The kernels that are asked, and for what; nothing is wrong with them."""
+    """Collects each kernel that is checked, with the kind of call. Every check passes."""
     asked = []
     monkeypatch.setattr(decide, "wrong_with", lambda call, kernel, stream: asked.append((kernel, call.kind())) or "")
     return asked

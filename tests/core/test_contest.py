@@ -1,4 +1,4 @@
-"""The contest between kernels and MLX's own attention: what it times, on the CPU, and that both compute the same."""
+"""The contest times our kernels and MLX's own attention, here on the CPU, and both compute the same."""
 
 import gc
 import threading
@@ -42,7 +42,7 @@ def test_a_kind_in_words():
 
 
 def test_lengths_up_to_the_same_power_of_two_are_one_kind():
-    """Up to 64 queries each number of them is a kind."""
+    """Up to 64 queries, each number of queries is a kind of its own."""
     words = [in_words(call(length, key_len)) for length, key_len in ((65, 129), (128, 256), (100, 200))]
     assert len(set(words)) == 1
     for other in (call(64, 200), call(63, 200), call(129, 200), call(100, 128), call(100, 257), call(batch=2)):
@@ -115,7 +115,7 @@ def test_a_contestant_that_raises_is_left_out(monkeypatch):
 
     monkeypatch.setattr(contest, "mlx_attention", refuses)
     assert times(call(), [OURS, MLX], CPU).keys() == {OURS}
-    assert times(call(), ["cpu_decode", OURS], CPU).keys() == {OURS}  # it takes up to 8 queries
+    assert times(call(), ["cpu_decode", OURS], CPU).keys() == {OURS}  # cpu_decode takes up to 8 queries
 
 
 @pytest.mark.parametrize("says", ["[malloc] Unable to allocate 9 bytes.", "cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY"])
@@ -185,7 +185,7 @@ def lazily(*shape):
     [(1, 32, 131072, 131072), (1, 32, 1, 2**22), (64, 32, 8192, 8192), (4096, 32, 1, 4096), (64, 32, 2**17, 100)],
 )
 def test_trial_calls_are_bounded(monkeypatch, batch, heads, length, key_len):
-    """The call itself is not evaluated."""
+    """The work and memory of a trial call must be limited. The call itself is never evaluated."""
     asked = {}
     monkeypatch.setattr(
         contest, "drawn", lambda kind, length, key_len, **how: asked.update(how, length=length, key_len=key_len)
@@ -206,7 +206,7 @@ def test_calls_that_are_small_are_timed_as_they_are(monkeypatch):
     assert asked == {"lengths": (100, 300), "batch": 3, "kv_heads": 2, "window": 9, "stream": CPU}
 
 
-# --- MLX's own ----------------------------------------------------------------------------------------------
+# --- MLX's own attention ------------------------------------------------------------------------------------
 
 
 MASKS = {
@@ -224,7 +224,7 @@ MASKS = {
 @pytest.mark.parametrize(("length", "key_len"), [(1, 60), (40, 40), (70, 100)])
 @pytest.mark.parametrize("given", MASKS)
 def test_it_computes_what_ours_does(given, length, key_len):
-    """Where a row sees something: beyond that MLX promises nothing."""
+    """Rows that see a key must be equal: for other rows MLX promises nothing."""
     kind = Kind(mx.float32, 16, 16, 2, length, MASKS[given])
     trial = drawn(kind, length, key_len)
     arguments = lowered(**trial)
@@ -268,7 +268,7 @@ def test_mlx_is_asked_whether_it_has_a_fused_kernel(monkeypatch):
     def own(query, key, value, *, force_fused, **how):
         asked.append((query.shape, key.shape, query.dtype, force_fused, how["mask"]))
 
-    assert not contest.mlx_is_fused(call(), CPU)  # on the CPU it has none
+    assert not contest.mlx_is_fused(call(), CPU)  # MLX has none on the CPU
     monkeypatch.setattr(contest, "mlx_attention", own)
     assert contest.mlx_is_fused(call(dtype=mx.float16), CPU)
     assert asked == [((1, 4, 20, 16), (1, 2, 40, 16), mx.float16, True, "causal")]

@@ -1,4 +1,4 @@
-"""The contract of the CPU kernels, driver/contract.h, refuses what they cannot compute, and nothing else."""
+"""The contract of the CPU kernels, driver/contract.h, refuses exactly the calls that they cannot compute."""
 
 import re
 
@@ -9,13 +9,13 @@ from programs import run
 
 
 def test_each_violation_is_refused_and_its_neighbour_is_not(drivers):
-    """driver/violations.cpp breaks it in one place at a time."""
+    """driver/violations.cpp breaks the contract in one place at a time."""
     assert re.fullmatch(r"\d+ expectations\n", run(drivers / "violations"))
 
 
 @pytest.mark.parametrize("query_len", [4, 40])
 def test_no_query_heads(query_len):
-    """Nothing to compute, in either direction: keys and values have gradient 0."""
+    """Without query heads the result is empty, and keys and values must have gradient 0."""
     query, key = mx.zeros((1, 0, query_len, 8)), mx.ones((1, 2, 5, 8))
     assert flashattn_core.flash_attention(query, key, key).shape == query.shape
     gradients = mx.grad(lambda q, k: flashattn_core.flash_attention(q, k, k).sum(), argnums=(0, 1))(query, key)

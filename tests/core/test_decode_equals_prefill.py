@@ -1,6 +1,6 @@
 """A decode step's row equals the same row of a prefill, with every option.
 
-Each of up to 8 queries at once has the bits that it has alone: speculative decoding verifies what it generates.
+Each of up to 8 queries in one call gets the bits that it gets alone, which speculative decoding relies on.
 """
 
 import mlx.core as mx
@@ -71,7 +71,7 @@ def test_each_of_several_has_the_bits_that_it_has_alone(rng, key_len, heads, mas
 
 
 def test_so_where_results_of_runs_are_merged_in_rounds(rng):
-    """What 40 runs leave of 64 heads is 5 MB for one query, and 42 MB for eight, of which 2 MB are kept at a time."""
+    """The partial results of 40 splits of 64 heads are 5 MB for one query, 42 MB for eight; 2 MB are kept at a time."""
     query, key, value = draw(rng, heads=64, kv_heads=1, length=8, key_len=20_000, dim=16, value_dim=512)
     together = flash_attention(query, key, value, mask="causal")
     for first, last in [(0, 1), (2, 5), (7, 8)]:

@@ -1,6 +1,6 @@
-"""Denormal numbers are numbers: kept where the result has room for them, and never a reason to be slow or to fail.
+"""Denormal numbers in inputs and results are kept, to within a few of float32's smallest steps.
 
-Within float32's smallest steps, that is: nothing is flushed to zero but weights below 2^-126.
+Kernels flush nothing to zero but softmax weights below 2^-126.
 """
 
 import mlx.core as mx
@@ -20,7 +20,7 @@ def denormal(rng, shape, dtype: str) -> np.ndarray:
 
 
 def array(numbers: np.ndarray, dtype: str) -> mx.array:
-    """MLX's own conversion from float64 may flush, so: by way of numpy's float32, or of the bits."""
+    """Makes an array from the numbers' bits: MLX's own conversion from float64 may flush denormals to zero."""
     steps = np.rint(np.abs(numbers) / SMALLEST[dtype]).astype(np.uint32)
     sign = np.signbit(numbers)
     if dtype == "float32":
@@ -35,7 +35,7 @@ def test_values(rng, dtype, length, key_len):
     numbers = denormal(rng, (1, 2, key_len, 23), dtype)
     out = to_float64(flash_attention(query, key, array(numbers, dtype)), dtype)
     expected, _ = reference_attention(to_numpy(query), to_numpy(key), numbers)
-    # Each of the sum's terms is rounded once, and so is the result; one key's values come through as they are.
+    # Each of the sum's terms is rounded once, and so is the result; a single key's values are returned exactly.
     steps = np.abs(out - expected) / SMALLEST[dtype]
     assert steps.max() <= (0 if key_len == 1 else 0.51 + (0.5 * key_len if dtype == "float32" else 0))
     assert np.abs(out).max() > 0
@@ -44,7 +44,7 @@ def test_values(rng, dtype, length, key_len):
 @pytest.mark.parametrize(("length", "key_len"), LENGTHS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_queries_and_keys_as_small_as_zero(rng, dtype, length, key_len):
-    """Their products vanish: every key has the same weight, as with queries of 0."""
+    """Denormal products vanish: every key has the same weight, as with queries of 0."""
     query, key, value = draw(rng, length=length, key_len=key_len, dtype=dtype)
     small = [array(denormal(rng, a.shape, dtype), dtype) for a in (query, key)]
     out, lse = flash_attention(*small, value, return_lse=True)
@@ -54,7 +54,7 @@ def test_queries_and_keys_as_small_as_zero(rng, dtype, length, key_len):
 
 
 def to_float64(a: mx.array, dtype: str) -> np.ndarray:
-    """Exactly."""
+    """Converts without rounding."""
     if dtype == "float32":
         return np.array(a).astype(np.float64)
     bits = np.array(a.view(mx.uint16))
@@ -65,7 +65,7 @@ def to_float64(a: mx.array, dtype: str) -> np.ndarray:
 
 @pytest.mark.parametrize(("length", "key_len"), LENGTHS)
 def test_gradients(rng, length, key_len):
-    """Of denormal gradients of out: value's gradient is a sum of them, and keeps them."""
+    """If out's gradient is denormal, value's gradient must keep the denormal sums."""
     query, key, value = draw(rng, length=length, key_len=key_len)
     numbers = denormal(rng, (1, 2, length, 16), "float32")
     *_, dv = mx.vjp(flash_attention, [query, key, value], [array(numbers, "float32")])[1]

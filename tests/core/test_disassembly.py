@@ -1,7 +1,7 @@
-"""What the compiler made of the kernels: each instruction set's objects are made of its own instructions.
+"""The compiled kernels of each instruction set use its instructions and no newer ones.
 
-A set that was built without its flags would still compute the right thing, slowly, under the right name. And what
-every processor runs must hold no instruction that only some have.
+Kernels that were built without their set's flags would still compute correctly, but slowly. Code that every processor
+runs must contain no instruction that only some processors have.
 """
 
 import re
@@ -12,14 +12,14 @@ from programs import ARM, run, sets_here
 
 ON_X86 = pytest.mark.skipif(ARM, reason="not an x86-64 machine")
 
-# Instruction set: its multiply-adds on whole registers, and those on less than that or split in two.
+# By set, patterns of multiply-adds on whole registers, and of those on smaller registers or split into mul and add.
 MULTIPLY_ADD = {
     "avx512": (r"\tvfmadd\w+ps .*%zmm", r"\tvfmadd\w+(ss|ps) .*%[xy]mm|\tvmulps"),
     "avx2": (r"\tvfmadd\w+ps .*%ymm", r"\tvfmadd\w+(ss|ps) .*%xmm|\tvmulps"),
     "baseline": (r"\tmulps .*%xmm", r"\tmulss"),
     "neon": (r"\tfmla\tv\d+\.4s", r"\tfmadd|\tfmul\tv\d+\.4s"),
 }
-AVX = r"\tv\w+ .*%"  # AVX and all that came after: the names of their instructions begin with v
+AVX = r"\tv\w+ .*%"  # AVX and all later sets: their instructions' names begin with v
 AVX_512 = r"%zmm|%[xy]mm(1[6-9]|2\d|3[01])|%k[0-7]"
 TOO_NEW = {"baseline": AVX, "avx2": AVX_512}
 
@@ -35,7 +35,7 @@ def count(pattern: str, object_file: Path, tool: str = "objdump") -> int:
 
 
 def each_of(*sets: str) -> pytest.MarkDecorator:
-    """Without --all those that this machine has."""
+    """Parametrizes a test by these sets; without --all, only by those that this machine has."""
     nightly = pytest.mark.nightly("builds all instruction sets")
     return pytest.mark.parametrize(
         "isa", [isa if isa in sets_here() else pytest.param(isa, marks=nightly) for isa in sets]
@@ -49,7 +49,7 @@ each_source = pytest.mark.parametrize("source", ["kernels", "backward_kernels"])
 def assert_multiplies_whole_registers(build: Path, isa: str, source: str, tool: str = "objdump") -> None:
     whole, less = MULTIPLY_ADD[isa]
     (kernels,) = (path for path in objects(build, f"flashattn_cpu_{isa}") if path.name.startswith(f"{source}."))
-    assert count(whole, kernels, tool) > 100  # a register tile alone has 6 rows of 2 or 4, and comes in several sizes
+    assert count(whole, kernels, tool) > 100  # one register tile has 6 rows of 2 or 4, and there are several sizes
     assert count(whole, kernels, tool) > 2 * count(less, kernels, tool)
 
 
@@ -82,8 +82,8 @@ def test_what_every_processor_runs_is_of_no_set(drivers, require):
 @ON_X86
 @each_isa
 def test_all_that_a_set_defines_is_its_own(drivers, require, isa):
-    # Of an inline function that several objects define, as those of the standard library are, the linker keeps one
-    # for all callers: it must not find one with AVX-512 in it.
+    # Where several objects define an inline function, such as one of the standard library, the linker keeps one copy
+    # for all callers: none may contain AVX-512.
     require("nm", "binutils")
     for path in objects(drivers, f"flashattn_cpu_{isa}"):
         symbols = run("nm", "--demangle", "--defined-only", "--extern-only", path).splitlines()

@@ -1,4 +1,4 @@
-"""Storage types: 16-bit results have exactly the bits of casting to float32, computing, and casting back."""
+"""16-bit results have exactly the bits of casting to float32, computing, and casting back."""
 
 import mlx.core as mx
 import numpy as np
@@ -43,7 +43,7 @@ def test_stores_round_as_mlx_casts_do(rng, dtype):
 
 
 def test_float16_scores_do_not_overflow():
-    # 64 products of 60 * 60 exceed float16's largest number; float32 inside does not care.
+    # 64 products of 60 * 60 exceed float16's largest number; the kernel sums them in float32.
     query = key = mx.full((1, 1, 9, 64), 60.0, mx.float16)
     value = mx.ones((1, 1, 9, 64), mx.float16)
     assert mx.array_equal(flash_attention(query, key, value, scale=1.0), value)

@@ -1,4 +1,4 @@
-"""Bad input: a ValueError that names the argument, what was expected and what came. Never a crash."""
+"""Bad input raises a ValueError that names the argument, what was expected and what was found. It never crashes."""
 
 import mlx.core as mx
 import numpy as np
@@ -37,7 +37,7 @@ def test_shapes(function, shapes, words):
         function(**arrays(**shapes))
 
 
-# test_surface_refusals.py has many more values; these hold the words.
+# test_surface_refusals.py has many more values; these check the messages.
 ARGUMENTS = [
     ({"query": None}, "query is None, expected an mx.array"),
     ({"key": np.zeros((2, 2, 9, 16))}, "key is a numpy.ndarray, expected an mx.array"),

@@ -1,4 +1,4 @@
-"""mx.export_function: a file that MLX alone reads, and that gives what the call gives."""
+"""mx.export_function writes a file that MLX alone can run, with the results of the call."""
 
 import sys
 import threading
@@ -23,10 +23,10 @@ assert "flashattn_core" not in sys.modules
 
 
 def imported(folder, *inputs):
-    """Returns what the exported function gives in a process that has MLX alone.
+    """Returns the exported function's results in a process that imports MLX alone.
 
     The arrays travel as safetensors: MLX's threads read .npz through a Python file, and abort a program that
-    ends before they have let go of it.
+    ends before they have released the file.
     """
     files = folder / "f.mlxfn", folder / "inputs.safetensors", folder / "result.safetensors"
     mx.save_safetensors(str(files[1]), {str(i): a for i, a in enumerate(inputs)})
@@ -43,7 +43,7 @@ def assert_agree(got, expected, tolerance=1e-5):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_it_is_read_without_this_package(rng, dtype, tmp_path):
-    """With everything that fits into one call."""
+    """The call has every mask and option that fits into one call."""
     arrays = draw(rng, batch=(2,), heads=4, kv_heads=2, length=9, key_len=12, value_dim=24, dtype=dtype)
     mask = mx.array(rng.random((9, 12)) > 0.3)
     bias = mx.array(rng.standard_normal((4, 1, 12))).astype(DTYPES[dtype])
@@ -59,7 +59,7 @@ def test_it_is_read_without_this_package(rng, dtype, tmp_path):
     reset_stats()
     expected = attend(*arrays, mask, bias, numbers)
     mx.eval(expected)
-    assert sum(stats().values()) == 1  # exporting is over: the kernel runs
+    assert sum(stats().values()) == 1  # the export has ended, so the kernel runs
     got = imported(tmp_path, *arrays, mask, bias, numbers)
     assert_agree(got, expected, {"float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2}[dtype])
 
@@ -96,7 +96,7 @@ def test_of_a_gradient(rng, tmp_path):
     ids=["none", "causal", "window", "range", "tree", "additive"],
 )
 def test_shapeless(rng, mask, tmp_path):
-    """It is called with other lengths and batches than it was exported with, down to one key."""
+    """The exported function must work for other batches and lengths, down to one query."""
     attend = lambda q, k, v: flash_attention(q, k, v, mask=mask, alibi_slopes=mx.array([0.5, -0.5]))  # noqa: E731
     path = str(tmp_path / "f.mlxfn")
     mx.export_function(path, attend, *draw(rng, batch=(2,), length=5, key_len=7), shapeless=True)
@@ -122,7 +122,7 @@ def test_of_a_transformed_function(rng, transform, tmp_path):
     mx.eval(attend(*arrays))  # compiled before, for these shapes
     path = str(tmp_path / "f.mlxfn")
     if transform is mx.checkpoint:
-        with pytest.raises(ValueError, match="Unable to serialize primitive CustomTransforms"):  # MLX's own
+        with pytest.raises(ValueError, match="Unable to serialize primitive CustomTransforms"):  # MLX's error
             mx.export_function(path, attend, *arrays)
         return
     mx.export_function(path, attend, *arrays)
@@ -130,7 +130,7 @@ def test_of_a_transformed_function(rng, transform, tmp_path):
 
 
 def test_exporter(rng, tmp_path):
-    """Several signatures into one file; between them the kernel runs."""
+    """mx.exporter writes several signatures into one file; calls between the exports run the kernel."""
     attend = lambda q, k, v: flash_attention(q, k, v)  # noqa: E731
     path, each = str(tmp_path / "f.mlxfn"), [draw(rng, length=n, key_len=7) for n in (1, 5)]
     with mx.exporter(path, attend) as export:
@@ -144,7 +144,7 @@ def test_exporter(rng, tmp_path):
 
 
 def test_another_thread_exports(rng, tmp_path):
-    """Nothing changes for a function that this one compiles meanwhile."""
+    """A function that this thread compiles meanwhile must still run the kernel."""
     arrays = draw(rng, length=5, key_len=7)
     tracing, go_on = threading.Event(), threading.Event()
 

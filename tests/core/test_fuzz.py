@@ -1,6 +1,6 @@
-"""The CPU backend under libFuzzer, see fuzz/fuzz.cpp: what has been found, again, and a short search for more.
+"""Runs the CPU backend under libFuzzer (fuzz/fuzz.cpp): on the corpus of earlier findings, and on a short search.
 
-`make fuzz` searches for longer.
+`make fuzz` searches longer.
 """
 
 import shutil

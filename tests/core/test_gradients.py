@@ -1,7 +1,7 @@
 """Gradients of query, key, value and sinks, against float64.
 
-Masks, options, shapes and layouts have theirs where results are tested, by assert_both_ways(): what is here, gradients
-alone have.
+Most masks, options, shapes and layouts are tested with the results, by assert_both_ways(). The tests here concern
+gradients alone.
 """
 
 from dataclasses import replace
@@ -25,12 +25,12 @@ from test_strides import cache_slice, column_major, reversed_rows, strided_colum
 
 
 def with_options(call: Call, mask, options) -> Call:
-    """With mask and options of test_grid.py, in the dtypes that go with query's."""
+    """The call with a mask and options of test_grid.py, cast to dtypes that go with query's."""
     return replace(call, **in_dtype(call.query.dtype, mask, options))
 
 
 def test_sinks_gradient_is_a_sum_over_many_rows(rng):
-    """Added one after the other in float32 it would be off by 4e-5, twice what is allowed."""
+    """Summed one after the other in float32, the gradient would be off by 4e-5, twice what is allowed."""
     assert_obeys_the_rule(replace(draw_call(rng, length=8192, key_len=3, dim=4), sinks=mx.array([0.5, -0.5])))
 
 
@@ -60,7 +60,7 @@ def test_strided(rng, dtype, layout, length, key_len):
 
 
 def test_broadcast(rng):
-    """Of a broadcast view each element has a gradient of its own; sum() makes cotangents whose every stride is 0."""
+    """Each element of a broadcast view must get its own gradient, also from cotangents of stride 0, as sum() has."""
     call = draw_call(rng, batch=(3,), length=33, key_len=97)
     parts = {"query": call.query[:1], "key": call.key[:1, :1], "value": call.value[:1, :1]}
     parts |= {"dout": mx.array(1.0), "dlse": mx.array(1.0)}
@@ -73,8 +73,8 @@ def test_broadcast(rng):
 @pytest.mark.parametrize("mask_turn", range(12))
 @pytest.mark.parametrize("option_turn", range(8))
 def test_by_finite_differences(rng, mask_turn, option_turn):
-    """The formulas that everything is compared with, and the kernel, against central differences of
-    sum(out * dout) + sum(lse * dlse) in float64, an element at a time."""
+    """The reference formulas and the kernel must agree with central differences of sum(out * dout) + sum(lse * dlse)
+    in float64, one element at a time."""
     call = draw_call(rng, batch=(2,), heads=2, kv_heads=1, length=5, key_len=7, dim=3, value_dim=2)
     call = with_options(call, mask_kinds(rng, 5, 7)[mask_turn](), option_kinds(rng, 2)[option_turn])
     primals = [call.query, call.key, call.value] + ([] if call.sinks is None else [call.sinks])
@@ -132,7 +132,7 @@ class TestAdversarial:
 
     @pytest.mark.parametrize("sign", [-1, 1])
     def test_lse_beyond_what_exp_can_take(self, rng, dtype, mask, sign):
-        # All scores around -120 or 120: exp(-lse) would overflow from lse < -88.7 on.
+        # All scores are around -120 or 120. exp(-lse) would overflow where lse < -88.7.
         call = draw_call(rng, length=192, key_len=192, dim=32, dtype=dtype)
         query, key = mx.abs(call.query) + 0.5, mx.abs(call.key) + 0.5
         call = replace(call, query=sign * query, key=key, scale=4.0, mask=mask)
@@ -149,7 +149,7 @@ class TestAdversarial:
 
 @pytest.mark.parametrize("score", [1.0, 100.0, 1e4, 1e6, -3000.0])
 def test_a_sink_beside_a_score_as_large(score):
-    """Each has half of the weight: the gradient is -1/2 of 1/2."""
+    """Sink and key have half of the weight each, so the sink's gradient must be -1/2 * 1/2."""
     query, one = mx.full((1, 1, 1, 1), score), mx.ones((1, 1, 1, 1))
     out = lambda sinks: flash_attention(query, one, one, 1.0, sinks=sinks)  # noqa: E731
     _, (dsinks,) = mx.vjp(out, [mx.array([score])], [one])
@@ -159,7 +159,7 @@ def test_a_sink_beside_a_score_as_large(score):
 @pytest.mark.rotate(1, default=3)
 @pytest.mark.parametrize("offset", [20.0, 60.0, -750.0])
 def test_sinks_beside_logits_with_an_offset(rng, offset):
-    """Every logit has it, and one sink: the other is far above all logits, or far below."""
+    """All logits and one sink have the offset; the other sink is far above or far below all logits."""
     call = draw_call(rng, length=512, key_len=512, dim=64)
     query = mx.concatenate([call.query, mx.ones((1, 2, 512, 1))], axis=-1)
     key = mx.concatenate([call.key, mx.full((1, 2, 512, 1), offset * 8)], axis=-1)
@@ -171,7 +171,7 @@ def test_sinks_beside_logits_with_an_offset(rng, offset):
 @pytest.mark.parametrize("kernel", ["cpu_prefill", "cpu_decode"])
 @pytest.mark.parametrize("length", [1, 8])
 def test_scores_are_rounded_as_by_the_forward_kernel(rng, length, kernel):
-    """A row's weights add up to 1, as far as both passes round a large score alike."""
+    """A row's weights must add up to 1 in the backward pass, which requires that both passes round a score alike."""
     query, key, value = draw(rng, heads=28, kv_heads=14, length=length, key_len=40, dim=128)
     key = key * mx.where((mx.arange(40) == 7)[:, None], 1000, 1)
 

@@ -1,7 +1,7 @@
-"""Correctness over the grid of shapes, masks and options that the contract names, of results and gradients.
+"""Results and gradients obey the rule over the grid of shapes, masks and options that the contract names.
 
 The whole product would be hundreds of thousands of calls. Every combination of dtype, head_dim and group is
-run on every pair of lengths; masks and options take turns, so that each meets each.
+run on every pair of lengths; masks and options take turns, so that each mask meets each option.
 """
 
 import itertools
@@ -28,7 +28,7 @@ MASK_KINDS = 12
 
 
 def mask_kinds(rng, length, key_len):
-    """One of each kind, and compositions, as functions: each is made when its turn comes."""
+    """Functions that make one mask of each kind, and compositions: a mask is made when its turn comes."""
     tree_size = min(length, key_len, 40)
     bools = lambda *shape: mx.array(rng.random(shape) > 0.4)  # noqa: E731
     normal = lambda *shape: mx.array(rng.standard_normal(shape, dtype=np.float32))  # noqa: E731
@@ -47,7 +47,7 @@ def mask_kinds(rng, length, key_len):
         lambda: Causal() & bools(2, 1, length, key_len) & normal(key_len),
         lambda: SlidingWindow(64) & KeyRange(0, key_len - 1) & Tree(bools(tree_size, tree_size)) & normal(length, 1),
     ]
-    assert len(kinds) == MASK_KINDS  # else some would never be drawn
+    assert len(kinds) == MASK_KINDS  # otherwise some masks would never be used
     return kinds
 
 
@@ -89,9 +89,9 @@ def test_head_and_value_dims(rng, dims):
     assert_both_ways(query, key, value, mask="causal")
 
 
-# One less, equal and one more than the sizes at which the CPU kernels begin something new. Those are: a tile of keys
-# (288), a band of rows (48 or 64), a block of rows (512), a decode step's run of keys (512). The rows of a block are
-# the queries of all heads of a group.
+# One less than, equal to and one more than the CPU kernels' sizes: a tile of keys (288), a band of rows (48 or 64), a
+# block of rows (512), a decode step's split of the keys (512). The rows of a block are the queries of all heads of a
+# group.
 KEYS = [287, 288, 289, 511, 512, 513, 577]
 ROWS = [(1, 47), (1, 49), (1, 63), (1, 64), (1, 65), (7, 73), (1, 512), (1, 513), (7, 74), (2, 257)]  # heads, queries
 
@@ -132,12 +132,12 @@ def test_decode_with_any_number_of_heads_to_a_key(rng, dtype, dim, heads):
 
 
 def in_dtype(dtype, mask, options):
-    """Mask and options, in the dtypes that go with query's."""
+    """Returns mask and options, cast to dtypes that go with query's."""
     return {"mask": cast_arrays(mask, dtype)} | {k: v.astype(dtype) if k == "sinks" else v for k, v in options.items()}
 
 
 def cast_arrays(mask, dtype):
-    """Additive arrays inside of a mask must promote to the query's dtype."""
+    """Casts the additive arrays inside of a mask, which must promote to query's dtype."""
     if isinstance(mask, mx.array):
         return mask if mask.dtype == mx.bool_ else mask.astype(dtype)
     if hasattr(mask, "parts"):

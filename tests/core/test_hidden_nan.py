@@ -1,4 +1,4 @@
-"""NaN and infinity in a hidden key reach no output; in a visible one they reach those who see it."""
+"""NaN and infinity in a hidden key reach no output; in a visible key they reach the rows that see it."""
 
 import mlx.core as mx
 import numpy as np
@@ -22,7 +22,7 @@ MASKS = {
 @pytest.mark.parametrize("poison", [mx.nan, mx.inf, -mx.inf])
 @pytest.mark.parametrize("length", [1, 8, 16, 97])
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("value_dim", [24, 64])  # whole vectors are read in place where nothing is hidden
+@pytest.mark.parametrize("value_dim", [24, 64])  # 64: whole vectors, read in place where nothing is hidden
 def test_hidden_from_all(rng, value_dim, mask, length, poison, options):
     query, key, value = draw(rng, length=length, key_len=97, value_dim=value_dim)
     identity = mx.broadcast_to(mx.eye(97), (1, 2, 97, 97))
@@ -32,14 +32,14 @@ def test_hidden_from_all(rng, value_dim, mask, length, poison, options):
     clean = flash_attention(query, key, value, mask=MASKS[mask], return_lse=True, **options)
     got = flash_attention(query, *poisoned, mask=MASKS[mask], return_lse=True, **options)
     for a, b in zip(got, clean, strict=True):
-        assert_same_but_for_order(a, b)  # as the path for values that are not finite sums
+        assert_same_but_for_order(a, b)  # values that are not finite take a path that sums in another order
 
 
 @pytest.mark.parametrize("poison", [mx.nan, mx.inf])
 @pytest.mark.parametrize("where", ["key", "value"])
 @pytest.mark.parametrize("length", [8, 97])
 def test_hidden_from_some(rng, length, where, poison):
-    # Causal: a poisoned key reaches the queries from its own position on, and none before.
+    # Under a causal mask a poisoned key reaches the queries from its own position on, and none before.
     query, key, value = draw(rng, length=length, key_len=97)
     at = 92
     poisoned = mx.where((mx.arange(97) == at)[:, None], poison, key if where == "key" else value)
@@ -50,7 +50,7 @@ def test_hidden_from_some(rng, length, where, poison):
     reached = ~np.isfinite(to_numpy(out)[:, :, first_seeing:])
     if where == "value" or np.isnan(poison):
         assert reached.all()
-    else:  # q·inf is inf or -inf: -inf only takes the key away
+    else:  # q·inf is inf or -inf, and a score of -inf only removes the key
         assert reached.any()
 
 
@@ -72,7 +72,7 @@ def test_in_a_row_s_query_or_mask_it_reaches_that_row(rng, length, where):
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
 @pytest.mark.parametrize("length", [1, 33])
 def test_in_a_visible_value_whose_weight_is_zero(rng, length, dtype):
-    """As in MLX's own: the weight is not hidden, it only is less than float32's smallest number."""
+    """NaN reaches out, as in MLX's attention: the key is not hidden, its weight is only too small for float32."""
     value = draw(rng, length=1, key_len=97)[2]
     poisoned = mx.where((mx.arange(97)[:, None] == 5) & (mx.arange(value.shape[-1]) == 3), mx.nan, value)
     key = mx.where(mx.arange(97)[:, None] == 5, -100.0, mx.zeros(value.shape))
@@ -83,7 +83,7 @@ def test_in_a_visible_value_whose_weight_is_zero(rng, length, dtype):
 
 
 def test_a_key_of_minus_infinity_has_no_weight(rng):
-    # As in MLX's own test: scores of -inf, not hidden by any mask.
+    # As in a test of MLX: the key's scores are -inf, but no mask hides the key.
     query, key = mx.ones((1, 4, 8, 16)), mx.ones((1, 4, 8, 16))
     value = draw(rng, heads=4, kv_heads=4, length=1, key_len=8)[2]
     key[..., 0, :] = -mx.inf
@@ -102,7 +102,7 @@ def test_in_the_last_column_of_wide_values(rng, length):
 
 @pytest.mark.parametrize("length", [1, 8, 33])
 def test_beside_visible_keys_in_other_tiles(rng, length):
-    # Visible keys before and behind the hidden one, with growing scores: sums are rescaled on the way.
+    # Visible keys precede and follow each hidden one. Their scores grow, so that sums are rescaled on the way.
     query, key, value = draw(rng, length=length, key_len=1500, value_dim=24)
     key = key * mx.linspace(0.1, 3, 1500)[:, None]
     at = (mx.arange(1500) % 250) == 200

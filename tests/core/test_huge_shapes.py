@@ -1,7 +1,7 @@
-"""Shapes that are huge and legal: a million keys or queries, and more elements than 32 bits can count.
+"""Huge shapes work: a million keys or queries, and more elements than 32 bits can count.
 
-Overlapping and broadcast views keep them small in memory. Each result is known from a formula on the few numbers
-that the views are made of.
+Overlapping and broadcast views keep the arrays small in memory. A formula on the few numbers in memory gives each
+result.
 """
 
 import mlx.core as mx
@@ -13,12 +13,12 @@ from oracle import to_numpy
 from programs import run
 
 MILLION = 1 << 20
-MOST_KEYS = 2**31 - 1 - 1024  # of query and key together
+MOST_KEYS = 2**31 - 1 - 1024  # the largest sum of query's and key's lengths
 DIM = 64
 
 
 def rows_of(numbers: np.ndarray, count: int) -> mx.array:
-    """(1, 1, count, DIM): row j is numbers[j : j + DIM]. No element is there twice."""
+    """A view of shape (1, 1, count, DIM), whose row j is numbers[j : j + DIM]."""
     return mx.as_strided(mx.array(numbers), (1, 1, count, DIM), (0, 0, 1, 1))
 
 
@@ -51,7 +51,7 @@ def test_a_million_queries_and_keys_in_a_window(rng):
     x = mx.array(numbers).reshape(1, 1, MILLION, 1)
     out = to_numpy(flash_attention(x, x, x, mask=SlidingWindow(2)))[0, 0, :, 0]
     before, own = numbers[:-1].astype(np.float64), numbers[1:].astype(np.float64)
-    weight = 1 / (1 + np.exp(own * (before - own)))  # of the query's own key; the other one is that before it
+    weight = 1 / (1 + np.exp(own * (before - own)))  # of the query's own key; it also sees the key before
     np.testing.assert_allclose(out[1:], weight * own + (1 - weight) * before, rtol=1e-4, atol=1e-5)
     assert out[0] == numbers[0]
 
@@ -64,7 +64,7 @@ def test_gradients_of_many_queries_and_keys(rng):
 
 @pytest.mark.parametrize("length", [1, 9])
 def test_more_than_2_to_the_31_elements(rng, length):
-    """One key that is there so often that no 32-bit number counts its elements: its value is the result."""
+    """One key is repeated so often that 32 bits cannot count the elements. The result must be its value."""
     count = (1 << 25) + 3
     key, value = (mx.array(rng.standard_normal((1, 1, 1, DIM)).astype(np.float32)) for _ in range(2))
     query = mx.random.normal((1, 1, length, DIM))
@@ -73,7 +73,7 @@ def test_more_than_2_to_the_31_elements(rng, length):
     mask = KeyRange(count - 1000) if length > 8 else None
     seen = 1000 if length > 8 else count
     out, lse = flash_attention(query, *views, mask=mask, return_lse=True)
-    # A sum in float32 of runs of 512 keys: the error grows with the number of either.
+    # Splits of 512 keys are summed in float32: the error grows with the keys of a split and the number of splits.
     np.testing.assert_allclose(
         to_numpy(out), np.broadcast_to(to_numpy(value), out.shape), rtol=(512 + seen / 512) * 2**-24
     )
@@ -82,14 +82,14 @@ def test_more_than_2_to_the_31_elements(rng, length):
 
 
 def test_rows_further_apart_than_32_bits_count(drivers, everything):
-    """Of every array that a call has, forward and backward: driver/far_apart.cpp, in memory that is never touched."""
-    cases = 100 if everything else 30  # a tile of keys that is not the first one comes from case 21 on
+    """driver/far_apart.cpp tests such rows in every array of a call, forward and backward."""
+    cases = 100 if everything else 30  # the first case with a second tile of keys is number 21
     assert run(drivers / "far_apart", cases) == f"{cases} cases, the same bits\n"
 
 
 @pytest.mark.parametrize("length", [1, 9])
 def test_the_last_positions_that_there_are(rng, length):
-    """Window and distance at positions just below 2^31, of the most keys that a call may have."""
+    """Window and ALiBi distance must be right just below position 2^31, with the most keys that a call may have."""
     key, value = (mx.broadcast_to(mx.array(x), (1, 1, MOST_KEYS - length, 1)) for x in (0.5, 2.0))
     query = mx.ones((1, 1, length, 1))
     out, lse = flash_attention(query, key, value, mask=SlidingWindow(3), alibi_slopes=mx.array([1.0]), return_lse=True)
@@ -98,7 +98,7 @@ def test_the_last_positions_that_there_are(rng, length):
 
 
 def test_a_mask_of_more_elements_than_32_bits_count(rng):
-    """(B, H, L, S) is beyond 2^32; the array has S elements, the others are broadcast."""
+    """The mask (B, H, L, S) has more than 2^32 elements, but only S in memory: the others are broadcast."""
     batch, heads, length, key_len = 8, 16, 12, 3 << 20
     visible = mx.arange(key_len) >= key_len - 2
     query = mx.random.normal((batch, heads, length, 4))

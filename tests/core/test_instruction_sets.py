@@ -1,6 +1,6 @@
-"""Every instruction set obeys the rule, and the best one that the machine runs is taken.
+"""The kernels of every instruction set obey the rule, and the best set that the machine runs is taken.
 
-Those of this machine run as they are; NEON, and x86 processors that can do less, under an emulator.
+This machine's sets run natively; NEON and x86 processors with fewer instructions run under an emulator.
 """
 
 import pytest
@@ -27,14 +27,14 @@ def test_one_that_is_not_to_be_had_is_an_error(name):
 
 
 def parts(direction: str, cases: int, each: int) -> list:
-    """The driver's cases, so many at a time: the first ones always, the others in turn."""
+    """The driver's cases in portions of `each`: the first portion always runs, the others take turns."""
     others = range(each, cases, each)
     turn = pytest.mark.rotate(len(others))
     return [(direction, 0, each), *(pytest.param(direction, first, each, marks=turn) for first in others)]
 
 
 def assert_each_case_matches(name: str, first: int, cases: int, *program: object) -> None:
-    """The driver takes the set that is asked for, its cases obey the rule, and threads change no bit of them."""
+    """The driver must use the given set, its cases must obey the rule, and threads must change no bit of a result."""
     by_threads = {
         threads: run(*program, cases, first, FLASHATTN_CPU_ISA=name, FLASHATTN_NUM_THREADS=threads)
         for threads in ("1", "3")
@@ -78,7 +78,7 @@ def test_exp2_and_tanh_of_neon(neon_drivers, require):
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize(("processor", "best"), [("Nehalem", "baseline"), ("Haswell", "avx2")])
 def test_a_lesser_processor_meets_nothing_that_it_lacks(drivers, require, everything, processor, best, direction):
-    # Neither emulated processor knows AVX-512, Nehalem no AVX at all: one such instruction would end the program.
+    # Neither emulated processor has AVX-512, and Nehalem has no AVX: one such instruction would end the program.
     require("qemu-x86_64", "qemu-user")
     cases = 30 if everything else 6
     output = run("qemu-x86_64", "-cpu", processor, drivers / "passes", direction, cases)

@@ -1,8 +1,8 @@
-"""Ctrl-C during long calls on the CPU, which MLX alone would answer when the last kernel has ended.
+"""Ctrl-C ends long calls on the CPU. MLX alone raises KeyboardInterrupt only when the last kernel has ended.
 
-Inside of interruptible() the calls that the main thread waits for end half a second later, KeyboardInterrupt comes, and
-the process is as it was. What they leave is NaN. Calls that are short, that another thread waits for or nobody, and
-those of a program that handles SIGINT itself, finish as always. So do all others without it.
+Inside of interruptible(), calls that the main thread waits for end half a second after Ctrl-C with results of NaN,
+KeyboardInterrupt is raised, and the process can go on. Calls finish as usual if they are short, if another thread or
+nobody waits for them, or if the program handles SIGINT itself. Without interruptible(), all calls do.
 """
 
 import os
@@ -18,11 +18,11 @@ from programs import run as run_program
 
 pytestmark = pytest.mark.slow("waits for long calls")
 
-# Seconds from the signal to the answer. One is promised; the others are for a machine that is busy with something else,
-# which takes none of the processor time that two threads can use in a second.
+# Most seconds from the signal to the answer: one is promised, the others allow for a busy machine. PROCESSOR is the
+# processor time that two threads use in the promised second, whatever else the machine does.
 ANSWER = 5.0
 PROCESSOR = 2 * 1.0
-BEFORE = 0.5  # seconds from a call's begin to the signal
+BEFORE = 0.5  # seconds from a call's start to the signal
 
 SETUP = """
 import contextlib, os, signal, sys, threading, time
@@ -108,13 +108,13 @@ results = quantized_flash_attention(q, k, k, return_lse=True)
 
 class Answer(NamedTuple):
     seconds: float  # since the signal
-    processor_seconds: float  # of all threads, since the "begun" before it
+    processor_seconds: float  # of all threads, since "begun" was printed
 
 
 @pytest.fixture
 def interrupt():
-    """Runs a piece of Python, in interruptible() unless told otherwise, and sends it SIGINT half a second after each
-    "begun" that it prints. Returns what each "ended" that follows says."""
+    """Runs Python code, inside of interruptible() unless `before` differs, and sends it SIGINT half a second after each
+    "begun" that it prints. Returns an Answer for each "ended" that it prints."""
 
     def run(code: str, before: str = INTERRUPTIBLE) -> list[Answer]:
         answers, sent = [], 0.0
@@ -166,7 +166,7 @@ assert not mx.any(mx.isnan(out))
 
 
 def test_what_is_queued_and_what_has_yet_to_be_ends(interrupt):
-    # MLX queues so many operations and then waits: most of these come to the stream after the signal.
+    # MLX queues a limited number of operations and then waits: most of these reach the stream after the signal.
     (answer,) = interrupt("""
 x, k = evaluated(mx.zeros, (1, 4, 8192, 64), (1, 1, 8192, 64))
 for layer in range(40):
@@ -242,7 +242,7 @@ assert_right(out)
 
 
 def test_what_nobody_waits_for_is_not_cut(interrupt):
-    """An mx.async_eval alone; and one beside a call that is waited for, and cut."""
+    """An mx.async_eval must finish, alone and beside a call that the main thread waits for, which is cut."""
     answers = interrupt("""
 call, assert_right = call_of_3_seconds()
 for waited in (False, True):

@@ -1,4 +1,4 @@
-"""Forward-mode derivatives, against central differences in float64."""
+"""Forward-mode derivatives agree with central differences in float64."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ def normal_like(rng, arrays):
 
 
 def function_of(call, attention):
-    """out and lse of query, key, value and sinks."""
+    """Returns the call by `attention` as a function of query, key, value and sinks."""
     options = {"softcap": call.softcap, "alibi_slopes": call.alibi_slopes}
 
     def results(query, key, value, sinks=None):
@@ -66,7 +66,7 @@ def test_dtypes(rng, dtype):
 
 
 def test_it_is_the_transpose_of_the_gradient(rng):
-    """For every floating input, one at a time: <cotangent, jvp(tangent)> is <vjp(cotangent), tangent>."""
+    """For each floating input alone, <cotangent, jvp(tangent)> must equal <vjp(cotangent), tangent>."""
     inputs = [*draw(rng, heads=4, kv_heads=2, length=5, key_len=7), *normal_like(rng, map(mx.zeros, [(5, 7), 4, 4]))]
 
     def attend(query, key, value, bias, slopes, sinks):
@@ -98,7 +98,7 @@ def test_under_other_transforms(rng, transform):
 
 
 def test_masks_that_only_hide_have_no_tangent(rng):
-    """MLX asks for theirs like any other's."""
+    """MLX asks for the tangents of such masks, too: they must change nothing."""
     query, key, value = draw(rng, length=9, key_len=9)
     mask = mx.arange(9) % 2 > 0
     _, (got,) = mx.jvp(lambda q, m: flash_attention(q, key, value, mask=m), [query, mask], [query, mask])
@@ -121,7 +121,7 @@ def test_quantised_keys_and_values(rng):
 
 
 def test_hidden_nan_reaches_nothing(rng):
-    """In keys that no query sees, and rows that see nothing."""
+    """NaN in keys that no query sees, and in queries that see nothing, must change no tangent."""
     query, key, value = draw(rng, length=9, key_len=12)
     shown = (mx.arange(9)[:, None] > 2) & (mx.arange(12) > 3)
     broken = [mx.where((mx.arange(a.shape[-2]) < 3)[:, None], mx.nan, a) for a in (query, key, value)]

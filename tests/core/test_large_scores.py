@@ -1,7 +1,7 @@
 """Scores of any size that float32 holds, and masks and options at the ends of its range.
 
-A row's weights depend on the differences of its scores. Float32 rounds a large score by more than 1, and the difference
-of two rounded scores is exact: no kernel may round one of them otherwise than the other.
+A row's weights depend on the differences of its scores. Float32 rounds a large score by more than 1, but the difference
+of two rounded scores is exact. So a kernel must round all scores of a row in the same way.
 """
 
 import mlx.core as mx
@@ -17,7 +17,7 @@ ROUNDING = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 
 def column(numbers, dtype: str = "float32") -> mx.array:
-    """Rows of head_dim 1, of one head."""
+    """One head's rows, of head_dim 1."""
     return mx.array(np.asarray(numbers, np.float32)).reshape(1, 1, -1, 1).astype(DTYPES[dtype])
 
 
@@ -31,7 +31,7 @@ def assert_is(got: tuple[mx.array, mx.array], out: float, lse: float) -> None:
 
 
 def assert_is_float32s(query, key, value, dtype: str, scale: float | None = None, **options) -> None:
-    """Within the rule for float32, of arrays of any dtype, and a rounding to it."""
+    """out must obey the rule for float32, but for one rounding to the arrays' dtype."""
     expected, _ = reference_attention(to_numpy(query), to_numpy(key), to_numpy(value), scale, **options)
     wide = (x.astype(mx.float32) for x in (query, key, value))
     error = np.abs(to_numpy(flash_attention(query, key, value, scale, **options)) - expected).max()
@@ -61,7 +61,7 @@ def test_large_queries_and_keys(rng, options, dtype, size, length):
 @pytest.mark.parametrize("size", [2.0**10, 2.0**20, 2.0**22, 2.0**23])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_scores_that_differ_by_1(sign, size, length):
-    """Their products are exact in float32, and so are their differences."""
+    """The scores and their differences are exact in float32."""
     steps = np.arange(300) % 7
     query, key = queries(sign * size, length), column(1 + steps / size)
     weights = np.exp(sign * steps - (6.0 if sign > 0 else 0.0))
@@ -84,7 +84,7 @@ def test_one_quantised_key(dtype, bits, length):
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_lowest_biases_differ(dtype, length):
-    """A float's lowest number hides keys in some models. Beside a lower one it does not."""
+    """Some models hide keys by adding the lowest float. Even so, a bias must win beside a lower one."""
     query, key = queries(0, length, dtype), column([0, 0], dtype)
     lowest, higher = -float(mx.finfo(DTYPES[dtype]).max), -2.5e38
     for biases, out, lse in (([lowest, higher], 1, higher), ([lowest, lowest], 0.5, lowest), ([0, lowest], 0, 0)):
@@ -110,7 +110,7 @@ def test_softcap_above_all_scores(softcap, length):
 
 @pytest.mark.parametrize("length", LENGTHS)
 def test_softcap_of_scores_as_large_as_itself(length):
-    """Both are capped to the same number."""
+    """Both scores are capped to the same number."""
     got = flash_attention(
         queries(1e19, length), column([1e19, 2e19]), column([0, 1]), 1.0, softcap=2e36, return_lse=True
     )
@@ -129,7 +129,7 @@ def test_softcap_and_scale_far_apart(scale, softcap, length):
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("scale", [3e38, -3e38, 1e-37])
 def test_scale_at_the_ends_of_the_range(scale, length):
-    """With scores of 1 and 2."""
+    """The scores are 1 and 2."""
     query = queries(np.sqrt(1 / abs(scale)), length)
     got = flash_attention(
         query, column(np.sign(scale) * np.array([1, 2]) / abs(scale) / float(query[0, 0, 0, 0])), column([0, 1]), scale,
@@ -147,7 +147,7 @@ def test_sinks_at_the_ends_of_the_range(sink, out, lse, length):
 
 @pytest.mark.parametrize("length", LENGTHS)
 def test_slopes_at_the_end_of_the_range(length):
-    """Where a slope has no distance to count it adds nothing."""
+    """At distance 0 even the largest slope must add nothing."""
     steep, keys = mx.array([LARGEST]), column(np.ones(length))
     value = column(np.arange(length))
     out = flash_attention(queries(1, length), keys, value, 1.0, alibi_slopes=steep)

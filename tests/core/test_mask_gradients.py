@@ -1,4 +1,4 @@
-"""Gradients of masks: those of additive masks and ALiBi slopes against float64; zeros of masks that only hide."""
+"""Gradients of additive masks and ALiBi slopes agree with float64; masks that only hide have gradients of zero."""
 
 from dataclasses import replace
 
@@ -17,12 +17,12 @@ def normal(rng, *shape, dtype="float32"):
 
 
 def partly_hidden(rng, bias):
-    """Some of it -inf: the whole of a mask of one number would hide everything."""
+    """Sets some of the bias to -inf, but not a single number, which would hide everything."""
     return mx.where(mx.array(rng.random(bias.shape) > 0.8), -mx.inf, bias) if bias.size > 1 else bias
 
 
 def mask_gradients(call: Call, others, bias):
-    """Of a call with the mask `others & bias`."""
+    """The gradients of bias and slopes in the call with the mask `others & bias`."""
 
     def results(bias, slopes=None):
         options = {"softcap": call.softcap, "sinks": call.sinks, "alibi_slopes": slopes}
@@ -37,7 +37,7 @@ def mask_gradients(call: Call, others, bias):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_additive_mask(rng, shape, dtype):
-    """The sum over all along which it was broadcast."""
+    """The gradient must be summed over the axes along which the mask is broadcast."""
     call = draw_call(rng, batch=(2,), heads=4, kv_heads=2, length=33, key_len=65, value_dim=24, dtype=dtype)
     bias = partly_hidden(rng, normal(rng, *shape, dtype=dtype))
     got = mask_gradients(call, None, bias)
@@ -82,7 +82,7 @@ def test_what_only_hides_has_zeros(rng, kind):
     query, key, value = draw(rng, length=9, key_len=9)
     _, (gradient,) = mx.vjp(lambda m: flash_attention(query, key, value, mask=of(m)), [given], [query])
     assert gradient.shape == given.shape
-    if kind != "whole numbers added":  # MLX's conversion to floating makes them
+    if kind != "whole numbers added":  # MLX's conversion to floating makes the gradient
         assert gradient.dtype == given.dtype
         assert not gradient.any()
 
@@ -90,7 +90,7 @@ def test_what_only_hides_has_zeros(rng, kind):
 @pytest.mark.parametrize("kind", [*MASKS_THAT_HIDE, "additive"])
 @pytest.mark.parametrize("compiled", [False, True], ids=["", "compiled"])
 def test_checkpoints_take_masks_as_arguments(rng, kind, compiled):
-    """As mlx_lm.lora --grad-checkpoint does."""
+    """mlx_lm.lora --grad-checkpoint passes masks to checkpoints."""
     of, given = MASKS_THAT_HIDE.get(kind, (lambda m: m, normal(rng, 9, 9)))
     x = draw(rng, length=9, key_len=9)[0]
 
@@ -110,12 +110,12 @@ def test_a_gradient_that_nobody_evaluates_takes_no_memory(rng):
     before = mx.get_active_memory()
     mx.reset_peak_memory()
     mx.eval(mx.grad(lambda x: attend(x, mask).sum())(x))
-    assert mx.get_peak_memory() - before < 8 * 1024 * 1024 * 4  # a quarter of one score matrix's memory is enough
+    assert mx.get_peak_memory() - before < 8 * 1024 * 1024 * 4  # one score matrix; a quarter of it is enough
 
 
 @pytest.mark.parametrize("axes", [(0, None, 0), (0, 0, None), (None, 1, None), (0, 0, 0)], ids=str)
 def test_vmap(rng, axes):
-    """Over queries, the mask, the slopes: what is not mapped has one gradient for each."""
+    """vmap over queries, mask or slopes: an argument that is not mapped must get one gradient per mapped call."""
     key, value = draw(rng, batch=(2,), heads=4, kv_heads=2, length=5, key_len=7)[1:]
     primals = normal(rng, 3, 2, 4, 5, 16), normal(rng, 3, 3, 4, 1, 7), normal(rng, 3, 4)
     mapped = [a if axis is not None else a[0] for a, axis in zip(primals, axes, strict=True)]
@@ -152,7 +152,7 @@ def test_batch_dimensions_that_vmap_adds_are_summed_over(rng):
 @pytest.mark.parametrize("poison", [mx.nan, mx.inf])
 @pytest.mark.parametrize("where", ["query", "key", "value"])
 def test_hidden_nan_reaches_nothing(rng, where, poison):
-    """In keys that no query sees, and in queries that see nothing."""
+    """NaN in keys that no query sees, and in queries that see nothing, must change no gradient."""
     call = draw_call(rng, batch=(2,), heads=4, kv_heads=2, length=9, key_len=12)
     call = replace(call, alibi_slopes=normal(rng, 4), sinks=mx.array([1e4, 0.0, -1e4, 1.0]))
     seen = (mx.arange(9)[:, None] > 2) & (mx.arange(12) > 3)
@@ -174,7 +174,7 @@ def test_without_keys_or_queries(rng, shape):
 
 
 def test_with_quantised_keys_and_values(rng):
-    """Masks have their gradients; query has none."""
+    """Masks must have gradients; query's gradient must be refused."""
     query, key, value = draw(rng, heads=4, kv_heads=2, length=5, key_len=7, dim=64)
     packed = [mx.quantize(x, 64, 4) for x in (key, value)]
     plain = [mx.dequantize(*x, group_size=64, bits=4) for x in packed]

@@ -1,4 +1,4 @@
-"""The mask vocabulary: each description means exactly what the contract's sentence says."""
+"""Each mask description hides exactly the keys that its sentence in the contract says."""
 
 import mlx.core as mx
 import numpy as np
@@ -11,7 +11,7 @@ SIZES = [(1, 1), (1, 70), (3, 5), (5, 3), (33, 64), (64, 33), (65, 65), (8, 130)
 
 
 def seen_by_kernel(mask, length, key_len, batch=1):
-    """Which keys reach which queries: every key has a value column of its own."""
+    """Which keys each query sees, as (batch, L, S). Every key has a value column of its own."""
     query, key = mx.zeros((batch, 1, length, 8)), mx.zeros((batch, 1, key_len, 8))
     value = mx.broadcast_to(mx.eye(key_len), (batch, 1, key_len, key_len))
     return np.asarray(flash_attention(query, key, value, mask=mask) > 0)[:, 0]
@@ -32,7 +32,7 @@ def test_causal(length, key_len, mask):
 @pytest.mark.parametrize(
     ("length", "key_len", "window"),
     [(*sizes, window) for window in (1, 2, 3, 31, 32, 33, 64, 65, 2**31 - 1, 2**31, 2**70) for sizes in SIZES]
-    + [(2, 400, 98), (2, 500, 289), (9, 500, 290), (70, 510, 287)],  # these end inside of a tile
+    + [(2, 400, 98), (2, 500, 289), (9, 500, 290), (70, 510, 287)],  # these windows end inside of a tile
 )
 def test_window_is_itself_and_those_before(length, key_len, window):
     position = lambda i: i + key_len - length  # noqa: E731

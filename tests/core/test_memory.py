@@ -1,7 +1,6 @@
-"""Memory: no array of size L*S, in prefill, decode and gradient; nothing stays behind calls but scratch, which can be
-given back.
+"""Prefill, decode and gradient allocate no array of size L*S. After calls only scratch stays, which can be released.
 
-All of it is measured for a whole process.
+The tests measure whole processes.
 """
 
 import json
@@ -42,7 +41,7 @@ print(json.dumps({{"extra": resident("VmHWM") - before, "tensors": 4 * q.nbytes 
 )
 def test_extra_memory_is_the_outputs(length, mask):
     measured = json.loads(python(PEAK.format(length=length, mask=mask.format(length=length))).stdout)
-    # Scores alone would take 4 * L * L * 4 bytes: 268 MB at 2048. The outputs are a quarter of the tensors.
+    # Scores alone would take 4 * L * L * 4 bytes: 67 MB at 2048. The outputs are a quarter of the tensors.
     assert measured["extra"] <= 0.3 * measured["tensors"] + 2e6
 
 
@@ -86,7 +85,7 @@ def test_a_decode_step_keeps_the_results_of_a_few_runs_of_keys(shape):
     measured = json.loads(python(DECODE_PEAK.format(shape=shape), FLASHATTN_NUM_THREADS=str(threads)).stdout)
     run = heads // kv_heads * length * (dim + 2) * 4
     kept = max(2 << 20, (4 * threads + 1) * run)
-    assert batch * kv_heads * keys // 512 * run > 3 * kept + 3e6  # what all runs leave would be noticed
+    assert batch * kv_heads * keys // 512 * run > 3 * kept + 3e6  # those of all splits would exceed the limit
     assert measured["extra"] <= kept + 1.2 * measured["out"] + 2e6
 
 
@@ -146,13 +145,13 @@ print(json.dumps({name: number - before[name] for name, number in held().items()
 
 @pytest.mark.skipif("sys.platform != 'linux'", reason="/proc; run this test on Linux")
 def test_nothing_grows(everything):
-    """10,000 calls, 100,000 with --all."""
+    """Runs 10,000 calls; 100,000 with --all."""
     grown = json.loads(python(GROWTH.replace("{rounds}", "10_000" if everything else "1000")).stdout)
-    assert grown.pop("resident") < 1 << 19  # of 10,000 calls, 53 bytes each would be more
+    assert grown.pop("resident") < 1 << 19  # bytes; 53 for each of 10,000 calls would be more
     assert grown == {"active": 0, "cache": 0, "threads": 0, "files": 0}
 
 
-# One thread, so that what is kept does not depend on who took part.
+# One thread, so that the scratch does not depend on which threads took part.
 IN_ONE_THREAD = """
 import flashattn_core, mlx.core as mx
 
@@ -188,7 +187,7 @@ assert flashattn_core.release_scratch() > 0
 
 
 def test_scratch_is_what_the_calls_since_the_last_release_needed():
-    """And not what earlier ones did, which were larger."""
+    """Scratch must not keep the size of larger calls before the release."""
     python(IN_ONE_THREAD, FLASHATTN_NUM_THREADS="1")
 
 
@@ -218,12 +217,12 @@ def test_a_forked_child_forgets_its_parents_scratch():
 
 
 def assert_keeps_the_account(call):
-    """Of docs/training.md: no array beyond those that it names."""
+    """The call must allocate no array beyond those that docs/training.md names."""
     extra, scratch = peak_extra(call)
-    # The threads' scratch, and memory that is the process's own.
+    # Allows for the threads' scratch and for memory that the process itself takes.
     slack = 0.01 * call.needed + 1.5e6 + scratch
     assert 0.95 * call.needed <= extra <= call.needed + slack
-    if call.length >= 8192:  # where what is the same for all lengths does not count
+    if call.length >= 8192:  # here memory that does not grow with the length hardly counts
         assert extra - scratch < 1.2 * call.held
 
 
@@ -244,5 +243,5 @@ def test_forward_and_backward_with_masks(length, mask):
 
 @pytest.mark.slow("starts processes")
 def test_many_query_heads_of_one_key_head():
-    """The gradient of query is most of what is held, and its sum in float32 would be twice that."""
+    """query's gradient is most of the call's memory, and its sum in a float32 array would take twice as much."""
     assert_keeps_the_account(Call(8192, heads=7, kv_heads=1, dtype="bfloat16", mask="window"))

@@ -1,4 +1,4 @@
-"""The Metal kernels travel in the module as text that Metal can compile as it is, and that names its own lines."""
+"""The module embeds the Metal kernels as text that Metal can compile unchanged, with #line directives to the files."""
 
 import re
 import subprocess
@@ -32,7 +32,7 @@ def test_text(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_line_directives(name):
-    """Each line stands in the file, and at the number, that the directive before it says."""
+    """Each embedded line must be the source line that the #line directive before it names."""
     for chunk in re.split(r"^(?=#line )", launches.sources()[name], flags=re.M)[1:]:
         directive, *lines = chunk.splitlines()
         number, file = re.fullmatch(r'#line (\d+) "(.*)"', directive).groups()
@@ -49,7 +49,7 @@ def test_what_gpu_backends_share_has_no_word_of_one_of_them(file):
 
 @pytest.fixture
 def embed(tmp_path):
-    """Runs the script that embeds kernels, on a kernel called a.metal, headers beside it, and files elsewhere."""
+    """Runs the script that embeds kernels on a kernel called a.metal, with headers beside it and files elsewhere."""
 
     def run(kernel: bytes, elsewhere: dict[str, bytes] | None = None, **headers: bytes):
         files = {"a.metal": kernel, **{f"{name}.h": text for name, text in headers.items()}}

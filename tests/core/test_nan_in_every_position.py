@@ -1,7 +1,7 @@
-"""NaN or infinity in one element of any input reaches what depends on that element; all else keeps its bits.
+"""NaN or infinity in one element of any input reaches only outputs that depend on it; all others keep their bits.
 
-What depends on it follows from who sees whom: a key that a row does not see is not in the row's sums, forward or
-backward. NaN reaches everything of that. Infinity may reach less: a score of -inf is a key without weight.
+Which outputs depend on it follows from which rows see which keys: a key that a row does not see is in none of the row's
+sums, forward or backward. NaN reaches all of these outputs. Infinity may not: a key with a score of -inf has no weight.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -17,7 +17,7 @@ from oracle import to_numpy
 from test_quantised import normal, quantised
 
 POISONS = [np.nan, np.inf, -np.inf]
-POSITIONS = 8  # of an input; all of them if it has fewer elements
+POSITIONS = 8  # that are tried per input; all if it has fewer elements
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Shape:
         return f"{self.length}x{self.key_len}"
 
 
-# Decode and prefill; one vector, one tile, several runs and tiles and bands.
+# Shapes of decode and prefill: within one vector, within one tile, with several splits, tiles and bands of rows.
 SHAPES = [
     Shape(1, 1),
     Shape(3, 5),
@@ -59,14 +59,14 @@ MASKS = {
 
 
 def outputs(call: Call, mask=None, bias=None, **arrays) -> dict[str, mx.array]:
-    """out, lse and the gradients, of the call with these arrays instead of its own."""
+    """out, lse and the gradients of the call, with these arrays in place of its own."""
     (out, lse), gradients = flash(replace(call, mask=mask if bias is None else mask & bias, **arrays))
     named = {"out": out, "lse": lse, "dquery": gradients.dq, "dkey": gradients.dk, "dvalue": gradients.dv}
     return named if gradients.dsinks is None else named | {"dsinks": gradients.dsinks}
 
 
 def some_pair(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The product of two arrays of truths: whether some k has both a[i, k] and b[k, j]."""
+    """The product of two bool matrices: whether some k has both a[i, k] and b[k, j]."""
     return (a.astype(np.float32) @ b.astype(np.float32)) > 0
 
 
@@ -100,7 +100,7 @@ def reached(visible: np.ndarray, shape: Shape, bad: dict[str, np.ndarray]) -> di
 
 
 def spoilt(rng, array: mx.array, poisons):
-    """For some elements: the array where that one is bad, how, and where."""
+    """For some elements, yields the array with a bad number there, that number, and a mask of the element."""
     for flat in rng.permutation(array.size)[:POSITIONS]:
         bad = (np.arange(array.size) == flat).reshape(array.shape)
         poison = rng.choice(poisons)
@@ -108,7 +108,7 @@ def spoilt(rng, array: mx.array, poisons):
 
 
 def assert_reached(got, clean, expected, poison, where: str) -> None:
-    """NaN is in all that is expected, and all else has its bits."""
+    """NaN must be in all expected elements, and all others must have the clean call's bits."""
     for output, found in got.items():
         mask = np.broadcast_to(expected[output], found.shape)
         assert np.array(bits(found) == bits(clean[output]))[~mask].all(), f"{poison} in {where}, seen in {output}"
@@ -136,7 +136,7 @@ def test_it_reaches_what_depends_on_it(rng, shape, mask, dtype):
     clean = outputs(call, described, **arrays)
     untouched = {name: np.zeros(a.shape, bool) for name, a in arrays.items()}
     for name, array in arrays.items():
-        # A bias of -inf is no fault: it hides, and without it a pair is shown.
+        # A bias of -inf is not replaced: that would make a hidden key visible.
         for changed, poison, bad in spoilt(rng, array, POISONS[:2] if name == "bias" else POISONS):
             if name == "bias" and np.isneginf(to_numpy(array)[bad]):
                 continue
@@ -149,7 +149,7 @@ def test_it_reaches_what_depends_on_it(rng, shape, mask, dtype):
 @pytest.mark.parametrize("name", ["key scales", "key biases", "value scales", "value biases"])
 @pytest.mark.parametrize("shape", [Shape(1, 1), Shape(3, 700), Shape(20, 33)], ids=str)
 def test_in_the_scales_of_quantised_keys_and_values(rng, shape, name, bits_each):
-    """A scale or bias of values stands for the columns of its group alone."""
+    """NaN in a scale or bias of values must reach only the columns of its group."""
     dim, how = 96, {"group_size": 32, "bits": bits_each}
     query = normal(rng, 1, shape.heads, shape.length, dim)
     packed = {of: quantised(rng, 1, shape.kv_heads, shape.key_len, dim, **how) for of in ("key", "value")}

@@ -1,4 +1,4 @@
-"""softcap, sinks, ALiBi and scale: each against the reference, alone and together."""
+"""softcap, sinks, ALiBi and scale each agree with the reference."""
 
 import mlx.core as mx
 import numpy as np
@@ -29,7 +29,7 @@ def test_against_reference(rng, option, mask, length, key_len):
 
 @pytest.mark.parametrize("length", [1, 65])
 def test_softcap_is_exact_far_from_and_close_to_zero(length):
-    # One key a score: lse is the capped score itself.
+    # Each score has one key, so lse is the capped score itself.
     scores = np.concatenate([[0.0, 1e-30], np.logspace(-8, 4, 61)]).astype(np.float32)
     scores = np.concatenate([scores, -scores])
     query = mx.broadcast_to(mx.array(scores)[:, None, None, None], (scores.size, 1, length, 1))
@@ -40,7 +40,7 @@ def test_softcap_is_exact_far_from_and_close_to_zero(length):
 
 
 def test_softcap_rounds_no_query():
-    """Sums of these numbers' products are exact, unless queries have been divided by softcap: then none is."""
+    """The sums of these numbers' products are exact, unless the kernel divides queries by softcap first."""
     rng = np.random.default_rng(0)
     query, key, value = (
         mx.array(rng.integers(-24, 25, (1, heads, rows, 96)).astype(np.float32) / 8)

@@ -1,4 +1,4 @@
-"""plan(), stats() and backends(): what runs, why, and that it did."""
+"""plan() names the kernel that runs and why, stats() counts it, and backends() describes the devices."""
 
 from unittest.mock import Mock
 
@@ -18,7 +18,7 @@ def test_the_kernel_that_plan_names_is_the_one_that_runs(rng, length, key_len, k
     assert plan(query, key, value, device="cpu").kernel == kernel
     reset_stats()
     out = flash_attention(query, key, value)
-    assert not any(stats().values())  # lazy: counted when it runs
+    assert not any(stats().values())  # the call is lazy: it counts when it runs
     mx.eval(out)
     assert {name: calls for name, calls in stats().items() if calls} == {kernel: 1}
 
@@ -73,7 +73,7 @@ def test_a_gpu_can_be_asked_about_anywhere(rng, length, key_len, dim, kernel):
     ],
 )
 def test_which_precision_a_call_gets(rng, device, length, dtype, bits, rounds):
-    """Where probabilities are rounded for the inputs' precision, plan() says so."""
+    """plan() must say whether probabilities are rounded to the inputs' precision."""
     query, *stored = draw(rng, length=length, key_len=100, dim=64, dtype=dtype)
     stored, how = ([mx.quantize(x, bits=bits) for x in stored], {"bits": bits}) if bits else (stored, {})
     for asked, got in (("input", "input" if rounds else "float32"), ("float32", "float32")):
@@ -131,7 +131,7 @@ def test_backends():
 
 
 def test_what_is_missing_of_cuda_stands_there_with_its_cure(monkeypatch, tmp_path):
-    """MLX's build for the CPU beside a GPU; then the one for CUDA, with a GPU and with one that is not fit."""
+    """First with MLX's CPU build, without and with a GPU; then with its CUDA build, with and without NVRTC."""
     monkeypatch.setattr(mx.cuda, "is_available", lambda: False)
     monkeypatch.setattr(flashattn_core, "_DEVICES", tmp_path)
     assert backends()["cuda"] == "not in this MLX build"

@@ -1,4 +1,4 @@
-"""precision: on the CPU each word gives the same bits, since no kernel of it rounds probabilities."""
+"""On the CPU each `precision` gives the same bits, since no CPU kernel rounds probabilities."""
 
 import mlx.core as mx
 import pytest

@@ -1,7 +1,7 @@
-"""The extension in its process: the import beside no mlx or another one, Python's modes, and the end of it all.
+"""The extension in its process: imports without mlx or with another release, Python's modes, the interpreter's exit.
 
-The interpreter ends as it would without flash attention, whatever is unevaluated, queued or running. A daemon thread in
-mx.eval ends it with SIGABRT, and does so without flash attention, too.
+The interpreter exits as it would without flash attention, whatever is unevaluated, queued or running. Not tested: a
+daemon thread in mx.eval ends the process with SIGABRT, with and without flash attention.
 """
 
 import os
@@ -29,14 +29,14 @@ def test_another_mlx_is_refused_before_anything_runs(tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run this test on Linux")
 def test_the_module_itself_refuses_another_mlx(tmp_path):
-    """Even where it stands in the folder of that release."""
+    """The module must also refuse it when it is imported from its folder, past the package's own check."""
     code = f"import mlx.core, sys; sys.path.insert(0, {str(Path(_ext.__file__).parent)!r}); import _ext"
     last = python(code, exit_code=1, LD_PRELOAD=another_mlx(tmp_path)).stderr.strip().splitlines()[-1]
     assert last.startswith(f"ImportError: flashattn_core was built for mlx {version('mlx')}, but found mlx 0.99.1.")
 
 
 def another_mlx(folder):
-    """A library for LD_PRELOAD, with which MLX says that it is 0.99.1."""
+    """A library for LD_PRELOAD that makes MLX report version 0.99.1."""
     source, library = folder / "other.cpp", folder / "other.so"
     source.write_text('namespace mlx::core { const char* version() { return "0.99.1"; } }')
     run("c++", "-shared", "-fPIC", source, "-o", library)
@@ -67,7 +67,7 @@ def test_a_package_without_a_module_for_this_python_is_refused(tmp_path):
 
 @pytest.mark.parametrize("release", ["0.31.2", "0.32.11", "0.40.0", "0.32.9.dev20261127+abc"])
 def test_a_release_without_a_module_for_this_python_is_refused(package, release):
-    """In one line: the releases that have one, and the command that installs the newest of them."""
+    """One line must name the releases that have a module and the command that installs the newest of them."""
     mlx = "mlx[cpu]" if sys.platform == "linux" else "mlx"
     with pytest.raises(ImportError) as refused:
         _releases.module_folder(release, package)
@@ -106,7 +106,7 @@ except ValueError as error:
     "flags", [["-I"], ["-O"], ["-OO"], ["-X", "dev"], ["-W", "error", "-bb"], ["-B", "-P"]], ids=str
 )
 def test_import_and_call(flags):
-    """Isolated, without assertions and docstrings, with all warnings."""
+    """Both must work in isolated mode, without assertions and docstrings, and with all warnings as errors."""
     done = python(CALL, *flags)
     assert (done.stdout, done.stderr) == ("True\nrefused\n", "")
 
@@ -149,12 +149,12 @@ def test_exit_code_and_streams_are_the_program_s(state, end, code):
 
 
 def test_arrays_that_outlive_the_interpreter_s_modules():
-    """An array that an exit handler evaluates, when much of the interpreter is gone."""
+    """An exit handler must be able to evaluate a call, when much of the interpreter is gone."""
     done = python(SET_UP + "import atexit; atexit.register(lambda: print(mx.isfinite(attend()).all().item()))")
     assert (done.stdout, done.stderr) == ("True\n", "")
 
 
-# What a missing distribution, and a missing libmlx, look like to an import.
+# Code after which an import of mlx fails as without the distribution, or as without libmlx.
 LACKING = {
     "mlx": "import sys; sys.modules['mlx'] = None",
     "libmlx": """

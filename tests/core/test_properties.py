@@ -1,4 +1,4 @@
-"""Cases that nobody thought of: shapes, strides, masks and options drawn by hypothesis, against the reference."""
+"""Calls that hypothesis draws (shapes, strides, masks, options) agree with the reference."""
 
 import mlx.core as mx
 import numpy as np
@@ -17,14 +17,14 @@ def test_agrees_with_the_reference(case):
 
 
 def dequantised(words, scales, biases, group_size, bits):
-    if not words.size:  # MLX refuses some of these
+    if not words.size:  # MLX refuses some empty arrays
         return mx.zeros((*words.shape[:-1], words.shape[-1] * 32 // bits))
     return mx.dequantize(words, scales.astype(mx.float32), biases.astype(mx.float32), group_size, bits)
 
 
 @given(cases(quantised=True))
 def test_quantised_agrees_with_the_reference(case):
-    """In float32: of the dequantised keys and values. In 16 bits test_16_bits_outside_are_float32_inside holds it."""
+    """float32 calls must agree with the dequantised keys and values; test_16_bits_outside_... tests 16-bit calls."""
     case.arrays["query"] = case.arrays["query"].astype(mx.float32)
     arguments = case.arguments()
     how = {name: arguments.pop(name) for name in ("group_size", "bits")}
@@ -54,7 +54,7 @@ def test_lse_changes_no_output(case):
 @given(cases(max_dim=80), st.data())
 def test_gradients_agree_with_the_reference(case, data):
     arguments = case.arguments()
-    arguments.pop("kernel", None)  # the gradient has one
+    arguments.pop("kernel", None)  # the gradient has a single kernel
     query, value = arguments["query"], arguments["value"]
     rng = np.random.default_rng(data.draw(seeds))
     dtype = {dtype: name for name, dtype in DTYPES.items()}[query.dtype]
@@ -65,7 +65,7 @@ def test_gradients_agree_with_the_reference(case, data):
 
 @given(seeds, st.integers(1, 70), st.integers(1, 140), st.floats(1, 1000))
 def test_large_scores(seed, length, key_len, size):
-    """Scores up to +-1000: weights of one or few keys, and no overflow."""
+    """Scores up to +-1000, which give all weight to one or few keys, must not overflow."""
     rng = np.random.default_rng(seed)
     scores = rng.uniform(-size, size, (1, 1, length, key_len)).astype(np.float32)
     query, key = mx.zeros((1, 1, length, 4)), mx.zeros((1, 1, key_len, 4))
@@ -75,7 +75,7 @@ def test_large_scores(seed, length, key_len, size):
 
 @given(seeds, st.integers(1, 40), st.integers(1, 300), st.integers(1, 299))
 def test_parts_merge_by_their_lse(seed, length, key_len, cut):
-    """Attention over all keys is the lse-weighted sum of attention over two parts: what lse is for."""
+    """Attention over all keys must be the lse-weighted sum of attention over two parts of the keys."""
     rng = np.random.default_rng(seed)
     query, key, value = (
         mx.array(rng.standard_normal((1, 2, n, 16), dtype=np.float32)) for n in (length, key_len, key_len)

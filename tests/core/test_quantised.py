@@ -1,4 +1,4 @@
-"""Keys and values in MLX's affine quantisation: dequantise-then-attend, without the dequantised arrays."""
+"""Attention with keys and values in MLX's affine quantisation equals attention with the dequantised arrays."""
 
 import itertools
 import re
@@ -23,12 +23,12 @@ def normal(rng, *shape, dtype=mx.float32):
 
 
 def quantised(rng, *shape, group_size=64, bits=8, dtype=mx.float32):
-    # On the CPU: MLX's CUDA backend has no kernel for 1 bit, and leaves what it should write as it was.
+    # On the CPU: MLX's CUDA backend has no kernel for 1 bit, and leaves the result's memory unwritten.
     return mx.quantize(normal(rng, *shape, dtype=dtype), group_size=group_size, bits=bits, stream=mx.cpu)
 
 
 def dequantised(packed, group_size=64, bits=8):
-    """In float32, as the kernel computes."""
+    """Dequantises in float32, as the kernels do."""
     weights, scales, biases = packed
     return mx.dequantize(
         weights, scales.astype(mx.float32), biases.astype(mx.float32), group_size=group_size, bits=bits, stream=mx.cpu
@@ -46,7 +46,7 @@ def assert_matches(query, key, value, scale=None, mask=None, *, group_size=64, b
 
 
 def masks_and_options(rng, heads, length, key_len):
-    """As many of both, to take turns."""
+    """Masks and options, for cases to take turns with."""
     tree_size = min(length, key_len, 20)
     sinks, slopes = normal(rng, heads), mx.array(rng.random(heads, dtype=np.float32))
     masks = [
@@ -134,7 +134,7 @@ def test_plan(rng, length, kernel):
     [(9, 64, "metal_prefill_reg"), (64, 256, "metal_prefill_reg"), (9, 288, "metal_rowwise")],
 )
 def test_plan_on_metal(rng, length, dim, kernel):
-    """test_plan.py has all kernels; metal_prefill_tg is not among those that take quantised keys and values."""
+    """plan() must not choose metal_prefill_tg, which takes no quantised keys. test_plan.py tests all kernels."""
     query, packed = mx.zeros((1, 4, length, dim)), quantised(rng, 1, 2, 300, dim, group_size=32)
     assert plan(query, packed, packed, group_size=32, device="metal").kernel == kernel
     answer = plan(query, packed, packed, group_size=32, device="metal", kernel="metal_prefill_tg")

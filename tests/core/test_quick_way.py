@@ -1,4 +1,4 @@
-"""Calls that need no conversion go straight to C++: with the results and the refusals of the long way."""
+"""Calls that need no conversion go straight to C++, with the results and error messages of the way through Python."""
 
 import mlx.core as mx
 import numpy as np

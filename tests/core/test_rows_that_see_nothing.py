@@ -1,4 +1,4 @@
-"""A row that sees no key gives 0 and -inf, never NaN; also for empty inputs."""
+"""A row that sees no key gets 0 as out and -inf as lse, never NaN, also with empty inputs."""
 
 import mlx.core as mx
 import pytest
@@ -43,7 +43,7 @@ def test_more_queries_than_keys(rng, mask, length, key_len):
 
 @pytest.mark.slow("2 seconds")
 def test_padded_rows_at_tile_multiples(rng):
-    # Left padding of a whole tile, and of one key more or less.
+    # Left padding hides whole tiles, or one key more or less.
     for padding in (63, 64, 65, 127, 128, 129, 287, 288, 289):
         query, key, value = draw(rng, length=300, key_len=300)
         assert_both_ways(query, key, value, mask=Causal() & KeyRange(padding))

@@ -1,8 +1,8 @@
-"""The CPU backend alone under the compiler's sanitizers: memory, undefined behaviour, races between threads. And the
-extension, in Python, under the one for memory.
+"""The CPU backend passes the compiler's sanitizers for memory, undefined behaviour and races between threads. The
+extension, in Python, passes the sanitizer for memory.
 
-Each report ends the program with an error, and so do wrong results. Without --all the tests watch memory alone,
-with this machine's best instruction set: the rest takes minutes to compile.
+A report or a wrong result ends the program with an error. Without --all only the memory sanitizer runs, with this
+machine's best instruction set: the rest takes minutes to compile.
 """
 
 import functools
@@ -29,7 +29,7 @@ PACKAGE = HERE.parents[1] / "packages/flashattn-core"
 )
 def sanitized_drivers(build, everything, request):
     sanitizer = "thread" if request.param == "races" else "address,undefined" if everything else "address"
-    optimised = "-O1" if everything else "-O0"  # runs three times as fast, and takes three times as long to compile
+    optimised = "-O1" if everything else "-O0"  # -O1 runs three times as fast and compiles three times as long
     flags = f"{optimised} -g1 -fsanitize={sanitizer} -fno-sanitize-recover=all"
     sets = only(sets_here() if everything else sets_here()[:1])
     return build(HERE / "driver", f"-DCMAKE_CXX_FLAGS={flags}", sets, build_type="Debug", target="under_sanitizers")
@@ -38,7 +38,7 @@ def sanitized_drivers(build, everything, request):
 @each_sanitized_set
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_no_report(sanitized_drivers, everything, direction, name):
-    cases = 200 if everything else 60  # the forward pass alone meets runs of keys in a decode step from case 51 on
+    cases = 200 if everything else 60  # forward has decode steps with several splits from case 51 on
     results = set()
     for threads in ("1", "2", "4", "7") if everything else ("4",):
         environment = {"FLASHATTN_CPU_ISA": name, "FLASHATTN_NUM_THREADS": threads}
@@ -52,7 +52,7 @@ def test_no_report_of_the_contract(sanitized_drivers):
 
 
 def test_no_report_of_the_pool(sanitized_drivers):
-    # The forked child makes threads of its own, which the sanitizer for races would rather not see.
+    # The forked child makes threads of its own: by default the sanitizer for races would end it.
     run(sanitized_drivers / "pool", FLASHATTN_NUM_THREADS="4", TSAN_OPTIONS="die_after_fork=0")
 
 
@@ -83,11 +83,11 @@ def sanitized_python(build, tmp_path_factory):
     def library(name: str) -> str:
         return run("c++", f"-print-file-name={name}").strip()
 
-    # libstdc++ before Python, too: the sanitizer looks for its throw at the start. Python and MLX leave at the end what
-    # they have for as long as they live: leaks would be theirs.
+    # libstdc++ is loaded before Python, too: the sanitizer looks for its throw function at the start. Leaks are not
+    # detected: Python and MLX do not free everything at exit.
     preload = " ".join(library(name) for name in ("libasan.so", "libstdc++.so.6"))
 
-    # -S: not the extension that is installed as editable
+    # -S keeps Python from importing the extension's editable install.
     return functools.partial(
         finished,
         sys.executable,
@@ -107,7 +107,7 @@ on_linux = pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run t
 @on_linux
 @pytest.mark.parametrize("feature", ["gradients", "quantised", "transforms", "rows_that_see_nothing", "errors"])
 def test_the_extension(sanitized_python, feature):
-    """What offers everything that the extension has: these tests, in that Python."""
+    """These test files, which cover the extension's whole interface, must pass in that Python."""
     tests = HERE / f"test_{feature}.py"
     sanitized_python("-m", "pytest", "-q", "-p", "no:cacheprovider", tests, "-k", "not environment")
 

@@ -1,4 +1,4 @@
-"""What was settled for a kind of call on a GPU: one look-up a call, in C++. On Metal's kernels, none of which runs."""
+"""C++ looks up, once per call, what was settled for its kind on a GPU. The tests name Metal's kernels, but run none."""
 
 import itertools
 
@@ -10,7 +10,7 @@ from flashattn_core.arguments import lowered
 from flashattn_core.masks import Causal, KeyRange, SlidingWindow
 
 GPU = mx.Device(mx.gpu)
-HEADS = itertools.count(1)  # what is settled holds for the whole process: each test has a number of heads of its own
+HEADS = itertools.count(1)  # settled kinds last as long as the process: each test has its own number of heads
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +54,7 @@ def test_lengths_up_to_the_same_power_of_two_are_one_kind(heads, length, key_len
 
 
 def test_few_queries_are_a_kind_for_each_number(heads):
-    """Kernels may be made for their very number."""
+    """A kernel may be compiled for one number of queries."""
     settle(call(heads, length=3))
     assert kernel_of(call(heads, length=4)) is None
 
@@ -144,7 +144,7 @@ def test_what_is_settled_again_replaces_it(heads):
     ("how", "length", "kernel"),
     [
         ({}, 100, "metal_prefill_tg@1"),
-        ({}, 30, "metal_prefill_tg"),  # by the table
+        ({}, 30, "metal_prefill_tg"),  # chosen by the kernel table
         ({}, 200, "metal_prefill_reg"),
         ({"failed": ["metal_prefill_tg"]}, 30, "metal_prefill_reg"),
     ],
@@ -167,7 +167,7 @@ def test_a_name_that_does_not_cover_them_raises(heads):
         launches.with_other_lengths(named, call(heads, 2), GPU)
 
 
-# --- What is left to MLX's own attention --------------------------------------------------------------------
+# --- Calls that are left to MLX's own attention -------------------------------------------------------------
 
 
 @pytest.fixture
@@ -201,7 +201,7 @@ def test_who_does_not_leave_calls_counts_none(heads):
 
 @pytest.mark.usefixtures("nothing_left")
 def test_counts_survive_that_the_kind_is_settled_again(heads):
-    """As by two threads at once, of which one has measured that ours is faster."""
+    """Two threads may settle a kind at once, and one of them may measure that our kernel is faster."""
     settle(call(heads), left=(0.001, 0.002))
     leave(call(heads))
     settle(call(heads))

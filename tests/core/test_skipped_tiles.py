@@ -1,4 +1,4 @@
-"""Tiles that a mask hides whole are skipped: their keys, values and mask elements are never even read."""
+"""Tiles that a mask hides wholly are skipped: their keys, values and mask elements are never read."""
 
 import subprocess
 
@@ -26,7 +26,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_hidden_memory_is_not_touched(drivers, case):
-    """All other memory cannot be read: to touch it ends the program."""
+    """Only visible keys, values and mask elements are accessible: to read any other ends the program."""
     arguments, (begin, end) = CASES[case]
     everything_open = run(drivers / "hidden_memory", *arguments, 0, arguments[2])
     assert run(drivers / "hidden_memory", *arguments, begin, end) == everything_open

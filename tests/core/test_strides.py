@@ -1,4 +1,4 @@
-"""Any strides, and no hidden copies of key and value."""
+"""Inputs may have any strides, and key and value are not copied."""
 
 import mlx.core as mx
 import pytest
@@ -64,12 +64,12 @@ def test_nothing_but_the_outputs_is_allocated(layout, length, dtype):
     mx.reset_peak_memory()
     out = flash_attention(query, key, value, mask=mask)
     mx.eval(out)
-    outputs = out.nbytes + 4 * length * 3 * 4  # of each row lse, its maximum and its sum
+    outputs = out.nbytes + 4 * length * 3 * 4  # lse, maximum and sum of each row, in float32
     assert mx.get_peak_memory() - before <= outputs + 3 * 16384  # three buffers, rounded up to pages
 
 
 def in_the_middle_of_an_element(a):
-    """A view of bytes, from an odd one on."""
+    """A view with the numbers of `a` that begins at an odd byte address."""
     data = mx.contiguous(a).view(mx.uint8).flatten()
     return mx.concatenate([mx.zeros(1, mx.uint8), data])[1:].view(a.dtype).reshape(a.shape)
 
@@ -88,7 +88,7 @@ def with_unaligned_views(rng, length, dtype):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("length", [5, 19])
 def test_views_that_begin_in_the_middle_of_an_element(rng, length, dtype):
-    """No processor here minds, but C++ does; they are copied."""
+    """The op must copy such views: the processor can read them, but C++ does not allow it."""
     attend, arrays, views = with_unaligned_views(rng, length, dtype)
     assert mx.array_equal(attend(*views), attend(*arrays))
 

@@ -1,8 +1,8 @@
-"""Beside mx.fast.scaled_dot_product_attention, in its own vocabulary: what it takes we take, what it refuses we refuse.
+"""flash_attention takes and refuses the arguments that mx.fast.scaled_dot_product_attention takes and refuses.
 
-And the results agree, by the rule of oracle.py, with MLX's as the unfused formula. What differs is documented: one
-dtype for query, key and value (MLX promotes), head_dim from 1 to 512, a finite scale; MLX takes four dimensions alone,
-and a query that sees no key gives 0, not the mean of the values.
+The results agree by the rule of oracle.py, with MLX's results as the unfused formula. The differences are documented:
+one dtype for query, key and value (MLX promotes), head_dim from 1 to 512, a finite scale; MLX takes four dimensions
+only, and a query that sees no key gives 0, not the mean of the values.
 """
 
 import mlx.core as mx
@@ -19,17 +19,17 @@ NUMBERS = [mx.bool_, mx.uint8, mx.int8, mx.int32, mx.int64, mx.float64, mx.compl
 
 
 def off_by(n):
-    """`n`, or now and then a number beside it."""
+    """`n`, or at times n + 1 or n - 1."""
     return st.sampled_from([n] * 40 + [n + 1, max(n - 1, 1)])
 
 
-# Of empty inputs MLX 0.32.4 writes beyond its memory on the CPU (glibc.malloc.check=3 shows it), so none is drawn.
+# With empty inputs MLX 0.32.4 writes beyond its memory on the CPU (glibc.malloc.check=3 shows it), so none is drawn.
 some = lengths.filter(bool)
 
 
 @st.composite
 def calls(draw):
-    """Legal more often than not."""
+    """Draws arguments, which are legal more often than not."""
     rng = np.random.default_rng(draw(seeds))
     dtype = draw(st.sampled_from(list(DTYPES)))
     batch, kv_heads, length, key_len, dim, value_dim = (
@@ -80,6 +80,6 @@ def test_takes_what_mlx_takes_and_agrees(call):
     numbers = None if sinks is None else to_numpy(sinks)
     expected, _ = reference_attention(*map(to_numpy, (query, key, value)), **arguments, sinks=numbers)
     by_mlx = to_numpy(theirs)[sees_any]
-    by_mlx = np.where(np.isfinite(by_mlx), by_mlx, expected[sees_any])  # not where a float16 overflows
+    by_mlx = np.where(np.isfinite(by_mlx), by_mlx, expected[sees_any])  # MLX may overflow in float16
     by_steps = lambda: to_numpy(unfused(query, key, value, **arguments, sinks=sinks)[0])[sees_any]  # noqa: E731
     assert_within_rule(to_numpy(ours)[sees_any], expected[sees_any], [lambda: by_mlx, by_steps], "out")

@@ -1,7 +1,7 @@
-"""One thing wrong: a ValueError or TypeError that names it, from the call and from plan(), before anything is computed.
+"""For a wrong argument the call and plan() raise a ValueError or TypeError that names it, before anything is computed.
 
-A legal call is drawn, and one argument of it is broken: the message begins with `[flash_attention]` and has the
-argument's name. A mask's own parts are refused where it is made, under the mask's name.
+The tests draw a legal call and break one argument: the message must begin with `[flash_attention]` and contain the
+argument's name. Wrong parts of a mask are refused where the mask is made, under the mask's name.
 """
 
 import math
@@ -19,7 +19,7 @@ from strategies import cases
 
 
 class Hostile:
-    """Nothing may be asked of it: what it is called is enough for a message."""
+    """Raises at any question: a message must use nothing but its type's name."""
 
     def __repr__(self):
         raise RuntimeError("repr")
@@ -60,7 +60,7 @@ BAD = {
 
 
 def zeros(shape, dtype=mx.float32):
-    """Of any dtype and size, in next to no memory."""
+    """Zeros of any dtype and shape, in next to no memory."""
     return mx.broadcast_to(mx.zeros((1,) * len(shape), dtype), shape)
 
 
@@ -74,7 +74,7 @@ def promotes(dtype, to):
 
 
 def wrong_tensors(name, a, key):
-    """`a`, query, key or value of a call, with one thing wrong: a dtype, a dimension too many or too few, or a size."""
+    """Yields `a` (query, key or value) with one thing wrong: the dtype, a dimension too many or too few, or a size."""
     dtype = a.dtype
     yield from (zeros(a.shape, other) for other in wrong_dtypes(dtype))
     with mx.stream(mx.cpu):
@@ -90,7 +90,7 @@ def wrong_tensors(name, a, key):
 
 
 def wrong_packed(parts):
-    """(weights, scales, biases) with one thing wrong."""
+    """Yields (weights, scales, biases) with one thing wrong."""
     yield from (parts[:2], [*parts, parts[0]], [], parts[0])
     for i, part in enumerate(parts):
         for other in [None, 1.0, np.zeros(3)]:
@@ -99,7 +99,7 @@ def wrong_packed(parts):
         others += [zeros((1, *part.shape), part.dtype), zeros(part.shape[1:], part.dtype)]
         for axis in range(part.ndim):
             others.append(zeros([n + (axis == j) for j, n in enumerate(part.shape)], part.dtype))
-        if i == 0:  # so many that a count of bits wraps around in 32 bits
+        if i == 0:  # so many words that their number of bits overflows 32 bits
             others.append(zeros((*part.shape[:-1], part.shape[-1] + 2**27), part.dtype))
         for other in others:
             yield [*parts[:i], other, *parts[i + 1 :]]
@@ -137,7 +137,7 @@ def wrong_masks(query, key):
 
 @st.composite
 def broken_calls(draw, name):
-    """(case, its arguments with this one broken, the names of which the message must have one)"""
+    """Draws (case, its arguments with this one broken, the names of which the message must contain one)."""
     case = draw(cases(quantised=True) if name in ("bits", "group_size") else cases() | cases(quantised=True))
     arguments = case.arguments()
     query, key = arguments["query"], arguments["key"]
@@ -146,7 +146,7 @@ def broken_calls(draw, name):
         bad = BAD[name]
     elif case.quantised and name in ("key", "value"):
         bad = list(wrong_packed(list(arguments[name])))
-        names = ["key", "value"]  # of two that do not go together either may be named
+        names = ["key", "value"]  # of two that do not fit together, either may be named
     elif name in ("query", "key", "value"):
         bad = list(wrong_tensors(name, arguments[name], key[0] if case.quantised else key))
         if case.quantised:
@@ -164,14 +164,14 @@ def broken_calls(draw, name):
 @given(st.data())
 def test_one_broken_argument_is_named(name, data):
     case, arguments, names = data.draw(broken_calls(name))
-    if "query" not in names:  # would be counted if anything looked at its numbers
+    if "query" not in names:  # a lazy call: stats() counts it if anything reads its numbers
         query = arguments["query"]
         one = zeros((*query.shape[:-3], 1, 1, query.shape[-1]), query.dtype)
         arguments["query"] = flash_attention(query, one, one)
     reset_stats()
     for function in (case.function, plan):
         if function is plan and case.quantised and not isinstance(arguments["key"], tuple | list):
-            continue  # to plan() that is a call of flash_attention()
+            continue  # plan() takes this for a call of flash_attention()
         with pytest.raises((ValueError, TypeError)) as refused:
             function(**arguments)
         message = str(refused.value)

@@ -1,4 +1,4 @@
-"""Whatever is drawn: transforms give the plain call's bits, calls leave their inputs alone, plan() tells the truth."""
+"""For any drawn call, transforms give the plain call's bits, inputs stay unchanged, and plan() names what runs."""
 
 import tempfile
 
@@ -18,7 +18,7 @@ KERNELS = ["cpu_decode", "cpu_prefill", "metal_rowwise", "metal_decode_fast", "m
 
 
 def equal(results, expected):
-    """Bit for bit, and no NaN among them."""
+    """Whether all arrays are equal and none contains NaN."""
     return all(mx.array_equal(a, b) for a, b in zip(results, expected, strict=True))
 
 
@@ -63,7 +63,7 @@ def test_compile(case, shapeless):
 
 @given(any_case, st.data())
 def test_vmap(case, data):
-    """Over any of the arrays, along any of their axes: tensors, masks, ranges, trees, sinks."""
+    """mx.vmap must work over any of the arrays (tensors, masks, ranges, trees, sinks), along any of their axes."""
     size = data.draw(st.integers(1, 3))
     names = list(case.arrays)
     mapped = data.draw(st.sets(st.sampled_from(names), min_size=1))
@@ -86,7 +86,7 @@ def test_vmap(case, data):
 
 @given(cases(max_dim=80), seeds)
 def test_checkpoint(case, seed):
-    """Out, lse and the gradients of all arrays, masks among them."""
+    """mx.checkpoint must change no bit of out, lse and the gradients of all arrays, masks among them."""
     names, primals = list(case.arrays), list(case.arrays.values())
 
     def function(*given):
@@ -101,7 +101,7 @@ def test_checkpoint(case, seed):
 
 @given(any_case, st.booleans())
 def test_export(case, shapeless):
-    """The same numbers but for roundings."""
+    """An exported function must give the call's numbers, but for rounding."""
     names, arrays = list(case.arrays), list(case.arrays.values())
     with tempfile.TemporaryDirectory() as folder:
         file = f"{folder}/f.mlxfn"
@@ -117,7 +117,7 @@ def test_export(case, shapeless):
 
 
 def test_vmap_over_trees_of_one_node(rng):
-    """Their bits are packed within the mapped function."""
+    """The trees' bits are packed within the mapped function."""
     query = mx.array(rng.standard_normal((2, 1, 1, 8), np.float32))
     seen = mx.vmap(lambda x, tree: flash_attention(x[None], x[None], x[None], mask=Tree(tree)))(
         query, mx.ones((2, 1, 1), mx.bool_)

@@ -1,4 +1,4 @@
-"""Many threads at once, those of the pool and those of Python with streams of their own, change no bit of a result."""
+"""Threads change no bit of a result: neither the pool's threads nor Python's, which have their own streams."""
 
 import threading
 
@@ -15,7 +15,7 @@ LENGTHS = (1, 7, 33, 130)
 
 @pytest.mark.parametrize("threads", ["2", "3", "7"])
 def test_promises(drivers, threads):
-    """Of the pool, see driver/pool.cpp."""
+    """The pool must keep the promises that driver/pool.cpp tests."""
     run(drivers / "pool", FLASHATTN_NUM_THREADS=threads)
 
 
@@ -24,14 +24,14 @@ def test_a_system_without_more_threads(drivers):
 
 
 def results(arrays, stream):
-    """Forward and backward, on the stream."""
+    """Runs forward and backward on the stream."""
     with mx.stream(stream):
         outputs, gradients = mx.vjp(lambda q, k, v: flash_attention(q, k, v, mask="causal"), arrays, [arrays[0]])
         return [np.array(a) for a in (*outputs, *gradients)]
 
 
 def test_many_threads_with_many_streams(rng):
-    """Each call has the bits that it has alone."""
+    """Each call must get the bits that it gets alone."""
     calls = [draw(rng, heads=6, length=length, key_len=600, dim=40) for length in LENGTHS]
     numbers = [[np.array(a) for a in arrays] for arrays in calls]
     expected = [results(list(arrays), mx.cpu) for arrays in calls]

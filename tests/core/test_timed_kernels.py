@@ -1,4 +1,4 @@
-"""Where several kernels cover a call on a GPU, and where MLX's own is fused, this machine's times decide."""
+"""Where several kernels cover a call on a GPU, or MLX's own attention is fused, times on this machine decide."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ def cache(tmp_path, monkeypatch):
 
 
 class Clock:
-    """So many milliseconds takes each contestant, by itself and one behind the other; those that are not given, 9."""
+    """Times each contestant at so many milliseconds, alone and one call after the other; at 9 if none are given."""
 
     def __init__(self, **milliseconds):
         both = {name: ms if isinstance(ms, tuple) else (ms, ms) for name, ms in milliseconds.items()}
@@ -63,7 +63,7 @@ def test_where_they_are_as_fast_as_each_other_the_tables_first_is_taken():
 
 @pytest.mark.parametrize("length", [1, 100])
 def test_cudas_kernels_were_measured_where_they_were_made(length):
-    """Only one covers many queries, or few, well."""
+    """Only one kernel suits many queries, and only one few queries."""
     clock = Clock()
     decision(clock, length=length, precision="float32")
     assert clock.asked == []
@@ -76,11 +76,11 @@ def test_cudas_kernels_were_measured_where_they_were_made(length):
         (2048, 2048, "cuda_prefill"),
         (4096, 4096, "cuda_prefill"),
         (512, 9000, "cuda_prefill@1"),
-        (1000, 9000, "cuda_prefill"),  # whose last blocks share so many keys
+        (1000, 9000, "cuda_prefill"),  # so many keys that its last blocks share them
     ],
 )
 def test_few_blocks_have_fewer_rows_on_hopper(length, keys, kernel):
-    """84 blocks of 192 rows would leave 48 of 132 multiprocessors idle."""
+    """Of 132 multiprocessors, 84 blocks of 192 rows would leave 48 idle: smaller blocks must be chosen."""
     query, key = (mx.zeros((1, heads, rows, 128), mx.float16) for heads, rows in ((28, length), (4, keys)))
     with launches.shared_memory(227, compute_capability=90):
         got = launches.decision(lowered(query, key, key, None, "causal"))[0]
@@ -119,7 +119,7 @@ def test_a_kernel_by_name_is_not_timed(device):
 )
 def test_mlxs_own_is_preferred_where_it_is_faster_by_three_percent(mlx, is_left):
     got = decision(Clock(mlx=mlx, cuda_prefill=100))
-    assert got.kernel == "cuda_prefill"  # for who does not leave the call
+    assert got.kernel == "cuda_prefill"  # for callers that leave no call to MLX
     assert got.left() == ((mlx / 1000, 0.1) if is_left else None)
 
 
@@ -134,7 +134,7 @@ def test_it_is_compared_with_the_kernel_that_is_taken(monkeypatch):
 
     assert decision(Clock(mlx=5, metal_prefill_reg=4), device="metal").left() is None
     decide._verdicts.clear()
-    monkeypatch.setenv("FLASHATTN_CHECK", "always")  # the other one was right
+    monkeypatch.setenv("FLASHATTN_CHECK", "always")  # the earlier check passed
     assert decision(Clock(mlx=5, metal_prefill_reg=4), device="metal", check=check).left() == (0.005, 0.009)
 
 
@@ -220,7 +220,7 @@ def test_each_process_times_always(monkeypatch):
 
 
 def test_other_contestants_are_timed():
-    """As after an update of MLX in which its own is fused."""
+    """An update of MLX may fuse its attention: then the contest must be held again."""
     assert decision(Clock(), device="metal", mlx_is_fused=False).times
     clock = Clock(mlx=1)
     assert decision(clock, device="metal").left()

@@ -1,6 +1,6 @@
-"""mx.compile, mx.vmap, streams, graphs.
+"""Calls work under mx.compile, mx.vmap and streams, and in graphs.
 
-test_surface_transforms.py has compile, vmap and checkpoint of whatever is drawn."""
+test_surface_transforms.py tests compile, vmap and checkpoint with drawn calls."""
 
 import mlx.core as mx
 import pytest
@@ -41,7 +41,7 @@ def test_compile_merges_equal_calls_and_keeps_different_ones(rng):
 
 
 def test_calls_with_and_without_lse_in_one_graph(rng):
-    """The second alone has three outputs. Nothing here is traced but `x`."""
+    """Only the call with lse has three outputs, and only `x` is traced."""
     arrays = draw(rng, length=9, key_len=33)
     out, lse = flash_attention(*arrays, return_lse=True)
     compiled = mx.compile(lambda x: (x + flash_attention(*arrays), flash_attention(*arrays, return_lse=True)[1]))
@@ -84,7 +84,7 @@ def test_is_tracing(rng):
 
 
 def test_array_id():
-    """It goes with what the array is, not with the Python object that stands for it."""
+    """The id must belong to the MLX array, not to the Python object that refers to it."""
     array = mx.arange(5) + 1
     before, same, equal = array_id(array), array.astype(mx.int32), mx.array(array)
     assert array_id(same) == before

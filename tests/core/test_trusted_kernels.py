@@ -1,4 +1,4 @@
-"""A GPU's kernel is checked before its first result on a machine; one that fails is not used."""
+"""A GPU's kernel is checked before its first result on a machine; a kernel that fails is not used."""
 
 import itertools
 import subprocess
@@ -20,7 +20,7 @@ def cache(tmp_path, monkeypatch):
 
 
 class Check:
-    """Finds something wrong with the kernels that are given."""
+    """A check that fails for the given kernels."""
 
     def __init__(self, *bad):
         self.bad, self.asked = bad, []
@@ -273,7 +273,7 @@ def test_two_processes_at_once(cache):
     asked = [process.communicate()[0].strip() for process in [another_process() for _ in range(2)]]
     assert "cuda_prefill" in asked
     assert asked_by_another_process() == ""
-    assert len(list((cache / "checked").iterdir())) == 1  # and nothing unfinished
+    assert len(list((cache / "checked").iterdir())) == 1  # no unfinished file is left
 
 
 def test_a_full_disk(cache):
@@ -284,7 +284,7 @@ def test_a_full_disk(cache):
 
 
 def test_a_file_that_can_be_neither_read_nor_replaced(cache):
-    """As another user's, or one in a folder that is read-only; a folder is so for every user."""
+    """The file may be another user's or in a read-only folder. A folder in its place has the same effect."""
     asked_by_another_process()
     [file] = (cache / "checked").iterdir()
     file.unlink()

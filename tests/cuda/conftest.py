@@ -1,4 +1,4 @@
-"""What the tests of the CUDA kernels need: a GPU, or clang to run the kernels on the CPU."""
+"""Fixtures for what the tests of the CUDA kernels need: a GPU, or clang to run the kernels on the CPU."""
 
 import os
 from pathlib import Path
@@ -8,20 +8,20 @@ import pytest
 from demanded import lacking
 from flashattn_core import _ext
 
-# MLX's float32 products are TF32 on a GPU. What is compared with them is of float32's accuracy. MLX reads this once.
+# By default MLX computes float32 products in TF32 on a GPU; the tests compare with float32's. MLX reads this once.
 os.environ["MLX_ENABLE_TF32"] = "0"
 
 
 @pytest.fixture
 def requires_gpu():
-    """Without MLX's CUDA build and a GPU the test is skipped, and says so."""
+    """Skips the test without MLX's CUDA build and a GPU, and says so."""
     if not mx.cuda.is_available():
         pytest.skip("no NVIDIA GPU, or MLX's build for the CPU: make cuda-check brings the other")
 
 
 @pytest.fixture
 def requires_plants():
-    """A wheel takes no plants, unless it was built for tests."""
+    """Requires a build that can plant faults in kernels (FLASHATTN_PLANT), which only builds for tests can."""
     if b"FLASHATTN_PLANT" not in (Path(_ext.__file__).parents[1] / "libflashattn_kernels.so").read_bytes():
         lacking("flashattn-core takes no plants: install it with -C cmake.define.FLASHATTN_PLANTS=ON")
 

@@ -1,4 +1,4 @@
-"""What metal_attention.py gives, through the CUDA kernels, run on the CPU."""
+"""The functions of metal_attention.py for the CUDA kernels, run on the CPU."""
 
 import functools
 

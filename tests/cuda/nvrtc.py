@@ -1,4 +1,4 @@
-"""NVRTC, which compiles for any GPU and needs none: the package nvidia-cuda-nvrtc."""
+"""Compiles kernels by NVRTC, from the package nvidia-cuda-nvrtc. It compiles for any GPU and needs none."""
 
 import ctypes
 import importlib.metadata
@@ -12,8 +12,8 @@ from demanded import lacking
 
 
 class Compiled(NamedTuple):
-    registers: int  # of a thread
-    spilled: int  # bytes
+    registers: int  # per thread
+    spilled: int  # bytes per thread
     warnings: str
 
 
@@ -25,7 +25,7 @@ def _library() -> ctypes.CDLL:
         files = importlib.metadata.files("nvidia-cuda-nvrtc") or []
     except importlib.metadata.PackageNotFoundError:
         lacking("no NVRTC: uv sync --all-groups")
-    *_, library = [  # the first one is found by the second, by its name, once it is loaded
+    *_, library = [  # libnvrtc finds libnvrtc-builtins by its name once that is loaded
         ctypes.CDLL(str(file.locate()))
         for pattern in (r"libnvrtc-builtins\.so\..*", r"libnvrtc\.so\.\d+")
         for file in files
@@ -36,9 +36,9 @@ def _library() -> ctypes.CDLL:
 
 @cache
 def compiled(text: str, architecture: str) -> Compiled:
-    """A launch's text, as csrc/cuda/driver.cpp has it compiled. Fails with the compiler's log."""
+    """Compiles a launch's text as csrc/cuda/driver.cpp does. Fails with the compiler's log."""
     nvrtc, program, size = _library(), ctypes.c_void_p(), ctypes.c_size_t()
-    asked = (f"--gpu-architecture={architecture}", "--ptxas-options=-v", "--no-cache")  # what is cached has no log
+    asked = (f"--gpu-architecture={architecture}", "--ptxas-options=-v", "--no-cache")  # cached code has no log
     options = (ctypes.c_char_p * len(asked))(*(option.encode() for option in asked))
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernel.cu", 0, None, None)
     failed = nvrtc.nvrtcCompileProgram(program, len(options), options)

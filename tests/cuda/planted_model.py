@@ -1,4 +1,4 @@
-"""Run as a program with FLASHATTN_PLANT: prints the tokens of a model without and with the patch, and what was said."""
+"""Run as a program with FLASHATTN_PLANT: prints a model's tokens without and with the patch, and the warnings."""
 
 import json
 import warnings

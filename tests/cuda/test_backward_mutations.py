@@ -1,4 +1,4 @@
-"""Faults planted in the CUDA kernels of the gradient, one at a time, as in test_mutations.py: each is noticed."""
+"""Each fault that is planted in the CUDA kernels of the gradient is noticed, as in test_mutations.py."""
 
 import functools
 
@@ -16,7 +16,7 @@ BACKWARD, HOPPER, PARTS, DELTA, MERGE = (
 LONG = {"lengths": (150, 300)}
 
 
-# An array that hides whole blocks.
+# Calls with an array mask that hides whole blocks.
 BLOCKS = {"lengths": (70, 150), "mask": "blocks"}
 OPEN = "!(has_block_map && tile.listed.changes(own_part))"
 
@@ -30,7 +30,7 @@ def of_parts(old: str, new: str = "", **how) -> Fault:
 
 
 FAULTS = {
-    # Barriers, and copies in the background.
+    # Barriers and asynchronous copies.
     "a tile before it is there, or over one that is read": Fault(BACKWARD, "__syncthreads();  // the tile", **LONG),
     "a tile not waited for": Fault(
         BACKWARD, "wait_for_copies<0>();\n    __syncthreads();", "__syncthreads();", **LONG
@@ -50,7 +50,7 @@ FAULTS = {
     ),
     "hopper: the last turn is not passed": of_hopper("if (n > 0) turns.pass(lane);\n  block.store", dim=128),
     "hopper: P before S is there": of_hopper("wait_for_products<Block::kSecond ? 1 : 0>(scores);"),
-    # float32 in parts.
+    # The kernel that computes float32 products in parts.
     "parts: rows before they are there": of_parts("own_arrived.wait(0);"),
     "parts: a tile before it is there": of_parts("ring.wait_for_tile(n, part);\n    begin_multiply"),
     "parts: a tile over one that is read": of_parts("if (turn >= STAGES) read(turn)", "if (false) read(turn)"),

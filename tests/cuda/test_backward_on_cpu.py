@@ -1,4 +1,4 @@
-"""The CUDA kernels of the gradient, run on the CPU: by the rules of tests/metal/test_backward.py."""
+"""The CUDA kernels of the gradient, run on the CPU, pass the tests of tests/metal/test_backward.py."""
 
 import functools
 from dataclasses import replace
@@ -22,7 +22,7 @@ run = functools.partial(metal_backward.run, device="cuda", prepared=on_cpu)
 
 @pytest.fixture(autouse=True, params=[(227, 90), (227, 100), (99, 89)], ids=["9.0", "10.0", "8.9"])
 def through_cuda(request, monkeypatch):
-    """On GPUs whose blocks can have so much shared memory, of which Hopper has kernels of its own."""
+    """Runs each test for GPUs with so many KiB of shared memory per block and this compute capability."""
     for module in (gradient_oracle, test_gradients):
         monkeypatch.setattr(module, "flash_gradients", run)
     monkeypatch.setattr(rules, "run", run)
@@ -68,7 +68,7 @@ def test_hidden_tiles_are_left_out(rng):
     [("float", 128, "parts_float"), ("float", 136, "float"), ("half", 136, "hopper_half"), ("bfloat", 132, "bfloat")],
 )
 def test_who_computes_on_compute_capability_9(rng, request, dtype, dim, kernel):
-    """In float32 parts up to a head_dim of 128; in 16 bits what the TMA reads."""
+    """Hopper's own kernels must take float32 up to a head_dim of 128 (in parts), and 16-bit rows that the TMA reads."""
     name = {"float": "float32", "half": "float16", "bfloat": "bfloat16"}[dtype]
     call = draw_call(rng, heads=2, length=20, key_len=6, dim=dim, dtype=name)
     functions = [launch["function"] for launch in metal_backward.described(call, device="cuda")]

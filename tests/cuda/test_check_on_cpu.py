@@ -1,4 +1,4 @@
-"""The check of a kernel before it is trusted: it finds nothing in the CUDA kernels, and what is planted."""
+"""The check that a kernel must pass finds no fault in the CUDA kernels, and finds those that are planted."""
 
 import mlx.core as mx
 import pytest

@@ -1,4 +1,4 @@
-"""On a GPU: a kind of call is settled, wherever its first call comes from, and then looked up."""
+"""On a GPU, the first call of a kind settles its kernel, wherever it comes from; later calls look the kernel up."""
 
 import itertools
 import threading
@@ -10,7 +10,7 @@ from flashattn_core.arguments import lowered
 
 pytestmark = pytest.mark.usefixtures("requires_gpu")
 
-DIMS = itertools.count(24, 8)  # a verdict holds for a whole process: each test has a head_dim of its own
+DIMS = itertools.count(24, 8)  # a check's result lasts as long as the process: each test has its own head_dim
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def arrays(tmp_path, monkeypatch):
     monkeypatch.setenv("FLASHATTN_CHECK", "once")
     dim = next(DIMS)
     drawn = [mx.random.normal((1, heads, 40, dim), mx.float16, key=mx.random.key(heads)) for heads in (4, 2, 2)]
-    mx.eval(drawn)  # else it is this thread's stream alone that can
+    mx.eval(drawn)  # otherwise only this thread's stream could
     return drawn
 
 
@@ -56,7 +56,7 @@ def test_checks_are_not_counted(arrays, checked):
 
 @pytest.mark.parametrize("shapeless", [False, True])
 def test_the_first_call_is_compiled(arrays, checked, shapeless):
-    """Nobody knows yet whether its gradient will be asked for: that is checked, too."""
+    """Its gradient may be asked for later, so the gradient's kernel must be checked, too."""
     compiled = mx.compile(lambda *arrays: flash_attention(*arrays, mask="causal"), shapeless=shapeless)
     for _ in range(2):
         assert matches(compiled(*arrays), arrays)
@@ -106,7 +106,7 @@ def test_without_memory_for_a_check_the_next_call_is_checked(arrays, monkeypatch
     assert len(checked) == 1
 
 
-# --- What was settled -----------------------------------------------------------------------------------------
+# --- Kinds that are settled -----------------------------------------------------------------------------------
 
 
 def asks_nobody(monkeypatch):
@@ -149,7 +149,7 @@ def test_what_mlxs_own_is_faster_at_is_left_to_it_and_counted(arrays):
     settle(arrays, precision="float32")
     assert [quick(arrays, True, True) for _ in range(2)] == [False, False]
     assert _ext.left_calls() == [("a kind", 0.001, 0.002, 2)]
-    for rounds, may_leave in ((True, False), (False, True)):  # by the op, and in float32
+    for rounds, may_leave in ((True, False), (False, True)):  # may not leave; in float32
         assert isinstance(quick(arrays, rounds, may_leave), mx.array)
     assert isinstance(flash_attention(*arrays, precision="input"), mx.array)
     assert _ext.left_calls() == [("a kind", 0.001, 0.002, 2)]
@@ -172,7 +172,7 @@ def test_a_shapeless_function_of_other_lengths(arrays, checked):
     for length in (40, 17, 1):
         few = (arrays[0][:, :, :length], *arrays[1:])
         assert matches(compiled(*few), few)
-    ran = {name: calls for name, calls in stats().items() if calls and name.startswith("cuda")}  # the others compare
+    ran = {name: calls for name, calls in stats().items() if calls and name.startswith("cuda")}  # the CPU's compare
     assert ran == {"cuda_prefill": 2, "cuda_decode": 1}
 
 
@@ -194,19 +194,19 @@ def timed(monkeypatch):
 
 @pytest.fixture
 def of_a_model(arrays):
-    """MLX has a fused kernel for this head_dim."""
+    """Arrays of a head_dim for which MLX has a fused kernel."""
     return [mx.random.normal((1, heads, 200, 128), mx.bfloat16, key=mx.random.key(heads)) for heads in (4, 2, 2)]
 
 
 def test_mlxs_own_is_timed_for_the_inputs_precision_alone(of_a_model, timed):
-    """And once, wherever its first call comes from."""
+    """It must be timed once per kind, wherever the first call comes from."""
     call = {"mask": "causal"}
     mx.eval(flash_attention(*of_a_model, **call))
     assert timed == []
     attend = mx.compile(lambda *arrays: flash_attention(*arrays, **call, precision="input"))
     for _ in range(2):
         mx.eval(flash_attention(*of_a_model, **call, precision="input"), attend(*of_a_model))
-    contestants = [[name.partition("@")[0] for name in names] for names in timed]  # of any form
+    contestants = [[name.partition("@")[0] for name in names] for names in timed]  # without the tiling's number
     assert contestants == [["cuda_prefill", contest.MLX]] * 2  # with the gradient, and without
 
 

@@ -1,4 +1,4 @@
-"""Every instantiation that launches ask for compiles, for each generation of GPUs; what models call spills nothing."""
+"""Every kernel that launches ask for compiles for each generation of GPUs; those that models call spill no register."""
 
 import itertools
 from dataclasses import replace
@@ -12,7 +12,7 @@ from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree
 from gradient_oracle import draw_call
 from nvrtc import compiled
 
-# Each with the kilobytes of shared memory that a block can have, on which tiles depend.
+# Each with the KiB of shared memory that a block can have, on which the tiles depend.
 ARCHITECTURES = {"sm_80": 163, "sm_89": 99, "sm_90a": 227, "sm_100a": 227, "sm_120a": 99}
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 LENGTHS = {"cuda_decode": 3, "cuda_rowwise": 40}
@@ -21,7 +21,7 @@ LENGTHS |= dict.fromkeys(("cuda_prefill_hopper", "cuda_prefill_hopper_rounded"),
 
 
 def assert_compiles(architecture, kernel, dtype, dim, value_dim=None, mask="causal", length=None, heads=4, **options):
-    """The launches of a call with 2 key/value heads. Returns the bytes that they spill."""
+    """Compiles the launches of a call with 2 key/value heads. Returns the bytes that they spill."""
     query, key, value = (
         mx.zeros((1, n, rows, columns), DTYPES[dtype])
         for n, rows, columns in ((heads, length or LENGTHS[kernel], dim), (2, 300, dim), (2, 300, value_dim or dim))
@@ -30,7 +30,7 @@ def assert_compiles(architecture, kernel, dtype, dim, value_dim=None, mask="caus
     if "bits" in options:
         key, value = (mx.quantize(array, options["group_size"], options["bits"]) for array in (key, value))
     elif options.pop("strided", False):
-        is_hoppers = False  # the TMA reads no such rows
+        is_hoppers = False  # the TMA cannot read such rows
         key = key.swapaxes(2, 3).flatten().reshape(1, 2, dim, 300).swapaxes(2, 3)
     if "sinks" in options:
         options["sinks"] = mx.zeros(heads, DTYPES[dtype])
@@ -57,7 +57,7 @@ def runs_on(kernel, dtype, architecture, dim=128):
 
 
 def cases(*further):
-    """All kernels and dtypes on the architectures that have them, with each of what is given."""
+    """All kernels and dtypes on the architectures that have them, combined with the elements of `further`."""
     every = itertools.product(LENGTHS, DTYPES, ARCHITECTURES, *further)
     return [case for case in every if runs_on(*case[:3])]
 
@@ -133,7 +133,7 @@ def test_block_maps(architecture):
         assert assert_each_compiles(architecture, launches.block_map(mx.zeros((64, 64), dtype), "cuda")) == 0
 
 
-# Calls of models: query heads to each key/value head, queries, head_dim, mask and options.
+# Calls of models: dtype, query heads per key/value head, queries, head_dim, mask and options.
 MODELS = {
     "Mistral": ("bfloat16", 7, 128, 128, SlidingWindow(512), {}),
     "gpt-oss": ("bfloat16", 8, 128, 64, SlidingWindow(128), {"sinks": True}),

@@ -12,7 +12,7 @@ COMPILED = "compiles text of kernel --gpu-architecture=sm_90a\n" + LOADED
 
 @pytest.fixture
 def kept(tmp_path):
-    """The file of what was compiled, and `said` with its folder."""
+    """The file of the compiled kernel, and fake_gpu.said() with the file's cache."""
 
     def said(**answers):
         return fake_gpu.said(FLASHATTN_CACHE=str(tmp_path), **answers)
@@ -66,7 +66,7 @@ FOLDERS = {"FLASHATTN_CACHE": "cubins", "XDG_CACHE_HOME": "flashattn/cubins", "H
 
 @pytest.mark.parametrize("first", range(len(FOLDERS)))
 def test_where_machine_code_is_kept(tmp_path, first):
-    """The first of the variables that is set says where."""
+    """The first of the variables that is set must name the folder."""
     names = list(FOLDERS)[first:]
     fake_gpu.said(**{name: str(tmp_path / name) for name in names})
     [file] = (file for file in tmp_path.rglob("*") if file.is_file())
@@ -81,7 +81,7 @@ def test_without_a_folder_nothing_is_kept(folder, tmp_path, monkeypatch):
 
 
 def test_a_full_disk_keeps_nothing(kept):
-    """The limit on the size of a file stands for the disk."""
+    """A limit on the size of a file stands for the full disk."""
     file, said = kept
     _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20, most))

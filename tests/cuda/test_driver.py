@@ -1,4 +1,4 @@
-"""What a machine lacks is named with its cure."""
+"""Errors name what a machine lacks, and the cure."""
 
 import fake_gpu
 import pytest

@@ -1,4 +1,4 @@
-"""The gradient on a GPU, against float64: by the rules of the core, and those of tests/metal/test_backward.py."""
+"""The gradient on a GPU passes the gradient tests of the core and those of tests/metal/test_backward.py."""
 
 from dataclasses import fields
 
@@ -15,12 +15,12 @@ pytestmark = pytest.mark.usefixtures("requires_gpu")
 
 @pytest.fixture(autouse=True)
 def through_cuda(monkeypatch):
-    """flash_gradients() runs on MLX's default device. The harness alone has schedules."""
+    """The tests call flash_gradients(), which runs on MLX's default device. Only the CPU harness has schedules."""
     monkeypatch.setattr(of_kernels, "run", lambda call, schedule="": flash_gradients(call))
     monkeypatch.setattr(of_kernels, "behind_a_forward", flash_gradients)
 
 
-OF_THE_CPU = {"test_is_counted", "test_scores_are_rounded_as_by_the_forward_kernel"}  # ask for its kernels by name
+OF_THE_CPU = {"test_is_counted", "test_scores_are_rounded_as_by_the_forward_kernel"}  # they name CPU kernels
 OF_THE_HARNESS = {
     "test_behind_a_forward_kernel",
     "test_head_dims_above_256_are_refused",
@@ -40,7 +40,7 @@ globals().update(
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_the_same_bits_again(rng, dtype, dim):
-    """Alone, and beside gradients of other calls in one evaluation, whose kernels may run at once."""
+    """Gradients must have the same bits alone and in one evaluation with others, whose kernels may run concurrently."""
     calls = [
         of_core.with_options(
             draw_call(rng, batch=(2,), heads=6, kv_heads=2, length=length, key_len=330, dim=dim, dtype=dtype),

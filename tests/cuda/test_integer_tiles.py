@@ -1,4 +1,4 @@
-"""4 and 8 bits beside 16-bit queries, on the tensor cores: float32's result, rounded, in the harness and on a GPU."""
+"""Tensor cores give float32's result, rounded, for 16-bit queries and 4- or 8-bit keys, in the harness and on a GPU."""
 
 import flashattn_core
 import mlx.core as mx
@@ -13,7 +13,7 @@ from test_quantised import GROUP_SIZES, VIEWS, dequantised, masks_and_options, n
 
 pytestmark = pytest.mark.rotate(15)
 
-# Kernel, queries, query heads of a key head: 7 rows, 35 in blocks of 16, a block and a ragged one of prefill.
+# Kernel, queries, query heads per key head. Rows: 7; 35, in blocks of 16; a whole and a ragged block of prefill.
 CALLS = {"step": ("cuda_decode", 1, 7), "steps": ("cuda_decode", 5, 7), "prefill": ("cuda_prefill", 70, 2)}
 DTYPES = {"float16": mx.float16, "bfloat16": mx.bfloat16}
 
@@ -55,7 +55,7 @@ def test_is_float32s(rng, attention, name, dtype, group_size, bits, turn):
     assert_is_float32s(attention, query, key, value, mask, how=how, kernel=kernel, **given)
 
 
-# What a query is of: columns of a larger array, which are not copied 16 bytes at a time.
+# Queries as columns of a larger array (its columns, the slice), which cannot be copied 16 bytes at a time.
 APART, MISALIGNED = (192, slice(0, None, 2)), (97, slice(1, None))
 
 
@@ -74,7 +74,7 @@ def test_strides(rng, attention, queries, view, name):
 @pytest.mark.parametrize("key_len", [256, 333])
 @pytest.mark.parametrize("group_size", GROUP_SIZES)
 def test_caches_of_mlx_lm_are_copied_16_bytes_at_a_time(requires_clang, rng, group_size, key_len, name):
-    """One group a row, too, whose scales have no second column: without the copies of other rows nothing is missing."""
+    """Results must be right without the code that copies other rows, also where a row is one group with one scale."""
     kernel, length, group = CALLS[name]
     how = {"group_size": group_size, "bits": 4}
     cache = [quantised(rng, 1, 2, 512, group_size, dtype=mx.bfloat16, **how) for _ in range(2)]
@@ -114,7 +114,7 @@ def test_hidden_scales_reach_nothing(rng, attention, bad, dtype, name):
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("size", [2**-8, 2**8])
 def test_values_of_other_sizes(rng, attention, size, bits, dtype, name):
-    """The same, times powers of two: probability * scale is more or less than half holds."""
+    """out must scale with values by powers of two, even if probability * scale is out of float16's range."""
     kernel, length, group = CALLS[name]
     how = {"group_size": 64, "bits": bits}
     key, value = (quantised(rng, 1, 2, 300, 64, **how) for _ in range(2))
@@ -129,7 +129,7 @@ def test_values_of_other_sizes(rng, attention, size, bits, dtype, name):
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("bits", [4, 8])
 def test_numbers_of_any_size(rng, attention, bits, name):
-    """Queries and scales that are infinite where the kernel raises them, and values whose chunks add up to infinity."""
+    """Results must be right where scaling queries or scales up would overflow, and where the sum of chunks would."""
     kernel, length, group = CALLS[name]
     how = {"group_size": 64, "bits": bits}
     query, key = normal(rng, 1, 2 * group, length, 64, dtype=mx.bfloat16), quantised(rng, 1, 2, 600, 64, **how)

@@ -1,4 +1,4 @@
-"""Gradients beside a large maximum by the CUDA kernels, run on the CPU: the tests of tests/metal."""
+"""The CUDA kernels' gradients beside a large row maximum, run on the CPU, pass the tests of tests/metal."""
 
 import functools
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.rotate(6), pytest.mark.usefixtures("requires_clang")]
 
 @pytest.fixture(params=[(227, 90), (99, 89)], ids=["9.0", "8.9"])
 def gradients(request):
-    """As that of tests/metal, on GPUs whose blocks can have so much shared memory: Hopper has kernels of its own."""
+    """The fixture of tests/metal, for GPUs with so many KiB of shared memory per block and this compute capability."""
     is_hopper = request.param[1] == 90
 
     def of(query, key, value, dout, scale, edit=lambda source: source):
@@ -39,7 +39,7 @@ def test_behind_a_decode_step(rng, dtype, size, gradients):
     rules.assert_obey_the_rule_beside_large_scores(rng, dtype, size, gradients, 9)
 
 
-# Of rows with large scores, which tensor cores leave out: some are among these.
+# Faults in the handling of rows with large scores, which the tensor cores leave out. The call below has such rows.
 FAULTS = {
     "not left out": ("? INFINITY : saved.log2_sum", "? saved.log2_sum : saved.log2_sum"),
     "not added": ("is_left_out(largest)) != 0", "false) != 0"),

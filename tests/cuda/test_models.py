@@ -1,4 +1,4 @@
-"""mlx-lm's models on a GPU, patched and unpatched: the same logits, and each call of attention is a CUDA kernel's."""
+"""mlx-lm's models on a GPU have the same logits with and without the patch, and CUDA kernels run all attention."""
 
 import functools
 from collections import Counter
@@ -18,8 +18,8 @@ from model_configs import config, random_model
 pytestmark = pytest.mark.usefixtures("requires_gpu")
 
 PROMPT, STEPS, PADDING = 100, 4, [0, 17, 70]
-# Grouped heads; normalised queries and keys; soft-cap; windows; windows and sinks; latent attention: D_v is not D. All
-# experts are chosen: rounding shall not decide which.
+# Grouped heads; normalised queries and keys; soft-cap; windows; windows and sinks; latent attention (D_v is not D). All
+# experts are chosen, so that rounding does not decide which.
 FAMILIES = {
     "qwen2": {"hidden_size": 512},
     "qwen3": {"head_dim": 80},
@@ -32,7 +32,7 @@ FAMILIES = {
 
 @pytest.fixture(autouse=True)
 def uncompiled():
-    """MLX takes seconds to compile each of a model's small functions."""
+    """Turns mx.compile off: MLX takes seconds to compile each of a model's small functions."""
     mx.disable_compile()
     yield
     mx.enable_compile()
@@ -40,18 +40,18 @@ def uncompiled():
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(monkeypatch):
-    """However fast MLX's own attention is for calls as small as these: kernels are counted."""
+    """Leaves no call to MLX's own attention, however fast it is for small calls: the tests count kernels."""
     monkeypatch.setattr(contest, "mlx_is_fused", lambda *_: False)
 
 
-gather_mm = mx.gather_mm  # as MLX has it
+gather_mm = mx.gather_mm  # MLX's own
 
 
 @pytest.fixture(autouse=True)
 def unsorted_experts(monkeypatch):
-    """MLX reads the rows of sorted experts wrong from time to time, with the patch and without: test_sorted_experts.
+    """Keeps MLX from sorting experts: it reads their rows wrong at times, with and without the patch (next test).
 
-    The sum of an expert's output and its bias reuses the memory of either, with its strides. The bias came through
+    The sum of an expert's output and its bias reuses the memory of one of them, with its strides. The bias came through
     expand_dims, so its axis of length one has stride 1.
     """
     monkeypatch.setattr(mx, "gather_mm", lambda *args, sorted_indices, **options: gather_mm(*args, **options))
@@ -59,7 +59,7 @@ def unsorted_experts(monkeypatch):
 
 @pytest.mark.xfail(raises=AssertionError, strict=True, reason="MLX's own. Once this passes, unsorted_experts can go.")
 def test_sorted_experts():
-    """Rows are read right where the axis before the last has length one and stride 1."""
+    """gather_mm must read rows right where the axis before the last has length one and stride 1."""
     x, weights, expert = normal(0, 40, 48), normal(1, 4, 48, 64), mx.arange(40) // 10
     right = x[:, None] @ weights[expert]
     assert close(gather_mm(x[:, None], weights, rhs_indices=expert, sorted_indices=True), right)
@@ -101,15 +101,15 @@ def on_two_streams(model, x, caches):
 
 
 def assert_kernels_ran(prefill="cuda_prefill"):
-    """The prompt went through this kernel, the steps through cuda_decode, none elsewhere."""
+    """The prompt must have run through this kernel, the steps through cuda_decode, and no call elsewhere."""
     calls = Counter(flash.status().calls)
     assert calls == {prefill: calls[prefill], "cuda_decode": STEPS * calls[prefill]}
     assert calls[prefill] > 0
 
 
 def differences(on, off, off_again):
-    """For a failure: the tokens whose logits differ, and whether the unpatched model repeats its own."""
-    near = np.array(mx.abs(on - off).max(axis=(0, 2)) < 1e-4 * mx.abs(off).max())  # never true of NaN
+    """For a failure's message: the tokens whose logits differ, and whether the unpatched model repeats its logits."""
+    near = np.array(mx.abs(on - off).max(axis=(0, 2)) < 1e-4 * mx.abs(off).max())  # False for NaN
     again = f"off is what it is again: {close(off_again, off)}, and close to on: {close(on, off_again)}"
     return f"tokens {np.flatnonzero(~near).tolist()}; {again}"
 
@@ -125,7 +125,7 @@ def test_float32(family):
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_16_bits(family, dtype):
-    """The logits are no further from those of the same weights in float32 than mlx-lm's own."""
+    """The logits may be 10% further from those of the same weights in float32 than without the patch."""
     model, x = small(family, dtype), tokens()
     off, on = off_and_on(lambda: logits(model, x, make_prompt_cache(model)))
     assert_kernels_ran()
@@ -136,7 +136,7 @@ def test_16_bits(family, dtype):
 
 @pytest.mark.parametrize("family", ["qwen2", "gemma3_text", "gpt_oss"])
 def test_left_padded_batches(family):
-    """What is predicted at the padding itself means nothing."""
+    """Logits at the padding itself mean nothing, and are not compared."""
     model, x = small(family), tokens(len(PADDING))
     for off, on, padding in zip(
         *off_and_on(lambda: logits(model, x, batch_caches(model, PADDING))), PADDING, strict=True
@@ -148,14 +148,14 @@ def test_left_padded_batches(family):
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
 @pytest.mark.parametrize("bits", [4, 8])
 def test_quantised_cache(monkeypatch, bits, dtype):
-    """One layer, whose keys are quantised to the same bits with and without the patch: none depends on attention.
+    """The model has one layer: its keys do not depend on attention, so the patch does not change their bits.
 
-    mlx-lm's own attention runs on the CPU: on CUDA it fails (test_mlx_lms_own_quantised_attention). In float32: in
-    bfloat16 the CPU sums up in bfloat16, which leaves 3% of the logits wrong.
+    mlx-lm's own attention runs on the CPU: on CUDA it fails (test_mlx_lms_own_quantised_attention). It computes in
+    float32: in bfloat16 the CPU sums up in bfloat16, which leaves 3% of the logits wrong.
     """
     own = base.quantized_scaled_dot_product_attention
 
-    @functools.wraps(own)  # the patch replaces functions of this signature alone
+    @functools.wraps(own)  # the patch only replaces functions of this signature
     def on_cpu(queries, *stored, **options):
         exact = [(words, scales.astype(mx.float32), biases.astype(mx.float32)) for words, scales, biases in stored]
         with mx.stream(mx.cpu):
@@ -175,12 +175,12 @@ def fails_in_mlx(error):
     return pytest.mark.xfail(raises=error, strict=True, reason="MLX's own. Once it passes, this mark can go.")
 
 
-# Of 256, and of 512, that the cache has room for.
+# The cache has room for 256 keys, or for 512.
 @pytest.mark.parametrize(
     "keys", [pytest.param(256, marks=fails_in_mlx(AssertionError)), pytest.param(300, marks=fails_in_mlx(RuntimeError))]
 )
 def test_mlx_lms_own_quantised_attention(keys):
-    """Each head of queries sees its own head's keys, whether they fill the cache or not."""
+    """Each query head must see its own head's keys, whether they fill the cache or not."""
     query, key, value = (normal(seed, 1, heads, n, 128) for seed, heads, n in ((0, 4, 1), (1, 2, keys), (2, 2, keys)))
     query, key, value = (x.astype(mx.bfloat16) for x in (query, key, value))
     stored = QuantizedKVCache(64, 8).update_and_fetch(key, value)
@@ -204,7 +204,7 @@ def test_streams_change_no_logits(work):
 
 
 def test_compiled_calls():
-    """A compiled call has the bits of one that is not."""
+    """A compiled call must have the bits of an uncompiled one."""
     mx.enable_compile()
     q, k, v = (normal(seed, 1, heads, PROMPT, 64) for seed, heads in enumerate((4, 2, 2)))
 

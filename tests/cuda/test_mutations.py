@@ -1,4 +1,4 @@
-"""Faults planted in the CUDA kernels, one at a time: each is noticed, by the harness or by a wrong result."""
+"""Each fault that is planted in the CUDA kernels is noticed, by the harness or by a wrong result."""
 
 import cuda_attention
 import mlx.core as mx
@@ -13,13 +13,13 @@ def of_decode(old: str, new: str = "", *, length: int = 1, key_len: int = 300, *
     return Fault(DECODE, old, new, lengths=(length, key_len), **how)
 
 
-# A head_dim that leaves a warp of cuda_decode more than one tile.
+# A head_dim with which a warp of cuda_decode has more than one tile.
 FEW_WARPS = {"key_len": 700, "dim": 200}
-# Scores that grow by more than what a row takes without rescaling.
+# Scores that grow by more than a row can take without rescaling.
 GROWING = {"lengths": (33, 140), "options": {"scale": 1.0}}
 
 
-# An array that hides whole blocks.
+# Calls with an array mask that hides whole blocks.
 BLOCKS = {"lengths": (70, 150), "mask": "blocks"}
 OF_BLOCKS = {"mask": "blocks", "lengths": (150, 300)}
 # The first warpgroup does not see keys that the others see.
@@ -40,7 +40,7 @@ def of_integers(old: str, new: str = "", **how) -> Fault:
 
 WAIT = "wait_for_copies<0>();"
 FAULTS = {
-    # Barriers, and copies in the background.
+    # Barriers and asynchronous copies.
     "prefill: a tile before it is there, or over one that is read": Fault(PREFILL, "__syncthreads();  // the tile"),
     "prefill: a tile not waited for": Fault(PREFILL, WAIT + "\n    __syncthreads();", "__syncthreads();"),
     "prefill: one stage instead of two": Fault(PREFILL, "n % STAGES * kStage", "0"),
@@ -142,7 +142,7 @@ FAULTS = {
     "nothing visible: -inf - -inf": Fault(
         ROWWISE, "row_max == -INFINITY ? 0.0f : row_max", "row_max", lengths=(70, 33)
     ),
-    # Large scores, and what takes them to the units of other kernels.
+    # Large scores, and the conversion of maxima and sums to the units of other kernels.
     "large: not computed again": Fault(PREFILL, "lost ? 0 * INFINITY", "false ? 0 * INFINITY", options={"scale": 1e9}),
     "large: scores rounded in one place": Fault(
         ROWWISE,
@@ -158,7 +158,7 @@ FAULTS = {
     "additive array: maxima in the unit of products": Fault(
         PREFILL, "kUnit = has_bias ? M_LOG2E_F : 1", "kUnit = 1", mask="additive", **GROWING
     ),
-    # Lanes.
+    # How a warp's lanes share rows and columns.
     "a row's maximum of one lane": Fault(PREFILL, "lane_max<LANES, STEP>(score", "(score", **GROWING),
     "a row's sum of more lanes": Fault(PREFILL, "lane_sum<LANES, STEP>(softmax", "lane_sum<2 * LANES, STEP>(softmax"),
     "keys as rows of the first operand": Fault(
@@ -177,7 +177,7 @@ FAULTS = {
     "decode, hidden NaN: chunks are not attended again": of_decode(
         "if (!__syncthreads_and(finite))", "if (!__syncthreads_and(true))", mask="NaN"
     ),
-    # Quantised keys and values: integers, and what is a group's.
+    # Quantised keys and values: their integers, and each group's scale and bias.
     "integers of the next element": of_integers("e * kBits - kUp", "(e ^ 1) * kBits - kUp"),
     "integers of a wider mask": of_integers("((1u << kBits) - 1) << kUp", "((2u << kBits) - 1) << kUp"),
     "queries as they lie": of_integers("element(e + kApart)", "element((e + kApart) % 3)"),
@@ -205,7 +205,7 @@ FAULTS = {
     "scales beyond the last key": of_integers("clamped(count * kRow - at, 0, 16)", "16", lengths=(33, 80)),
     "words beyond the last key": of_integers("count >= kIntegerKeys || key + keys < count", "true"),
     "scales that begin anywhere": of_integers("begins % 16 == 0", "true"),
-    # Hopper: barriers in shared memory, boxes, products of warpgroups.
+    # Hopper: barriers in shared memory, tensor maps, products of warpgroups.
     "hopper: queries before they are there": of_hopper("if (!kFresh) queries_arrived.wait(0);"),
     "hopper: keys before they are there": of_hopper(
         "keys.wait_for_tile(n, part);\n      if (part == 0)", "if (part == 0)"
@@ -229,7 +229,7 @@ FAULTS = {
         "queries, group * kWarpgroupRows, keys", "queries, 0, keys", dim=72
     ),
     "hopper: values of another step": of_hopper("i * 16 * 128", "i * 8 * 128"),
-    # Of float32 in parts.
+    # Hopper's kernel that computes float32 products in parts.
     "parts: those of queries forgotten": of_parts("part = PARTS - 1 - key_part", "part = PARTS - 1"),
     "parts: those of probabilities forgotten": of_parts("part = VALUE_PARTS - 1 - value_part", "part = PARTS - 1"),
     "parts: one tile for all": of_parts("batch * PARTS + part, arrived", "batch * PARTS, arrived"),

@@ -1,4 +1,4 @@
-"""On a GPU: a fault in a kernel's text is found before the kernel is used, and named. The model's tokens stay right."""
+"""On a GPU, a fault in a kernel's text is found and named before the kernel is used. The model's tokens stay right."""
 
 import json
 import os
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.usefixtures("requires_gpu", "requires_plants")
 
 HERE = Path(__file__).parent
 RESULT = "return RowResult{normalise / softmax.row_sum,"  # in the text of every kernel
-FINITE = "finite &= is_finite(merged.slice.columns[i]);"  # in that of cuda_decode alone
+FINITE = "finite &= is_finite(merged.slice.columns[i]);"  # in the text of cuda_decode only
 NAN = "merged.slice.columns[i] *= row_position(first_row + row, kv_head, group).query == 0 ? INFINITY * 0.0f : 1.0f;"
 
 

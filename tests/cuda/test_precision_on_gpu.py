@@ -1,4 +1,4 @@
-"""On a GPU: precision="input" costs one rounding at most, and only where probabilities go into 16-bit tensor cores."""
+"""On a GPU, precision="input" costs one rounding at most, and only where probabilities go into 16-bit tensor cores."""
 
 import mlx.core as mx
 import numpy as np
@@ -14,13 +14,13 @@ PRECISIONS = ("float32", "input")
 
 
 def roundings(got, exact):
-    """The root mean square of the error, in that of rounding the exact result."""
+    """The error's root mean square, divided by that of rounding the exact result."""
     rounded = to_numpy(mx.array(exact.astype(np.float32)).astype(got.dtype))
     return np.sqrt(np.mean((to_numpy(got) - exact) ** 2) / np.mean((rounded - exact) ** 2))
 
 
 def unreadable(x):
-    """With rows from the last to the first in memory: on compute capability 9.0 for the form of other GPUs."""
+    """Reverses the rows in memory: for them compute capability 9.0 takes the form of the kernel for other GPUs."""
     return mx.contiguous(x[..., ::-1, :])[..., ::-1, :]
 
 
@@ -48,7 +48,7 @@ def gradients(call, precision):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("dim", [64, 128])
 def test_the_error_of_gradients(rng, dim, dtype):
-    """Of them `out` is a part, which the forward pass has rounded."""
+    """The gradients also have the error of `out`, which the forward pass rounds."""
     call = draw_call(rng, heads=4, length=300, key_len=500, dim=dim, dtype=dtype)
     exact = unfused_gradients(call)
     errors = [
@@ -81,7 +81,7 @@ def test_quantised_keys_have_the_same_bits(rng):
 
 @pytest.mark.parametrize("shapeless", [False, True])
 def test_a_compiled_function_keeps_the_precision(rng, shapeless):
-    """With other lengths, too, than those that it was traced with."""
+    """It must keep it for other lengths than those of the trace, too."""
     arrays = draw(rng, heads=4, length=300, key_len=500, dim=64, dtype="bfloat16")
     compiled = mx.compile(lambda *arrays: flash_attention(*arrays, precision="input"), shapeless=shapeless)
     mx.eval(compiled(*(x[:, :, :200] for x in arrays)))

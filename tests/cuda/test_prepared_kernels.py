@@ -1,4 +1,4 @@
-"""What a kind of call runs is compiled when it is settled."""
+"""The kernels that a kind of call runs are compiled when the kind is settled."""
 
 import launches
 import mlx.core as mx
@@ -26,7 +26,7 @@ def wanted(length=40, key_len=50, dim=64, dtype=mx.bfloat16, mask="causal", refu
 
 
 def test_a_refusal_is_an_error_while_there_is_a_choice():
-    for _ in range(2):  # what is refused is not taken for prepared
+    for _ in range(2):  # a refused kernel does not count as prepared
         with pytest.raises(ValueError, match="the driver's own words"):
             wanted(dim=72, refuses=True)
 

@@ -1,4 +1,4 @@
-"""Quantised keys and values through the CUDA kernels on the CPU, all bits and group sizes, against float64."""
+"""The CUDA kernels, run on the CPU, agree with float64 for quantised keys and values of all bits and group sizes."""
 
 import pytest
 from cuda_attention import flash_attention

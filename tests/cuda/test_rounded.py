@@ -1,6 +1,6 @@
-"""precision="input": P, and in the gradient dS, are rounded once to 16 bits by CUDA's kernels of many queries.
+"""With precision="input", CUDA's kernels of many queries round P, and in the gradient dS, once to 16 bits.
 
-Errors are root mean squares, in roundings of the exact result: 1 is what rounding that result costs.
+Errors are root mean squares, divided by the error of rounding the exact result.
 """
 
 from collections.abc import Callable
@@ -83,7 +83,7 @@ def test_the_error_of_gradients_is_that_of_one_rounding(rng, capability, dtype):
     assert all(map(is_rounded_once, errors_of_gradients(rng, capability, "input", dtype)))
 
 
-# --- What has the same bits in both -------------------------------------------------------------------------
+# --- Calls that have the same bits in both precisions -------------------------------------------------------
 
 SAME = {
     "float32": ("cuda_prefill", 40, "float32", None),

@@ -1,4 +1,4 @@
-"""The rules that every backend keeps: the core's own tests, run through the CUDA kernels, each with all lengths."""
+"""The CUDA kernels pass the core's own tests, each kernel with all lengths."""
 
 import flashattn_core
 import mlx.core as mx
@@ -19,7 +19,7 @@ def prefill(query: mx.array, dim: int, quantised: bool) -> str:
 
 
 def prefill_elsewhere(query: mx.array, dim: int, quantised: bool) -> str:
-    """The form of cuda_prefill that other GPUs have, on compute capability 9.0: see unreadable()."""
+    """The form of cuda_prefill for other GPUs, run on compute capability 9.0: see unreadable()."""
     if mx.device_info(mx.gpu)["compute_capability_major"] != 9:
         pytest.skip("compute capability 9.0: elsewhere it is the only form")
     if query.dtype == mx.float32:
@@ -32,7 +32,7 @@ def rowwise(query: mx.array, dim: int, quantised: bool) -> str:
 
 
 def unreadable(attention):
-    """The same with keys from the last to the first in memory, which the tensor memory accelerator does not read."""
+    """`attention` with keys reversed in memory, which the tensor memory accelerator cannot read."""
 
     def attend(query, key, *args, **options):
         if isinstance(key, mx.array) and key.ndim >= 3 and key.size:

@@ -1,6 +1,6 @@
-"""The rules that every backend keeps: the core's own tests, run through the CUDA kernels on the CPU.
+"""The CUDA kernels, run on the CPU, pass the core's own tests.
 
-Each kernel meets each rule, with the lengths that it is for, in a schedule of its own.
+Each kernel runs each test, with the lengths that it is for, and with its own schedule of threads.
 """
 
 import functools
@@ -34,11 +34,11 @@ def rowwise(query: mx.array, dim: int, quantised: bool) -> str:
 
 
 def other_gpus(query: mx.array, dim: int, quantised: bool) -> str:
-    """Those without wgmma."""
+    """For GPUs without wgmma."""
     return decode(query, dim, quantised)
 
 
-# In which schedule, and with how many kilobytes of shared memory.
+# The schedule of each, and the KiB of shared memory per block.
 TEAMS = {decode: ("greedy", 227), prefill: ("reverse", 227), rowwise: ("random:3", 227), other_gpus: ("random:5", 99)}
 
 
@@ -57,7 +57,7 @@ def through_cuda(request, monkeypatch):
 
 globals().update(
     rules(
-        # Of quantised keys and values test_quantised_on_cpu.py has these two with lengths for the harness.
+        # test_quantised_on_cpu.py has these two with lengths for the harness.
         "test_equals_the_dequantised",
         "test_a_decode_step_equals_the_row_of_a_prefill",
         "test_gradients_of_views_that_begin_in_the_middle_of_an_element",  # test_backward_on_cpu.py has gradients
@@ -66,7 +66,7 @@ globals().update(
 
 
 def test_large_and_small_numbers_in_parts(rng):
-    """Beyond bfloat16's largest number, which is smaller than float32's, a part is infinite: such rows are mended."""
+    """Rows must be right although numbers beyond bfloat16's largest have an infinite part."""
     query, key, value = draw(rng, heads=2, length=70, key_len=90, dim=40)
     value[:, :, 7] = 3.4e38
     key[:, :, 11] *= 1e-30
@@ -77,7 +77,7 @@ def test_large_and_small_numbers_in_parts(rng):
 @pytest.mark.parametrize("kernel", ["cuda_decode", "cuda_prefill", "cuda_prefill_hopper"])
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
 def test_many_keys_of_little_weight(kernel, dtype):
-    """One key has nearly all of the weight and the value 0; what is left is the others', each below half's numbers."""
+    """One key has nearly all of the weight and the value 0: out is the sum of the others, all below float16's range."""
     length, key_len, dim, weight = (1 if kernel == "cuda_decode" else 17), 2048, 32, 2.0**-25.5
     query = mx.ones((1, 1, length, dim)).astype(dtype)
     key = mx.where(mx.arange(key_len)[:, None] == 0, 1, 0) * mx.ones((1, 1, key_len, dim))

@@ -1,4 +1,4 @@
-"""What changes no bit of a result: the order in which threads go on, and whether somebody asks for lse."""
+"""Neither the order in which threads run nor asking for lse changes a bit of a result."""
 
 import mlx.core as mx
 import pytest
@@ -7,7 +7,7 @@ from oracle import draw
 
 SCHEDULES = ["forward", "reverse", "greedy", "random:1", "random:2"]
 pytestmark = [pytest.mark.rotate(3), pytest.mark.usefixtures("requires_clang")]
-CASES = {  # kernel, queries, keys, bits; and a dtype other than bfloat16
+CASES = {  # kernel, queries, keys, bits; optionally a dtype other than bfloat16
     "a chunk": ("cuda_decode", 3, 100, None),
     "chunks": ("cuda_decode", 1, 300, None),
     "quantised": ("cuda_decode", 2, 300, 4),

@@ -1,4 +1,4 @@
-"""NVIDIA's compute-sanitizer finds nothing in a few ragged calls of each kernel, and finds what is planted."""
+"""NVIDIA's compute-sanitizer finds nothing in a few ragged calls of each kernel, and finds planted faults."""
 
 import re
 import shutil
@@ -10,8 +10,8 @@ import pytest
 pytestmark = pytest.mark.usefixtures("requires_gpu")
 
 SANITIZER = shutil.which("compute-sanitizer")
-# MLX gives out memory in pages of 16 KB. Arrays of 72 keys fill whole ones with 8 heads of a head_dim of 128, so that
-# nothing that is read or written behind the last row is anybody's. 72 is no multiple of a tile's keys or rows.
+# MLX allocates memory in pages of 16 KB. Arrays of 72 keys, 8 heads and head_dim 128 fill whole pages, so that memory
+# behind the last row belongs to no array. 72 is no multiple of a tile's keys or rows.
 CALLS = """
 import mlx.core as mx
 from flashattn_core import flash_attention, quantized_flash_attention
@@ -55,7 +55,7 @@ print("all calls ran")
 """
 PLANTED = {
     "memcheck": "out[1ll << 40] = 1;",
-    # Each warp reads what the other one writes, again and again.
+    # Each warp reads what the other warp writes, again and again.
     "racecheck": """
         __shared__ volatile int w[64];
         int sum = 0;
@@ -71,14 +71,14 @@ mx.eval(kernel(inputs=[mx.zeros(64)], **shape))
 
 
 def report(tool, program, **names):
-    """What the tool says of the kernels that have "cuda_" in their names, as ours have."""
+    """Returns the tool's report on kernels with "cuda_" in their names, as ours have."""
     if SANITIZER is None:
         pytest.skip("no compute-sanitizer: it comes with NVIDIA's CUDA toolkit")
     given = "".join(f"{name} = {value!r}\n" for name, value in names.items())
-    # MLX asks the driver for what some drivers do not have, and goes on without it.
+    # No API errors: MLX asks for functions that some drivers lack, and goes on without them.
     options = ["--tool", tool, "--kernel-name", "kns=cuda_", "--report-api-errors", "no"]
     if tool == "racecheck":
-        options += ["--racecheck-report", "all"]  # its analysis leaves out what is planted below
+        options += ["--racecheck-report", "all"]  # the analysis report leaves out the planted race
     done = subprocess.run(
         [SANITIZER, *options, sys.executable, "-c", given + program], capture_output=True, text=True, timeout=900
     )
@@ -100,7 +100,7 @@ def test_nothing_is_found_in_the_forward_pass(tool):
 @pytest.mark.parametrize("dim", [64, 128, 256])
 @pytest.mark.parametrize("tool", PLANTED)
 def test_nothing_is_found_in_the_gradient(tool, dim):
-    heads = {"memcheck": 2048 // dim, "racecheck": 2}[tool]  # pages as above; a race is one of any head
+    heads = {"memcheck": 2048 // dim, "racecheck": 2}[tool]  # memcheck: whole pages, as above; a race shows in any head
     assert_nothing_is_found(report(tool, GRADIENTS, DIM=dim, HEADS=heads))
 
 

@@ -1,6 +1,6 @@
-"""Scratch is kept for the next call. MLX orders a launch behind the last writer of an array, not behind its readers.
+"""Scratch is kept for the next call. MLX orders a launch after the last writer of an array, not after its readers.
 
-So a launch that only reads scratch is given to MLX as its writer, too. Else the next call could write what is read.
+So MLX is told that a launch that only reads scratch writes it, too. Otherwise the next call could overwrite it.
 """
 
 from dataclasses import replace
@@ -42,7 +42,7 @@ def test_of_forward_passes():
     [
         ((1, 28, 4, 8, 131_072, 128), 16 << 20),
         ((8, 128, 1, 4, 8192, 512), 16 << 20),
-        ((8, 128, 1, 16, 8192, 512), 8 * 128 * 16 * 514 * 4),  # of one chunk
+        ((8, 128, 1, 16, 8192, 512), 8 * 128 * 16 * 514 * 4),  # one chunk
     ],
 )
 def test_of_decode_steps(shape, bound):

@@ -1,4 +1,4 @@
-"""The last blocks of cuda_prefill on compute capability 9.0 share keys, where they would leave the GPU idle."""
+"""On compute capability 9.0, several blocks share the keys of cuda_prefill's last rows where some would be idle."""
 
 import launches
 import mlx.core as mx
@@ -60,7 +60,7 @@ def test_all_other_blocks_have_all_their_keys(call):
 @pytest.mark.parametrize("length", [1, 70])
 @pytest.mark.parametrize("mask", [None, "causal", "key range", "bool"])
 def test_the_result_is_that_of_all_keys(rng, mask, length, dim):
-    """In the second sequence of the batch queries see keys of the last chunk alone."""
+    """The key range lets the second sequence of the batch see keys of the last chunk only."""
     query, key, value = draw(
         rng, batch=(2,), heads=2, kv_heads=1, length=length, key_len=MANY, dim=dim, dtype="bfloat16"
     )
@@ -81,7 +81,7 @@ def test_rows_that_see_nothing_are_zero(rng):
 
 @harness
 def test_hidden_nan_reaches_nothing(rng):
-    """In a tile of which other keys are visible: the merged row is not finite, and is computed again."""
+    """The hidden key's tile has visible keys: the merged row is not finite, and must be computed again."""
     query, key, value = draw(rng, length=20, key_len=MANY, dim=64, dtype="float16")
     hidden = mx.arange(MANY) == 700
     key, value = (mx.where(hidden[:, None], mx.nan, x) for x in (key, value))

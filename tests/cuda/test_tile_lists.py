@@ -1,5 +1,5 @@
-"""A block lists the tiles that a mask's block map leaves, in shared memory. A kernel asks for that memory when it is
-loaded, for the first call, so the room must not depend on the lengths."""
+"""A block lists in shared memory the tiles that a mask's block map leaves. A kernel requests that memory when it is
+loaded, for its first call, so the list's size must not depend on the lengths."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ def forward(key_len, dtype=mx.bfloat16, capability=90):
     mask = mx.ones((1, key_len), mx.bool_)
     with launches.shared_memory(227, capability):
         described = launches.forward(lowered(query, key, key, None, mask, kernel="cuda_prefill"), "cuda")
-    return max(described, key=lambda launch: launch["dynamic_shared"])  # others copy keys, or merge
+    return max(described, key=lambda launch: launch["dynamic_shared"])  # other launches copy keys, or merge
 
 
 def has_map(launch):

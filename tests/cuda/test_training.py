@@ -1,4 +1,4 @@
-"""mlx_lm.lora on a GPU: the losses with the patch are those without it, step by step."""
+"""mlx_lm.lora on a GPU has the same losses with and without the patch, step by step."""
 
 import json
 import pydoc_data.topics
@@ -16,7 +16,7 @@ from model_folders import write_model
 pytestmark = pytest.mark.usefixtures("requires_gpu")
 
 LAYERS, STEPS, LONGEST = 3, 8, 700
-QWEN2 = {  # the heads of the one of half a billion parameters
+QWEN2 = {  # the heads are those of Qwen2-0.5B
     "model_type": "qwen2", "hidden_size": 896, "num_attention_heads": 14, "num_key_value_heads": 2,
     "intermediate_size": 512, "num_hidden_layers": LAYERS, "vocab_size": 320, "max_position_embeddings": 2048,
     "rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": True,
@@ -26,7 +26,7 @@ DTYPES = (mx.float32, mx.bfloat16)
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory):
-    """Of different lengths: the trainer pads its batches, to multiples of 32. The longest are cut off."""
+    """Texts of different lengths: the trainer pads its batches, to multiples of 32, and cuts off the longest texts."""
     folder = tmp_path_factory.mktemp("texts")
     long = (text for text in pydoc_data.topics.topics.values() if len(text) > 2000)
     passages = [text[:length] for text, length in zip(long, range(300, 2001, 100), strict=False)]
@@ -45,17 +45,17 @@ def models(tmp_path_factory, texts):
 
 
 @pytest.fixture(autouse=True)
-def one_gpu():  # nothing tells when MLX has mended it
+def one_gpu():  # no test notices when MLX mends this
     if mx.device_count(mx.gpu) > 1:
         pytest.skip("MLX's own training fails where it sees two GPUs: CUDA_VISIBLE_DEVICES=0")
 
 
 @pytest.fixture
 def train(monkeypatch, models, texts, tmp_path):
-    """train(dtype, fine_tune_type, **settings): each step's loss, not rounded as it is printed.
+    """train(dtype, fine_tune_type, **settings) returns each step's loss, not rounded as in the printed report.
 
-    By plain gradient descent: Adam divides by the size of a gradient, and makes rounding as large as what is learned
-    where a gradient is nearly zero.
+    It trains by plain gradient descent: Adam divides by the size of a gradient, so that where a gradient is nearly
+    zero, rounding counts as much as learning.
     """
 
     def run(dtype, fine_tune_type, **settings):
@@ -86,10 +86,10 @@ def apart(losses, others):
     ids=lambda value: {True: "compiled", False: "plain"}.get(value, str(value)),
 )
 def test_the_same_losses(train, dtype, fine_tune_type, compiled):
-    """mlx-lm compiles its steps. That takes MLX a while on a GPU, so it is tried once.
+    """mlx-lm compiles its steps. That takes MLX a while on a GPU, so only one case does it.
 
-    In bfloat16 each step builds on the rounding of those before it, with the patch or without. So each loss is held
-    against float32's: off by at most twice as much as mlx-lm's own of that step, and one rounding.
+    In bfloat16 each step builds on the rounding of those before it, with and without the patch. So each loss is
+    compared with float32's: its error may be twice that of the step without the patch, plus one rounding.
     """
     (mx.enable_compile if compiled else mx.disable_compile)()
     off, on = off_and_on(lambda: train(dtype, fine_tune_type))
@@ -107,7 +107,7 @@ def test_the_same_losses(train, dtype, fine_tune_type, compiled):
 
 @pytest.mark.parametrize("fine_tune_type", ["lora", "full"])
 def test_the_same_losses_in_bfloat16_by_default_settings(train, fine_tune_type):
-    """mlx-lm's own optimizer and learning rate do not multiply rounding: each loss is off by up to one rounding."""
+    """mlx-lm's own optimizer and learning rate do not amplify rounding: each loss may be off by one rounding."""
     mx.disable_compile()
     settings = {name: lora.CONFIG_DEFAULTS[name] for name in ("optimizer", "learning_rate")}
     off, on = off_and_on(lambda: train(mx.bfloat16, fine_tune_type, **settings))
@@ -119,7 +119,7 @@ def test_the_same_losses_in_bfloat16_by_default_settings(train, fine_tune_type):
 @pytest.mark.parametrize("fine_tune_type", ["lora", "full"])
 @pytest.mark.parametrize("wrong", ["queries", "keys", "values"])
 def test_a_wrong_gradient_would_be_seen(train, monkeypatch, fine_tune_type, wrong):
-    """Losses of eight steps tell whether attention hands on the gradient of one of its arguments."""
+    """The losses of eight steps must show if attention loses one percent of an argument's gradient."""
     mx.disable_compile()
     right = train(mx.float32, fine_tune_type)
     own = qwen2.scaled_dot_product_attention

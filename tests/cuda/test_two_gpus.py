@@ -1,4 +1,4 @@
-"""Two GPUs, a process each, under mlx.launch with NCCL: what comes out is what one GPU gives."""
+"""Two GPUs, with a process each under mlx.launch with NCCL, give the results of one GPU."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from two_ranks import launch
 
 SHARDED = Path(__file__).with_name("sharded_model.py")
 EVALUATE = "from flash_evals.cli import main; main()"
-TIE = 1e-4  # in the logits: float32 sums of two shares are not the bits of one sum
+TIE = 1e-4  # of logits: the float32 sums of two ranks' shares differ from one sum in the last bits
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def on_one(*program):
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen2"])
 def test_a_model_whose_heads_are_shared_out(model_type):
-    """Both ranks say the tokens of one GPU, until the first that is a tie, by as many calls of the same kernels."""
+    """Both ranks must give the tokens of one GPU, up to the first tie, by as many calls of the same kernels."""
     alone = on_one(SHARDED, model_type)
     stdout, stderr = on_two(SHARDED, model_type)
     ranks = sorted((json.loads(line) for line in stdout.splitlines()), key=lambda rank: rank["rank"])
@@ -51,7 +51,7 @@ def test_a_model_whose_heads_are_shared_out(model_type):
 
 
 def test_the_same_perplexity(tmp_path):
-    """Three batches of up to four windows are shared out: at the end there are fewer of them than ranks."""
+    """Three batches of up to four windows are distributed: at the end there are fewer batches than ranks."""
     paths = [tmp_path / f"{n}.json" for n in (1, 2)]
     for path, run in zip(paths, (on_one, on_two), strict=True):
         said = run("-c", EVALUATE, "perplexity", "--context", "256", "--max-windows", "9", "--json", str(path))

@@ -1,4 +1,4 @@
-"""On compute capability 9.0 cuda_prefill is Hopper's form for arrays that the tensor memory accelerator can read."""
+"""On compute capability 9.0 cuda_prefill has Hopper's form if the tensor memory accelerator (TMA) reads the arrays."""
 
 import launches
 import mlx.core as mx
@@ -13,10 +13,10 @@ def array(heads, columns=COLUMNS, dtype=mx.bfloat16):
 
 
 def layouts(dtype):
-    """What is read, and what is not, of 16-bit numbers."""
+    """Layouts that the TMA can read, and layouts that it cannot, for 16-bit numbers."""
 
     def view(strides, offset=0, heads=2):
-        """Of rows with these strides, of a head and of a row, from an element on."""
+        """An array with these strides of heads and rows that begins at element `offset`."""
         memory = mx.zeros(ROWS * 4 * COLUMNS * heads, dtype)
         return mx.as_strided(memory, (1, heads, ROWS, COLUMNS), (0, *strides, 1), offset)
 
@@ -87,7 +87,7 @@ def test_quantised_keys_are_no_hoppers():
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float32])
 def test_arrays_without_rows_are_none_of_its_boxes(dtype):
-    """The driver takes no box of them, and no launch that copies none of their rows."""
+    """The driver accepts no tensor map of such arrays, and no launch that copies none of their rows."""
     query, none = mx.zeros((1, 1, ROWS, COLUMNS), dtype), mx.zeros((1, 1, 0, COLUMNS), dtype)
     assert not is_hoppers(query, none, none)
 

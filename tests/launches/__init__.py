@@ -1,11 +1,11 @@
-"""What a call would run on a GPU, as plain data and on any machine, by a module that is built for tests alone.
+"""Describes the launches of a call on a GPU as plain data, on any machine, by a module that is built for tests only.
 
-Each launch is a dict. `kernel`: whose it is, if of a forward pass. `source`: the text that Metal compiles. `function`,
-`outputs` (those that MLX takes for written), `scratch` (of all of the call's launches, kept for the next call),
-`constants`, `grid` (in threadgroups), `threadgroup` (in threads), `split` (first_key, chunk_len, num_chunks).
-`buffers`, by name. An input: its memory, and where in it the element at index 0 is, in bytes (strides may be negative
-or 0). What launches write: its size in bytes; all launches of a call share it. A struct: its bytes. `numbers`: where
-the kernel finds each of them.
+Each launch is a dict. `kernel`: its kernel, in a forward pass. `source`: the text that Metal or NVRTC compiles.
+`function`, `outputs` (the buffers that MLX takes for written), `scratch` (the buffers of all of the call's launches
+that are kept for the next call), `constants`, `grid` (in threadgroups), `threadgroup` (in threads), `split` (first_key,
+chunk_len, num_chunks). `buffers`, by name: for an input its memory, and the offset in bytes of the element at index 0
+(strides may be negative or 0); for an array that launches write its size in bytes (all launches of a call share it);
+for a struct its bytes. `numbers`: the index by which the kernel finds each buffer.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ OF_THE_MODULE = (
 
 
 def __getattr__(name: str) -> Any:
-    """The module is built when a test first needs it, and not when pytest collects tests."""
+    """Builds the module when a test first needs it, and not when pytest collects tests."""
     if name in OF_THE_MODULE:
         return getattr(_load(), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -71,10 +71,10 @@ def decision(
     times=lambda names: {},
     mlx_is_fused=True,
 ):
-    """What decide.py settles for a call on a GPU, and the functions that it wants of NVRTC and the driver for that.
+    """Returns what decide.py settles for a call on a GPU, and the functions for which it asks NVRTC and the driver.
 
-    refuses: these do. check: gets a kernel's name, and says what is wrong with it. times: gets the contestants' names,
-    of which MLX's own attention is one where it is fused.
+    refuses: whether these refuse. check: gets a kernel's name and returns what is wrong with it. times: gets the
+    contestants' names, among them MLX's own attention where it is fused, and returns their times.
     """
     there = SimpleNamespace(device=mx.Device(mx.gpu))
     stand_ins = {name: getattr(_load(), name) for name in ("candidates", "backward_kernel", "pipelines", "compile")}
@@ -90,8 +90,8 @@ def decision(
 
 
 def form(kernel: str) -> tuple[str, dict[str, str], contextlib.AbstractContextManager[None]]:
-    """The forms of cuda_prefill have names in tests: the kernel, what else its call is given, and the GPU of which its
-    launches are asked. "_hopper" is compute capability 9.0's, "_rounded" rounds probabilities once."""
+    """For a test's name of a kernel's form, returns the kernel, further arguments of its call, and a context that sets
+    the GPU. "_hopper": the form for compute capability 9.0; "_rounded": the form that rounds probabilities once."""
     name = kernel.removesuffix("_rounded")
     given = {"precision": "input"} if name != kernel else {}
     is_hopper = name.endswith("_hopper")
@@ -100,8 +100,8 @@ def form(kernel: str) -> tuple[str, dict[str, str], contextlib.AbstractContextMa
 
 @contextlib.contextmanager
 def shared_memory(kilobytes: int, compute_capability: int = 0) -> Iterator[None]:
-    """Within, launches are asked of an NVIDIA GPU whose blocks can have so much, of this capability (90 for 9.0; 0: not
-    known); without, of an H100's 227 kilobytes."""
+    """In this context launches are those for an NVIDIA GPU with so many KiB of shared memory per block and this compute
+    capability (90 for 9.0; 0: unknown). Outside of it the GPU has an H100's 227 KiB."""
     before = _load().shared_memory(), _load().compute_capability()
     _load().set_shared_memory(kilobytes * 1024)
     _load().set_compute_capability(compute_capability)

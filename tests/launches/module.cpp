@@ -1,4 +1,4 @@
-// What a call would run on a GPU, as Python's own types: texts, constants, grids, and the bytes that launches read.
+// Describes the launches of a call on a GPU in Python's own types: texts, constants, grids, the bytes that they read.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
@@ -30,12 +30,12 @@ namespace nb = nanobind;
 using namespace nb::literals;
 using namespace flashattn;
 
-// What encode.cpp and driver.cpp have, of a GPU that need not be there.
+// Stand-ins for the functions of encode.cpp and driver.cpp, for a GPU that need not be there.
 namespace flashattn::cuda {
 
 gpu::Device asked_about;
 bool refuses = false;
-std::vector<std::string> wanted;  // the functions
+std::vector<std::string> wanted;  // the functions that were asked for
 
 gpu::Device device() {
   return asked_about;
@@ -59,7 +59,7 @@ std::string describe(int) {
 
 namespace {
 
-// The memory from an array's lowest element to its highest, and where in it the element at index 0 is.
+// The memory from an array's lowest element to its highest, and in it the offset in bytes of the element at index 0.
 nb::tuple memory(const mx::array& array) {
   if (array.size() == 0) {
     return nb::make_tuple(nb::bytes("", 0), 0);
@@ -75,7 +75,7 @@ nb::tuple memory(const mx::array& array) {
       -lowest * itemsize);
 }
 
-// An array that no launch has written yet, of so many bytes.
+// The size in bytes of an array that no launch has written yet.
 nb::object unwritten(const gpu::Work& work, gpu::Binding binding) {
   for (const gpu::Scratch& scratch : work.launches->scratch) {
     if (scratch.binding == binding) {
@@ -153,7 +153,7 @@ mx::array not_allocated(mx::Shape shape, mx::Dtype dtype) {
   return mx::array(std::move(shape), dtype, nullptr, std::vector<mx::array>{});
 }
 
-// What a primitive has. A mask that is an array has its block map however few the keys are.
+// A primitive's inputs. An array mask has its block map however few keys there are.
 struct PrimitiveInputs {
   std::vector<mx::array> arrays;
   Present present;
@@ -218,7 +218,7 @@ nb::list backward(const Arguments& arguments, const mx::array& out, const mx::ar
                    backend);
 }
 
-// The kernel that a call takes, and whether MLX's own attention is faster; none: nobody has settled such calls.
+// The kernel that a call takes, and whether MLX's own attention is faster; nullopt: such calls are not settled.
 std::optional<std::pair<std::string, bool>> looked_up(const Arguments& arguments, mx::Device device, bool may_leave) {
   std::optional<Decision> decision = decided(arguments, backend_of(device), device);
   if (!decision) return std::nullopt;
@@ -226,7 +226,7 @@ std::optional<std::pair<std::string, bool>> looked_up(const Arguments& arguments
   return std::pair(name(decision->variant), decision->left != nullptr);
 }
 
-// The kernel of a call that was decided, when shapeless compilation has brought it the arrays of another one.
+// The kernel of a call that was decided, after shapeless compilation gave it the arrays of another call.
 std::string with_other_lengths(const Arguments& decided_for, const Arguments& now, mx::Device device) {
   Backend backend = backend_of(device);
   return name(variant_for(decided(decided_for, backend, device).value(), Inputs(now), now.options, backend));
@@ -255,7 +255,7 @@ nb::list block_map(mx::array mask, const std::string& device) {
 }  // namespace
 
 NB_MODULE(flashattn_launches, m) {
-  nb::module_::import_("flashattn_core");  // which knows the arguments' type
+  nb::module_::import_("flashattn_core");  // registers the arguments' type
   m.def("sources", &metal::sources, "The Metal kernels' texts by the name of their file.");
   m.def("cuda_sources", &cuda::sources, "The CUDA kernels' texts likewise.");
   m.def("forward", &forward, "arguments"_a, "device"_a = "metal", "with_lse"_a = true,
@@ -284,7 +284,7 @@ NB_MODULE(flashattn_launches, m) {
   m.def(
       "sinks_gradient",
       [](const mx::array& sinks, const mx::array& lse, const mx::array& row_stats, const mx::array& delta) {
-        // Of the outputs, out is not read.
+        // out is not read, so lse stands in for it.
         return sinks_gradient(sinks, {lse, &lse, &row_stats}, delta, mx::to_stream({}));
       },
       "sinks"_a, "lse"_a, "row_stats"_a, "delta"_a,

@@ -1,4 +1,4 @@
-"""One wheel for macOS, built on this machine, for all tests here; and the programs of packages/flashattn-core/macos."""
+"""Fixtures: a wheel for macOS, built here once for all tests, and the programs of packages/flashattn-core/macos."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 PROGRAMS = Path(__file__).parents[2] / "packages/flashattn-core/macos"
-CANNOT = 2  # what the programs, and uv itself, return where something is missing on this machine
+CANNOT = 2  # exit status of the programs, and of uv itself, where something is missing on this machine
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -20,7 +20,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 @dataclass
 class Built:
     wheel: Path
-    mlx: Path  # of the wheel of MLX's that it was built with
+    mlx: Path  # folder of MLX's wheel, with which the wheel was built
     exit_code: int
     printed: str
 
@@ -37,7 +37,7 @@ class Built:
 
 @pytest.fixture(scope="session")
 def run() -> Run:
-    """Runs one of the programs, which name the packages that they need, in an environment of its own."""
+    """Runs one of the programs in its own environment, with the packages that the program names."""
     uv = os.environ.get("UV") or shutil.which("uv")
     if uv is None:
         pytest.skip("uv is missing: python3 -m pip install uv")
@@ -53,7 +53,7 @@ def run() -> Run:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever asks for the programs takes minutes: a compiler of 100 MB, two wheels of MLX's, two builds."""
+    """Tests that use the programs take minutes: for a compiler of 100 MB, two wheels of MLX, two builds."""
     for item in items:
         if item.path.parent == Path(__file__).parent and "run" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.nightly("builds the wheel for macOS, or asks what is missing for it"))
@@ -64,5 +64,5 @@ def built(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Built:
     folder = tmp_path_factory.mktemp("macos")
     done = run("build.py", "--output", folder, "--work", folder / "work")
     wheel = next(folder.glob("*.whl"), None)
-    assert wheel is not None, done.stdout + done.stderr  # whatever is wrong with one that is there, the tests tell
+    assert wheel is not None, done.stdout + done.stderr  # the tests tell what is wrong with a wheel
     return Built(wheel, folder / "work/wheels/mlx", done.returncode, done.stdout)

@@ -1,11 +1,11 @@
-"""What is wrong with a wheel for macOS is found, and named."""
+"""check.py finds and names what is wrong with a wheel for macOS."""
 
 import zipfile
 
 import pytest
 
 
-# Up to 0.31.1 the encoder was had from the device, by another function.
+# Up to MLX 0.31.1 the device returned the encoder, by another function.
 @pytest.mark.parametrize(
     ("version", "missing"),
     [

@@ -1,4 +1,4 @@
-"""What the Metal backend tells MLX's command encoder, on a recorder in place of a GPU."""
+"""The Metal backend tells MLX's command encoder the right things. A recorder takes the place of a GPU."""
 
 import inspect
 import os
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="libmlx has the
 
 @pytest.fixture(scope="session")
 def recorder():
-    """The backend's own files and a GPU that prints; a function that runs it and returns what was printed."""
+    """Builds the backend's own files with a GPU that prints. Returns a function that runs the program."""
     compiler = os.environ.get("CXX") or shutil.which("c++")
     if compiler is None:
         pytest.skip("c++ is missing: apt-get install g++")
@@ -66,7 +66,7 @@ def found(pattern, text):
 
 
 def described(done):
-    """Of each launch: its function, the role of each binding, the constants and the grid."""
+    """For each launch, its description: function, role of each binding, constants and grid."""
     assert done.returncode == 0, done.stderr
     return [
         (function, {n: role for role, n in found(r"takes (\w+) (\d+) \w+", text)}, found(r"value (\S+)", text), grid)
@@ -75,12 +75,12 @@ def described(done):
 
 
 def texts(done):
-    """What the encoder is told for each launch."""
+    """For each launch, the lines that the encoder prints."""
     return re.findall(r"^use .*?^dispatch .*?\n", done.stdout, re.M | re.S)
 
 
 def told(done):
-    """As described(): constants are told once for each pipeline, by number."""
+    """As described(), from what the encoder is told. Constants are told once for each pipeline, by number."""
     specialised = re.findall(r"^specialise (\S+) of .* as (\S+)\n((?:constant .*\n)*)", done.stdout, re.M)
     pipelines = {name: (function, found(r"constant (\d+) (\S+)", text)) for function, name, text in specialised}
     result = []
@@ -93,7 +93,7 @@ def told(done):
 
 
 def arrays(done, launch, kind):
-    """Of the inputs or outputs of a launch, by name: the buffer, and the offset or the size."""
+    """A launch's inputs or outputs by name: the buffer, and an input's offset or an output's size in bytes."""
     names = dict(found(r"takes \w+ (\d+) (\w+)", done.stdout))
     lines = found(rf"{kind} (\d+) buffer (\d+) \w+ (\d+)", texts(done)[launch])
     return {names[number]: (buffer, int(bytes_)) for number, buffer, bytes_ in lines}
@@ -128,7 +128,7 @@ def test_each_launch_is_told_as_it_is_described(recorder, kernel, bits):
     ("kernel", "bits", "key_row"), [("metal_prefill_reg", 0, 128), ("metal_prefill_reg", 4, 32), ("backward", 0, 128)]
 )
 def test_inputs_are_read_where_they_are(recorder, kernel, bits, key_row):
-    """Arrays that begin in the middle of a buffer are bound there; nothing is copied."""
+    """Arrays that begin in the middle of a buffer must be bound with that offset, and not copied."""
     done = recorder(kernel, *CALLS[kernel], bits=bits)
     query_len, key_len = CALLS[kernel]
     for launch in (1, 2) if kernel == "backward" else (0,):
@@ -152,7 +152,7 @@ def test_two_launches_share_scratch_with_a_barrier_between(recorder):
 
 
 def test_delta_is_written_before_it_is_read_and_nothing_else_waits(recorder):
-    """dq and dkv run side by side: no second barrier. Delta is an output of the primitive, which MLX keeps alive."""
+    """dq and dkv must run concurrently, without a second barrier. delta is an output of the primitive: MLX keeps it."""
     done = recorder("backward", *CALLS["backward"])
     delta, query_len = arrays(done, 0, "output")["delta"], CALLS["backward"][0]
     assert delta[1] == 4 * query_len * 4

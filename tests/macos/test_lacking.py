@@ -1,4 +1,4 @@
-"""A machine that cannot build the wheel is told what to do; tests are skipped with those words."""
+"""The programs say what a machine lacks to build the wheel; tests are skipped with that message."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The wheel for macOS that is built here: a Mac would load it, as far as that can be known without one."""
+"""A Mac would load the wheel for macOS that is built here, as far as that can be known without a Mac."""
 
 import zipfile
 

@@ -1,10 +1,10 @@
-"""What our kernels and MLX's own do on the same shapes, counted. As a program: the tables of docs/dev/metal.md.
+"""Counts what our kernels and MLX's own do on the same shapes. As a program, prints the tables of docs/dev/metal.md.
 
-The gradient stands beside the least that seven products can do: MLX has no kernel for it.
+The gradient is compared with the least that its seven products can do: MLX has no kernel for it.
 
     uv run python tests/metal/beside_mlx.py [float32|float16|bfloat16]
 
-One key/value head of Qwen2 and what shares it, one call: every other head costs the same.
+A call has one key/value head of Qwen2 and the query heads that share it: all other heads cost the same.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
-sys.path[:0] = [*(str(TESTS / folder) for folder in ("metal", "emulators", "core")), str(TESTS)]  # as pytest has them
+sys.path[:0] = [*(str(TESTS / folder) for folder in ("metal", "emulators", "core")), str(TESTS)]  # as for pytest
 
 import mlx.core as mx  # noqa: E402
 import mlx_kernels  # noqa: E402
@@ -34,7 +34,7 @@ def total(counts: tuple[Counts, ...]) -> Counts:
 
 
 def prefill(rng: np.random.Generator, dim: int, dtype: str, length: int, causal: bool) -> dict[str, Counts]:
-    """Of one query head: in both kernels a threadgroup has one."""
+    """Counts for one query head: in both kernels a threadgroup has one."""
     arrays = draw(rng, heads=1, kv_heads=1, length=length, key_len=length, dim=dim, dtype=dtype)
     mask = "causal" if causal else None
     _, theirs = mlx_kernels.steel_attention(*arrays, mask=mask)
@@ -42,22 +42,22 @@ def prefill(rng: np.random.Generator, dim: int, dtype: str, length: int, causal:
 
 
 def decode(rng: np.random.Generator, dim: int, dtype: str, key_len: int) -> dict[str, Counts]:
-    """Of a group of query heads."""
+    """Counts for a group of query heads."""
     arrays = draw(rng, heads=GROUP, kv_heads=1, length=1, key_len=key_len, dim=dim, dtype=dtype)
     result = {"ours": total(run(*arrays).counts)}
     _, result["sdpa_vector"] = mlx_kernels.sdpa_vector(*arrays)
-    if key_len >= 1024:  # where MLX takes it on the larger GPUs
+    if key_len >= 1024:  # where MLX chooses it on the larger GPUs
         _, result["sdpa_vector_2pass"] = mlx_kernels.sdpa_vector_2pass(*arrays, blocks=64)
     return result
 
 
 def visible_eighths(length: int, tile: int = 8) -> int:
-    """Pairs of eight queries and eight keys, under a causal mask; or those of them in tiles of more keys."""
+    """The number of pairs of 8 queries and 8 keys under a causal mask, in whole tiles of `tile` keys."""
     return sum((row + 8 + tile - 1) // tile * tile // 8 for row in range(0, length, 8))
 
 
 def gradient(rng: np.random.Generator, dim: int, dtype: str, length: int) -> dict[str, Counts]:
-    """Of a group of query heads, causal. "least": the products of what is visible, and each array once."""
+    """Counts for a group of query heads, causal. "least": products of the visible pairs, with each array used once."""
     call = draw_call(
         rng, heads=GROUP, kv_heads=1, length=length, key_len=length, dim=dim, dtype=dtype, dlse=False
     )  # fmt: skip

@@ -1,11 +1,11 @@
-"""Shared by the tests of the Metal kernels."""
+"""Fixtures that the tests of the Metal kernels share."""
 
 import mlx.core as mx
 import pytest
 from demanded import lacking
 from metal_on_cpu import MISSING
 
-# Where there is one, see metal_attention.py.
+# The files that run on Metal where there is a GPU: see metal_attention.py.
 RUN_ON_A_GPU_TOO = {"test_rules.py", "test_kernels.py", "test_quantised_kernels.py"}
 
 

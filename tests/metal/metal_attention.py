@@ -1,7 +1,7 @@
-"""flash_attention(), and quantized_flash_attention(), through the Metal kernels, run on the CPU; on a Mac, on its GPU.
+"""flash_attention() and quantized_flash_attention() through the Metal kernels, run on the CPU; on a Mac, on its GPU.
 
 On the CPU the launches are those that the extension would give to a GPU: source text, function constants, grid, buffers
-with their strides and offsets. Nothing about them is written a second time here.
+with their strides and offsets. Nothing of that is repeated here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ program = functools.cache(Program)
 
 
 def on_metal(launch, source: str):
-    """What runs a launch: the program, the numbers of its buffers, and its constants."""
+    """Returns what a launch runs with: the program, the indices of its buffers by name, and its constants."""
     return program(source), launch["numbers"], dict(enumerate(launch["constants"].values()))
 
 
@@ -34,8 +34,8 @@ class Run:
     out: mx.array
     lse: mx.array
     row_stats: mx.array
-    counts: tuple[Counts, ...]  # of each launch
-    chunks: int  # of the keys, in the split kernel
+    counts: tuple[Counts, ...]  # one per launch
+    chunks: int  # into which the split kernel cuts the keys
 
 
 def run(
@@ -57,10 +57,10 @@ def run(
     device: str = "metal",
     prepared=on_metal,
 ) -> Run:
-    """One call. `bits`: None, or those of key and value, which are (weights, scales, biases) then.
+    """Runs one call. `bits`: None, or those of quantised key and value, which are then (weights, scales, biases).
 
-    Without `return_lse` CUDA's kernels get no arrays for it. `edit` changes the source before it is compiled: to plant
-    a fault. A GPU has a schedule of its own. `prepared`: see on_metal().
+    Without `return_lse`, CUDA's kernels get no array for lse. `edit` changes the source before it is compiled, to plant
+    a fault. `schedule`: the order of threads; a GPU has its own. `prepared`: see on_metal().
     """
     quantised = {} if bits is None else {"group_size": group_size, "bits": bits}
     if device == "metal" and mx.metal.is_available():
@@ -75,7 +75,7 @@ def run(
     with_lse = return_lse or device == "metal"  # Metal's kernels write it in any case
     arguments = lowered(query, key, value, scale, mask, **options, **quantised)
     value_dim = value.shape[-1] if bits is None else value[0].shape[-1] * 32 // bits
-    if min(query.shape) == 0:  # as eval_gpu: nothing to launch
+    if min(query.shape) == 0:  # nothing to launch, as in eval_gpu
         return Run(
             mx.zeros((*query.shape[:-1], value_dim), query.dtype), mx.zeros(query.shape[:-1]), mx.zeros(0), (), 0
         )
@@ -94,9 +94,9 @@ def run(
 
 
 def execute(described, written: dict[str, Buffer], schedule: str, edit, prepared=on_metal) -> tuple[Counts, ...]:
-    """Runs what the extension describes. `written`: the outputs, which the results replace; scratch is added.
+    """Runs the described launches. `written`: the outputs, which the results replace; scratch is added.
 
-    Of an output that several launches write, each writes other elements.
+    If several launches write an output, each must write other elements.
     """
     counts = []
     writers = Counter(name for launch in described for name in launch["outputs"] if name not in launch["scratch"])
@@ -113,7 +113,7 @@ def execute(described, written: dict[str, Buffer], schedule: str, edit, prepared
                 buffers[name] = View(np.frombuffer(memory, np.uint8), offset)
             elif name == "arrivals":  # 0 between launches
                 buffers[name] = np.zeros(content // 4, np.uint32)
-            else:  # the size of what the launches write
+            else:  # the size in bytes of an array that the launches write
                 buffers[name] = written.setdefault(name, Undefined(content // 4, np.float32))
         assert min(launch["grid"]) > 0, "no GPU takes a launch without blocks"
         program, numbers, constants = prepared(launch, edit(launch["source"]))
@@ -132,7 +132,7 @@ def execute(described, written: dict[str, Buffer], schedule: str, edit, prepared
             if name in in_part:
                 elements[name] += array.size - missing
                 bits = array.view(f"u{array.itemsize}")
-                parts[name] = parts[name] & bits if name in parts else bits  # those not written are all set
+                parts[name] = parts[name] & bits if name in parts else bits  # unwritten elements have all bits set
             else:
                 assert missing == 0, f"elements of {name} never written: {missing}"
                 written[name] = array
@@ -149,11 +149,11 @@ def to_mlx(array: np.ndarray, dtype: mx.Dtype) -> mx.array:
 
 
 def as_numpy(array: mx.array) -> np.ndarray:
-    """bfloat16, which numpy has not, as uint16."""
+    """Converts to numpy: bfloat16, which numpy lacks, becomes uint16."""
     return np.asarray(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array)
 
 
 def flash_attention(query, key, value, scale=None, mask=None, *, return_lse=False, **options):
-    """As flashattn_core.flash_attention; with `bits` as quantized_flash_attention."""
+    """As flashattn_core.flash_attention, or with `bits` as quantized_flash_attention."""
     result = run(query, key, value, scale, mask, return_lse=return_lse, **options)
     return (result.out, result.lse) if return_lse else result.out

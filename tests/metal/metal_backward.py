@@ -1,4 +1,4 @@
-"""Gradients by the Metal kernels, run on the CPU, and by what the op makes of theirs."""
+"""Gradients by the Metal kernels, run on the CPU. The op computes the gradient of sinks from the kernels' results."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Saved = tuple[mx.array, mx.array, mx.array]
 
 @dataclass(frozen=True, kw_only=True)
 class CountedGradients(Gradients):
-    counts: dict[str, Counts]  # by the name of the file
+    counts: dict[str, Counts]  # by the name of the kernel's file
 
 
 def exactly_saved(call: Call) -> Saved:
-    """As a forward without errors leaves them: lse in two numbers, maximum and sum. For the maximum any number near it
-    will do: this one makes sums of about 8."""
+    """The results of a forward without errors. Any number near a row's maximum can take its place in row_stats: this
+    one makes sums of about 7."""
     out, lse = call.forward()
     row_max = (lse - 2).astype(np.float32)
     with np.errstate(invalid="ignore"):
@@ -47,7 +47,7 @@ def run(
     prepared=on_metal,
     precision: str = "float32",
 ):
-    """`saved`: of the forward; None: its exact ones. `edit`, `prepared`: as in metal_attention.run."""
+    """Runs the backward pass. `saved`: the forward's results; None: exact ones. Others: as in metal_attention.run."""
     dtype = call.query.dtype
     saved = saved or exactly_saved(call)
     each = described(call, saved, device, precision)

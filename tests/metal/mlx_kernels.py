@@ -1,6 +1,6 @@
-"""MLX's own kernels on the CPU, from the headers in its wheel: a yardstick for results, and for what a launch costs.
+"""Runs MLX's own kernels on the CPU, from the headers in its wheel, to compare results and what a launch costs.
 
-Query, key and value have the shapes of flash_attention's. The mask is "causal" or None; the scale is the usual one.
+Query, key and value have the shapes of flash_attention's. The mask is "causal" or None; the scale is head_dim**-0.5.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from metal_on_cpu import Counts, Program, Result, Undefined
 from metal_on_cpu.program import Buffer
 
 INCLUDE = Path(mx.__file__).parent / "include"
-INCLUDE_DIRS = (Path(__file__).parent / "mlx_headers", INCLUDE)  # first those in place of MLX's
+INCLUDE_DIRS = (Path(__file__).parent / "mlx_headers", INCLUDE)  # first the headers that replace MLX's
 
 TYPES = {mx.float32: "float", mx.float16: "half", mx.bfloat16: "bfloat"}
 
@@ -43,13 +43,13 @@ def program(source: str) -> Program:
 
 
 def complete(done: Result, dtype: mx.Dtype) -> Done:
-    """The result, of which nothing was left out: buffer 3 in all kernels here."""
+    """Returns the result, buffer 3 in all kernels here, every element of which must be written."""
     assert not any(done.unwritten.values())
     return to_mlx(done.buffers[3], dtype), done.counts
 
 
 def sdpa_vector(query: mx.array, key: mx.array, value: mx.array, mask: str | None = None) -> Done:
-    """The kernel of short queries: a threadgroup for each row."""
+    """MLX's kernel for few queries, with a threadgroup for each row."""
     batch, heads, length, dim = query.shape
     arrays = [as_numpy(array) for array in (query, key, value)]
     done = program(VECTOR_SOURCE.format(type=TYPES[query.dtype], dim=dim)).run(
@@ -67,7 +67,7 @@ def sdpa_vector(query: mx.array, key: mx.array, value: mx.array, mask: str | Non
 
 
 def _from(index: int, key: mx.array) -> dict[int, Buffer]:
-    """How many keys, the strides of keys and of values, the scale."""
+    """The buffers from `index` on: the number of keys, the strides of keys and of values, the scale."""
     length, dim = key.shape[2:]
     strides = [np.uint64(length * dim), np.uint64(dim)] * 2
     return dict(enumerate([np.int32(length), *strides, np.float32(dim**-0.5)], start=index))
@@ -78,7 +78,7 @@ def _vector_constants(mask: str | None, blocks: int = 0) -> dict[int, int]:
 
 
 def sdpa_vector_2pass(query: mx.array, key: mx.array, value: mx.array, mask: str | None = None, blocks=32) -> Done:
-    """The kernels of short queries and many keys: `blocks` threadgroups share a row, a second kernel combines."""
+    """MLX's kernels for few queries and many keys: `blocks` threadgroups share a row, a second kernel merges."""
     batch, heads, length, dim = query.shape
     arrays = [as_numpy(array) for array in (query, key, value)]
     kernels = program(VECTOR_SOURCE.format(type=TYPES[query.dtype], dim=dim))
@@ -109,7 +109,7 @@ def sdpa_vector_2pass(query: mx.array, key: mx.array, value: mx.array, mask: str
 
 
 def steel_attention(query: mx.array, key: mx.array, value: mx.array, mask: str | None = None) -> Done:
-    """The kernel of long queries: 32 of them in 4 SIMD groups."""
+    """MLX's kernel for many queries: a threadgroup of 4 SIMD groups has 32."""
     batch, heads, length, dim = query.shape
     kv_heads, key_len = key.shape[1:3]
     arrays = [as_numpy(array) for array in (query, key, value)]

@@ -1,4 +1,4 @@
-"""A fault planted in a kernel, and that it is noticed: what the tests of Metal's and of CUDA's kernels share."""
+"""Plants faults in kernels and asserts that they are noticed. The tests of Metal's and of CUDA's kernels share this."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -39,7 +39,7 @@ class Fault:
     dim: int = 40
     dtype: str = "float32"
     bits: int | None = None  # of keys and values, if they are quantised
-    source: str = ""  # the file of another launch of the kernel's
+    source: str = ""  # the file to plant in, if it is not the kernel's own
 
     def __post_init__(self) -> None:
         backend, _, _ = self.kernel.partition("_")
@@ -47,24 +47,24 @@ class Fault:
 
     @property
     def query_and_key_lengths(self) -> tuple[int, int]:
-        """Unless given, what the kernel is for."""
+        """The given lengths, or lengths that suit the kernel."""
         return self.lengths or ((1, 70) if "decode" in self.kernel else (33, 70))
 
-    # The source with the fault in it, or as it was.
+    # Returns the source with the fault in it, or unchanged if the source is not that of the faulty launch.
     def plant(self, source: str) -> str:
         backend, _, kernel = self.kernel.partition("_")
         if f'"{backend}/kernels/{self.source or kernel}.' not in source:
             return source  # another launch of the same call
         parts = source.split(self.old)
         if len(parts) < self.occurrence + 2:
-            return source  # another launch, of the same file
+            return source  # another launch, from the same file
         head, tail = parts[: self.occurrence + 1], parts[self.occurrence + 1 :]
         return self.old.join(head) + self.new + self.old.join(tail)
 
 
 def assert_is_noticed(fault: Fault, call: Callable[[Callable[[str], str]], None]) -> None:
-    """`call` runs the kernels, with the given edit of their source, and compares their results."""
-    call(lambda source: source)  # without the fault nothing is noticed
+    """`call` runs the kernels with the given edit of their source and compares results. The fault must make it fail."""
+    call(lambda source: source)  # without the fault it must not raise
     planted = []
 
     def edit(source: str) -> str:
@@ -78,18 +78,18 @@ def assert_is_noticed(fault: Fault, call: Callable[[Callable[[str], str]], None]
 
 
 def blocks(length: int, key_len: int) -> np.ndarray:
-    """A mask that hides some blocks of 32 x 32, shows some whole, and cuts others: another one for each head and batch
-    element."""
+    """A mask that hides some blocks of 32 x 32 wholly, some not at all, and some in part. It differs for each head and
+    batch element."""
     query, key = np.arange(length)[:, None], np.arange(key_len)[None]
     shifts = np.arange(12).reshape(2, 6, 1, 1) * 5
     return (key < query // 32 * 32 + 24) | (key > 130 - shifts - query % 5)
 
 
 def call(fault: Fault, rng: np.random.Generator, edit: Callable[[str], str], run: Callable[..., Run]) -> None:
-    """The call that the fault is for, by a backend's `run`; raises what notices it."""
+    """Runs the fault's call by a backend's `run`. Raises if the fault is noticed."""
     length, key_len = fault.query_and_key_lengths
     query, key, value = draw(rng, batch=(2,), heads=6, length=length, key_len=key_len, dim=fault.dim, dtype=fault.dtype)
-    # Growing scores: the maximum rises from tile to tile.
+    # Scores grow, so that the row maximum rises from tile to tile.
     key = key * mx.linspace(0.2, 2, key_len).astype(key.dtype)[:, None]
     masks = {
         "tree": lambda: Tree(mx.array(rng.random((7, 7)) > 0.4)),
@@ -111,7 +111,7 @@ def call(fault: Fault, rng: np.random.Generator, edit: Callable[[str], str], run
     if fault.bits is not None:
         how = {"group_size": 32, "bits": fault.bits}
         key_on_metal, value_on_metal = (mx.quantize(x.astype(mx.float16), **how) for x in (key, value))
-        if fault.dtype == "float32":  # strides of its own
+        if fault.dtype == "float32":  # values get other strides than keys
             value_on_metal = tuple(mx.repeat(x, 2, axis=2)[:, :, ::2] for x in value_on_metal)
         key, value = dequantised(key_on_metal, **how), dequantised(value_on_metal, **how)
 

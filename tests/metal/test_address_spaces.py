@@ -1,4 +1,4 @@
-"""Every kernel's source also compiles with real address spaces, as Metal has them: no pointer changes its own."""
+"""Every kernel's source also compiles with address spaces as in Metal: no pointer changes its address space."""
 
 import launches
 import mlx.core as mx

@@ -1,7 +1,7 @@
-"""The backward kernels: each dtype, groups of 1, 2 and 7 heads, each mask and option, lengths around every tile edge.
+"""The backward kernels obey the rule for each dtype, groups of 1, 2 and 7 heads, masks, options and ragged lengths.
 
 Each call runs all launches: delta, dq, and dk with dv. Masks, options, lengths and schedules take turns, as in
-test_kernels.py; what the forward has saved comes from the reference, so that nothing here depends on its kernels.
+test_kernels.py. The forward's saved results come from the reference, so that they do not depend on its kernels.
 """
 
 from dataclasses import replace
@@ -87,7 +87,7 @@ def test_head_dims_above_256_are_refused(rng, dims):
 
 @pytest.mark.parametrize("kernel", ["metal_prefill_reg", "metal_prefill_tg"])
 def test_behind_a_forward_kernel(rng, kernel):
-    """What the forward kernels save is what the backward ones take."""
+    """The backward kernels must give right gradients from what the forward kernels save."""
     call = draw_call(rng, heads=4, kv_heads=2, length=70, key_len=60, dim=64, dtype="float16")
     sinks = mx.array(rng.standard_normal(4), mx.float16)
     call = replace(call, mask="causal", softcap=4.0, sinks=sinks)
@@ -110,13 +110,13 @@ def test_rows_that_see_only_keys_with_the_lowest_float_added(rng, lowest):
 
 
 def test_the_lowest_float_in_an_additive_mask_gives_no_nan(rng):
-    # As some models hide keys.
+    # Some models hide keys in this way.
     call = draw_call(rng, length=40, key_len=40)
     lowest = mx.where(mx.arange(40)[None] >= 20, 0, float(np.finfo(np.float32).min))
     mask = mx.where(mx.arange(40)[:, None] < 8, float(np.finfo(np.float32).min), lowest)
     got = behind_a_forward(replace(call, mask=mask))
     assert all(np.isfinite(to_numpy(getattr(got, name))).all() for name in GRADIENTS)
-    # Rows beyond have gradients as if those keys were hidden.
+    # Rows from 8 on must have gradients as if keys before 20 were hidden.
     only_later = replace(
         call, mask=mask, dout=call.dout * (mx.arange(40)[:, None] >= 8), dlse=call.dlse * (mx.arange(40) >= 8)
     )
@@ -127,7 +127,7 @@ def test_the_lowest_float_in_an_additive_mask_gives_no_nan(rng):
         np.testing.assert_allclose(given, wanted, atol=1e-6)
 
 
-# --- The rules of the core's test_gradients.py, through these kernels -----------------------------------------
+# --- Tests of the core's test_gradients.py, through these kernels ---------------------------------------------
 
 
 @pytest.fixture(autouse=True)
@@ -154,7 +154,7 @@ def test_saved_results_of_any_strides(rng):
 
 @pytest.mark.parametrize("sinks", [False, True])
 def test_rows_that_see_nothing_have_zero_gradients(rng, sinks):
-    call = draw_call(rng, heads=2, length=97, key_len=33, dim=40)  # causal: the first 64 rows
+    call = draw_call(rng, heads=2, length=97, key_len=33, dim=40)  # causal: the first 64 rows see nothing
     call = replace(call, mask="causal", sinks=mx.array([0.5, 1.0]) if sinks else None)
     got = run(call)
     assert_obeys_the_rule(call, got)
@@ -173,7 +173,7 @@ def test_keys_that_no_row_sees_have_zero_gradients(rng):
 
 
 def assert_same(got, clean, where=slice(None)):
-    for name in GRADIENTS:  # the path for what is not finite sums in another order
+    for name in GRADIENTS:  # the path for numbers that are not finite sums in another order
         a, b = (to_numpy(getattr(each, name))[..., where, :] for each in (got, clean))
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5, err_msg=name)
 
@@ -196,7 +196,7 @@ def test_nan_in_keys_hidden_from_all(rng, mask, poison, options):
 @pytest.mark.parametrize("dims", [(16, 16), (128, 160)], ids=str)
 @pytest.mark.parametrize("poison", [mx.nan, mx.inf])
 def test_nan_in_a_key_hidden_from_some(rng, poison, dims):
-    # Causal: the key is seen from the query at its own place on.
+    # Under the causal mask, queries from the key's own position on see it.
     call = replace(draw_call(rng, length=97, key_len=97, dim=dims[0], value_dim=dims[1]), mask="causal")
     clean = run(call)
     at = (mx.arange(97) == 70)[:, None]
@@ -211,7 +211,7 @@ def test_nan_in_a_key_hidden_from_some(rng, poison, dims):
 @pytest.mark.parametrize("poison", [mx.nan, mx.inf])
 @pytest.mark.parametrize("name", ["query", "dout"])
 def test_nan_in_a_row_reaches_only_the_keys_that_it_sees(rng, name, poison, dims):
-    # Causal: row 40 sees the keys up to its own.
+    # Under the causal mask, row 40 sees the keys up to its own.
     call = replace(draw_call(rng, length=97, key_len=97, dim=dims[0], value_dim=dims[1]), mask="causal")
     clean = run(call)
     got = run(replace(call, **{name: mx.where((mx.arange(97) == 40)[:, None], poison, getattr(call, name))}))
@@ -268,7 +268,7 @@ def test_hidden_tiles_are_left_out(rng, kernel):
 @pytest.mark.rotate(4)
 @pytest.mark.parametrize("kernel", ["backward_dq", "backward_dkv"])
 def test_shown_tiles_read_no_mask(rng, kernel):
-    # Causal: only tiles on the diagonal compare positions, or read the array.
+    # Under the causal mask, only tiles on the diagonal compare positions or read the array.
     call = draw_call(rng, heads=1, kv_heads=1, length=256, key_len=256, dim=64)
     plain = run(replace(call, mask="causal")).counts[kernel]
     array = run(replace(call, mask=mx.array(np.tri(256, dtype=bool)))).counts[kernel]

@@ -1,4 +1,4 @@
-"""Faults planted in the backward kernels, one at a time, as in test_mutations.py: each is noticed."""
+"""Each fault that is planted in the backward kernels is noticed, as in test_mutations.py."""
 
 from dataclasses import replace
 
@@ -11,9 +11,9 @@ from metal_backward import exactly_saved, run
 from planted_faults import BARRIER, Fault, assert_is_noticed, blocks
 
 DQ, DKV, DELTA = "metal_backward_dq", "metal_backward_dkv", "metal_backward_delta"
-LONG = (70, 33)  # causal: rows that see nothing
+LONG = (70, 33)  # under the causal mask some rows see nothing
 
-BLOCKS = {"lengths": (70, 150), "mask": "blocks"}  # an array that hides whole blocks
+BLOCKS = {"lengths": (70, 150), "mask": "blocks"}  # an array mask that hides whole blocks
 FAULTS = {
     # Barriers.
     "dq: values over keys that are still read": Fault(DQ, BARRIER + "  // the previous keys have been read"),
@@ -80,7 +80,7 @@ FAULTS = {
 
 
 def check(fault: Fault, rng: np.random.Generator, edit, run=run) -> None:
-    """The call that the fault is for, by a backend's `run`; raises what notices it."""
+    """Runs the fault's call by a backend's `run`. Raises if the fault is noticed."""
     length, key_len = fault.query_and_key_lengths
     call = draw_call(
         rng, batch=(2,), heads=6, kv_heads=2, length=length, key_len=key_len, dim=fault.dim, dtype=fault.dtype
@@ -89,7 +89,7 @@ def check(fault: Fault, rng: np.random.Generator, edit, run=run) -> None:
     if fault.mask == "blocks":
         call = replace(call, mask=mx.array(blocks(length, key_len)))
         assert_obeys_the_rule(call, run(call, edit=edit))
-    elif fault.mask == "NaN":  # hidden from all: a key, with its value, and a row
+    elif fault.mask == "NaN":  # in a key and a value that no row sees, and in dout of a row that sees nothing
         call = replace(call, mask=(mx.arange(key_len) != 20) & (mx.arange(length) != 10)[:, None])
         key, row = (mx.arange(key_len) == 20)[:, None], (mx.arange(length) == 10)[:, None]
         poisoned = replace(
@@ -105,12 +105,12 @@ def check(fault: Fault, rng: np.random.Generator, edit, run=run) -> None:
         assert not got.dq[:, :, 10].any()
         call = replace(call, mask=mx.broadcast_to(~blind[:, None], (length, key_len)))
         assert_obeys_the_rule(call, got)
-    elif fault.mask == "infinite key":  # whose scores are all -inf: it has no weight
+    elif fault.mask == "infinite key":  # its scores are all -inf, so it has no weight
         query = mx.abs(call.query) + 0.1
         key = mx.where((mx.arange(key_len) == 20)[:, None], -mx.inf, call.key)
         got = run(replace(call, query=query, key=key), edit=edit)
         assert not mx.isnan(got.dv).any()
-    elif fault.mask == "rounded":  # by the forward kernel in another way: a unit of the last place is 64 at most here
+    elif fault.mask == "rounded":  # as if the forward rounded scores otherwise; their last place is 64 at most here
         call = replace(call, scale=1e7)
         out, lse, row_stats = exactly_saved(call)
         below = row_stats[..., 0] - 8 * 64

@@ -1,4 +1,4 @@
-"""The kernel that finds a mask's block map."""
+"""The kernels that find a mask's block map, on Metal and on CUDA, find what block_map.h defines."""
 
 import launches
 import mlx.core as mx
@@ -16,7 +16,7 @@ SHAPES = [(1, 1), (33, 31), (64, 96), (2, 3, 40, 64), (100, 333)]  # also whole 
 
 
 def drawn(rng, shape, dtype):
-    """Some blocks are hidden, some visible; some have -0, or NaN."""
+    """A mask with hidden and visible blocks, some of which contain -0 or NaN."""
     shown = rng.random(shape) > np.round(rng.random(-(-shape[-1] // 32)).repeat(32)[: shape[-1]] * 2) / 2
     if dtype == mx.bool_:
         return mx.array(shown)
@@ -25,7 +25,7 @@ def drawn(rng, shape, dtype):
 
 
 def found(device, mask, edit=lambda source: source):
-    """By the kernel. An access outside of mask or map is an error of the harness, as is a block that is not written."""
+    """The kernel's block map. The harness raises if it accesses memory outside of mask or map, or skips a block."""
     (launch,) = launches.block_map(mask, device)
     shape = (*mask.shape[:-2], *(-(-n // 32) for n in mask.shape[-2:]))
     written = {"found_blocks": Undefined(shape, np.dtype(np.uint8))}
@@ -44,7 +44,7 @@ def test_what_it_says(rng, dtype, device):
 @pytest.mark.parametrize("device", PREPARED)
 @pytest.mark.parametrize("dtype", ["bool", "bfloat16"])
 def test_of_views(rng, dtype, device):
-    """Rows that cannot be read in whole pieces, and rows that are read backwards."""
+    """The map must be right for rows that cannot be read in whole words, and for rows that are read backwards."""
     whole = drawn(rng, (64, 130), DTYPES[dtype])
     for view in (whole[:, 1:97], whole[::-1, ::-1], whole[::2, :128], whole.T):
         np.testing.assert_array_equal(found(device, view), expected_map(view))

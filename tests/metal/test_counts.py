@@ -1,6 +1,6 @@
-"""What the kernels do, counted, beside MLX's own on the same shapes: prefill and decode of Qwen2-0.5B and 7B.
+"""The kernels do no more than MLX's own on the same shapes, by counts: prefill and decode of Qwen2-0.5B and 7B.
 
-One key/value head and the query heads that share it: every other head costs the same.
+Calls have one key/value head and the query heads that share it: every other head costs the same.
 """
 
 import mlx.core as mx
@@ -19,7 +19,7 @@ DTYPES = ["float32", "float16", "bfloat16"]
 
 
 def assert_no_more(ours: Counts, theirs: Counts, row_bytes: int = 0) -> None:
-    """`row_bytes`: of lse, maximum and sum, which theirs does not give."""
+    """`row_bytes`: the bytes of lse, maximum and sum, which MLX's kernel does not write."""
     assert ours.mma <= theirs.mma
     assert ours.device_read + ours.device_written <= theirs.device_read + theirs.device_written + row_bytes
     assert ours.threadgroup_read + ours.threadgroup_written <= theirs.threadgroup_read + theirs.threadgroup_written
@@ -59,7 +59,7 @@ def test_decode_split_reads_each_key_and_value_once(rng, dtype, group, length):
 
 
 @pytest.mark.rotate(18)
-@pytest.mark.parametrize("length", [1, 8])  # through registers, through threadgroup memory
+@pytest.mark.parametrize("length", [1, 8])  # 8 with 7 heads: through threadgroup memory; else through registers
 @pytest.mark.parametrize("group", [1, 7])
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
@@ -67,12 +67,12 @@ def test_decode_split_reads_quantised_keys_and_values_once(rng, bits, dim, group
     key, value = (quantised(rng, 1, 1, 300, dim, bits=bits, dtype=mx.float16) for _ in range(2))
     query = normal(rng, 1, group, length, dim, dtype=mx.float16)
     result = run(query, key, value, kernel="metal_decode_split", bits=bits)
-    # In runs of 4 elements, or of the 2 columns that a lane has of 64: each asks for the bytes that it has bits in.
+    # Lanes load runs of 4 elements, or of the 2 columns that each has of 64: every byte in which the run has bits.
     through_registers = group * length <= 8
     run_of = 2 if dim == 64 and through_registers else 4
     words = 2 * 300 * sum(bytes_of(first * bits, run_of * bits) for first in range(0, dim, run_of))
     assert words == key[0].nbytes + value[0].nbytes or run_of * bits % 8 != 0
-    # Scales and biases: once, or on the way into threadgroup memory with each run.
+    # Scales and biases are read once, or with each run on the way into threadgroup memory.
     of_groups = sum(x.nbytes for x in (*key[1:], *value[1:])) if through_registers else 2 * 300 * dim // run_of * 4
     assert result.counts[0].device_read == words + of_groups + result.chunks * query.nbytes
 
@@ -86,7 +86,7 @@ def bytes_of(first, count):
 @pytest.mark.parametrize("dim", [64, 128, 256])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_prefill_reg_writes_only_keys_and_values_to_threadgroup_memory(rng, dtype, dim):
-    # No mask: each of the threadgroups copies each key and value once, and nothing else.
+    # Without a mask, each threadgroup copies each key and value once, and nothing else.
     arrays = draw(rng, heads=1, kv_heads=1, length=128, key_len=96, dim=dim, dtype=dtype)
     (counts,) = run(*arrays, kernel="metal_prefill_reg").counts
     threadgroups = 2 if dim <= 128 else 4  # of 64 queries, or 32
@@ -118,15 +118,15 @@ def test_hidden_tiles_are_not_read(rng, kernel, length, mask):
     query, key, value = draw(rng, heads=1, kv_heads=1, length=length, key_len=500, dim=64)
     described, seen = MASKS[mask]
     counts = total(run(query, key, value, mask=described, kernel=kernel).counts)
-    # The keys that some query sees, and what a tile has around them; queries and key ranges, as each of 32 SIMD groups
-    # reads them; partial results.
+    # Allowed are the keys that some query sees and the rest of their tiles; queries and key ranges, which each of 32
+    # SIMD groups reads; partial results.
     keys = seen + length - 1 + (64 if kernel == "metal_prefill_reg" else 0)
     assert counts.device_read <= 2 * keys * 64 * 4 + 32 * (query.nbytes + 2 * 4 * 32) + counts.device_written
     assert counts.device_read < (key.nbytes + value.nbytes) / 2
 
 
 def test_fully_visible_tiles_read_no_mask(rng):
-    # Causal, 256 queries and keys: only tiles on the diagonal compare positions, or read the array.
+    # Under a causal mask, only tiles on the diagonal compare positions or read the array.
     query, key, value = draw(rng, heads=1, kv_heads=1, length=256, key_len=256, dim=64)
     plain = run(query, key, value, mask="causal").counts[0]
     array = run(query, key, value, mask=mx.array(np.tri(256, dtype=bool))).counts[0]
@@ -139,12 +139,12 @@ def test_fully_visible_tiles_read_no_mask(rng):
 @pytest.mark.parametrize("dtype", [mx.bool_, mx.float32], ids=str)
 @pytest.mark.parametrize("kernel", ["metal_prefill_tg", "metal_prefill_reg", "metal_rowwise"])
 def test_hidden_blocks_of_an_array_are_not_read(rng, kernel, dtype):
-    """Of 480 keys the queries see three blocks: the array, keys and values of the others are not read."""
+    """The queries see three blocks of 480 keys: array, keys and values of the other blocks must not be read."""
     query, key, value = draw(rng, heads=1, kv_heads=1, length=32, key_len=480, dim=64)
     shown = (mx.arange(480) >= 70) & (mx.arange(480) < 130)
     mask = mx.broadcast_to(shown if dtype == mx.bool_ else mx.where(shown, 0.0, -mx.inf), (32, 480))
     counts = total(run(query, key, value, mask=mask, kernel=kernel).counts)
-    tiles = {"metal_prefill_tg": 4, "metal_prefill_reg": 1, "metal_rowwise": 1}[kernel]  # that read a block
+    tiles = {"metal_prefill_tg": 4, "metal_prefill_reg": 1, "metal_rowwise": 1}[kernel]  # of queries that read a block
     of_blocks = 96 * (2 * 64 * 4 * tiles + 32 * mask.itemsize)
     assert counts.device_read <= of_blocks + tiles * query.nbytes * 4 + 15 * 32 * 32 * 8
     assert counts.device_read < (key.nbytes + value.nbytes) * tiles / 2
@@ -157,18 +157,18 @@ def test_hidden_blocks_of_an_array_are_not_read(rng, kernel, dtype):
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("model", HEAD_DIMS)
 def test_gradient_beside_seven_products(rng, model, dtype):
-    """dk, dv and dq are summed over visible eights alone; scores and dP over visible tiles."""
+    """dk, dv and dq must be summed over visible groups of 8 rows or keys only; scores and dP over visible tiles."""
     dim = HEAD_DIMS[model]
     counts = gradient(rng, dim, dtype, 512)
     products = {kernel: each.mma * 8 // dim // GROUP for kernel, each in counts.items()}
-    rows = 16 if dtype == "float32" and dim == 128 else 32  # of a tile of queries, by its bytes
+    rows = 16 if dtype == "float32" and dim == 128 else 32  # of a tile of queries, limited by its bytes
     one, of_keys, of_rows = visible_eighths(512), visible_eighths(512, 32), visible_eighths(512, rows)
     assert products["least"] == 7 * one
     assert products["backward_delta"] == 0
     assert products["backward_dq"] == 2 * of_keys + one
     assert products["backward_dkv"] == 2 * of_rows + 2 * one
     assert products["backward_dq"] + products["backward_dkv"] <= 1.03 * products["least"]
-    # No atomics: every element of every result is written once.
+    # There are no atomics: every element of every result is written once.
     assert sum(counts[f"backward_{name}"].device_written for name in ("delta", "dq", "dkv")) == (
         counts["least"].device_written
     )
@@ -178,7 +178,7 @@ def test_gradient_beside_seven_products(rng, model, dtype):
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_the_gradient_keeps_in_threadgroup_memory(rng, dtype, dim):
-    # No mask. dq: keys and values go by; dkv: the rows of all heads of the group, with lse (two parts) and delta.
+    # No mask. dq loads keys and values; dkv loads the rows of all heads of the group, with maximum, sum and delta.
     length, key_len = 128, 192
     call = draw_call(rng, heads=GROUP, kv_heads=1, length=length, key_len=key_len, dim=dim, dtype=dtype)
     counts = run_backward(call).counts
@@ -197,6 +197,6 @@ def test_what_the_gradient_keeps_in_threadgroup_memory(rng, dtype, dim):
 def test_two_threadgroups_for_large_heads_repeat_the_scores(rng, dims, products, dtype):
     call = draw_call(rng, heads=1, kv_heads=1, length=64, key_len=64, dim=dims[0], value_dim=dims[1], dtype=dtype)
     counts = run_backward(call).counts
-    query_like, value_like = (8 * 8 * dim // 8 for dim in dims)  # S, dQ, dK and S again; dP in both, dV
+    query_like, value_like = (8 * 8 * dim // 8 for dim in dims)  # of S, dQ, dK, S again; of dP twice, dV
     assert counts["backward_dq"].mma == 2 * query_like + value_like
     assert counts["backward_dkv"].mma == (2 + products - 7) * query_like + 2 * value_like

@@ -1,4 +1,4 @@
-"""Calls of more rows and threadgroups than GPUs count: refused, and not cut off at 32 bits."""
+"""Calls with more rows or threadgroups than GPUs can count are refused, not cut off at 32 bits."""
 
 import flashattn_core
 import launches
@@ -10,7 +10,7 @@ MANY = 2**16
 
 
 def call(batch: int, heads: int, kv_heads: int, length: int, kernel: str):
-    """Of as much memory as one number."""
+    """A call whose arrays are broadcast from one number in memory."""
     shapes = ((batch, heads, length, 1), (batch, kv_heads, 3, 1), (batch, kv_heads, 3, 1))
     return lowered(*(mx.broadcast_to(mx.zeros(1), shape) for shape in shapes), kernel=kernel)
 

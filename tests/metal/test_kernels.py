@@ -1,7 +1,7 @@
-"""Each kernel, each dtype, groups of 1, 2 and 7 heads, every mask and option, ragged lengths around every tile edge.
+"""Each kernel obeys the rule for each dtype, groups of 1, 2 and 7 heads, every mask and option, and ragged lengths.
 
-Masks, options, lengths and schedules take turns, so that each kernel meets each of them; every run is checked for
-races, bounds and uninitialised memory by itself.
+Lengths surround every tile edge. Masks, options, lengths and schedules take turns, so that each kernel meets each of
+them; the harness checks every run for races, bounds and uninitialised memory.
 """
 
 import launches
@@ -33,7 +33,7 @@ LONG = [
     (97, 31),
     (8, 96),
 ]
-# For kernels with other tiles when there are many queries.
+# For kernels that have other tiles when there are many queries.
 LONGER = [(65, 65), (66, 127), (127, 64), (128, 128), (129, 33), (80, 16), (96, 15), (72, 17)]
 
 CASES = {
@@ -70,7 +70,7 @@ def on_metal(*args, return_lse, **options):
     return result.out, result.lse
 
 
-# What `mlxlm-flash tune` may prefer to the tiles that are built in.
+# Tilings that `mlxlm-flash tune` may prefer to the default tiles.
 TILINGS = {
     "metal_decode_split@1": FEW,
     "metal_decode_split@2": FEW,
@@ -107,7 +107,7 @@ ABOVE_256 = [(512, 512), (300, 20), (16, 400)]
 
 
 def kernels_and_dims(kernels, up_to_256, above):
-    """Kernels of a prefill take a head_dim up to 256."""
+    """Pairs of kernel and head_dims: prefill kernels take a head_dim up to 256 only."""
     cases = [(kernel, dims) for kernel in kernels for dims in up_to_256]
     return cases + [(kernel, dims) for kernel in kernels if "prefill" not in kernel for dims in above]
 
@@ -134,7 +134,7 @@ QUANTISED = [kernel for kernel in CASES if kernel != "metal_prefill_tg"]
 
 
 def operands(rng, heads, length, key_len, dim=64, bits=None):
-    """Query, key and value as the kernel takes them; and in float32."""
+    """Query, key and value as the kernel takes them, and the same in float32."""
     query, key, value = draw(rng, heads=heads, kv_heads=1, length=length, key_len=key_len, dim=dim)
     if bits is None:
         return (query, key, value), (query, key, value)

@@ -1,6 +1,6 @@
-"""Gradients beside a large maximum: float32 rounds the sum away that stands beside it in lse.
+"""Gradients of rows with a large maximum obey the rule, although the sum vanishes beside the maximum in a float32 lse.
 
-The forward kernels leave what the gradient's kernels compute probabilities from. Both have to compute the same scores.
+The backward kernels compute probabilities from maximum and sum of the forward kernels. Both must compute equal scores.
 """
 
 import math
@@ -20,7 +20,7 @@ ROUNDING = {"float32": 2.0**-22, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 @pytest.fixture(params=["metal"])
 def gradients(request):
-    """Those of a call, behind the forward kernel that takes so many queries."""
+    """Computes a call's gradients from the results of the forward kernel that takes so many queries."""
 
     def of(query, key, value, dout, scale):
         kernel = DECODE if query.shape[-2] <= 8 else PREFILL
@@ -44,7 +44,7 @@ def exact(query, key, value, dout, scale) -> tuple[np.ndarray, ...]:
 
 
 def assert_obey_the_rule(got, query, key, value, dout, scale, dtype="float32") -> None:
-    """Beside what rounding dout . out costs, which the unfused formula does not compute: times scale and key in dq."""
+    """Also allows for the rounding of dout . out, times scale and key, which the unfused formula does not compute."""
     wide = [x.astype(mx.float32) for x in (query, key, value)]
     _, by_unfused = mx.vjp(lambda *arrays: unfused(*arrays, scale)[0], wide, [dout.astype(mx.float32)])
     largest = [np.abs(to_numpy(x)).max() for x in (query, key)]
@@ -60,7 +60,7 @@ def assert_obey_the_rule(got, query, key, value, dout, scale, dtype="float32") -
 @pytest.mark.parametrize("length", [1, 20])
 @pytest.mark.parametrize("score", [1e2, 1e4, 1e5, 1e7, 1e12])
 def test_three_equal_keys_have_a_third_each(score, length, gradients):
-    random = score * (1 + np.random.default_rng(0).random((1, 8, length, 1)))  # with all of float32's bits
+    random = score * (1 + np.random.default_rng(0).random((1, 8, length, 1)))  # scores use all of float32's bits
     query, key = mx.array(random.astype(np.float32)), mx.ones((1, 8, 3, 1))
     value, dout = mx.array([1.0, -1.0, 0.0])[:, None] * mx.ones((1, 8, 3, 1)), mx.ones((1, 8, length, 1))
     *_, dv = gradients(query, key, value, dout, 1.0)

@@ -1,4 +1,4 @@
-"""MLX's own attention kernels, which GPUs run, obey our rule against float64: the harness computes as a GPU does."""
+"""MLX's own attention kernels, which GPUs run, obey our rule in the harness: so it computes as a GPU does."""
 
 import pytest
 from flashattn_core.reference import reference_attention

@@ -1,6 +1,6 @@
-"""Faults planted in the kernels, one at a time: each is noticed, by a check of the harness or by a wrong result.
+"""Each fault that is planted in the kernels is noticed, by a check of the harness or by a wrong result.
 
-What this shows is that the checks see; a fault that passed here would pass in a change, too.
+This tests the checks: a fault that passed here would also pass in a change of the kernels.
 """
 
 import pytest
@@ -17,9 +17,9 @@ def quantised_fault(kernel: str, old: str, new: str = "", *, bits: int = 8, dim:
     return Fault(kernel, old, new, lengths=lengths, mask=None, dim=dim, bits=bits)
 
 
-BLOCKS = {"lengths": (70, 150), "mask": "blocks"}  # an array that hides whole blocks
+BLOCKS = {"lengths": (70, 150), "mask": "blocks"}  # an array mask that hides whole blocks
 FAULTS = {
-    # Barriers. The text of a barrier's line is its comment, where it has one.
+    # Barriers. A barrier is found by the comment of its line, where it has one.
     "reg: values before keys are read": Fault(REG, BARRIER + "  // the keys have been read"),
     "reg: keys before the previous values are read": Fault(REG, BARRIER + "  // the previous values have been read"),
     "reg: values before they are there": Fault(REG, BARRIER + "  // the values are there"),
@@ -102,7 +102,7 @@ FAULTS = {
     "parallel: partial results not weighed": Fault(PARALLEL, "weight * partial_output", "partial_output"),
     "nothing visible: -inf - -inf": Fault(REG, "row_max == -INFINITY ? 0.0f : row_max", "row_max", lengths=(70, 33)),
     "lse in base 2": Fault(TG, "multiply_add(M_LN2_F, precise_log2", "multiply_add(1.0f, precise_log2"),
-    # Lanes.
+    # How lanes share rows and columns.
     "fragments: rows of a row-major layout": Fault(REG, "(lane >> 1 & 3) | (lane >> 2 & 4)", "lane >> 2"),
     "fragments: columns of a row-major layout": Fault(TG, "(lane & 1) * 2 | (lane >> 3 & 1) * 4", "(lane & 3) * 2"),
     "rows: a neighbour in the wrong lane": Fault(

@@ -1,7 +1,7 @@
-"""Each kernel that takes quantised keys and values, all bits and group sizes, against float64 of the dequantised.
+"""Each kernel for quantised keys and values agrees with float64 of the dequantised, for all bits and group sizes.
 
-Lengths, groups of heads, dtypes, masks, options and schedules take turns, as in test_kernels.py, and every run is
-checked for races, bounds and uninitialised memory by itself.
+Lengths, groups of heads, dtypes, masks, options and schedules take turns, as in test_kernels.py, and the harness checks
+every run for races, bounds and uninitialised memory.
 """
 
 import mlx.core as mx
@@ -15,7 +15,7 @@ from test_quantised import BITS, GROUP_SIZES, dequantised, each_bits, normal, qu
 
 
 def assert_matches(query, key, value, **call):
-    """In float32 by the oracle's rule; a query of 16 bits gives the bits of float32, rounded at the end."""
+    """A float32 query must obey the rule; a 16-bit query must give float32's result, rounded at the end."""
     how = {name: call.pop(name) for name in ("group_size", "bits")}
 
     def attention(wide, _key, _value, *args, return_lse, **options):

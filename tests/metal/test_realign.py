@@ -1,4 +1,4 @@
-"""The kernel that copies an array which begins in the middle of an element to a place that is aligned."""
+"""A kernel copies arrays that begin in the middle of an element to aligned memory."""
 
 import launches
 import mlx.core as mx
@@ -10,14 +10,14 @@ from metal_on_cpu import Undefined
 from planted_faults import Fault, assert_is_noticed
 from test_strides import cache_slice, column_major, reversed_rows, strided_columns, transposed
 
-SHAPES = [(1, 1, 1, 1), (1, 1, 5, 51), (1, 2, 16, 8), (1, 1, 257, 1), (2, 3, 7, 13)]  # around the 256 of a threadgroup
+SHAPES = [(1, 1, 1, 1), (1, 1, 5, 51), (1, 2, 16, 8), (1, 1, 257, 1), (2, 3, 7, 13)]  # around a threadgroup's 256
 
 PREPARED = {"metal": on_metal, "cuda": on_cpu}
 
 
 def copied(device, array, start, edit=lambda source: source):
-    """By the kernel, from a buffer in which the array begins at byte `start`. An access outside of it, or of the copy,
-    is an error of the harness, as is an element of the copy that is not written."""
+    """The kernel's copy from a buffer in which the array begins at byte `start`. The harness raises if the kernel
+    accesses memory outside of the array or of the copy, or leaves an element of the copy unwritten."""
     mx.eval(array)
     (launch,) = launches.realign(array, device)
     memory, offset = launch["buffers"]["misaligned"]
@@ -42,7 +42,7 @@ def test_copies_each_element(rng, dtype, layout, device):
     [("element >= params.count", "element > params.count"), ("offset * SIZE + i", "offset * SIZE")],
 )
 def test_is_noticed(right, wrong, device):
-    """A byte beyond the copy; the first byte of an element for each of its bytes."""
+    """The first fault writes beyond the copy; the second repeats the first byte of an element."""
     array = mx.arange(1, 6, dtype=mx.float32)
     fault = Fault(f"{device}_realign", right, wrong)
 

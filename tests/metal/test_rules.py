@@ -1,6 +1,6 @@
-"""The rules that every backend keeps: the core's own tests, run through the Metal kernels.
+"""The Metal kernels pass the core's own tests.
 
-Three teams of kernels, so that each of the six meets each rule with the lengths it is for. All run in another schedule.
+Three teams of kernels, each with its own schedule of threads, let each of the six run each test with suitable lengths.
 """
 
 import functools
@@ -9,11 +9,11 @@ import pytest
 from kernel_rules import rules, run_through
 from metal_attention import flash_attention
 
-pytestmark = pytest.mark.rotate(72)  # 3,500 cases, of which most differ in the kernels' team alone
+pytestmark = pytest.mark.rotate(72)  # 3,500 cases, most of which differ only in the team of kernels
 
 
 def fast_and_tg(length: int, dim: int, quantised: bool) -> str:
-    if quantised:  # prefill_tg takes none
+    if quantised:  # metal_prefill_tg takes no quantised keys
         return parallel_and_reg(length, dim).replace("parallel", "fast")
     return "metal_decode_fast" if length <= 1 else "metal_prefill_tg" if dim <= 256 else "metal_rowwise"
 
@@ -40,5 +40,5 @@ def through_metal(request, monkeypatch):
     )
 
 
-# Of quantised keys and values test_quantised_kernels.py has these two with lengths for the harness.
+# test_quantised_kernels.py has these two tests with lengths for the harness.
 globals().update(rules("test_equals_the_dequantised", "test_a_decode_step_equals_the_row_of_a_prefill"))

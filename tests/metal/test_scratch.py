@@ -1,4 +1,4 @@
-"""Scratch of a decode step, as its launches ask for it: bounded, however many rows and keys there are."""
+"""The scratch that a decode step's launches ask for is bounded, however many rows and keys there are."""
 
 import launches
 import mlx.core as mx
@@ -11,7 +11,7 @@ MANY_ROWS = [(1, 128, 1, 8, 8192, 512), (8, 128, 1, 8, 8192, 512), (64, 64, 8, 8
 
 
 def decode(shape):
-    """The number of chunks that the keys are cut into, and the bytes of what these leave."""
+    """The number of chunks into which the keys are cut, and the bytes of the chunks' partial results."""
     batch, heads, kv_heads, length, keys, dim = shape
     row = mx.zeros((1, 1, 1, 1), mx.bfloat16)  # broadcast: takes no memory
     query = mx.broadcast_to(row, (batch, heads, length, dim))

@@ -1,4 +1,4 @@
-// A case's inputs and outputs in memory, and the arguments that name them.
+// A case's inputs and outputs in memory, and the kernel's arguments that point to them.
 #pragma once
 
 #include <algorithm>
@@ -20,9 +20,9 @@ constexpr bool kAddressSanitizer = __has_feature(address_sanitizer);
 constexpr bool kAddressSanitizer = false;
 #endif
 
-constexpr uint8_t kUntouched = 0x55;  // is no NaN in any dtype
+constexpr uint8_t kUntouched = 0x55;  // not a NaN in any dtype
 
-// An output: its memory is all kUntouched before the call, and stays so between the elements and behind them.
+// An output. All its bytes are kUntouched before the call; those between and behind the elements must stay so.
 class Result {
  public:
   Result(const Case& c, const Tensor& layout, int heads, int rows, int columns, Dtype dtype)
@@ -50,7 +50,7 @@ class Result {
   }
 
  private:
-  static constexpr size_t kMargin = kAddressSanitizer ? 0 : 64;  // bytes: the widest vector; or it is watched
+  static constexpr size_t kMargin = kAddressSanitizer ? 0 : 64;  // bytes of the widest vector; ASan needs no margin
 
   template <typename Visit>
   void for_each_element(Visit visit) const {
@@ -135,7 +135,7 @@ struct Call {
       std::memcpy(to, &whole, sizeof(whole));
     });
   }
-  // Memory of an input's own, as large as its strides reach.
+  // Copies an input to its own memory, exactly as large as its strides reach.
   template <typename T, typename Write>
   void give(const T*& pointer, Strides& strides, const Tensor& tensor, size_t bytes, Write write) {
     std::vector<uint8_t>& memory = memory_.emplace_back(tensor.in_memory(bytes, write));
@@ -177,7 +177,7 @@ struct Call {
     p.group_size = c.group_size;
   }
 
-  std::deque<std::vector<uint8_t>> memory_;  // of the inputs
+  std::deque<std::vector<uint8_t>> memory_;  // holds the inputs
 };
 
 }  // namespace flashattn::driver

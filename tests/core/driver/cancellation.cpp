@@ -1,5 +1,5 @@
-// What becomes of cancelled calls: NaN in every element of every output and nothing beside them, soon, whether the
-// request came long ago or comes from another thread in the middle; calls that end within the grace are not touched.
+// Tests that a cancelled call soon ends with NaN in all elements of its outputs and nothing written beside them, if
+// the request comes long before the call or during it. Calls that end within the grace period keep their results.
 #include <chrono>
 #include <cstdio>
 #include <optional>
@@ -14,7 +14,7 @@ using cpu::Cancellation;
 
 namespace {
 
-// Whole inputs of 0; the elements of a batch share them.
+// Inputs of zeros. The elements of a batch share them.
 Tensor zeros(const Case& c, int heads, int rows, int columns) {
   Tensor tensor(broadcast_batch(c), heads, rows, columns, kRowMajor);
   std::fill(tensor.numbers.begin(), tensor.numbers.end(), 0);
@@ -36,7 +36,7 @@ Inputs all_zeros(const Case& c) {
 
 enum class Program { prefill, decode, backward };
 
-// The outputs have gaps, between rows or others.
+// A call to cancel. Its outputs may have gaps between their elements.
 struct Cancelled {
   Program program;
   Case c;
@@ -128,12 +128,12 @@ void waited_for_no_more(Program program, Dtype dtype) {
 
 void requested_in_the_middle(Program program, Dtype dtype) {
   Cancellation cancellation;
-  // Long work for two threads. What the gradient reads need not be right.
+  // Long work for two threads. The backward pass reads outputs of a forward pass that never ran: that is enough here.
   bool decode = program == Program::decode;
   Cancelled call(program, dtype, decode ? 10'000 : 1, decode ? 8 : 150'000, decode ? 20'000 : 150'000);
   std::thread other([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    for (int i = 0; i < 20; ++i) {  // further requests put nothing off
+    for (int i = 0; i < 20; ++i) {  // further requests must not restart the grace period
       cancellation.request();
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
     }
@@ -143,7 +143,7 @@ void requested_in_the_middle(Program program, Dtype dtype) {
   std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   other.join();
   expect(seconds.count() >= Cancellation::kGraceSeconds, "not before the grace is over", call);
-  expect(seconds.count() < 20, "soon after it", call);  // where nothing else runs and no sanitizer: 1 s
+  expect(seconds.count() < 20, "soon after it", call);  // 1 s on an idle machine without sanitizers
   expect_nan(call);
 }
 

@@ -10,14 +10,14 @@
 
 namespace flashattn::driver {
 
-// What the sizes of a case are drawn from.
+// The sizes from which cases are drawn.
 struct Sizes {
   std::vector<std::vector<int>> batches;
   std::vector<int> kv_heads, groups, query_lens, key_lens, dims;
   int64_t most_work;  // multiply-adds
 };
 
-// Some hundred cases take less than a minute under an emulator.
+// With these sizes, a few hundred cases take less than a minute under an emulator.
 inline const Sizes kSizes = {{{}, {2}, {2, 3}},
                              {1, 2},
                              {1, 2, 7},
@@ -32,12 +32,12 @@ struct Case {
   Dtype dtype, bias_dtype;
   std::vector<int> batch;
   int kv_heads, group, query_len, key_len, head_dim, value_dim;
-  double query_size;  // 8: a few keys take all of the weight
+  double query_size;  // factor of the queries; 8: a few keys take all of the weight
   bool causal, strided;
   int window, tree_size;
   float softcap;
   bool key_range, visible, bias, sinks, alibi, poison;
-  int bits, group_size;  // of quantised keys and values; 0: they are not
+  int bits, group_size;  // of quantised keys and values; 0: not quantised
   Dtype group_dtype;
 
   int heads() const { return kv_heads * group; }
@@ -47,7 +47,7 @@ struct Case {
     return size;
   }
   int64_t rows() const { return batch_size() * heads() * query_len; }
-  int64_t work() const {  // what is filled counts, too, where there is nothing to multiply
+  int64_t work() const {  // counts the filling of arrays, too, where there is nothing to multiply
     return batch_size() * std::max(heads() * query_len, kv_heads) * std::max(key_len, 1) * (head_dim + value_dim);
   }
 
@@ -80,18 +80,18 @@ inline Dtype any_dtype(Draw& draw) {
   return static_cast<Dtype>(draw.below(3));
 }
 
-// `quantised`: whether keys and values are.
+// `quantised`: whether keys and values are quantised.
 inline Case draw_case(Draw& draw, int number, bool quantised, const Sizes& sizes = kSizes) {
   Case c = {};
   c.number = number;
-  // The lengths first, and then what still fits: small cases alone would never meet a second tile.
+  // Lengths are drawn first, then the other sizes until the work fits: otherwise cases would rarely have two tiles.
   const auto draw_lengths = [&] {
     c.query_len = draw.pick(sizes.query_lens);
     c.key_len = draw.pick(sizes.key_lens);
   };
   draw_lengths();
   do {
-    if (quantised) draw_lengths();  // no head_dim is small enough for the longest
+    if (quantised) draw_lengths();  // the longest lengths fit no quantised head_dim
     c.batch = draw.pick(sizes.batches);
     c.kv_heads = draw.pick(sizes.kv_heads);
     c.group = draw.pick(sizes.groups);

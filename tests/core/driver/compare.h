@@ -1,9 +1,8 @@
-// The rule that results obey.
+// The error that results may have.
 //
-// The plain formula in float64 is the truth. The same formula in float32, unfused, errs too; the kernels may err twice
-// as much as it does at its worst, plus 1e-5, plus half of the last place that the output's dtype keeps. 16-bit inputs
-// are rounded before anyone sees them, and the kernels compute in float32 whatever the dtype: nothing else of a 16-bit
-// result is excused.
+// The plain formula in float64 is the truth. The kernels' error may be twice the largest error of the same formula in
+// float32, unfused, plus 1e-5, plus half a unit in the last place of the output's dtype. 16-bit results get no other
+// allowance: formula and kernels read the same rounded inputs, and the kernels compute in float32 whatever the dtype.
 #pragma once
 
 #include <cstdio>
@@ -14,10 +13,10 @@
 namespace flashattn::driver {
 
 struct Check {
-  double slack = 1;                         // times what is allowed
+  double slack = 1;                         // multiplies the allowed error
   std::string failure = "";                 // the first one
   double worst = 0;                         // error as a share of what is allowed; above 1 the rule is broken
-  uint64_t checksum = 0xcbf29ce484222325u;  // of all results: FNV-1a
+  uint64_t checksum = 0xcbf29ce484222325u;  // FNV-1a hash of all results
 
   void compare(const char* what, const Result& result, const std::vector<double>& truth,
                const std::vector<double>& unfused, Dtype dtype, double relative = 0) {

@@ -1,4 +1,4 @@
-// The contract of the kernels, field by field.
+// Checks the contract of the kernels, field by field.
 #include "contract.h"
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 namespace flashattn::cpu {
 namespace {
 
-// No memory holds as many. Below it, products of sizes and strides fit int64.
+// More than any memory holds. Below it, products of sizes and strides fit int64.
 constexpr int64_t kMaxElements = int64_t{1} << 48;
 
 using Wide = __int128;  // holds any sum of an array's sizes times strides
@@ -89,7 +89,7 @@ void check_quantised(const AttentionParams& p) {
   }
 }
 
-// One of a call's arrays. Dimensions that it does not have are of size 1.
+// One of a call's arrays. Dimensions that the array does not have are of size 1.
 struct Array {
   const char* name;
   const void* data;
@@ -112,7 +112,7 @@ struct Range {
   Wide begin, end;
 };
 
-// From element `first` to element `last`, counted from where `data` points.
+// Checks the addresses of elements `first` to `last`, counted from `data`.
 Range check_address(const char* name, const void* data, int64_t element_size, Wide first, Wide last) {
   uintptr_t address = reinterpret_cast<uintptr_t>(data);
   if (address == 0) {
@@ -132,7 +132,7 @@ Range check_array(const AttentionParams& p, const Array& array) {
   Wide first = 0, last = 0;
   bool empty = false;
   for_each_dimension(p, array, [&](int64_t size, int64_t stride) {
-    if (size == 1 && stride != 0) {  // prefetches run ahead by it
+    if (size == 1 && stride != 0) {  // prefetches run ahead by the stride
       fail(array.name, " has stride ", stride, " in a dimension of size 1, expected 0");
     }
     empty = empty || size == 0;
@@ -149,8 +149,8 @@ Range check_array(const AttentionParams& p, const Array& array) {
   return check_address(array.name, array.data, array.element_size, first, last);
 }
 
-// No two elements of an output lie in the same place: threads would race for it. Holds where each stride exceeds what
-// the smaller ones reach, as in every permutation of a row-major array, with or without gaps.
+// No two elements of an output may share an address: threads would race for it. None do where each stride exceeds what
+// the smaller strides reach, as in every permutation of a row-major array, with or without gaps.
 void check_elements_apart(const AttentionParams& p, const Array& array) {
   struct Dimension {
     int64_t stride, size;
@@ -172,7 +172,7 @@ void check_elements_apart(const AttentionParams& p, const Array& array) {
   }
 }
 
-// All the memory of a call.
+// The memory ranges of all arrays of a call.
 class Memory {
  public:
   explicit Memory(const AttentionParams& params) : params_(params) {}
@@ -181,7 +181,7 @@ class Memory {
   void optional_input(const Array& array) {
     if (array.data) input(array);
   }
-  // Outputs come after the inputs.
+  // To be called after all inputs are added.
   void output(const Array& array) {
     Range range = check_array(params_, array);
     if (range.begin < range.end) {
@@ -204,7 +204,7 @@ class Memory {
   }
 
   const AttentionParams& params_;
-  std::array<Range, kNumInputs + 9> ranges_;  // of both passes: three outputs, two of their gradients, and four
+  std::array<Range, kNumInputs + 9> ranges_;  // backward: 3 forward outputs, 2 cotangents, 4 results
   int count_ = 0;
 };
 
@@ -219,7 +219,7 @@ int64_t element_size(const AttentionArgs& args, const InputRule& rule) {
   }
 }
 
-// Columns of a tensor: elements, or words that they are packed to, or groups.
+// The number of a tensor's columns: elements, words into which elements are packed, or groups.
 int64_t columns(const AttentionParams& p, const InputRule& rule, int dim) {
   if (rule.dtype == InputDtype::groups) {
     return dim / p.group_size;
@@ -246,7 +246,7 @@ Array array_of(const AttentionArgs& args, const InputRule& rule, const char* nam
   return {name, data, size, strides, p.num_kv_heads, p.key_len, columns(p, rule, of_value ? p.value_dim : p.head_dim)};
 }
 
-// The numbers, and what the forward and the backward pass read.
+// Checks the sizes and options, and the inputs that both the forward and the backward pass read.
 void check_inputs(const AttentionArgs& args, Memory& memory) {
   const AttentionParams& p = args.params;
   check_sizes(p);

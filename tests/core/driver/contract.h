@@ -5,9 +5,9 @@
 
 namespace flashattn::cpu {
 
-// Throw std::invalid_argument naming the field, what was expected and what came. What they let through the kernels
-// compute without reading or writing outside of the memory that the strides reach, and without a race between threads.
-// They read no data. The drivers and the fuzzer call them; the op checks what a caller can get wrong in its own words.
+// check() throws std::invalid_argument that names the field, the expected and the found value. Accepted calls access no
+// memory outside of what their strides reach and have no race between threads. check() does not read the arrays. The
+// drivers and the fuzzer use it; the op has its own checks, with messages for users.
 void check(const AttentionArgs& args);
 void check(const BackwardArgs& args);
 

@@ -1,4 +1,4 @@
-// What cases are drawn with: the same numbers in every run and on every machine.
+// The random numbers that cases are drawn with: the same in every run and on every machine.
 #pragma once
 
 #include <cmath>
@@ -12,7 +12,7 @@ namespace flashattn::driver {
 
 struct Draw {
   std::mt19937 bits;
-  // The first choices, a byte each, where they are not left to chance: a fuzzer makes them.
+  // The first choices, a byte each, where a fuzzer makes them; all others are random.
   const uint8_t* choices = nullptr;
   size_t choice_count = 0;
 
@@ -25,7 +25,7 @@ struct Draw {
   }
   bool chance(int percent) { return below(100) < percent; }
   double uniform() { return bits() * 0x1p-32; }
-  double normal() { return (uniform() + uniform() + uniform() + uniform() - 2) * std::sqrt(3.0); }  // nearly
+  double normal() { return (uniform() + uniform() + uniform() + uniform() - 2) * std::sqrt(3.0); }  // approximately
   template <typename T>
   const T& pick(const std::vector<T>& choices) {
     return choices[static_cast<size_t>(below(int(choices.size())))];

@@ -1,4 +1,4 @@
-// Numbers in memory: what each storage type can hold, and its bits.
+// Rounds numbers to a storage dtype, and reads and writes their bits in memory.
 #pragma once
 
 #include <algorithm>
@@ -35,7 +35,7 @@ inline double rounded(double x, Dtype dtype) {
   return std::isfinite(x) ? std::nearbyint(x / last_place(x, dtype)) * last_place(x, dtype) : x;
 }
 
-// x is a number that the dtype holds.
+// x must be representable in the dtype.
 inline void write_element(double x, Dtype dtype, uint8_t* target) {
   uint32_t bits;
   float as_float = static_cast<float>(x);

@@ -1,5 +1,5 @@
-// Runs cases whose arrays' rows lie so far apart that 32 bits cannot count the elements between them, in memory that is
-// reserved and, but for the rows, never touched. The bits must be those of the same case in one piece.
+// Runs cases whose arrays' rows are so far apart in memory that 32 bits cannot count the elements between them. The
+// address space is reserved, but only the rows are touched. Results must equal, bit for bit, those of compact arrays.
 //
 //   far_apart CASES
 #include <sys/mman.h>
@@ -17,10 +17,10 @@ using namespace flashattn::driver;
 
 namespace {
 
-constexpr int64_t kApart = int64_t{1} << 32;  // elements from the first row to where one behind the last would be
+constexpr int64_t kApart = int64_t{1} << 32;  // elements from the first row to one past the last row
 const Sizes kSmall = {{{}, {2}, {2, 3}}, {1, 2}, {1, 3}, {1, 5, 9, 65}, {1, 33, 97, 700}, {1, 7, 64, 80}, 1 << 18};
 
-// The rows of an array in row-major order, far apart. What is broadcast stays so.
+// A copy of an array whose rows, in row-major order, are far apart. Broadcast dimensions stay broadcast.
 class FarRows {
  public:
   FarRows(const Case& c, const void* near, const Strides& strides, int heads, int rows, int columns, int64_t bytes)
@@ -43,7 +43,7 @@ class FarRows {
       std::perror("mmap");
       std::exit(1);
     }
-#ifdef MADV_NOHUGEPAGE  // Linux: 2 MB for each row would be more than there is
+#ifdef MADV_NOHUGEPAGE  // Linux: a huge page of 2 MB for each row would exhaust the memory
     madvise(mapped, size_, MADV_NOHUGEPAGE);
 #endif
     first_ = static_cast<char*>(mapped);
@@ -132,7 +132,7 @@ bool same_bits(const Case& c, const Inputs& in, Draw& draw) {
   cpu::check(args);
   c.decode ? cpu::decode(args) : cpu::prefill(args);
   bool same = out.same() && lse.same() && row_stats.same();
-  if (c.bits > 0) return same;  // they have no gradient
+  if (c.bits > 0) return same;  // quantised keys and values have no gradient
 
   GradientCall near(c, call, draw_cotangents(c, draw));
   near.run();
@@ -148,7 +148,7 @@ bool same_bits(const Case& c, const Inputs& in, Draw& draw) {
   for (Result* result : near.results()) found.push_back(result->numbers());
   for (size_t i = 0; i < found.size(); ++i) {
     size_t size = found[i].size() * sizeof(double);
-    same = same && (size == 0 || std::memcmp(found[i].data(), expected[i].data(), size) == 0);  // NaN is NaN
+    same = same && (size == 0 || std::memcmp(found[i].data(), expected[i].data(), size) == 0);  // NaN equals NaN
   }
   return same;
 }

@@ -1,4 +1,4 @@
-// Attention and its gradients by the plain formulas, one row of scores at a time. Real is what they compute in.
+// Attention and its gradients by the plain formulas, one row of scores at a time. `Real` is the type of all arithmetic.
 #pragma once
 
 #include <cmath>
@@ -14,8 +14,8 @@ inline float scale_of(const Case& c) {
   return 1 / std::sqrt(static_cast<float>(c.head_dim));
 }
 
-// In which order a sum over columns is taken. The gradient computes again, in another order, what is subtracted from
-// something else: errors that are the same on both sides would cancel, as no kernel's do.
+// The order in which a sum over columns is taken. Where the gradient subtracts two sums, it takes them in different
+// orders: equal rounding errors on both sides would cancel, which they do in no kernel.
 enum class Order { up, down };
 
 template <typename Real, typename Term>
@@ -32,7 +32,7 @@ struct RowIndex {
 
 template <typename Real>
 struct Score {
-  Real logit;    // what the softmax takes
+  Real logit;    // input of the softmax
   Real passing;  // the derivative of softcap
 };
 
@@ -60,9 +60,9 @@ Score<Real> plain_score(const Case& c, const Inputs& in, RowIndex row, int key, 
 template <typename Real>
 struct PlainRow {
   RowIndex at;
-  std::vector<int> seen;  // keys
+  std::vector<int> seen;  // the keys that the row sees
   std::vector<Real> logits;
-  Real max, sum;  // of the logits and the sink; of their exponentials, less max
+  Real max, sum;  // max: of logits and sink; sum: of exp(logit - max) and exp(sink - max)
 
   Real lse() const { return seen.empty() ? -std::numeric_limits<Real>::infinity() : max + std::log(sum); }
 };
@@ -114,10 +114,10 @@ Outputs plain_attention(const Case& c, const Inputs& in) {
   return result;
 }
 
-// What comes back for out and lse.
+// The gradients of a loss with respect to out and lse.
 struct Cotangents {
   Tensor out, lse;
-  bool of_lse;  // otherwise nothing does
+  bool of_lse;  // whether lse has a gradient
 };
 
 struct Gradients {
@@ -125,7 +125,7 @@ struct Gradients {
   std::vector<double> delta;              // (batch, head, row)
 };
 
-// `out` is the one that the forward pass has left, rounded to its dtype. lse is rounded to Real.
+// `out` is the forward pass's result, rounded to its dtype. lse is computed here, in Real.
 template <typename Real>
 Gradients plain_gradients(const Case& c, const Inputs& in, const Cotangents& cotangents,
                           const std::vector<double>& out) {

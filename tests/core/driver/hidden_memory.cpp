@@ -3,9 +3,9 @@
 //
 //   hidden_memory KERNEL QUERY_LEN KEY_LEN CAUSAL WINDOW START STOP FIRST_OPEN_KEY LAST_OPEN_KEY
 //
-// KERNEL: decode, prefill, or block (the first 64 queries only). Or array_decode, array_prefill: START and STOP are
-// then what an array shows, and no key range; prefill has its block map. Keys from FIRST_OPEN_KEY to LAST_OPEN_KEY,
-// rounded out to whole pages, can be read; all others cannot. Prints the sum of the outputs.
+// KERNEL: decode, prefill, or block (the first 64 queries only). array_decode and array_prefill hide keys outside of
+// START to STOP by a bool array instead of a key range; array_prefill also gets the array's block map. Keys from
+// FIRST_OPEN_KEY to LAST_OPEN_KEY, rounded out to whole pages, can be read; all others cannot. Prints the outputs' sum.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -25,7 +25,7 @@ namespace {
 
 constexpr int kDim = 16;  // one page of 4096 bytes holds 64 keys
 
-// A copy of an array, of which [begin, end), rounded out to whole pages, can be read.
+// Replaces an array by a copy of which only bytes [begin, end), rounded out to whole pages, can be accessed.
 template <typename T>
 void close_but(const T*& array, size_t size, size_t begin, size_t end) {
   void* mapped = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -84,7 +84,7 @@ int main(int argc, char** argv) {
     call.args.block_map = map.data();
     call.args.params.block_map = {.column = 1, .row = 0, .head = 0, .batch = {}};
   }
-  if (kernel != "array_decode") {  // which looks at the array itself
+  if (kernel != "array_decode") {  // array_decode reads the whole array
     close_but(call.args.visible, keys, begin, end);
   }
   if (kernel == "block") {

@@ -8,16 +8,16 @@
 
 namespace flashattn::driver {
 
-// A tensor's words, as whole numbers, and the scale and bias of each group of its columns.
+// A quantised tensor: its words, as whole numbers, and the scale and bias of each group of columns.
 struct Quantised {
   Tensor words, scales, biases;
 };
 
 struct Inputs {
-  Tensor query, key, value, visible, bias, tree;  // key and value: what the words stand for, if they are quantised
-  Tensor sinks, alibi_slopes;                     // one a head
-  Tensor key_start, key_stop;                     // one a batch element
-  std::vector<Quantised> quantised = {};          // key and value, or nothing
+  Tensor query, key, value, visible, bias, tree;  // key and value: dequantised, if they are quantised
+  Tensor sinks, alibi_slopes;                     // one per head
+  Tensor key_start, key_stop;                     // one per batch element
+  std::vector<Quantised> quantised = {};          // key and value; empty: not quantised
 };
 
 inline bool sees(const Case& c, const Inputs& in, int64_t b, int head, int i, int j) {
@@ -31,7 +31,7 @@ inline bool sees(const Case& c, const Inputs& in, int64_t b, int head, int i, in
   return other < 0 || (node >= 0 && in.tree.at(b, 0, node, other) != 0);
 }
 
-// Whether some row sees the key of a head.
+// Whether any query row of the group sees key j of kv_head.
 inline bool is_seen(const Case& c, const Inputs& in, int64_t b, int kv_head, int j) {
   bool seen = false;
   for (int row = 0; row < c.group * c.query_len && !seen; ++row) {
@@ -40,8 +40,8 @@ inline bool is_seen(const Case& c, const Inputs& in, int64_t b, int kv_head, int
   return seen;
 }
 
-// What must not reach a row: keys that no row of the group sees hold NaN or infinity, one key among those that
-// some rows see holds one NaN.
+// Plants numbers that must not reach other rows: keys and values that no row of the group sees become NaN or infinity,
+// and at times one element of any key or value becomes NaN.
 inline void poison(const Case& c, Draw& draw, Inputs& in) {
   for (int64_t b = 0; b < c.batch_size(); ++b) {
     for (int g = 0; g < c.kv_heads; ++g) {
@@ -75,7 +75,7 @@ inline Tensor any_tensor(const Case& c, Draw& draw, int heads, int rows, int col
   return Tensor(c.batch, heads, rows, columns, layout_of(c, draw));
 }
 
-// Now and then the same numbers for the whole batch, all heads, all rows or all columns.
+// At times the input is broadcast over the batch, the heads, the rows or the columns.
 inline Tensor any_input(const Case& c, Draw& draw, int heads, int rows, int columns) {
   if (!c.strided || c.poison || !draw.chance(30)) return any_tensor(c, draw, heads, rows, columns);
   int broadcast = draw.below(4);
@@ -95,7 +95,7 @@ void fill(Tensor& t, int64_t batch_size, int heads, int rows, int columns, Numbe
   }
 }
 
-// The scales and biases of hidden keys are NaN, and those of one group of one key.
+// Makes scales of hidden keys NaN and their biases NaN or infinite, and at times those of one group of any value.
 inline void poison_groups(const Case& c, Draw& draw, Inputs& in) {
   const auto spoil = [&](Tensor& tensor, Quantised& quantised, int64_t b, int g, int j, int group) {
     quantised.scales.at(b, g, j, group) = kNaN;
@@ -114,7 +114,7 @@ inline void poison_groups(const Case& c, Draw& draw, Inputs& in) {
   }
 }
 
-// Words at random, and in `tensor` what they stand for.
+// Draws words, scales and biases, and writes the dequantised numbers to `tensor`.
 inline Quantised draw_quantised(const Case& c, Draw& draw, Tensor& tensor, int columns) {
   int words = columns * c.bits / 32, groups = columns / c.group_size;
   Quantised result = {any_input(c, draw, c.kv_heads, c.key_len, words),
@@ -143,12 +143,12 @@ inline Quantised draw_quantised(const Case& c, Draw& draw, Tensor& tensor, int c
 }
 
 inline Inputs draw_inputs(const Case& c, Draw& draw) {
-  // What quantised keys and values stand for is no input: each number has a place of its own.
+  // Dequantised keys and values are not inputs of the kernel, so they need no layouts and are not broadcast.
   const auto keys = [&](int columns) {
     return c.bits > 0 ? Tensor(c.batch, c.kv_heads, c.key_len, columns, kRowMajor)
                       : any_input(c, draw, c.kv_heads, c.key_len, columns);
   };
-  const auto mask = [&](bool present) {  // full, or the same for all heads, all queries, or all of the batch
+  const auto mask = [&](bool present) {  // full, or broadcast over heads, queries or batch
     if (!present) return Tensor(broadcast_batch(c), 1, 1, 1, kRowMajor);
     return Tensor(draw.chance(50) ? c.batch : broadcast_batch(c), draw.chance(50) ? c.heads() : 1,
                   draw.chance(75) ? c.query_len : 1, c.key_len, layout_of(c, draw));

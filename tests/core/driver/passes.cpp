@@ -1,6 +1,6 @@
-// Runs a pass over cases drawn at random, every option of the front door among them, and compares with its formulas
-// written plainly. Needs nothing but the C++ library, so it also runs where Python and MLX do not: cross-built, under
-// an emulator. Case number n is the same in every run and on every machine.
+// Runs the forward or backward pass on random cases, which cover every option of flash_attention(), and compares the
+// results with the plain formulas. Needs only the C++ library, so it also runs where Python and MLX do not:
+// cross-built, under an emulator. Case number n is the same in every run and on every machine.
 //
 //   passes forward|backward CASES [FIRST]
 //

@@ -1,4 +1,4 @@
-// Both passes over one case, held to the formulas written plainly.
+// Runs the forward or the backward pass of one case and compares the results with the plain formulas.
 #pragma once
 
 #include "backward.h"
@@ -14,7 +14,7 @@ inline void check_forward(const Case& c, const Inputs& in, Draw& draw, Check& ch
   check.compare("lse", call.lse, truth.lse, unfused.lse, Dtype::float32);
 }
 
-// Now and then the same number for a whole row, or for all: what comes back from a sum is broadcast.
+// At times broadcast along rows or over everything, as the gradient of a sum is.
 inline Tensor any_cotangent(const Case& c, Draw& draw, int columns) {
   if (draw.chance(10)) return Tensor(broadcast_batch(c), 1, 1, 1, kRowMajor);
   if (draw.chance(10)) return any_tensor(c, draw, c.heads(), c.query_len, 1);
@@ -73,9 +73,8 @@ struct GradientCall {
 };
 
 inline void check_backward(const Case& c, const Inputs& in, Draw& draw, Check& check) {
-  // Of a gradient's own size, beside what the rule allows: eight units of float32's last place. Where one key or row
-  // has all of the weight, a few large sums are all there is, and how far unfused is off at its worst is a matter of
-  // luck.
+  // Also allowed, relative to each gradient: eight units in float32's last place. Where one key or row has all of the
+  // weight, there are only a few large sums, and the largest error of the unfused formula is a matter of luck.
   constexpr double kRelative = 1e-6;
   Call call(c, in, draw);
   call.run();

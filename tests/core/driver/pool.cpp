@@ -1,6 +1,6 @@
-// The thread pool's promises, one line each on failure: every index once, several threads at work, the first
-// exception comes back and the pool goes on, an idle pool leaves the processor alone, a forked child has threads of
-// its own, whenever it was forked, and a system that has no more threads to give is no error.
+// Tests the thread pool and prints a line for each promise that does not hold: each index runs once, several threads
+// work, the first exception reaches the caller and the pool goes on, an idle pool uses no processor time, a child has
+// threads of its own whenever it is forked, and it is no error when the system cannot start more threads.
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -58,7 +58,7 @@ bool idle_afterwards() {
 bool child_has_threads() {
   pid_t child = fork();
   if (child == 0) {
-    alarm(10);  // a child that waits for a thread that it does not have ends by this
+    alarm(10);  // ends a child that waits for a thread that it does not have
     _exit(two_threads_meet() ? 0 : 1);
   }
   int status = 0;
@@ -93,7 +93,7 @@ void all_promises() {
 
   expect(child_has_threads(), "a forked child has threads of its own");
 
-// Not under sanitizers: a child that is forked in the midst of other threads inherits what their runtimes hold then.
+// Not under sanitizers: a child that is forked while other threads run inherits locks that the runtime holds then.
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
   std::atomic<bool> enough{false};
   std::thread busy([&] {

@@ -1,4 +1,4 @@
-// Holds exp2 and tanh to what simd.h promises of them. Built once per instruction set, as the kernels are: with
+// Tests that exp2 and tanh are as accurate as simd.h promises. Built once per instruction set, like the kernels: with
 // and without fused multiply-adds they round differently.
 #include <cfloat>
 #include <cmath>
@@ -28,7 +28,7 @@ vfloat vector_tanh(vfloat x) {
   return tanh(x);
 }
 
-// The worst of point(0) ... point(kPoints - 1).
+// The largest relative error at point(0) ... point(kPoints - 1).
 template <typename Point>
 double relative_error(vfloat (*function)(vfloat), double (*exact)(double), Point point) {
   double worst = 0;
@@ -48,7 +48,7 @@ double relative_error(vfloat (*function)(vfloat), double (*exact)(double), Point
 }  // namespace
 
 int main() {
-  // In steps that no power of two divides, so that every part of the polynomials' ranges is met.
+  // The steps are no power of two, so that the points cover all of the polynomials' ranges.
   const auto part = [](int i) { return float(i + 1) / (kPoints + 1); };
   const auto sign = [](int i) { return i % 2 ? -1.0f : 1.0f; };
   double exp2_error = relative_error(vector_exp2, std::exp2, [&](int i) { return -126 * part(i); });

@@ -1,4 +1,4 @@
-// Tensors (*B, heads, rows, columns) in any order, with gaps, backwards, or broadcast.
+// Tensors (*B, heads, rows, columns) in any memory order, with gaps, backwards, or broadcast.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@ enum Dimension { kBatch, kHead, kRow, kColumn };
 
 struct Layout {
   std::vector<Dimension> order;  // from the widest stride to the narrowest
-  int gap = 0;                   // elements behind each dimension
+  int gap = 0;                   // unused elements behind each dimension
   std::vector<Dimension> backwards = {};
 };
 inline const Layout kRowMajor = {{kBatch, kHead, kRow, kColumn}};
@@ -37,9 +37,9 @@ struct Tensor {
   std::vector<int> batch_shape;
   Strides strides = {};
   int64_t origin = 0;           // the position of element 0, 0, ...
-  std::vector<double> numbers;  // at the strides' positions, and none beyond the last; NaN in the gaps
+  std::vector<double> numbers;  // ordered as in memory, up to the last element; NaN in the gaps
 
-  // An extent of 1 where the case has more is broadcast: stride 0.
+  // An extent of 1 gets stride 0, so it is broadcast where the case has more.
   Tensor(const std::vector<int>& batch, int heads, int rows, int columns, const Layout& layout) : batch_shape(batch) {
     int64_t size = 1, last = 0;
     bool empty = false;
@@ -86,7 +86,7 @@ struct Tensor {
   std::vector<uint8_t> in_memory(Dtype dtype) const {
     return in_memory(format(dtype).bytes, [&](double x, uint8_t* to) { write_element(x, dtype, to); });
   }
-  // Element 0, 0, ... in such memory.
+  // The address of element 0, 0, ... in the memory that in_memory() returned.
   uint8_t* first(std::vector<uint8_t>& memory, size_t element_size) const {
     return memory.data() + origin * static_cast<int64_t>(element_size);
   }

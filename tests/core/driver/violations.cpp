@@ -1,5 +1,5 @@
-// Breaks the kernels' contract in one place at a time, see contract.h: each violation is refused with a message that
-// names the field, and its neighbour, just inside of the contract, is not. Prints what does not hold.
+// Breaks the kernels' contract (contract.h) in one place at a time: each violation must be refused with a message that
+// names the field, and its neighbour, just inside of the contract, must be accepted. Prints the expectations that fail.
 #include <cstdio>
 #include <stdexcept>
 #include <string>
@@ -14,7 +14,7 @@ namespace {
 
 int failures = 0, expectations = 0;
 
-// A call of every option, computed once: what is legal really runs.
+// A legal call with every option. It runs once, to show that legal calls really run.
 struct Legal {
   Case c;
   Inputs in;
@@ -37,7 +37,7 @@ struct Legal {
   }
 };
 
-// `part`: of the message; null: accepted.
+// `part`: text that the message of the refusal must contain; null: the call must be accepted.
 template <typename Args, typename Change>
 void expect(const Args& legal, const char* what, const char* part, Change change) {
   Args args = legal;
@@ -57,7 +57,7 @@ void expect(const Args& legal, const char* what, const char* part, Change change
   }
 }
 
-// The name of a row is its change.
+// The code of the change serves as the expectation's name.
 #define REFUSED(part, change) expect(legal, #change, part, [&](auto& a) { change; })
 #define ACCEPTED(change) expect(legal, #change, nullptr, [&](auto& a) { change; })
 
@@ -166,7 +166,7 @@ void backward(const cpu::BackwardArgs& legal, const cpu::AttentionArgs& quantise
   REFUSED("num_heads is 3", a.forward.params.num_heads = 3);
   REFUSED("bits is 4, expected 0: quantised keys and values have no gradient", a.forward = quantised);
   REFUSED("out is null", a.forward.out = nullptr);
-  ACCEPTED(a.forward.params.out.row = 0);  // read here
+  ACCEPTED(a.forward.params.out.row = 0);  // the backward pass only reads out
   REFUSED("out_gradient is null", a.out_gradient = nullptr);
   ACCEPTED(a.out_gradient_strides = {});
   REFUSED("out_gradient has strides that reach over", a.out_gradient_strides.row = int64_t{1} << 50);

@@ -1,9 +1,9 @@
 // libFuzzer's target: one call of the CPU backend from the fuzzer's bytes.
 //
-// Each byte is a choice that the drivers leave to chance: sizes, layouts, options, dtypes. The call is legal, so the
-// contract must accept it, and its results are held to the plain formula. Then some of its numbers and pointers are
-// overwritten by others. What the contract still accepts runs on memory of exactly the size that its strides reach,
-// found here by visiting every element: there must be no report of a sanitizer, and no NaN where all inputs are tame.
+// Each byte makes a choice that the drivers leave to chance: sizes, layouts, options, dtypes. The call is legal, so the
+// contract must accept it, and its results are compared with the plain formula. In other runs some of its numbers are
+// overwritten. If the contract still accepts the call, it runs on memory of exactly the size that its strides reach: no
+// sanitizer may report an error, and no output may be NaN where scale and softcap are moderate.
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -24,7 +24,7 @@ using namespace flashattn::driver;
 
 namespace {
 
-// Tiny, for thousands of calls a second, with what lies on either side of a tile, a run of keys and a vector.
+// Tiny sizes, for thousands of calls a second, just below and above those of a tile, a split of the keys and a vector.
 const Sizes kTiny = {{{}, {2}, {2, 3}, {1, 2}, {0}, {1, 1, 1, 1, 1, 1, 1, 2}},
                      {1, 2},
                      {1, 2, 7, 0},
@@ -32,14 +32,14 @@ const Sizes kTiny = {{{}, {2}, {2, 3}, {1, 2}, {0}, {1, 1, 1, 1, 1, 1, 1, 2}},
                      {1, 7, 33, 0, 97, 289, 513, 600},
                      {1, 7, 16, 17, 32, 33},
                      1 << 13};
-constexpr int64_t kMostElements = 1 << 14;  // of an array of a call that has been changed
+constexpr int64_t kMostElements = 1 << 14;  // in an array of a changed call
 
 [[noreturn]] void report(const std::string& what) {
   std::fprintf(stderr, "%s\n", what.c_str());
   std::abort();
 }
 
-// What a call's numbers and pointers are overwritten by.
+// Values that overwrite a call's numbers.
 
 template <typename T>
 T any_number(Draw& draw, T number) {
@@ -115,17 +115,17 @@ void change(Draw& draw, cpu::BackwardArgs& backward) {
 
 // Memory for a call that the contract has accepted.
 
-// One of its arrays. `slot` is the pointer to it in the arguments.
+// One of the call's arrays. `slot` is the address of the argument that points to the array.
 struct Array {
   void* slot;
   size_t element_size;
   Strides strides;
   std::vector<int64_t> sizes;  // head, row, column
   bool output;
-  std::function<void(uint8_t*)> write;  // an element's number
+  std::function<void(uint8_t*)> write;  // writes one element of an input
 };
 
-// The positions of all elements, or none if they are too many for this target.
+// The positions of all elements, or none if there are too many for this fuzz target.
 std::vector<int64_t> positions(const AttentionParams& p, const Array& array) {
   std::vector<std::pair<int64_t, int64_t>> dimensions;  // size and stride
   for (int d = 0; d < p.batch_dims; ++d) dimensions.emplace_back(p.batch_shape[d], array.strides.batch[d]);
@@ -146,7 +146,7 @@ std::vector<int64_t> positions(const AttentionParams& p, const Array& array) {
 
 class Memory {
  public:
-  // Gives each array memory of its own. False where some array is too large for this target.
+  // Gives each array memory of its own. Returns false if an array is too large for this fuzz target.
   bool provide(const AttentionParams& p, std::vector<Array>& arrays) {
     for (Array& array : arrays) {
       bool empty = std::count(array.sizes.begin(), array.sizes.end(), 0) > 0 || p.batch_size == 0;
@@ -175,7 +175,7 @@ class Memory {
   std::vector<std::unique_ptr<uint8_t[]>> blocks_;
 };
 
-// The arrays that a call reads and writes; those that are null stay so.
+// The arrays that a call reads and writes. Null pointers to arrays with elements stay null.
 std::vector<Array> arrays_of(cpu::BackwardArgs& backward, Draw& draw, bool with_gradient) {
   cpu::AttentionArgs& args = backward.forward;
   const AttentionParams& p = args.params;
@@ -248,7 +248,7 @@ std::vector<Array> arrays_of(cpu::BackwardArgs& backward, Draw& draw, bool with_
   return arrays;
 }
 
-// An output's elements were all NaN before. Of rows that see nothing lse is -inf.
+// All elements of an output were NaN before the call. Rows that see nothing get an lse of -inf, which is not NaN.
 void expect_no_nan(const AttentionParams& p, const char* name, const Array& array, Dtype dtype) {
   const uint8_t* start;
   std::memcpy(&start, array.slot, sizeof(start));
@@ -260,7 +260,7 @@ void expect_no_nan(const AttentionParams& p, const char* name, const Array& arra
   }
 }
 
-// Whether the contract lets it through.
+// Whether the contract accepts these arguments.
 template <typename Args>
 bool accepted(const Args& args) {
   try {
@@ -276,7 +276,7 @@ void run_changed(cpu::BackwardArgs args, Draw& draw, bool decode, bool with_grad
   for (int changes = 1 + draw.below(3); changes > 0; --changes) change(draw, args);
   if (!accepted(args.forward) || (with_gradient && !accepted(args))) return;
   const AttentionParams& p = args.forward.params;
-  if (p.batch_size * p.num_kv_heads > kMostElements) return;  // legal, and long, even where they have no keys
+  if (p.batch_size * p.num_kv_heads > kMostElements) return;  // legal but slow, even without keys
   Memory memory;
   std::vector<Array> arrays = arrays_of(args, draw, with_gradient);
   if (!memory.provide(p, arrays)) return;
@@ -301,7 +301,7 @@ void run_changed(cpu::BackwardArgs args, Draw& draw, bool decode, bool with_grad
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
-  // The first byte chooses the numbers, the last ones choose what is changed.
+  // The first byte seeds the random numbers; the last ones, at most 16, choose the changes.
   size_t for_changes = std::min<size_t>(16, (size - 1) / 2);
   Draw draw{std::mt19937(data[0]), data + 1, size - 1 - for_changes};
   Draw changes{std::mt19937(data[0]), data + size - for_changes, for_changes};
@@ -309,7 +309,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Case c = draw_case(draw, 0, !with_gradient && draw.chance(30), kTiny);
   Inputs in = draw_inputs(c, draw);
   Check check;
-  check.slack = 30;  // whoever searches long enough finds the unluckiest sum
+  check.slack = 30;  // a long search finds sums whose rounding is very unlucky
   try {
     if (!changed) {
       with_gradient ? check_backward(c, in, draw, check) : check_forward(c, in, draw, check);

@@ -1,7 +1,7 @@
-// Encodes one call of half precision: recorder KERNEL QUERY_LEN KEY_LEN REPEATS LIMIT BITS. KERNEL "backward": its
-// gradient. 4 heads, 2 key/value heads, head_dim 64; keys are the second half of a longer array, and dout the last rows
-// of one; there are sinks. LIMIT is how many threads a threadgroup may have; BITS: of quantised keys, 0 if they are
-// not. First comes the description of the launches, then what the encoder is told.
+// Encodes one float16 call: recorder KERNEL QUERY_LEN KEY_LEN REPEATS LIMIT BITS. KERNEL "backward" encodes the
+// gradient. The call has 4 heads, 2 key/value heads, head_dim 64 and sinks; its keys and dout are the second halves of
+// longer arrays. LIMIT: the threads that a threadgroup may have. BITS: of quantised keys; 0: not quantised. Prints the
+// description of the launches, then what the encoder is told.
 #include "dispatch/gpu_call.h"
 #include "metal/encode.h"
 #include "metal/launch.h"
@@ -30,7 +30,7 @@ mx::array allocated(mx::Shape shape, mx::Dtype dtype) {
   return a;
 }
 
-// Begins in the middle of its buffer.
+// An array that begins in the middle of its buffer.
 mx::array second_half(const mx::Shape& shape, mx::Dtype dtype = mx::float16) {
   mx::Shape longer = shape, start(4, 0);
   start[2] = shape[2];

@@ -1,5 +1,5 @@
-// Stands in for MLX's header of this name, with a GPU that prints what it is told. That the calls are those of MLX's
-// own classes is not for this to show: the build for macOS compiles them with MLX's headers.
+// Stands in for MLX's header of this name, with a GPU that prints what it is told. Whether MLX's own classes have these
+// functions is not tested here: the build for macOS compiles the calls with MLX's headers.
 #pragma once
 
 #include <cstdint>
@@ -100,7 +100,7 @@ class CommandEncoder {
     kept_.push_back(std::move(a));
   }
 
-  // As in MLX: a barrier where an array is an output of an earlier launch, and there has been none since.
+  // As in MLX, a barrier precedes a launch that uses an output of an earlier launch since the last barrier.
   void dispatch_threadgroups(MTL::Size grid, MTL::Size group) {
     std::cout << (barrier_ ? "barrier\n" : "") << "dispatch " << grid.width << " " << grid.height << " " << grid.depth
               << " of " << group.width << " " << group.height << " " << group.depth << "\n";

@@ -1,5 +1,5 @@
-// In place of MLX's, which overloads on address spaces, and those are erased where kernels run on the CPU: what its
-// attention kernels use of it.
+// Replaces MLX's header, which overloads on address spaces: those are erased where kernels run on the CPU. Defines only
+// what MLX's attention kernels use.
 #pragma once
 #include <metal_stdlib>
 

@@ -1,4 +1,4 @@
-// In place of MLX's, which specialises on address spaces: those are erased where kernels run on the CPU.
+// Replaces MLX's header, which specialises on address spaces: those are erased where kernels run on the CPU.
 #pragma once
 #include <metal_stdlib>
 
