@@ -119,19 +119,19 @@ def chart(points, axis=TIME):
 
 
 def picture(of):
-    """What the page has of a chart."""
+    """The SVG of a chart, as it is in the page."""
     return ElementTree.fromstring(b64decode(drawing.picture(of).removeprefix("data:image/svg+xml;base64,")))
 
 
 def labels(svg, anchor):
-    """Of an axis, in the order of their places."""
+    """The labels of an axis and their positions, in order."""
     texts = [text for text in svg.iter(f"{SVG}text") if f"text-anchor: {anchor}" in text.get("style")]
     place = "x" if anchor == "middle" else "y"
     return sorted(((float(text.get(place)), text.text) for text in texts), reverse=anchor == "end")
 
 
 def ticks(axis, numbers):
-    """What stands at the grid lines, from below."""
+    """The labels of the grid lines, from the bottom."""
     found = labels(picture(chart([(2**n, value) for n, value in enumerate(numbers)], axis)), "end")
     return [text for _, text in found]
 
@@ -170,7 +170,7 @@ def test_ticks_hold_the_values(low, factor):
         ([(0, 1.0), (2, 2.0), (4, 3.0)], [[2, 2], [4, 3]]),
         ([(1, 1.0), (2, math.nan), (4, 3.0)], [[1, 1], [4, 3]]),
         ([(1, 1.0, None, 2.0), (2, 2.0, 0.0, 3.0), (4, 3.0, 2.0, 4.0)], [[1, 1], [2, 2], [4, 3, 2, 4]]),
-        ([(4, 3.0), (1, 1.0)], [[1, 1], [4, 3]]),  # by growing length
+        ([(4, 3.0), (1, 1.0)], [[1, 1], [4, 3]]),  # sorted by length
         ([(1, math.nan)], None),
     ],
 )
@@ -182,11 +182,11 @@ def test_labels_of_lengths_do_not_meet():
     shown = labels(picture(chart([(length, 1.0) for length in range(100_000, 110_000, 500)])), "middle")
     places = [place for place, text in shown if text != "keys"]
     assert len(places) > 2
-    assert min(after - place for place, after in pairwise(places)) >= 45  # as wide as 100,000
+    assert min(after - place for place, after in pairwise(places)) >= 45  # pixels, the width of "100,000"
 
 
 def test_an_svg_is_light_and_dark():
-    """Each colour that it is drawn in has another where it is dark, and no program needs to know that."""
+    """Each colour of the drawing has another in dark mode, by a media query in the SVG."""
     svg = picture(chart([(1, 1.0, 0.5, 2.0), (2, 2.0, 1.5, 3.0)]))
     drawn = {
         part for element in svg.iter() for part in re.findall("(?:fill|stroke): #[0-9a-f]{6}", element.get("style", ""))
@@ -202,7 +202,7 @@ def test_an_svg_is_light_and_dark():
 
 @pytest.mark.parametrize("colors", [LIGHT, DARK])
 def test_lines_stand_out(colors):
-    """By 3 to 1, which WCAG 2.2 asks for (AA)."""
+    """Lines have a contrast of 3 to 1, which WCAG 2.2 (AA) asks for."""
 
     def luminance(name):
         parts = [int(colors[name][at : at + 2], 16) / 255 for at in (1, 3, 5)]
