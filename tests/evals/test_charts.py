@@ -1,4 +1,4 @@
-"""The charts: of each result the numbers of its file, drawn on axes that hold them."""
+"""The report's charts have the numbers of the result files, on axes whose range includes them."""
 
 import math
 import re
@@ -24,7 +24,7 @@ LINEAR = Axis(units.percent_tick, logarithmic=False)
 
 
 def values(charts):
-    """By the title of the chart and the name of the line: length, value, and of a band its ends."""
+    """[length, value, low, high] of each point, by the chart's title and the line's name; without a band, no ends."""
     lines = {chart.title: {line.name: line.points for line in chart.series} for chart in charts}
     return {
         title: {
@@ -36,18 +36,18 @@ def values(charts):
 
 
 def charts(result):
-    """The rows of charts of a result."""
+    """A result's charts, in rows."""
     found = convert(result, Result)
     return DESCRIBE[type(found)](found).charts
 
 
 def line(points, *keys, length="seq_len"):
-    """With a band around the first of these figures, if there are three."""
+    """Each arm's expected points: length and these figures; with three, the last two are the band around the first."""
     return {f"patch {arm}": [[at[length], *(at[arm][key] for key in keys)] for at in points] for arm in ARMS}
 
 
 def test_finetune(results):
-    """With the 20th and the 80th percentile of the time."""
+    """The band around the time of a step ranges from the 20th to the 80th percentile."""
     [(_, row)] = charts(results["finetune"])
     assert values(row) == {
         "Time of a step": line(results["finetune"]["results"], "seconds", "seconds_p20", "seconds_p80"),
@@ -56,7 +56,7 @@ def test_finetune(results):
 
 
 def test_speed(results):
-    """Against the length, with a standard deviation to both sides."""
+    """Speed is drawn against the length, with a band of a standard deviation to both sides."""
     tests = deepcopy(results["speed"]["results"])  # -p 8,16 -g 4 -d 0,32
     for test in tests:
         test["off"] |= {"tokens_per_s": 90.0, "tokens_per_s_sd": 5.0, "low": 85.0, "high": 95.0}
@@ -73,7 +73,7 @@ def test_speed(results):
 
 
 def test_kernels(results):
-    """A row for each dtype and pass, of those who finished it, by growing length."""
+    """Each dtype and pass has a row of charts, with the implementations that finished it, sorted by length."""
     entries = results["kernels"]
     others = [{**entry, "config": {**entry["config"], "dtype": "float16"}} for entry in entries]
     for entry in others:

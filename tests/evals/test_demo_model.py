@@ -65,7 +65,7 @@ def test_the_tokenizer_gives_back_every_text(loaded):
         assert tokenizer.decode(ids) == text
         assert 0 not in ids  # nothing is added: no BOS, no EOS
     assert tokenizer.encode("a<|endoftext|>b")[1] == 0
-    assert tokenizer.decode(tokenizer.encode("e\u0301")) == "\u00e9"  # it composes characters, as all tokenizers of Qwen2 do
+    assert tokenizer.decode(tokenizer.encode("e\u0301")) == "\u00e9"  # it composes characters, as Qwen2's do
 
 
 def test_attention_is_used(loaded):

@@ -1,4 +1,4 @@
-"""The patch replaces attention that models write out: gemma2's with soft-capping, gear's, phi3small's block-sparse one."""
+"""The patch replaces attention that models write out: gemma2's with soft-cap, gear's, phi3small's block-sparse one."""
 
 from concurrent.futures import ThreadPoolExecutor
 
