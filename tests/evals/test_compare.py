@@ -1,4 +1,4 @@
-"""`--arm`, `--save-logprobs`, `--compare`: one arm runs now and the other later or elsewhere, compared token by token."""
+"""`--arm`, `--save-logprobs`, `--compare`: one arm runs now, the other later or elsewhere, compared token by token."""
 
 import re
 

@@ -93,9 +93,7 @@ def test_both_arms_learn_the_same(evaluate):
 @pytest.mark.parametrize("checkpoint", [False, True])
 @pytest.mark.parametrize("takes_calls", [True, False])
 def test_flash_computes_the_gradient(evaluate, request, checkpoint, takes_calls):
-    """Flash attention computes the gradient, or it falls back and one line says so. A length's step is traced once. The
-    run takes gradient checkpoints out again.
-    """
+    """Flash attention computes the gradient, or one line reports the fallback. Each length is traced once."""
     if not takes_calls:
         request.getfixturevalue("falling_back")
     call = qwen2.TransformerBlock.__call__
@@ -129,7 +127,7 @@ def test_it_is_the_step_of_mlx_lm(model_folder, tmp_path, monkeypatch):
             optimizer = Adam(learning_rate=1e-5)
             trainer.train(other.model, optimizer, None, args=arguments, training_callback=callback, **feed)
     losses = [trial.off.loss for length in taken.values() for trial in length.trials]
-    np.testing.assert_allclose(losses, reported[1:4] + reported[5:], rtol=1e-6)  # the first loss of each length is the warm-up's
+    np.testing.assert_allclose(losses, reported[1:4] + reported[5:], rtol=1e-6)  # each length's first is the warm-up's
 
 
 def test_only_the_adapters_of_the_last_layers_learn(model_folder):
@@ -218,7 +216,7 @@ def test_a_length_that_does_not_fit_is_skipped(evaluate, refused, model_folder, 
     assert line == f"Error: {needs}, only 0.01 GB are free"
 
 
-# No limit; one pair of steps (4 seconds) exceeds it, but counts; then the first pair warms up, and one or two count.
+# A pair of steps takes 4 s. Without time for a warm-up, the first pair counts, and is the only one.
 @pytest.mark.rotate(1, default=4)
 @pytest.mark.parametrize(("max_seconds", "counted"), [(0, 5), (3, 1), (4.5, 1), (9, 2)])
 def test_a_length_that_takes_long_takes_fewer_steps(evaluate, monkeypatch, max_seconds, counted):

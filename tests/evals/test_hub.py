@@ -41,7 +41,7 @@ def wikitext(rows):
 
 
 def described(rows, config="wikitext-2-raw-v1", split="test", commit=SECOND):
-    """A result's description of these rows of WikiText, without a blank first line. On the hub, blank lines are empty."""
+    """A result's description of these rows of WikiText, less a blank first line. On the hub, blank lines are empty."""
     text = "".join(row or " \n" for row in rows).removeprefix(" \n")
     return {
         "name": f"Salesforce/wikitext {config} {split}",
@@ -77,7 +77,7 @@ def hub(folders):
 
 @pytest.fixture
 def run(in_fresh_process, model_folder, tmp_path):
-    """Runs `flash-eval perplexity` with each of these arguments, and one cache. Returns each result or line of error."""
+    """Runs `flash-eval perplexity` with each of these arguments, and one cache: their results or error lines."""
     always = ["perplexity", "--model", model_folder, "--context", 32, "-o", "json"]
 
     def result(outcome):

@@ -14,7 +14,7 @@ def stop():
 
 @pytest.fixture
 def at_trial(monkeypatch):
-    """arrange(number, happens): calls happens(), by default a SIGINT, within the trial of that number; warm-ups count."""
+    """arrange(number, happens): calls happens(), by default a SIGINT, within that trial; warm-up trials count."""
 
     def arrange(number, happens=stop):
         trials = []

@@ -148,7 +148,7 @@ FIRST = [[16, "flash", 2, 0, 0], [16, "naive", 2, 0, 0]]
     ("arguments", "trial", "kept"),
     [
         (LENGTHS, 1, [*FIRST, [32, "flash", 1, 0, 0]]),
-        (LENGTHS, 2, [*FIRST, [32, "flash", 1, 0, 0], [32, "naive", 1, 0, 0]]),  # in the second round, flash comes after naive
+        (LENGTHS, 2, [*FIRST, [32, "flash", 1, 0, 0], [32, "naive", 1, 0, 0]]),  # in round 2 flash is last
         (PASSES_OF_ONE, 0, [[16, "flash", 0, 0, 2], [16, "naive", 0, 0, 2]]),
     ],
 )

@@ -97,8 +97,8 @@ def test_calls_that_are_left_to_mlx_are_counted_apart_from_fallbacks(loaded, mon
 
 
 def test_of_attention_s_share_what_goes_in_is_waited_for_before_and_what_comes_out_after(monkeypatch):
-    """A fake clock advances during attention and during the rest. The calls are those that observe() sees; tests/patch
-    tests it.
+    """A fake clock advances during attention and during the rest. observe(), tested in tests/patch, sees the calls.
+    Inputs are evaluated before the clock of attention starts, the output before it stops.
     """
     now, evaluated = [0.0], []
     q, k, v = (mx.zeros((1, 2, 3, 8)) for _ in range(3))
@@ -167,9 +167,7 @@ def test_peak_memory_is_what_the_work_needed(method, allocate, megabytes, tolera
 @pytest.mark.slow("2 seconds")
 @pytest.mark.parametrize("method", [pytest.param("process", marks=LINUX), "allocator"])
 def test_flash_pays_for_its_scratch_whatever_ran_before(method, monkeypatch, request):
-    """Scratch memory counts although threads keep it after a warm-up and MLX's allocator does not see it; that of an
-    earlier, larger call does not count.
-    """
+    """Scratch that threads keep, unseen by MLX's allocator, counts; that of an earlier, larger call does not."""
     if method == "allocator":
         request.getfixturevalue("allocator")
     kept = [np.empty(0, np.uint8)]

@@ -25,7 +25,7 @@ def test_describe(loaded, model_folder, make_model):
 @pytest.mark.rotate(1, default=3)
 @pytest.mark.parametrize(("mode", "bits"), [("affine", 4), ("affine", 8), ("mxfp4", 4)])
 def test_a_quantised_model(mode, bits, loaded, model_folder, tmp_path, run_command):
-    """A model quantised as by mlx_lm.convert has other predictions, equal in both arms; the page says how it is quantised."""
+    """A model quantised as by mlx_lm.convert has other predictions, equal in both arms; the page names its format."""
     network, tokenizer, config = mlx_lm.load(str(model_folder), return_config=True)
     network, config = quantize_model(network, config, group_size=32, bits=bits, mode=mode)
     save(tmp_path / "quantised", model_folder, network, tokenizer, config)
