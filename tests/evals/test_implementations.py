@@ -102,7 +102,7 @@ def test_counts_what_is_visible(work):
     [({}, 4 * 128, 4), ({"dtype": "bfloat16"}, 2 * 128, 2), ({"kv_bits": 4}, 128 // 2 + 2 * 2 * 4, 4)],
 )
 def test_what_is_held_and_read(changes, bytes_of_key, bytes_of_number):
-    """Gradients take as many bytes as their arrays; lse has no gradient. Packed keys have a scale and bias per 64."""
+    """Gradients take as many bytes as their arrays; lse has none. Packed keys have a scale and bias per 64 numbers."""
     work = workload(head_dim=128, query_len=16, **changes)
     assert work.bytes_read == 2 * 2 * 32 * bytes_of_key
     lse, held = 4 * 4 * 16, 2 * 4 * 16 * 128 * bytes_of_number + work.bytes_read

@@ -60,7 +60,7 @@ def test_the_on_arm_is_flash_and_ends_with_the_trial(loaded):
 
 
 def test_fallbacks_are_counted_and_not_warned_about(loaded, monkeypatch):
-    """The fallbacks here are those of every head_dim."""
+    """Here every call falls back because of its head_dim."""
     monkeypatch.setattr(router, "_max_head_dim", lambda *_: 1)
     monkeypatch.setattr(_ext, "quick", lambda *_: None)  # quick() would ask the kernel table itself
     flash = Flash({"cpu_prefill": 1000, "cpu_decode": 5})

@@ -1,4 +1,4 @@
-"""The pieces of work of the soak: each gives the same numbers with the patch off and on, within roundings."""
+"""The soak's pieces of work: each gives the same numbers with the patch off and on, but for rounding errors."""
 
 import copy
 import random
@@ -175,7 +175,7 @@ class Kinds:
         return self._trained(run)
 
     def other_type(self, rng: random.Random) -> Work:
-        """The logits of a prompt and of some tokens behind it."""
+        """The logits of a prompt and of some tokens after it."""
         model = self.others[rng.choice(list(self.others))]
         prompt, steps, batch = rng.randint(2, 30), rng.randint(0, 6), rng.randint(1, 2)
         tokens = mx.array(np.random.default_rng(rng.randrange(1000)).integers(90, size=(batch, prompt + steps)))

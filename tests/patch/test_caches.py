@@ -86,7 +86,7 @@ def test_lists_of_caches(tiny, tokens):
 @pytest.mark.parametrize("bits", [3, 4, 8])
 @pytest.mark.parametrize("batch", [1, 2], ids=lambda n: f"B{n}")
 def test_quantised(tiny, tokens, bits, batch):
-    """The model has one layer, so no key depends on attention: keys quantise to the same bits with and without it."""
+    """In the only layer no key depends on attention: keys quantise to the same bits with the patch and without it."""
     model, x = tiny(num_hidden_layers=1), tokens(batch, sum(STEPS))
     assert_the_same(lambda: logits(model, x, [mlx_caches.QuantizedKVCache(32, bits)]), layers=1)
 

@@ -17,7 +17,7 @@ from mlx_lm.models import base
 @pytest.mark.slow("4 seconds")
 @pytest.mark.parametrize("name", ["qwen2", "gemma2", "cache"])
 def test_modules_that_were_imported_anew_do_not_pile_up(name, monkeypatch, late):
-    """Nor do modules for which the patch replaces the import spec."""
+    """Modules whose import spec the patch replaces do not pile up, either."""
     importlib.import_module(f"mlx_lm.models.{name}")
     with flash.enabled():
         specs = [weakref.ref(late(name).__spec__) for _ in range(20)]

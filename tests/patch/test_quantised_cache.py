@@ -119,7 +119,7 @@ def test_keys_that_are_not_stored_as_the_cache_says(given):
     ["plamo2", "phi3small"],
 )
 def test_a_model_that_takes_no_quantised_cache_says_so(model_type, tokens):
-    """The model fails with the same error as without the patch, which adds a note."""
+    """The model fails with the same error as without the patch; the patch adds a note to it."""
     heads = {"hidden_size": 128, "hidden_size_per_head": 32}
     model, x = random_model(model_type, {**config(model_type), **heads}), tokens(1, 9)
 
