@@ -1,4 +1,4 @@
-"""What callers may rely on in the shipped demo model and its text."""
+"""The shipped demo model and its text have the properties that callers rely on."""
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -56,7 +56,7 @@ TEXTS = [
 
 
 def test_the_tokenizer_gives_back_every_text(loaded):
-    """It equals tokenizer.json's, though transformers uses its own Qwen2Tokenizer, whatever rules the file has."""
+    """Its tokens are those of tokenizer.json, although transformers loads it as its own Qwen2Tokenizer."""
     _, tokenizer = loaded
     file = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
     for text in (*TEXTS, *documents("train"), *documents("heldout")):

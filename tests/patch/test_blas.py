@@ -116,7 +116,7 @@ def test_none_on_a_gpu(monkeypatch):
     ids=" ".join,
 )
 def test_the_program_starts_again(command, light, library, script, start):
-    """It keeps its interpreter and its arguments. Other libraries stay in LD_PRELOAD, behind the new one."""
+    """The program keeps its interpreter and arguments. Other libraries stay in LD_PRELOAD, behind the new one."""
     (script.parent / "command.py").write_text("from mlxlm_flash_patch.cli import main\nmain()\n")
     new, before = library(), library("libbefore.so", cblas="unknown")
     name, *arguments = (word.replace("LIBRARY", new) for word in start)

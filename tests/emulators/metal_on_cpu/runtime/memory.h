@@ -17,9 +17,9 @@ constexpr size_t kArenaSize = kSlots * kSlotSize;
 
 // One or more accesses of the lanes of one SIMD group between two of its operations.
 struct Access {
-  uint32_t epoch;  // numbers the stretches between barriers, differently in each threadgroup; 0: no access
-  uint32_t sequence;              // how many operations of the SIMD group came before
-  uint32_t lanes;                 // a bit for each lane; 0: a copy that is under way
+  uint32_t epoch;     // numbers the stretches between barriers, differently in each threadgroup; 0: no access
+  uint32_t sequence;  // how many operations of the SIMD group came before
+  uint32_t lanes;     // a bit for each lane; 0: a copy that is under way
   uint32_t program_counter : 27;  // programs are linked at low addresses, and small
   uint32_t simdgroup : 5;
 };
