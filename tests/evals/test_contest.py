@@ -39,7 +39,7 @@ def test_a_wrong_result_is_not_timed(refused, fake_implementation, wrong, dtype,
 
 @pytest.mark.parametrize("pass_", PASSES)
 def test_rounding_is_no_wrong_result(run_kernels, fake_implementation, pass_):
-    """Where each query sees one key, gradients of query and key are only rounding errors; these must be accepted, too."""
+    """Where each query sees one key, gradients of query and key are only rounding errors; these are accepted, too."""
     run_kernels("--impl", "flash,mlx", "--pass", pass_, "--window", 1)
     fake_implementation("naive", **dict.fromkeys(RESULTS[pass_], lambda result: result * np.float32(1 + 1e-5)))
     run_kernels("--impl", "flash,naive", "--pass", pass_)
