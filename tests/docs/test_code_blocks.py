@@ -1,10 +1,10 @@
-"""Each block of code in the docs does what its page says: shell commands run, with the output shown; so does Python.
+"""Each block of code in the docs works: shell commands and Python run, and print the output that the page shows.
 
-In a block marked `sh` each line is a command; in one marked `console`, what follows a `$`, and the rest is output, as a
-block marked `text` is: of the first command of the block before that is run. A page's blocks are run one after the
-other in a copy of the repository, as a reader would type them, in this environment instead of that of `uv run`.
-Commands of flash-eval are parsed as they stand, and then run in this process with SMALLEST behind their own options,
-where a later option replaces an earlier one. Outputs agree in everything but the figures.
+In a block marked `sh`, each line is a command. In one marked `console`, a line that begins with `$` is a command, and
+other lines are output. A block marked `text` is output of the first command that is run in the block before. A page's
+blocks run one after the other in a copy of the repository, in this environment instead of that of `uv run`. Commands of
+flash-eval are parsed as they are, and then run in this process with the options of SMALLEST appended, which replace
+earlier ones. Outputs must agree in everything but their figures.
 """
 
 import io
@@ -38,7 +38,7 @@ PAGES = sorted(
     if page.name != "commands.md"  # `make lint` compares it with the commands
 )
 
-# Why a command is not run; "…" is any ending.
+# Commands that are not run, and why. "…" stands for any ending.
 NOT_RUN = {
     "pip install uv": "changes the machine",
     "apt-get install …": "changes the machine",
@@ -80,10 +80,10 @@ SMALLEST = {
     "finetune": ["-p", "128,256", "-r", "1"],
     "kernels": ["--seq-len", "64,128", "-r", "3", "--max-seconds", "1"],
 }
-# Where they are not, the page may show what is the default.
+# These replace only options that a command has: otherwise, the page may show the default value.
 SMALLEST_IF_GIVEN = {"--context": "64", "--stride": "32", "--num-layers": "2"}
 
-# What a page's Python takes for given.
+# Names that a page's Python uses without defining them.
 GIVEN = {
     "packages/flashattn-core/README.md": "import mlx.core as mx; query = key = value = mx.ones((2, 4, 8, 16)); "
     "left_padding = mx.array([0, 3]); sinks = mx.zeros(4)",
@@ -106,7 +106,7 @@ def blocks(page: str) -> list[Block]:
 
 
 def commands(block: Block) -> Iterator[str]:
-    """Without comments; a line that ends with a backslash goes on."""
+    """The block's commands, without comments. A backslash at the end of a line continues the command."""
     for line in block.text.replace("\\\n", " ").splitlines():
         if block.language == "sh" or line.startswith("$ "):
             command = re.split(r"(?:^|\s)#", line.removeprefix("$ "))[0]
@@ -120,7 +120,7 @@ def not_run(command: str) -> list[str]:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A copy, and in it what the pages give names to: models, texts, programs."""
+    """A copy of the repository, with the models, texts and programs that pages name."""
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in tracked.split("\0")[:-1]:
         if (ROOT / name).is_file():
@@ -138,13 +138,13 @@ def repository(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without delays; and differences are claimed as on the pages, however small they are in so few short trials."""
+    """Runs without delays, and claims differences as on the pages, though few short trials would not show any."""
     monkeypatch.setattr(contest, "TRIAL_SECONDS", 0)
     monkeypatch.setattr(contest, "SETTLE_SECONDS", 0)
     monkeypatch.setattr(claims.Ratio, "sign", property(lambda ratio: 1 if (ratio.value or 0) > 1 else -1))
 
 
-# README's commands are those that everybody types; the other pages take turns.
+# README's commands, which most people use, always run; the other pages take turns.
 TO_RUN = [
     pytest.param(page, marks=[] if page == "README.md" else pytest.mark.rotate(5))
     for page in PAGES
@@ -201,17 +201,17 @@ def run_flash_eval(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Output:
             context = click.Context(flash_evals.cli.main, **flash_evals.cli.main.context_settings)
             command = flash_evals.cli.main.get_command(context, name)
             assert command is not None
-            command.make_context(name, options, parent=context)  # click keeps the help option of the first context
+            command.make_context(name, options, parent=context)  # click keeps the first context's help option
     done = click.testing.CliRunner().invoke(flash_evals.cli.main, smallest(words), input=text)
     assert done.exit_code == 0, f"{words}\n{done.output}"
     return Output(done.stdout, done.stderr)
 
 
 def smallest(words: list[str]) -> list[str]:
-    """The command without what takes long, a network or torch."""
+    """The command's words, changed so that it is quick, and needs neither a network nor torch."""
     words = [re.sub(",torch$", "", word) for word in words]
     for option, value in pairwise(words):
-        if option == "--model" and not Path(value).exists():  # a hub's
+        if option == "--model" and not Path(value).exists():  # a model on the hub
             words[words.index(value)] = "M"
         if option == "--dataset" and value.startswith("wikitext"):
             words[words.index(value)] = "pydoc"
@@ -228,12 +228,12 @@ def run_python(block: Block, names: dict[str, Any]) -> None:
 
 
 def lines(text: str) -> set[str]:
-    """The lines that there are, without figures, and what depends on the machine."""
+    """The text's lines, with figures and all that depends on the machine replaced by placeholders."""
     for pattern, instead in (
         (r"AVX-512|AVX2|NEON|baseline", "AVX2"),
         (r"\btext [0-9a-f]{8}\b", "text 0"),
         (r"[-+]?\d[\d.,]*(?:e[-+]\d+)?", "0"),
-        (r"\b0–0\b", "0"),  # a span whose ends round to the same is one figure
+        (r"\b0–0\b", "0"),  # a range whose ends are rounded to one number is shown as one
         (r"0 (?:µs|ms|s)\b", "0 s"),
         (r"\b(thread|call|fallback|shape)s\b", r"\1"),
         (r"[ \t]+", " "),
@@ -249,7 +249,7 @@ def test_what_is_not_run_is_in_the_docs(row: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_blocks_of_commands_are_marked(page: str) -> None:
-    """A block with no language is a drawing; what begins with a program's name is none."""
+    """Only drawings have no language: a block that begins with a program's name must have one."""
     programs = {command.split()[0] for page in PAGES for block in blocks(page) for command in commands(block)}
     for block in blocks(page):
         assert block.language in ("", "sh", "console", "text", "python"), block

@@ -1,4 +1,4 @@
-"""What is public says what it is: every name has a docstring, and a function's names each of its parameters."""
+"""Every public name has a docstring, and that of a function names each of its parameters."""
 
 import dataclasses
 import inspect
@@ -19,7 +19,7 @@ PUBLIC: dict[str, Any] = {
     "flashattn_core.reference.reference_attention": reference.reference_attention,
     **{f"mlxlm_flash_patch.{name}": getattr(mlxlm_flash_patch, name) for name in mlxlm_flash_patch.__all__},
 }
-# They take what another function does, and their docstrings say which.
+# Functions that take the parameters of another function, which their docstrings name.
 AS = {
     "flashattn_core.quantized_flash_attention": "flash_attention",
     "flashattn_core.plan": "flash_attention",
@@ -43,7 +43,7 @@ RAISE_ON_BAD_ARGUMENTS = (
 
 
 def own_docstring(name: str) -> str:
-    """Not that of a base class, and not the signature that a dataclass makes of itself."""
+    """The docstring of this name itself, without a base class's, and without a dataclass's generated signature."""
     what = PUBLIC[name]
     text = inspect.cleandoc((vars(what).get("__doc__") if isinstance(what, type) else what.__doc__) or "")
     # nanobind puts the signature first.

@@ -1,4 +1,4 @@
-"""The README's picture is what its command draws from the result files beside it."""
+"""The README's picture is the one that the command in docs/real-model.md draws from the result files."""
 
 import re
 import shlex

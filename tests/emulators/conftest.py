@@ -1,4 +1,4 @@
-"""The tests of the emulators themselves, which seldom change."""
+"""Settings of the emulators' own tests: every eighth case runs, because emulators seldom change."""
 
 from pathlib import Path
 

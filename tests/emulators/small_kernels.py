@@ -1,4 +1,4 @@
-"""Compiles and runs the few lines of kernel that a test of the harness is about."""
+"""Compiles and runs small kernels, a few lines each, for the tests of the harness."""
 
 from collections.abc import Collection, Iterable, Mapping
 from functools import cache
@@ -31,7 +31,7 @@ def run(
     outputs: Collection[int] = (0,),
     **options: Any,
 ) -> Result:
-    """A kernel whose body knows thread_index, lane, simdgroup and group; its lines start at 1.
+    """Runs a kernel with this body, which may use thread_index, lane, simdgroup and group. Its first line is line 1.
 
     `together`: bodies to compile with this one, because many take hardly longer than one. Without buffers, buffer 0
     is an output of 256 zeros.

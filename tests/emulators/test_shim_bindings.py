@@ -1,4 +1,4 @@
-"""The buffers of a launch are those that the kernel declares."""
+"""The buffers and function constants of a launch must be those that the kernel declares."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Each counter, by kernels whose numbers are known."""
+"""Each counter is exact: kernels whose operations and bytes are known."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ CASES = {
     "float sum = 0; for (int i = 0; i < 7; i++) sum += in[i * 64 + thread_index]; " + WRITE + "sum;": {
         "device_read": 7 * 2 * ALL, **WRITTEN
     },
-    WRITE + "in[0];": {"device_read": 2 * ALL, **WRITTEN},  # by every lane
+    WRITE + "in[0];": {"device_read": 2 * ALL, **WRITTEN},  # every lane's read counts
     "threadgroup half x[64]; x[thread_index] = 1; simdgroup_barrier(mem_flags::mem_threadgroup); "
     + WRITE + "x[thread_index ^ 1];": {"threadgroup_written": 2 * ALL, "threadgroup_read": 2 * ALL, **WRITTEN},
     "for (int i = 0; i < 5; i++) threadgroup_barrier(mem_flags::mem_none);": {"barriers": 5 * GROUPS},
@@ -32,7 +32,7 @@ CASES = {
     WRITE + "fast::exp(float(lane)) * log2(lane + 1.0f);": WRITTEN | {"transcendentals": 2 * ALL},
     WRITE + "lane < 3 ? precise::tanh(float(lane)) : 0.0f;": WRITTEN | {"transcendentals": 3 * SIMDGROUPS},
     WRITE + "max(float(lane), 3.0f) + fma(1.0f, lane, 2.0f);": WRITTEN,
-    # A thread's own array, even if it is indexed by what the compiler does not know.
+    # A thread's own array does not count, even with an index that the compiler does not know.
     "float own[8]; for (int i = 0; i < 8; i++) own[i] = i * lane; " + WRITE + "own[lane % 8];": WRITTEN,
     "simdgroup_float8x8 a; a.thread_elements() = 1;"
     "for (int i = 0; i < 9; i++) simdgroup_multiply_accumulate(a, a, a, a);"

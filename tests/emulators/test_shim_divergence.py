@@ -1,4 +1,4 @@
-"""Threads that do not meet at one barrier, lanes that do not meet at one operation."""
+"""It is an error if threads do not meet at one barrier, or lanes do not meet at one operation."""
 
 import pytest
 from metal_on_cpu import DivergenceError

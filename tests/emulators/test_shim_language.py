@@ -1,4 +1,4 @@
-"""What Metal's language has and C++ has not, where kernels do not show it already."""
+"""The constructs of Metal that C++ lacks, where the kernels' own tests do not show them already."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def test_built_in_values():
 
 
 def test_threadgroup_variables():
-    """Several in one declaration, and by reference."""
+    """One declaration may have several, and a function may take one by reference."""
     text = """template <int N> float total(threadgroup float (&shared)[N]) { return shared[0] + shared[N - 1]; }
         kernel void k(device float* out [[buffer(0)]], uint i [[thread_index_in_threadgroup]]) {
           threadgroup float memory[2][32], other;
@@ -43,7 +43,7 @@ def test_threadgroup_variables():
 
 
 def test_vectors():
-    """The constructors keep values, also by a name of the source's own."""
+    """Constructors convert values, not bits, also under the source's own name for a vector."""
     text = """typedef short2 Pair;
         kernel void k(device float* out [[buffer(0)]], uint i [[thread_index_in_threadgroup]]) {
           float2 a = float2(1.5f, 2), b = vec<float, 2>(3), c = float2(Pair(4, 5));

@@ -1,4 +1,4 @@
-"""What a GPU has not: more than 32 KB of threadgroup memory, more than 1024 threads, half a SIMD group."""
+"""It is an error to use more than 32 KB of threadgroup memory, more than 1024 threads, or half a SIMD group."""
 
 import pytest
 from metal_on_cpu import LimitError

@@ -1,4 +1,4 @@
-"""half and bfloat: conversions, and rounding after each operation, against MLX; NaN in min and max."""
+"""half and bfloat convert, and round after each operation, as in MLX; min and max prefer a number to a NaN."""
 
 import mlx.core as mx
 import numpy as np
@@ -11,7 +11,7 @@ SPECIAL = [0.0, -0.0, np.inf, -np.inf, 6e-8, 65504, 65520, 3.38e38, 3.4e38, 1 + 
 
 
 def compute(type_, expression, *operands):
-    """expression of x (and y, z), element by element, in this type."""
+    """Computes an expression of x (and y, z), element by element, in this type."""
     arrays = [as_numpy(operand) for operand in operands]
     arguments = f"device {type_}* out [[buffer(0)]], constant int& n [[buffer(1)]]"
     values = ""

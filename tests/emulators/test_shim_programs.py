@@ -1,4 +1,4 @@
-"""Programs and their launches are kept by their content; messages name the lines of the source."""
+"""Programs and their launches are cached by their content; messages name the lines of the source."""
 
 import numpy as np
 import pytest

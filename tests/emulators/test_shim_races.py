@@ -1,4 +1,4 @@
-"""Races in memory of each kind and by accesses of each size; test_shim_races_exactly.py has what a race is."""
+"""Races are found in each kind of memory, for accesses of each size. test_shim_races_exactly.py defines a race."""
 
 import numpy as np
 import pytest

@@ -28,14 +28,14 @@ ARGUMENTS = """device const int* actions [[buffer(0)]], device const int* betwee
 
 
 def draw(seed):
-    """Few accesses, so that about half of the programs are free of races."""
+    """A random program, with so few accesses that about half of the programs are free of races."""
     rng = np.random.default_rng(seed)
     kinds = rng.choice([NOTHING, READ, WRITE], (GROUPS, THREADS, STEPS), p=[0.991, 0.006, 0.003])
     return kinds, rng.integers(0, CELLS, kinds.shape), rng.integers(0, 4, STEPS)
 
 
 def has_race(kinds, cells, between):
-    epoch = np.concatenate([[0], np.cumsum(between == 2)])  # the barrier of other memory (3) orders nothing here
+    epoch = np.concatenate([[0], np.cumsum(between == 2)])  # 3, the barrier of threadgroup memory, orders nothing here
     accesses = [
         (group, thread, step, kinds[group, thread, step], cells[group, thread, step])
         for group, thread, step in np.argwhere(kinds)

@@ -1,4 +1,4 @@
-"""Who goes first between two barriers: four schedules, each always the same. A race's message says who came second."""
+"""Schedules decide who goes first between two barriers, always the same way. A race's message says who came second."""
 
 import pytest
 from metal_on_cpu import Program, RaceError
@@ -10,7 +10,7 @@ TWICE = "if (thread_index == 32) out[0] = 1; simdgroup_barrier(mem_flags::mem_no
 
 
 def second(schedule, body, groups=1):
-    """The message, which says who wrote what another had written before."""
+    """The race's message, which names the thread that wrote second."""
     with pytest.raises(RaceError) as caught:
         run(body, groups=groups, threads=128, schedule=schedule)
     return str(caught.value).partition(" at ")[0]

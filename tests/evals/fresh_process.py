@@ -1,7 +1,7 @@
-"""`flash-eval` commands in processes of their own, for what libraries read from their environment.
+"""Runs `flash-eval` commands in processes of their own, in which libraries read their environment again.
 
-Importing those libraries takes seconds. One process does it, without MLX, whose threads a fork would lose, and forks
-another for each list of commands. There the libraries read their environment again.
+Importing those libraries takes seconds. One process does so once, without MLX, whose threads a fork would lose, and
+forks another for each list of commands.
 """
 
 import json
@@ -41,7 +41,7 @@ for line in sys.stdin:
 
 @contextmanager
 def fresh_processes(stderr):
-    """A function that runs commands in a new process; `stderr` is the path of what it says beside them."""
+    """A function that runs commands in a new process. `stderr` is the file for other output of the processes."""
     with (
         stderr.open("w") as said,
         subprocess.Popen(

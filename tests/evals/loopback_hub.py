@@ -1,4 +1,4 @@
-"""A model and dataset hub on loopback that speaks the real one's protocol to the real clients."""
+"""A hub of models and datasets on loopback, which the real clients use by the real protocol."""
 
 import hashlib
 import json
@@ -25,12 +25,12 @@ class Repo:
 
 @dataclass
 class Hub:
-    repos: dict[tuple[str, str], Repo]  # (kind, id); whatever is not there may be private, for all the answer says
+    repos: dict[tuple[str, str], Repo]  # (kind, id); others are answered as if they might be private
     address: str = ""
-    requests: list[str] = field(default_factory=list)  # paths of all that came
+    requests: list[str] = field(default_factory=list)  # the paths of all requests
     downloads: Counter[str] = field(default_factory=Counter)  # file name -> how often its content was sent
-    hangs_up: bool = False  # on whoever calls
-    breaks_off: Counter[str] = field(default_factory=Counter)  # file name -> how often it will be sent by half
+    hangs_up: bool = False  # closes every connection
+    breaks_off: Counter[str] = field(default_factory=Counter)  # file name -> how often only half of it will be sent
 
 
 @contextmanager
@@ -76,7 +76,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def _file(self, name, content, commit):
-        """A part of it, if that is asked for; half of it, if it breaks off."""
+        """Sends a file, or the part that is asked for; only half of that if it is to break off."""
         status, headers = 200, {"X-Repo-Commit": commit, "ETag": f'"{_git_blob(content)}"', "Accept-Ranges": "bytes"}
         if asked := self.headers.get("Range"):
             first, _, last = asked.removeprefix("bytes=").partition("-")
@@ -92,7 +92,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(200, {"Content-Type": "application/json"}, json.dumps(value).encode())
 
     def _send(self, status, headers, body=b"{}", sent=None):
-        """Of the body `sent` bytes and then nothing more; all of it if None."""
+        """Sends a response, with only the first `sent` bytes of the body (None: all)."""
         self.send_response(status)
         for name, value in {**headers, "Content-Length": str(len(body))}.items():
             self.send_header(name, value)
@@ -106,12 +106,12 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _git_blob(content):
-    """Git's name of a file, which is its etag."""
+    """The hash by which Git names a file, which is its etag."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 def _tree(files, folder, recursive):
-    """What lies in a folder, or anywhere under it."""
+    """The entries of a folder, or of all folders under it, too."""
     entries = {}
     for name, content in files.items():
         first, _, deeper = name.removeprefix(folder).partition("/")

@@ -4,13 +4,13 @@ from xml.etree import ElementTree
 
 
 class Element:
-    """Of a page: name, attributes, and what is in it."""
+    """An element of a page: its name, attributes and content."""
 
     def __init__(self, node):
         self.name, self.attributes, self.node = node.tag, node.attrib, node
 
     def all(self, name="*", class_=None):
-        """Those of that name, and of that class, below it, in order."""
+        """The elements inside this one with that name and class, in order."""
         below = (Element(node) for node in self.node.iterfind(f".//{name}"))
         return [each for each in below if class_ in (None, *each.attributes.get("class", "").split())]
 
@@ -20,23 +20,23 @@ class Element:
 
 
 def parse(page):
-    """Fails where an element is not closed: the page is XML as well."""
+    """The root of a page, which must also be XML: it fails if an element is not closed."""
     return Element(ElementTree.parse(page).getroot())
 
 
 def rows(table):
-    """The texts of the cells of each row by its names."""
+    """The texts of each row's cells, by the text of its headings."""
     body = table.all("tbody")[0].all("tr")
     return {" ".join(name.text for name in row.all("th")): [cell.text for cell in row.all("td")] for row in body}
 
 
 def head(page):
-    """Of its first table."""
+    """The column heads of the page's first table."""
     return [cell.text for cell in page.all("thead")[0].all("th")]
 
 
 def answer(page, question):
-    """The word, and the sentences."""
+    """The page's answer to a question: its word, and its sentences."""
     [card] = [card for card in page.all("section", class_="card") if card.all("h2")[0].text == question]
     return card.all("p", class_="answer")[0].text, " ".join(item.text for item in card.all("li"))
 
@@ -52,12 +52,12 @@ WORDS = {
     "tokens",
     "mark",
     "precision",
-}  # have few values
+}  # keys whose values are words from a fixed list
 HOSTILE = "<script>document.title='x'</script><img src=x onerror=alert(1)>\"'&amp;\u202e" + "x" * 300
 
 
 def mapped(value, change, key=""):
-    """A result with each leaf changed, of which the function also gets the key that it is found by."""
+    """A result with each leaf replaced by change(leaf, key), where `key` is the name of the nearest field."""
     if isinstance(value, dict):
         return {name: mapped(item, change, name) for name, item in value.items()}
     if isinstance(value, list):
@@ -66,7 +66,7 @@ def mapped(value, change, key=""):
 
 
 def hostile(*results):
-    """Results that have markup wherever there may be text; implementations still differ."""
+    """Results with hostile markup in each free text. Names of implementations still differ."""
 
     def change(leaf, key):
         return HOSTILE + leaf * (key == "impl") if isinstance(leaf, str) and key not in WORDS else leaf

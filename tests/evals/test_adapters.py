@@ -1,4 +1,4 @@
-"""--adapter-path: what mlx_lm.lora has trained becomes part of the model, or is refused."""
+"""--adapter-path adds adapters that mlx_lm.lora has trained to the model, or refuses them."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ LAYERS = 1
 
 @pytest.fixture
 def make_adapters(tmp_path):
-    """A folder as mlx_lm.lora leaves it, with random numbers for what was learned."""
+    """Writes a folder like mlx_lm.lora's, with random adapters."""
 
     def make(model_folder, kind="lora"):
         folder = tmp_path / f"my-{kind}"
@@ -45,7 +45,7 @@ def make_adapters(tmp_path):
 @pytest.mark.rotate(1, default=3)
 @pytest.mark.parametrize("kind", ["lora", "dora", "full"])
 def test_adapters_are_those_of_mlx_lm(kind, make_adapters, model_folder, run_command):
-    """The same logits as mlx-lm's, without dropout. Every command that only reads the model takes them."""
+    """The logits are mlx-lm's, without dropout. Every command that does not train the model takes adapters."""
     adapters = make_adapters(model_folder, kind)
     plain, adapted = models.load(str(model_folder)), models.load(str(model_folder), adapter_path=str(adapters))
     expected, _ = mlx_lm.load(str(model_folder), adapter_path=str(adapters))
@@ -66,7 +66,7 @@ def change(folder, **settings):
 
 
 def leave_out(folder, end):
-    """All tensors whose name ends so."""
+    """Removes all tensors whose name ends with `end`."""
     file = str(folder / "adapters.safetensors")
     mx.save_safetensors(file, {name: value for name, value in mx.load(file).items() if not name.endswith(end)})
 

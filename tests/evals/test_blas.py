@@ -1,5 +1,5 @@
-"""The reference BLAS bounds a model's figures on a Linux CPU: it is said before the work and on the page, and --blas
-starts the command with another. tests/patch/test_blas.py has what --blas does.
+"""If MLX's slow reference BLAS limits a model's speed, as on Linux CPUs, stderr and the page say so; --blas starts the
+command again with a faster one. tests/patch/test_blas.py tests --blas itself.
 """
 
 import json
@@ -15,7 +15,7 @@ from mlxlm_flash_patch.blas import INSTALL, REFERENCE
 pytestmark = pytest.mark.slow("processes that import for seconds")
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run this test on Linux")
-# A run of each command that takes no time.
+# A very short run of each command.
 SMALL = {
     "perplexity": "--context 24 --max-windows 1",
     "speed": "-p 4 -g 0 -d 0 -r 1",
@@ -31,14 +31,14 @@ def small(request, model_folder):
 
 
 def machine_in(file):
-    """Of a result; an entry of kernels has it, too."""
+    """The field `machine` of a result file; `kernels` has it in each entry."""
     result = json.loads(file.read_text())
     return (result[0] if isinstance(result, list) else result)["machine"]
 
 
 @pytest.mark.parametrize(("blas", "said"), [("reference", 1), ("openblas", 0), (None, 0)])
 def test_the_reference_blas_is_named(invoke, small, monkeypatch, tmp_path, blas, said):
-    """Once on stderr, with the cure, and once on the page; the file has its name."""
+    """stderr and the page have one line about it, with the cure; the result file has its name."""
     monkeypatch.setattr(machine, "blas", lambda: blas)
     done = invoke(*small, "--json", tmp_path / "out.json")
     assert (done.exit_code, done.stderr) == (0, f"{REFERENCE}\n" * said)

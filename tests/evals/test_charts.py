@@ -1,4 +1,4 @@
-"""The charts: of each result the numbers of its file, drawn on axes that hold them."""
+"""The report's charts have the numbers of the result files, on axes whose range includes them."""
 
 import math
 import re
@@ -24,7 +24,7 @@ LINEAR = Axis(units.percent_tick, logarithmic=False)
 
 
 def values(charts):
-    """By the title of the chart and the name of the line: length, value, and of a band its ends."""
+    """[length, value, low, high] of each point, by the chart's title and the line's name; without a band, no ends."""
     lines = {chart.title: {line.name: line.points for line in chart.series} for chart in charts}
     return {
         title: {
@@ -36,18 +36,18 @@ def values(charts):
 
 
 def charts(result):
-    """The rows of charts of a result."""
+    """A result's charts, in rows."""
     found = convert(result, Result)
     return DESCRIBE[type(found)](found).charts
 
 
 def line(points, *keys, length="seq_len"):
-    """With a band around the first of these figures, if there are three."""
+    """Each arm's expected points: length and these figures; with three, the last two are the band around the first."""
     return {f"patch {arm}": [[at[length], *(at[arm][key] for key in keys)] for at in points] for arm in ARMS}
 
 
 def test_finetune(results):
-    """With the 20th and the 80th percentile of the time."""
+    """The band around the time of a step ranges from the 20th to the 80th percentile."""
     [(_, row)] = charts(results["finetune"])
     assert values(row) == {
         "Time of a step": line(results["finetune"]["results"], "seconds", "seconds_p20", "seconds_p80"),
@@ -56,7 +56,7 @@ def test_finetune(results):
 
 
 def test_speed(results):
-    """Against the length, with a standard deviation to both sides."""
+    """Speed is drawn against the length, with a band of a standard deviation to both sides."""
     tests = deepcopy(results["speed"]["results"])  # -p 8,16 -g 4 -d 0,32
     for test in tests:
         test["off"] |= {"tokens_per_s": 90.0, "tokens_per_s_sd": 5.0, "low": 85.0, "high": 95.0}
@@ -73,7 +73,7 @@ def test_speed(results):
 
 
 def test_kernels(results):
-    """A row for each dtype and pass, of those who finished it, by growing length."""
+    """Each dtype and pass has a row of charts, with the implementations that finished it, sorted by length."""
     entries = results["kernels"]
     others = [{**entry, "config": {**entry["config"], "dtype": "float16"}} for entry in entries]
     for entry in others:
@@ -119,19 +119,19 @@ def chart(points, axis=TIME):
 
 
 def picture(of):
-    """What the page has of a chart."""
+    """The SVG of a chart, as it is in the page."""
     return ElementTree.fromstring(b64decode(drawing.picture(of).removeprefix("data:image/svg+xml;base64,")))
 
 
 def labels(svg, anchor):
-    """Of an axis, in the order of their places."""
+    """The labels of an axis and their positions, in order."""
     texts = [text for text in svg.iter(f"{SVG}text") if f"text-anchor: {anchor}" in text.get("style")]
     place = "x" if anchor == "middle" else "y"
     return sorted(((float(text.get(place)), text.text) for text in texts), reverse=anchor == "end")
 
 
 def ticks(axis, numbers):
-    """What stands at the grid lines, from below."""
+    """The labels of the grid lines, from the bottom."""
     found = labels(picture(chart([(2**n, value) for n, value in enumerate(numbers)], axis)), "end")
     return [text for _, text in found]
 
@@ -170,7 +170,7 @@ def test_ticks_hold_the_values(low, factor):
         ([(0, 1.0), (2, 2.0), (4, 3.0)], [[2, 2], [4, 3]]),
         ([(1, 1.0), (2, math.nan), (4, 3.0)], [[1, 1], [4, 3]]),
         ([(1, 1.0, None, 2.0), (2, 2.0, 0.0, 3.0), (4, 3.0, 2.0, 4.0)], [[1, 1], [2, 2], [4, 3, 2, 4]]),
-        ([(4, 3.0), (1, 1.0)], [[1, 1], [4, 3]]),  # by growing length
+        ([(4, 3.0), (1, 1.0)], [[1, 1], [4, 3]]),  # sorted by length
         ([(1, math.nan)], None),
     ],
 )
@@ -182,11 +182,11 @@ def test_labels_of_lengths_do_not_meet():
     shown = labels(picture(chart([(length, 1.0) for length in range(100_000, 110_000, 500)])), "middle")
     places = [place for place, text in shown if text != "keys"]
     assert len(places) > 2
-    assert min(after - place for place, after in pairwise(places)) >= 45  # as wide as 100,000
+    assert min(after - place for place, after in pairwise(places)) >= 45  # pixels, the width of "100,000"
 
 
 def test_an_svg_is_light_and_dark():
-    """Each colour that it is drawn in has another where it is dark, and no program needs to know that."""
+    """Each colour of the drawing has another in dark mode, by a media query in the SVG."""
     svg = picture(chart([(1, 1.0, 0.5, 2.0), (2, 2.0, 1.5, 3.0)]))
     drawn = {
         part for element in svg.iter() for part in re.findall("(?:fill|stroke): #[0-9a-f]{6}", element.get("style", ""))
@@ -202,7 +202,7 @@ def test_an_svg_is_light_and_dark():
 
 @pytest.mark.parametrize("colors", [LIGHT, DARK])
 def test_lines_stand_out(colors):
-    """By 3 to 1, which WCAG 2.2 asks for (AA)."""
+    """Lines have a contrast of 3 to 1, which WCAG 2.2 (AA) asks for."""
 
     def luminance(name):
         parts = [int(colors[name][at : at + 2], 16) / 255 for at in (1, 3, 5)]

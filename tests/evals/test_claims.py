@@ -1,4 +1,4 @@
-"""What is said of two arms: faster, less memory, or nothing while their trials overlap. One rule, on every page."""
+"""All pages compare arms by one rule: faster, less memory, or no claim if trials overlap."""
 
 import copy
 import statistics
@@ -24,15 +24,15 @@ APART, OVERLAPPING = [1.8, 1.9, 2.0, 2.1, 2.2], [1.0, 1.5, 2.0, 2.5, 3.0]
         (1.25, OFF, APART, 1, "1.25x"),
         (0.8, APART, OFF, -1, "0.80x"),
         (1.25, OFF, OVERLAPPING, 0, "1.25x ~"),
-        (1.004, [1.004] * 3, [1.0] * 3, 0, "1.00x ~"),  # as it is shown there is no difference
+        (1.004, [1.004] * 3, [1.0] * 3, 0, "1.00x ~"),  # rounded, there is no difference
         (1.25, [5, 5.1, 5.2], [4, 4.1, 4.2], 1, "1.25x"),
-        # One or two trials say little about how far others would lie apart.
+        # One or two trials say little about the spread of others.
         (1.25, [5, 5.1], [4, 4.1, 4.2], 0, "1.25x ~"),
         (0.49, [4], [7.8, 8.5], 0, "0.49x ~"),
         (1.95, [7.8, 8.5], [4, 4.1, 4.2], 0, "1.95x ~"),
         (2.0, [8, 8.5], [4], 1, "2.00x"),
         (0.5, [4], [8, 8.5, 8.6], -1, "0.50x"),
-        (1.25, [], [4], 1, "1.25x"),  # a result file that lacks them is taken as it is
+        (1.25, [], [4], 1, "1.25x"),  # a file without trials: the ratio counts
         (None, OFF, APART, None, ""),
     ],
 )
@@ -56,8 +56,8 @@ def test_a_sentence(speed, memory, sentence):
 
 
 def figures(seconds):
-    """Of one token, with a memory that grows with the time."""
-    others = {"loss": 1.0, "drafted": 0, "accepted": 0}  # of single commands
+    """An arm's figures for one token in these seconds; the memory in MB is the same number."""
+    others = {"loss": 1.0, "drafted": 0, "accepted": 0}  # fields that some commands need
     return {"seconds": seconds, "tokens_per_s": 1 / seconds, "peak_memory_mb": seconds, **others}
 
 
@@ -99,7 +99,7 @@ def test_predictions(results, top1, delta, predictions):
 @pytest.mark.parametrize("command", ["perplexity", "speed", "finetune", "kernels"])
 @pytest.mark.parametrize("apart", [True, False])
 def test_every_page_claims_what_the_report_does(results, report, command, apart):
-    """A run whose trials lie apart, and one with the same medians whose trials overlap."""
+    """Pages of a run whose trials do not overlap, and of one with the same medians whose trials overlap."""
     result = timed(results, command, APART if apart else OVERLAPPING)
     found = convert(result, AnyResult)
     page, report_page = DESCRIBE[type(found)](found).text(), report(result)

@@ -1,4 +1,4 @@
-"""The command line: help that comes at once, one line for whatever is wrong, and signals that keep what is measured."""
+"""The command line shows help at once, says in one line what is wrong, and keeps its measurements at signals."""
 
 import json
 import signal
@@ -55,7 +55,7 @@ def test_a_full_disk_leaves_the_page_and_says_so(invoke, perplexity):
 
 @pytest.mark.slow("5 seconds")
 def test_a_batch_system_s_signal_keeps_what_is_measured(perplexity, tmp_path):
-    """SIGTERM is as Ctrl-C, but for the exit code."""
+    """SIGTERM does the same as Ctrl-C, except for the exit code."""
     out, scores = tmp_path / "out.json", tmp_path / "scores.jsonl"
     long = [*perplexity, "--stride", 1, "--batch-size", 1, "--json", out, "--save-logprobs", scores]
     with subprocess.Popen([FLASH_EVAL, *map(str, long)], stdout=subprocess.PIPE, text=True) as process:
@@ -91,7 +91,7 @@ def test_the_defaults_need_no_network(in_fresh_process, tmp_path):
 
     result = json.loads(out.read_text())
     assert result["tokens"] == 4 * 256
-    assert result["off"]["ppl"] < 100  # it has learned something; of 1,024 tokens an untrained one expects them all
+    assert result["off"]["ppl"] < 100  # an untrained model's would be about 1,024, the size of the vocabulary
     assert abs(result["paired"]["delta_nll"]) <= 1e-4
     assert result["paired"]["top1_agreement"] == 1
     assert result["flash"] == {"calls": {"cpu_prefill": 4}, "fallbacks": {}, "left": {}}

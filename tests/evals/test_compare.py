@@ -1,4 +1,4 @@
-"""`--arm`, `--save-logprobs`, `--compare`: one arm now, the other later or elsewhere, paired by token."""
+"""`--arm`, `--save-logprobs`, `--compare`: one arm runs now, the other later or elsewhere, compared token by token."""
 
 import re
 
@@ -7,12 +7,12 @@ from flash_evals.work import machine
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-COMMAND = ("perplexity",)  # of `evaluate`
+COMMAND = ("perplexity",)  # which the fixture `evaluate` runs
 
 
 @pytest.fixture
 def run_arm(evaluate, tmp_path):
-    """A run of one arm, which keeps its scores; their file stands in the result as `file`."""
+    """Runs one arm with --save-logprobs. The result has the path of the scores as `file`."""
 
     def run(arm, *arguments):
         path = tmp_path / f"{arm}.jsonl"
@@ -24,8 +24,8 @@ def run_arm(evaluate, tmp_path):
 @pytest.mark.rotate(1, default=2)
 @pytest.mark.parametrize(("held", "live"), [("off", "on"), ("on", "off")])
 def test_one_arm_and_the_other_later(evaluate, run_arm, same_scores, held, live):
-    """Alone, its figures are those it has beside the other, and flash runs in the one that is on alone. Later, whatever
-    does not take both arms' logits is as if they had run together; that is null, and a dash on the page.
+    """An arm has the same figures alone as with the other, and flash runs only if it is on. The comparison later equals
+    that of both arms together, except for figures that need both arms' logits: they are null, and dashes on the page.
     """
     together, one = evaluate(), run_arm(held)
     assert live not in one
@@ -48,13 +48,13 @@ def test_one_arm_and_the_other_later(evaluate, run_arm, same_scores, held, live)
 
 
 def test_under_other_conditions(evaluate, run_arm):
-    """Smaller batches are slower, which is not the patch. And more windows than are compared: they end within a batch
-    of the file.
+    """The page names a difference in batch size, which changes the speed without the patch. The file may have more
+    windows than this run, which ends within one of the file's batches.
     """
     together = evaluate("--max-windows", 3)
     later = evaluate("--arm", "on", "--max-windows", 3, "--compare", run_arm("off", "--batch-size", 2)["file"])
     assert later["tokens"] == together["tokens"]
-    assert len(later["compared"]["trials"]) == 2  # that these windows take, of all that the file holds
+    assert len(later["compared"]["trials"]) == 2  # those of these windows; the file has more
     assert later["off"]["ppl"] == pytest.approx(together["off"]["ppl"], rel=1e-6)
     assert later["paired"]["delta_nll"] == pytest.approx(together["paired"]["delta_nll"], abs=1e-6)
     assert "off.jsonl differs from this run: batch size 2, this run has 4" in later["page"]
@@ -63,7 +63,7 @@ def test_under_other_conditions(evaluate, run_arm):
 
 
 def test_the_same_arm_of_another_machine_and_model(evaluate, run_arm, make_model, model_folder, monkeypatch):
-    """What differs is named, and the columns say what they are. So one compares a quantised model with its origin."""
+    """The page names the differences and its columns. This is how to compare a quantised model with its original."""
     there, described, model = run_arm("on")["file"], machine.describe(), make_model(rope_theta=100.0)
     here = replace(described, processor="Another", versions={**described.versions, "mlx": "9.9"})
     monkeypatch.setattr(machine, "describe", lambda: here)
@@ -84,7 +84,7 @@ def test_the_same_arm_of_another_machine_and_model(evaluate, run_arm, make_model
 
 
 def test_a_file_of_something_else_is_refused(refused, run_arm, make_model, perplexity, text_file, tmp_path):
-    """Other windows, another text, other tokens of the same text; and one that holds too little."""
+    """A file is refused if its windows, text or tokens differ, or if it has too few windows."""
     other, path = tmp_path / "other.txt", run_arm("off")["file"]
     other.write_text(text_file.read_text() + "More.")
 
@@ -99,5 +99,5 @@ def test_a_file_of_something_else_is_refused(refused, run_arm, make_model, perpl
     says("was written by a different run: documents joined, this run has separate", "--documents", "separate")
     says("was written by a different run: text ", *("--dataset", other))
     says("was written by a different run: tokens .*; bos None, this run has bos", "--model", make_model(bos=True))
-    run_arm("off", "--max-windows", 2)  # a new file takes the place of an old one
+    run_arm("off", "--max-windows", 2)  # overwrites the old file
     says("holds only 2 of the .*give --max-windows 2")

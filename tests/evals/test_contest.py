@@ -1,4 +1,4 @@
-"""Who has his turn when, what is timed, and that all agree."""
+"""The contest of `flash-eval kernels`: in which order implementations run, what is timed, and that results agree."""
 
 from types import SimpleNamespace
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("quick_machine")
 
 
 def one_element(factor):
-    """The largest one becomes so much larger."""
+    """A function that multiplies an array's largest element by `factor`."""
 
     def change(array):
         changed = array.copy()
@@ -39,15 +39,15 @@ def test_a_wrong_result_is_not_timed(refused, fake_implementation, wrong, dtype,
 
 @pytest.mark.parametrize("pass_", PASSES)
 def test_rounding_is_no_wrong_result(run_kernels, fake_implementation, pass_):
-    """Nor are gradients of query and key that are nothing else, where each query sees one key."""
+    """Where each query sees one key, gradients of query and key are only rounding errors; these are accepted, too."""
     run_kernels("--impl", "flash,mlx", "--pass", pass_, "--window", 1)
     fake_implementation("naive", **dict.fromkeys(RESULTS[pass_], lambda result: result * np.float32(1 + 1e-5)))
     run_kernels("--impl", "flash,naive", "--pass", pass_)
 
 
 def test_turns(run_kernels, fake_implementation, monkeypatch):
-    """Warm-up one by one; then rounds in changing order, the machine's bounds among them: all in every place equally
-    often.
+    """Implementations warm up one by one. Then rounds change the order, in which measuring the machine takes part: each
+    has every place equally often.
     """
     turns = []
     for name in ("flash", "mlx"):
@@ -63,18 +63,18 @@ def test_turns(run_kernels, fake_implementation, monkeypatch):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Goes only when somebody lets it."""
+    """A clock that advances only by clock.go(seconds)."""
     clock = SimpleNamespace(now=0.0)
     clock.go = lambda seconds: setattr(clock, "now", clock.now + seconds)
     monkeypatch.setattr(contest, "time", SimpleNamespace(perf_counter=lambda: clock.now, sleep=lambda seconds: None))
     return clock
 
 
-# Without a limit; one trial is taken whatever it costs; two.
+# No limit; a limit that allows one trial, which is always taken; one that allows two.
 @pytest.mark.parametrize(("max_seconds", "of_flash", "of_mlx"), [(0, 9, 9), (1, 3, 1), (9.5, 9, 2)])
 def test_who_is_slow_takes_fewer_trials(fake_implementation, clock, max_seconds, of_flash, of_mlx):
-    """What prepares a call is not timed, but counts: it is what somebody waits for. What is left out is a step of the
-    bar, too.
+    """Preparing a call is not timed, but counts towards the limit, because the user waits for it. Trials that are left
+    out still advance the progress bar.
     """
     fake_implementation("flash", before=lambda: clock.go(0.25))
     fake_implementation("mlx", before=lambda: clock.go(0.5), preparing=lambda: clock.go(4))
@@ -88,7 +88,7 @@ def test_who_is_slow_takes_fewer_trials(fake_implementation, clock, max_seconds,
 
 @pytest.mark.parametrize(("kind", "first"), [("cpu", 0.1), ("gpu", 0.5)])
 def test_a_trial_lasts_twenty_milliseconds(run_kernels, fake_implementation, clock, monkeypatch, kind, first):
-    """Counted when the call is warm: the first one is slow, and on a GPU its kernel may have been compiled."""
+    """The calls per trial are chosen by a warm call: the first is slow, and on a GPU it may compile its kernel."""
     monkeypatch.setattr(contest, "TRIAL_SECONDS", 0.02)
     for name, value in {"kind": kind, "peak_flops": 1.0, "bandwidth": 1.0}.items():
         monkeypatch.setattr(machine, name, lambda *_, value=value: value)
@@ -101,7 +101,7 @@ def test_a_trial_lasts_twenty_milliseconds(run_kernels, fake_implementation, clo
 
 @pytest.mark.skipif("resident" not in memory_method(), reason="MLX's allocator knows nothing of numpy's")
 def test_memory_is_that_of_one_call(run_kernels, fake_implementation):
-    """What a library allocates for good when it is first used is not the call's."""
+    """Memory that a library allocates once, at its first use, does not count."""
     kept = []
 
     def before():

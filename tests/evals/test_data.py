@@ -1,4 +1,4 @@
-"""Where the text comes from, byte by byte, and what is said when there is none."""
+"""Texts are read byte by byte from each kind of source; an error says why there is none."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ SUFFIXES = pytest.mark.parametrize("suffix", [".txt", ".jsonl", ".parquet"])
 
 
 def write(path, column="text"):
-    """The documents in the format that the suffix says."""
+    """Writes the documents in the format of the path's suffix."""
     if path.suffix == ".txt":
         path.write_bytes(JOINED.encode())
     elif path.suffix == ".jsonl":
@@ -35,7 +35,7 @@ def write(path, column="text"):
 
 
 def read(*datasets, **part):
-    """The text, joined."""
+    """Loads datasets: their documents, joined to one text."""
     text = data.load(*map(str, datasets), part=Part(**part))
     return text.dataset.separator.join(text.documents)
 
@@ -66,7 +66,7 @@ def test_several_files_are_read_one_after_the_other(tmp_path, run_command):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Empty, for data files; what `datasets` makes of them is gone after the test."""
+    """An empty folder for data files. The cache that `datasets` makes of them is deleted after the test."""
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     folder = tmp_path / "set"
     folder.mkdir()
@@ -75,14 +75,14 @@ def folder(tmp_path, monkeypatch):
 
 @SUFFIXES
 def test_a_folder(suffix, folder, monkeypatch):
-    """Split by the names of its files, each of them read as it would be alone."""
+    """A folder's files are assigned to splits by their names, and each is read as if it were given alone."""
     for name in ("test-00000", "test-00001", "train"):
         write(folder / f"{name}{suffix}")
     assert read(folder) == "\n\n".join([JOINED] * 2)
     described = data.load(str(folder)).dataset
     assert (described.name, described.split) == (f"{folder} test", "test")
     monkeypatch.chdir(folder.parent)
-    folder.rename("text")  # as a format that `datasets` knows
+    folder.rename("text")  # also the name of a format of `datasets`
     assert read("text", split="train") == JOINED
 
 
@@ -100,7 +100,7 @@ def test_what_a_folder_does_not_have(folder):
             read(folder, **part)
 
     refused(f"cannot read {folder}, --split test: .*doesn't contain any data files")
-    csv_file = folder / "test.csv"  # which only `datasets` can read
+    csv_file = folder / "test.csv"  # a format that only `datasets` reads
     csv_file.write_text("text,n\nfirst,1\nsecond,2\n")
     assert read(folder) == "first\n\nsecond"
     refused("Unknown split", split="nonsense")
@@ -126,7 +126,7 @@ def test_stdin(model_folder):
 
 
 def test_pydoc_is_the_held_out_part_and_names_its_python(tmp_path, monkeypatch):
-    """Also where a file has its name."""
+    """`pydoc` is the built-in text even if a file has that name."""
     monkeypatch.chdir(tmp_path)
     Path("pydoc").write_text("a file")
     text = data.load("pydoc")

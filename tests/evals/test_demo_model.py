@@ -1,4 +1,4 @@
-"""The shipped model and its text: what a caller may rely on."""
+"""The shipped demo model and its text have the properties that callers rely on."""
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -19,7 +19,7 @@ def test_the_text_is_split_by_whole_topics_and_nothing_held_out_is_learned():
     assert all([*train, *heldout])
     assert 0 < len(heldout) <= len(HELD_OUT) < len(train)
     assert 0.07 < sum(map(len, heldout)) / sum(map(len, train + heldout)) < 0.11
-    # The documentation repeats whole sections in its chapters; three words of a heading more or less are no leak.
+    # The documentation repeats sections in several chapters, so compare sequences of 12 words: a heading is no leak.
     trained, held_out = (
         {tuple(words[i : i + 12]) for words in map(str.split, texts) for i in range(len(words) - 11)}
         for texts in (train, heldout)
@@ -56,7 +56,7 @@ TEXTS = [
 
 
 def test_the_tokenizer_gives_back_every_text(loaded):
-    """And is the one of its file: transformers takes its Qwen2Tokenizer, whatever rules tokenizer.json names."""
+    """Its tokens are those of tokenizer.json, although transformers loads it as its own Qwen2Tokenizer."""
     _, tokenizer = loaded
     file = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
     for text in (*TEXTS, *documents("train"), *documents("heldout")):
@@ -65,15 +65,15 @@ def test_the_tokenizer_gives_back_every_text(loaded):
         assert tokenizer.decode(ids) == text
         assert 0 not in ids  # nothing is added: no BOS, no EOS
     assert tokenizer.encode("a<|endoftext|>b")[1] == 0
-    assert tokenizer.decode(tokenizer.encode("e\u0301")) == "\u00e9"  # it composes characters, as every Qwen2 does
+    assert tokenizer.decode(tokenizer.encode("e\u0301")) == "\u00e9"  # it composes characters, as Qwen2's do
 
 
 def test_attention_is_used(loaded):
-    """A model that ignored its context would be no test of attention: this one predicts better when it sees more."""
+    """The model predicts better with more context. (One that ignored its context would not test attention.)"""
     model, tokenizer = loaded
     long = [text for text in documents("heldout") if len(text) > 2000][:5]
     windows = mx.array([tokenizer.encode(text)[200:329] for text in long])
-    # Each of the last 64 tokens behind all of its row, or behind the one before it alone.
+    # Predicts each of the last 64 tokens from all tokens before it, or from only one.
     pairs = mx.stack([windows[:, -65:-1], windows[:, -64:]], axis=-1).reshape(-1, 2)
     whole, short = (
         nn.losses.cross_entropy(model(tokens[:, :-1])[:, -scored:], tokens[:, -scored:], reduction="mean").item()

@@ -1,4 +1,4 @@
-"""`flash-eval finetune`: mlx-lm's own training step, both arms from the same start, and what it writes."""
+"""`flash-eval finetune` takes mlx-lm's training steps, starts both arms alike, and writes page and file."""
 
 import dataclasses
 import statistics
@@ -21,7 +21,7 @@ from mlx_lm.tuner import trainer
 from mlxlm_flash_patch import router
 from msgspec.structs import replace
 
-COMMAND = ("finetune",)  # of `evaluate`
+COMMAND = ("finetune",)  # which the fixture `evaluate` runs
 
 LAYERS = 2  # of the model in conftest.py
 SETTINGS = Settings(
@@ -33,7 +33,7 @@ NEVER_RAN = "The patch never ran: MLX's own attention computed everything."
 
 @pytest.fixture
 def falling_back(monkeypatch):
-    """No call can be flash attention."""
+    """Makes every call of attention fall back."""
 
     def refuse(*_):
         raise NoKernelError("a reason")
@@ -47,7 +47,7 @@ def adapted(loaded, settings=SETTINGS):
 
 
 def trained(loaded, seq_len, **changes):
-    """The lengths that were taken, and those that were skipped, on a model that is then of no further use."""
+    """Trains the model, which changes it. Returns the results by length, and the lengths that were skipped."""
     settings, skipped = replace(SETTINGS, seq_len=seq_len, **changes), []
     with adapted(loaded, settings):
         taken = {length.seq_len: length for length in training.lengths(loaded, settings, skipped)}
@@ -77,7 +77,7 @@ def test_every_length(evaluate):
 
 
 def test_both_arms_learn_the_same(evaluate):
-    """From the second step on through the gradient too. The seed decides what."""
+    """Losses agree at each step, from the second on through the gradients. The seed decides what is learned."""
     result = evaluate("-p", 48, "-r", 4)
     [length], layers = result["results"], result["settings"]["num_layers"]
     off, on = ([trial[arm]["loss"] for trial in length["trials"]] for arm in ARMS)
@@ -93,15 +93,15 @@ def test_both_arms_learn_the_same(evaluate):
 @pytest.mark.parametrize("checkpoint", [False, True])
 @pytest.mark.parametrize("takes_calls", [True, False])
 def test_flash_computes_the_gradient(evaluate, request, checkpoint, takes_calls):
-    """Or MLX does, and one line says so. A length's step is traced once. The checkpoints end with the run."""
+    """Flash attention computes the gradient, or one line reports the fallback. Each length is traced once."""
     if not takes_calls:
         request.getfixturevalue("falling_back")
     call = qwen2.TransformerBlock.__call__
     result = evaluate("-p", "16,32", "-r", 2, *(["--grad-checkpoint"] if checkpoint else []))
     assert qwen2.TransformerBlock.__call__ is call
     assert ("gradient checkpoints" in result["page"]) is checkpoint
-    backward = LAYERS * (1 + 2)  # the warm-up counts
-    again = 2 if checkpoint else 1  # the layer is computed anew
+    backward = LAYERS * (1 + 2)  # the warm-up is counted, too
+    again = 2 if checkpoint else 1  # checkpoints compute the layer again
     flash = {"calls": {"cpu_prefill": again * backward, "cpu_backward": backward}, "fallbacks": {}, "left": {}}
     if not takes_calls:
         flash = {"calls": {}, "fallbacks": {"a reason": again * LAYERS}, "left": {}}
@@ -113,7 +113,7 @@ def test_flash_computes_the_gradient(evaluate, request, checkpoint, takes_calls)
 
 
 def test_it_is_the_step_of_mlx_lm(model_folder, tmp_path, monkeypatch):
-    """The losses that its own train() reports on the same tokens and from the same adapters, for each length."""
+    """Losses equal those of mlx-lm's train() on the same tokens, from the same adapters, for each length."""
     batches, reported, make = [], [], training.make_batch
     monkeypatch.setattr(training, "make_batch", lambda tokens: batches.append(make(tokens)) or batches[-1])
     taken, _ = trained(load(str(model_folder)), [16, 8], repetitions=3)
@@ -127,11 +127,11 @@ def test_it_is_the_step_of_mlx_lm(model_folder, tmp_path, monkeypatch):
             optimizer = Adam(learning_rate=1e-5)
             trainer.train(other.model, optimizer, None, args=arguments, training_callback=callback, **feed)
     losses = [trial.off.loss for length in taken.values() for trial in length.trials]
-    np.testing.assert_allclose(losses, reported[1:4] + reported[5:], rtol=1e-6)  # the first of each warmed up
+    np.testing.assert_allclose(losses, reported[1:4] + reported[5:], rtol=1e-6)  # each length's first is the warm-up's
 
 
 def test_only_the_adapters_of_the_last_layers_learn(model_folder):
-    """They begin with random numbers, which the seed decides."""
+    """The adapters' initial values are random, and depend on the seed."""
     of_seeds = []
     for seed in (0, 1):
         loaded = load(str(model_folder))
@@ -147,7 +147,7 @@ def test_only_the_adapters_of_the_last_layers_learn(model_folder):
 
 @pytest.mark.slow("2 seconds")
 def test_a_step_gives_up_the_adapters_that_it_replaces(monkeypatch, falling_back):
-    """As in mlx-lm, where nobody else changes the model: else taking turns would cost their memory."""
+    """Old adapters are freed as in mlx-lm, where only one arm trains; or else taking turns would cost their memory."""
     grown = []
 
     def run(name, work, *others):
@@ -161,14 +161,14 @@ def test_a_step_gives_up_the_adapters_that_it_replaces(monkeypatch, falling_back
     loaded = load(None)
     trained(loaded, [8], num_layers=4, rank=256, repetitions=3)
     adapters = sum(array.nbytes for _, array in tree_flatten(loaded.model.trainable_parameters()))
-    # What every length begins with is kept, and both arms begin with it.
+    # Only the initial adapters are kept, from which every length and both arms start.
     assert grown == [pytest.approx(adapters, rel=0.01)] * 2 + [0] * 6
 
 
 @pytest.mark.slow("15 seconds")
 def test_what_a_step_needs_is_foreseen(make_model, monkeypatch, request, falling_back):
-    """By the scores, never more, and most of it where the length is long for the model; by a shorter length, where the
-    layers need as much. Checkpoints save the scores of all layers but one.
+    """The estimate counts the scores of attention: it is never too high, and near the truth for long texts. A shorter
+    length improves it where the layers need as much. With checkpoints, only one layer's scores count.
     """
     monkeypatch.setattr(measure, "memory_method", lambda: "peak of MLX's allocator")
     limit = mx.set_memory_limit(1)  # MLX then waits for its thread
@@ -216,7 +216,7 @@ def test_a_length_that_does_not_fit_is_skipped(evaluate, refused, model_folder, 
     assert line == f"Error: {needs}, only 0.01 GB are free"
 
 
-# No limit; the first pair has taken 4: it counts, and is all; the second counts alone: the first warmed up.
+# A pair of steps takes 4 s. Without time for a warm-up, the first pair counts, and is the only one.
 @pytest.mark.rotate(1, default=4)
 @pytest.mark.parametrize(("max_seconds", "counted"), [(0, 5), (3, 1), (4.5, 1), (9, 2)])
 def test_a_length_that_takes_long_takes_fewer_steps(evaluate, monkeypatch, max_seconds, counted):

@@ -1,4 +1,4 @@
-"""What `-h` says: it fits into a terminal, and explains each figure of a page."""
+"""The text of `-h` fits into a terminal, and explains each figure of a page."""
 
 import inspect
 import re
@@ -19,25 +19,25 @@ def command(name):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_help_fits(name):
-    """What is laid out by hand, and not by click, has its place in a terminal of 80 columns, behind click's two."""
+    """Lines that click does not wrap fit into a terminal of 80 columns, with click's indentation of two."""
     blocks = inspect.cleandoc(command(name).help or "").split("\n\n")
     lines = [line for block in blocks if block.startswith("\b") for line in block.splitlines()]
     assert [line for line in lines if len(line) > 78] == []
 
 
-# What pages show beside the heads of their columns and rows.
+# Words of the pages besides the heads of their columns and rows.
 FIGURES = {
     "perplexity": ["ΔNLL", "top-1 agreement", "max |Δlogit|", "mean KL", "Same predictions", "flash:", "fallbacks"],
     "speed": ["tg4 @ d32", "±", "flash:", "fallbacks"],
     "finetune": ["on/off", "max |Δ|", "flash:", "fallbacks"],
     "kernels": ["peak ", "reads ", "faster", "flash against"],
 }
-EXAMPLES = {"tg4 @ d32": "tg32 @ d2048"}  # of which the help speaks by example
+EXAMPLES = {"tg4 @ d32": "tg32 @ d2048"}  # the help explains such labels by an example
 ARM = re.compile(r"^(patch )?(off|on)( |$)|( |^)(off|on)$")
 
 
 def labels(page):
-    """What stands at the head of the columns of a page in Markdown, and before its rows where they have names."""
+    """The heads of a Markdown page's columns, and of its rows if they have names."""
     rows = [[cell.strip() for cell in line[1:-1].split(" | ")] for line in page.splitlines() if line.startswith("| ")]
     head, _, *body = rows
     return head if head[0] else [*head, *(row[0] for row in body)]
@@ -45,7 +45,7 @@ def labels(page):
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_the_help_explains_every_figure(invoke, results, name):
-    """A decode step of kernels has its own."""
+    """The figures of a decode step of `kernels` are explained, too."""
     explained = " ".join(invoke(name, "-h").output.split())
 
     def page_of(result):

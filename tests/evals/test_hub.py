@@ -1,4 +1,4 @@
-"""Text and models from the hub: a server on loopback that speaks its protocol to the real clients, and none at all."""
+"""Texts and models from the hub: the real clients get them from a server on loopback, or have no network at all."""
 
 import hashlib
 import io
@@ -12,7 +12,7 @@ from pyarrow import parquet
 pytestmark = pytest.mark.slow("imports datasets and starts a server")
 
 FIRST, SECOND = "0123456789abcdef0123456789abcdef01234567", "89abcdef0123456789abcdef0123456789abcdef"
-NOWHERE = "http://127.0.0.1:9"  # the discard port: nobody listens
+NOWHERE = "http://127.0.0.1:9"  # the discard port, on which nothing listens
 NOT_CACHED = "is neither a local path nor in the cache, and the hub cannot be reached; "
 
 ROWS = ["", " = Robert = \n", "", " He is an actor , and no page . \n", "", " = Castle = \n", " A second . \n"]
@@ -41,7 +41,7 @@ def wikitext(rows):
 
 
 def described(rows, config="wikitext-2-raw-v1", split="test", commit=SECOND):
-    """What a result says of the lines of WikiText's file, less a blank start; on the hub a blank line is empty."""
+    """A result's description of these rows of WikiText, less a blank first line. On the hub, blank lines are empty."""
     text = "".join(row or " \n" for row in rows).removeprefix(" \n")
     return {
         "name": f"Salesforce/wikitext {config} {split}",
@@ -55,13 +55,13 @@ def described(rows, config="wikitext-2-raw-v1", split="test", commit=SECOND):
 
 @pytest.fixture
 def folders(make_model, model_folder):
-    """Two versions of one model."""
+    """Folders of two versions of a model, by commit."""
     return {FIRST: make_model(hidden_size=64), SECOND: model_folder}
 
 
 @pytest.fixture
 def hub(folders):
-    """A hub with WikiText (a few lines of it), a plain dataset and a model; all with a past."""
+    """A hub with a few lines of WikiText, a plain dataset and a model, some with several commits."""
     plain = {"test.jsonl": b'{"text": "A dataset of one configuration."}\n'}
     tiny = {commit: {file.name: file.read_bytes() for file in folder.iterdir()} for commit, folder in folders.items()}
     repos = {
@@ -77,7 +77,7 @@ def hub(folders):
 
 @pytest.fixture
 def run(in_fresh_process, model_folder, tmp_path):
-    """`flash-eval perplexity` with each of these arguments, and one cache: its result, or the line that refuses it."""
+    """Runs `flash-eval perplexity` with each of these arguments, and one cache: their results or error lines."""
     always = ["perplexity", "--model", model_folder, "--context", 32, "-o", "json"]
 
     def result(outcome):
@@ -97,7 +97,7 @@ def run(in_fresh_process, model_folder, tmp_path):
 
 @pytest.mark.slow("6 seconds")
 def test_datasets(hub, run):
-    """Names, configurations, splits, and revisions, which are a branch, a tag or a commit."""
+    """Datasets have names, configurations, splits and revisions; these are branches, tags or commits."""
     new, old = described(ROWS), described(OLD_ROWS, commit=FIRST)
     long = described(LONG_ROWS, "wikitext-103-raw-v1")
     runs = {
@@ -119,7 +119,7 @@ def test_datasets(hub, run):
 
 @pytest.mark.slow("11 seconds")
 def test_datasets_from_the_cache(hub, run):
-    """Without the hub: the text that was read last, for what it was of, and nothing else for another revision."""
+    """Without the hub, the cached text is used if name and revision match; other revisions are refused."""
     wikitext, revision = "--dataset wikitext", "--dataset wikitext --dataset-revision"
     for read, others in (
         ([wikitext, f"{revision} main", f"{revision} {SECOND}", "--dataset someone/plain"], [f"{revision} {FIRST}"]),
@@ -137,7 +137,7 @@ def test_datasets_from_the_cache(hub, run):
 
 @pytest.mark.slow("11 seconds")
 def test_revisions_of_a_model(hub, folders, run, text_file):
-    """Each has the figures of its folder, from the hub and then from the cache."""
+    """Each revision has the results of its folder, first from the hub and then from the cache."""
     repo = f"--dataset {text_file} --model someone/tiny-qwen2"
     named = [f"{repo} --revision {revision}" for revision in ("main", SECOND, "v1", FIRST)]
     first, second = run(hub.address, *(f"--dataset {text_file} --model {folder}" for folder in folders.values()))
@@ -183,7 +183,7 @@ def test_what_the_hub_does_not_have(hub, run):
 
 @pytest.mark.slow("2 seconds")
 def test_no_network_and_nothing_cached(hub, run):
-    """One line with two commands that need neither; without the clients' own retries, which take half a minute."""
+    """The error has one line, with two commands that need no network; it comes without the clients' 30 s of retries."""
     hub.hangs_up = True
     dataset, model = "--dataset someone/text", "--model someone/tiny-qwen2"
     works = {
@@ -196,13 +196,13 @@ def test_no_network_and_nothing_cached(hub, run):
     for (what, option), line in zip(works.values(), run(hub.address, *works), strict=True):
         use = f"without a network use `flash-eval perplexity` or `flash-eval perplexity {option}`\n"
         assert line == f"Error: {what} {NOT_CACHED}{use}"
-    # Each asked once. The hub's client has a question of its own.
+    # Each run made one request; the hub's client adds one of its own, which does not count.
     assert sum("agent-harnesses" not in request for request in hub.requests) == len(works)
 
 
 @pytest.mark.nightly("huggingface_hub tries again for 15 seconds")
 def test_a_transfer_that_breaks_off(hub, run, text_file):
-    """Once: the client asks again. For good: one line. The half that came is never taken for the whole."""
+    """The client retries a broken transfer; if it breaks off each time, one line says so. Half a file is never used."""
     repos = f"--dataset {text_file} --model someone/tiny-qwen2", "--dataset wikitext"
     hub.breaks_off.update({"model.safetensors": 99, "test-00000-of-00001.parquet": 99})
     for line, what in zip(run(hub.address, *repos), ("model someone/tiny-", "dataset Salesforce/wiki"), strict=True):

@@ -1,4 +1,4 @@
-"""Workloads for attention kernels: what a call computes, reads and holds, and that each implementation does that."""
+"""Workloads of `flash-eval kernels` count what a call computes, reads and holds; each implementation computes it."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -50,7 +50,7 @@ def test_every_implementation_computes_the_workload(name, pass_, work):
     contestant = IMPLEMENTATIONS[name](work, pass_, inputs)
     calls = [contestant.prepare() for _ in range(3)]
     results = contestant.as_numpy(contestant.compute(calls))
-    assert calls == []  # they are gone when they have run
+    assert calls == []  # compute() has removed each call that it ran
     arrays = list(map(mx.array, inputs))
     if work.kv_bits:
         arrays[1:3] = [mx.dequantize(*mx.quantize(x, 64, 8), group_size=64, bits=8) for x in arrays[1:3]]
@@ -63,7 +63,7 @@ def test_every_implementation_computes_the_workload(name, pass_, work):
 
 @pytest.mark.parametrize("name", ["flash", "mlx", "naive"])
 def test_a_backward_pass_begins_after_the_forward_pass(name):
-    """Whose kept arrays are there when it is prepared: flash's output and lse, the others' weights."""
+    """Preparing a backward pass runs the forward and keeps its arrays: flash's output and lse, others' weights."""
     work = workload(query_len=256, seq_len=256)
     contestant = IMPLEMENTATIONS[name](work, "backward", work.inputs(seed=0))
     mx.synchronize()
@@ -86,7 +86,7 @@ def test_threads_are_those_of_flash(monkeypatch):
 
 @pytest.mark.parametrize("work", WORKLOADS, ids=str)
 def test_counts_what_is_visible(work):
-    """As the reference spells it out."""
+    """Visible keys are counted as in the reference's mask."""
     shape = (work.batch_size, work.num_heads, work.query_len, work.head_dim)
     visible = visible_and_bias(shape, work.seq_len, mask_of(work))[0][0, 0]
     mask = work.mask()
@@ -102,7 +102,7 @@ def test_counts_what_is_visible(work):
     [({}, 4 * 128, 4), ({"dtype": "bfloat16"}, 2 * 128, 2), ({"kv_bits": 4}, 128 // 2 + 2 * 2 * 4, 4)],
 )
 def test_what_is_held_and_read(changes, bytes_of_key, bytes_of_number):
-    """Of gradients as much as of what they are of, but of lse none; packed, a scale and a bias for each 64 numbers."""
+    """Gradients take as many bytes as their arrays; lse has none. Packed keys have a scale and bias per 64 numbers."""
     work = workload(head_dim=128, query_len=16, **changes)
     assert work.bytes_read == 2 * 2 * 32 * bytes_of_key
     lse, held = 4 * 4 * 16, 2 * 4 * 16 * 128 * bytes_of_number + work.bytes_read
@@ -117,13 +117,13 @@ def test_the_seed_decides_the_numbers(run_kernels, fake_implementation):
     assert outputs[0] == outputs[1] != outputs[2]
 
 
-# PyTorch among the implementations, in a shape that needs no PyTorch: what it is asked for.
+# The calls of PyTorch, tested with a fake PyTorch made of MLX.
 
 
 class FakeTensor:
     def __init__(self, array, dtype="as given", graph=None):
         self.array, self.dtype, self.requires_grad = mx.array(array), dtype, False
-        self.graph = graph  # the function that attention was, and what it was given
+        self.graph = graph  # for the gradient: attention's function, and its inputs
 
     def requires_grad_(self, requires_grad):
         self.requires_grad = requires_grad
@@ -132,12 +132,12 @@ class FakeTensor:
         return FakeTensor(self.array, dtype)
 
     def detach(self):
-        array = SimpleNamespace(numpy=lambda: np.array(self.array))  # torch refuses what is not detached
+        array = SimpleNamespace(numpy=lambda: np.array(self.array))  # torch converts only detached tensors
         return SimpleNamespace(float=lambda: array)
 
 
 def attention(*inputs, attn_mask, is_causal, enable_gqa):
-    """It has torch's mask: causal is aligned to the upper left."""
+    """Attention with torch's causal mask, which is aligned to the upper left."""
     assert enable_gqa
     arrays = [tensor.array for tensor in inputs]
     mask = attn_mask and attn_mask.array
@@ -149,7 +149,7 @@ def attention(*inputs, attn_mask, is_causal, enable_gqa):
 
 
 def grad(output, inputs, cotangent):
-    """Frees the graph, as torch does."""
+    """The gradients. Frees the graph, as torch does."""
     (attend, operands), output.graph = output.graph, None
     assert inputs == operands
     assert [tensor.requires_grad for tensor in (*inputs, cotangent)] == [True, True, True, False]
@@ -173,7 +173,7 @@ def torch(monkeypatch):
     [
         ([], True, False, PASSES),
         (["--no-causal"], False, False, PASSES),
-        (["--query-len", 5], False, True, PASSES),  # its own causal mask would be aligned to the other corner
+        (["--query-len", 5], False, True, PASSES),  # torch's own causal mask is aligned to the other corner
         (["--window", 7], False, True, PASSES),
         (["--window", 7, "--query-len", 5], False, True, PASSES),
         (["--query-len", 1], False, False, ["forward"]),
@@ -182,7 +182,7 @@ def torch(monkeypatch):
     ],
 )
 def test_torch_is_asked_for_the_same(run_kernels, torch, options, is_causal, masked, passes):
-    """And agrees, or the run would end. A backward pass has a forward pass of its own."""
+    """The call of torch is equivalent: if results differed, the run would end. A backward pass runs a forward first."""
     asked = torch.nn.functional.scaled_dot_product_attention
     for pass_ in passes:
         asked.reset_mock()

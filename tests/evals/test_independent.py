@@ -1,5 +1,5 @@
-"""Every figure again, by a slow way that shares no code with flash_evals: mlx-lm's model reads for each scored token
-what the rules let it see of the text, and nothing else; the rules from their definitions, the sums in float64.
+"""Recomputes every figure slowly, without code of flash_evals: for each scored token, mlx-lm's model reads only what
+the rules let it see of the text. The rules are written from their definitions; sums are float64.
 """
 
 import math
@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 @pytest.fixture
 def tokens(model_folder):
-    """Of a text, behind a BOS or not."""
+    """A function: the tokens of a text, with a BOS first or without."""
     tokenizer = Tokenizer.from_file(str(model_folder / "tokenizer.json"))
     prefix = {"always": [tokenizer.token_to_id("<|endoftext|>")], "never": []}
     return lambda text, bos: prefix[bos] + tokenizer.encode(text).ids
@@ -22,7 +22,7 @@ def tokens(model_folder):
 
 @pytest.fixture
 def cost(model_folder):
-    """-ln p(token | seen)."""
+    """A function: -ln p(token | seen)."""
     model, _ = load_model(model_folder)
 
     def cost(seen, token):
@@ -33,7 +33,7 @@ def cost(model_folder):
 
 
 def check(result, costs, words, n_bytes):
-    """To 1e-6 nats a token: 4 decimals of a perplexity around 30."""
+    """Compares a result to 1e-6 nats per token, which is 4 decimals of a perplexity around 30."""
     total, tokens = math.fsum(costs), len(costs)
     assert (result["tokens"], result["words"], result["bytes"]) == (tokens, words, n_bytes)
     for arm in (result["off"], result["on"]):
@@ -53,7 +53,7 @@ def test_rolling(evaluate_documents, cost, tokens, documents, reading, context, 
     streams, costs = {text: tokens(text, bos) for text in texts}, []
     for ids in streams.values():
         for token in range(1, len(ids)):
-            # The first window scores `context` tokens, and each later one `stride`: this one's, and where it ends.
+            # The first window scores `context` tokens, each later one `stride`: this token's window and where it ends.
             number = max(0, math.ceil((token - context) / stride))
             last = min(context + number * stride, len(ids) - 1)
             costs.append(cost(ids[max(0, last - context) : token], ids[token]))
@@ -61,7 +61,7 @@ def test_rolling(evaluate_documents, cost, tokens, documents, reading, context, 
     read = [text for text, ids in streams.items() if len(ids) > 1]
     check(result, costs, sum(len(text.split()) for text in read), sum(len(text.encode()) for text in read))
     assert (", documents one by one · " in result["page"]) is (reading == "separate")
-    if reading == "separate" and context == 128:  # padding, of windows of many lengths, is not counted as read
+    if reading == "separate" and context == 128:  # the padding of shorter windows does not count
         assert sum(trial["tokens"] for trial in result["trials"]) == result["tokens"]
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C keeps what was measured, says so, and ends with exit code 130; and so do errors, with theirs."""
+"""At Ctrl-C, flash-eval shows what it has measured, says so, and exits with 130; at errors, too, with another code."""
 
 import json
 import signal
@@ -14,7 +14,7 @@ def stop():
 
 @pytest.fixture
 def at_trial(monkeypatch):
-    """Does something in the middle of the trial of that number, by default a SIGINT; warm-up trials count."""
+    """arrange(number, happens): calls happens(), by default a SIGINT, within that trial; warm-up trials count."""
 
     def arrange(number, happens=stop):
         trials = []
@@ -51,8 +51,8 @@ def said_of(what):
 @pytest.mark.rotate(1, default=3)
 @pytest.mark.parametrize(("arm", "error"), [(0, None), (1, None), (0, OUT_OF_MEMORY)])
 def test_perplexity(invoke, at_trial, perplexity, same_scores, tmp_path, arm, error):
-    """In either arm of the third batch: the figures are those of the first two batches, and nothing of the third. An
-    error that nobody foresaw is raised behind them.
+    """An interruption in either arm of the third batch leaves the figures of the first two. An unexpected error is
+    raised after the page.
     """
     whole, cut = tmp_path / "whole.json", tmp_path / "cut.json"
     assert invoke(*perplexity, "--max-windows", 4, "--json", whole).exit_code == 0
@@ -71,9 +71,9 @@ def test_perplexity(invoke, at_trial, perplexity, same_scores, tmp_path, arm, er
 @pytest.mark.parametrize(
     ("command", "trial", "what", "unit", "kept"),
     [
-        # In the third test, after its warm-up: the first two tests are whole, and the third is not there.
+        # Stops in the third test, after its warm-up: the first two tests are complete, and the third is left out.
         ("speed", 2 * (2 + 2) + 2 + 1, "pp32 fails with the patch off", "trials", [("pp8", 1), ("pp16", 1)]),
-        # In the second repetition of the second length: the first length is whole, of the second one step is there.
+        # Stops in the second repetition of the second length: the first is complete, the second has one step.
         (
             "finetune",
             2 * 3 + 2 * 2 + 2,
@@ -85,7 +85,7 @@ def test_perplexity(invoke, at_trial, perplexity, same_scores, tmp_path, arm, er
 )
 @pytest.mark.parametrize("error", [None, OUT_OF_MEMORY])
 def test_speed_and_finetune(invoke, at_trial, commands, tmp_path, command, trial, what, unit, kept, error):
-    """By Ctrl-C, or as when the memory ends: what was measured is shown and written, and the error is not hidden."""
+    """At Ctrl-C, or when memory runs out, what was measured is shown and written; the error is reported."""
     at_trial(trial, Mock(side_effect=error) if error else stop)
     page = invoke(*commands[command], "--json", tmp_path / "out.json")
     assert (page.exit_code, page.stderr) == ((2, said_of(what)) if error else (130, ""))

@@ -1,4 +1,4 @@
-"""`flash-eval kernels`: what it makes of its options, the result file and the page, and what is left after Ctrl-C."""
+"""`flash-eval kernels`: its options, result file and page, and what Ctrl-C leaves."""
 
 import json
 import re
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("quick_machine")
 
 
 def test_json(run_kernels):
-    """An entry for each shape, dtype, length and implementation."""
+    """The file has an entry for each shape, dtype, length and implementation."""
     entries, page = run_kernels(
         *("--shape", "4/2x8,2/1x16", "--dtype", "float32,float16", "--seq-len", "16, 32", "--query-len", 16),
         *("--batch-size", 2, "--window", 9, "--seed", 3, "--impl", "naive,flash", "--pass", "forward,backward"),
@@ -64,14 +64,14 @@ def test_json(run_kernels):
 
 
 def page_of(entries):
-    """The header, the cells of the table, and what comes below."""
+    """The page's header, the cells of its table, and the lines below."""
     header, _, *lines = description(convert(entries, list[Entry])).text().splitlines()
     table, _, closing = "\n".join(lines).partition("\n\n")
     return header, [re.split(" {3,}", line.strip()) for line in table.splitlines()], closing.splitlines()
 
 
 def test_page(results):
-    """What the rows of a problem share stands in the first, and the pass in the first of its own."""
+    """A problem's first row has what its rows share, and a pass's first row has the pass."""
     entries = deepcopy(results["kernels"])
     for entry, seconds in zip(entries, (1e-4, 1e-3, 2e-4, 1.6e-4), strict=True):
         entry["machine"]["device"] = "cpu, AVX2, 2 threads"
@@ -102,7 +102,7 @@ def test_page(results):
 
 
 def test_the_bounds_of_a_gpu_are_mlx_s_own(run_kernels, monkeypatch):
-    """A matrix product in the workload's dtype, and a copy; its short calls are evaluated many at once."""
+    """A GPU's bounds are measured by MLX's matrix product in the workload's dtype, and by its copy, many at once."""
     monkeypatch.setattr(machine, "kind", lambda: "gpu")
     monkeypatch.setitem(machine.PRODUCT_SIZE, "gpu", 64)
     monkeypatch.setattr(machine, "COPY_BYTES", 4096)
@@ -148,12 +148,12 @@ FIRST = [[16, "flash", 2, 0, 0], [16, "naive", 2, 0, 0]]
     ("arguments", "trial", "kept"),
     [
         (LENGTHS, 1, [*FIRST, [32, "flash", 1, 0, 0]]),
-        (LENGTHS, 2, [*FIRST, [32, "flash", 1, 0, 0], [32, "naive", 1, 0, 0]]),  # in the second round flash is last
+        (LENGTHS, 2, [*FIRST, [32, "flash", 1, 0, 0], [32, "naive", 1, 0, 0]]),  # in round 2 flash is last
         (PASSES_OF_ONE, 0, [[16, "flash", 0, 0, 2], [16, "naive", 0, 0, 2]]),
     ],
 )
 def test_ctrl_c_keeps_what_is_finished(invoke, fake_implementation, tmp_path, arguments, trial, kept):
-    """In that trial of naive, of the second length or pass; of each there are two calls to warm up, and two trials."""
+    """Ctrl-C comes in that trial of naive, at the second length or pass. Each has two warm-up calls and two trials."""
     calls = iter(range(1, 100))
     fake_implementation("naive", before=lambda: next(calls) == 2 + 2 + 2 + trial and signal.raise_signal(signal.SIGINT))
     options = ("--shape", "2/1x8", "--impl", "flash,naive", "-r", 2, "--json", tmp_path / "out.json")

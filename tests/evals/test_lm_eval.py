@@ -1,7 +1,7 @@
-"""lm-evaluation-harness says the same of a model that people know, on the same pages: mlx-lm's model through
-`mlx_lm.evaluate`, and transformers' through `lm_eval`.
+"""For a published model and the same pages, lm-evaluation-harness computes the same perplexity: with mlx-lm's model by
+`mlx_lm.evaluate`, and with transformers' by `lm_eval`.
 
-A hub on loopback has the pages for the harness, and for flash-eval the lines of WikiText that they are made of.
+A hub on loopback serves the pages to the harness, and their lines, as in WikiText's file, to flash-eval.
 """
 
 import io
@@ -40,17 +40,17 @@ PERPLEXITY = (
     "token that comes . Of N tokens a model that knows nothing has a perplexity of N . Two models can be compared if "
     "both read the same tokens behind the same context ( and if the text is in the training data of neither ) .",
 )
-MLXLM_FLASH = [sys.executable, "-c", "from mlxlm_flash_patch.cli import main; main()"]  # in an overlay of uv's, too
+MLXLM_FLASH = [sys.executable, "-c", "from mlxlm_flash_patch.cli import main; main()"]  # also works in an overlay of uv
 LM_EVAL = [sys.executable, "-m", "lm_eval"]
 
 
 def lines(page):
-    """As WikiText's file has them."""
+    """The lines of a page as in WikiText's file."""
     return [line for paragraph in page for line in (f" {paragraph} \n", " \n")]
 
 
 def dataset(column, rows):
-    """The harness asks for all three splits, and reads `test`."""
+    """A dataset of these rows. The harness asks for all three splits, and reads `test`."""
     file = io.BytesIO()
     parquet.write_table(pa.table({column: rows}), file)
     splits = [f"  - {{split: {split}, path: test.parquet}}" for split in ("train", "validation", "test")]
@@ -60,7 +60,7 @@ def dataset(column, rows):
 
 @pytest.fixture
 def hub(tmp_path):
-    """What the environment of its clients has."""
+    """The environment variables of the hub's clients."""
     pages = "".join(lines(LOBSTER)).removesuffix("\n"), "".join(lines(PERPLEXITY))
     rows = ["" if line.isspace() else line for line in lines(LOBSTER + PERPLEXITY)]
     datasets = {
@@ -73,7 +73,7 @@ def hub(tmp_path):
 
 @pytest.fixture
 def ours(real_model, in_fresh_process, hub):
-    """`flash-eval perplexity` of the same pages."""
+    """ours(*rules): the result of `flash-eval perplexity` on the same pages."""
 
     def run(*rules):
         wikitext = ["--model", real_model, "--dataset", "wikitext", "--documents", "separate", *rules]
@@ -86,7 +86,7 @@ def ours(real_model, in_fresh_process, hub):
 
 @pytest.fixture
 def theirs(hub, tmp_path):
-    """What the harness says of its task `wikitext`."""
+    """theirs(*command): the harness's results for its task `wikitext`."""
 
     def run(*command):
         environment = {**os.environ, **hub, "MLXLM_FLASH": "strict"}
@@ -102,7 +102,7 @@ def theirs(hub, tmp_path):
 
 
 def assert_same(ours, theirs, rel):
-    """The harness counts an empty word at each end of a page."""
+    """Compares the figures. The harness counts an empty word at each end of a page."""
     for arm in (ours["off"], ours["on"]):
         assert theirs["bits_per_byte,none"] == pytest.approx(arm["bits_per_byte"], rel=rel)
         assert theirs["byte_perplexity,none"] == pytest.approx(arm["byte_ppl"], rel=rel)
@@ -111,9 +111,9 @@ def assert_same(ours, theirs, rel):
 
 
 def test_mlx_lm_evaluate(real_model, ours, theirs, tmp_path):
-    """It reads a page in one piece, behind nothing. Under the patch, which takes all of its calls.
+    """mlx_lm.evaluate reads each page in one piece, without a prefix. The patch takes all of its attention calls.
 
-    On a CPU its costs are 1e-4 nats too low, of about 4: nn.log_softmax adds 49,152 numbers in float32.
+    On a CPU its costs of about 4 nats are 1e-4 too low: nn.log_softmax adds 49,152 numbers in float32.
     """
     command = [*MLXLM_FLASH, "run", "mlx_lm.evaluate", "--model", real_model, "--output-dir", tmp_path / "out"]
     assert_same(ours("--bos", "auto", "--context", 1024), theirs(*command), rel=1e-4)
@@ -121,7 +121,7 @@ def test_mlx_lm_evaluate(real_model, ours, theirs, tmp_path):
 
 @pytest.mark.skipif(not (find_spec("torch") and find_spec("accelerate")), reason=f"no torch, or no accelerate: {RUN}")
 def test_lm_eval(real_model, ours, theirs, tmp_path):
-    """It sets a prefix before each page, and reads it in windows."""
+    """lm_eval puts a prefix before each page, and reads it in windows."""
     arguments = f"pretrained={real_model},max_length=64,dtype=float32,add_bos_token=False"
     model = ("--model", "hf", "--model_args", arguments, "--device", "cpu")
     command = [*LM_EVAL, *model, "--output_path", tmp_path / "out"]

@@ -1,4 +1,4 @@
-"""The machine as result files describe it: versions, the backend, its memory, and what bounds a figure."""
+"""Result files describe the machine: versions, backend, memory, and the bounds of speed."""
 
 import flashattn_core
 import pytest
@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 
 def test_the_machine():
-    """Named is what a figure depends on; what bounds it is measured per second."""
+    """The description names all that figures depend on; bandwidth and products are measured per second."""
     described = machine.describe()
     assert described.versions.keys() == {"mlx", "mlx-lm", "flashattn-core", "mlxlm-flash-patch", "flash-evals"}
     kind, backend = described.device.split(", ", maxsplit=1)

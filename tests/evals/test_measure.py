@@ -1,4 +1,4 @@
-"""The two arms: off is mlx-lm as it is, on really is flash, and time and memory are those of the work alone."""
+"""Of the two arms, off is unchanged mlx-lm and on is flash attention; time and memory are those of the work alone."""
 
 import multiprocessing
 import re
@@ -60,9 +60,9 @@ def test_the_on_arm_is_flash_and_ends_with_the_trial(loaded):
 
 
 def test_fallbacks_are_counted_and_not_warned_about(loaded, monkeypatch):
-    """Of every head_dim."""
+    """Here every call falls back because of its head_dim."""
     monkeypatch.setattr(router, "_max_head_dim", lambda *_: 1)
-    monkeypatch.setattr(_ext, "quick", lambda *_: None)  # which asks the table of kernels itself
+    monkeypatch.setattr(_ext, "quick", lambda *_: None)  # quick() would ask the kernel table itself
     flash = Flash({"cpu_prefill": 1000, "cpu_decode": 5})
     run("on", partial(forward, loaded), 16, flash)
     assert flash.calls == {"cpu_prefill": 1000, "cpu_decode": 5}
@@ -97,8 +97,8 @@ def test_calls_that_are_left_to_mlx_are_counted_apart_from_fallbacks(loaded, mon
 
 
 def test_of_attention_s_share_what_goes_in_is_waited_for_before_and_what_comes_out_after(monkeypatch):
-    """By a clock that goes while attention is at work, and while the rest is. The calls are those that `observe` shows,
-    which tests/patch tests.
+    """A fake clock advances during attention and during the rest. observe(), tested in tests/patch, sees the calls.
+    Inputs are evaluated before the clock of attention starts, the output before it stops.
     """
     now, evaluated = [0.0], []
     q, k, v = (mx.zeros((1, 2, 3, 8)) for _ in range(3))
@@ -122,7 +122,7 @@ def test_of_attention_s_share_what_goes_in_is_waited_for_before_and_what_comes_o
     share = measure.attention_share("off", work)
     [[inputs], _] = evaluated
     assert all(any(each is array for each in inputs) for array in (q, k, v))
-    assert not any(each is mask for each in inputs)  # flash attention never needs most of them
+    assert not any(each is mask for each in inputs)  # flash attention may not need the mask as an array
     assert share == (5 + 10) / (14 + 1 + 5 + 10)
     assert measure.attention_share("off", lambda: go(1)) is None  # without attention
 
@@ -136,14 +136,14 @@ SMALL = {
 
 @pytest.mark.parametrize("command", SMALL)
 def test_a_process_that_is_patched_already_has_no_off_arm(refused, model_folder, text_file, command):
-    """Otherwise both arms would be flash, and agree beautifully."""
+    """Otherwise both arms would be flash attention, and agree exactly."""
     text = ("--dataset", text_file, "--context", 24) if command == "perplexity" else ()
     with mlxlm_flash_patch.enabled():
         line = refused(command, "--model", model_folder, *text, *SMALL[command])
     assert "start flash-eval without `mlxlm-flash run`" in line
 
 
-# MLX's allocator counts the array alone. The process's other threads may touch a megabyte or two of their own.
+# MLX's allocator counts only arrays. In the process, other threads may use a megabyte or two.
 @pytest.mark.rotate(1, default=5)
 @pytest.mark.parametrize(
     ("method", "allocate", "megabytes", "tolerance"),
@@ -154,10 +154,10 @@ def test_a_process_that_is_patched_already_has_no_off_arm(refused, model_folder,
     ],
 )
 def test_peak_memory_is_what_the_work_needed(method, allocate, megabytes, tolerance):
-    """Also later, when a free list would serve it, the C library's the third time; and beside garbage.
+    """Later peaks are right, too, when freed memory is used again (the C library's the third time), and with garbage.
 
-    In a process of its own, as flash-eval's is. Other tests start threads before flash_evals is imported and let
-    allocations fail: behind both, the C library keeps what is freed.
+    The test has a process of its own, as flash-eval does. Other tests start threads before flash_evals is imported, and
+    let allocations fail: after either, the C library keeps freed memory.
     """
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh_process:
         peaks = fresh_process.submit(nine_peaks, method, allocate, megabytes).result()
@@ -167,7 +167,7 @@ def test_peak_memory_is_what_the_work_needed(method, allocate, megabytes, tolera
 @pytest.mark.slow("2 seconds")
 @pytest.mark.parametrize("method", [pytest.param("process", marks=LINUX), "allocator"])
 def test_flash_pays_for_its_scratch_whatever_ran_before(method, monkeypatch, request):
-    """Its threads keep it after a warm-up, and MLX's allocator never sees it; of a larger call nothing counts."""
+    """Scratch that threads keep, unseen by MLX's allocator, counts; that of an earlier, larger call does not."""
     if method == "allocator":
         request.getfixturevalue("allocator")
     kept = [np.empty(0, np.uint8)]
@@ -181,7 +181,7 @@ def test_flash_pays_for_its_scratch_whatever_ran_before(method, monkeypatch, req
         return size
 
     monkeypatch.setattr(flashattn_core, "release_scratch", release)
-    for megabytes in (64, 64, 40, 64, 40):  # above 32 MB the C library keeps nothing
+    for megabytes in (64, 64, 40, 64, 40):  # above 32 MB, the C library returns freed memory at once
         _, took = run("on", partial(work, megabytes), 0, Flash())
         assert took.peak_memory_mb == pytest.approx(megabytes, abs=3)
 

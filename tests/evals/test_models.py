@@ -1,4 +1,4 @@
-"""Loading a model, what is said of one that cannot be loaded, and the tokens of a text."""
+"""Models are loaded, or an error says why not; texts become tokens."""
 
 import json
 import re
@@ -25,7 +25,7 @@ def test_describe(loaded, model_folder, make_model):
 @pytest.mark.rotate(1, default=3)
 @pytest.mark.parametrize(("mode", "bits"), [("affine", 4), ("affine", 8), ("mxfp4", 4)])
 def test_a_quantised_model(mode, bits, loaded, model_folder, tmp_path, run_command):
-    """As mlx_lm.convert writes one: other predictions, the same by both arms, and the page says what it is."""
+    """A model quantised as by mlx_lm.convert has other predictions, equal in both arms; the page names its format."""
     network, tokenizer, config = mlx_lm.load(str(model_folder), return_config=True)
     network, config = quantize_model(network, config, group_size=32, bits=bits, mode=mode)
     save(tmp_path / "quantised", model_folder, network, tokenizer, config)
@@ -52,7 +52,7 @@ def test_a_quantised_model(mode, bits, loaded, model_folder, tmp_path, run_comma
 )
 def test_a_folder_that_cannot_be_loaded(file, content, says, model_folder, tmp_path):
     folder = shutil.copytree(model_folder, tmp_path / "model")
-    if isinstance(content, dict):  # changes
+    if isinstance(content, dict):  # changes to the file's content
         content = json.dumps({**json.loads((folder / file).read_text()), **content})
     (folder / file).unlink()
     if content is not None:
@@ -63,14 +63,14 @@ def test_a_folder_that_cannot_be_loaded(file, content, says, model_folder, tmp_p
 
 
 def test_tokens_and_the_text_up_to_them(loaded, make_model, text):
-    """Behind a BOS where the tokenizer sets one."""
+    """If the tokenizer sets a BOS, it comes first."""
     tokens = models.encode(loaded, text, "auto")
     assert not tokens.bos
     for token in range(len(tokens.ids)):
         prefix = tokens.text_up_to(token)
         assert text.startswith(prefix)
         decoded = loaded.tokenizer.decode(tokens.ids[: token + 1].tolist())
-        # A character whose bytes are spread over tokens counts with the first of them.
+        # A character whose bytes are in several tokens belongs to the first of them.
         assert prefix == decoded or decoded.rstrip("\ufffd") == prefix[:-1]
     assert prefix == text
     with_bos = models.load(str(make_model(bos=True)))

@@ -1,4 +1,4 @@
-"""How results are shown and kept: numbers as people read them, `-o` and `--json` of every command."""
+"""Results are shown with readable numbers, and written by `-o` and `--json` of every command."""
 
 import io
 import os
@@ -35,14 +35,14 @@ two!
 FORMATTED = {
     "text": TEXT,
     "md": "head · more\n\n| trial | arm | a\\|b |\n| --- | --- | --- |\n| 0 | off | 0.25 s |\n|  | on | 1 |\n"
-    "| 1 | off | 1 |\n\none  \ntwo!  \n" + INTERRUPTED + "\n",  # of one paragraph three lines
+    "| 1 | off | 1 |\n\none  \ntwo!  \n" + INTERRUPTED + "\n",  # one paragraph of three lines
     "json": '{\n  "command": "test",\n  "figure": 1.5,\n  "none": null\n}\n',
 }
 
 
 @pytest.mark.parametrize("output_format", FORMATS)
 def test_what_stdout_gets(capsys, tmp_path, output_format):
-    """And the file its own, whatever stdout gets."""
+    """stdout gets the format of -o; the file is JSON in any case."""
     json_file = tmp_path / "out.json"
     Outputs(output_format, json_file).deliver(FOUND)
     assert capsys.readouterr().out == FORMATTED[output_format]
@@ -50,7 +50,7 @@ def test_what_stdout_gets(capsys, tmp_path, output_format):
 
 
 def test_files_are_written_before_stdout_fails(tmp_path, monkeypatch):
-    """As a pipe that is closed, or a full disk behind `>`."""
+    """stdout may fail because a pipe is closed, or the disk behind `>` is full."""
     monkeypatch.setattr(click, "echo", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(OSError, match="No space"):
         Outputs(json_file=tmp_path / "out.json").deliver(FOUND)
@@ -109,7 +109,7 @@ def test_eta_speed_and_memory_on_a_terminal(run_command, monkeypatch):
     monkeypatch.setattr(runner, "Console", lambda stderr: Console(file=terminal, force_terminal=stderr, width=150))
     page = run_command("perplexity", "--stride", 2)["page"]
     shown = terminal.getvalue()
-    for part in ("windows, off and on", "0:00:0", "tokens/s · peak ", " MB"):  # 0:00:0 is the time that is left
+    for part in ("windows, off and on", "0:00:0", "tokens/s · peak ", " MB"):  # 0:00:0 is the remaining time
         assert part in shown
     assert shown.endswith("\x1b[2K")  # the line is cleared
     assert "tokens/s · peak" not in page

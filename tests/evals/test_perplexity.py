@@ -1,4 +1,4 @@
-"""`flash-eval perplexity`: what a score depends on, what both arms are compared by, and everything it writes."""
+"""`flash-eval perplexity`: what scores depend on, how the arms are compared, and all that it writes."""
 
 import json
 import math
@@ -15,7 +15,7 @@ from flash_evals.work import models, paired
 from flash_evals.work.ranks import Ranks
 from flash_evals.work.scoring import windows
 
-COMMAND = ("perplexity",)  # of `evaluate`
+COMMAND = ("perplexity",)  # which the fixture `evaluate` runs
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def ids(loaded, text):
 
 @pytest.fixture
 def scores(loaded, ids):
-    """Of all scored tokens, by the windows of a plan, read so many at once."""
+    """scores(plan, batch_size): the scores of all tokens, read in batches of a plan's windows."""
 
     def scores(plan, batch_size):
         batches = list(paired.batches(loaded.model, ids, plan, batch_size, ARMS, Ranks()))
@@ -47,14 +47,14 @@ def test_the_page_and_the_result_file(evaluate, loaded, model_folder, text_file,
     scored = loaded.tokenizer.decode(ids[:241].tolist())
     assert text.startswith(scored)
     assert (result["tokens"], result["words"], result["bytes"]) == (240, len(scored.split()), len(scored.encode()))
-    # Two layers, by the kernel's own count: the patch does something.
+    # The kernels' own counts show that the patch runs, in two layers.
     assert result["flash"] == {"calls": {"cpu_prefill": 2 * 3}, "fallbacks": {}, "left": {}}
     assert abs(result["paired"]["delta_nll"]) < 1e-5
     assert 0 < result["paired"]["max_abs_dlogit"] < 1e-3
     assert 0 < result["paired"]["mean_kl"] < 1e-8
     assert result["paired"]["top1_agreement"] == 1
 
-    # Every trial is kept, the arms take turns, and the summary is theirs.
+    # The file has every trial, the arms take turns, and the summary is that of the trials.
     trials = result["trials"]
     assert [trial["order"] for trial in trials] == [["off", "on"], ["on", "off"], ["off", "on"]]
     assert [trial["windows"] for trial in trials] == [4, 4, 2]
@@ -67,7 +67,7 @@ def test_the_page_and_the_result_file(evaluate, loaded, model_folder, text_file,
 
 @pytest.mark.slow("4 seconds")
 def test_the_batch_size_changes_no_score(scores, ids):
-    """Within 1e-5 per token: a matrix product may sum in another order when it has more rows."""
+    """Scores are equal within 1e-5 per token: a matrix product with more rows may sum in another order."""
     plan = windows([len(ids)], 24, 10)
     one = scores(plan, 1)
     for batch_size in (2, 5, len(plan), 10 * len(plan)):
@@ -79,8 +79,8 @@ def test_the_batch_size_changes_no_score(scores, ids):
 @pytest.mark.slow("7 seconds")
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_the_order_of_the_windows_changes_no_score(scores, ids, batch_size, monkeypatch):
-    """Bit for bit: the same windows in batches of the same size, which begin and end elsewhere, and however many tokens
-    are looked at together.
+    """Scores are equal bit for bit if batches of the same size have other windows, and for any number of tokens that
+    are scored at once.
     """
     plan = windows([len(ids)], 24, 8)
     plan = plan[: len(plan) // batch_size * batch_size]
@@ -93,7 +93,7 @@ def test_the_order_of_the_windows_changes_no_score(scores, ids, batch_size, monk
 
 
 def test_logits_that_are_no_numbers(evaluate, model_folder, tmp_path):
-    """The page says so, and the result file is still JSON that any reader takes."""
+    """The page says that logits are not finite, and the result file is still valid JSON."""
     folder = shutil.copytree(model_folder, tmp_path / "model")
     weights = mx.load(str(folder / "model.safetensors"))
     mx.save_safetensors(str(folder / "model.safetensors"), {name: w * math.nan for name, w in weights.items()})

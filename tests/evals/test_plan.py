@@ -1,4 +1,4 @@
-"""What a perplexity is of: a BOS or none, detokenised or not; all of it named."""
+"""A perplexity's plan: with a BOS or without, detokenised or not; the result names all that matters."""
 
 import json
 import re
@@ -24,7 +24,7 @@ STANDARD = Rules(24, None, "rolling", "joined", "auto", None)
     ],
 )
 def test_bos(run_command, make_model, text, has_bos, option, named, on_the_page):
-    """With one, the first token is scored too."""
+    """With a BOS, the first token is scored, too."""
     folder = make_model(bos=has_bos)
     tokens = len(models.load(str(folder)).tokenizer.encode(text, add_special_tokens=False))
     result = run_command("perplexity", "--model", folder, "--bos", option)
@@ -58,17 +58,17 @@ def test_wikitext_is_detokenised_unless_told_otherwise(loaded, option, expected)
 
 @pytest.mark.parametrize("documents", ["joined", "separate"])
 def test_of_a_part_the_words_that_were_scored_count(loaded, documents):
-    """Window by window to the end: the original words whose beginning was read."""
+    """Up to each window, the words that count are those of the original text whose beginning was read."""
     originals = [TOKENISED, TOKENISED[::-1], f"{TOKENISED} "]
     joined = "\n".join(originals)
     text = Text.of(originals, "some", separator="\n", tokenised=True)
     read = plan.make(loaded, text, replace(STANDARD, documents=documents, context=8))
     sizes = [read.size_up_to(window) for window in read.windows]
-    # Of the original, up to as many characters that no rule takes away.
+    # Where the original has n characters that no rule of the detokeniser removes.
     ends = [n for n, character in enumerate(joined, 1) if character not in " \n@"]
     for window, (words, _) in zip(read.windows, sizes, strict=True):
         seen = loaded.tokenizer.decode(read.ids[: window.end + 1].tolist())
-        solid = sum(character not in " \n@" for character in re.sub("\ufffd+$", "–", seen))  # by its first byte
+        solid = sum(character not in " \n@" for character in re.sub("\ufffd+$", "–", seen))  # from its first byte on
         assert words == len(joined[: ends[solid - 1]].split())
     assert sizes == sorted(sizes)
     spaces = 3 if documents == "joined" else 1

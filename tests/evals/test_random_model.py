@@ -1,4 +1,4 @@
-"""scripts/write_random_model.py: the published shapes, and folders that flash-eval reads."""
+"""scripts/write_random_model.py has the published shapes of models, and writes folders that flash-eval reads."""
 
 import runpy
 from pathlib import Path

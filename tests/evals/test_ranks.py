@@ -1,4 +1,4 @@
-"""`mlx.launch -n N flash-eval perplexity`: the windows are spread over the ranks, and the scores are those of one."""
+"""`mlx.launch -n N flash-eval perplexity` spreads the windows over N ranks, and gives the scores of one process."""
 
 import json
 import os
@@ -15,8 +15,8 @@ from two_ranks import PROGRAMS, launch
 pytestmark = pytest.mark.slow("processes that import for seconds")
 
 FLASH_EVAL = PROGRAMS / "flash-eval"
-# Rank 1 fails at its second batch (bug), or is killed there when rank 0 has kept the first two (die), or it reads
-# another text.
+# Rank 1 fails at its second batch (bug), is killed there after rank 0 has saved the first two (die), or reads another
+# text (text).
 DRIVER = """
 import os, sys, time
 from flash_evals import cli
@@ -48,7 +48,7 @@ def scores(path):
 
 
 def test_the_same_scores(invoke, perplexity, same_scores, tmp_path):
-    """Bit for bit, since the batches are the same; at the end there are fewer of them than ranks."""
+    """Scores are equal bit for bit, since the batches are the same; in the end, fewer batches than ranks are left."""
     one, two = (
         [*perplexity, "--max-windows", 5, "--json", tmp_path / f"{n}.json", "--save-logprobs", tmp_path / f"{n}.jsonl"]
         for n in (1, 2)
@@ -60,7 +60,7 @@ def test_the_same_scores(invoke, perplexity, same_scores, tmp_path):
     assert shared["windows"] == alone["windows"], stderr
     assert scores(tmp_path / "2.jsonl") == scores(tmp_path / "1.jsonl")
 
-    # Each did its share, one of them printed, and says what the speeds are.
+    # Both ranks worked, and only one printed.
     assert [trial["rank"] for trial in shared["trials"]] == [0, 1, 0]
     assert stdout.count("token perplexity") == 1
     assert stderr.count(REFERENCE) == int(blas() == "reference")
@@ -78,8 +78,8 @@ def test_an_error_in_one_rank_ends_all_and_keeps_what_is_measured(perplexity):
 
 @pytest.mark.nightly("three processes, which import for seconds")
 def test_a_rank_that_dies_ends_all(invoke, perplexity, tmp_path, monkeypatch):
-    """mlx.launch sees to that. What rank 0 has kept is there, and any number of ranks can go on with it."""
-    monkeypatch.setattr(machine, "blas", blas)  # conftest.py has another, and the ranks have this
+    """mlx.launch ends all ranks. Rank 0 has saved its batches, with which any number of ranks can continue."""
+    monkeypatch.setattr(machine, "blas", blas)  # conftest.py replaces it, but not in the ranks
     path, whole = tmp_path / "run.jsonl", tmp_path / "whole.jsonl"
     launch(sys.executable, "-c", DRIVER, "die", *perplexity, "--resume", path)
     assert len(scores(path)) == 2
@@ -92,7 +92,7 @@ def test_a_rank_that_dies_ends_all(invoke, perplexity, tmp_path, monkeypatch):
 
 @pytest.mark.nightly("three processes, which import for seconds")
 def test_what_is_refused_is_said_once(perplexity):
-    """Ranks that read different texts."""
+    """If ranks read different texts, only one prints the error."""
     stdout, stderr = launch(sys.executable, "-c", DRIVER, "text", *perplexity)
     assert stdout == ""
     assert "Error: rank 1 differs from rank 0 in text, model or settings" in stderr
@@ -101,7 +101,7 @@ def test_what_is_refused_is_said_once(perplexity):
 
 @pytest.mark.nightly("three processes, which import for seconds")
 def test_ctrl_c_keeps_what_is_measured(perplexity, tmp_path):
-    """All processes of the terminal get it. mlx.launch prints no more then, but files are written."""
+    """All processes of the terminal get Ctrl-C. Then mlx.launch prints no more, but files are written."""
     out, path = tmp_path / "out.json", tmp_path / "run.jsonl"
 
     def interrupt(process):

@@ -1,4 +1,4 @@
-"""What cannot be done is one line on stderr and exit code 2, before any work starts."""
+"""Impossible requests end with one line on stderr and exit code 2, before any work starts."""
 
 from pathlib import Path
 from unittest.mock import Mock
@@ -7,7 +7,7 @@ import flashattn_core
 import pytest
 from flash_evals.results.errors import EvalError, failing, one_line
 
-# Arguments: what the line says.
+# Arguments, and the text of the line.
 PERPLEXITY = {
     "--context 1": "--context must be at least 2, not 1",
     "--stride 0 --context 64": "--stride must be between 1 and the context of 64, not 0",
@@ -18,7 +18,7 @@ PERPLEXITY = {
     "--revision main": "--revision has no meaning for the folder",
     "--model ./missing": "no such model folder: ./missing",
     "--json missing/out.json": "--json missing/out.json: missing is missing or not writable",
-    "--json / --model ./missing": "--json /: this is a folder",  # found before anything else
+    "--json / --model ./missing": "--json /: this is a folder",  # checked first
     "--scoring half --stride 8": "--stride has no meaning with --scoring half",
     "--scoring half --documents separate": "--documents separate has no meaning with --scoring half",
     "--scoring half --context 2": "--scoring half takes a --context of at least 3, not 2",
@@ -116,7 +116,7 @@ def test_nonsense_in_a_variable_is_named(refused, command, monkeypatch):
 
 
 def raised(message, *causes):
-    """An error with these causes, each the cause of the one before."""
+    """An error with this message, and a chain of causes with the others."""
     error = RuntimeError(message)
     if causes:
         error.__cause__ = raised(*causes)

@@ -1,4 +1,4 @@
-"""`flash-eval report`: the numbers in the tables are those of the files, rounded to their last digit."""
+"""The numbers in the tables of `flash-eval report` are those of the files, rounded to the digits shown."""
 
 import re
 from copy import deepcopy
@@ -14,7 +14,7 @@ NUMBER = re.compile(r"([-+]?[0-9][0-9,]*)(\.\d+)?(e[-+]\d+)? ?(ms|µs|%)?")
 
 
 def figures(cell):
-    """Each number of a cell, to the last of its digits, but none of the range behind it."""
+    """Each number of a cell, as exact as its digits, without the range in brackets."""
     found = []
     for whole, digits, power, unit in NUMBER.findall(cell.split(" (")[0]):
         value = float(f"{whole.replace(',', '')}{digits}{power}")
@@ -24,7 +24,7 @@ def figures(cell):
 
 
 def shown(page):
-    """The numbers of each row of its table."""
+    """The numbers of each row of the page's table."""
     [table] = page.all("table")
     return {name: list(map(figures, cells)) for name, cells in rows(table).items()}
 
@@ -56,7 +56,7 @@ def test_perplexity(report, results):
 
 
 def test_speed(report, results):
-    """Attention's share of the time, and the accepted guesses of a draft model, where there is one."""
+    """The table has attention's share of the time and, with a draft model, the share of accepted tokens."""
     result = deepcopy(results["speed"])
     result["draft_model"] = result["model"]
     for test in result["results"]:
@@ -91,7 +91,7 @@ def test_finetune(report, results):
 
 
 def test_kernels(report, results):
-    """A decode step is measured by what it reads."""
+    """For a decode step, the table has the bandwidth instead of FLOPs."""
     entries = results["kernels"]
     decode = deepcopy(entries)
     for entry in decode:
@@ -116,7 +116,7 @@ def test_kernels(report, results):
             ]
     found = shown(report(entries))
     for name, cells in found.items():
-        cells[3] = cells[3] or expected[name][3]  # nothing is claimed
+        cells[3] = cells[3] or expected[name][3]  # the page claims no difference
     assert found == expected
 
     page = report(decode)
@@ -126,7 +126,7 @@ def test_kernels(report, results):
 
 @pytest.mark.parametrize("command", ["perplexity", "speed", "finetune", "kernels"])
 def test_a_file_without_a_precision_is_of_float32(results, command):
-    """Files of releases that had no other. What is written now always says."""
+    """Files of older releases, which had only float32, lack a precision. New files always have it."""
     found = deepcopy(results[command])
     for entry in found if command == "kernels" else [found]:
         del entry["settings"]["precision"]

@@ -1,4 +1,4 @@
-"""`flash-eval report`: four questions, answered by what the files hold, and by no more than that."""
+"""`flash-eval report` answers four questions from the files' figures, and claims no more than they show."""
 
 import re
 
@@ -7,7 +7,7 @@ from report_page import answer
 
 
 def faster(speed, *ratios):
-    """A result of `speed` with one test for each ratio. What overlaps is in test_claims.py."""
+    """A result of `speed` with one test for each ratio. test_claims.py tests trials that overlap."""
     test = speed["results"][0]
     tests = [{**test, "depth": number, "ratio": ratio, "trials": []} for number, ratio in enumerate(ratios)]
     return {**speed, "results": tests}
@@ -68,7 +68,7 @@ def test_less_memory(report, results, off, on, overlap, word):
     ],
 )
 def test_same_predictions(report, results, paired, word, says):
-    """Several runs have a sentence each."""
+    """The answer has one sentence for each run."""
     one = {**results["perplexity"], "tokens": 200}
     result = {**one, "paired": {**one["paired"], **paired}}
     assert answer(report(result), "Same predictions?") == (word, f"perplexity: {says}")
@@ -102,7 +102,7 @@ def test_interrupted(report, results):
 
 @pytest.mark.parametrize("command", ["perplexity", "speed", "finetune"])
 def test_a_patch_that_never_ran(report, results, command):
-    """Whatever the figures are, they say nothing of flash."""
+    """If the patch never ran, no figure says anything about flash attention."""
     page = report({**results[command], "flash": {"calls": {}, "fallbacks": {"no kernel": 3}}})
     for question in ("Faster?", "Less memory?"):
         assert answer(page, question) == ("Not measured", f"{command}: the patch never ran.")
@@ -118,7 +118,7 @@ def test_a_patch_that_never_ran(report, results, command):
 
 @pytest.mark.slow("2 seconds")
 def test_kernels_beside_others(report, results):
-    """Only MLX's attention is what flash replaces: torch has a sentence, and no say in the word."""
+    """Flash attention replaces MLX's attention, not torch's: torch has a sentence, but does not affect the word."""
     torch = [
         {**entry, "config": {**entry["config"], "impl": "torch"}}
         for entry in results["kernels"]

@@ -1,4 +1,4 @@
-"""`flash-eval report`'s page in a headless Chromium: quiet, readable on a screen, on a phone and on paper."""
+"""`flash-eval report`'s page in a headless Chromium logs nothing, and is readable on a screen, a phone and paper."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow("starts a browser")
 SIZES = {"screen": 1200, "phone": 390}
 PAPER = 688  # CSS pixels between the margins of A4
 
-# Text whose contrast to what is behind it is below 4.5, which WCAG 2.2 asks for (AA).
+# Finds text with a contrast to its background below 4.5, which WCAG 2.2 (AA) asks for.
 FAINT = """
 (() => {
   const parse = (text) => (text.match(/[\\d.]+/g) || []).map(Number);
@@ -70,7 +70,7 @@ def chromium():
 
 @pytest.fixture
 def open_page(chromium):
-    """Opens a file, which must cause one request, for itself, and nothing that a console would show."""
+    """Opens a file, which must cause no request but that for itself, and no message in the console."""
 
     def open_page(path, width=1200, dark=False, media="screen"):
         page = chromium.new_page(
@@ -93,7 +93,7 @@ def open_page(chromium):
 
 @pytest.fixture(scope="module")
 def file(results, tmp_path_factory):
-    """Of a run of each command, and with a file that is left out."""
+    """A page with a run of each command, and a file that is left out."""
     return make(list(results.values()), tmp_path_factory.mktemp("report"))
 
 
@@ -116,8 +116,8 @@ NIGHTLY = pytest.mark.nightly("another look at the same page")
     [("phone", True), *(pytest.param(*look, marks=NIGHTLY) for look in (("phone", False), ("screen", True)))],
 )
 def test_it_opens(open_page, file, size, dark):
-    """No wider than the screen, where tables scroll by themselves; nothing is faint, and a phone gets letters of a
-    phone, in plots too.
+    """The page is no wider than the screen (tables scroll by themselves) and has no faint text. On a phone, letters are
+    large enough, in plots too.
     """
     page = open_page(file, SIZES[size], dark)
     assert page.evaluate("document.documentElement.scrollWidth") <= SIZES[size]
@@ -131,14 +131,14 @@ def test_it_opens(open_page, file, size, dark):
     sizes = "[...document.querySelectorAll('p, td, th')].map((part) => parseFloat(getComputedStyle(part).fontSize))"
     assert min(page.evaluate(sizes)) >= 9
     shrunk = "[...document.querySelectorAll('img')].map((image) => image.width / image.naturalWidth)"
-    assert min(page.evaluate(shrunk)) >= 0.65  # of points that are 4/3 pixels, with letters of 11
+    assert min(page.evaluate(shrunk)) >= 0.65  # plots have letters of 11 points, each 4/3 pixels
     scrolls = "[...document.querySelectorAll('.scroll')].some((box) => box.scrollWidth > box.clientWidth)"
     assert page.evaluate(scrolls) is (size == "phone")
 
 
 @NIGHTLY
 def test_paper(open_page, file):
-    """All of it, settings and machine included, which a fold hides on a screen; and no wider than the sheet."""
+    """On paper, the page is no wider than the sheet, and shows settings and machine, which are folded on a screen."""
     visible = "[...document.querySelectorAll('.about')].map((part) => part.checkVisibility())"
     page = open_page(file, PAPER, media="print")
     assert page.evaluate("document.documentElement.scrollWidth") <= PAPER
@@ -161,7 +161,7 @@ def test_charts_are_as_light_as_the_page(open_page, file, dark, media, colors):
 
 
 def test_markup_in_a_file_does_nothing(open_page, results, tmp_path):
-    """And what should get into the page all the same, its own policy refuses: no scripts, nothing from elsewhere."""
+    """Markup is escaped; and the page's own policy would block any script, and any content from elsewhere."""
     page = open_page(make(hostile(*results.values()), tmp_path), SIZES["phone"])
     assert page.evaluate("document.title") == "Flash attention, off and on"
     assert page.evaluate("document.querySelectorAll('script, img[onerror]').length") == 0

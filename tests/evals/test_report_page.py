@@ -1,4 +1,4 @@
-"""`flash-eval report`: whatever a file holds, the page is whole and self-contained; what cannot be used is named."""
+"""Whatever the files contain, `flash-eval report` writes a complete, self-contained page, and names unusable files."""
 
 import json
 import re
@@ -22,7 +22,7 @@ def test_a_file_read_back_is_what_was_written(results):
 
 @pytest.mark.slow("4 seconds")
 def test_unknown_fields_are_fine(report, results):
-    """Of files that are older or newer. Where names are kernels, reasons, packages or arms, there are no others."""
+    """Files of other releases may have unknown fields, except where names are kernels, reasons, packages or arms."""
 
     def more(value, key=""):
         if isinstance(value, dict) and value and key not in ("calls", "fallbacks", "left", "versions", "tokens_per_s"):
@@ -32,12 +32,12 @@ def test_unknown_fields_are_fine(report, results):
     assert report(*map(more, results.values())).text == report(*results.values()).text
 
 
-NULLABLE = re.compile("ppl|bits_per|nll|dlogit|kl|loss|memory_ratio|(TFLOPs|GB)/s")  # what may not be finite
+NULLABLE = re.compile("ppl|bits_per|nll|dlogit|kl|loss|memory_ratio|(TFLOPs|GB)/s")  # fields that may be not finite
 
 
 @pytest.mark.slow("2 seconds")
 def test_null_figures_are_named_or_dashes(report, results):
-    """What is not finite is null in a result file."""
+    """Numbers that are not finite are null in a result file."""
 
     def null(leaf, key):
         return None if isinstance(leaf, float) and NULLABLE.search(key) else leaf
@@ -74,7 +74,7 @@ def test_perplexity_of_one_arm(report, results, arm):
     ],
 )
 def test_perplexity_compared_with_another_run(report, results, arm, differs_in, same, faster):
-    """Same predictions can be said of any two; which arm is faster where the patch is all that they differ in."""
+    """Any two runs can have the same predictions; one is called faster only if they differ in nothing but the patch."""
     column = "off" if arm == "off" else "other"
     about = {"model": results["perplexity"]["model"], "machine": results["perplexity"]["machine"], "trials": []}
     about |= {"file": "folder/kept.jsonl", "batch_size": 1, "ranks": 1}
@@ -92,7 +92,7 @@ def test_perplexity_compared_with_another_run(report, results, arm, differs_in, 
 
 
 GONE = object()
-# Where a result is changed, and what stands there then: why the file has no place on the page.
+# A command, the field of its result that is changed, the new value, and the reason why the page leaves the file out.
 CHANGES = [
     ("perplexity", ("on", "ppl"), GONE, "Object missing required field `ppl` - at `$.on`"),
     ("perplexity", ("tokens",), 10**400, "Expected `int` <= 9007199254740992 - at `$.tokens`"),
@@ -126,7 +126,7 @@ def changed(result, path, value):
 
 
 def test_broken_files_are_named_and_left_out(invoke, results, tmp_path):
-    """Each with the reason, on the page and on stderr; a whole one beside them has its place, once."""
+    """The page and stderr name each broken file and the reason; the page has the good file once."""
     broken = [(changed(results[command], path, value), why) for command, path, value, why in CHANGES]
     armless = {key: value for key, value in results["perplexity"].items() if key not in ("off", "on")}
     broken.append((json.dumps(armless).encode(), "expected one or two of the columns other, off, on, not none"))
@@ -198,9 +198,9 @@ def test_settings_and_machine_are_in_a_fold(page, results):
 
 
 def test_it_is_self_contained(page):
-    """Nothing is loaded, nothing runs, and links lead to places of the page."""
+    """The page loads nothing, runs nothing, and its links lead to its own sections."""
     assert page.all("script") == page.all("link") == []
-    assert len(page.all("img")) == 6 + 2 + 6  # of speed, finetune and kernels
+    assert len(page.all("img")) == 6 + 2 + 6  # charts of speed, finetune and kernels
     assert all(image.attributes["src"].startswith("data:image/svg+xml;base64,") for image in page.all("img"))
     assert not any(word in page.all("style")[0].text for word in ("url(", "@import"))
     anchors = {article.attributes["id"] for article in page.all("article")}
@@ -214,7 +214,7 @@ def test_charts_take_several_lengths(report, results):
 
 
 def test_it_is_accessible(page):
-    """It says what its marks mean, too."""
+    """The page has a legend of its marks, a language, a title, and headings in order."""
     assert LEGEND in page.text
     assert page.attributes["lang"] == "en"
     assert page.all("title")[0].text == page.all("h1")[0].text
@@ -233,7 +233,7 @@ def test_it_is_accessible(page):
 
 @pytest.mark.slow("2 seconds")
 def test_the_page_goes_where_it_is_told(invoke, refused, results, tmp_path, monkeypatch):
-    """The same to the byte. A result file is not written over, and a full disk says so."""
+    """All ways to name the file write the same bytes. A result file is not overwritten; a full disk is reported."""
     file = tmp_path / "run.json"
     file.write_text(json.dumps(results["speed"]))
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""`--resume`: a run goes on behind what its file holds, whatever stopped it: nothing is lost, nothing counted twice."""
+"""`--resume` continues a run from its file, whatever stopped it: nothing is lost, and nothing counts twice."""
 
 import errno
 import fcntl
@@ -13,9 +13,9 @@ import pytest
 from flash_evals.work import machine, paired
 from msgspec.structs import replace
 
-COMMAND = ("perplexity", "--batch-size", 2)  # of `evaluate`
+COMMAND = ("perplexity", "--batch-size", 2)  # which the fixture `evaluate` runs
 
-# As in conftest.py, so that a run here may continue it.
+# Pretends to have OpenBLAS, as conftest.py does, so that a run in this process may continue the file.
 ANOTHER_BLAS = """
 from flash_evals import cli
 from flash_evals.work import machine
@@ -26,7 +26,7 @@ cli.main()
 
 @pytest.fixture
 def path(tmp_path):
-    """Of the file that is resumed."""
+    """The path of the file that is resumed."""
     return tmp_path / "run.jsonl"
 
 
@@ -37,7 +37,7 @@ def lines(path):
 @pytest.mark.rotate(1, default=7)
 @pytest.mark.parametrize(("whole", "half"), [(0, 0), (0, 5), (0, 300), (1, 0), (1, 20), (2, 20), (4, 0)])
 def test_it_goes_on_behind_what_the_file_holds(evaluate, path, same_scores, monkeypatch, whole, half):
-    """So many whole lines, of which the first is no batch, and so many characters of the next, which do not count."""
+    """The file has `whole` lines, the first of which is no batch. `half` characters of the next line do not count."""
     at_once = evaluate("--save-logprobs", path)
     held, batches = lines(path), max(0, whole - 1)
     path.write_text("".join(held[:whole]) + held[whole][:half])
@@ -50,17 +50,17 @@ def test_it_goes_on_behind_what_the_file_holds(evaluate, path, same_scores, monk
         batches > 0
     )
 
-    # The file is now that of a whole run, and shows its results again without measuring anything.
+    # The file now has a whole run: resuming it shows the results without measuring anything.
     monkeypatch.setattr(paired, "run", None)
     again = evaluate("--resume", path)
     same_scores(again, at_once)
     assert again["trials"] == resumed["trials"]
-    assert again["ranks"] == {"size": 1, "tokens_per_s": {}}  # of what was read now
+    assert again["ranks"] == {"size": 1, "tokens_per_s": {}}  # nothing was read by this run
 
 
 @pytest.mark.nightly("a process for each kill, which imports for seconds")
 def test_killed_at_a_random_moment(evaluate, perplexity, path, same_scores):
-    """SIGKILL, each time a little after the file has grown."""
+    """Each time the file has grown a little, the process gets SIGKILL."""
     flash_eval = [sys.executable, "-c", ANOTHER_BLAS, *map(str, perplexity), "--stride", "3"]
     for _ in range(4):
         before = path.stat().st_size if path.exists() else 0
@@ -75,7 +75,7 @@ def test_killed_at_a_random_moment(evaluate, perplexity, path, same_scores):
 
 
 def test_the_file_of_another_run_is_refused(evaluate, refused, perplexity, path, monkeypatch, make_model):
-    """Its scores and times would be of two things; also where a model is called the same and looks the same."""
+    """Otherwise scores and times of two runs would mix. Models with the same name and shape are told apart, too."""
     described = machine.describe()
     evaluate("--resume", path, "--max-windows", 4)
     before, model = path.read_bytes(), make_model(rope_theta=100.0)
@@ -101,10 +101,10 @@ def test_a_batch_is_on_the_disk_before_the_next_begins(evaluate, path, monkeypat
     monkeypatch.setattr(os, "fsync", lambda _: on_disk.append(len(lines(path))))
     monkeypatch.setattr(paired, "_measure", lambda *a, **others: seen.append(on_disk[-1]) or measure(*a, **others))
     batches = len(evaluate("--resume", path)["trials"])
-    assert seen == [1, *range(1, 1 + batches)]  # the first is to warm up
+    assert seen == [1, *range(1, 1 + batches)]  # the first is the warm-up
 
 
-# In which line, in the place of what: what, and what is said of it.
+# The line of the file, the text to replace, its replacement, and the error.
 BREAK = [
     (
         0,
@@ -138,8 +138,8 @@ def test_a_broken_file_is_refused_and_left_alone(evaluate, refused, perplexity, 
 @pytest.mark.slow("9 seconds")
 @pytest.mark.parametrize("fitting", [0, 2])
 def test_a_disk_that_fills_up_keeps_the_results_so_far(evaluate, invoke, perplexity, path, fitting):
-    """The limit on the size of a file stands for the disk. What did fit is there to go on from, also in batches of
-    another size; shown is also the batch that did not.
+    """A limit on the file's size stands for the full disk. The page has all batches, even the last, which did not fit.
+    A later run can continue after those that did, even with another batch size.
     """
     whole = evaluate("--save-logprobs", path)
     kept = lines(path)

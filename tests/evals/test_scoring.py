@@ -1,5 +1,5 @@
-"""Which window scores which token: each but the first once, with the longest context it can have, and the windows of
-others; the statistics of the scores, against float64 numpy; and which token an arm ranks first.
+"""Windows score each token but the first once, with the longest possible context, and as other programs do. Statistics
+of the scores agree with numpy in float64. Arms agree on the first-ranked token, or have a tie.
 """
 
 import math
@@ -24,7 +24,7 @@ def log_softmax(logits):
 
 
 def test_token_nll_of_a_large_vocabulary():
-    """A float32 sum of so many, one after the other, is off by 2e-4, always to the same side."""
+    """A plain sequential float32 sum of so many numbers would be off by 2e-4, always in the same direction."""
     logits = (3 * np.random.default_rng(0).standard_normal((16, 151_936))).astype(np.float32)
     error = scoring.token_nll(logits, np.arange(16)) + log_softmax(logits)[np.arange(16), np.arange(16)]
     assert np.abs(error).max() < 2e-6
@@ -33,7 +33,7 @@ def test_token_nll_of_a_large_vocabulary():
 
 @pytest.mark.parametrize("size", [1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1, 10, 100])
 def test_kl_is_exact_from_rounding_noise_to_nonsense(size):
-    """Where the usual float32 sum gives 1e-8 of noise, the value itself is 1e-11 and must come out."""
+    """Even a divergence of 1e-11 is exact, for which the usual float32 formula gives noise of 1e-8."""
     random = np.random.default_rng(0)
     off = (random.standard_normal((64, 500)) * 4).astype(np.float32)
     on = (off + random.standard_normal(off.shape) * size).astype(np.float32)
@@ -49,12 +49,12 @@ def test_kl_is_exact_from_rounding_noise_to_nonsense(size):
         ([800.0, 800.0], 1, {"ppl": INF, "word_ppl": INF}),
         ([1.0, 2.0], 0, {"word_ppl": INF, "byte_ppl": math.exp(1.5)}),
         ([1.0], 1, {"ppl": math.e, "ppl_se": NAN}),
-        # A float32 sum of a million tenths is off by 1 %.
+        # A plain float32 sum of a million tenths is off by 1 %.
         ([0.1] * 1_000_000, 1, {"ppl": math.exp(np.float32(0.1))}),
     ],
 )
 def test_what_is_not_finite_and_what_is_long(nll, words, expected):
-    """The figures of a plain text are those of test_independent.py."""
+    """test_independent.py tests the figures of an ordinary text."""
     column = summary.column(np.array(nll, np.float32), [Measurement(1.0, 1.0, 1.0)], words, 2)
     for figure, value in expected.items():
         assert getattr(column, figure) == pytest.approx(value, rel=1e-12, nan_ok=True)
@@ -79,7 +79,7 @@ AGREEMENT = [
 
 @pytest.mark.parametrize("rows", [1, len(AGREEMENT)])
 def test_agreement(rows):
-    """Of each token for itself, however many are looked at together."""
+    """Agreement is decided for each token, however many are compared at once."""
     off, on, expected = zip(*AGREEMENT, strict=True)
     found = []
     for first in range(0, len(AGREEMENT), rows):
@@ -90,16 +90,16 @@ def test_agreement(rows):
 
 
 def test_few_ties_are_kept():
-    """A model that likes all of its vocabulary the same must not fill the memory."""
+    """A model that ranks its whole vocabulary equally must not fill the memory."""
     assert scoring.ranked_first(mx.zeros((2, 1000))).tolist() == [[0, *range(16)]] * 2
 
 
 @given(st.lists(st.integers(0, 100), max_size=4), st.integers(1, 40), st.data())
 def test_each_token_but_the_first_is_scored_once_as_lm_evaluation_harness_does(lengths, context, data):
-    """Of each stream, behind nothing of another. Its first token is a prefix, which is read and not predicted.
+    """Each text is scored without the others. Its first token is a prefix, which is read and not predicted.
 
-    The first window predicts as many tokens as the model can read; each later one `context - context_len + 1` of those
-    that are left, or all, and reads the `context` tokens that stand before the last of them.
+    The first window predicts as many tokens as the model can read; each later one the next `context - context_len + 1`,
+    or all that are left, and reads the `context` tokens before the last of them.
     """
     context_len = data.draw(st.integers(1, context))
     expected, start = [], 0

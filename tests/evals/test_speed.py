@@ -1,4 +1,4 @@
-"""`flash-eval speed`: the tests it makes of its options, what a trial of them reads, and what it writes."""
+"""`flash-eval speed`: the tests that its options select, the tokens that a trial reads, and all that it writes."""
 
 import dataclasses
 import statistics
@@ -15,7 +15,7 @@ from flash_evals.work import generation, models
 from mlx_lm.models.cache import ArraysCache, ConcatenateKVCache, KVCache
 from msgspec.structs import replace
 
-COMMAND = ("speed",)  # of `evaluate`
+COMMAND = ("speed",)  # which the fixture `evaluate` runs
 
 
 def measured(loaded, *cases):
@@ -25,7 +25,7 @@ def measured(loaded, *cases):
 
 @pytest.mark.slow("14 seconds")
 def test_every_length_and_batch_at_every_depth(evaluate):
-    """The tokens of sequences at once are counted together; flash takes all of them."""
+    """Tokens of all sequences in a batch count; flash attention takes all calls."""
     result = evaluate("-p", "16,32", "-g", 4, "-d", "0,64", "-b", "1,3", "-r", 2)
     tests = ["pp16", "pp32", "tg4", "pp16 x3", "pp32 x3", "tg4 x3"]
     names = [*tests, *(f"{test} @ d64" for test in tests)]
@@ -47,8 +47,8 @@ def test_every_length_and_batch_at_every_depth(evaluate):
 
 
 def test_attention_has_a_share_of_the_time(evaluate, monkeypatch):
-    """The page and the file have one for each test and arm, and none if none is known."""
-    shares = iter((0.75, 0.25, None, 0.5))  # on goes first
+    """The page and the file have attention's share for each test and arm, or none if it is unknown."""
+    shares = iter((0.75, 0.25, None, 0.5))  # the arm that is on goes first
     monkeypatch.setattr(generation, "attention_share", lambda name, work, precision: next(shares))
     result = evaluate("-p", 8, "-g", 2, "-d", 0, "-r", 2)
     found = [[test[arm]["attention_share"] for arm in ARMS] for test in result["results"]]
@@ -59,7 +59,7 @@ def test_attention_has_a_share_of_the_time(evaluate, monkeypatch):
 
 @pytest.mark.slow("3 seconds")
 def test_the_delay_and_the_seed_reach_the_work(evaluate, monkeypatch):
-    """And a 0 means that there are no tests of one kind; a single repetition has no deviation."""
+    """--delay and --seed take effect. -g 0 makes no such test; a single repetition has no standard deviation."""
     prompts, waited = [], []
     monkeypatch.setattr(generation.time, "sleep", waited.append)
     monkeypatch.setattr(generation, "generate_step", lambda prompt, *_, **__: prompts.append(prompt.tolist()) or ())
@@ -68,7 +68,7 @@ def test_the_delay_and_the_seed_reach_the_work(evaluate, monkeypatch):
     [test] = result["results"]
     assert (test["test"], test["off"]["tokens_per_s_sd"], result["draft_model"]) == ("pp20", None, None)
     assert "accepted" not in result["page"]
-    assert waited == [2.5] * 3 * 6  # warm-up, attention's share, one repetition
+    assert waited == [2.5] * 3 * 6  # for two arms: warm-up, attention's share, one repetition
     first, other = prompts[0], prompts[-1]
     assert prompts == [first] * 12 + [other] * 6
     assert first != other
@@ -79,7 +79,7 @@ def test_the_delay_and_the_seed_reach_the_work(evaluate, monkeypatch):
 @pytest.mark.parametrize(
     ("kind", "tokens", "depth", "reads"),
     [
-        # mlx-lm processes all but the last token of a prompt, then takes a step with that one.
+        # mlx-lm processes all tokens of a prompt but the last, then takes a step with the last one.
         ("prompt", 16, 0, [(15, 0), (1, 15)]),
         ("prompt", 1, 0, [(1, 0)]),
         ("prompt", 16, 8, [(15, 8), (1, 23)]),
@@ -88,7 +88,7 @@ def test_the_delay_and_the_seed_reach_the_work(evaluate, monkeypatch):
     ],
 )
 def test_what_a_trial_reads(loaded, monkeypatch, kind, tokens, depth, reads, batch_size):
-    """So many tokens at such a depth, and in each trial of both arms the same ones."""
+    """Each trial of both arms reads the same tokens, in calls of these lengths at these depths."""
     trials, read, model = [], [], loaded.model
 
     def spy(inputs, cache):
@@ -118,8 +118,8 @@ def test_what_a_trial_reads(loaded, monkeypatch, kind, tokens, depth, reads, bat
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_a_trial_has_a_cache_of_its_own(loaded, batch_size):
-    """What it appends is not in the next one's. Nor does the first append copy, or merge, the whole cache while the
-    clock runs, as memory of the trial: the buffers are there before.
+    """The next trial does not see what a trial appends to its cache. Buffers are allocated before the trial, so that
+    the first append does not copy or merge the whole cache within its time and memory.
     """
     cache = generation.filled_cache(loaded, np.arange(10))
     before = [np.array(array) for layer in cache for array in layer.state[:2]]
@@ -165,7 +165,7 @@ def test_a_model_that_drafts_for_itself_is_always_right(evaluate, model_folder, 
 @pytest.mark.parametrize("count", [1, 2, 7, 20])
 @pytest.mark.parametrize("ahead", [1, 3])
 def test_tokens_are_those_of_the_model_and_guesses_are_counted(loaded, make_model, monkeypatch, count, ahead):
-    """What the model would have generated alone, from a cache with something in it; each guess is a draft step."""
+    """With a filled cache, the tokens are those of the model without a draft model; each guess is a draft step."""
     prompt, draft = np.array([7]), models.load(str(make_model(num_hidden_layers=1)))
     filled = [generation.filled_cache(model, np.arange(10)) for model in (loaded, draft)]
     own = {"max_tokens": count, "prompt_cache": generation._copy(filled[0])}
@@ -187,7 +187,7 @@ def test_tokens_are_those_of_the_model_and_guesses_are_counted(loaded, make_mode
     work = generation.prepared([loaded, draft], ahead, Case("generation", count, 10, 1), prompt[None], filled)
     assert work() == (len(guesses), sum(was_drafted for _, _, was_drafted in steps))
     assert [token for token, _, _ in steps] == alone
-    assert [layer.offset for cache in filled for layer in cache] == [10, 10, 10]  # the next trial's
+    assert [layer.offset for cache in filled for layer in cache] == [10, 10, 10]  # unchanged for the next trial
 
 
 def test_models_that_cannot_draft_for_each_other_are_refused(refused, loaded, monkeypatch):

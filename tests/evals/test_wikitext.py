@@ -1,4 +1,4 @@
-"""WikiText: from its tokenised form to what people write, and which part of the one stands for which of the other."""
+"""WikiText is converted from its tokenised form to ordinary text, whose parts map to parts of the original."""
 
 import pytest
 from flash_evals.work import wikitext
@@ -19,7 +19,7 @@ DETOKENISED = {
     "red @-@ tipped": "red-tipped",
     "1 @,@ 234 @.@ 5 kg": "1,234.5 kg",
     "one , two ; three : four . five ! six ? seven": "one, two; three: four. five! six? seven",
-    "at the end .": "at the end .",  # a mark is freed only between two spaces
+    "at the end .": "at the end .",  # a mark loses its space only between two spaces
     "( 24 in ) [ sic ] { x }": "(24 in) [sic] {x}",
     "( a (": "( a (",
     "the ' crusher ' claw": "the 'crusher' claw",
@@ -45,7 +45,7 @@ def test_a_quote_without_its_partner_stays_on_its_page():
 
 
 def test_pages_are_the_lines_of_the_file_between_two_headings():
-    """As lm-evaluation-harness has them, from rows as the hub has them. A section is no page."""
+    """The hub's rows give the pages of lm-evaluation-harness. A heading of a section begins no page."""
     one = ["", " = One = \n", "", " Text . \n", "", " = = Section = = \n", " More . \n", ""]
     two = [" = Two = \n", "", " End . \n"]
     first, second = wikitext.pages(one + two)
@@ -57,7 +57,7 @@ def test_pages_are_the_lines_of_the_file_between_two_headings():
         assert len(wikitext.pages(["before\n", f"{line}\n"])) == 1 + is_heading
 
 
-# Made of what the rules look for, so that they meet.
+# Texts made of the patterns that the rules look for, so that rules interact.
 TEXTS = st.lists(
     st.sampled_from([*" @-,.:;!?()[]{}\"'=°\nsNa1é", " @-@ ", " @,@ ", " , ", " N ", " 's", "\n = a = \n"]), max_size=40
 ).map("".join)
@@ -65,7 +65,7 @@ TEXTS = st.lists(
 
 @given(TEXTS)
 def test_what_is_read_stands_for_a_part_of_the_original(original):
-    """To the character: as many are in that part that no rule takes away, and it ends with the one read last."""
+    """The part has the same characters as were read, besides those that rules remove, and ends with the last one."""
     read = wikitext.detokenised(original)
 
     def kept(text):

@@ -1,4 +1,4 @@
-"""The peak memory of trials, which a process of its own measures."""
+"""Measures the peak memory of trials; test_measure.py runs this in a process of its own."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,8 +10,8 @@ MB = 1_000_000
 
 
 def nine_peaks(method, allocate, megabytes):
-    """In MB, of the same work three times, beside garbage that a collection would free meanwhile; then in another
-    thread, and once an allocation has failed: the C library gives either memory of its own.
+    """The peaks, in MB, of the same work: three times with garbage that a collection would free meanwhile, three times
+    in another thread, and three after a failed allocation, for which the C library uses other memory.
     """
     if method == "allocator":
         measure.memory_method = lambda: "peak of MLX's allocator"

@@ -1,4 +1,4 @@
-"""Each example runs on its own, prints what it promises, fits a screen, and is in the list of examples/README.md."""
+"""Each example runs on its own, prints the expected lines, fits a screen, and is listed in examples/README.md."""
 
 import re
 import subprocess
@@ -12,7 +12,7 @@ FOLDER = Path(__file__).parents[2] / "examples"
 EXAMPLES = sorted(path.name for path in FOLDER.glob("*.py"))
 LINES_OF_A_SCREEN = 60
 
-# What an example prints, as regular expressions. Flash attention ran, and did what the other arm did.
+# Regular expressions for each example's output: flash attention ran, and its results equal those without it.
 PRINTED = {
     "generate.py": [r"the same text without flash attention: True", r"calls: \w*prefill\w* \d+, .*fallbacks: none"],
     "lora_long_context.py": [r"(step 0: loss [\d.]+).*\n(?:.*\n){2}.*\1"],

@@ -1,10 +1,10 @@
 """Breaks one promise after the other, and runs the test that must notice: `python tests/mutations [WORD ...]`.
 
-The files in promises hold for each promise of docs/dev/reliability.md a change of a line or two by which it no longer
-holds. The last commit is cloned twice and built, and must pass all the tests named. Then both clones make one change at
-a time, build where it is C++, test, and take it back. A WORD takes a group, such as results, or the rows whose words,
-file or test contain it. Needs git and uv; ccache, if there is one, compiles nothing twice. Exit code 1 if a test does
-not notice.
+For each promise of docs/dev/reliability.md, promises/ has a mutation: a change of a line or two that breaks it. The
+last commit is cloned twice and built, and must pass the tests of all mutations. Then each clone makes one change at a
+time, builds it if it is C++, runs its test, and takes it back. A WORD selects a group, such as results, or mutations
+whose description, file or test contains it. Needs git and uv; ccache, if installed, saves time. The exit code is 1 if a
+test does not notice.
 """
 
 import os
@@ -43,8 +43,7 @@ def must(folder: Path, *command: str) -> str:
 
 
 def set_up(folder: Path) -> None:
-    """A clone with an environment of its own, and a build that compiles what a mutation changes and no more, for the
-    instruction set that is taken here."""
+    """Makes a clone with its own environment, and an incremental build for this machine's instruction set."""
     must(ROOT, "git", "clone", "-q", str(ROOT), str(folder))
     must(folder, "uv", "sync", "-q", "--all-groups")
     version = must(folder, PYTHON, "-c", "import flashattn_core; print(flashattn_core.__version__)")
@@ -53,7 +52,7 @@ def set_up(folder: Path) -> None:
         f"-DPython_EXECUTABLE={folder / PYTHON}",
         f"-DSKBUILD_PROJECT_VERSION={version}",
         f"-DFLASHATTN_INSTRUCTION_SETS={taken.replace('-', '').lower()}",
-        *("-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O1"),  # compiles in half of the time
+        *("-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O1"),  # compiles twice as fast
     ]
     cmake(folder, "-S", "packages/flashattn-core", "-B", "build/core", "-G", "Ninja", *options)
     build(folder)
@@ -66,11 +65,11 @@ def build(folder: Path) -> None:
 
 
 def cmake(folder: Path, *arguments: str) -> None:
-    must(folder, "uv", "run", "--no-sync", "cmake", *arguments)  # in sync, uv would build all of the package before
+    must(folder, "uv", "run", "--no-sync", "cmake", *arguments)  # if it synced, uv would first build the whole package
 
 
 def failing(folder: Path, *arguments: str) -> str:
-    """The first failing test's line, or an empty string. Whatever else pytest complains of ends the program."""
+    """The first failing test's line, or an empty string. Any other error of pytest ends the program."""
     done = run(folder, PYTHON, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *arguments)
     line = next((line for line in done.stdout.splitlines() if line.startswith("FAILED")), "")
     if done.returncode != bool(line):
@@ -115,7 +114,7 @@ def main(*words: str) -> int:
             finally:
                 free.put(folder)
 
-        # What is compiled comes last, file by file: what is tested before runs with a build that nothing has broken.
+        # Compiled mutations come last, file by file, so that all others are tested with an unbroken build.
         chosen.sort(key=lambda mutation: (mutation.is_compiled, mutation.file))
         with ThreadPoolExecutor(2) as pool:
             for number, (mutation, line) in enumerate(zip(chosen, pool.map(result, chosen), strict=True), 1):

@@ -1,14 +1,14 @@
-"""Builds what is published: each package's sdist, and from the sdists alone the wheels of this platform.
+"""Builds all that is published: each package's sdist, and from the sdists alone the wheels of this platform.
 
     python tests/packaging/build_wheels.py dist [PYTHON ...]
 
-flashattn-core's wheel has a module for each release of MLX, and for each PYTHON where that matters. Each build has an
-environment of its own, with what the package's pyproject.toml asks for. On Linux auditwheel gives flashattn-core's
-wheel its manylinux tag; libmlx stays where it is, in the package that the user has chosen.
+flashattn-core's wheel has an extension module for each release of MLX, and for each PYTHON where that matters. Each
+build has an environment of its own, with the requirements of the package's pyproject.toml. On Linux, auditwheel gives
+flashattn-core's wheel its manylinux tag. No wheel contains libmlx: it belongs to the MLX package that the user chose.
 
-REPOSITORY_URL is the public address of the repository. The workflows set it, and it stands nowhere else. With it the
-packages have their links for the index's pages ([project.urls]), and each README's links to pages of the repository
-are absolute. Without it the packages have no links, and READMEs stay as they are.
+REPOSITORY_URL, which only the workflows set, is the public address of the repository. With it, packages have links for
+the index's pages ([project.urls]), and a README's links to pages of the repository become absolute. Without it,
+packages have no links, and READMEs are not changed.
 """
 
 import os
@@ -30,7 +30,7 @@ REPAIR = (*AUDITWHEEL, "repair", "--exclude", "libmlx.so", "--wheel-dir")
 
 
 def clean_environment() -> dict[str, str]:
-    """os.environ without what would let a command find this workspace or its environment."""
+    """os.environ without the variables by which a command could find this workspace or its environment."""
     hidden = {"VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME", "MLXLM_FLASH"}
     return {name: value for name, value in os.environ.items() if name not in hidden}
 
@@ -53,7 +53,7 @@ def uv(*arguments: object) -> str:
 def add_links(package: Path, address: str, folder: str) -> None:
     """Adds [project.urls] to the package's pyproject.toml and makes its README's links absolute.
 
-    `address` is the repository's, `folder` the package's in it. Pages are those of the version's tag.
+    `address` is the repository's, `folder` the package's folder in it. Links lead to the pages at the version's tag.
     """
     project = package / "pyproject.toml"
     text = project.read_text(encoding="utf-8")
@@ -76,7 +76,7 @@ def add_links(package: Path, address: str, folder: str) -> None:
 
 
 def build_sdist(distribution: str, output: Path, address: str = os.environ.get("REPOSITORY_URL", "")) -> Path:
-    """Raises RuntimeError with what the failed command printed."""
+    """Builds a package's sdist. Raises RuntimeError with the output of a command that failed."""
     folder = f"packages/{PACKAGES[distribution]}"
     with tempfile.TemporaryDirectory() as temporary:
         package = ROOT / folder
@@ -89,7 +89,7 @@ def build_sdist(distribution: str, output: Path, address: str = os.environ.get("
 
 
 def build_wheel(sdist: Path, output: Path, pythons: Sequence[str] = ()) -> None:
-    """Of flashattn-core, with `pythons`, for all releases of MLX. Raises RuntimeError with what a command printed."""
+    """Builds a wheel; flashattn-core's, if `pythons` are given, for all releases of MLX. Raises as build_sdist()."""
     with tempfile.TemporaryDirectory() as raw:
         if pythons and sdist.name.startswith("flashattn_core"):
             uv("run", "--no-project", "--python", sys.executable, EVERY_RELEASE, sdist, raw, *pythons)

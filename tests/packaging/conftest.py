@@ -1,6 +1,6 @@
-"""The clean environment, which holds nothing of this project but the wheels.
+"""The clean environment, which has nothing of this project but the wheels.
 
-PYTHONS names the Python versions to try them with: "3.11 3.13".
+The variable PYTHONS lists the Python versions to test them with: "3.11 3.13".
 """
 
 import os
@@ -18,7 +18,7 @@ def wheels(wheel):
 
 @pytest.fixture(scope="session", params=os.environ.get("PYTHONS", sys.executable).split(), ids=str)
 def environment(request, wheels, tmp_path_factory):
-    """The three wheels, installed by pip, with what they say that they need and nothing else."""
+    """An environment with the three wheels, installed by pip, and their declared requirements, and nothing else."""
     environment = Environment(tmp_path_factory.mktemp("clean"), request.param)
     environment.install_needed(wheels, extra="cpu")
     environment.install(wheels)

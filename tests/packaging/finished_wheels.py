@@ -1,6 +1,6 @@
-"""The sdists and wheels, built when a test first asks for one.
+"""Fixtures for the sdists and wheels, which are built when a test first needs them.
 
-WHEELS names a folder of finished ones to use instead.
+If the variable WHEELS names a folder, its files are used instead.
 """
 
 import os
@@ -17,7 +17,7 @@ FINISHED = os.environ.get("WHEELS")
 
 @pytest.fixture(scope="session")
 def sdist(tmp_path_factory):
-    """A function: the sdist of a distribution."""
+    """sdist(distribution): the path of a distribution's sdist."""
     folder = Path(FINISHED).resolve() if FINISHED else tmp_path_factory.mktemp("sdists")
 
     @cache
@@ -31,7 +31,7 @@ def sdist(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def wheel(sdist):
-    """A function: the wheel of a distribution, built from its sdist."""
+    """wheel(distribution): the path of a distribution's wheel, built from its sdist."""
 
     def wheel(distribution):
         source = sdist(distribution)

@@ -1,4 +1,4 @@
-"""From the wheels alone, away from the repository: the op and every command."""
+"""The op and every command work with the wheels alone, away from the repository."""
 
 from importlib.metadata import version
 from pathlib import Path
@@ -21,7 +21,7 @@ GENERATE = ("--prompt", "The class statement", "--ignore-chat-template", "--max-
 
 
 def generate(environment, *command, **variables):
-    """(stdout, stderr) of mlx_lm.generate of the shipped model; of stdout what does not name figures of speed."""
+    """Runs mlx_lm.generate with the shipped model: the generated text, and stderr."""
     model = environment.check("flash-eval", "demo-model").strip()
     done = environment.run(*command, "--model", model, *GENERATE, **variables)
     assert done.returncode == 0, done.stderr
@@ -29,7 +29,7 @@ def generate(environment, *command, **variables):
 
 
 def test_the_op_against_the_reference(environment):
-    """Everything comes from the environment."""
+    """The results agree, and all modules come from the environment."""
     error, *files = environment.check("python", "-c", FORWARD).splitlines()
     assert float(error) < 1e-5
     assert files
@@ -40,7 +40,7 @@ def test_the_op_against_the_reference(environment):
     ("command", "says"),
     [
         ("mlxlm-flash status", f"flashattn-core {version('flashattn-core')}"),
-        # It exits with 1 if anything is broken: versions against the pins, a prefill and a decode step.
+        # doctor checks versions, and runs a prefill and a decode step; it exits with 1 if anything is broken.
         ("mlxlm-flash doctor", "uses the same nanobind ABI as MLX: v22"),
         ("flash-eval perplexity --max-windows 4", "Same predictions"),
     ],

@@ -1,4 +1,4 @@
-"""What the forge shows beside the code: issue forms, the citation, and which versions are supported."""
+"""The files that the forge shows: issue forms, the citation, and the list of supported versions."""
 
 import re
 import tomllib
@@ -31,7 +31,7 @@ def test_every_form_is_looked_at():
 
 @pytest.mark.parametrize("form", ["bug.yml", "mac.yml", "gpu.yml"])
 def test_each_form_asks_for_doctor_s_report(form):
-    """With options that doctor has, and the report cannot be left out."""
+    """The command has only options that doctor has, and its report is required."""
     [field] = [field for field in yaml.safe_load((FORMS / form).read_text())["body"] if field.get("id") == "doctor"]
     [command] = re.findall(r"`(?:uv run )?mlxlm-flash doctor ([^`]+)`", field["attributes"]["description"])
     options = {spelling for option in mlxlm_flash_patch.cli.cli.commands["doctor"].params for spelling in option.opts}

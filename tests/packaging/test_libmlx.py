@@ -1,4 +1,4 @@
-"""The packages leave the choice of libmlx to the user: beside MLX's build for CUDA they install no other."""
+"""The packages leave the choice of libmlx to the user: if MLX's CUDA build is installed, they add no other."""
 
 import sys
 import zipfile
@@ -15,7 +15,7 @@ OTHER = b"another build"
 
 
 def stand_in(folder):
-    """A wheel that owns the same file as mlx-cuda-12, which would be a download of some hundred MB."""
+    """A wheel with the same libmlx.so as mlx-cuda-12, whose download would be some hundred MB."""
     info = f"mlx_cuda_12-{version('mlx')}"
     wheel = folder / f"{info}-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:

@@ -1,4 +1,4 @@
-"""The wheel of all releases of MLX, beside each of them in an environment of its own; and the table of releases."""
+"""The wheel for all releases of MLX works with each, in an environment of its own; follow.py updates their table."""
 
 import re
 import subprocess
@@ -24,7 +24,7 @@ takes_minutes = pytest.mark.nightly("builds the extension for each release of ML
 
 @pytest.fixture(scope="session")
 def all_wheels(sdist, wheels):
-    """The packages' wheels, flashattn-core's for all releases."""
+    """The packages' wheels by name; flashattn-core's is built for all releases of MLX."""
     source = sdist("flashattn-core")
     folder = source.parent
     if not FINISHED:
@@ -35,7 +35,7 @@ def all_wheels(sdist, wheels):
 
 @pytest.fixture(scope="session", params=EACH)
 def beside(request, all_wheels, tmp_path_factory):
-    """An environment with one release of MLX, the wheels, and what tests need."""
+    """An environment with one release of MLX, the wheels, and the tests' requirements."""
     environment = Environment(tmp_path_factory.mktemp("beside"))
     environment.install_needed(all_wheels, extra="cpu", also=(f"mlx[cpu]=={request.param}", *NEEDED))
     environment.install(all_wheels)
@@ -69,7 +69,7 @@ def test_a_short_suite(beside, suite):
 @takes_minutes
 @pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run this test on Linux")
 def test_beside_mlx_for_cuda_without_its_encoder(beside, tmp_path):
-    """backends() says which release has it. MLX's build for the CPU is made to say that it has CUDA."""
+    """backends() names the releases that export the encoder. Here, MLX's CPU build pretends to have CUDA."""
     source, library = tmp_path / "cuda.cpp", tmp_path / "cuda.so"
     source.write_text("namespace mlx::core::cu { bool is_available() { return true; } }")
     subprocess.run(["c++", "-shared", "-fPIC", source, "-o", library], check=True)
@@ -97,7 +97,7 @@ def test_rows_are_in_order_and_their_nanobind_is_known():
 
 @pytest.fixture
 def repository(monkeypatch, tmp_path):
-    """What follow.py writes, in a copy."""
+    """A copy of the files that follow.py changes."""
     for file in ("packages/flashattn-core/releases.toml", *follow.NAMING):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text((ROOT / file).read_text())
@@ -109,7 +109,7 @@ def repository(monkeypatch, tmp_path):
 
 
 def stand_ins(monkeypatch, **others):
-    """Each step of follow() that downloads or builds something does nothing."""
+    """Replaces each step of follow() that downloads or builds something by one that does nothing."""
     steps = {"fetch": None, "nanobind_abi": "v22", "exported": {"mlx-cuda-12": {follow.ENCODER}}}
     steps |= dict.fromkeys(("build_for_linux", "compare_symbols", "build_for_macos", "compare_attention", "run_tests"))
     for name, value in (steps | others).items():
@@ -146,7 +146,7 @@ def test_an_unknown_nanobind_stops(monkeypatch, tmp_path):
 
 
 def test_a_missing_symbol_stops(monkeypatch, tmp_path):
-    """CUDA's, which are weak, must be in MLX's builds for CUDA."""
+    """A missing symbol is an error. CUDA's symbols, which are weak, must be in MLX's builds for CUDA."""
     a, b, c = "_ZN3mlx4core1aEv", "_ZN3mlx4core2cu1bEv", "_ZTIN3mlx4core9PrimitiveE"
     monkeypatch.setattr(follow, "run", lambda *_: f" U {a}\n w {b}\n U {c}\n U _ZNSt3mapC1Ev\n")
     has_all = {"mlx-cpu": {a, c}, "mlx-cuda-12": {a, b, c}}

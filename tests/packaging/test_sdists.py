@@ -1,5 +1,5 @@
-"""An sdist holds what its package's folder holds under version control, and nothing else; wheels are built from it.
-Where the repository's address is known, the sdist has links to it."""
+"""An sdist has exactly the files of its package's folder that are under version control; wheels are built from it.
+If the repository's address is known, the sdist has links to it."""
 
 import re
 import subprocess
@@ -22,14 +22,14 @@ def test_content(sdist, distribution):
     expected = {name for name in listed.stdout.splitlines() if (folder / name).exists()}
     with tarfile.open(sdist(distribution)) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    # Hatchling adds the .gitignore that it went by, every build backend PKG-INFO.
+    # Hatchling adds the .gitignore that it has used; every build backend adds PKG-INFO.
     assert names - {".gitignore"} == expected | {"PKG-INFO"}
     assert {"LICENSE", "README.md", "pyproject.toml"} <= names
 
 
 @pytest.mark.parametrize("distribution", PACKAGES)
 def test_links_to_the_repository(distribution, tmp_path):
-    """Each page that a link names is in the repository."""
+    """Each linked page exists in the repository."""
     with tarfile.open(build_sdist(distribution, tmp_path, ADDRESS)) as archive:
         [name] = [name for name in archive.getnames() if name.endswith("/PKG-INFO")]
         said = Parser().parsestr(archive.extractfile(name).read().decode())

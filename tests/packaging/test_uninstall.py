@@ -1,4 +1,4 @@
-"""pip uninstall leaves nothing behind, also after use."""
+"""pip uninstall leaves nothing behind, even after the packages have been used."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The packages' versions, and those that they are made for, are the same wherever they stand; uv knows all sources."""
+"""All files agree on the packages' versions and on the versions that these require; uv knows all sources."""
 
 import re
 import sys
@@ -26,7 +26,7 @@ def test_one_version_of_the_packages(distribution):
 
 
 def test_who_installs_it_chooses_libmlx():
-    """mlx-cpu and mlx-cuda-* own the same file: without an extra nothing may bring any of them."""
+    """mlx-cpu and mlx-cuda-* own the same file, so nothing may install any of them unless the user names an extra."""
     core = read("flashattn-core")["project"]
     assert f"mlx{MLX}" in core["dependencies"]
     for name in ("cpu", "cuda12", "cuda13"):
@@ -44,7 +44,7 @@ def test_uv_builds_again_after_a_change_of_any_source():
 
 @pytest.mark.parametrize("distribution", PACKAGES)
 def test_pins(distribution):
-    """What shares an ABI is pinned: to one version everywhere, MLX to the releases of the table."""
+    """Packages that share an ABI are pinned to one version everywhere, and MLX to the releases of the table."""
     project = read(distribution)
     requirements = project["build-system"]["requires"] + project["project"]["dependencies"]
     found = [re.match(r"([\w-]+)(?:\[\w+\])?([^;]*)", line).groups() for line in requirements]
@@ -52,7 +52,7 @@ def test_pins(distribution):
 
 
 def test_who_needs_which_mlx_lm():
-    """The patch serves any release from the oldest tested one on; the evals those of one minor version."""
+    """The patch accepts any release from the oldest tested one on; flash-evals accepts those of one minor version."""
     needs = {
         name: [need for need in read(name)["project"]["dependencies"] if need.startswith("mlx-lm")] for name in PROJECTS
     }
@@ -64,7 +64,7 @@ def test_who_needs_which_mlx_lm():
 
 
 def test_the_build_takes_the_installed_mlx(monkeypatch, tmp_path):
-    """The build environment's, else that of the Python that installs the package, else the newest of the table."""
+    """The build takes MLX from its environment, else from the Python that installs the package, else the newest one."""
 
     def required(*folders):
         monkeypatch.setattr(release_table.sys, "path", folders[:1])

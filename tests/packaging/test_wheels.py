@@ -1,4 +1,4 @@
-"""What the wheels say of themselves, and what is in them."""
+"""The wheels' metadata, and their files."""
 
 import csv
 import ctypes
@@ -48,7 +48,7 @@ def of_dist_info(wheel, name):
 
 @pytest.fixture(params=["installed", pytest.param("wheel", marks=pytest.mark.nightly("compiles the extension"))])
 def module(request, wheel, tmp_path):
-    """The extension: the one of this environment, or out of its wheel."""
+    """The extension module: that of this environment, or that of the wheel."""
     if request.param == "installed":
         return Path(_ext.__file__)
     with zipfile.ZipFile(wheel(CORE)) as archive:
@@ -56,14 +56,14 @@ def module(request, wheel, tmp_path):
 
 
 def dynamic(module, tag):
-    """What the ELF file's dynamic section has under `tag`, such as NEEDED."""
+    """The entries of the ELF file's dynamic section with this tag, such as NEEDED."""
     said = subprocess.run(["readelf", "-d", module], capture_output=True, text=True, check=True).stdout
     return re.findall(rf"\({tag}\).*\[(.*)\]", said)
 
 
 @each
 def test_tags(wheel, distribution):
-    """One wheel of the extension for every CPython from 3.11 on, for a Linux as old as MLX's own may be."""
+    """One wheel of the extension fits every CPython from 3.11 on, and runs on any Linux on which MLX's wheel runs."""
     tag = wheel(distribution).stem.partition(f"-{VERSION}-")[2]
     if distribution == CORE:
         platform = r"manylinux_2_\d\d_(x86_64|aarch64)" if sys.platform == "linux" else r"macosx_1\d_0_arm64"
@@ -88,14 +88,14 @@ def test_metadata(wheel, distribution):
 
 @each
 def test_twine_takes_it(sdist, wheel, distribution):
-    """The index takes the metadata of the sdist and the wheel, and can show the README."""
+    """The package index accepts the metadata of the sdist and the wheel, and can render the README."""
     said = uv(*TWINE, sdist(distribution), wheel(distribution))
     assert said.count("PASSED") == 2
 
 
 @each
 def test_the_index_finds_it(wheel, distribution):
-    """The keywords are words of the field, and the index knows each classifier."""
+    """The wheel has keywords that people search for, and classifiers that the index knows."""
     said = metadata(wheel(distribution))
     assert {"flash-attention", "mlx"} <= set(said["Keywords"].split(","))
     classifiers = said.get_all("Classifier")
@@ -106,7 +106,7 @@ def test_the_index_finds_it(wheel, distribution):
 
 @each
 def test_files(wheel, distribution):
-    """What src/ has, the extension, and the metadata: no sources of C++, no tests, no libmlx."""
+    """A wheel has the files of src/, the extension and the metadata, but no C++ sources, no tests and no libmlx."""
     source = ROOT / "packages" / PACKAGES[distribution] / "src"
     expected = {str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()}
     expected = {name for name in expected if "__pycache__" not in name}
@@ -142,7 +142,7 @@ def test_the_extension_needs_nothing_but_the_system_s_libraries(module):
 
 @on_linux
 def test_what_only_mlx_s_builds_for_cuda_have_is_weak(module):
-    """So one wheel is for all of MLX's builds: without CUDA these symbols are null. There is one of mlx[cpu] here."""
+    """They are weak, so one wheel fits all of MLX's builds: without CUDA, as in this test, they are null."""
     symbols = subprocess.run(["readelf", "--dyn-syms", "-W", module], capture_output=True, text=True, check=True).stdout
     missing = dict(reversed(row) for row in re.findall(r"(GLOBAL|WEAK) +DEFAULT +UND (_ZN3mlx\S+)", symbols))
     libmlx = ctypes.CDLL(str(Path(mx.__file__).parent / "lib/libmlx.so"))

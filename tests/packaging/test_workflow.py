@@ -1,4 +1,4 @@
-"""The forge's workflows: by their schema, with exact versions of what they use, and with commands that exist."""
+"""The forge's workflows follow their schema, pin exact versions of actions, and run commands that exist."""
 
 import os
 import re
@@ -62,7 +62,7 @@ def test_exact_versions_of_actions(steps):
 
 
 def test_commands_exist(steps):
-    """Programs of the repository are there and can be run, make's targets are in the Makefile."""
+    """The repository's programs exist and are executable, and make's targets are in the Makefile."""
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     for command in (step["run"] for step in steps if "run" in step):
         program, *arguments = command.split()
@@ -79,7 +79,7 @@ def test_commands_exist(steps):
 
 
 def test_each_day_looks_for_releases_of_mlx_and_at_mlx_lm_s_main():
-    assert "schedule" in yaml.safe_load(RELEASES.read_text())[True]  # YAML takes the word "on" for a boolean
+    assert "schedule" in yaml.safe_load(RELEASES.read_text())[True]  # YAML reads the key "on" as True
     commands = [[step.get("run") for step in job["steps"]] for job in jobs(RELEASES).values()]
     assert commands[0][-1] == "make newer"
     assert [command.split()[-1] for command in commands[1][-2:]] == [MLX_LM, "tests/patch"]

@@ -1,4 +1,4 @@
-"""A virtual environment apart from everything, as that of somebody who has installed the wheels."""
+"""An isolated virtual environment, like that of a user who has installed the wheels."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ def metadata(wheel: Path) -> Message:
 
 
 class Environment:
-    """A virtual environment with pip; a home folder and a working folder that are empty."""
+    """A virtual environment with pip, and an empty home folder and working folder."""
 
     def __init__(self, folder: Path, python: str = sys.executable) -> None:
         self.venv, self.home, self.work = folder / "venv", folder / "home", folder / "work"
@@ -32,7 +32,7 @@ class Environment:
         [self.site_packages] = self.venv.glob("lib/python*/site-packages")
 
     def install_needed(self, wheels: dict[str, Path], extra: str, also: Sequence[str] = ()) -> None:
-        """What the wheels say that they need of others, and `also`, from the index; `without_us` then has the files."""
+        """Installs the wheels' requirements and `also` from the index; `without_us` are the files after that."""
         lines = {line for wheel in wheels.values() for line in metadata(wheel).get_all("Requires-Dist", [])}
         needs = [need for need in map(Requirement, sorted(lines)) if need.name not in PACKAGES]
         wanted = [need for need in needs if need.marker is None or need.marker.evaluate({"extra": extra})]
@@ -41,7 +41,7 @@ class Environment:
         self.without_us = self.files()
 
     def install(self, wheels: dict[str, Path]) -> None:
-        """The wheels themselves, by pip, which fails if they need anything that is not there."""
+        """Installs the wheels by pip, which fails if they need a package that is not installed."""
         self.check("pip", "install", "--quiet", "--no-index", *wheels.values())
 
     def uninstall(self) -> None:
@@ -55,12 +55,12 @@ class Environment:
         return subprocess.run(command, cwd=self.work, env=env, capture_output=True, text=True, timeout=300, check=False)
 
     def check(self, name: str, *arguments: object, **variables: str) -> str:
-        """As run(); returns stdout. Raises AssertionError with all output if the exit code is not 0."""
+        """Like run(), but returns stdout. Raises AssertionError with all output if the exit code is not 0."""
         done = self.run(name, *arguments, **variables)
         assert done.returncode == 0, f"{name} {arguments}: {done.returncode}\n{done.stdout}{done.stderr}"
         return done.stdout
 
     def files(self) -> set[str]:
-        """All files of the virtual environment; of the bytecode that Python leaves behind only this project's."""
+        """All files of the virtual environment, without the bytecode of other packages than this project's."""
         files = (str(path.relative_to(self.venv)) for path in self.venv.rglob("*"))
         return {file for file in files if "__pycache__" not in file or any(name in file for name in MODULES)}

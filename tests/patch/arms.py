@@ -1,4 +1,4 @@
-"""The same work without the patch and with it, and how far apart the results are."""
+"""Helpers that run the same work without the patch and with it, and compare the results."""
 
 import mlx.core as mx
 import mlxlm_flash_patch as flash
@@ -15,12 +15,12 @@ LATER = f"import mlx_lm.models.qwen2, threading\nthreading.Timer(0.3, exec, [{AT
 
 
 def normal(seed, *shape, dtype=mx.float32):
-    """The same random numbers for a seed."""
+    """Normally distributed random numbers, always the same for a seed."""
     return mx.random.normal(shape, key=mx.random.key(seed)).astype(dtype)
 
 
 def batch_caches(model, padding, max_size=None):
-    """The model's own kinds of cache, for a batch; the rotating ones of the model's size, or of the one given."""
+    """Caches of the model's kinds for a batch; rotating ones have `max_size` tokens, or as many as the model's own."""
     return [
         BatchRotatingKVCache(cache.max_size, padding) if isinstance(cache, RotatingKVCache) else BatchKVCache(padding)
         for cache in make_prompt_cache(model, max_size)
@@ -28,7 +28,7 @@ def batch_caches(model, padding, max_size=None):
 
 
 def off_and_on(run):
-    """What `run` gives without the patch, and with it. None of its calls may fall back."""
+    """The results of run() without the patch and with it. No call may fall back."""
     off = run()
     mx.eval(off)
     with flash.enabled(strict=True):
@@ -39,7 +39,7 @@ def off_and_on(run):
 
 
 def error(one, other):
-    """The largest difference, of the largest number. Models that hide tokens have -inf there in both."""
+    """The largest difference, relative to the largest number. Hidden tokens must have -inf in both."""
     hidden = other == -mx.inf
     assert mx.array_equal(one == -mx.inf, hidden)
     one, other = (mx.where(hidden, 0, x).astype(mx.float32) for x in (one, other))
@@ -51,24 +51,24 @@ def close(one, other):
 
 
 def is_in():
-    """Whether the patch's function stands in MLX's place."""
+    """Whether the patch has replaced MLX's function."""
     return "mx.fast.scaled_dot_product_attention" in flash.status().patched
 
 
 def calls():
-    """How often a kernel of flash attention has run since counting began."""
+    """How many kernels of flash attention have run since counting began."""
     return sum(flash.status().calls.values())
 
 
 def calls_of(run):
-    """How often one runs in this work."""
+    """How many kernels of flash attention run() runs."""
     before = calls()
     mx.eval(run())
     return calls() - before
 
 
 def peak_beyond(run):
-    """The most memory, in bytes, that arrays of this work took at any moment, beyond what was there before."""
+    """The peak memory of MLX's arrays during run(), in bytes, less what they took before."""
     mx.synchronize()
     mx.clear_cache()
     before = mx.get_active_memory()

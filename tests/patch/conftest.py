@@ -1,4 +1,4 @@
-"""What the tests of the patch share: it is off before and after each test, and small random models to try it on."""
+"""Fixtures of the patch's tests: the patch is off before and after each test; small random models."""
 
 import importlib
 import os
@@ -20,7 +20,7 @@ from mlxlm_flash_patch.patch_points import POINTS
 from model_configs import ARCHITECTURES, config, random_model
 from model_folders import write_model
 
-# In a tuple: the patch exchanges names of modules.
+# In a tuple: the patch would replace a function that is itself an attribute of this module.
 ORIGINALS = tuple((point, point.current) for point in POINTS)
 HOMES = (base, cache, gear, gemma2, phi3small)  # imported, so that each point has a function
 
@@ -32,7 +32,7 @@ def tiny_config(model_type="qwen2", **changes):
 
 @pytest.fixture(autouse=True)
 def unpatched():
-    """Every test starts and ends with MLX and mlx-lm as they were, and without models that another test has left."""
+    """Every test starts and ends with MLX and mlx-lm unpatched, and without patched models."""
     yield
     for model in list(patch._patched_models.values()):
         flash.unpatch_model(model)
@@ -45,13 +45,13 @@ def unpatched():
 
 @pytest.fixture
 def mlx_own():
-    """MLX's function, as it was before the patch."""
+    """MLX's own attention function, saved before any patch."""
     return mlx_attention
 
 
 @pytest.fixture
 def original():
-    """mlx-lm's own function."""
+    """mlx-lm's own attention function."""
     name = "mlx_lm.models.base.scaled_dot_product_attention"
     return next(original for point, original in ORIGINALS if point.name == name)
 
@@ -63,10 +63,10 @@ def architecture(request):
 
 @pytest.fixture
 def kernels_take(monkeypatch):
-    """kernels_take(head_dim, gradient): the core's table has no more, for a call and for its gradient."""
+    """kernels_take(head_dim, gradient): the core has no kernels for wider heads, for calls and for gradients."""
 
     def at_most(head_dim, gradient):
-        monkeypatch.setattr(_ext, "quick", lambda *_: None)  # which asks the table itself
+        monkeypatch.setattr(_ext, "quick", lambda *_: None)  # quick() would ask the kernel table itself
         monkeypatch.setattr(flashattn_core, "max_head_dim", lambda **of: gradient if of["gradient"] else head_dim)
         router._max_head_dim.cache_clear()
 
@@ -76,7 +76,7 @@ def kernels_take(monkeypatch):
 
 @pytest.fixture
 def too_wide(kernels_take):
-    """Makes every call fall back; this is the reason."""
+    """Makes every call fall back. The value is the reason that fallbacks give."""
     kernels_take(1, gradient=1)
     return "head_dim over 1"
 
@@ -109,7 +109,7 @@ def late(monkeypatch):
 
 @pytest.fixture(scope="session")
 def light(tmp_path_factory):
-    """An environment in which `import mlx_lm` imports nothing: its models start 20 times as fast without the rest."""
+    """Environment variables for which `import mlx_lm` imports nothing: so its models import 20 times as fast."""
     folder = tmp_path_factory.mktemp("light")
     (folder / "mlx_lm").mkdir()
     (folder / "mlx_lm" / "__init__.py").touch()
@@ -121,7 +121,7 @@ def light(tmp_path_factory):
 
 @pytest.fixture
 def command():
-    """command(name, *arguments, flash="1"): runs a command of this environment in a process of its own."""
+    """command(name, *arguments, flash=None): runs a command of this environment with MLXLM_FLASH set to `flash`."""
 
     def run(name, *arguments, flash=None, env=None, timeout=60, **options):
         env = {**os.environ, "HF_HUB_OFFLINE": "1", **(env or {}), "MLXLM_FLASH": flash}
@@ -134,7 +134,7 @@ def command():
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory):
-    """A random one, whose tokens are the bytes and an end."""
+    """A folder with a random Qwen2, whose tokens are the 256 bytes and an end-of-text token."""
     folder = tmp_path_factory.mktemp("tiny-qwen2")
     write_model(folder, tiny_config(vocab_size=257))
     return folder
@@ -142,7 +142,7 @@ def model_folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def chat_folder(model_folder, tmp_path_factory):
-    """The same with a chat template: what is said, one after the other."""
+    """The same with a chat template that joins the messages' contents."""
     folder = shutil.copytree(model_folder, tmp_path_factory.mktemp("tiny-chat") / "model")
     (folder / "chat_template.jinja").write_text("{% for message in messages %}{{ message['content'] }}{% endfor %}")
     return folder

@@ -1,4 +1,4 @@
-"""Small models of every model type of mlx-lm: their configurations beyond the common ones, and random weights."""
+"""Small models of every model type of mlx-lm: their configurations, and random weights."""
 
 import importlib
 
@@ -6,12 +6,12 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_map
 
-# The model types that are tried with weights: what the others have that Qwen2 has not is a window, normalised queries
-# and keys, both of them with scaled embeddings, and sinks.
+# The model types that most tests use. Beyond Qwen2, Llama has a window here, Qwen3 normalised queries and keys, Gemma 3
+# both and scaled embeddings, and gpt-oss sinks.
 ARCHITECTURES = ("qwen2", "llama", "qwen3", "gemma3_text", "gpt_oss")
 LAYERS = 2
 
-# What the types are made of, under all the names that it has in any of them. A type takes what it knows.
+# Fields of configurations, each under all the names that any type gives it. A type ignores names that it does not know.
 NAMES = {
     "vocab_size num_vocab vocab_size_per_layer_input": 97,
     "hidden_size n_embd d_model model_dim hidden_dim dim_model_base block_dim moe_hidden_size": 64,
@@ -36,7 +36,7 @@ NAMES = {
     "scale_depth": 1.4,
     "attn_logit_softcapping": 2.0,
     "final_logit_softcapping logits_soft_cap": 30.0,
-    # layers that share keys and values, or come again
+    # layers that share keys and values, or run several times
     "num_kv_shared_layers": 0,
     "num_kv_reuse_layers": 1,
     "cla_share_factor": 2,
@@ -102,7 +102,7 @@ YARN = {
 }
 KDA = {"num_heads": 4, "head_dim": 16, "kda_layers": [1], "full_attn_layers": [2], "short_conv_kernel_size": 3}
 
-# What a type alone has, or means otherwise.
+# Fields that only one type has, or that mean something else there.
 OWN = {
     "baichuan_m1": {"sliding_window_layers": [0], "tie_word_embeddings": False},
     "dbrx": {
@@ -154,7 +154,7 @@ OWN = {
         "block_auto_adjust_ff_dim": False,
     },
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
-    "llama4": {"num_experts_per_tok": 1, "num_hidden_layers": 4},  # every fourth is not cut into chunks
+    "llama4": {"num_experts_per_tok": 1, "num_hidden_layers": 4},  # every fourth layer has no chunks
     "llama4_text": {"no_rope_layers": [1, 0]},
     "longcat_flash_ngram": {"ngram_vocab_size_ratio": 3},
     "mellum": {"rope_parameters": ROPES},
@@ -206,7 +206,7 @@ OWN = {
     "spark2_5": {"rope_parameters": ROPES, "hidden_act": "gelu"},
 }
 
-# Types whose configuration has the language model's inside: of which type that is.
+# Types whose configuration contains that of a language model, and the type of this language model.
 INSIDE = {
     **{
         name: name for name in ("gemma3n", "kimi_k3", "llama4", "minimax_m3_vl", "muse_spark", "qwen3_5", "qwen3_5_moe")
@@ -236,7 +236,7 @@ def config(model_type):
 
 
 def prepared(model):
-    """The model, without what keeps some types from being small, or from running without a GPU."""
+    """The model, changed where its type could not be small, or not run without a GPU."""
     if hasattr(model, "_dummy_tokenizer_ids"):  # phi3small hides tokens up to 100,352
         model._dummy_tokenizer_ids = mx.array([COMMON["vocab_size"] - 1])
     for module in model.modules():
@@ -254,9 +254,9 @@ def random_model(model_type, config, dtype=mx.float32, seed=0):
     def weight(initial):
         if not mx.issubdtype(initial.dtype, mx.floating):
             return initial
-        if not mx.any(initial):  # sinks, convolutions of keys: what starts as zeros would not be seen to work
+        if not mx.any(initial):  # sinks, convolutions of keys: zeros would hide that they are ignored
             initial = mx.random.normal(initial.shape)
-        # nn.Linear starts so small that attention would hardly matter to the logits.
+        # nn.Linear's initial weights are so small that attention would hardly matter to the logits.
         return (initial * 2 if initial.ndim > 1 else initial).astype(dtype)
 
     model.update(tree_map(weight, model.parameters()))

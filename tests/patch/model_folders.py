@@ -1,4 +1,4 @@
-"""A small Qwen2 in a folder of mlx-lm's layout: configuration, random weights and tokenizer."""
+"""Writes a small Qwen2 to a folder in mlx-lm's layout: configuration, random weights and tokenizer."""
 
 import json
 
@@ -10,8 +10,8 @@ END = "<|endoftext|>"
 
 
 def write_model(folder, config, dtype=mx.float32, text="", bos=False):
-    """Byte-level BPE as Qwen2 has it, of up to 320 tokens: the end, the bytes, and what the text repeats. With a BOS
-    that the tokenizer sets by itself, as Llama has it.
+    """The tokenizer is byte-level BPE like Qwen2's, of up to 320 tokens: an end-of-text token, the bytes, and what
+    `text` repeats. With `bos`, it puts a BOS token before each text, as Llama's does.
     """
     random_model("qwen2", config, dtype).save_weights(str(folder / "model.safetensors"))
     (folder / "config.json").write_text(json.dumps(config))

@@ -1,4 +1,4 @@
-"""What is known of every model type of mlx-lm: models.toml, whose comments say what the fields mean."""
+"""Reads models.toml, which describes every model type of mlx-lm. Its comments say what the fields mean."""
 
 import tomllib
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
-"""What a patched decode step's call takes, in microseconds: `uv run python tests/patch/overhead.py`.
+"""Times a patched attention call of a decode step, in microseconds: `uv run python tests/patch/overhead.py`.
 
-Each call builds a lazy array and computes nothing. Names are those of the functions that are called: mlx-lm's, MLX's
-and flashattn_core's, with the patch and without.
+Each call builds a lazy array and computes nothing. It calls mlx-lm's, MLX's and flashattn_core's functions, with the
+patch and without, and prints a time for each.
 """
 
 import statistics
@@ -24,12 +24,12 @@ def main() -> None:
     }
     flash_attention = {"flash_attention": lambda: flashattn_core.flash_attention(q, k, k, 0.125, None, sinks=None)}
     took: dict[str, list[float]] = {}
-    for _ in range(ROUNDS):  # in turns: whatever else the machine does, it does to all of them
+    for _ in range(ROUNDS):  # take turns, so that other load on the machine affects all of them alike
         for name, call in calls.items():
             took.setdefault(f"{name}, unpatched", []).append(microseconds(call))
         with flash.enabled(strict=True):
             for call in calls.values():
-                mx.eval(call())  # decided and compiled by now
+                mx.eval(call())  # from now on the kernel is chosen and compiled
             for name, call in (calls | flash_attention).items():
                 took.setdefault(f"{name}, patched" if name in calls else name, []).append(microseconds(call))
     for name, times in took.items():
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def microseconds(call):
-    """Of one call."""
+    """The mean time of one call."""
     begin = time.perf_counter()
     for _ in range(CALLS):
         call()

@@ -1,9 +1,9 @@
-"""Mixed work, the patch going in and out at random, for as long as you like: `tests/patch/soak.py --minutes 30`.
+"""Mixed work while the patch goes in and out at random, for as long as you like: `tests/patch/soak.py --minutes 30`.
 
-One process generates, scores text and takes training steps, each with the patch off and on, in turns that a seed
-decides. On is any of the ways to switch on; sometimes the work is another thread's, sometimes a bad call or a Ctrl-C
-comes in between. After each round what must hold is checked, and what the process occupies is noted. The first thing
-that does not hold ends the run, with exit code 1. Ctrl-C ends it early and reports what was seen so far.
+One process generates, scores text and takes training steps, each with the patch off and on, in an order drawn from a
+seed. Each round picks one of the ways to switch the patch on. Some rounds run in another thread; a bad call or a Ctrl-C
+may come in between. After each round, soak_checks.py checks the patch, and memory use is recorded. The first failed
+check ends the run with exit code 1. Ctrl-C ends it early and reports the rounds so far.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ from soak_work import KINDS, OTHER_TYPES, Broken, Kinds, Result, Run, Work, diff
 
 @dataclass
 class Seen:
-    """What the rounds so far have come to."""
+    """Statistics of the rounds so far."""
 
     rounds: int = 0
     work: Counter[str] = field(default_factory=Counter)
@@ -51,7 +51,7 @@ class Seen:
 
 
 class Soak:
-    """A run that can be watched: `round()` after `round()`, and what was seen."""
+    """A run, which calls round() again and again and collects statistics in `seen`."""
 
     def __init__(
         self, seed: int, other_types: Sequence[str] = OTHER_TYPES, kinds: Collection[str] = tuple(KINDS)
@@ -63,7 +63,7 @@ class Soak:
         self.thread = ThreadPoolExecutor(1)  # one for all rounds: MLX keeps a thread for each that generates
         self.seen = Seen()
         self.arrivals = ["qwen2", *other_types]
-        for kind in self.kinds.values():  # what is made at first use, is made
+        for kind in self.kinds.values():  # so that all that is made at first use is there
             work = kind(random.Random(0))
             work.run(work.models())
             self.thread.submit(work.run, work.models()).result()
@@ -74,11 +74,11 @@ class Soak:
                 work.run(work.models())
             self.own.check()
         gc.collect()
-        gc.freeze()  # later collections, and counts of objects, are of what the rounds make
+        gc.freeze()  # so that later collections and counts cover only objects that the rounds make
 
     def round(self) -> None:
-        """One piece of work, patch off and on; then the checks, and a look at what is left. Raises Broken."""
-        self._work()  # by itself: its models and results are gone when it is over
+        """Does one piece of work with the patch off and on, checks the patch, and records memory. Raises Broken."""
+        self._work()  # a method of its own: its models and results are freed when it returns
         for name, value in occupied().items():
             self.seen.occupied[name].append(value)
 
@@ -143,7 +143,7 @@ class Soak:
         return result
 
     def _interrupted(self, work: Work, way: str, seconds: float) -> None:
-        """As `_on`, with a Ctrl-C in between; what comes out of it is not compared with anything."""
+        """Works with the patch on, as _on(), but with a Ctrl-C in between; the result is not compared."""
         of = work.models()
         classes = [(module, type(module)) for model in of for module in model.modules()]
         control_c = ControlC(seconds)
@@ -151,20 +151,20 @@ class Soak:
             with control_c, WAYS[way](of):
                 work.run(of)
         except KeyboardInterrupt:
-            if not control_c.pressed:  # someone has really pressed it
+            if not control_c.pressed:  # it was the user's Ctrl-C
                 raise
             self.seen.between["cut short by Ctrl-C"] += 1
         finally:
             _waited_for(None)
-        if way == "patch_model()":  # not a block of the package's own: it may have been left at any point
+        if way == "patch_model()":  # this block is the test's, and may have ended at any point
             for model in of:
                 flash.unpatch_model(model)
-        with contextlib.suppress(flash.FlashNeverRanError):  # strict, and cut short before anything ran
+        with contextlib.suppress(flash.FlashNeverRanError):  # strict, and interrupted before any kernel ran
             flash.disable()
         check_is_off(self.own, classes)
 
     def check_growth(self) -> None:
-        """Raises Broken, naming all that has grown by more than it may."""
+        """Raises Broken, with the names of all measures that have grown too much."""
         too_much = [
             f"{name} grows: by {grown.after - grown.before:,.3g} in {self.seen.rounds:,} rounds"
             for name, values in self.seen.occupied.items()
@@ -175,14 +175,14 @@ class Soak:
 
 
 def _waited_for(result: Any) -> Any:
-    """With nothing under way any more: mlx-lm's loops are a step ahead of what they yield."""
+    """The result, once the streams are idle: mlx-lm's loops compute a step ahead of what they yield."""
     mx.synchronize(generation_stream)
     mx.synchronize()
     return result
 
 
 def run(soak: Soak, minutes: float, rounds: int | None) -> tuple[str | None, bool]:
-    """Rounds until the time is over, or so many. Gives what did not hold, and whether Ctrl-C ended it."""
+    """Runs for this many minutes or rounds. Returns the message of a failed check, and whether Ctrl-C ended the run."""
     begin, interrupted = time.monotonic(), False
     try:
         try:
@@ -204,7 +204,7 @@ def run(soak: Soak, minutes: float, rounds: int | None) -> tuple[str | None, boo
 
 
 def page(soak: Soak, seconds: float, broken: str | None, interrupted: bool) -> str:
-    """What docs/dev/reliability.md quotes."""
+    """The report, which docs/dev/reliability.md quotes."""
     seen = soak.seen
     ended = ", ended by Ctrl-C" if interrupted else ""
     length = f"{seconds / 60:.1f} minutes, {seen.rounds:,} rounds{ended}"
@@ -231,10 +231,10 @@ def page(soak: Soak, seconds: float, broken: str | None, interrupted: bool) -> s
 @click.option("--seed", type=int, help="Repeats a run's sequence of rounds.  [default: a new one, which is printed]")
 def command(minutes: float, seed: int | None) -> None:
     """Mixed work with the patch going in and out at random, and checks after every round."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # also where a shell in the background ignores it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores SIGINT
     soak, begin = Soak(random.randrange(10**6) if seed is None else seed), time.monotonic()
     broken, interrupted = run(soak, minutes, None)
-    # Now: MLX has a cache of compiled functions for each thread, and aborts if one ends together with Python.
+    # Before exit: MLX has a cache of compiled functions per thread, and aborts if a thread ends together with Python.
     soak.thread.shutdown()
     print(page(soak, time.monotonic() - begin, broken, interrupted))
     sys.exit(1 if broken else 130 if interrupted else 0)

@@ -1,4 +1,4 @@
-"""What must hold after every round of the soak: mlx-lm is as it was, and nothing that the process occupies grows."""
+"""The soak's checks after every round: mlx-lm is as it was, and no measure of memory, objects or threads grows."""
 
 import ctypes
 import gc
@@ -26,7 +26,7 @@ def is_ours(value: object) -> bool:
 
 
 class Own:
-    """What mlx-lm's modules and classes hold without the patch, object by object, and where imports are looked for."""
+    """The attributes of mlx-lm's modules and classes without the patch, and sys.meta_path."""
 
     def __init__(self) -> None:
         self.finders = list(sys.meta_path)
@@ -37,7 +37,7 @@ class Own:
         }
 
     def check(self) -> None:
-        """Raises Broken where something else is now. Modules that have come since must hold nothing of the patch."""
+        """Raises Broken if an attribute has changed, or a module imported since then has one of the patch's objects."""
         if sys.meta_path != self.finders:
             raise Broken(f"sys.meta_path is {sys.meta_path}")
         for owner in self._owners():
@@ -46,7 +46,7 @@ class Own:
                 if is_ours(value):
                     raise Broken(f"{name}.{attribute} is the patch's")
                 _, before = self.held.get((id(owner), attribute), (owner, value))
-                is_submodule = value is sys.modules.get(f"{name}.{attribute}")  # may be the one that has arrived
+                is_submodule = value is sys.modules.get(f"{name}.{attribute}")  # an import may have replaced it
                 if value is not before and not is_submodule:
                     raise Broken(f"{name}.{attribute} is another object than before: {value}, not {before}")
 
@@ -67,10 +67,10 @@ def check_is_off(own: Own, classes: list[tuple[nn.Module, type]]) -> None:
     own.check()
 
 
-GROWTH = {  # what is measured; how much of it 1,000 rounds may add; and how much a shorter run may
-    "resident memory, MB": (1.0, 4.0),  # the C library and MLX keep some of what is freed
+GROWTH = {  # what is measured: how much 1,000 rounds may add to it, and how much any run may
+    "resident memory, MB": (1.0, 4.0),  # the C library and MLX keep some freed memory
     "MLX, active, MB": (0.1, 0.1),
-    "MLX, freed and kept, MB": (1.0, 32.0),  # of the last round, and so of what work that was
+    "MLX, freed and kept, MB": (1.0, 32.0),  # depends on the work of the last round
     "Python objects": (100.0, 500.0),
     "threads": (0.1, 1.0),
     "file descriptors": (0.1, 1.0),
@@ -78,11 +78,11 @@ GROWTH = {  # what is measured; how much of it 1,000 rounds may add; and how muc
 
 
 def occupied() -> dict[str, float]:
-    """After what is garbage has been given back; what MLX keeps of it for later, before."""
+    """GROWTH's measures after garbage collection. MLX's cache is measured first, and then cleared."""
     gc.collect()
     kept = mx.get_cache_memory()
     mx.clear_cache()
-    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # of glibc, which hands out again what was freed
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc's: returns freed memory to the system
         trim(0)
     numbers = (
         _resident() / MB,
@@ -96,11 +96,11 @@ def occupied() -> dict[str, float]:
 
 
 def _resident() -> int:
-    """Without the pages of files, which the system takes and brings back as it likes."""
+    """Resident memory in bytes, without the pages of files, which the system drops and reloads as it likes."""
     try:
         _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
         return (resident - shared) * resource.getpagesize()
-    except FileNotFoundError:  # macOS: the highest so far, in bytes
+    except FileNotFoundError:  # macOS: the peak so far, in bytes
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
@@ -112,7 +112,7 @@ def _entries(folder: str, otherwise: int) -> int:
 
 
 class Growth(NamedTuple):
-    """What is occupied in the second quarter of the rounds and in the last, and how much more that may be."""
+    """A measure's medians over the second and the last quarter of the rounds, and how much it may grow between them."""
 
     before: float
     after: float
@@ -120,7 +120,7 @@ class Growth(NamedTuple):
 
 
 def growth(name: str, values: Sequence[float]) -> Growth | None:
-    """The first quarter does not count, in which caches fill. None of fewer than twelve rounds."""
+    """Ignores the first quarter, in which caches fill. None for fewer than twelve rounds."""
     quarter = len(values) // 4
     if quarter < 3:
         return None

@@ -1,4 +1,4 @@
-"""The ways to switch the patch on, as blocks that are given the models; and what the soak lets come in between."""
+"""The ways to switch the patch on, as context managers that take the models; and the soak's disturbances."""
 
 import _thread
 import contextlib
@@ -22,7 +22,7 @@ def by_enable(strict: bool = False) -> Iterator[None]:
         flash.enable(strict=strict)  # the second replaces the first
         yield
     except BaseException:
-        with contextlib.suppress(flash.FlashNeverRanError):  # a Ctrl-C may come first
+        with contextlib.suppress(flash.FlashNeverRanError):  # a Ctrl-C may come before any kernel has run
             flash.disable()
         raise
     flash.disable()
@@ -55,7 +55,7 @@ WAYS: dict[str, Callable[[list[nn.Module]], contextlib.AbstractContextManager[No
 
 
 def bad_call(rng: random.Random) -> None:
-    """Something that must be refused, and that nothing may remember."""
+    """Makes a call that must raise an error, and leave no trace."""
     q, k = mx.zeros((1, 8, 4, 16)), mx.zeros((1, 3, 4, 16))
 
     def fails_in_a_block() -> None:
@@ -78,7 +78,7 @@ def bad_call(rng: random.Random) -> None:
 
 
 class ControlC:
-    """A Ctrl-C after some seconds, unless the block is over by then."""
+    """Presses Ctrl-C after some seconds, unless the block has ended by then."""
 
     def __init__(self, seconds: float) -> None:
         self._timer = threading.Timer(seconds, self._press)
@@ -99,14 +99,14 @@ class ControlC:
         sys.unraisablehook = self._report
 
     def _unraisable(self, what: "sys.UnraisableHookArgs", /) -> None:
-        """One that comes in a callback of the garbage collector or of weak references ends there: Python's rule."""
+        """Python drops a KeyboardInterrupt in a callback of the garbage collector or of a weak reference: no report."""
         if what.exc_type is not KeyboardInterrupt:
             self._report(what)
 
 
 @contextlib.contextmanager
 def arrival(name: str) -> Iterator[None]:
-    """The module imported again while the patch is on; the one that was there is put back at the end."""
+    """Imports the module again while the patch is on, and puts the old one back at the end."""
     package, _, stem = name.rpartition(".")
     there = sys.modules.pop(name)
     try:
@@ -119,7 +119,7 @@ def arrival(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def another_thread_switches() -> Iterator[None]:
-    """The patch goes in and out all the time, by a thread of its own."""
+    """Another thread switches the patch on and off all the time."""
     done = threading.Event()
 
     def switch() -> None:

@@ -1,4 +1,4 @@
-"""The pieces of work of the soak: each gives the same numbers with the patch off and on, within roundings."""
+"""The soak's pieces of work: each gives the same numbers with the patch off and on, but for rounding errors."""
 
 import copy
 import random
@@ -18,20 +18,20 @@ from mlx_lm.tuner.trainer import default_loss
 from model_configs import config, random_model
 
 OTHER_TYPES = ("llama", "qwen3", "gemma2", "gemma3_text", "gpt_oss", "deepseek_v2", "cohere2", "olmo2")
-TOLERANCE = 1e-3  # of the largest number, or of 1: float32 through two layers or four, and through training steps
-QUANTISED = 5e-2  # one rounding that falls the other way moves a key by a 255th of its range
+TOLERANCE = 1e-3  # relative to the largest number or 1: float32 through two or four layers, and training steps
+QUANTISED = 5e-2  # a quantised key that rounds the other way moves by 1/255 of its range
 
 
 class Broken(AssertionError):
-    """Something that is promised did not hold."""
+    """A check of the soak has failed."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What one arm's work came to."""
+    """The numbers and tokens that one arm (patch off or on) computed."""
 
     numbers: np.ndarray  # losses, costs, logits, or the log-probability of each token
-    tokens: np.ndarray | None = None  # greedily generated; of several sequences one behind the other
+    tokens: np.ndarray | None = None  # greedily generated; several sequences are concatenated
 
 
 Run = Callable[[list[nn.Module]], Result]
@@ -39,7 +39,7 @@ Run = Callable[[list[nn.Module]], Result]
 
 @dataclass(frozen=True)
 class Work:
-    """The same for both arms: `run` is given what `models` makes, or hands out."""
+    """Work that both arms do: `run` is called with the models that `models` returns."""
 
     models: Callable[[], list[nn.Module]]
     run: Run
@@ -47,7 +47,7 @@ class Work:
 
 
 class Kinds:
-    """The kinds of work. Each method takes the round's random numbers, and gives work that does not depend on them."""
+    """The kinds of work. Each method draws a piece of work from `rng`; the work itself uses no random numbers."""
 
     def __init__(self, other_types: Sequence[str]) -> None:
         self.demo = models.load(None)
@@ -175,7 +175,7 @@ class Kinds:
         return self._trained(run)
 
     def other_type(self, rng: random.Random) -> Work:
-        """The logits of a prompt and of some tokens behind it."""
+        """The logits of a prompt and of some tokens after it."""
         model = self.others[rng.choice(list(self.others))]
         prompt, steps, batch = rng.randint(2, 30), rng.randint(0, 6), rng.randint(1, 2)
         tokens = mx.array(np.random.default_rng(rng.randrange(1000)).integers(90, size=(batch, prompt + steps)))
@@ -213,10 +213,10 @@ def _answer(responses: Iterable[Any]) -> Result:
 
 
 def difference(off: Result, on: Result, tolerance: float) -> tuple[float, bool]:
-    """The largest difference of their numbers, relative to the largest number and at least to 1; and whether a token
-    differs, which only a near-tie may make: both arms rank their own first, with the same log-probability.
+    """The largest difference of the arms' numbers, relative to the largest number or 1; and whether a token differs.
 
-    Behind the first token that differs the arms go their own ways, and nothing is compared. Raises Broken.
+    A token may differ only in a near-tie: each arm prefers its own token, with the same log-probability. After the
+    first such token, the arms have different texts, and nothing is compared. Raises Broken.
     """
     one, other, tie = off.numbers, on.numbers, False
     if off.tokens is not None and on.tokens is not None:

@@ -1,4 +1,4 @@
-"""Attention is computed in float32 and returned in the model's dtype: the bits of casting there and back."""
+"""Attention is computed in float32: the bits are those of casting to float32 before it, and back after it."""
 
 import flashattn_core
 import mlx.core as mx

@@ -1,6 +1,6 @@
-"""--blas: the program starts again, once, with a library that MLX multiplies with; else one line says why not.
+"""--blas starts the program again, once, with a library for MLX's matrix products; or one line says why not.
 
-Where OpenBLAS itself is not needed, a library that has its names, and nothing in them, stands for it.
+Most tests use a fake OpenBLAS: a library with the same function names, whose functions do nothing.
 """
 
 import atexit
@@ -43,7 +43,7 @@ def nothing_preloaded(monkeypatch):
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory):
-    """library(path, config, threads, cblas): makes one with OpenBLAS's names."""
+    """library(path, config, threads, cblas): makes a fake OpenBLAS and returns its path."""
 
     def make(path="libopenblas.so.0", config="OpenBLAS 0.3", threads=1, cblas="cblas_sgemm"):
         file = tmp_path_factory.mktemp("lib") / path
@@ -89,7 +89,7 @@ def test_its_name(file, name):
 
 @LINUX
 def test_it_is_the_one_that_mlx_calls(command, library):
-    """One that is loaded and has not the names is not."""
+    """A library that is loaded, but does not define cblas_sgemm, is not the one."""
     for preloaded, name in ((library(), "openblas"), (library(cblas="scipy_cblas_sgemm"), "reference")):
         done = command(
             "python", "-c", "from mlxlm_flash_patch.blas import *; print(blas())", env={"LD_PRELOAD": preloaded}
@@ -116,7 +116,7 @@ def test_none_on_a_gpu(monkeypatch):
     ids=" ".join,
 )
 def test_the_program_starts_again(command, light, library, script, start):
-    """With the same interpreter and arguments; what was in LD_PRELOAD stays there, behind it."""
+    """The program keeps its interpreter and arguments. Other libraries stay in LD_PRELOAD, behind the new one."""
     (script.parent / "command.py").write_text("from mlxlm_flash_patch.cli import main\nmain()\n")
     new, before = library(), library("libbefore.so", cblas="unknown")
     name, *arguments = (word.replace("LIBRARY", new) for word in start)
@@ -144,7 +144,7 @@ def test_each_rank_starts_again(library, light, tmp_path):
 
 @LINUX
 def test_once(monkeypatch, library):
-    """What has started again, and MLX does not call, is an error. A child of it may start again."""
+    """If MLX does not call the library after the restart, that is an error. A child process may restart again."""
     starts = []
     monkeypatch.setattr(os, "execve", lambda *arguments: starts.append(arguments))
     file = library()
@@ -159,14 +159,14 @@ def test_once(monkeypatch, library):
     assert refused(file).startswith(f"--blas {file} is preloaded, but MLX still calls ")
     assert len(starts) == 1
     assert blas.STARTED_AGAIN not in os.environ
-    monkeypatch.setenv(blas.STARTED_AGAIN, "1")  # its parent's
+    monkeypatch.setenv(blas.STARTED_AGAIN, "1")  # inherited from its parent
     blas.preload(file)
     assert len(starts) == 2
 
 
 @LINUX
 def test_what_mlx_calls_already_is_left(monkeypatch, library):
-    """auto leaves any but the reference; a path leaves its own."""
+    """Nothing restarts if MLX already calls a fast BLAS (auto), or the library of this path."""
     monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("started again"))
     file = library()
     monkeypatch.setattr(blas, "_called", lambda: file)
@@ -176,7 +176,7 @@ def test_what_mlx_calls_already_is_left(monkeypatch, library):
 
 @LINUX
 def test_a_reference_blas_is_refused(command, light, script):
-    """Here MLX's own."""
+    """The reference BLAS here is the one that MLX itself calls."""
     done = command("mlxlm-flash", "run", "--blas", blas._called(), script, env=light)
     assert (done.returncode, done.stdout) == (2, "")
     [line] = done.stderr.splitlines()
@@ -220,14 +220,14 @@ def test_another_mlx(monkeypatch):
     with monkeypatch.context() as macos:
         macos.setattr(sys, "platform", "darwin")
         assert refused("auto") == says
-    monkeypatch.setattr(blas, "_called", lambda: None)  # Accelerate is no file
+    monkeypatch.setattr(blas, "_called", lambda: None)  # as on macOS, where Accelerate is no file
     assert refused("auto") == says
 
 
 @pytest.mark.parametrize(("name", "said"), [("reference", 1), ("openblas", 0), (None, 0)])
 @pytest.mark.parametrize("mode", ["0", "1"])
 def test_run_says_what_bounds(monkeypatch, capsys, script, name, said, mode):
-    """One line, with the cure, before the program begins."""
+    """One line names the slow BLAS and its cure before the program begins."""
     monkeypatch.setattr(blas, "blas", lambda: name)
     monkeypatch.setattr(running, "start", lambda *_: print("begins", file=sys.stderr))
     monkeypatch.setattr(sys, "argv", ["mlxlm-flash", "run", str(script)])
@@ -242,7 +242,7 @@ def test_run_says_what_bounds(monkeypatch, capsys, script, name, said, mode):
 @LINUX
 @pytest.mark.skipif(find_library("openblas") is None, reason=f"no OpenBLAS: {blas.INSTALL}")
 def test_auto(command, model_folder):
-    """OpenBLAS itself, under a command of mlx-lm: the same tokens, and nothing to say of the BLAS."""
+    """With the real OpenBLAS, a command of mlx-lm gives the same tokens, and no line about the reference BLAS."""
     options = ("mlx_lm.generate", "--model", model_folder, "--prompt", "lobster", "--max-tokens", "4", "--temp", "0")
     plain = command("mlxlm-flash", "run", *options)
     fast = command("mlxlm-flash", "run", "--blas", "auto", *options)

@@ -23,7 +23,7 @@ CACHES = {
 
 @pytest.fixture
 def masks(monkeypatch):
-    """What the kernels get as masks. In the end, none was an array of more than one row."""
+    """The masks that kernels get. After the test, none may have been an array of more than one row."""
     seen = []
 
     own_quick, own_lowered = router.for_quick, router.lowered
@@ -54,7 +54,7 @@ def logits(model, tokens, caches, steps=STEPS):
 
 
 def assert_the_same(run, rows=lambda logits: logits, layers=2):
-    """The logits, and all calls of STEPS are flash attention."""
+    """The logits are the same, and all calls of STEPS are flash attention."""
     off, on = off_and_on(run)
     assert close(rows(on), rows(off))
     long = sum(length > 8 for length in STEPS)
@@ -71,13 +71,13 @@ def test_plain(tiny, tokens, cache, batch):
 
 @pytest.mark.parametrize("max_kv_size", [10, 14], ids=lambda n: f"max_kv_size {n}")
 def test_windows_smaller_than_the_rotating_cache(tiny, tokens, max_kv_size):
-    """One query then has a mask, too: where the window lies in the buffer, whole or in two parts."""
+    """Here even a single query has a mask: the window in the buffer is one range of keys, or wraps around into two."""
     model, x = tiny("llama"), tokens(1, sum(STEPS))  # a window of 8
     assert_the_same(lambda: logits(model, x, [mlx_caches.RotatingKVCache(max_kv_size) for _ in model.layers]))
 
 
 def test_lists_of_caches(tiny, tokens):
-    """baichuan_m1: each layer has a convolution's state and a KV cache, every other one with a window."""
+    """In baichuan_m1, each layer has a convolution's state and a KV cache; every other layer has a window."""
     model, x = tiny("baichuan_m1", sliding_window_layers=[1], hidden_size=64, head_dim=16), tokens(2, sum(STEPS))
     assert_the_same(lambda: logits(model, x, mlx_caches.make_prompt_cache(model)))
 
@@ -86,7 +86,7 @@ def test_lists_of_caches(tiny, tokens):
 @pytest.mark.parametrize("bits", [3, 4, 8])
 @pytest.mark.parametrize("batch", [1, 2], ids=lambda n: f"B{n}")
 def test_quantised(tiny, tokens, bits, batch):
-    """One layer, whose keys are quantised to the same bits with and without the patch: none depends on attention."""
+    """In the only layer no key depends on attention: keys quantise to the same bits with the patch and without it."""
     model, x = tiny(num_hidden_layers=1), tokens(batch, sum(STEPS))
     assert_the_same(lambda: logits(model, x, [mlx_caches.QuantizedKVCache(32, bits)]), layers=1)
 
@@ -94,7 +94,7 @@ def test_quantised(tiny, tokens, bits, batch):
 @pytest.mark.rotate(1, default=4)
 @pytest.mark.parametrize("max_size", [None, 64, 12], ids=lambda n: f"max_kv_size {n}")
 def test_batches_with_left_padding(architecture, tiny, tokens, masks, max_size):
-    """Padding itself sees no key, and what is predicted there means nothing."""
+    """Padded queries see no key, so their logits are not compared."""
     model, x = tiny(architecture), tokens(3, sum(STEPS))
     assert_the_same(
         lambda: logits(model, x, batch_caches(model, PADDING, max_size)),
@@ -107,7 +107,7 @@ def test_batches_with_left_padding(architecture, tiny, tokens, masks, max_size):
     "cache", [mlx_caches.BatchKVCache, lambda none: mlx_caches.BatchRotatingKVCache(12, none)], ids=["", "rotating"]
 )
 def test_batches_with_right_padding(tiny, tokens, cache):
-    """As mlx-lm reads prompts of different lengths: padded at the right, rolled to the left before tokens follow."""
+    """mlx-lm pads prompts of different lengths at the right, and moves the padding to the left before generation."""
     model, x = tiny(), tokens(3, 20)
     lengths = [20 - padding for padding in PADDING]
 
@@ -126,7 +126,7 @@ def test_batches_with_right_padding(tiny, tokens, cache):
 
 
 def test_batches_that_shrink_and_grow(tiny, tokens):
-    """Requests end and others join: rows are dropped, padding is cut off or added."""
+    """When requests end and others join, rows are dropped, and padding is trimmed or added."""
     model, x = tiny(), tokens(3, 30)
 
     def run():
@@ -146,13 +146,13 @@ def test_batches_that_shrink_and_grow(tiny, tokens):
 
 
 FILES = {**CACHES, "QuantizedKVCache": lambda: mlx_caches.QuantizedKVCache(32, 8)}
-del FILES["ChunkedKVCache"]  # the same as KVCache, once it is read
+del FILES["ChunkedKVCache"]  # is read back as a KVCache
 
 
 @pytest.mark.rotate(1, default=3)
 @pytest.mark.parametrize("cache", FILES.values(), ids=FILES)
 def test_prompt_cache_files(tiny, tokens, tmp_path, cache):
-    """Written with the patch and read without it, or the other way round: files are the same."""
+    """Files are the same whether they are written with the patch or without it."""
     model, x = tiny(num_hidden_layers=1), tokens(1, sum(STEPS))
 
     def write(name):

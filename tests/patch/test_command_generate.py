@@ -1,4 +1,4 @@
-"""mlxlm-flash run mlx_lm.generate: the same greedy tokens as without it, and two lines on stderr that say how."""
+"""mlxlm-flash run mlx_lm.generate prints the same greedy tokens as without it, and two lines about it on stderr."""
 
 import re
 
@@ -27,14 +27,14 @@ def test_the_same_text(command, model_folder, program, flash, first, last):
     on = command("mlxlm-flash", "run", *arguments, input="Attention is", flash=flash)
     assert on.returncode == 0, on.stderr
     assert on.stdout == off.stdout != ""
-    lines = [line for line in on.stderr.splitlines() if REFERENCE not in line]  # test_blas.py is about that
+    lines = [line for line in on.stderr.splitlines() if REFERENCE not in line]  # test_blas.py tests this line
     assert re.fullmatch(first, lines[0])
     assert re.fullmatch(last, lines[1]) if last else lines[1:] == []
 
 
 @pytest.mark.slow("2 seconds")
 def test_fallbacks(command, light, tmp_path):
-    """They are said, and refused under strict."""
+    """The last line reports fallbacks; with strict, the first one is an error."""
     script = tmp_path / "falls_back.py"
     script.write_text(
         "import mlx.core as mx\n"

@@ -1,4 +1,4 @@
-"""-h works everywhere, and what it says is so."""
+"""-h works for every command, and its statements are true."""
 
 import importlib.metadata
 

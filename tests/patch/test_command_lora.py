@@ -1,4 +1,4 @@
-"""mlxlm-flash run mlx_lm.lora: mlx-lm's own trainer, with the same losses step by step and the same adapters."""
+"""mlxlm-flash run mlx_lm.lora: mlx-lm's own trainer gives the same loss at each step, and the same adapters."""
 
 import json
 import pydoc_data.topics
@@ -11,12 +11,12 @@ from flash_evals.work.models import DEMO_MODEL
 from model_configs import random_model
 
 STEPS = 6
-PRINTED = 0.0011  # losses are printed with three digits: the last one may round either way
+PRINTED = 0.0011  # losses are printed with three decimals, of which the last may round either way
 
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory):
-    """Texts of different lengths: the trainer pads its batches. As texts, and as prompts with completions."""
+    """Folders with plain texts and with prompts and completions. Lengths differ, so the trainer pads its batches."""
     folder = tmp_path_factory.mktemp("texts")
     topics = (text for text in pydoc_data.topics.topics.values() if len(text) > 400)
     passages = [text[:length] for text, length in zip(topics, range(40, 401, 24), strict=False)]
@@ -30,7 +30,7 @@ def texts(tmp_path_factory):
 
 @pytest.fixture
 def train(command, texts, tmp_path):
-    """train(model, flash, *more): the losses, the adapters that were saved, and what the command said in the end."""
+    """train(model, flash, *more): the losses, the saved adapters, and the command's stderr."""
 
     def run(model, flash, *more, data="texts", steps=STEPS):
         adapters = tmp_path / f"adapters {flash}"
@@ -55,8 +55,8 @@ def assert_ran(said, backward_calls):
     assert "fallbacks: none" in said
 
 
-# Plain gradient descent: Adam divides by the size of a gradient, and makes rounding as large as what was learned where
-# a gradient is nearly zero. So what is saved in the end shows the gradients of all steps, more exactly than the losses.
+# Plain gradient descent: the saved adapters are a sum of all steps' gradients, more exact than the printed losses. Adam
+# divides by the size of a gradient; where that is nearly zero, rounding errors become as large as the steps.
 SGD = ("--optimizer", "sgd", "--learning-rate", "0.01")
 
 
@@ -91,8 +91,8 @@ def test_the_same_training(train, chat_folder, data, more):
 def test_the_dimensions_of_qwen2_half_billion(train, dtype, tmp_path):
     """A random Qwen2 with Qwen2-0.5B's dimensions, but two layers and the shipped model's vocabulary.
 
-    A bfloat16 model's loss of a token is a bfloat16 too. Between 8 and 16 these are 2^-4 apart: a token's may be off by
-    half of that by its own rounding, and so may their mean, whatever else is rounded on the way.
+    A bfloat16 model's loss per token is a bfloat16, too. Between 8 and 16, these are 2^-4 apart, so rounding alone may
+    change a token's loss, and so the mean, by 2^-5.
     """
     config = json.loads((DEMO_MODEL / "config.json").read_text()) | {
         "hidden_size": 896, "num_hidden_layers": 2, "intermediate_size": 4864, "num_attention_heads": 14,

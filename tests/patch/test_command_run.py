@@ -1,4 +1,4 @@
-"""mlxlm-flash run: the program cannot tell, and neither can the shell. Python itself is the measure."""
+"""mlxlm-flash run: neither the program nor the shell notices a difference from running it with Python."""
 
 import io
 import json
@@ -29,7 +29,7 @@ print(json.dumps({
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder with a script, a module and a package that tell what they see."""
+    """A folder with a script, a module and a package that print their environment (WHO_AM_I)."""
     for name in ("script.py", "inner/script.py", "module.py", "package/__main__.py", "package/part.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(WHO_AM_I)
@@ -45,7 +45,7 @@ def run(command):
 
 @pytest.fixture
 def run_script(run, light, tmp_path):
-    """run_script(text): what becomes of this program."""
+    """run_script(text): runs this program with `mlxlm-flash run`, and returns the finished process."""
 
     def write_and_run(text, **options):
         (tmp_path / "script.py").write_text(text)
@@ -96,7 +96,7 @@ def test_what_the_program_sees(run, command, folder, program, arguments):
 
 @pytest.mark.slow("2 seconds")
 def test_a_script_by_its_absolute_path(run, command, folder, tmp_path_factory, monkeypatch):
-    """PYTHONSAFEPATH keeps the script's folder out of sys.path, here too."""
+    """PYTHONSAFEPATH keeps the script's folder out of sys.path, as it does with Python."""
     elsewhere, script = tmp_path_factory.mktemp("elsewhere"), str(folder / "script.py")
     assert run(script, cwd=elsewhere, flash="0").stdout == command("python", script, cwd=elsewhere).stdout
     monkeypatch.setenv("PYTHONSAFEPATH", "1")
@@ -175,7 +175,7 @@ def test_how_it_ends(run_script, command, tmp_path, end):
 def test_control_c(tmp_path, flash):
     """The shell sees a process that died of SIGINT, so that it stops its own loop too.
 
-    While flash attention is on, flashattn_core.interruptible() has a handler in, by which long calls heed it.
+    While flash attention is on, flashattn_core.interruptible() installs a handler, by which Ctrl-C stops long calls.
     """
     script = tmp_path / "script.py"
     script.write_text(
@@ -203,7 +203,7 @@ def test_streams(run_script):
 @pytest.mark.rotate(1, default=2)
 @pytest.mark.parametrize(("end", "code"), [("sys.exit(3)", 3), ("raise ValueError('the reason')", 1)])
 def test_patched_to_the_end(run_script, end, code):
-    """Both lines are there however the program ends, and the last one comes last."""
+    """Both lines are printed however the program ends, and the second one comes last on stderr."""
     done = run_script(f"{ATTEND}import sys\n{end}\n")
     assert done.returncode == code
     first, *_, last = done.stderr.splitlines()
@@ -213,19 +213,19 @@ def test_patched_to_the_end(run_script, end, code):
 
 
 def test_threads_that_outlive_the_main_one_count(run_script):
-    """Under strict too: the program is over when its last thread is."""
+    """With strict, too, the program has ended only when its last thread has."""
     done = run_script(LATER, flash="strict")
     assert done.returncode == 0
     assert done.stderr.splitlines()[-1].startswith(f"{OWN}flash attention ran: cpu_prefill 1 ")
 
 
 def test_strict_and_flash_never_ran(run_script):
-    """A success without flash attention is none. A child that the program forks is left alone."""
+    """With strict, a program that succeeds without flash attention exits with 1. A forked child keeps its exit code."""
     fork = "import os, sys\nif os.fork() == 0:\n    sys.exit(0)\nprint(os.waitstatus_to_exitcode(os.wait()[1]))\n"
     done = run_script(fork, flash="strict")
     assert (done.returncode, done.stdout) == (1, "0\n")
     assert done.stderr.startswith(f"{OWN}flash attention on, strict: ")
-    assert done.stderr.count(f"{OWN}strict: flash attention never ran\n") == 1  # the parent's
+    assert done.stderr.count(f"{OWN}strict: flash attention never ran\n") == 1  # only the parent prints it
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_strict_overrules_success_only(monkeypatch, tmp_path, code, mode, expect
 
 
 def test_the_last_line():
-    """A forked child does not say it, and a closed stderr is no error."""
+    """A forked child does not print it, and a closed stderr is no error."""
     stream = io.StringIO()
     running._say_what_ran(stream, os.getpid() + 1)
     assert stream.getvalue() == ""
@@ -291,7 +291,7 @@ def test_unknown_programs(refused, program, says):
 
 @pytest.fixture
 def package(tmp_path):
-    """Another package with a command, as pip leaves it in site-packages."""
+    """The environment variables of a site-packages folder that has another package with a command."""
     (tmp_path / "site" / "theirs-1.0.dist-info").mkdir(parents=True)
     (tmp_path / "site" / "theirs-1.0.dist-info" / "METADATA").write_text("Name: theirs\nVersion: 1.0\n")
     entry = "[console_scripts]\ntheirs.generate = theirs:main\n"
@@ -306,7 +306,7 @@ def package(tmp_path):
 
 @pytest.mark.parametrize("how", [("mlxlm-flash",), ("python", "-m", "mlxlm_flash_patch")], ids=" ".join)
 def test_a_command_of_any_package(command, package, how):
-    """Its attention is MLX's own function, and it needs no mlx-lm."""
+    """The command calls MLX's attention function, and does not import mlx-lm."""
     done = command(*how, "run", "theirs.generate", "--steps", "2", env=package)
     assert (done.returncode, done.stdout) == (3, "['--steps', '2']\n")
     assert done.stderr.splitlines()[-1] == f"{OWN}flash attention ran: cpu_prefill 1 · fallbacks: none"
@@ -334,7 +334,7 @@ def test_a_program_without_attention(run_script):
 @pytest.mark.rotate(1, default=4)
 @pytest.mark.parametrize("name", sorted(distribution("mlx-lm").entry_points.select(group="console_scripts").names))
 def test_commands_of_mlx_lm(name):
-    """They see the path that the shell would have found."""
+    """A command of mlx-lm gets, as argv[0], the path that the shell would have found."""
     folder = str(Path(sys.executable).parent)
     program = running.find(name, ["--help", "-h"])
     assert program.argv == [shutil.which(name, path=folder), "--help", "-h"]

@@ -1,4 +1,4 @@
-"""mlxlm-flash run mlx_lm.server and mlx_lm.chat: programs that talk for as long as somebody talks to them."""
+"""mlxlm-flash run mlx_lm.server and mlx_lm.chat: long-running programs that answer requests."""
 
 import contextlib
 import functools
@@ -29,7 +29,7 @@ TEXT = "It is not the length of a prompt alone, but how many of them come at onc
 
 @contextlib.contextmanager
 def served(folder, command, env, log):
-    """While this command, of mlx_lm.server, runs: ask(prompt, **more) for 8 tokens, and the process. `log` gets stderr.
+    """Runs this command of mlx_lm.server. Yields ask(prompt, **more), for 8 tokens, and the process. `log` gets stderr.
 
     With stream=True the answer comes in pieces; with hang_up_after=N the client leaves after N of them.
     """
@@ -75,10 +75,10 @@ def served(folder, command, env, log):
     ids=["batched", "kv_bits"],
 )
 def test_server(chat_folder, tmp_path, options, number, returncodes):
-    """Requests that come at the same time, and once more when there are prompt caches, are answered as without it.
+    """The server answers simultaneous requests, and the same again with prompt caches, as it does without the patch.
 
-    Ctrl-C is an end, which the server sees to itself; SIGTERM is the end of everything. After the last line of Python
-    the stock server, too, often aborts while MLX's threads are taken down.
+    At Ctrl-C the server shuts down by itself; SIGTERM kills it. At exit, the unpatched server, too, often aborts while
+    MLX's threads end.
     """
     run = [Path(sys.executable).parent / "mlxlm-flash", "run", "mlx_lm.server", *options]
     answers = {}
@@ -97,10 +97,10 @@ def test_server(chat_folder, tmp_path, options, number, returncodes):
 
 @pytest.mark.nightly("forty requests to two servers")
 def test_eight_clients(chat_folder, tmp_path):
-    """Eight clients at once, five requests each, of 12 to 1,200 bytes; every other answer is a stream.
+    """Eight clients send five requests each at once, of 12 to 1,200 bytes; every other answer is a stream.
 
-    Two clients hang up in the middle of each of their streams. The others, and whoever asks afterwards, get the stock
-    server's answers. The server ends at Ctrl-C. It often ends by an abort, without the patch too.
+    Two clients hang up in the middle of each of their streams. The others, and later clients, get the unpatched
+    server's answers. The server ends at Ctrl-C, often by an abort, as it does without the patch.
     """
 
     def client(ask, number):
@@ -131,7 +131,7 @@ def test_eight_clients(chat_folder, tmp_path):
 @pytest.mark.rotate(2)
 @pytest.mark.parametrize("said", ["Attention is\nAttention is\nr\nAttention is\nq\n", "Attention is\n"])
 def test_chat_through_a_pipe(command, chat_folder, said):
-    """`q` ends it, `r` begins anew; so does the end of what is piped in, with an error of mlx-lm's own."""
+    """`q` ends the chat, `r` restarts it; the end of the piped input ends it, too, with mlx-lm's own error."""
     arguments = ("mlxlm-flash", "run", "mlx_lm.chat", "--model", chat_folder, "--max-tokens", "8")
     off, on = (command(*arguments, input=said, flash=flash) for flash in ("0", "strict"))
     assert on.returncode == off.returncode == int("q" not in said)

@@ -19,9 +19,9 @@ def test_a_compiled_function(tiny, tokens):
 
 
 def test_a_compiled_function_keeps_what_it_was_traced_with(tiny, tokens):
-    """The patch cannot reach into a graph; what runs in it is counted all the same.
+    """The patch cannot change a compiled graph. The kernels that run in it are counted all the same.
 
-    MLX keeps graphs by function: compiling the same one again gives the same graph.
+    MLX caches graphs by function: compiling the same function again gives the same graph.
     """
     model, x = tiny(), tokens()
     before, meanwhile = mx.compile(lambda x: model(x)), mx.compile(lambda x: model(x))
@@ -35,7 +35,7 @@ def test_a_compiled_function_keeps_what_it_was_traced_with(tiny, tokens):
 
 
 def test_a_fallback_in_a_compiled_function():
-    """It is counted and warned about when it is traced, and raises there under strict."""
+    """The fallback is counted, and warned about, when the function is traced; with strict, tracing raises."""
 
     def attend(q):
         return base.scaled_dot_product_attention(q, q, q, None, 1.0, None)

@@ -1,4 +1,4 @@
-"""A mask that mlx-lm builds as an array is known by its description, which says the same, query by query."""
+"""The patch describes masks that mlx-lm builds as arrays; description and array hide the same keys of each query."""
 
 import gc
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +31,7 @@ def assert_says_the_same(description, array, batch, length, key_len):
 @pytest.mark.parametrize("padding", ["none", "left", "right", "both"])
 @pytest.mark.parametrize(("length", "offset"), [(1, 0), (1, 9), (7, 0), (7, 5), (20, 33)])
 def test_create_causal_mask(length, offset, window, padding):
-    """Padding may be negative, as it becomes in caches that are trimmed, or be longer than the keys."""
+    """Padding may be negative, as it is in trimmed caches, or longer than the keys."""
     left = mx.array([0, 3, -2, 60]) if padding in ("left", "both") else None
     right = mx.array([2, 0, 1, -1]) if padding in ("right", "both") else None
     with flash.enabled():
@@ -74,7 +74,7 @@ CACHES = {
         caches.BatchRotatingKVCache(12, [0] * 3), lengths=[7, 5, 2], right_padding=PADDING
     ),
 }
-# A wrapped buffer shows two ranges of keys, if it does not show all; then the array of one query is cheap.
+# A single query of a wrapped buffer may see two ranges of keys, which have no description; its array is cheap.
 WRAPS = {name for name in CACHES if "(12" in name}
 
 
@@ -82,7 +82,7 @@ WRAPS = {name for name in CACHES if "(12" in name}
 @pytest.mark.parametrize("window", [None, 3, 12], ids=lambda w: f"window {w}")
 @pytest.mark.parametrize("name", CACHES)
 def test_make_mask(name, window):
-    """Step by step: prompts in pieces, tokens one at a time, through every wrap-around."""
+    """Masks are described at every step: for chunks of a prompt, single tokens, and when the buffer wraps around."""
     cache = CACHES[name]()
     arrays = described = 0
     with flash.enabled():
@@ -148,7 +148,7 @@ class TestWhatIsRemembered:
         assert not knows(computed)
 
     def test_nothing_once_it_is_written_to(self):
-        """In-place operators keep the Python object, and free its old value, whose place others may be given."""
+        """In-place operators keep the Python object, but free its old array, whose address another may get."""
         mask = before = described_mask()
         for _ in range(3):
             mask &= mx.array([True, False, True, True, True, True])
@@ -189,7 +189,7 @@ class TestWhatIsRemembered:
 
 
 def test_masks_are_described_while_the_patch_is_on():
-    """Masks are made in functions that all models share, and these come back."""
+    """The patch replaces the functions that make masks, which all models share, and puts them back."""
 
     def held():
         rotating = [cache.make_mask for cache in (caches.RotatingKVCache, caches.BatchRotatingKVCache)]
@@ -201,4 +201,4 @@ def test_masks_are_described_while_the_patch_is_on():
         assert knows(base.create_attention_mask(mx.zeros((1, 6, 8)), window_size=2))
     assert held() == before
     assert not knows(described_mask())
-    assert not hasattr(caches.ChunkedKVCache, "make_mask")  # which needs no place of its own, then
+    assert not hasattr(caches.ChunkedKVCache, "make_mask")  # so the patch need not replace it

@@ -1,5 +1,4 @@
-"""Models spread over two processes by mlx.launch: each rank's share of the attention is flash attention's, and the
-tokens are the same."""
+"""In models that mlx.launch spreads over two processes, each rank runs flash attention, and tokens stay the same."""
 
 import json
 import shutil
@@ -51,7 +50,7 @@ def test_the_same_tokens(tiny, model_folder, tmp_path, how, model_type):
     model.save_weights(str(folder / "model.safetensors"))
     (folder / "config.json").write_text(json.dumps(vars(model.args)))
     index = {"weight_map": {name: "model.safetensors" for name, _ in tree_flatten(model.parameters())}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))  # by which a pipeline finds its files
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))  # lists a rank's files
 
     (tmp_path / "script.py").write_text(SCRIPT)
     run = (PROGRAMS / "mlxlm-flash", "run", tmp_path / "script.py", how, folder)

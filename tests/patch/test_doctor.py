@@ -1,4 +1,4 @@
-"""mlxlm-flash doctor: each finding, made to happen, with its cure on its line; exit code 1 when something is broken."""
+"""mlxlm-flash doctor prints each finding with its cure on one line, and exits with 1 when something is broken."""
 
 import importlib.metadata
 import json
@@ -26,7 +26,7 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run this
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch, tmp_path):
-    """A machine on which doctor has nothing to say: what a test changes is what it finds."""
+    """A machine on which doctor finds nothing, so that it finds only what a test changes."""
     for name in ("MLXLM_FLASH", *doctor.CPU_VARIABLES):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("FLASHATTN_CACHE", str(tmp_path / "cache"))
@@ -35,14 +35,14 @@ def quiet(monkeypatch, tmp_path):
 
 
 def examined(*arguments):
-    """All lines, and the exit code."""
+    """Runs doctor: its lines, and its exit code."""
     done = CliRunner().invoke(cli, ["doctor", *arguments])
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
     return done.output.splitlines(), done.exit_code
 
 
 def found(line, *arguments, broken):
-    """Among the findings is one that begins like this."""
+    """Runs doctor, which must print a line that begins with `line`, and exit with 1 if `broken`. Returns all lines."""
     lines, code = examined(*arguments)
     assert any(each.startswith(line) for each in lines), lines
     assert code == int(broken)
@@ -52,7 +52,7 @@ def found(line, *arguments, broken):
 
 @pytest.fixture
 def examined_with(command, light):
-    """examined_with(env): the same of a process of its own, with these variables."""
+    """examined_with(env): runs doctor in a new process with these environment variables: its lines and exit code."""
 
     def run(env):
         done = command("mlxlm-flash", "doctor", env={**light, **env}, timeout=180)
@@ -144,7 +144,7 @@ def test_a_package_is_missing(monkeypatch, package, says, broken):
 
 
 def test_an_nvidia_gpu_that_is_not_used(monkeypatch):
-    """The rest goes on with MLX's build for the CPU, and makes no sense with a GPU that is not fit."""
+    """With MLX's CPU build, doctor goes on to test attention; with its CUDA build, an unusable GPU ends the tests."""
     backends = {"cpu": "AVX2, 2 threads", "metal": "not in this MLX build", "cuda": "NVRTC is not there: reinstall it"}
     monkeypatch.setattr(flashattn_core, "backends", lambda: backends)
     lines = found("! cuda: NVRTC is not there · cure: reinstall it", broken=False)
@@ -166,7 +166,7 @@ def test_a_variable_that_means_nothing(monkeypatch, value):
 @pytest.mark.slow("2 seconds")
 @LINUX
 def test_an_extension_made_for_another_mlx(command, light, examined_with, tmp_path):
-    """doctor speaks, where nothing else of the package can; and the others say the same in one line."""
+    """doctor runs although the extension does not load; other commands say why in one line."""
     source, library = tmp_path / "other.cpp", tmp_path / "other.so"
     source.write_text('namespace mlx::core { const char* version() { return "0.99.1"; } }')
     subprocess.run(["c++", "-shared", "-fPIC", source, "-o", library], check=True)
@@ -193,7 +193,7 @@ def test_an_extension_made_for_another_mlx(command, light, examined_with, tmp_pa
 
 @pytest.mark.slow("2 seconds")
 def test_mlx_s_build_for_cuda_that_does_not_load(command, light, tmp_path):
-    """For want of a driver, or with an old one. It must not be tried again: nanobind would end the process."""
+    """The driver is missing or too old. mlx must not be imported again: nanobind would end the process."""
     (tmp_path / "mlx").mkdir()
     once = "import os, sys\nif hasattr(sys, 'tried'): os._exit(70)\nsys.tried = True\n"
     (tmp_path / "mlx/core.py").write_text(f"{once}raise ImportError('cudaInit failed')\n")
@@ -222,7 +222,7 @@ def test_no_extension(monkeypatch):
     assert lines[-3].endswith(" · cure: pip install --force-reinstall --no-deps flashattn-core")
 
 
-# nanobind 3's name, and nanobind 2's.
+# The names of nanobind 3 and nanobind 2.
 @pytest.mark.parametrize("spelling", ["__nb_internals_some_abi_v21_mlx__", "__nb_internals_v21_some_abi_mlx__"])
 def test_two_versions_of_nanobind_s_abi(monkeypatch, spelling):
     monkeypatch.setitem(doctor._interpreter_dict(), spelling, None)
@@ -230,7 +230,7 @@ def test_two_versions_of_nanobind_s_abi(monkeypatch, spelling):
         "✗ extension: flashattn_core and mlx use different nanobind ABIs: v21, v22 · cure: pip install --force-",
         broken=True,
     )
-    assert not any("self-test" in line for line in lines)  # it might crash
+    assert not any("self-test" in line for line in lines)  # it is skipped, because it might crash
 
 
 @pytest.mark.rotate(1, default=2)
@@ -291,7 +291,7 @@ def test_wrong_numbers(monkeypatch):
 
 
 def test_attention_that_does_not_run(monkeypatch):
-    """What two ABIs of nanobind look like to a caller."""
+    """Calls raise this TypeError when two packages have different ABIs of nanobind."""
 
     def incompatible(*args, **kwargs):
         raise TypeError("__init__(): incompatible function arguments.\nInvoked with types: mlx.core.array")
@@ -302,7 +302,7 @@ def test_attention_that_does_not_run(monkeypatch):
 
 
 def test_a_function_that_is_not_known(monkeypatch):
-    """It is left to mlx-lm, and all else works."""
+    """A function of mlx-lm without known source is not replaced, and everything else works."""
     monkeypatch.setattr(base, "create_causal_mask", base.create_causal_mask)
     exec("def create_causal_mask(n): ...", vars(base))
     found("! mlx-lm: mlx_lm.models.base.create_causal_mask was not replaced: its source is not available", broken=False)
@@ -328,7 +328,7 @@ def test_another_library_in_the_same_place(monkeypatch):
     ],
 )
 def test_a_model(tmp_path, model_type, line, broken):
-    """What is said is what a prompt shows, and no table."""
+    """doctor --model finds out what a small prompt runs, and looks nothing up in a table."""
     known = config(model_type) if model_type not in ("none", "") else {"model_type": model_type}
     (tmp_path / "config.json").write_text(json.dumps(known))
     lines = found(line, "--model", str(tmp_path), broken=broken)
@@ -345,7 +345,7 @@ def test_a_model_without_flash_attention(tmp_path, monkeypatch):
 
 
 def test_a_model_that_brings_its_own_code(tmp_path):
-    """It is not run for this."""
+    """doctor does not run the model's code."""
     (tmp_path / "config.json").write_text(json.dumps({**config("qwen2"), "model_file": "own.py"}))
     (tmp_path / "own.py").write_text("raise SystemExit('it was run')")
     found(f"! model: {tmp_path} brings its own code, own.py, ", "--model", str(tmp_path), broken=False)
@@ -388,7 +388,7 @@ def test_a_kernel_that_is_wrong_on_this_machine(monkeypatch):
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """The CPU plays a GPU."""
+    """MLX reports a GPU as its default device."""
     monkeypatch.setattr(mx, "default_device", lambda: mx.gpu)
 
 

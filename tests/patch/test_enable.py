@@ -1,4 +1,4 @@
-"""enable() and disable(): which objects sit where, before, between and after."""
+"""enable() and disable() replace functions, and put the originals back."""
 
 import sys
 import warnings
@@ -13,7 +13,7 @@ from soak_checks import occupied
 
 
 def test_all_and_back(original, mlx_own):
-    """Twice is once."""
+    """A second enable() or disable() changes nothing."""
     flash.enable()
     ours = mx.fast.scaled_dot_product_attention
     routed = base.scaled_dot_product_attention
@@ -35,12 +35,12 @@ def test_the_second_decides(strict):
     flash.enable(strict=strict)
     assert is_in()
     assert flash.status().strict is strict
-    flash.enable(strict=False)  # nothing ran here
+    flash.enable(strict=False)  # after strict, disable() would raise: nothing ran here
 
 
 @pytest.mark.parametrize("arguments", [("qwen2",), (True,)])
 def test_what_is_asked_for_has_a_name(arguments):
-    """A word in the first place was a model's type once; it must not be taken for `strict`."""
+    """Options are keyword-only: the first positional argument was once a model type, and must not become `strict`."""
     for switch in (flash.enable, flash.enabled):
         with pytest.raises(TypeError, match="positional argument"):
             switch(*arguments)
@@ -48,7 +48,7 @@ def test_what_is_asked_for_has_a_name(arguments):
 
 
 def test_another_precision_is_refused():
-    """What was in force before stays so."""
+    """The precision that was in force stays in force."""
     flash.enable(precision="float32")
     for switch in (flash.enable, lambda precision: flash.enabled(precision=precision).__enter__()):
         with pytest.raises(ValueError, match=r"\[enable\] precision is 'faster', expected 'float32' or 'input'"):
@@ -58,7 +58,7 @@ def test_another_precision_is_refused():
 
 @pytest.mark.nightly("17 seconds")
 def test_a_thousand_times(original):
-    """With a call each time: nothing grows, all is as it was."""
+    """After switching on and off 1,000 times, with a call each time, nothing has grown, and all is as it was."""
     x = mx.random.normal((1, 2, 12, 8))
 
     def switch(times):

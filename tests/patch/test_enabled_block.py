@@ -1,4 +1,4 @@
-"""with enabled(): nests, ends well after exceptions, and keeps its books in several threads."""
+"""with enabled() can be nested, ends properly after exceptions, and works in several threads."""
 
 import contextlib
 import importlib
@@ -65,7 +65,7 @@ def test_blocks_that_end_out_of_order():
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("strict", [False, True])
 def test_an_exception_inside(error, strict, original):
-    """It arrives as it is, also where a strict block would complain that flash never ran."""
+    """The exception passes through unchanged, even where a strict block would raise that flash never ran."""
     with pytest.raises(error), flash.enabled(strict=strict):
         raise error
     assert qwen2.scaled_dot_product_attention is original
@@ -73,7 +73,7 @@ def test_an_exception_inside(error, strict, original):
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_an_interrupt_while_functions_are_exchanged(strict, monkeypatch, original):
-    """Ctrl-C may come at any moment: a block that did not begin leaves nothing."""
+    """Ctrl-C may come at any moment: a block that has not begun leaves nothing patched."""
 
     def interrupted(point, what):
         put(point, what)
@@ -101,7 +101,7 @@ def test_as_decorator():
 
 @pytest.fixture
 def restless():
-    """Threads take turns as often as they can."""
+    """Python switches between threads as often as it can."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -110,7 +110,7 @@ def restless():
 
 @contextlib.contextmanager
 def switching():
-    """Two threads put the patch in and out, in each way."""
+    """Two threads switch the patch on and off meanwhile, in each of the ways."""
     done = threading.Event()
 
     def switch():
@@ -131,7 +131,7 @@ def switching():
 
 @pytest.mark.usefixtures("restless")
 def test_many_threads(original):
-    """Blocks overlap at random: on while any is open, off after the last."""
+    """When blocks overlap at random, the patch is on while any is open, and off after the last."""
     start = threading.Barrier(8)
 
     def work(module):
@@ -148,7 +148,7 @@ def test_many_threads(original):
 
 @pytest.mark.usefixtures("restless")
 def test_threads_that_generate_meanwhile(tiny, tokens, original):
-    """Each gets the tokens that it gets alone, however often the patch goes in and out under it."""
+    """Each thread generates the same tokens as alone, however often the patch goes in and out meanwhile."""
     models = [tiny(seed=seed) for seed in range(2)]
     prompt = tokens(1, 16)[0].tolist()
 
@@ -164,7 +164,7 @@ def test_threads_that_generate_meanwhile(tiny, tokens, original):
 
 @pytest.mark.usefixtures("restless")
 def test_threads_that_import_meanwhile(original):
-    """A module that arrives while the patch goes in and out ends up with mlx-lm's own function."""
+    """A module that is imported while the patch goes in and out has mlx-lm's own function in the end."""
     names = [f"mlx_lm.models.{name}" for name in ("olmo2", "phi", "starcoder2", "qwen3", "cohere")]
     with switching():
         for name in names * 4:

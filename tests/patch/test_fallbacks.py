@@ -1,4 +1,4 @@
-"""Calls that flash attention does not take go to mlx-lm's own function: counted by reason, warned about once."""
+"""Calls that flash attention cannot take go to mlx-lm's own function, are counted by reason, and warned about once."""
 
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +26,7 @@ def of_dtype(dtype):
 
 @pytest.fixture
 def warned():
-    """The warnings since then, each time anew."""
+    """The list of warnings so far; none is suppressed as a repetition."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield caught
@@ -35,7 +35,7 @@ def warned():
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
 @pytest.mark.parametrize("names", [("keys",), ("values",), ("queries", "keys")], ids=" and ".join)
 def test_two_dtypes_are_promoted(names, dtype):
-    """As MLX does it; phi2 computes queries and keys in float32, whatever the model's dtype."""
+    """Dtypes are promoted as by MLX: phi2's queries and keys are float32, whatever the model's dtype."""
     given = {name: mx.random.normal((1, 2, 5, 8), key=mx.random.key(7)).astype(dtype) for name in names}
     off, on = off_and_on(lambda: attention(**given))
     assert mx.allclose(on, off, atol=1e-5)
@@ -54,12 +54,12 @@ def test_head_dims(head_dim, value_dim, fits, warned):
 
 
 def test_no_kernel(monkeypatch):
-    """What the core has no kernel for, such as a GPU with an old driver, in the core's words."""
+    """If the core has no kernel, as on a GPU with an old driver, the warning is the core's message."""
 
     def refuse(*_, **__):
         raise NoKernelError("no kernels for the moon")
 
-    monkeypatch.setattr(router._ext, "quick", lambda *_: None)  # as for a GPU's first call
+    monkeypatch.setattr(router._ext, "quick", lambda *_: None)  # as for the first call on a GPU
     monkeypatch.setattr(router, "flash_or_faster", refuse)
     off = attention()
     with flash.enabled(), pytest.warns(flash.FlashFallbackWarning, match="no kernels for the moon"):
@@ -75,7 +75,7 @@ def test_no_kernel(monkeypatch):
     ],
 )
 def test_bad_input_is_an_error(given, says):
-    """With the patch as without it, and not a reason to try the other way."""
+    """Bad input raises the same error with the patch as without it, and does not fall back."""
     with pytest.raises(ValueError, match=says):
         attention(**given)
     with flash.enabled(), pytest.raises(ValueError, match=says):
@@ -86,7 +86,7 @@ def test_bad_input_is_an_error(given, says):
 def test_warned_once_for_each_reason_and_counted_each_time(warned):
     with mx.stream(mx.cpu):
         off = attention(**of_dtype(mx.float64))
-    for _ in range(2):  # counts and warnings begin anew
+    for _ in range(2):  # counts and warnings start again with each block
         warned.clear()
         with flash.enabled(), mx.stream(mx.cpu):
             for _ in range(3):
@@ -97,14 +97,14 @@ def test_warned_once_for_each_reason_and_counted_each_time(warned):
         reasons = [str(w.message).partition(": ")[2].partition(" (")[0] for w in warned]
         assert reasons == ["head_dim over 512", "dtype float64"]
         assert {w.category for w in warned} == {flash.FlashFallbackWarning}
-        assert {w.filename for w in warned} == {__file__}  # the caller's
+        assert {w.filename for w in warned} == {__file__}  # the caller's file
         assert flash.status().fallbacks == {"head_dim over 512": 3, "dtype float64": 2}
         assert on.dtype == off.dtype
         assert mx.array_equal(on, off)
 
 
 def test_warnings_as_errors(original):
-    """The first call of a reason ends in the error, counted; the patch goes on, and out, as if nothing were."""
+    """The first call of a reason raises the warning, and is counted; afterwards the patch works, and can be removed."""
     with flash.enabled():
         with pytest.raises(flash.FlashFallbackWarning):
             attention(**WIDE)

@@ -1,4 +1,4 @@
-"""mlx-lm's own generation loops give the same greedy tokens."""
+"""mlx-lm's own generation loops give the same greedy tokens with the patch as without it."""
 
 import mlxlm_flash_patch as flash
 import pytest
@@ -29,13 +29,13 @@ def test_generate_step(architecture, tiny, tokens, options):
     [
         {},
         {"kv_bits": 8, "kv_group_size": 32, "quantized_kv_start": 0},
-        {"kv_bits": 4, "kv_group_size": 32, "quantized_kv_start": 24},  # quantised on the way
+        {"kv_bits": 4, "kv_group_size": 32, "quantized_kv_start": 24},  # quantised once it has 24 tokens
     ],
     ids=["plain", "kv_bits 8", "kv_bits 4"],
 )
 @pytest.mark.parametrize("drafted", [False, True], ids=["alone", "with a draft model"])
 def test_stream_generate(tiny, tokenizer, drafted, options):
-    """A draft's tokens are verified a few at a time: short causal queries against a long cache."""
+    """With a draft model, a few tokens are verified at a time: a few causal queries against a long cache."""
     model = tiny(vocab_size=257)
     draft = tiny(vocab_size=257, num_hidden_layers=1) if drafted else None
 
@@ -50,7 +50,7 @@ def test_stream_generate(tiny, tokenizer, drafted, options):
 @pytest.mark.rotate(1, default=5)
 @pytest.mark.parametrize("max_kv_size", [None, 16], ids=lambda n: f"max_kv_size {n}")
 def test_batch_generate(architecture, tiny, tokenizer, max_kv_size):
-    """Prompts of different lengths, more than fit into a batch, answers of different lengths, and what follows them."""
+    """The prompts have different lengths and do not fit into one batch; the caches that they leave can be used on."""
     model = tiny(architecture, vocab_size=257)
     prompts = [tokenizer.encode("Attention is all you need, and more than that"[:n]) for n in (45, 3, 17, 9, 30)]
 

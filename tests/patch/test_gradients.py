@@ -1,4 +1,4 @@
-"""Training with the patch on: the gradients are flash attention's own, and the losses those of mlx-lm's attention."""
+"""Training with the patch uses flash attention's gradients, and gives the losses of mlx-lm's own attention."""
 
 from functools import partial
 
@@ -20,7 +20,7 @@ def loss(model, x):
 
 
 def train(model, x, compiled):
-    """Three steps as mlx-lm's trainer makes them: the loss of each, and the first gradients."""
+    """Three training steps as in mlx-lm's trainer: the loss of each, and the first gradients."""
     optimizer = optim.SGD(learning_rate=0.1)  # Adam would blow rounding up where a gradient is nearly zero
     state = [model.state, optimizer.state]
 
@@ -40,7 +40,7 @@ def train(model, x, compiled):
 
 
 def assert_close(on, off):
-    """Of each array in the two trees."""
+    """Compares the arrays of two trees."""
     for (name, a), (_, b) in zip(tree_flatten(on), tree_flatten(off), strict=True):
         assert mx.abs(a - b).max() <= 1e-4 * mx.abs(b).max() + 1e-6, name
 
@@ -50,7 +50,7 @@ def assert_close(on, off):
 @pytest.mark.parametrize("checkpointed", [False, True], ids=["", "checkpointed"])
 def test_training_is_the_same(tiny, tokens, monkeypatch, compiled, checkpointed):
     if checkpointed:
-        monkeypatch.setattr(TransformerBlock, "__call__", TransformerBlock.__call__)  # is exchanged in the class
+        monkeypatch.setattr(TransformerBlock, "__call__", TransformerBlock.__call__)  # to undo grad_checkpoint
         grad_checkpoint(tiny().layers[0])
     (off_losses, off), (on_losses, on) = off_and_on(lambda: train(tiny(), tokens(2, 20), compiled))
     assert on_losses == pytest.approx(off_losses, rel=1e-5)
@@ -60,7 +60,7 @@ def test_training_is_the_same(tiny, tokens, monkeypatch, compiled, checkpointed)
 
 
 def checkpointed(model, monkeypatch):
-    """As mlx_lm.lora --grad-checkpoint does it, for every kind of layer that the model has."""
+    """The model, with all its classes of layers checkpointed as by mlx_lm.lora --grad-checkpoint."""
     for layer in {type(layer): layer for layer in model.layers}.values():
         monkeypatch.setattr(type(layer), "__call__", type(layer).__call__)
         grad_checkpoint(layer)
@@ -73,7 +73,7 @@ def checkpointed(model, monkeypatch):
     "kind", ["cohere2", "gemma2", "gemma3_text", "gpt_oss", "llama4_text", "mimo_v2_flash", "olmo3", "phi3small"]
 )
 def test_checkpointed_layers_get_masks_as_arguments(kind, tokens, monkeypatch, compiled):
-    """Arrays where a model has windows, and where its attention is written out, as gemma2's is."""
+    """Masks are arrays for models with windows, and where attention is written out, as in gemma2."""
     checkpointed(random_model(kind, config(kind)), monkeypatch)
     run = lambda: train(random_model(kind, config(kind)), tokens(2, 24) % 97, compiled)  # noqa: E731
     (off_losses, off), (on_losses, on) = off_and_on(run)
@@ -100,7 +100,7 @@ def test_checkpointed_layers_of_a_padded_batch(tiny, tokens, monkeypatch):
 
 
 def test_padded_batches(tiny):
-    """A bool mask, as for left padding. Padding rows see nothing: what comes of them is not part of the loss."""
+    """Left padding makes a bool mask. Queries of padding see no key, so their outputs are not part of the loss."""
     real = mx.arange(19) >= mx.array([0, 7])[:, None]
     mask = real[:, None, None] & (mx.arange(19)[:, None] >= mx.arange(19))
 
@@ -124,7 +124,7 @@ def gradient_of(name):
 
 @pytest.mark.parametrize("name", ["queries", "keys", "values", "mask", "sinks"])
 def test_the_gradient_of_one_argument_alone(name):
-    """Such as sinks that are trained in a model that is otherwise frozen, or a learned bias of positions."""
+    """Sinks, for example, may be trained in a model that is otherwise frozen, or a learned bias of positions."""
     off, on = off_and_on(lambda: gradient_of(name))
     assert_close([on], [off])
 
@@ -132,14 +132,14 @@ def test_the_gradient_of_one_argument_alone(name):
 @pytest.mark.parametrize(("most", "where"), [(8, "on this device for a head_dim over 8"), (0, "on this device")])
 @pytest.mark.parametrize("traced_by", ["grad", "compile"])
 def test_where_the_gradient_has_no_kernel(traced_by, most, where, kernels_take):
-    """As on Metal for wide heads, and with CUDA for all: there is a kernel for the call alone."""
+    """A traced call falls back if only the forward has a kernel, as for wide heads on Metal, and for all on CUDA."""
     kernels_take(16, gradient=most)
     q = mx.random.normal((1, 2, 5, 16), key=mx.random.key(0))
 
     def total(q):
         return base.scaled_dot_product_attention(q, q, q, None, 0.3, "causal").sum()
 
-    def traced():  # a new function each time: MLX keeps graphs by function
+    def traced():  # a new function each time: MLX caches graphs by function
         return {"grad": mx.grad, "compile": mx.compile}[traced_by](lambda q: total(q))(q)
 
     off = traced()

@@ -1,4 +1,4 @@
-"""Importing the package changes nothing, loads nothing of mlx-lm, and is quick."""
+"""Importing the package changes nothing, loads no module of mlx-lm, and is quick."""
 
 import ast
 import importlib.metadata
@@ -9,7 +9,7 @@ import pytest
 
 
 def test_what_is_loaded_by_it(command):
-    """MLX, the core and the standard library; nothing of mlx-lm. status() and disable() load no more."""
+    """The import loads MLX, the core and the standard library, and nothing of mlx-lm. Nor do status() and disable()."""
     code = """
 import sys
 import mlx.core, mlx.nn
@@ -25,7 +25,7 @@ print(*{m.split(".")[0] for m in sys.modules} - bare - sys.stdlib_module_names)
 
 @pytest.mark.slow("7 seconds")
 def test_nothing_is_changed_by_it(command):
-    """Neither in mlx-lm and MLX, nor in what Python itself imports, warns and ends with."""
+    """The import changes neither mlx-lm and MLX, nor Python's import system, warnings and exit handlers."""
     code = """
 import builtins, sys, threading, warnings
 import mlx.core, mlx.nn, mlx_lm
@@ -49,7 +49,7 @@ print(mlxlm_flash_patch.status().patched, (contents(), python()) == before)
 
 
 def test_installing_changes_nothing():
-    """No start-up code: a wheel's files are these, and an editable install's .pth names a folder and no import."""
+    """The package has no start-up code: its wheel has no .pth file, and an editable install's only names a folder."""
     files = [file for file in importlib.metadata.files("mlxlm-flash-patch") if file.suffix == ".pth"]
     assert all(Path(line).is_dir() for file in files for line in file.read_text().splitlines())
     assert not list(Path(mlxlm_flash_patch.__file__).parents[1].rglob("*.pth"))
@@ -63,7 +63,7 @@ ORDER = (
 
 @pytest.mark.slow("checks the source's structure, which no user sees")
 def test_modules_import_from_those_before_them():
-    """As docs/dev/design.md has them: no circle, and what becomes of a call needs nothing of what switches it."""
+    """ORDER is that of docs/dev/design.md: no circles, and what routes calls needs nothing that switches the patch."""
     folder = Path(mlxlm_flash_patch.__file__).parent
     assert {file.stem for file in folder.glob("*.py")} == {*ORDER, "__init__"}
     for place, name in enumerate(ORDER):

@@ -1,4 +1,4 @@
-"""Models outlive the patch, and the patch outlives models: each call goes the way that is open when it is made."""
+"""Models may outlive the patch, and the patch models: each call is routed by the patch's state when it is made."""
 
 import gc
 import importlib
@@ -17,7 +17,7 @@ from mlx_lm.models import base
 @pytest.mark.slow("4 seconds")
 @pytest.mark.parametrize("name", ["qwen2", "gemma2", "cache"])
 def test_modules_that_were_imported_anew_do_not_pile_up(name, monkeypatch, late):
-    """Also those of whose specs the patch makes others."""
+    """Modules whose import spec the patch replaces do not pile up, either."""
     importlib.import_module(f"mlx_lm.models.{name}")
     with flash.enabled():
         specs = [weakref.ref(late(name).__spec__) for _ in range(20)]
@@ -28,7 +28,7 @@ def test_modules_that_were_imported_anew_do_not_pile_up(name, monkeypatch, late)
 
 @pytest.mark.parametrize("change", [flash.disable, flash.enable])
 def test_a_change_inside_a_generation(change, tiny, tokens):
-    """The tokens are the same, and the calls before and after go different ways."""
+    """The tokens stay the same, and only calls while the patch is on are flash attention."""
     model, prompt = tiny(), tokens()[0]
     expected = [token for token, _ in generate_step(prompt, model, max_tokens=20)]
     if change is flash.disable:
@@ -41,15 +41,15 @@ def test_a_change_inside_a_generation(change, tiny, tokens):
             at_change = calls()
     mx.synchronize()
     assert seen == expected
-    # generate_step is one token ahead: the step that is under way was built before the change.
+    # generate_step is one token ahead: it has built the next step's graph before the change.
     after = calls() - at_change
     assert after <= 2 * 2 if change is flash.disable else after >= 2 * 8
 
 
 def test_a_forked_child(original):
-    """It starts with its parent's patch, and takes it out for itself alone."""
+    """A forked child starts with its parent's patch; its disable() does not affect the parent."""
     flash.enable()
-    with warnings.catch_warnings():  # from Python 3.12 on, of threads: MLX's
+    with warnings.catch_warnings():  # Python 3.12 warns about a fork with threads, here MLX's
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:

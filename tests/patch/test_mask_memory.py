@@ -1,4 +1,4 @@
-"""Masks of L*S are never evaluated: what attention takes beyond its inputs and outputs is counted in bytes."""
+"""Masks of L*S elements are never evaluated: these tests measure attention's memory beyond its inputs and outputs."""
 
 import contextlib
 
@@ -11,7 +11,7 @@ from mlx_lm.models import cache as mlx_caches
 
 LENGTH, OFFSET = 3000, 1000
 BATCH, HEADS, HEAD_DIM = 2, 2, 32
-MASK_BYTES = LENGTH * (OFFSET + LENGTH)  # of one bool array, without the batch
+MASK_BYTES = LENGTH * (OFFSET + LENGTH)  # of a bool array for one batch element
 PADDING = [0, 37]
 
 CACHES = {
@@ -32,7 +32,7 @@ def test_a_prompt_in_two_pieces(make_cache, window):
     cache = make_cache()
     for seed, length in ((0, OFFSET), (1, LENGTH)):
         mask = cache.make_mask(length, window_size=window, return_array=True)
-        assert isinstance(mask, mx.array)  # what a model without the patch would attend with
+        assert isinstance(mask, mx.array)  # the mask that an unpatched model would use
         with flash.enabled(strict=True):
             mask = cache.make_mask(length, window_size=window, return_array=True)
             new = [normal(seed, BATCH, HEADS, length, HEAD_DIM) for _ in range(2)]
@@ -46,7 +46,7 @@ def test_a_prompt_in_two_pieces(make_cache, window):
             peak = peak_beyond(attend)
     assert peak < MASK_BYTES / 4
     assert flash.status().calls == {"cpu_prefill": 1}
-    # The measure sees the array where there is one:
+    # The measurement would notice the array:
     assert peak_beyond(lambda: mask) >= MASK_BYTES
 
 
@@ -55,7 +55,7 @@ def test_a_prompt_in_two_pieces(make_cache, window):
 @pytest.mark.parametrize("batch", [False, True], ids=["one", "batch"])
 @pytest.mark.parametrize("one_model", [False, True], ids=["enabled", "patch_model"])
 def test_models(tiny, tokens, model_type, batch, one_model):
-    """A prompt of 8,000 tokens, with windows and with left padding: all activations take less than one mask would."""
+    """For a prompt of 8,000 tokens, with windows or left padding, all activations take less memory than one mask."""
     length = 8000
     model, x = tiny(model_type, **SMALL), tokens(1, length)
 
@@ -71,7 +71,7 @@ def test_models(tiny, tokens, model_type, batch, one_model):
 
 @pytest.mark.slow("2 seconds")
 def test_under_compile(tiny, tokens):
-    """Masks that are made while a function is traced are left out of what it computes."""
+    """A compiled function does not compute the masks that were made while it was traced."""
     length = 8000
     model, x = tiny("llama", **SMALL), tokens(1, length)
     off = model.model(x[:, :50])

@@ -1,4 +1,4 @@
-"""models.toml says the same as mlx-lm's modules: a new module of mlx-lm fails here."""
+"""models.toml agrees with the sources of mlx-lm's modules: a new module of mlx-lm fails here."""
 
 import ast
 from pathlib import Path
@@ -18,7 +18,7 @@ WRITTEN_OUT = {name for point in POINTS if (name := point.module.rpartition(".")
 
 
 def imports(module):
-    """(sibling module, name) for each import of the package's own."""
+    """(sibling module, name) for each of the module's relative imports."""
     for node in ast.walk(SOURCES[module]):
         if isinstance(node, ast.ImportFrom) and node.level == 1:
             for alias in node.names:
@@ -26,19 +26,19 @@ def imports(module):
 
 
 def calls(module, of):
-    """Whether the module calls what is written like this."""
+    """Whether the module's source calls a function that it writes as `of`."""
     return any(isinstance(node, ast.Call) and ast.unparse(node.func) == of for node in ast.walk(SOURCES[module]))
 
 
 def by(module):
-    """How it is to be patched, as its source has it."""
+    """The field `by` of models.toml, as the module's source has it."""
     found = ["seam"] * (("base", SEAM) in imports(module) and calls(module, SEAM))
     found += ["mx.fast"] * calls(module, f"mx.fast.{SEAM}")
     return (*found, *(["hand-written"] * (module in WRITTEN_OUT)))
 
 
 def through(module):
-    """The modules with attention that it is built of."""
+    """The modules whose attention this module uses."""
     siblings = {name for name, _ in imports(module)} - set(HELPERS)
     return {lender for name in siblings for lender in ([name] if by(name) else through(name))}
 
@@ -58,7 +58,7 @@ def test_it_says_what_the_sources_say():
 
 
 def test_softmax_is_of_scores_only_where_it_says_so():
-    """Where a matrix product feeds a softmax in one function, attention is written out."""
+    """Attention is written out where one function has a softmax of scores and their product with values."""
 
     def writes_out(function):
         text = ast.unparse(function)

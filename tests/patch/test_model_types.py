@@ -1,7 +1,7 @@
-"""Each model type of mlx-lm, small and random: the patched logits are the unpatched ones, prefill and decode.
+"""Small random models of each model type of mlx-lm have the same logits with the patch, in prefill and decode.
 
-With each kind of cache that the type makes, and where mlx-lm lets the user choose, with `--max-kv-size`, beyond its
-end. models.toml says which types, and which caches those are.
+They are tested with each kind of cache that the type makes and, where mlx-lm has `--max-kv-size`, past its limit.
+models.toml lists the types and their caches.
 """
 
 import mlx.core as mx
@@ -15,7 +15,7 @@ from model_types import model_types, supported
 
 PROMPT, STEPS, MAX_KV_SIZE = 20, 4, 16
 UNTESTED = [name for name in supported() if model_types()[name].untested]
-# One of each way in, and of each kind of cache; the other types take turns.
+# These types have all ways to attention and all kinds of caches, and always run; the other types take turns.
 ALWAYS = {
     *("qwen2", "gemma2", "gear", "phi3small", "plamo2", "deepseek_v41", "gemma3", "gpt_oss", "deepseek_v3", "llama4"),
     *("baichuan_m1", "recurrent_gemma", "qwen3_next", "iquestloopcoder"),
@@ -24,14 +24,14 @@ ALWAYS = {
 
 @pytest.fixture(autouse=True)
 def uncompiled():
-    """MLX compiles on the CPU with a C++ compiler, a second or more for each function."""
+    """Disables mx.compile: on the CPU it runs a C++ compiler, for a second or more per function."""
     mx.disable_compile()
     yield
     mx.enable_compile()
 
 
 def logits(model, tokens, cache):
-    """Of a prompt at once, and then token by token."""
+    """The logits of a prompt in one call, and then token by token."""
     parts = [model(tokens[:, :PROMPT], cache=cache)]
     parts += [model(tokens[:, i : i + 1], cache=cache) for i in range(PROMPT, PROMPT + STEPS)]
     out = mx.concatenate(parts, axis=1)
@@ -65,13 +65,13 @@ def test_logits(model_type, tokens, monkeypatch):
     with flash.enabled(strict=True):
         on = [logits(model, x, cache) for cache in caches[1::2]]
         calls = flash.status().calls
-    # Some types take a prompt as so many batches of one query.
+    # Some types compute a prompt's attention as many batch elements of one query: those calls are decode, too.
     in_all = sum(calls.values())
     assert calls["cpu_decode"] in (in_all, in_all * STEPS / (1 + STEPS))
     assert flash.status().fallbacks == {}
     for patched, unpatched in zip(on, off, strict=True):
         assert close(patched, unpatched)
-        assert not mx.array_equal(patched, unpatched)  # attention matters to them
+        assert not mx.array_equal(patched, unpatched)  # so attention matters to the logits
 
     assert sorted(set(kinds(cache for made in caches for cache in made))) == list(model_types()[model_type].caches)
 
@@ -81,7 +81,7 @@ def test_logits(model_type, tokens, monkeypatch):
 
 @pytest.mark.parametrize("model_type", UNTESTED)
 def test_untested_types_say_why(model_type, tokens):
-    """The reason is what mlx-lm itself says, when such a model is tried."""
+    """The reason in models.toml is part of mlx-lm's own error for such a model."""
     with pytest.raises(RuntimeError) as caught:
         logits(random_model(model_type, config(model_type)), tokens(1, PROMPT + STEPS), None)
     assert model_types()[model_type].untested in str(caught.value)

@@ -1,4 +1,4 @@
-"""mx.fast.scaled_dot_product_attention under the patch takes what MLX's own takes, and refuses what that refuses."""
+"""Patched, mx.fast.scaled_dot_product_attention accepts the arguments that MLX's own accepts, and refuses others."""
 
 import warnings
 
@@ -90,7 +90,7 @@ def test_all_that_mlx_takes(arrays, options):
 
 
 def test_a_fused_kernel_that_is_asked_for():
-    """MLX has none on the CPU; flash attention is one."""
+    """MLX has no fused kernel on the CPU and raises; flash attention counts as one."""
     with pytest.raises(ValueError, match="fused"):
         attention((Q, K, V), {"scale": 0.25, "force_fused": True})
     with flash.enabled(strict=True):
@@ -116,7 +116,7 @@ def test_what_mlx_alone_takes_is_a_counted_fallback(arrays, options, reason):
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize(("arrays", "options"), REFUSED.values(), ids=REFUSED)
 def test_bad_arguments_have_mlx_s_own_error(arrays, options, strict):
-    """Nothing is counted, and no warning is given: the call is nobody's attention."""
+    """A call with bad arguments is not counted, and gives no warning."""
 
     def refused():
         with pytest.raises((TypeError, ValueError)) as error:
@@ -134,7 +134,7 @@ def test_bad_arguments_have_mlx_s_own_error(arrays, options, strict):
 
 
 def test_an_argument_that_a_later_mlx_takes(monkeypatch):
-    """Its meaning is not known: MLX's own function gets it."""
+    """A call with an unknown argument goes to MLX's own function."""
     given = {}
 
     def later(*arrays, **options):
@@ -158,7 +158,7 @@ def test_nn_multi_head_attention():
 
 
 def test_a_call_is_counted_once():
-    """Also where it falls back, and where the next function belongs to another library."""
+    """This holds for fallbacks, too, and when the next function belongs to another library."""
     with flash.enabled():
         mx.eval(attention((Q, K, V), {"scale": 0.25}))
     assert flash.status().calls == {"cpu_prefill": 1}
@@ -190,7 +190,7 @@ def test_transforms(transform):
 
 
 def test_the_gradient_of_a_mask_that_is_a_parameter():
-    """Such as a bias by relative position, which T5 and swin learn."""
+    """A mask may be a parameter: T5 and Swin learn a bias by relative position."""
     bias = normal(5, 1, 4, 9, 9)
 
     def loss(bias):
@@ -202,7 +202,7 @@ def test_the_gradient_of_a_mask_that_is_a_parameter():
 
 
 def test_an_exported_function(tmp_path):
-    """MLX reads it without the patch."""
+    """MLX can import the function without the patch."""
     file = str(tmp_path / "attention.mlxfn")
     with flash.enabled():
         mx.export_function(file, lambda q: mx.fast.scaled_dot_product_attention(q, q, q, scale=0.25), Q)

@@ -1,4 +1,4 @@
-"""Names that modules have for attention: bound before the patch or after, imported late, loaded anew or copied."""
+"""Modules' names for attention lead to the patch: bound before it or after, imported late, reloaded or copied."""
 
 import importlib
 import importlib.util
@@ -38,7 +38,7 @@ IMPORTS = {
 
 @pytest.fixture
 def module(monkeypatch):
-    """module(text): a module of another package."""
+    """module(text): a module of another package, with this source."""
 
     def make(text):
         made = types.ModuleType("their_model")
@@ -53,7 +53,7 @@ def module(monkeypatch):
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 @pytest.mark.parametrize("text", IMPORTS)
 def test_a_name_of_another_package(module, text, before):
-    """It leads to flash attention while the patch is on, and holds what an import alone would give when it is off."""
+    """The name leads to flash attention while the patch is on, and is what an import would bind when it is off."""
     expected = dict(vars(module(text)))
     made = module(text)
     if not before:
@@ -68,7 +68,7 @@ def test_a_name_of_another_package(module, text, before):
 
 
 def test_what_is_held_elsewhere_passes_calls_on():
-    """In a class, a list or a closure ours stays: it is flash attention while the patch is on, else MLX's."""
+    """A class, list or closure keeps our function, which calls flash attention while the patch is on, else MLX's."""
     flash.enable()
     held = [mx.fast.scaled_dot_product_attention]
     flash.disable()
@@ -94,9 +94,9 @@ def random_model_of(module, name):
 
 @pytest.mark.parametrize("module", [base, cache, gemma2, llama, qwen2], ids=lambda module: module.__name__)
 def test_a_module_that_is_loaded_anew(module, monkeypatch):
-    """The patch stays on, and what comes back is what the new text defines. Its older classes get theirs back, too."""
+    """After a reload the patch is still on; later, the reloaded functions come back, and those of the older classes."""
     for name, held in vars(module).items():
-        monkeypatch.setitem(vars(module), name, held)  # all as before at the end
+        monkeypatch.setitem(vars(module), name, held)  # restored after the test
     older = [vars(held).copy() for held in vars(module).values() if isinstance(held, type)]
     classes = [held for held in vars(module).values() if isinstance(held, type)]
     with flash.enabled():
@@ -109,7 +109,7 @@ def test_a_module_that_is_loaded_anew(module, monkeypatch):
 
 
 def test_a_module_that_fails_while_it_is_imported(late, monkeypatch):
-    """The error is the module's own, and the next import is watched as well."""
+    """The module's own error is raised, and the next import is patched as well."""
     with flash.enabled():
         monkeypatch.setattr(type(gemma2.__spec__.loader), "get_data", lambda self, path: b"raise ZeroDivisionError")
         monkeypatch.setattr(type(gemma2.__spec__.loader), "path_stats", lambda self, path: {"mtime": 0, "size": 1})
@@ -126,7 +126,7 @@ def test_a_module_that_fails_while_it_is_imported(late, monkeypatch):
 
 @pytest.mark.parametrize("before", [True, False], ids=["loaded before", "loaded after"])
 def test_a_model_that_brings_its_own_file(tmp_path, tokens, before):
-    """`model_file` in config.json: mlx-lm loads it under no name of sys.modules."""
+    """mlx-lm loads the `model_file` of config.json without an entry in sys.modules."""
     with open(llama.__file__) as source:
         (tmp_path / "own.py").write_text(source.read().replace("from .", "from mlx_lm.models."))
     settings = {**config("llama"), "model_file": "own.py"}
@@ -149,7 +149,7 @@ def test_a_model_that_brings_its_own_file(tmp_path, tokens, before):
 
 
 def test_a_copy_of_a_module(tokens):
-    """The same file under another name."""
+    """A module loaded from mlx-lm's file under another name is patched, too."""
     spec = importlib.util.spec_from_file_location("mlx_lm.models.a_copy", qwen2.__file__)
     copy = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(copy)
@@ -159,7 +159,7 @@ def test_a_copy_of_a_module(tokens):
 
 
 def test_a_lazy_module_is_not_loaded(tmp_path, monkeypatch):
-    """importlib.util.LazyLoader holds it back until one of its names is asked for."""
+    """importlib.util.LazyLoader loads a module when an attribute is first read; the patch must not read any."""
     (tmp_path / "a_lazy_module.py").write_text("import there_is_no_such_module\n")
     monkeypatch.syspath_prepend(tmp_path)
     spec = importlib.util.find_spec("a_lazy_module")
@@ -174,7 +174,7 @@ def test_a_lazy_module_is_not_loaded(tmp_path, monkeypatch):
 
 
 def test_an_import_that_begins_while_the_patch_goes_in(monkeypatch):
-    """In another thread, after enable() has waited for imports, and it ends when enable() has returned."""
+    """Another thread begins the import after enable() has waited for imports, and ends it after enable() returns."""
     name = "mlx_lm.models.gear"
     monkeypatch.setattr(mlx_lm.models, "gear", gear)  # back at the end, as it was
     monkeypatch.delitem(sys.modules, name)
@@ -205,7 +205,7 @@ def test_an_import_that_begins_while_the_patch_goes_in(monkeypatch):
 
 
 def test_an_import_that_fails_has_its_own_error(monkeypatch):
-    """Also where warnings are errors, and the module would be warned about."""
+    """Its own error is raised even if warnings are errors and the module would cause one."""
     name = "mlx_lm.models.gear"
     monkeypatch.setattr(mlx_lm.models, "gear", gear)  # back at the end, as it was
     monkeypatch.delitem(sys.modules, name)

@@ -1,4 +1,4 @@
-"""Another library that exchanges the same function: whoever is switched first or last, nobody's function is lost."""
+"""If another library replaces the same function, no function is lost, in whatever order both are switched."""
 
 import itertools
 import sys
@@ -15,7 +15,7 @@ Q = mx.random.normal((1, 2, 12, 16))
 
 
 class Library:
-    """As mlx-dspark and mlx-mfa do it: saves what it finds, puts its own around it, and puts back what it saved."""
+    """Saves the function that it finds, wraps it, and later puts it back, as mlx-dspark and mlx-mfa do."""
 
     def __init__(self):
         self.calls, self.saved = 0, None
@@ -38,7 +38,7 @@ class Library:
 
 
 class Early(Library):
-    """Saves MLX's function when it is imported, under a name of its module, and calls that."""
+    """Saves MLX's function as an attribute of its module when it is imported, and calls that."""
 
     def __init__(self, monkeypatch):
         super().__init__()
@@ -65,7 +65,7 @@ def library(request, monkeypatch):
 
 
 def ran():
-    """How many kernels of flash attention run in one call of the attribute."""
+    """How many kernels of flash attention run in one call of mx.fast.scaled_dot_product_attention."""
     before = calls()
     mx.eval(mx.fast.scaled_dot_product_attention(Q, Q, Q, scale=0.25))
     return calls() - before
@@ -86,7 +86,7 @@ class Patch:
 @pytest.mark.rotate(1, default=8)
 @pytest.mark.parametrize("order", list(itertools.product("lp", repeat=5)), ids="".join)
 def test_every_order(library, order, mlx_own):
-    """Each letter switches the library or the patch. After every step a call is what the two ask for."""
+    """Each letter of `order` switches the library or the patch. After every step, a call reaches those that are on."""
     patch = Patch()
     for name in order:
         one = {"l": library, "p": patch}[name]
@@ -106,7 +106,7 @@ def test_every_order(library, order, mlx_own):
 def test_theirs_is_on_top_where_it_comes_last(library):
     flash.enable()
     library.on()
-    with flash.enabled():  # an inner block of ours does not push it aside
+    with flash.enabled():  # the block does not displace the library's function
         assert mx.fast.scaled_dot_product_attention is library.function
     assert ran() == 1
     assert library.calls == 1
@@ -120,7 +120,7 @@ def test_theirs_is_on_top_where_it_comes_last(library):
 
 
 def test_mlx_lm_s_calls_reach_what_lies_over_ours(library):
-    """Its function takes a short way past MLX's, which must not pass anybody by."""
+    """mlx-lm's patched function bypasses mx.fast, but not if another library has wrapped ours there."""
     flash.enable()
     base.scaled_dot_product_attention(Q, Q, Q, None, 1.0, None)
     library.on()
@@ -132,12 +132,12 @@ def test_mlx_lm_s_calls_reach_what_lies_over_ours(library):
 
 
 def test_a_fallback_is_theirs_and_counted_once(library):
-    """What flash attention cannot take goes to the function that was there, which may have ours within."""
+    """A call that flash attention cannot take goes to the function that ours replaced, which may itself wrap ours."""
     q = mx.ones((1, 1, 3, 600))
     flash.enable()
     library.on()
     flash.disable()
-    flash.enable()  # now over theirs, which lies over ours from before
+    flash.enable()  # now ours wraps theirs, which wraps our earlier one
     with pytest.warns(flash.FlashFallbackWarning, match="head_dim over 512"):
         mx.eval(mx.fast.scaled_dot_product_attention(q, q, q, scale=0.25))
     assert flash.status().fallbacks == {"head_dim over 512": 1}
@@ -147,7 +147,7 @@ def test_a_fallback_is_theirs_and_counted_once(library):
 
 
 def test_an_older_wrapper_gets_what_was_given():
-    """Its function need not know arguments that came later."""
+    """A wrapper written for an older MLX gets no arguments that it does not know."""
 
     def theirs(q, k, v, *, scale, mask=None):
         return own(q, k, v, scale=scale, mask=mask)
@@ -163,7 +163,7 @@ def test_an_older_wrapper_gets_what_was_given():
 
 
 def test_a_function_of_mlx_lm_that_is_theirs(monkeypatch):
-    """It is left alone, and named; the rest of the patch goes in."""
+    """A function of mlx-lm that another library has replaced is left alone, and named; the others are patched."""
 
     def theirs(*args, **kwargs):
         return mask(*args, **kwargs)
@@ -182,13 +182,13 @@ def test_a_function_of_mlx_lm_that_is_theirs(monkeypatch):
 
 @pytest.mark.slow("2 seconds")
 def test_threads_that_switch_both(mlx_own):
-    """Two libraries and the patch, in threads, each as often as it can: in the end MLX's own function is there."""
+    """Threads switch two libraries and the patch as often as they can; in the end MLX's own function is back."""
 
     def switch_library(_):
         library = Library()
         for _ in range(30):
             q = mx.fast.scaled_dot_product_attention(Q, Q, Q, scale=0.25)
-            with lock_of_libraries:  # they know nothing of each other
+            with lock_of_libraries:  # the two libraries are not made for each other
                 library.on()
                 library.off()
         return q
@@ -209,7 +209,7 @@ def test_threads_that_switch_both(mlx_own):
 
 
 class SwitchedTwice(Library):
-    """Puts its function there again where it is not on top, and calls what it saved last, which may be the patch's."""
+    """Installs its function again if another has replaced it, and calls what it saved last, perhaps the patch's."""
 
     def __init__(self):
         super().__init__()
@@ -227,7 +227,7 @@ class SwitchedTwice(Library):
 
 
 def test_a_library_that_is_switched_on_twice(mlx_own):
-    """It has saved our function, and ours has saved its: the call ends at MLX's."""
+    """The library has saved our function, and ours has saved the library's: a call still ends at MLX's."""
     library = SwitchedTwice()
     try:
         library.on()

@@ -1,6 +1,6 @@
-"""Without a home, or with one that cannot be written to, everything works that needs none.
+"""Everything that needs no home directory works without one, and with one that cannot be written to.
 
-HOME is /proc, where nobody can make anything, root neither, of whom file modes do not speak; or a folder in it.
+HOME is /proc or a folder in it: not even root can create files there, whom file modes would not stop.
 """
 
 import os

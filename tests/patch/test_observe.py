@@ -1,4 +1,4 @@
-"""observe(): which calls of attention are seen, by which arm, and that nothing is changed by it."""
+"""observe() sees the calls of attention, with the patch off or on, and changes nothing."""
 
 import importlib
 from contextlib import nullcontext
@@ -22,14 +22,14 @@ def small(model_type):
     ("model_type", "calls"),
     [
         ("qwen2", 2),  # through the function that models share
-        ("plamo2", 1),  # through MLX's own, and one layer has none
-        ("gear", 2),  # written out, in a function
-        ("phi3small", 2),  # one layer of each
-        ("gemma2", 0),  # written out in one with the projections
+        ("plamo2", 1),  # through MLX's own function; the other layer has no attention
+        ("gear", 2),  # written out, in a function of its own
+        ("phi3small", 2),  # one layer written out, one through the shared function
+        ("gemma2", 0),  # written out in the same function as the projections
     ],
 )
 def test_calls_that_are_seen(model_type, calls, arm):
-    """With what they return; the logits stay what they are, to the bit."""
+    """The observer gets every call and its result; the logits stay the same, bit by bit."""
     model, seen = small(model_type), []
 
     def observer(attention, *arguments, **others):

@@ -1,4 +1,4 @@
-"""patch_model(): the calls of one model; every other model in the process runs as before."""
+"""patch_model() patches the calls of one model; every other model in the process runs as before."""
 
 import copy
 import gc
@@ -37,7 +37,7 @@ def calls_of_each(x, *models):
 
 @pytest.fixture
 def pair(tiny):
-    """A model that is patched, and another of the same class."""
+    """A patched model, and another of the same class."""
     model = tiny()
     flash.patch_model(model)
     return model, tiny(seed=1)
@@ -46,14 +46,14 @@ def pair(tiny):
 @pytest.fixture
 def x(tokens):
     x = tokens()
-    mx.eval(x)  # in this thread, whose stream it is
+    mx.eval(x)  # evaluate here: its stream belongs to this thread
     return x
 
 
 @pytest.mark.rotate(1, default=4)
 @pytest.mark.parametrize("model_type", [*ARCHITECTURES, "gemma2", "gear", "phi3small", "plamo2", "deepseek_v41"])
 def test_this_model_and_no_other(model_type, x):
-    """By each way to the kernels: deepseek_v41 calls attention from a function of its module, not from a class."""
+    """This holds for each way to attention: deepseek_v41 calls it from a function of its module, not from a class."""
 
     def make(seed=0):
         return random_model(model_type, config(model_type), seed=seed)
@@ -68,7 +68,7 @@ def test_this_model_and_no_other(model_type, x):
     off, of_other, types = run(model), run(other), types_of(model)
     flash.patch_model(model)
     assert close(run(model), off)
-    on = 1 if model_type == "plamo2" else 2  # every second layer of it is no attention
+    on = 1 if model_type == "plamo2" else 2  # every second layer of plamo2 has no attention
     assert calls_in(model, copy.deepcopy(model), other, make()) == [on, on, 0, 0]
     assert mx.array_equal(run(other), of_other)
     with flash.enabled():
@@ -82,7 +82,7 @@ def test_this_model_and_no_other(model_type, x):
 
 
 def test_it_is_the_same_model(tiny):
-    """Parameters, children, names, text, and types as isinstance sees them."""
+    """Patching keeps a model's parameters, children, names and repr(), and isinstance() gives the same."""
     model = tiny()
     before = arrays(model), repr(model), [name for name, _ in model.named_modules()]
     types = types_of(model)
@@ -107,7 +107,7 @@ def test_copies_are_patched_too(pair, x, again, unpatched):
 
 
 def test_a_module_made_of_a_patched_one_s_class(pair):
-    """It is patched as long as it lives, whatever becomes of the first."""
+    """The new module is patched as long as it lives, even when the first model no longer is."""
     model, _ = pair
     attention = type(model.layers[0].self_attn)(model.args)
     flash.unpatch_model(model)
@@ -128,7 +128,7 @@ def test_twice_is_once(tiny, x):
 
 
 def test_with_enable(pair, x):
-    """Either way in is enough, and leaving one does not leave the other."""
+    """Either enable() or patch_model() is enough, and undoing one does not undo the other."""
     model, other = pair
     with flash.enabled():
         assert calls_of_each(x, model, other) == [2, 2]
@@ -141,7 +141,7 @@ def test_with_enable(pair, x):
 
 
 def test_at_the_same_time_as_others(pair, x):
-    """Of two models of a class that run in two threads, the patched one's attention is flash attention."""
+    """If two models of a class run in two threads, only the patched one's attention is flash attention."""
     model, other = pair
     off, begun = other(x), threading.Barrier(2)
     mx.eval(off)
@@ -165,7 +165,7 @@ def test_compiled(pair, x):
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_after_an_exception(pair, x, error, monkeypatch):
-    """Nothing remembers the call that did not end."""
+    """A call that raised leaves no state behind."""
 
     def fails(x):
         raise error
@@ -195,13 +195,13 @@ def test_a_layer_that_is_computed_again(pair, x, monkeypatch):
 
 
 def test_a_part_of_a_model_that_is_called_alone(pair, x):
-    """As generation calls the language model of a vision model."""
+    """A part of a patched model is patched, too: generation calls only the language model of a vision model."""
     model, other = pair
     assert calls_of_each(x, model.model, other.model) == [2, 0]
 
 
 def test_a_model_of_any_package(mlx_own):
-    """MLX's own module for attention, whose class mlx-lm has no part in."""
+    """nn.TransformerEncoder, for example, is MLX's own, and has no class of mlx-lm."""
     model, other, x = nn.TransformerEncoder(1, 16, 2), nn.TransformerEncoder(1, 16, 2), mx.ones((1, 12, 16))
     expected = model(x, None)
     flash.patch_model(model)
@@ -212,7 +212,7 @@ def test_a_model_of_any_package(mlx_own):
 
 
 def test_nothing_is_left_of_the_last_one(tiny, original):
-    """Instances are counted weakly. Without unpatch_model() all is as it was after the next change of any kind."""
+    """The patch holds models weakly: without unpatch_model(), the next switch of any kind restores all functions."""
     finders, model, other = list(sys.meta_path), tiny(), tiny()
     flash.patch_model(model)
     flash.patch_model(other)
@@ -265,7 +265,7 @@ def test_a_class_that_cannot_be_derived_from_leaves_the_model_as_it_was(mlx_own)
 
 
 def test_functions_come_back_when_the_model_is_gone(mlx_own):
-    """At the next status(), not in the middle of a collection of garbage."""
+    """status() restores the functions, not the garbage collector in the middle of a collection."""
     model = nn.TransformerEncoder(1, 32, 4)
     flash.patch_model(model)
     del model

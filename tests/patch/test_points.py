@@ -1,4 +1,4 @@
-"""The functions that are exchanged: these and no others, each only if it is known, and all of them come back."""
+"""The patch replaces the functions of POINTS and no others, each only if its source is known, and restores them all."""
 
 import importlib
 import importlib.util
@@ -21,7 +21,7 @@ from model_configs import config, random_model
 
 @pytest.fixture(scope="module")
 def modules():
-    """All of mlx_lm.models that can be imported here: name → module."""
+    """All modules of mlx_lm.models that can be imported here, by name."""
     found = {}
     for info in pkgutil.iter_modules(mlx_lm.models.__path__):
         try:
@@ -41,7 +41,7 @@ def test_all_are_exchanged_and_restored():
 
 
 def test_nothing_else_changes(modules):
-    """In no module and no class of mlx-lm, but names for the very functions that are exchanged."""
+    """In mlx-lm's modules and classes, only names of the replaced functions change."""
     originals = {id(point.current) for point in POINTS}
 
     def contents():
@@ -58,7 +58,7 @@ def test_nothing_else_changes(modules):
 
 @pytest.fixture
 def reads(monkeypatch):
-    """reads(function, text): Python finds this text, or none, as a function's source."""
+    """reads(function, text): makes Python find this text, or none, as a function's source."""
 
     def instead(function, text):
         file = function.__code__.co_filename
@@ -73,7 +73,7 @@ def reads(monkeypatch):
 
 
 def test_an_edited_gemma2_is_left_alone(reads, tokens):
-    """One line of warning, and the rest goes in: a user of llama meets nothing of it."""
+    """The patch warns in one line, and patches everything else: llama is not affected."""
     own = gemma2.Attention.__call__
     reads(own, ("queries = queries * self.scale", "queries = queries * self.scale * 1"))
     with pytest.warns(flash.FlashFallbackWarning) as warned:
@@ -88,7 +88,7 @@ def test_an_edited_gemma2_is_left_alone(reads, tokens):
     x = tokens()
     model, llama = (random_model(name, config(name)) for name in ("gemma2", "llama"))
     assert [calls_of(lambda model=model: model(x)) for model in (model, llama)] == [0, 2]
-    with flash.enabled():  # said once
+    with flash.enabled():  # the warning comes once
         pass
 
 
@@ -100,7 +100,7 @@ def test_a_function_without_source(reads):
 
 
 def test_another_signature(monkeypatch):
-    """mlx-lm's attention over quantised caches goes by its arguments: its text has changed between releases."""
+    """mlx-lm's attention over quantised caches is known by its signature: its source has changed between releases."""
     name = "quantized_scaled_dot_product_attention"
     monkeypatch.setattr(base, name, base.quantized_scaled_dot_product_attention)
     exec(f"def {name}(q, k, v): ...", vars(base))
@@ -142,7 +142,7 @@ print(llama.__file__.endswith(".pyc"), flash.status().calls, sorted(str(w.messag
 
 @pytest.mark.slow("2 seconds")
 def test_a_bytecode_only_mlx_lm(light, tmp_path):
-    """As a bundled application has it: what goes by its text is left alone, and llama is served."""
+    """Bundled applications have no sources: functions known by their source are not replaced, and llama is patched."""
     folder = tmp_path / "mlx_lm"
     subprocess.run(["cp", "-rL", f"{light['PYTHONPATH']}/mlx_lm", folder], check=True)
     subprocess.run([sys.executable, "-m", "compileall", "-q", "-b", folder], check=True)
@@ -173,7 +173,7 @@ def test_without_mlx_lm():
 
 
 def test_what_is_no_module():
-    """Programs put all kinds of things into sys.modules."""
+    """Programs put all kinds of objects into sys.modules."""
     sys.modules["a thing"], sys.modules["another"] = types.SimpleNamespace(x=1), 5
     try:
         with flash.enabled():

@@ -1,4 +1,4 @@
-"""precision=: which accuracy calls get, and which of them are left to MLX's own attention because it is faster."""
+"""precision= decides the accuracy of calls, and which of them may go to MLX's own attention because it is faster."""
 
 import threading
 import warnings
@@ -17,7 +17,7 @@ LEFT_ONCE = "1 call (MLX 0.41 ms, flash attention 0.55 ms)"
 
 @pytest.fixture
 def asked(monkeypatch):
-    """The precision of each call of flash attention, and by which way it went."""
+    """The precision of each call of flash attention, and the function that it went through."""
     seen = []
     own_quick, own_flash_or_faster = _ext.quick, router.flash_or_faster
 
@@ -37,7 +37,7 @@ def asked(monkeypatch):
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """The CPU plays a GPU on which MLX's own attention was timed to be faster for prompts."""
+    """Pretends that MLX's own attention has been timed, as on a GPU, and is faster for prompts."""
     counts = {}
     own_quick, own_flash_or_faster = _ext.quick, router.flash_or_faster
 
@@ -52,7 +52,7 @@ def gpu(monkeypatch):
         return own_quick(queries, keys, values, scale, mask, sinks, rounds, may_leave)
 
     def flash_or_faster(call):
-        out = own_flash_or_faster(call)  # lazy, and raises what is wrong with the arguments
+        out = own_flash_or_faster(call)  # lazy; raises errors for bad arguments
         if call.rounds and (query_len := call.kind()[4]) > 1:
             return leave(query_len)
         return out
@@ -66,7 +66,7 @@ def gpu(monkeypatch):
 
 
 def of(model, tokens, steps=2):
-    """The logits of a prompt and of steps behind it."""
+    """The logits of a prompt, and of `steps` tokens after it."""
     cache = make_prompt_cache(model)
     out = [model(tokens, cache=cache)]
     out += [model(tokens[:, :1], cache=cache) for _ in range(steps)]
@@ -221,7 +221,7 @@ def test_strict_is_about_fallbacks_alone(gpu):
 
 
 def test_a_strict_block_within_in_which_nothing_ran(gpu):
-    """What was left before it began does not count for it."""
+    """A call that went to MLX before the inner block began does not count for that block."""
     with flash.enabled():
         attention()
         with pytest.raises(flash.FlashNeverRanError), flash.enabled(strict=True):
@@ -232,7 +232,7 @@ def test_a_second_enable_counts_on(gpu):
     flash.enable()
     attention()
     flash.enable(strict=True)
-    flash.disable()  # does not raise: a call was left since the first
+    flash.disable()  # does not raise: since the first enable(), a call went to MLX
 
 
 def test_what_cannot_be_flash_attention_is_a_fallback(gpu, too_wide):

@@ -1,4 +1,4 @@
-"""A quantised KV cache is read by flash attention as it lies: mlx-lm's numbers, and sinks, which mlx-lm refuses."""
+"""Flash attention reads a quantised KV cache directly, with mlx-lm's results, and takes sinks, which mlx-lm refuses."""
 
 import warnings
 
@@ -22,14 +22,14 @@ MASKS = {
 
 
 def filled(bits=8, group_size=32, length=40, dtype=mx.float32, batch=1):
-    """(cache, keys, values) as a model has them after `length` tokens, of two heads of 128 elements."""
+    """(cache, keys, values) of a model after `length` tokens, with two heads of 128 elements."""
     cache = QuantizedKVCache(group_size, bits)
     new = [normal(seed, batch, 2, length, 128, dtype=dtype) for seed in (1, 2)]
     return cache, *cache.update_and_fetch(*new)
 
 
 def attend(queries, filled, mask=None, **options):
-    """mlx-lm scales the queries in place, visibly to its caller."""
+    """mlx-lm's attention, on a copy of the queries: it scales them in place, which callers see."""
     cache, keys, values = filled
     return base.scaled_dot_product_attention(mx.array(queries), keys, values, cache, 0.09, mask, **options)
 
@@ -39,7 +39,7 @@ def attend(queries, filled, mask=None, **options):
 @pytest.mark.parametrize("length", [1, 5, 17])
 @pytest.mark.parametrize(("bits", "group_size"), [(2, 32), (3, 64), (4, 64), (4, 128), (6, 32), (8, 32), (8, 128)])
 def test_mlx_lm_s_numbers(bits, group_size, length, mask):
-    if bits == 6:  # mlx-lm makes too much room for 6 bits where the head has 128 elements
+    if bits == 6:  # mlx-lm's cache allocates too much for 6 bits and heads of 128 elements
         keys, values = (mx.quantize(normal(seed, 1, 2, 40, 128), group_size, bits) for seed in (1, 2))
         given = QuantizedKVCache(group_size, bits), keys, values
     else:
@@ -56,7 +56,7 @@ def test_mlx_lm_s_numbers(bits, group_size, length, mask):
     ids=str,
 )
 def test_16_bits(dtype, of_keys, roundings):
-    """The wider of two dtypes, as MLX's products have it. mlx-lm rounds scaled queries, scores and probabilities."""
+    """The output has the wider of two dtypes, as in MLX. mlx-lm rounds scaled queries, scores and probabilities."""
     given, queries = filled(dtype=of_keys), normal(3, 1, 6, 9, 128, dtype=dtype)
     off, on = off_and_on(lambda: attend(queries, given, "causal"))
     assert on.dtype == off.dtype
@@ -65,7 +65,7 @@ def test_16_bits(dtype, of_keys, roundings):
 
 @pytest.mark.parametrize("length", [1, 12])
 def test_sinks(length):
-    """The numbers of the dequantised cache, which mlx-lm takes sinks with."""
+    """The results are those of the dequantised cache, with which mlx-lm accepts sinks."""
     cache, keys, values = filled()
     floats = [mx.dequantize(*packed, group_size=32, bits=8) for packed in (keys, values)]
     queries, sinks = normal(3, 1, 6, length, 128), normal(4, 6)
@@ -79,7 +79,7 @@ def test_sinks(length):
 
 
 def test_left_padding():
-    """A row's padding hides its keys; queries that see none are the padding's own."""
+    """Keys of a row's padding are hidden. Queries that see no key are themselves padding, and not compared."""
     given, queries = filled(batch=2), normal(3, 2, 6, 40, 128)
     off, on = off_and_on(lambda: attend(queries, given, base.create_causal_mask(40, left_padding=mx.array([0, 11]))))
     assert error(on[0], off[0]) < 1e-4
@@ -87,7 +87,7 @@ def test_left_padding():
 
 
 class WithBits:
-    """Another program's cache: it has the attribute by which mlx-lm knows a quantised one, and holds arrays."""
+    """Another program's cache: it has `bits`, by which mlx-lm recognises a quantised cache, but holds plain arrays."""
 
     bits = 8
 
@@ -103,7 +103,7 @@ OTHERWISE_STORED = {
 
 @pytest.mark.parametrize("given", OTHERWISE_STORED.values(), ids=OTHERWISE_STORED)
 def test_keys_that_are_not_stored_as_the_cache_says(given):
-    """An error with the patch as without it, and no fallback."""
+    """This is an error with the patch as without it, and no fallback."""
     queries = normal(3, 1, 6, 5, 128)
     errors = pytest.raises((TypeError, ValueError, AttributeError))
     with errors:
@@ -119,7 +119,7 @@ def test_keys_that_are_not_stored_as_the_cache_says(given):
     ["plamo2", "phi3small"],
 )
 def test_a_model_that_takes_no_quantised_cache_says_so(model_type, tokens):
-    """It fails without the patch, too, with the same error; the patch adds a note."""
+    """The model fails with the same error as without the patch; the patch adds a note to it."""
     heads = {"hidden_size": 128, "hidden_size_per_head": 32}
     model, x = random_model(model_type, {**config(model_type), **heads}), tokens(1, 9)
 
@@ -138,7 +138,7 @@ def test_a_model_that_takes_no_quantised_cache_says_so(model_type, tokens):
 
 @pytest.mark.parametrize("traced_by", ["grad", "compile"])
 def test_traced_calls_fall_back(traced_by):
-    """The kernel has no gradient there, mlx-lm's own attention has; which of the two it is, cannot be told."""
+    """This kernel has no gradient, mlx-lm's attention has one; the patch cannot tell mx.grad from mx.compile."""
     given, queries = filled(), normal(3, 1, 6, 3, 128)
 
     def traced():
@@ -154,7 +154,7 @@ def test_traced_calls_fall_back(traced_by):
 
 
 def test_bad_input_is_mlx_lm_s():
-    """Its error, or its result, which counts as a fallback; and an error counts as nothing."""
+    """Bad input gets mlx-lm's error, which is not counted, or mlx-lm's result, which counts as a fallback."""
     queries = mx.random.normal((1, 4, 8, 64))
     keys = mx.quantize(mx.random.normal((1, 2, 8, 64)), 64, 8)
     mask = np.tril(np.ones((8, 8), bool))

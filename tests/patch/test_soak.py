@@ -1,4 +1,4 @@
-"""The soak (soak.py) runs, and sees what it is there to see: each of its checks is shown to fail."""
+"""soak.py runs, and each of its checks fails when it should."""
 
 import dataclasses
 import gc
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow("20 seconds")
 
 @pytest.fixture(scope="module")
 def made():
-    """A soak with the quickest kind of work."""
+    """A soak that does only the quickest kind of work."""
     soaked = soak.Soak(seed=0, other_types=("gemma2", "gpt_oss"), kinds=["another model type"])
     yield soaked
     soaked.thread.shutdown()
@@ -34,7 +34,7 @@ def made():
 
 @pytest.fixture
 def quick(made, monkeypatch):
-    """The same from its start."""
+    """The same soak, with its random numbers and statistics reset."""
     monkeypatch.setattr(made, "rng", random.Random(0))
     monkeypatch.setattr(made, "seen", soak.Seen())
     return made
@@ -53,7 +53,7 @@ def test_a_kind_of_work(kind):
 
 
 def test_all_ways_and_all_that_comes_between(quick):
-    """And then a page that names them."""
+    """A short soak has all ways to switch and all disturbances; its report names them."""
     assert soak.run(quick, 0, rounds=80) == (None, False)
     assert set(quick.seen.ways) == set(soak.WAYS)
     between = {"nothing", "bad call", "Ctrl-C", "import", "switched by another thread", "in a second thread"}
@@ -69,7 +69,7 @@ def test_a_seed_repeats_the_sequence(quick, monkeypatch):
         monkeypatch.setattr(quick, "rng", random.Random(3))
         monkeypatch.setattr(quick, "seen", soak.Seen())
         soak.run(quick, 0, rounds=8)
-        between = {name: n for name, n in quick.seen.between.items() if name != "cut short by Ctrl-C"}  # that is timing
+        between = {name: n for name, n in quick.seen.between.items() if name != "cut short by Ctrl-C"}  # timing
         return quick.seen.ways, between, quick.seen.worst
 
     assert sequence() == sequence()
@@ -175,7 +175,7 @@ def test_tokens_may_differ_at_a_near_tie_alone():
 
 @pytest.mark.nightly("a process that makes every kind of work ready first")
 def test_the_command_and_control_c():
-    """The page, of the rounds that were finished."""
+    """At Ctrl-C the command prints the report of the rounds that were finished."""
     command = [sys.executable, soak.__file__, "--seed", "5"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr.readline() == "seed 5\n"

@@ -1,4 +1,4 @@
-"""status(): the state of the patch as data and as text."""
+"""status() returns the state of the patch as data and as text."""
 
 import dataclasses
 import importlib.metadata
@@ -49,7 +49,7 @@ def test_it_does_not_change_afterwards(tiny, tokens):
 
 
 def test_when_counting_begins(tiny, tokens):
-    """Anew when the patch goes in; nested blocks and a second enable() count on."""
+    """Counting starts again when the patch goes in; nested blocks and a second enable() continue it."""
     for _ in range(2):
         with flash.enabled():
             tiny()(tokens()).tolist()

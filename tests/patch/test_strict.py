@@ -1,4 +1,4 @@
-"""strict: what would fall back raises, and so does an end without any flash attention."""
+"""With strict, a call that would fall back raises, and so does the end if flash attention never ran."""
 
 import flashattn_core
 import mlx.core as mx
@@ -19,7 +19,7 @@ def test_disable_raises_if_flash_never_ran(original):
     with pytest.raises(flash.FlashNeverRanError, match="never ran"):
         flash.disable()
     assert base.scaled_dot_product_attention is original
-    flash.disable()  # it has been said
+    flash.disable()  # raises only once
 
 
 def test_runs_from_before_do_not_count(tiny, tokens):
@@ -43,7 +43,7 @@ def test_a_second_enable_does_not_forget_that_it_ran(tiny, tokens):
 
 
 def test_reset_stats_meanwhile(tiny, tokens):
-    """The core's counts may go backwards: runs after that count."""
+    """The core's counts may be reset; runs after that are counted."""
     with flash.enabled():
         tiny()(tokens()).tolist()
         with flash.enabled(strict=True):

@@ -1,4 +1,4 @@
-"""mlxlm-flash tune: which calls it settles, and what it says of them."""
+"""mlxlm-flash tune: the calls for which it chooses a kernel, and what it prints."""
 
 import json
 from dataclasses import replace
@@ -30,7 +30,7 @@ def run(*arguments):
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """gpu(decide): the CPU plays a GPU, on which calls are settled so; returns the calls that it was asked for."""
+    """gpu(decide): pretends that a GPU chooses kernels by decide(); returns the list of calls that it was asked for."""
 
     def play(decide):
         asked = []
@@ -143,7 +143,7 @@ def test_the_command_settles_all_calls(gpu, monkeypatch, option):
 
 @pytest.fixture
 def of(tmp_path):
-    """of(model_type, **changes): the calls of a model of this configuration."""
+    """of(model_type, **changes): the attention calls of a model with this configuration."""
 
     def calls(model_type, **changes):
         (tmp_path / "config.json").write_text(json.dumps({**config(model_type), **changes}))
@@ -154,7 +154,7 @@ def of(tmp_path):
 
 @pytest.fixture
 def layers(of):
-    """The same without lengths."""
+    """The same calls, with all lengths set to 1."""
     return lambda *about, **changes: {replace(call, query_len=1, key_len=1) for call in of(*about, **changes)}
 
 

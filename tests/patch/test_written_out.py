@@ -1,4 +1,4 @@
-"""Attention that a model writes out: gemma2's with soft-cap, gear's, phi3small's block-sparse one."""
+"""The patch replaces attention that models write out: gemma2's with soft-cap, gear's, phi3small's block-sparse one."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -41,7 +41,7 @@ def test_what_is_written_out_is_seen_in_the_logits(model_type, attribute, value,
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
 def test_sixteen_bits_are_float32_inside(dtype):
-    """Gemma2's queries, keys and values go to flash attention as they are: the bits are those of casting."""
+    """Gemma 2's results equal, bit by bit, those of casting to float32 before attention, and back after it."""
     layer, x = small(dtype=dtype).layers[0].self_attn, mx.random.normal((1, 20, 64)).astype(dtype)
     with flash.enabled(strict=True):
         on = layer(x, causal())
@@ -70,7 +70,7 @@ def test_a_call_that_falls_back_is_the_model_s_own(model_type, too_wide):
 
 
 def test_a_batch_with_padding(tokens):
-    """Each row of a padded batch is what it is alone; mlx-lm's own mask for it does not fit gemma2's scores."""
+    """Each row of a padded batch has the results it has alone. (mlx-lm's own mask does not fit gemma2's scores.)"""
     model, padding, x = small(), [0, 5, 11], tokens(3, 20)
     cache = [BatchKVCache(padding) for _ in model.layers]
     with flash.enabled(strict=True):
@@ -83,7 +83,7 @@ def test_a_batch_with_padding(tokens):
 
 
 def test_gradients(tokens):
-    """Of a weight before attention, through it."""
+    """A weight before attention gets the same gradient through it."""
     model, x = small(), tokens()
     projection = model.layers[0].self_attn.q_proj
     before = projection.weight
@@ -98,7 +98,7 @@ def test_gradients(tokens):
 
 
 def test_neither_model_nor_module_is_touched(tokens):
-    """What stands in for them lives for one call: a model may be used in several threads at once."""
+    """Their stand-ins live for one call only, so that several threads may use a model at once."""
     model, x = small(), tokens()
 
     def state():
@@ -126,13 +126,13 @@ def test_a_function_kept_from_then_is_the_model_s_own(tokens, monkeypatch):
 @pytest.mark.slow("12 seconds")
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
 def test_memory_is_linear(dtype):
-    """Of gemma2's attention, at 4,096 tokens twice that of 2,048, and less than a tenth of the scores of 8 heads."""
+    """Gemma 2's attention takes twice the memory at 4,096 tokens as at 2,048, and a tenth of all scores at most."""
     layer = small(dtype=dtype, num_attention_heads=8, num_key_value_heads=4, head_dim=32).layers[0].self_attn
 
     def peak(length, times=7):
         x, mask = mx.zeros((1, length, 64), dtype), causal(length)
         mx.eval(x, mask)
-        # When an array is freed depends on how far MLX's thread lags behind: up to a fifth of the peak.
+        # MLX's thread may lag behind in freeing arrays, which changes the peak by up to a fifth.
         return max(peak_beyond(lambda: layer(x, mask)) for _ in range(times))
 
     assert peak(1024, times=1) > 8 * 1024 * 1024 * dtype.size  # unpatched

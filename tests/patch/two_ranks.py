@@ -1,4 +1,4 @@
-"""mlx.launch with two processes on this machine."""
+"""Runs programs with mlx.launch, as two processes on this machine."""
 
 import contextlib
 import os
@@ -13,10 +13,10 @@ MLX_LAUNCH = "from mlx._distributed_utils.launch import main; main()"  # where M
 
 
 def launch(*program, backend="ring", during=lambda process: None, **variables):
-    """What two processes of a program print on stdout and stderr; `variables` are added to their environment."""
+    """The output of two processes of a program, stdout and stderr; `variables` are added to their environment."""
     port = "--nccl-port" if backend == "nccl" else "--starting-port"
     options = ["-n", "2", "--backend", backend, port, str(_two_free_ports())]
-    # A session of its own, so that no rank that waits for the other outlives the test.
+    # In a session of their own, so that the test can end a rank that waits for the other.
     with subprocess.Popen(
         [sys.executable, "-c", MLX_LAUNCH, *options, *map(str, program)],
         env={**os.environ, **variables},
@@ -34,7 +34,7 @@ def launch(*program, backend="ring", during=lambda process: None, **variables):
 
 
 def _two_free_ports():
-    """The first of two in a row."""
+    """The first of two adjacent free ports."""
     while True:
         with socket.socket() as first, socket.socket() as second:
             first.bind(("127.0.0.1", 0))

@@ -1,12 +1,12 @@
-"""mlx-lm's own tests with the patch off, on, strict, and on with masks left as the arrays that mlx-lm makes:
+"""Runs mlx-lm's own tests with the patch off, on, strict, and on with masks kept as the arrays that mlx-lm makes:
 `tests/patch/upstream.py FOLDER [PYTEST ARGUMENTS]`.
 
-FOLDER holds the tests of the mlx-lm that is installed: they come with its source distribution, not with its wheel
-(`pip download --no-deps --no-binary mlx-lm mlx-lm==VERSION`). Prints what differs between the runs, and exits with 1
-if a test fails with the patch that passes without it, or, strict, although none of its calls fell back.
+FOLDER holds the tests of the installed mlx-lm: they come with its source distribution, not with its wheel
+(`pip download --no-deps --no-binary mlx-lm mlx-lm==VERSION`). Prints the differences between the runs. Exits with 1 if
+a test passes without the patch and fails with it; with strict, only if none of the test's calls fell back.
 
-No network: for the one model that most of these tests download, the shipped demo model stands in. What needs another
-model, Metal or a package that is not here fails in each of the runs alike.
+The runs need no network: the shipped demo model replaces the one model that most of these tests download. A test that
+needs another model, Metal or a missing package fails in each run alike.
 """
 
 import json
@@ -37,7 +37,7 @@ CHAT = (
 
 @dataclass
 class Outcome:
-    """What became of one test, which kernels ran in it, and what fell back."""
+    """The outcome of one test, the kernels that ran in it, and its fallbacks."""
 
     word: str = "passed"
     calls: Counter[str] = field(default_factory=Counter)
@@ -45,7 +45,7 @@ class Outcome:
 
 
 class Watch:
-    """A pytest plugin: notes the outcome of each test. Subtests are their test's."""
+    """A pytest plugin that records the outcome of each test. Subtests count as their test."""
 
     def __init__(self) -> None:
         self.outcomes: dict[str, Outcome] = {}
@@ -97,7 +97,7 @@ def main(folder: str, *arguments: str) -> int:
         runs = {}
         for arm in ARMS:
             print(f"\n=== {arm}", flush=True)
-            # A process each: what one leaves behind must not reach the next.
+            # One process per run, so that no run affects the next.
             with ProcessPoolExecutor(1, get_context("spawn")) as process:
                 begin = perf_counter()
                 runs[arm] = process.submit(run, arm, ["--rootdir", folder, folder, *arguments]).result()

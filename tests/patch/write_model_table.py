@@ -13,7 +13,7 @@ CALLS = {"seam": "mlx-lm's function", "mx.fast": "MLX's function", "hand-written
 
 
 def table() -> str:
-    """Model types with the same attention and caches share a row."""
+    """The table in Markdown. Model types with the same attention and caches share a row."""
     rows: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for name, entry in model_types().items():
         rows[how(entry), tested(entry)].append(f"`{name}`")
@@ -40,7 +40,7 @@ def order(row: tuple[tuple[str, str], list[str]]) -> tuple[bool, int, str]:
 
 
 def with_table(text: str) -> str:
-    """The page's text with the current table."""
+    """The page's text, with its table replaced by the current one."""
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
     return before + BEGIN + "\n" + table() + "\n" + END + after

@@ -1,5 +1,5 @@
-"""What the tests of other programs share: an environment for each, and its script run without flash attention, with it,
-and under `mlxlm-flash run`.
+"""Fixtures of the tests of other programs: an environment for each, and its script run without flash attention, with
+it, and under `mlxlm-flash run`.
 """
 
 import json
@@ -30,7 +30,7 @@ class Arms:
         return mx.load(str(self.folder / arm / f"{case}.npz"))
 
     def error(self, case, arm="on"):
-        """The largest difference from stock MLX, in parts of the largest number of its array."""
+        """The largest difference from stock MLX, relative to the largest number of its array."""
         off, on = self.arrays("off", case), self.arrays(arm, case)
         assert off.keys() == on.keys()
         error = max(difference(off[name], on[name]) for name in off)
@@ -47,7 +47,7 @@ class Arms:
         return self.on[case]["kernels"]
 
     def memory(self, case):
-        """The peak without flash attention and with it, in MB."""
+        """The peak memory without flash attention and with it, in MB."""
         off, on = (arm[case]["peak"] / 1e6 for arm in (self.off, self.on))
         print(f"{case}: {off:.0f} MB without flash attention, {on:.0f} MB with it")
         return off, on
@@ -64,14 +64,14 @@ def difference(off, on):
 
 @pytest.fixture(scope="session")
 def environment_of(wheel):
-    """environment_of(*requirements): an environment with them, and with this project's wheels."""
+    """environment_of(*requirements): an environment with these requirements and this project's wheels."""
     wheels = [wheel("flashattn-core"), wheel("mlxlm-flash-patch")]
     return lambda *requirements, **options: Environment(wheels, *requirements, **options)
 
 
 @pytest.fixture(scope="session")
 def arms_of(environment_of, tmp_path_factory):
-    """arms_of(script, *requirements): what becomes of the script's cases."""
+    """arms_of(script, *requirements): the results of the script's cases."""
     return lambda script, *requirements, **options: Arms(
         environment_of(*requirements, **options), script, tmp_path_factory.mktemp(script)
     )

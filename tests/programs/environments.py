@@ -1,8 +1,8 @@
-"""An environment for another program: the program from the package index, and this project's wheels beside it.
+"""An environment for another program, with the program from the package index and this project's wheels.
 
-It is kept with what other tests compile, and made again when a version or one of our wheels changes. What the index
-does not give skips the test. What does not go together with our wheels fails it. mlx-lm is there only if the program
-brings it: the patch must work without.
+tests/builds.py caches it until a version or one of our wheels changes. If the index does not have a requirement, the
+test is skipped; if a requirement conflicts with our wheels, the test fails. mlx-lm is installed only if the program
+requires it: the patch must work without it.
 """
 
 import os
@@ -24,7 +24,7 @@ MLX = f"mlx[cpu]=={version('mlx')}"
 
 class Environment:
     def __init__(self, wheels: list[Path], *requirements: str, alone: str | None = None) -> None:
-        """`alone` is installed without what it asks for."""
+        """`alone` is installed without its own requirements."""
         self.wheels, self.requirements, self.alone = wheels, (*requirements, MLX), alone
         key = (sys.version, *self.requirements, alone or "", *(wheel.read_bytes() for wheel in wheels))
         self.bin = built(self._make, "environment", *key) / "bin"
@@ -45,21 +45,21 @@ class Environment:
             uv("pip", "uninstall", "--quiet", "--python", folder / "bin/python", "mlx-lm")
 
     def run(self, name: str, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Runs one of the environment's programs, without a network; `variables` are added to what it sees."""
+        """Runs one of the environment's programs, without a network; `variables` are added to its environment."""
         offline = {"HF_HUB_OFFLINE": "1", "PATH": f"{self.bin}{os.pathsep}{os.environ['PATH']}"}
         command = [str(self.bin / name), *map(str, arguments)]
         env = {**clean_environment(), **offline, **variables}
         return subprocess.run(command, env=env, capture_output=True, text=True, timeout=600, check=False)
 
     def check(self, name: str, *arguments: object, **variables: str) -> Any:
-        """As run(). The exit code must be 0."""
+        """Like run(), but the exit code must be 0."""
         done = self.run(name, *arguments, **variables)
         assert done.returncode == 0, f"{name} {arguments}: {done.returncode}\n{done.stdout}{done.stderr}"
         return done
 
 
 def kernels_of(flash_run: subprocess.CompletedProcess[str]) -> dict[str, int]:
-    """How often each kernel ran under mlxlm-flash run, as its last line has it. No call may have fallen back."""
+    """How often each kernel ran, from the last line of mlxlm-flash run. No call may have fallen back."""
     *_, last_line = flash_run.stderr.strip().splitlines()
     ran = LAST_LINE.fullmatch(last_line)
     assert ran, last_line

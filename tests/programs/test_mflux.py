@@ -1,6 +1,6 @@
-"""mflux: transformers and decoders that make images give the same with flash attention.
+"""mflux: transformers and decoders for images give the same results with flash attention.
 
-On Linux mflux 0.24 asks for another MLX than ours, and for PyTorch. Its modules import without them.
+On Linux, mflux 0.24 requires another MLX than ours, and PyTorch. Its modules can be imported without them.
 """
 
 import pytest
@@ -35,7 +35,7 @@ def arms(arms_of):
 
 @pytest.mark.parametrize("case", KERNELS)
 def test_the_same_results(arms, case):
-    """In float32. 2e-6 is the most that was seen."""
+    """Results in float32 agree; the largest difference seen was 2e-6."""
     assert arms.error(case) < 1e-5
     assert arms.kernels(case) == KERNELS[case]
 
@@ -47,6 +47,6 @@ def test_under_the_command(arms, case):
 
 
 def test_a_decoder_takes_less_memory(arms):
-    """48 x 48 places, one head of 512 elements: the scores alone are 21 MB."""
+    """The scores of 48 x 48 positions and one head of 512 elements alone are 21 MB."""
     off, on = arms.memory("vae_attention")
     assert off - on > 0.95 * (48 * 48) ** 2 * 4 / 1e6

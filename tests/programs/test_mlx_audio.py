@@ -1,4 +1,4 @@
-"""mlx-audio: a recogniser of speech gives the same with flash attention."""
+"""mlx-audio: speech recognition gives the same results with flash attention."""
 
 import pytest
 from environments import SCRIPTS, kernels_of
@@ -20,7 +20,7 @@ def arms(arms_of):
 
 @pytest.mark.parametrize("case", KERNELS)
 def test_the_same_results(arms, case):
-    """In float32. 7e-7 is the most that was seen."""
+    """Results in float32 agree; the largest difference seen was 7e-7."""
     assert arms.error(case) < 1e-5
     assert arms.kernels(case) == KERNELS[case]
 
@@ -32,7 +32,7 @@ def test_under_the_command(arms, case):
 
 
 def test_its_command(environment_of, tmp_path):
-    """mlx_audio.stt.generate hears the same."""
+    """mlx_audio.stt.generate writes the same text."""
     environment = environment_of(PROGRAM)
     environment.check("python", SCRIPTS / "write_mlx_audio_model.py", tmp_path)
     options = ("--model", tmp_path, "--audio", tmp_path / "noise.wav", "--max-tokens", 8)

@@ -1,4 +1,4 @@
-"""mlx-lm of other versions than the one that the workspace has: the same logits with flash attention."""
+"""Versions of mlx-lm other than the workspace's give the same logits with flash attention."""
 
 import pytest
 
@@ -6,7 +6,7 @@ pytestmark = pytest.mark.nightly("installs mlx-lm three times")
 
 LAYERS, STEPS = 2, 4
 KERNELS = {"cpu_prefill": LAYERS, "cpu_decode": LAYERS * STEPS}
-# A rounding can move a quantised key of the next layer to the next of 256 steps.
+# A rounding error can move a quantised key of the next layer by one of 256 steps.
 TOLERANCE = {"llama": 1e-5, "gemma2": 1e-5, "gpt_oss": 1e-5, "llama_with_a_quantised_cache": 5e-3}
 
 
@@ -17,7 +17,7 @@ def arms(request, arms_of):
 
 @pytest.mark.parametrize("case", TOLERANCE)
 def test_the_same_logits(arms, case):
-    """8e-7 is the most that was seen."""
+    """The largest difference seen was 8e-7."""
     assert arms.error(case) < TOLERANCE[case]
     assert arms.kernels(case) == KERNELS
 

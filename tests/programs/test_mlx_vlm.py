@@ -1,4 +1,4 @@
-"""mlx-vlm: models that see give the same with flash attention."""
+"""mlx-vlm: vision models give the same results with flash attention."""
 
 import pytest
 from build_wheels import ROOT
@@ -8,8 +8,8 @@ pytestmark = pytest.mark.nightly("installs mlx-vlm")
 
 PROGRAM = "mlx-vlm==0.7.10"
 
-# Which kernels run, and how often: once in each layer of the language model, and for each image in each of the tower.
-# mlx-vlm's loop reads a prompt but its last token for the caches alone, so the last layer's attention is not computed.
+# How often each kernel runs: once per layer of the language model, and once per image and layer of the vision tower.
+# mlx-vlm's loop reads a prompt, less its last token, only to fill the caches: the last layer's attention does not run.
 KERNELS = {
     "qwen2_vl": {"cpu_prefill": 2 * 2 + 2},  # two images
     "qwen2_vl_gradient": {"cpu_prefill": 2 + 2, "cpu_backward": 2 + 2},
@@ -19,7 +19,7 @@ KERNELS = {
     "vision_tower": {"cpu_prefill": 1},
     "llava": {"cpu_prefill": 1 + 2},
     "gemma3": {"cpu_prefill": 2 + 6},
-    # mlx-vlm writes the attention over its own quantised caches out.
+    # mlx-vlm writes out the attention over its own quantised caches.
     "qwen2_vl_generates_with_a_quantised_cache": {"cpu_prefill": 2 + 1},
 }
 
@@ -31,7 +31,7 @@ def arms(arms_of):
 
 @pytest.mark.parametrize("case", KERNELS)
 def test_the_same_results(arms, case):
-    """In float32. 8e-6 is the most that was seen, of gemma3."""
+    """Results in float32 agree; the largest difference seen was 8e-6, for gemma3."""
     assert arms.error(case) < 2e-5
     assert arms.kernels(case) == KERNELS[case]
 
@@ -43,13 +43,13 @@ def test_under_the_command(arms, case):
 
 
 def test_a_tower_of_vision_takes_less_memory(arms):
-    """2,048 patches, 16 heads of 72 elements: the scores alone are 268 MB."""
+    """The scores of 2,048 patches and 16 heads of 72 elements alone are 268 MB."""
     off, on = arms.memory("vision_tower")
     assert off - on > 0.95 * 16 * 2048**2 * 4 / 1e6
 
 
 def test_its_command(environment_of, tmp_path):
-    """mlx_vlm.generate says the same of an image."""
+    """mlx_vlm.generate writes the same text about an image."""
     environment = environment_of(PROGRAM)
     environment.check("python", SCRIPTS / "write_mlx_vlm_model.py", tmp_path)
     options = ("--image", tmp_path / "image.png", "--prompt", "What is this?", "--max-tokens", 8, "--temperature", 0)
@@ -61,6 +61,6 @@ def test_its_command(environment_of, tmp_path):
 
 
 def test_the_example(environment_of):
-    """Flash attention runs in two layers of the tower and in two of the language model."""
+    """Flash attention runs in two layers of the vision tower and in two of the language model."""
     printed = environment_of(PROGRAM).check("python", ROOT / "examples/vision_model.py").stdout
     assert "calls: cpu_prefill 4 · fallbacks: none" in printed

@@ -1,4 +1,4 @@
-"""MLX's own layers of attention, which any program may have: nn.MultiHeadAttention, and a Transformer made of it."""
+"""MLX's own layers give the same with flash attention: nn.MultiHeadAttention, and nn.Transformer, which uses it."""
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -44,7 +44,7 @@ def test_a_layer(masked):
 
 
 def test_a_transformer():
-    """Two layers that encode; two that decode, each with attention to itself and to the encoder's results."""
+    """There are two encoder layers, and two decoder layers, each with self-attention and cross-attention."""
     model = nn.Transformer(dims=64, num_heads=4, num_encoder_layers=2, num_decoder_layers=2, mlp_dims=96)
     model.eval()
     source, target = (mx.random.normal((2, length, 64), key=mx.random.key(length)) for length in (40, 30))
@@ -54,9 +54,9 @@ def test_a_transformer():
 
 
 def test_a_step_of_training():
-    """The gradient of every parameter."""
+    """The gradients of all parameters agree."""
     layer, x = nn.MultiHeadAttention(96, 4, bias=True), mx.random.normal((2, 50, 96), key=mx.random.key(0))
-    # The exact gradient of the keys' bias is zero, and what is left of it is rounding.
+    # The exact gradient of the keys' bias is zero: only rounding errors would be compared.
     layer.key_proj.freeze(keys=["bias"])
     step = nn.value_and_grad(layer, lambda layer: layer(x, x, x, causal(50)).square().mean())
     off, on, kernels = off_and_on(lambda: step(layer))

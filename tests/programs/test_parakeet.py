@@ -1,4 +1,4 @@
-"""parakeet-mlx: its encoder gives the same with flash attention, which reads the bias of positions in place."""
+"""parakeet-mlx: the encoder gives the same results with flash attention, which reads its positional bias in place."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def arms(arms_of):
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_same_results(arms, case):
-    """In float32. 2e-6 is the most that was seen."""
+    """Results in float32 agree; the largest difference seen was 2e-6."""
     assert arms.error(case) < 1e-5
     assert arms.kernels(case) == {"cpu_prefill": 2}
 
@@ -26,6 +26,6 @@ def test_under_the_command(arms, case):
 
 
 def test_a_long_recording_takes_less_memory(arms):
-    """The scores of two recordings, 4 heads and 1,500 queries are 72 MB. So is the bias, which the program makes."""
+    """The scores of two recordings, 4 heads and 1,500 queries take 72 MB. So does the bias, which the program makes."""
     off, on = arms.memory("two_minutes")
     assert off - on > 0.9 * 2 * 4 * 1500**2 * 4 / 1e6

@@ -1,7 +1,7 @@
-"""From a CUDA launch's text to C++, for what headers cannot teach clang.
+"""Translates a CUDA launch's source to C++, where headers are not enough.
 
 1. `asm("cvt.rn.f16.f32 %0, %1;" : "=h"(a) : "f"(b))` becomes a call, `ptx::cvt_rn_f16_f32(a, b)`.
-2. Variables in shared memory become references to memory of the runtime's.
+2. Variables in shared memory become references to the runtime's memory.
 3. The kernel is registered, with its arrays as buffers.
 """
 
@@ -21,7 +21,7 @@ from metal_on_cpu.translate import (
 )
 
 DYNAMIC = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?uchar (\w+)\[\];")
-SHARED_MEMORY = 227 * 1024  # of a block, on compute capability 9.0
+SHARED_MEMORY = 227 * 1024  # bytes per block, on compute capability 9.0
 
 
 def translate(text: str, launch: Mapping[str, Any]) -> Translation:
@@ -39,7 +39,7 @@ def translate(text: str, launch: Mapping[str, Any]) -> Translation:
 
 
 def bindings_of(launch: Mapping[str, Any]) -> list[Binding]:
-    """Arrays and structs in the launch's order."""
+    """The launch's arrays and structs, in its order."""
     return [
         Binding("constant" if isinstance(content, bytes) else "device", index, name)
         for index, (name, content) in enumerate(launch["buffers"].items())
@@ -96,7 +96,7 @@ def _call_instructions(text: str) -> str:
 
 
 def _call(statement: str) -> str:
-    """The longest word of the instructions names the function; what stands behind it are the arguments."""
+    """The call that replaces an asm statement: its longest instruction is the function, the operands the arguments."""
     template, operands = _split(statement)
     instructions = "".join(re.findall(r'"([^"]*)"', template))
     names = re.findall(r"[a-z]\w*(?:(?:\.|::)\w+)+", instructions)
@@ -122,7 +122,7 @@ def _call(statement: str) -> str:
 
 
 def _split(statement: str) -> tuple[str, list[str]]:
-    """The template, and the parts behind its colons."""
+    """An asm statement's template, and its lists of operands, which begin with colons."""
     strings = re.match(r'(?:\s*"[^"]*"|\s*#[^\n]*\n)*', statement)
     assert strings is not None
     rest = statement[strings.end() :]

@@ -1,4 +1,4 @@
-"""A GPU's driver and NVRTC that answer as a test wants, and a program that uses them as csrc/cuda does."""
+"""A fake CUDA driver and NVRTC, which answer as a test wants, and a program that runs csrc/cuda with them."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def _make(folder: Path) -> None:
 
 
 def said(kernel: str = "kernel", shared: int = 0, software: str = "new", **answers: str) -> str:
-    """What is printed where a call's graph is built and evaluated with this driver and NVRTC, which answer so."""
+    """What program.cpp prints when it loads this kernel. `answers`: environment variables that libraries.cpp reads."""
     folder = built(_make, "fake GPU", contents(HERE, CSRC, patterns=("*.cpp", "c*/*.h", "gpu/*.*", "cuda/*.cpp")))
     libraries = {"LD_LIBRARY_PATH": str(folder / software)}
     environment = {"FLASHATTN_CACHE": "", "XDG_CACHE_HOME": "", "HOME": "", **libraries, **answers}

@@ -1,5 +1,5 @@
-// What libmlx is linked to, as far as csrc/cuda calls it. A variable of the environment with a function's name is the
-// error that it returns. With -DOLD_DRIVER a function is missing.
+// Stands for the CUDA driver and NVRTC: the functions that csrc/cuda calls. An environment variable with a function's
+// name is the error code that it returns. With -DOLD_DRIVER, cuTensorMapEncodeTiled() is missing.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -22,7 +22,7 @@ FAKE(cuDeviceGetAttribute, (int* value, int attribute, int),
      *value = attribute == 75   ? number("MAJOR", 9)
               : attribute == 76 ? 0
                                 : 100'000)
-static int contexts = 0;  // of the thread
+static int contexts = 0;  // pushed and not popped yet
 FAKE(cuDevicePrimaryCtxRetain, (int** context, int), *context = &contexts)
 FAKE(cuCtxPushCurrent_v2, (int* context), ++*context)
 FAKE(cuCtxPopCurrent_v2, (int**), --contexts)

@@ -1,4 +1,4 @@
-// `program KERNEL BYTES`: does with a kernel what two calls do.
+// `program KERNEL BYTES`: loads a kernel with BYTES of dynamic shared memory twice, as two calls of attention do.
 #include <signal.h>
 
 #include <cstdio>
@@ -26,7 +26,7 @@ int main(int, char** arguments) try {
     cuda::function_of(launch, 0);
   } catch (const std::runtime_error&) {
   }
-  cuda::function_of(launch, 0);  // which is there already, or refused already
+  cuda::function_of(launch, 0);  // the kernel, or the error, is cached by now
 } catch (const NoKernelError& error) {
   std::printf("NoKernelError: %s\n", error.what());
 } catch (const std::runtime_error& error) {

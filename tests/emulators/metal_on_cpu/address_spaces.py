@@ -1,4 +1,4 @@
-"""The same source with real, disjoint address spaces: read as C++ for OpenCL, which has them, and not executed."""
+"""Checks a source's address spaces: clang reads it as C++ for OpenCL, which has them. Nothing is executed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .translate import (
 FLAGS = [
     "-x", "cl", "-cl-std=clc++2021", "-cl-no-stdinc", "-fsyntax-only", "-target", "x86_64-linux-gnu",
     "-ferror-limit=20", "-DMSL_CHECK_ADDRESS_SPACES", "-Wno-invalid-constexpr",
-    "-Wno-null-dereference",  # a threadgroup variable needs no memory to be checked
+    "-Wno-null-dereference",  # threadgroup variables are references to address 0 here
     *toolchain.WARNINGS,
 ]  # fmt: skip
 
@@ -36,7 +36,7 @@ def check_address_spaces(source: str) -> None:
         flags = [*FLAGS, "-I", toolchain.HERE / "shim", path]
         checked = toolchain.clang(flags)
         wrong = checked.stderr if checked.returncode else ""
-        if not wrong:  # with a generic address space, the pointers that name none are in it
+        if not wrong:  # pointers declared without an address space are in the generic one
             tree = toolchain.clang([*flags, "-w", "-Xclang", "-ast-dump", "-fno-color-diagnostics"])
             places = dict.fromkeys(_generic_pointers(tree.stdout, str(folder)))
             wrong = "\n".join(f"{place}: a pointer without an address space" for place in places)
@@ -65,7 +65,7 @@ def _local_variable(type_: str, name: str, dimensions: str) -> str:
 
 
 def _generic_pointers(tree: str, folder: str) -> list[str]:
-    """The places of all declared pointers to __generic, outside of the shim. The tree names a file where it changes."""
+    """Where pointers to __generic are declared, outside of the shim. The tree names a file only where it changes."""
     found = []
     file = line = ""
     for text in tree.splitlines():

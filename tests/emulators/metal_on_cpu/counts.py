@@ -9,9 +9,9 @@ from dataclasses import astuple, dataclass
 class Counts:
     """The operations of one launch. They add up.
 
-    Bytes are what the lanes ask for: 32 lanes that read the same float count 128 bytes, as they would in a request of
-    the hardware, whatever a cache makes of it. What the compiler has optimised away does not count, nor do constant
-    memory, a thread's own variables and the function constants.
+    Bytes are what the lanes request: 32 lanes that read the same float count 128 bytes, even where the hardware would
+    read it once. Operations that the compiler has optimised away do not count, nor do accesses to constant memory, to a
+    thread's own variables and to function constants.
     """
 
     mma: int = 0
@@ -21,12 +21,12 @@ class Counts:
     threadgroup_read: int = 0
     threadgroup_written: int = 0
     barriers: int = 0
-    """Threadgroup barriers, once for each threadgroup that passes one."""
+    """Threadgroup barriers, counted once for each threadgroup that passes one."""
     shuffles: int = 0
-    """As reductions, once for each SIMD group."""
+    """Counted once for each SIMD group, as reductions are."""
     reductions: int = 0
     transcendentals: int = 0
-    """exp, exp2, log2 and tanh, once for each lane."""
+    """exp, exp2, log2 and tanh, counted once for each lane."""
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(*(mine + its for mine, its in zip(astuple(self), astuple(other), strict=True)))

@@ -2,7 +2,7 @@
 
 
 class MetalError(Exception):
-    """Anything that went wrong; by itself: a crash, an endless loop, or a stack overflow."""
+    """The base of all errors of a run. A crash, an endless loop or a stack overflow raises it directly."""
 
 
 class CompileError(MetalError):

@@ -24,7 +24,7 @@ SCHEDULES = ("forward", "reverse", "greedy", "random")
 
 @dataclass(frozen=True)
 class View:
-    """An array that the kernel gets a pointer into, `offset` bytes from its beginning. Bounds are the array's."""
+    """A pointer into an array, `offset` bytes from its beginning. The kernel may access the whole array."""
 
     array: np.ndarray
     offset: int
@@ -32,7 +32,7 @@ class View:
 
 @dataclass(frozen=True)
 class Undefined:
-    """A buffer without contents: what the kernel reads of it before writing it is an error."""
+    """A buffer without contents: the kernel must not read an element before it has written it."""
 
     shape: int | tuple[int, ...]
     dtype: np.typing.DTypeLike
@@ -47,14 +47,14 @@ class Result:
     """The outputs, of the type and shape that were given."""
     counts: Counts
     unwritten: dict[int, int] = field(default_factory=dict)
-    """For each output: how many of its elements the kernel never wrote (in part, at least)."""
+    """For each output: how many of its elements the kernel did not write, or not wholly."""
 
 
 class Program:
     """All kernels of one source."""
 
     remembers = True
-    """Whether a run that was made before is not made again."""
+    """Whether a launch that was made before gets its cached result, and is not executed again."""
     runs: ClassVar = Counter[str]()
 
     def __init__(self, source: str, *, include_dirs: Sequence[Path] = ()) -> None:
@@ -73,10 +73,10 @@ class Program:
         schedule: str = "forward",
         timeout: float = 120,
     ) -> Result:
-        """Runs `grid` threadgroups of `threadgroup` threads; raises a MetalError of the kind of what is wrong.
+        """Runs `grid` threadgroups of `threadgroup` threads. Raises the subclass of MetalError that fits a fault.
 
-        The schedules differ in who goes first between two barriers: "forward" and "reverse" in the order of the
-        threads (and of the threadgroups), "greedy" one SIMD group as far as it gets, "random:7" in a new random order
+        The schedules differ in the order of threads between two barriers: "forward" and "reverse" take threads (and
+        threadgroups) in this order, "greedy" runs one SIMD group as far as it gets, "random:7" takes a new random order
         each time.
         """
         if kernel not in self.kernels:
@@ -96,7 +96,7 @@ class Program:
     def _said(self, job: str, inputs: list[bytes], constants: str, timeout: float) -> bytes:
         """The program's answer to a job: `done` and the results, or an error's name and message.
 
-        The same job always has the same answer. So it is kept beside the program, and given again.
+        The same job always has the same answer, so answers are cached beside the program.
         """
         key = hashlib.sha256(f"{toolchain.symbolizer()}\n{constants}\n{job}".encode())
         for content in inputs:
@@ -150,7 +150,7 @@ def _schedule(text: str) -> str:
 def _describe(
     buffers: Mapping[int, Buffer], outputs: Collection[int], job: list[str]
 ) -> tuple[list[bytes], dict[int, np.ndarray]]:
-    """The buffers' contents, with a line of the job for each; and the outputs' arrays."""
+    """The buffers' contents, and the outputs' arrays. Appends a line for each buffer to the job."""
     inputs, arrays = [], {}
     for index, buffer in sorted(buffers.items()):
         if not 0 <= index < 32:

@@ -1,4 +1,4 @@
-"""For pytest: with --all every launch is made again. A line says how many were made and how many were known."""
+"""A pytest plugin: --all executes every launch again; a line at the end counts executed and cached launches."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """A process of pytest-xdist ends: this one reports."""
+    """Adds the counts of a worker process of pytest-xdist that has ended."""
     Program.runs.update(getattr(node, "workeroutput", {}).get("launches", {}))
 
 

@@ -1,4 +1,4 @@
-"""Finds clang, and compiles programs, which tests/builds.py keeps."""
+"""Finds clang, and compiles programs, which tests/builds.py caches."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .translate import Translation, translate
 
 HERE = Path(__file__).parent
 
-# Kernels include these; what they declare is in shim/, which is put before the preprocessed text.
+# Kernels include these headers, which are empty here: shim/, put before the preprocessed text, has the declarations.
 METAL_HEADERS = """atomic common compute geometric integer limits logging math matrix numeric pack relational simdgroup
     simdgroup_matrix stdlib types type_traits uniform"""
 DEFINES = ("-D__METAL__=1", "-D__METAL_VERSION__=320", "-D__METAL_MACOS__=1")
 
 WARNINGS = [
-    # Metal's own attributes and pragmas, and what a const in front of `constant` looks like when that is const, too.
+    # Metal's own attributes and pragmas; `const constant`, which the shim turns into `const const`.
     "-Wno-unknown-attributes", "-Wno-ignored-attributes", "-Wno-unknown-pragmas", "-Wno-duplicate-decl-specifier",
     "-Wno-user-defined-literals", "-Wno-reserved-user-defined-literal", "-Wno-pass-failed",
     "-Wno-undefined-internal",  # a kernel that is only instantiated in part
@@ -34,12 +34,12 @@ WARNINGS = [
 DEVICE_FLAGS = [
     "-std=c++17", "-O2", "-g1", "-march=x86-64-v3", "-fno-pie", "-fno-exceptions", "-fno-rtti", "-fno-math-errno",
     "-fno-strict-aliasing", "-ffp-contract=on",
-    "-fstack-clash-protection",  # a frame of any size meets the guard below its fiber's stack
+    "-fstack-clash-protection",  # a frame of any size touches the guard below its fiber's stack
     # half and bfloat round after each operation, as on the GPU.
     "-Xclang", "-ffloat16-excess-precision=none", "-Xclang", "-fbfloat16-excess-precision=none",
     # A reference may be unbound: without this clang would read it before the condition that guards it.
     "-fno-delete-null-pointer-checks",
-    # One access of the source is one access of the program, and none is wider than the hooks know (16 bytes).
+    # Each access in the source stays one access, and none is wider than the 16 bytes that the hooks know.
     "-fno-vectorize", "-fno-slp-vectorize",
     "-fsanitize=thread", "-mllvm", "-tsan-instrument-func-entry-exit=0",
     "-mllvm", "-tsan-instrument-atomics=0", "-mllvm", "-tsan-instrument-read-before-write=1",
@@ -65,7 +65,7 @@ def compiler() -> str | None:
 
 def _missing() -> str | None:
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
-        return "this needs Linux on x86-64"  # the fibers' switch is written in its assembly
+        return "this needs Linux on x86-64"  # threads.cpp switches fibers in its assembly
     return None if compiler() else "clang++-19 is missing: apt-get install clang-19 libclang-rt-19-dev lld-19"
 
 
@@ -75,7 +75,7 @@ MISSING = _missing()
 
 @cache
 def harness(*further: Path) -> str:
-    """A hash of what turns a source into a program and runs it: a part of every key. `further`: another language's."""
+    """A hash of all that compiles and runs a source, part of every cache key. `further`: another language's folder."""
     own = contents(HERE, *further, patterns=["shim/*", "runtime/*", "toolchain.py", "translate.py"])
     libraries = " ".join(platform.libc_ver())  # kernels call its functions
     digest = hashlib.sha256(own + _output([str(compiler()), "--version"]).encode() + libraries.encode())
@@ -115,7 +115,7 @@ def _metal_headers() -> Path:
 
 @cache
 def headers_in(folders: Sequence[Path]) -> bytes:
-    """What a source may include from there."""
+    """The text of all headers that a source may include from these folders."""
     return contents(*folders, patterns=["**/*.h"])
 
 
@@ -126,7 +126,7 @@ def build(source: str, include_dirs: tuple[Path, ...]) -> Path:
 def program(translated: Callable[[], Translation], language: tuple[Path, ...], *key: str | bytes) -> Path:
     """A folder with `program`, an executable (see runtime/main.cpp), and `translation`, pickled.
 
-    language: a folder, unless it is Metal, with its shim and what the runtime needs for it.
+    language: for another language than Metal, the folder with its shim and its additions to the runtime.
     """
 
     def make(folder: Path) -> None:
@@ -174,7 +174,7 @@ def symbolizer() -> list[str] | None:
 
 
 def source_line(program: Path, address: str) -> str:
-    """The kernel's line at an address of its program, outside of the shim; the address if no tool is there to ask."""
+    """The kernel's line at an address of its program, outside of the shim; the address if no tool can tell the line."""
     command = symbolizer()
     if command is None:
         return f"{address} of {program} (for its line: apt-get install llvm-19)"

@@ -1,9 +1,9 @@
-"""From preprocessed Metal to C++, for the four things that clang's C++ cannot be taught by headers.
+"""Translates preprocessed Metal to C++: the four constructs for which headers are not enough.
 
-1. A kernel's arguments have attributes that say where they come from: collected, removed, and turned into a table.
-2. `threadgroup float x[32];` in a function is shared by the threads: becomes a reference to memory of the runtime's.
+1. Attributes of a kernel's arguments say where these come from: they are removed, and collected in a table.
+2. `threadgroup float x[32];` in a function is shared by the threads: it becomes a reference to the runtime's memory.
 3. `constant bool flag [[function_constant(3)]];` gets its value when the program starts.
-4. `float4(a, b)` constructs a vector: becomes `metal::make<float4>(a, b)`.
+4. `float4(a, b)` constructs a vector: it becomes `metal::make<float4>(a, b)`.
 
 Lines keep their numbers, so that messages name the line of the source.
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from .errors import CompileError
 
-THREADGROUP_MEMORY = 32768  # bytes, of every GPU of Apple's
+THREADGROUP_MEMORY = 32768  # bytes per threadgroup, on every Apple GPU
 VECTOR = r"(?:float|half|bfloat|int|uint|short|ushort|char|uchar|long|ulong|bool)[234]"
 ATTRIBUTE = r"\[\[(?:[^\]]|\](?!\]))*\]\]"
 KERNEL = re.compile(
@@ -38,7 +38,7 @@ class Binding:
     kind: str
     """"device", "constant", or the name of a built-in value such as "thread_index_in_simdgroup"."""
     index: int | None
-    """Of a buffer."""
+    """The buffer's index; None for a built-in value."""
     argument: str
     condition: str | None = None
     """The function constant that must be true for the argument to exist."""
@@ -82,7 +82,7 @@ def translate(text: str) -> Translation:
 
 
 def instantiated(declaration: str) -> tuple[str, str] | None:
-    """The function, and its name with the template arguments."""
+    """The name of the function that is instantiated, without and with template arguments. None if it is no function."""
     declaration = LINE_MARKER.sub("", declaration)
     found = re.search(r"(?:decltype\s*\(|void\s+)\s*((?:\w+::)*(\w+))\s*(?=<)", declaration)
     if not found:
@@ -104,7 +104,7 @@ def matching(text: str, start: int) -> int:
 
 
 def split_list(text: str) -> list[str]:
-    """At the commas outside of all brackets."""
+    """The parts of a list: splits at the commas outside of all brackets."""
     parts, depth = [""], 0
     for character in text:
         depth += (character in "([{<") - (character in ")]}>")
@@ -116,7 +116,7 @@ def split_list(text: str) -> list[str]:
 
 
 def take_kernel_arguments(text: str) -> tuple[dict[str, list[Binding]], set[str], str]:
-    """The bindings of each kernel, the names of those that are templates, and the text without the attributes."""
+    """The bindings of each kernel, the names of the kernels that are templates, and the text without the attributes."""
     bindings: dict[str, list[Binding]] = {}
     templates: set[str] = set()
     pieces, position = [], 0
@@ -215,7 +215,7 @@ def share_threadgroup_variables(text: str, declare: Callable[[str, str, str], st
 
 
 def _declaration_end(text: str, start: int) -> int | None:
-    """The semicolon, if a declaration of variables goes on at `start` and not of a pointer, an argument, a cast."""
+    """Where the declaration around `start` ends. None if it declares no variable: a pointer, an argument, a cast."""
     depth = angle = 0
     for position in range(start, len(text)):
         character = text[position]
@@ -244,11 +244,11 @@ def shared_variable(type_: str, name: str, dimensions: str) -> str:
 
 
 def construct_vectors(text: str) -> str:
-    """`float4(…)`, `vec<T, 2>(…)`, and the same by the names that the source itself gives to vectors."""
+    """Replaces `float4(…)` and `vec<T, 2>(…)` by metal::make, also under the source's own names for vectors."""
     aliases = re.findall(rf"\busing\s+(\w+)\s*=\s*(?:metal::)?(?:vec\s*<[^;]*>|{VECTOR})\s*;", text)
     aliases += re.findall(rf"\btypedef\s+(?:metal::)?(?:vec\s*<[^;]*>|{VECTOR})\s+(\w+)\s*;", text)
     names = "|".join([VECTOR, *sorted(set(aliases))])
-    # Neither a default argument's `float4()` nor the declarator of `float4 (&rows)[8]`.
+    # This matches neither a default argument's `float4()` nor the declarator of `float4 (&rows)[8]`.
     call = r"\s*\((?!\s*\)|\s*[&*]\s*\w+\s*\)\s*[\[(])"
     text = re.sub(rf"(?<![\w.>:])(?:metal::)?\b({names}){call}", r"metal::make<\1>(", text)
     text = re.sub(rf"(?<![\w.>:])(?<!operator )(?:metal::)?\b(vec<[^<>;(){{}}]*>){call}", r"metal::make<\1>(", text)

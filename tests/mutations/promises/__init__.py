@@ -1,1 +1,1 @@
-"""A file for each group of promises in docs/dev/reliability.md. A package, so that no library has their names."""
+"""A module for each group of promises in docs/dev/reliability.md; in a package, so that no library has their names."""

@@ -1,4 +1,4 @@
-"""What is promised of evaluation, broken."""
+"""Mutations that break the promises about evaluation."""
 
 from .mutation import EVALS, Mutation
 

@@ -1,4 +1,4 @@
-"""What is promised of gradients, broken."""
+"""Mutations that break the promises about gradients."""
 
 from .mutation import CORE, CPP, PATCH, Mutation
 

@@ -1,6 +1,6 @@
-"""What is promised of the kernels for GPUs, broken.
+"""Mutations that break the promises about GPU kernels.
 
-The extension brings the kernels' texts: what changes here are headers, and with them it is built again.
+The extension contains the kernels' sources: these mutations change headers, after which it is built again.
 """
 
 from .mutation import CPP, Mutation

@@ -1,4 +1,4 @@
-"""What is promised of masks, broken."""
+"""Mutations that break the promises about masks."""
 
 from .mutation import CORE, CPP, Mutation
 

@@ -1,4 +1,4 @@
-"""What is promised of memory, broken."""
+"""Mutations that break the promises about memory."""
 
 from .mutation import CORE, CPP, PATCH, Mutation
 

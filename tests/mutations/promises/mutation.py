@@ -1,4 +1,4 @@
-"""One change of a line or two by which a promise no longer holds, and the test that must notice."""
+"""A mutation: a change of a line or two that breaks a promise, and the test that must notice."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +11,11 @@ EVALS = "packages/evals/src/flash_evals"
 
 @dataclass(frozen=True)
 class Mutation:
-    broken: str  # what no longer holds, in words
+    broken: str  # how the promise is broken, in words
     file: str
-    old: str  # occurs once
+    old: str  # occurs once in the file
     new: str
-    test: str  # in tests/, as pytest names it; one of those beside the promise in docs/dev/reliability.md
+    test: str  # pytest's name of it, below tests/; one of the promise's tests in docs/dev/reliability.md
     nightly: str = ""  # the reason why only nightly tests notice, if so
 
     @property

@@ -1,4 +1,4 @@
-"""What is promised of packaging, broken."""
+"""Mutations that break the promises about packaging."""
 
 from .mutation import CORE, CPP, Mutation
 

@@ -1,4 +1,4 @@
-"""What is promised of the patch, broken."""
+"""Mutations that break the promises about the patch."""
 
 from .mutation import PATCH, Mutation
 

@@ -1,4 +1,4 @@
-"""What is promised of the process, broken."""
+"""Mutations that break the promises about the process."""
 
 from .mutation import CORE, CPP, PATCH, Mutation
 

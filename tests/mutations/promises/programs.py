@@ -1,4 +1,4 @@
-"""What is promised of other programs and of servers, broken."""
+"""Mutations that break the promises about other programs and servers."""
 
 from .mutation import PATCH, Mutation
 

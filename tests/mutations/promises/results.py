@@ -1,4 +1,4 @@
-"""What is promised of results, broken."""
+"""Mutations that break the promises about results."""
 
 from .mutation import CORE, CPP, Mutation
 

@@ -1,8 +1,8 @@
 """Runs the models of a script with flash attention or without: `python SCRIPT off|on FOLDER`.
 
 Each arm is a process of its own, because a function that one arm has compiled keeps that arm's attention. A script
-gives main() its cases: functions that build a small random model and return what shall run. Each case's results go to
-FOLDER/CASE.npz; the kernels that ran, the calls that fell back and the peak memory go to stdout, as JSON.
+passes its cases to main(): functions that build a small random model and return a function to run. Each case's results
+go to FOLDER/CASE.npz; the kernels that ran, the calls that fell back and the peak memory go to stdout, as JSON.
 """
 
 import json
@@ -23,7 +23,7 @@ def measured(case, arm, folder):
     run = case()
     if arm == "off":
         return {"peak": save(run, folder / case.__name__)}
-    import mlxlm_flash_patch as flash  # not at the top: the process of the other arm must not know it
+    import mlxlm_flash_patch as flash  # not at the top: the other arm must not import it
 
     flash.enable()
     peak = save(run, folder / case.__name__)
@@ -33,7 +33,7 @@ def measured(case, arm, folder):
 
 
 def save(run, path):
-    """Writes the arrays that `run` returns; returns the bytes that it took at its peak beyond what was there before."""
+    """Writes the arrays that `run` returns. Returns its peak memory in bytes, less what was in use before."""
     mx.synchronize()
     mx.clear_cache()
     before = mx.get_active_memory()

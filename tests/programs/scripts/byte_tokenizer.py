@@ -1,15 +1,15 @@
-"""A tokenizer whose tokens are the bytes and a few special ones, so that a small model needs nothing from a hub."""
+"""Writes a tokenizer of the bytes and a few special tokens, so that a small model needs nothing from a hub."""
 
 import json
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-FIRST = 290  # the number of the first special token; those between the bytes and it stand for nothing
+FIRST = 290  # the id of the first special token; ids between the bytes and it are unused
 END = "<|endoftext|>"
 
 
 def write_tokenizer(folder, special_tokens, chat_template=None):
-    """Into the folder. The last token is the end of a text."""
+    """Writes the tokenizer to the folder. Its last token is the end of a text."""
     alphabet = {byte: number for number, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -1,4 +1,4 @@
-"""mflux: transformers and decoders that make images. They name MLX's function when they are imported."""
+"""mflux: transformers and decoders for images. Their modules bind MLX's function to a name when they are imported."""
 
 import mlx.core as mx
 from arm import main
@@ -8,11 +8,11 @@ from mflux.models.flux2.model.flux2_vae.common.attention import Flux2AttentionBl
 from mflux.models.flux2.model.flux2_vae.decoder.decoder import Flux2Decoder
 from mflux.models.z_image.model.z_image_transformer.transformer import ZImageTransformer
 
-ModelConfig.precision = mx.float32  # instead of bfloat16, in which roundings would hide differences
+ModelConfig.precision = mx.float32  # instead of bfloat16, whose rounding would hide differences
 
 
 def z_image():
-    """A latent of 16 x 16 and a caption of 20 tokens. Heads of 32 elements."""
+    """The input is a latent of 16 x 16 and a caption of 20 tokens. Heads have 32 elements."""
     sizes = {"dim": 128, "n_layers": 2, "n_refiner_layers": 1, "n_heads": 4, "cap_feat_dim": 64}
     model = ZImageTransformer(in_channels=4, axes_dims=[8, 12, 12], axes_lens=[64, 64, 64], **sizes)
     latent, caption = mx.random.normal((4, 1, 16, 16)), mx.random.normal((20, 64))
@@ -20,7 +20,7 @@ def z_image():
 
 
 def flux2():
-    """64 patches and 12 tokens of text, in blocks of two streams and of one. Heads of 32 elements."""
+    """The input is 64 patches and 12 tokens of text. Blocks have two streams, or one. Heads have 32 elements."""
     sizes = {"num_layers": 2, "num_single_layers": 2, "attention_head_dim": 32, "num_attention_heads": 4}
     model = Flux2Transformer(in_channels=16, joint_attention_dim=48, axes_dims_rope=(8, 8, 8, 8), **sizes)
     patches, text = mx.random.normal((1, 64, 16)), mx.random.normal((1, 12, 48))
@@ -30,14 +30,14 @@ def flux2():
 
 
 def flux2_vae():
-    """The decoder, of a latent of 16 x 16. One head of 64 elements; MLX gets the scale as an array."""
+    """The decoder for a latent of 16 x 16. It has one head of 64 elements, and passes the scale to MLX as an array."""
     decoder = Flux2Decoder(in_channels=8, block_out_channels=(32, 64), layers_per_block=1)
     latent = mx.random.normal((1, 8, 16, 16))
     return lambda: decoder(latent)
 
 
 def vae_attention():
-    """The decoder's attention at its true size: 48 x 48 places, one head of 512 elements."""
+    """The decoder's attention in full size: 48 x 48 positions, one head of 512 elements."""
     block, places = Flux2AttentionBlock(512), mx.random.normal((1, 512, 48, 48))
     mx.eval(block.parameters(), places)
     return lambda: block(places)

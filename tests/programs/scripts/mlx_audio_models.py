@@ -1,4 +1,4 @@
-"""mlx-audio: a recogniser of speech with an encoder of its own before a Qwen3; Whisper, which writes attention out."""
+"""mlx-audio: speech recognition by an audio encoder and a Qwen3; and by Whisper, which writes attention out."""
 
 import mlx.core as mx
 from arm import main
@@ -6,7 +6,7 @@ from mlx_audio.stt.models.qwen3_asr import qwen3_asr as recogniser
 from mlx_audio.stt.models.qwen3_asr.config import ModelConfig
 from mlx_audio.stt.models.whisper import whisper as whispers
 
-AUDIO = 290  # the token that stands for a piece of sound
+AUDIO = 290  # the id of the placeholder token for a piece of sound
 
 
 ENCODER = {"num_mel_bins": 80, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 96}
@@ -23,7 +23,7 @@ def asr():
 
 
 def qwen3_asr():
-    """Three seconds of sound, which the encoder's additive mask keeps apart, and then three tokens, one by one."""
+    """Three seconds of sound, which the encoder's additive mask separates, and then three tokens, one by one."""
     model, sound = asr(), mx.random.normal((1, 80, 300))
     prompt = mx.array([[5, 6] + [AUDIO] * 39 + [7, 8]])
 

@@ -1,4 +1,4 @@
-"""mlx-embeddings: encoders over padded batches. ModernBERT's mask is additive, and int32 where windows are."""
+"""mlx-embeddings: encoders with padded batches. ModernBERT's mask is additive, and int32 in layers with windows."""
 
 import mlx.core as mx
 from arm import main
@@ -10,7 +10,7 @@ LENGTHS = (48, 20, 5)
 
 
 def embed(module, dtype=mx.float32, **config):
-    """What the model makes of three texts of different lengths in one batch, without the padding."""
+    """The model's vectors for three texts of different lengths in one batch, without the padding."""
     model = module.Model(module.ModelArgs(**SIZES, **config))
     model.update(tree_map(lambda x: x.astype(dtype), model.parameters()))
     model.eval()
@@ -36,7 +36,7 @@ MODERNBERT = {
 
 
 def modernbert_in_float32():
-    """Layers with a window of 16 and full ones."""
+    """Some layers have a window of 16 tokens, others have none."""
     return embed(modernbert, **MODERNBERT)
 
 

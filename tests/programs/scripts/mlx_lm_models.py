@@ -1,4 +1,4 @@
-"""mlx-lm, of any version: a prompt, then four tokens one by one, with plain caches and quantised ones."""
+"""mlx-lm, any version: logits of a prompt, then of four tokens one by one, with plain and quantised caches."""
 
 import importlib
 
@@ -42,12 +42,12 @@ def llama():
 
 
 def gemma2():
-    """Writes its attention with a soft-cap out."""
+    """Gemma 2 writes out its attention, which has a soft-cap."""
     return logits("gemma2", query_pre_attn_scalar=32, attn_logit_softcapping=2.0, final_logit_softcapping=30.0)
 
 
 def gpt_oss():
-    """Sinks, and layers with a window of 16."""
+    """gpt-oss has sinks, and layers with a window of 16 tokens."""
     return logits("gpt_oss", **SINKS)
 
 

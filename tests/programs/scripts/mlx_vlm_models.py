@@ -1,4 +1,4 @@
-"""mlx-vlm: language models that see. Their towers of vision have no mask, and heads of 64, 72 and 80 elements."""
+"""mlx-vlm: vision language models. Their vision towers have no mask, and heads of 64, 72 and 80 elements."""
 
 import importlib
 
@@ -7,7 +7,7 @@ import mlx.nn as nn
 from arm import main
 from mlx_vlm.generate import generate_step
 
-IMAGE = 290  # the token that stands for a patch
+IMAGE = 290  # the id of the placeholder token for a patch
 TEXT = {
     "hidden_size": 64,
     "num_hidden_layers": 2,
@@ -44,7 +44,7 @@ def patches(number):
 
 
 def qwen2_vl():
-    """Two images of different sizes in one prompt: the tower keeps their patches apart. Heads of 80 elements."""
+    """The prompt has two images of different sizes; the tower's attention keeps them apart. Heads have 80 elements."""
     model, pixels = qwen2(), patches(96 + 36)
     tokens = mx.array([[5] * 4 + [292] + [IMAGE] * 24 + [7, 292] + [IMAGE] * 9 + [8] * 6])
     grid = mx.array([[1, 8, 12], [1, 6, 6]])
@@ -52,7 +52,7 @@ def qwen2_vl():
 
 
 def qwen2_vl_gradient():
-    """The gradient of all parameters, of the tower too."""
+    """The gradient of all parameters, including the vision tower's."""
     model, pixels = qwen2(), patches(96)
     tokens = mx.array([[5] * 4 + [292] + [IMAGE] * 24 + [7] * 6])
     grid = mx.array([[1, 8, 12]])
@@ -66,7 +66,7 @@ def qwen2_vl_gradient():
 
 
 def generated(**cache):
-    """Twelve tokens behind an image, and their probabilities, through mlx-vlm's own loop and caches."""
+    """Twelve tokens after an image, and their probabilities, from mlx-vlm's own loop and caches."""
     rotation = {"type": "mrope", "mrope_section": [4, 6, 6]}
     model, pixels = qwen2(num_attention_heads=2, num_key_value_heads=1, rope_scaling=rotation), patches(96)
     tokens = mx.array([[5] * 4 + [292] + [IMAGE] * 24 + [7] * 6])
@@ -90,7 +90,7 @@ def qwen2_vl_generates_with_a_rotating_cache():
 
 
 def qwen2_vl_generates_with_a_quantised_cache():
-    """mlx-vlm writes the attention over its quantised caches out."""
+    """mlx-vlm writes out the attention over its quantised caches."""
     return generated(kv_bits=8, kv_group_size=32, quantized_kv_start=0)
 
 
@@ -112,7 +112,7 @@ def qwen3():
 
 
 def qwen3_vl():
-    """Heads of 72 elements. mlx-vlm compiles the function that calls MLX's attention when it is imported."""
+    """Heads have 72 elements. mlx-vlm compiles the function that calls MLX's attention when it is imported."""
     model, pixels = qwen3(), patches(96)
     tokens = mx.array([[5] * 4 + [292] + [IMAGE] * 24 + [293] + [8] * 6])
     grid = mx.array([[1, 8, 12]])
@@ -120,7 +120,7 @@ def qwen3_vl():
 
 
 def vision_tower():
-    """One layer over 2,048 patches, with 16 heads of 72 elements as large models have them."""
+    """One layer for 2,048 patches, with 16 heads of 72 elements, as in large models."""
     large = {"depth": 1, "embed_dim": 1152, "num_heads": 16, "mlp_ratio": 0.25, "spatial_merge_size": 1}
     tower, pixels = qwen2({**QWEN2_VISION, **large}).vision_tower, patches(2048)
     mx.eval(tower.parameters(), pixels)
@@ -128,7 +128,7 @@ def vision_tower():
 
 
 def llava():
-    """CLIP's tower, heads of 64 elements, before a Llama."""
+    """CLIP's tower, with heads of 64 elements, and a Llama."""
     vision = {"model_type": "clip_vision_model", "num_hidden_layers": 2, "hidden_size": 128, "intermediate_size": 96}
     vision |= {"num_attention_heads": 2, "patch_size": 14, "image_size": 112, "projection_dim": 32}
     layer = {"vision_feature_layer": -2, "vision_feature_select_strategy": "default"}
@@ -139,14 +139,14 @@ def llava():
 
 
 def gemma3():
-    """SigLIP's tower, heads of 72 elements, before layers with a window of 8 and full ones."""
+    """SigLIP's tower, with heads of 72 elements, and a Gemma 3 whose layers have a window of 8 tokens, or none."""
     vision = {"model_type": "siglip_vision_model", "num_hidden_layers": 2, "hidden_size": 144, "intermediate_size": 96}
     vision |= {"num_attention_heads": 2, "patch_size": 14, "image_size": 112}
     text = {**TEXT, "model_type": "gemma3_text", "num_hidden_layers": 6, "num_key_value_heads": 1, "head_dim": 16}
     text |= {"mm_tokens_per_image": 4, "sliding_window": 8, "sliding_window_pattern": 3, "query_pre_attn_scalar": 16}
     sizes = {"vocab_size": 300, "hidden_size": 64, "pad_token_id": 0, "mm_tokens_per_image": 4}
     model = build("gemma3", text, vision, image_token_index=IMAGE, **sizes)
-    # The projection begins as ones. Of a vector whose mean is zero they leave rounding errors, which the norm enlarges.
+    # The projection's initial ones would reduce a vector of mean zero to rounding errors, which the norm enlarges.
     projector = model.multi_modal_projector
     projector.mm_input_projection_weight = mx.random.normal(projector.mm_input_projection_weight.shape) * 0.1
     pixels = mx.random.normal((1, 3, 112, 112))

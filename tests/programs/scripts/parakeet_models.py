@@ -1,4 +1,4 @@
-"""parakeet-mlx: a Conformer, whose positions are a bias of heads by queries by keys."""
+"""parakeet-mlx: a Conformer, whose positional bias has the shape [heads, queries, keys]."""
 
 import mlx.core as mx
 from arm import main
@@ -20,9 +20,9 @@ SIZES = {
 
 
 def encode(attention, frames):
-    """Two recordings of so many frames."""
+    """Encodes two recordings of this many frames."""
     model = Conformer(ConformerArgs(**SIZES, self_attention_model=attention))
-    # The biases of positions begin as zeros.
+    # Positional biases are initially zero.
     model.update(tree_map(lambda x: x + 0.1 * mx.random.normal(x.shape), model.parameters()))
     model.eval()
     sound = mx.random.normal((2, frames, 80))
@@ -35,7 +35,7 @@ def relative_positions():
 
 
 def two_minutes():
-    """The memory of 1,500 frames after subsampling."""
+    """For the memory of 1,500 frames, which subsampling leaves of 12,000."""
     return encode("rel_pos", 12_000)
 
 

@@ -1,4 +1,4 @@
-// Barriers in shared memory, which count arrivals and bytes, and the copies that bring these bytes.
+// mbarrier: barriers in shared memory, which count arrivals and bytes; and the bulk copies that deliver these bytes.
 #include <cstring>
 #include <map>
 #include <vector>
@@ -10,19 +10,19 @@
 
 namespace {
 
-constexpr int kRowBytes = 128;  // of a box
+constexpr int kRowBytes = 128;  // a row of a tensor map's box: 64 elements of 16 bits
 
 struct BoxRow {
   char* to;
   const char* from;  // null: outside of the array
-  int bytes;         // inside of it
+  int bytes;         // how many bytes of the row are in the array
   bool swizzled = true;
 };
 struct Barrier {
   unsigned long threadgroup, times_opened;
   int arrivals, missing;
   long expected_bytes;
-  std::vector<BoxRow> rows;  // under way
+  std::vector<BoxRow> rows;  // copies that are under way
   Clock before, opened;
 };
 
@@ -36,7 +36,7 @@ Barrier& initialised(unsigned address) {
   return barrier;
 }
 
-// Once all have arrived, what is under way arrives; with as many bytes as are expected the barrier opens.
+// If no arrival is missing and as many bytes are under way as expected: writes their rows, and opens the barrier.
 void open_if_complete(Barrier& barrier) {
   if (barrier.missing || barrier.expected_bytes != kRowBytes * static_cast<long>(barrier.rows.size())) return;
   for (const BoxRow& row : barrier.rows) {

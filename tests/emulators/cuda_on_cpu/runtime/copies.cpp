@@ -1,4 +1,4 @@
-// cp.async: until its thread waits for it, a copy is under way, and nobody may read what it writes.
+// cp.async: a copy is under way until its thread waits for it. Until then, nobody may read its target.
 #include <deque>
 #include <vector>
 
@@ -15,7 +15,7 @@ struct Copy {
   const char* from;
   int size;
   int bytes;
-  const void* place;  // in the program
+  const void* place;  // return address of the call: where the kernel starts the copy
 };
 struct Copies {
   unsigned long threadgroup;

@@ -1,20 +1,20 @@
-// What compiled CUDA kernels and their runtime know of each other, beside abi.h. No includes, either.
+// The interface between compiled CUDA kernels and their runtime, in addition to abi.h. No includes, as there.
 #pragma once
 
 extern "C" {
-// Shared memory that a launch asks for; addresses are numbers of 32 bits.
+// Convert between pointers into a launch's dynamic shared memory and the 32-bit addresses that PTX uses.
 void* cuda_shared_pointer(unsigned address);
 unsigned cuda_shared_address(const void* pointer);
 
 [[noreturn]] void cuda_fail(const char* message);
 
-// Copies of `size` bytes, 4 or 16, of which those beyond `bytes` are zeros. They take effect when their thread waits
-// for them.
+// cp.async: writes `size` bytes, 4 or 16; those beyond `bytes` are zeros. A copy takes effect when its thread waits
+// for it.
 void cuda_copy(unsigned to, const void* from, int size, int bytes);
 void cuda_commit_copies();
 void cuda_wait_for_copies(int under_way);
 
-// Threads of different blocks.
+// __threadfence() and atomicAdd(), by which blocks synchronise.
 void cuda_fence();
 unsigned cuda_atomic_add(unsigned* to, unsigned added);
 

@@ -1,19 +1,19 @@
-// The instructions of compute capability 9.0. No includes, either.
+// The runtime's part of the instructions of compute capability 9.0. No includes, as in abi.h.
 #pragma once
 
-// What the tensor memory accelerator knows of an array of 16-bit numbers; the launch's registration makes it.
+// Stands for a CUtensorMap of 16-bit elements. The code that translate.py generates fills it in.
 struct CudaMap {
   char* address;
   long sizes[4];  // columns, rows, heads, batch elements
   long steps[4];  // in bytes
-  int box_rows;   // of 64 columns
+  int box_rows;   // a box has 64 columns
 };
 
-// c (+)= a b, 64 rows of a warpgroup: a warp has 16 of them.
+// One wgmma: c = a b or c += a b. The warpgroup computes 64 rows, each of its warps 16.
 struct CudaProduct {
   float* c;
   int columns;
-  float (*element)(unsigned r, int i);  // of a register's two
+  float (*element)(unsigned r, int i);  // register r holds two elements: the one in half i
   bool adds, a_is_shared, b_is_transposed;
   unsigned a[4];
   unsigned long long a_descriptor, b_descriptor;

@@ -1,4 +1,4 @@
-// wgmma: products of a warpgroup, which are done when it waits for them. Their operands are read until then.
+// wgmma: a warpgroup's products are computed when it waits for them. Until then, they may read their operands.
 #include <deque>
 #include <vector>
 
@@ -24,7 +24,7 @@ Products& products_of(int thread) {
   return products;
 }
 
-// Where an element is, by its descriptor: rows of 128 bytes, eight of them side by side, swizzled.
+// An element's address, by its matrix descriptor: rows of 128 bytes in groups of eight, swizzled by 128 bytes.
 char* element_at(unsigned long long descriptor, int row, int column, bool is_transposed) {
   const unsigned start = (descriptor & 0x3fff) << 4, next_panel = (descriptor >> 16 & 0x3fff) << 4;
   const unsigned eight_rows = (descriptor >> 32 & 0x3fff) << 4;
@@ -34,7 +34,7 @@ char* element_at(unsigned long long descriptor, int row, int column, bool is_tra
   return static_cast<char*>(cuda_shared_pointer(to ^ (to >> 7 & 7) << 4));
 }
 
-// b's element: with rows it is (column of the result, depth), with columns (depth, column of the result).
+// b's element. In memory, b is (column of the result, depth), or (depth, column of the result) if transposed.
 const char* of_b(const CudaProduct& product, int depth, int column) {
   return product.b_is_transposed ? element_at(product.b_descriptor, depth, column, true)
                                  : element_at(product.b_descriptor, column, depth, false);
@@ -43,7 +43,7 @@ const char* of_a(const CudaProduct& product, int row, int depth) {
   return element_at(product.a_descriptor, row, depth, false);
 }
 
-// The lane's share of what its warp reads.
+// Checks the current lane's share of its warp's reads from shared memory, in pieces of 16 bytes.
 void check_reads(const CudaProduct& product, const void* place) {
   const int lane = current_thread->index % kLanes, first_row = current_thread->index / kLanes % 4 * 16;
   const auto check = [&](const char* piece) { access_memory(piece, 16, false, place); };
@@ -81,7 +81,7 @@ void multiply(const int first_thread, const std::vector<const CudaProduct*>& of_
   }
 }
 
-// Of all lanes: each brings its thread's number.
+// The exchange function of wgmma.wait_group, see abi.h. A lane's argument is its thread's index.
 void multiply_oldest_group(MslLane* lanes) {
   const int first = static_cast<int>(lanes[0].argument);
   for (size_t i = 0; i < products_of(first).groups.front().size(); i++) {

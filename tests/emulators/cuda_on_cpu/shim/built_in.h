@@ -1,4 +1,4 @@
-// Indices, numbers, and what the threads of a block or of a warp do together.
+// CUDA's built-in variables, vectors and functions: arithmetic, and what a block's or a warp's threads do together.
 #pragma once
 
 struct CudaIndex {
@@ -91,7 +91,7 @@ CUDA_FUNC unsigned atomicAdd(unsigned* to, unsigned added) {
   return cuda_atomic_add(to, added);
 }
 
-// An operation of a warp: once, on what all lanes bring.
+// The exchange function of a warp's operation, see abi.h: runs once, on the operands of all lanes.
 template <class Operation>
 void cuda_exchange(MslLane* lanes) {
   typename Operation::In in[kLanes];

@@ -1,5 +1,5 @@
-// PTX's instructions of compute capability 9.0, likewise. Registers are not counted here, and order between the tensor
-// cores' view of shared memory and others' is not looked at.
+// PTX's instructions of compute capability 9.0, named as in instructions.h. Registers are not counted, and the proxy
+// fence does nothing: the order between ordinary stores to shared memory and the tensor cores' reads is not checked.
 #pragma once
 
 #include "../runtime/hopper.h"
@@ -51,7 +51,7 @@ CUDA_FUNC Number number_of(float& x) {
 CUDA_FUNC Number number_of(Number x) {
   return x;
 }
-// N / 2 sums; a descriptor and b's, or four registers and b's descriptor; whether to add; two signs; transpositions.
+// N / 2 sums; a's descriptor or four registers; b's descriptor; whether to add; two signs; which are transposed.
 template <class T, int N, class... Operands>
 CUDA_FUNC void begin_product(Operands&&... operands) {
   constexpr int kSums = N / 2, kRest = sizeof...(operands) - kSums;

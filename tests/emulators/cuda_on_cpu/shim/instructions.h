@@ -1,4 +1,4 @@
-// PTX's instructions by their names, with `_` for each other character; their arguments in the order of PTX's operands.
+// PTX's instructions as functions: `_` replaces what a C++ name cannot have; arguments are in the order of PTX's.
 #pragma once
 
 namespace ptx {
@@ -106,19 +106,19 @@ CUDA_FUNC void movmatrix_sync_aligned_m8n8_trans_b16(uint& to, uint from, CUDA_P
   to = cuda_meet<TransposeMatrix>(from, file, line);
 }
 
-// Elements of a register, which tensor cores multiply.
+// How tensor cores read the elements in one register.
 template <class T>
 struct Packed {
   static constexpr int kCount = 2;
   static float element(uint r, int i) { return static_cast<float>(cuda_bits<T>(static_cast<ushort>(r >> i * 16))); }
 };
 template <>
-struct Packed<float> {  // TF32: the lowest 13 bits are not looked at
+struct Packed<float> {  // TF32: the lowest 13 bits are ignored
   static constexpr int kCount = 1;
   static float element(uint r, int) { return cuda_bits<float>(r & 0xffffe000u); }
 };
 
-// Of 16 x 8 sums; a has 4 registers of a lane, b 2.
+// mma.sync of a 16 x 8 result. Each lane holds 4 registers of a and 2 of b.
 template <class T>
 struct Multiply {
   static constexpr const char* kName = "mma.sync";

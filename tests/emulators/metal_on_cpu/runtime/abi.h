@@ -1,17 +1,17 @@
-// What compiled kernels and the runtime know of each other. No includes: kernels are compiled without a C library.
+// The interface between compiled kernels and the runtime. No includes: kernels are compiled without a C library.
 #pragma once
 
 constexpr int kLanes = 32;  // threads per SIMD group
 constexpr int kMaxBuffers = 32;
 
-// What one lane brings to an operation of its SIMD group.
+// One lane's operands in an operation of its SIMD group.
 struct MslLane {
   const void* input;
   void* output;
   long argument;
 };
 
-// What an operation is counted as.
+// The counter that an operation increases.
 enum MslCounter { kCountNothing, kCountShuffle, kCountReduction, kCountMma, kCounters };
 
 // One operation of a SIMD group: `exchange` runs once, when all 32 lanes have arrived.
@@ -55,7 +55,7 @@ struct MslKernel {
   void (*entry)(const MslThread* thread);
   const MslBinding* bindings;
   int binding_count;
-  unsigned long threadgroup_memory;  // bytes that there are
+  unsigned long threadgroup_memory;  // bytes available to a threadgroup
 };
 
 enum MslFence { kFenceDevice = 1, kFenceThreadgroup = 2 };
@@ -63,9 +63,9 @@ enum MslFence { kFenceDevice = 1, kFenceThreadgroup = 2 };
 extern "C" {
 void msl_simdgroup_operation(const MslOperation* operation, const void* input, void* output, long argument,
                              const char* file, int line);
-// Whether the condition holds for all threads that meet there.
+// Returns whether the condition holds for all threads that meet at this barrier.
 bool msl_threadgroup_barrier(int fence, bool condition, const char* file, int line);
-// Until the condition holds for its subject.
+// Waits until the condition holds for the subject. Error messages say `name`: what the thread waits in.
 void msl_wait(bool (*condition)(const void* subject), const void* subject, const char* name, const char* file,
               int line);
 const MslThread* msl_this_thread() __attribute__((const));

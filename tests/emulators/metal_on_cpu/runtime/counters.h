@@ -1,4 +1,4 @@
-// What a launch is counted by.
+// Counts a launch's bytes and operations.
 #pragma once
 #include "abi.h"
 

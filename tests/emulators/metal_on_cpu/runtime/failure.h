@@ -1,4 +1,4 @@
-// How a run ends that went wrong: the name of a Python exception, and a message for people.
+// Ends a run that went wrong, with the name of a Python exception and a message.
 #pragma once
 
 // Program counters in messages, as <pc 0x…>: Python replaces them by file and line.

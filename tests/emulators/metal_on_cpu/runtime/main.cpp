@@ -36,7 +36,7 @@ struct Job {
   Buffer buffers[kMaxBuffers];
 };
 
-// The kernel, the sizes of the grid and of a threadgroup, the schedule, and a line for each buffer; see program.py.
+// A job is the kernel's name, the grid, the threadgroup, the schedule, and a line for each buffer; see program.py.
 Job read_job(const std::string& folder) {
   Job job;
   job.folder = folder;
@@ -93,7 +93,7 @@ void allocate_buffers(const Job& job, const MslKernel& kernel) {
   fclose(inputs);
 }
 
-// What the kernel declares and the job does not give.
+// Fails if an argument of the kernel has no buffer, or two arguments have the same.
 void check_bindings(const Job& job, const MslKernel& kernel) {
   for (int k = 0; k < kernel.binding_count; k++) {
     const MslBinding& binding = kernel.bindings[k];
@@ -109,7 +109,7 @@ void check_bindings(const Job& job, const MslKernel& kernel) {
     }
     if (job.buffers[binding.index].is_given) continue;
     if (binding.is_wanted) fail("BindingError", "buffer %d (%s) is not bound", binding.index, binding.name);
-    slots[kBufferSlots + binding.index].name = binding.name;  // for the message, should it be read all the same
+    slots[kBufferSlots + binding.index].name = binding.name;  // for the message if the kernel reads it
     slots[kBufferSlots + binding.index].index = binding.index;
   }
 }
@@ -165,7 +165,7 @@ void catch_faults() {
 }
 
 void run(Job& job, const MslKernel& kernel) {
-  static void* buffers[kMaxBuffers];  // static: kernels read them, as they do all globals
+  static void* buffers[kMaxBuffers];  // static: access_memory() lets kernels access globals
   for (int i = 0; i < kMaxBuffers; i++) {
     buffers[i] =
         arena + (kBufferSlots + i) * kSlotSize + kSlotSize / 4 + job.buffers[i].offset * job.buffers[i].is_given;

@@ -1,4 +1,4 @@
-// Every access is looked up here: its slot, its bounds, who else has been there.
+// Looks up each access: its slot, its bounds, and earlier accesses to the same bytes.
 #include "memory.h"
 
 #include <sys/mman.h>
@@ -21,7 +21,7 @@ constexpr size_t kPage = 4096;
 uint32_t last_epoch[kSpaces];
 uint32_t first_epoch[kSpaces];  // of this threadgroup
 uint32_t epoch[kSpaces][32];    // of each SIMD group
-Clock known[32];                // to each SIMD group
+Clock known[32];                // what comes before the next access of each SIMD group
 
 // What an earlier threadgroup has done up to its atomic operation on an address.
 struct Published {
@@ -30,7 +30,7 @@ struct Published {
   Clock clock;
 };
 std::vector<Published> published;
-std::set<size_t> acquired[32];  // of these, by each SIMD group
+std::set<size_t> acquired[32];  // indices into `published`, for each SIMD group
 
 void begin_epoch(int space) {
   ++last_epoch[space];
@@ -129,7 +129,7 @@ bool is_concurrent(const Access& past, const Access& now, Space space) {
   return past.epoch == now.epoch && past.sequence == now.sequence && (past.lanes & ~now.lanes);
 }
 
-// Then a write that is concurrent with `past` is so with `now`, too.
+// Whether `now` may replace `past`: any write that is concurrent with `past` is concurrent with `now`, too.
 bool continues(const Access& past, const Access& now, Space space) {
   return past.simdgroup == now.simdgroup && past.epoch >= first_epoch[space];
 }

@@ -1,6 +1,5 @@
 // All memory of a kernel: one reserved range of addresses, in which each buffer and each threadgroup array has a slot
-// of its own. Whatever lies in a slot beyond its contents is a guard, so that an access out of bounds is always
-// recognised.
+// of its own. The rest of each slot is a guard, so that every access out of bounds is recognised.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -18,9 +17,9 @@ constexpr size_t kArenaSize = kSlots * kSlotSize;
 
 // One or more accesses of the lanes of one SIMD group between two of its operations.
 struct Access {
-  uint32_t epoch;  // which stretch between two barriers of its SIMD group, never the same in two threadgroups; 0: none
-  uint32_t sequence;              // how many operations of the SIMD group came before
-  uint32_t lanes;                 // a bit for each; none: a copy that is under way
+  uint32_t epoch;     // numbers the stretches between barriers, differently in each threadgroup; 0: no access
+  uint32_t sequence;  // how many operations of the SIMD group came before
+  uint32_t lanes;     // a bit for each lane; 0: a copy that is under way
   uint32_t program_counter : 27;  // programs are linked at low addresses, and small
   uint32_t simdgroup : 5;
 };
@@ -28,7 +27,7 @@ struct Access {
 // The history of a few neighbouring bytes.
 struct Cell {
   Access write;
-  Access reads[2];      // of different SIMD groups
+  Access reads[2];      // by different SIMD groups
   Access earlier_read;  // by an earlier threadgroup
 };
 
@@ -58,22 +57,23 @@ size_t count_unwritten(const Slot& slot, size_t element_size);
 void begin_threadgroup();
 void pass_barrier(int fence);
 
-// What comes before: of each SIMD group all up to this epoch.
+// A vector clock: what comes before, namely all that each SIMD group did up to its epoch here.
 struct Clock {
   uint32_t before[kSpaces][32];
 };
-// All that the current SIMD group has done so far, and has waited for, is in the clock from now on.
+// Adds to the clock all that the current SIMD group has done so far, and all that it has acquired.
 void release(Clock& clock);
-// What is in the clock comes before all that the current SIMD group will do.
+// Orders all that is in the clock before all that the current SIMD group will do.
 void acquire(const Clock& clock);
 
-// An atomic read and write. What the threadgroup has done so far comes before what those do that come to the address
-// later, if it is `published`.
+// An atomic read and write. If `is_published`, what this threadgroup has done so far comes before what other
+// threadgroups do after their next atomic operation on this address.
 void meet_threadgroups(const void* address, size_t size, bool is_published, const void* return_address);
 
-// A write that begins now, and ends with an access_memory() or here: until then nothing may be read there.
+// An asynchronous write lasts from begin_write() to end_write(), or to a write by access_memory(). Meanwhile nobody may
+// read these bytes.
 void begin_write(void* address, size_t size, const void* return_address);
 void end_write(void* address, size_t size);
 
-// Every access of a kernel.
+// Checks, counts and records an access of a kernel.
 void access_memory(const void* address, size_t size, bool is_write, const void* return_address);

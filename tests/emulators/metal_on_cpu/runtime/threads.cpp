@@ -1,4 +1,4 @@
-// Switching between fibers, and what waits for what.
+// Switches between fibers, and lets them meet at barriers and in operations of a SIMD group.
 #include "threads.h"
 
 #include <sys/mman.h>
@@ -28,7 +28,7 @@ struct Variable {
 std::map<const void*, Variable> variables;
 
 extern "C" void msl_switch_stack(void** save, void* load);
-// Keeps the registers that a called function must preserve, and continues on the other stack.
+// Saves the registers that a called function must preserve, and continues on the other stack.
 asm(R"(
 .text
 .globl msl_switch_stack
@@ -87,13 +87,13 @@ bool is_same_place(const Thread& a, const Thread& b) {
   fail("DivergenceError", "%s:\n  %s\n  %s", what, describe(a).c_str(), describe(b).c_str());
 }
 
-// Where all lanes of a SIMD group have arrived at the same operation, does it.
+// Performs a SIMD group's operation once all its lanes have arrived there.
 void complete_operation(Thread* lanes) {
   int waiting = 0;
   for (int i = 0; i < kLanes; i++) waiting += lanes[i].state == State::kAtOperation;
   if (waiting == 0) return;
   for (int i = 0; i < kLanes; i++) {
-    if (lanes[i].state == State::kReady || lanes[i].state == State::kWaiting) return;  // it may still come
+    if (lanes[i].state == State::kReady || lanes[i].state == State::kWaiting) return;  // this lane may still arrive
   }
   const Thread* first = lanes;
   while (first->state != State::kAtOperation) first++;
@@ -112,7 +112,7 @@ void complete_operation(Thread* lanes) {
   }
 }
 
-// Lets each ready thread, or those of one SIMD group, run to where it waits. False: none was ready.
+// Runs each ready thread (greedy: those of one SIMD group) until it waits. Returns false if none was ready.
 bool run_ready(std::vector<int>& order, Schedule& schedule) {
   const int count = static_cast<int>(threads.size());
   bool has_run = false;
@@ -282,7 +282,7 @@ const MslThread* msl_this_thread() {
   return &current_thread->arguments;
 }
 
-// A threadgroup variable comes to be when the first thread reaches its declaration.
+// Allocates a threadgroup variable when the first thread reaches its declaration.
 void* msl_threadgroup_variable(const void* key, unsigned long size, const char* name) {
   const auto [found, is_new] = variables.try_emplace(key, Variable{});
   Variable& variable = found->second;

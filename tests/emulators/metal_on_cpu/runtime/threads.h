@@ -16,8 +16,8 @@ struct Thread {
   uint32_t sequence;  // operations of its SIMD group so far
   const MslOperation* operation;
   int fence;
-  bool condition;                // of a barrier
-  bool (*is_over)(const void*);  // what it waits for
+  bool condition;                // at a barrier: this thread's; after it: whether all threads' hold
+  bool (*is_over)(const void*);  // whether its wait for `subject` is over
   const void* subject;
   const char* waits_in;
   MslLane lane;
@@ -34,7 +34,7 @@ struct Schedule {
 
 inline Thread* current_thread;  // null: the scheduler runs
 inline unsigned current_threadgroup[3];
-inline unsigned long threadgroup_number;  // of those that have begun
+inline unsigned long threadgroup_number;  // counts the threadgroups that have begun
 
 void create_threads(int count);
 bool is_stack_guard(const void* address, int* thread);

@@ -1,4 +1,4 @@
-// From the runtime's untyped arguments to a kernel's typed ones, and function constants (bool and int).
+// Converts the runtime's untyped arguments to a kernel's typed ones, and reads function constants (bool and int).
 #pragma once
 
 namespace metal {

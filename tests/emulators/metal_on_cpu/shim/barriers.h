@@ -1,4 +1,4 @@
-// threadgroup_barrier, simdgroup_barrier. The caller's line goes along, to tell one barrier from another.
+// threadgroup_barrier and simdgroup_barrier. The caller's line is passed along: it tells one barrier from another.
 #pragma once
 
 #define MSL_PLACE const char *file = __builtin_FILE(), int line = __builtin_LINE()

@@ -1,9 +1,9 @@
-// <metal_math>, <metal_common>, <metal_integer>: of floats and integers. fast:: and precise:: are the same.
+// <metal_math>, <metal_common>, <metal_integer>, for floats and integers. fast:: and precise:: are the same.
 #pragma once
 
 namespace metal {
-// Counted by an instruction that the compiler takes for one without effect on memory: a call, or a store that could
-// alias a buffer, would make it read buffers again which it had already read.
+// Counts by an instruction that, for the compiler, does not touch memory. After a call, or a store that could alias a
+// buffer, the compiler would read buffers again.
 METAL_FUNC void count_transcendental() {
 #ifndef MSL_CHECK_ADDRESS_SPACES
   asm volatile("incq msl_transcendentals(%%rip)" ::: "cc");

@@ -1,7 +1,7 @@
-// <metal_simdgroup>: each operation is one meeting of the 32 lanes; its exchange function runs once, on all lanes.
+// <metal_simdgroup>: all 32 lanes meet in each operation; its exchange function runs once, for all lanes.
 #pragma once
 
-// The exchange functions move values between the lanes' stacks: not accesses of the kernel.
+// The exchange functions move values between the lanes' stacks: these accesses are not the kernel's, so not checked.
 #define MSL_EXCHANGE __attribute__((no_sanitize("thread")))
 
 namespace metal {
@@ -31,7 +31,7 @@ MSL_EXCHANGE void reduce(MslLane* lanes) {
   for (int i = 0; i < kLanes; i++) *(T*)lanes[i].output = values[0];
 }
 
-// What comes from beyond the group is undefined in Metal: here it is poison.
+// A value from a lane beyond the SIMD group is undefined in Metal. Here it is poison: all bits are set.
 template <class T, bool IsXor>
 MSL_EXCHANGE void shuffle(MslLane* lanes) {
   for (int i = 0; i < kLanes; i++) {

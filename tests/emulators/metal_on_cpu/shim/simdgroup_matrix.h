@@ -1,4 +1,4 @@
-// <metal_simdgroup_matrix>: 8x8 matrices of floats, two elements in each lane. Kernels move and scale those themselves.
+// <metal_simdgroup_matrix>: 8x8 matrices of floats. Each lane has two elements, which kernels load, store and scale.
 #pragma once
 
 namespace metal {
@@ -13,8 +13,8 @@ struct simdgroup_matrix {
 };
 typedef simdgroup_matrix<float, 8, 8> simdgroup_float8x8;
 
-// Where a lane's first element is; the second is its right neighbour. Apple's layout, of which every kernel that reads
-// thread_elements() knows.
+// Where a lane's first element is; the second is its right neighbour. This is Apple's layout, on which every kernel
+// that uses thread_elements() relies.
 struct MatrixPlace {
   int row, column;
 };

@@ -1,4 +1,4 @@
-// <metal_type_traits>: what kernels ask about types.
+// <metal_type_traits>: the traits that kernels use.
 #pragma once
 
 namespace metal {
@@ -34,7 +34,7 @@ using conditional_t = typename conditional<B, T, F>::type;
 template <class T>
 using remove_cv_t = __remove_cv(T);
 template <class T>
-using remove_addrspace_t = __remove_cv(T);  // where address spaces are erased
+using remove_addrspace_t = __remove_cv(T);  // address spaces are erased here
 template <class T>
 struct is_integral : bool_constant<__is_integral(T)> {};
 template <class T, class U>
