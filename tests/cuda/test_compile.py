@@ -122,12 +122,6 @@ def test_masks_and_options(kernel, dtype, architecture, mask):
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_copies_of_arrays_that_are_not_aligned(architecture):
-    for dtype in (mx.uint16, mx.uint32, mx.uint64):
-        assert assert_each_compiles(architecture, launches.realign(mx.zeros(3, dtype), "cuda")) == 0
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_block_maps(architecture):
     for dtype in (mx.bool_, *DTYPES.values()):
         assert assert_each_compiles(architecture, launches.block_map(mx.zeros((64, 64), dtype), "cuda")) == 0

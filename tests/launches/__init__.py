@@ -49,7 +49,7 @@ def _load() -> ModuleType:
 
 
 OF_THE_MODULE = (
-    *("sources", "forward", "backward", "realign", "block_map", "sinks_gradient"),
+    *("sources", "forward", "backward", "block_map", "sinks_gradient"),
     *("settle", "looked_up", "with_other_lengths", "left_calls", "reset_left_calls"),
 )
 

@@ -232,12 +232,6 @@ std::string with_other_lengths(const Arguments& decided_for, const Arguments& no
   return name(variant_for(decided(decided_for, backend, device).value(), Inputs(now), now.options, backend));
 }
 
-nb::list realign(mx::array misaligned, const std::string& device) {
-  Backend backend = backend_of(device);
-  mx::eval(misaligned);
-  return described(realign_work(backend, misaligned, not_allocated(misaligned.shape(), misaligned.dtype())), backend);
-}
-
 nb::list block_map(mx::array mask, const std::string& device) {
   Backend backend = backend_of(device);
   mx::eval(mask);
@@ -290,5 +284,4 @@ NB_MODULE(flashattn_launches, m) {
       "sinks"_a, "lse"_a, "row_stats"_a, "delta"_a,
       "The gradient of sinks by what kernels leave, computed on MLX's default device.");
   m.def("block_map", &block_map, "mask"_a, "device"_a = "metal", "The launch that finds a mask's block map.");
-  m.def("realign", &realign, "misaligned"_a, "device"_a = "metal", "The launch that copies an array.");
 }

@@ -201,24 +201,6 @@ gpu::Work backward_work(Variant variant, const Inputs& inputs, const Options& op
   return std::move(both.work);
 }
 
-gpu::Work realign_work(Backend backend, const mx::array& misaligned, const mx::array& copy) {
-  ArrayParams params = {.count = static_cast<int64_t>(misaligned.size()),
-                        .ndim = static_cast<int32_t>(misaligned.ndim()),
-                        .shape = {},
-                        .strides = {}};
-  for (int d = 0; d < params.ndim; ++d) {
-    params.shape[d] = misaligned.shape(d);
-    params.strides[d] = misaligned.strides(d);
-  }
-  gpu::Work work;
-  work.launches =
-      std::make_shared<gpu::Launches>(gpu::realign_launches(backend, params, static_cast<int>(misaligned.itemsize())));
-  work.arrays[index(Binding::misaligned)] = misaligned;
-  work.arrays[index(Binding::realigned)] = copy;
-  work.temporaries = {copy};
-  return work;
-}
-
 gpu::Work block_map_work(Backend backend, const mx::array& mask, const ArrayParams& params, const mx::array& map) {
   std::optional<Dtype> dtype;
   if (mask.dtype() != mx::bool_) dtype = dtype_of(&mask);

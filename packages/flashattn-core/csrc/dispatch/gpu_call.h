@@ -30,9 +30,6 @@ std::string source_text(const gpu::Launch& launch, Backend backend);
 // the call is part of a graph, another kernel can still be chosen.
 void prepare_for_cuda(Variant variant, const Inputs& inputs, const Options& options, int device);
 
-// Copies an array that begins in the middle of an element.
-gpu::Work realign_work(Backend backend, const mx::array& misaligned, const mx::array& copy);
-
 // Finds the block map of a mask, see block_map.h.
 gpu::Work block_map_work(Backend backend, const mx::array& mask, const ArrayParams& params, const mx::array& map);
 

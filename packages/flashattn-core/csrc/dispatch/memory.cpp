@@ -5,15 +5,13 @@
 #include <sys/mman.h>
 #endif
 
-#include <algorithm>
 #include <cstring>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 
 #include "../cuda/encode.h"
 #include "../request/arguments.h"
-#include "gpu_call.h"
-#include "gpu_stream.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/primitives.h"
@@ -49,25 +47,29 @@ void allocate(mx::array& output, const mx::Stream& stream) {
 
 bool is_aligned(const mx::array& input, const mx::Stream& stream) {
   if (input.size() == 0) {
-    return true;  // no element is read
+    return true;  // nothing of it is read
   }
-  // On CUDA data() would move the array to memory shared with the CPU; buffers there are aligned for every dtype.
+  // On CUDA data() would move the array to memory that the CPU shares, and a buffer begins where any element can.
   auto begin = is_cuda(stream) ? input.offset() : reinterpret_cast<intptr_t>(input.data<void>());
   return begin % static_cast<intptr_t>(input.itemsize()) == 0;
 }
 
-template <typename Copy>
-std::vector<mx::array> aligned(std::vector<mx::array> inputs, const mx::Stream& stream, const Copy& copy_elements) {
-  for (mx::array& input : inputs) {
-    if (!is_aligned(input, stream)) {
-      // The copy gets a primitive because MLX's CUDA backend takes the stream for the allocation from there.
-      mx::array copy(input.shape(), input.dtype(), std::make_shared<mx::Exp>(stream), {});
-      allocate(copy, stream);
-      copy_elements(input, copy);
-      input = copy;
+// Copies the elements byte by byte, as the stream's next job.
+mx::array aligned_copy(const mx::array& input, const mx::Stream& stream) {
+  mx::array copy(input.shape(), input.dtype(), nullptr, {});
+  allocate(copy, stream);
+  auto& encoder = mx::cpu::get_command_encoder(stream);
+  encoder.dispatch([from = input.data<char>(), to = copy.data<char>(), shape = input.shape(),
+                    strides = input.strides(), count = static_cast<int64_t>(input.size()),
+                    size = static_cast<int64_t>(input.itemsize())] {
+    for (int64_t i = 0; i < count; ++i) {
+      int64_t offset = 0, rest = i;
+      for (size_t d = shape.size(); d-- > 0; rest /= shape[d]) offset += rest % shape[d] * strides[d];
+      std::memcpy(to + i * size, from + offset * size, size);
     }
-  }
-  return inputs;
+  });
+  encoder.add_temporary(copy);
+  return copy;
 }
 
 // MLX's CPU allocator returns large arrays to the system, so each output is new memory. With pages of 4 KB, writing it
@@ -100,30 +102,22 @@ void prefer_huge_pages(std::vector<mx::array>& arrays) {
   }
 }
 
-bool are_aligned(const std::vector<mx::array>& inputs, const mx::Stream& stream) {
-  return std::all_of(inputs.begin(), inputs.end(), [&](const mx::array& input) { return is_aligned(input, stream); });
+std::vector<mx::array> aligned_on_cpu(std::vector<mx::array> inputs, const mx::Stream& stream) {
+  for (mx::array& input : inputs) {
+    if (!is_aligned(input, stream)) input = aligned_copy(input, stream);
+  }
+  return inputs;
 }
 
-std::vector<mx::array> aligned_on_cpu(const std::vector<mx::array>& inputs, const mx::Stream& stream) {
-  auto& encoder = mx::cpu::get_command_encoder(stream);
-  return aligned(inputs, stream, [&](const mx::array& input, const mx::array& copy) {
-    encoder.dispatch([from = input.data<char>(), to = const_cast<char*>(copy.data<char>()), shape = input.shape(),
-                      strides = input.strides(), count = static_cast<int64_t>(input.size()),
-                      size = static_cast<int64_t>(input.itemsize())] {
-      for (int64_t i = 0; i < count; ++i) {
-        int64_t offset = 0, rest = i;
-        for (size_t d = shape.size(); d-- > 0; rest /= shape[d]) offset += rest % shape[d] * strides[d];
-        std::memcpy(to + i * size, from + offset * size, size);
-      }
-    });
-    encoder.add_temporary(copy);
-  });
-}
-
-std::vector<mx::array> aligned_on_gpu(const std::vector<mx::array>& inputs, const mx::Stream& stream) {
-  return aligned(inputs, stream, [&](const mx::array& input, const mx::array& copy) {
-    run_on_gpu(realign_work(backend_of(stream.device), input, copy), stream);
-  });
+void require_aligned(const std::vector<mx::array>& inputs, const mx::Stream& stream) {
+  for (const mx::array& input : inputs) {
+    if (is_aligned(input, stream)) continue;
+    std::ostringstream text;
+    text << "[flash_attention] the input of shape " << input.shape()
+         << " begins in the middle of an element, which a GPU cannot read; expected a view of bytes from a multiple of "
+         << input.itemsize() << " on";
+    throw std::invalid_argument(text.str());
+  }
 }
 
 }  // namespace flashattn

@@ -16,10 +16,10 @@ void allocate(std::vector<mx::array>& outputs, const mx::Stream& stream);
 // Asks the system for huge pages, which suit arrays that are written from end to end.
 void prefer_huge_pages(std::vector<mx::array>& arrays);
 
-// Whether each array begins at a multiple of its element size. A view of bytes may begin in the middle of an element.
-bool are_aligned(const std::vector<mx::array>& inputs, const mx::Stream& stream);
-// The inputs, with aligned copies in place of unaligned ones. The stream makes the copies before its next job.
-std::vector<mx::array> aligned_on_cpu(const std::vector<mx::array>& inputs, const mx::Stream& stream);
-std::vector<mx::array> aligned_on_gpu(const std::vector<mx::array>& inputs, const mx::Stream& stream);
+// A view of bytes may begin in the middle of an element. The CPU reads an aligned copy of it, which the stream makes
+// before its next job; the inputs come back with these copies. For a GPU the other function throws
+// std::invalid_argument.
+std::vector<mx::array> aligned_on_cpu(std::vector<mx::array> inputs, const mx::Stream& stream);
+void require_aligned(const std::vector<mx::array>& inputs, const mx::Stream& stream);
 
 }  // namespace flashattn

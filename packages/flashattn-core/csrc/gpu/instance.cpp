@@ -25,25 +25,6 @@ std::string specialised(std::string function, const std::vector<Constant>& const
   return function;
 }
 
-// One launch that reads an array. Each threadgroup, of 256 threads, handles `pieces` of the array's `count` pieces.
-Launches array_launches(Backend backend, const ArrayParams& params, const std::string& source, int size, int pieces,
-                        std::vector<Argument> arguments) {
-  constexpr int kThreads = 256;
-  std::string number = std::to_string(size);
-  std::string function = std::string(name(backend)) + "_" + source + "_" + (size < 0 ? "bool" : number);
-  auto values = constants({}, false, false, false);
-  Launches result = {.array = params};
-  result.launches = {{.source = source,
-                      .function = function,
-                      .instantiation = source + "<" + number + ">",
-                      .constants = values,
-                      .specialisation = specialised(function, values),
-                      .arguments = std::move(arguments),
-                      .grid = {gpu::size(divide_up(params.count, pieces)), 1, 1},
-                      .threadgroup = {kThreads, 1, 1}}};
-  return result;
-}
-
 #ifdef FLASHATTN_PLANTS
 // FLASHATTN_PLANT plants a fault for a test. "old => new" replaces the first `old` in each kernel text that has it.
 std::string planted(std::string text) {
@@ -104,16 +85,22 @@ std::string sizes_text(const Launch& launch, std::string_view qualifier) {
   return text + "};\n";
 }
 
-Launches realign_launches(Backend backend, const ArrayParams& params, int itemsize) {
-  constexpr int kElements = 256;  // per threadgroup
-  return array_launches(backend, params, "realign", itemsize, kElements,
-                        arguments({Binding::misaligned}, {Binding::realigned}, {Binding::array_params}));
-}
-
 Launches block_map_launches(Backend backend, const ArrayParams& mask, std::optional<Dtype> dtype) {
-  constexpr int kBlocks = 8;  // per threadgroup: one per SIMD group
-  return array_launches(backend, mask, "block_map", dtype ? static_cast<int>(*dtype) : -1, kBlocks,
-                        arguments({Binding::mask}, {Binding::found_blocks}, {Binding::array_params}));
+  constexpr int kThreads = 256, kBlocks = 8;  // per threadgroup: one block per SIMD group
+  std::string number = dtype ? std::to_string(static_cast<int>(*dtype)) : "-1";
+  std::string function = std::string(name(backend)) + "_block_map_" + (dtype ? number : "bool");
+  auto values = constants({}, false, false, false);
+  Launches result = {.array = mask};
+  result.launches = {
+      {.source = "block_map",
+       .function = function,
+       .instantiation = "block_map<" + number + ">",
+       .constants = values,
+       .specialisation = specialised(function, values),
+       .arguments = arguments({Binding::mask}, {Binding::found_blocks}, {Binding::array_params}),
+       .grid = {gpu::size(divide_up(mask.count, kBlocks)), 1, 1},
+       .threadgroup = {kThreads, 1, 1}}};
+  return result;
 }
 
 std::string text_of(const Sources& sources, const Launch& launch) {

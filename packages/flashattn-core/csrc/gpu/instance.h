@@ -30,9 +30,6 @@ std::vector<Constant> whole_lanes(const Call& call);
 // The struct Sizes that precedes a kernel's text. qualifier: what the language demands before a constant member.
 std::string sizes_text(const Launch& launch, std::string_view qualifier);
 
-// Copies an array whose first byte may have any address. itemsize: bytes of an element.
-Launches realign_launches(Backend backend, const ArrayParams& params, int itemsize);
-
 // Finds the block map of a mask. dtype: that of an additive mask, or none for bool.
 Launches block_map_launches(Backend backend, const ArrayParams& mask, std::optional<Dtype> dtype);
 

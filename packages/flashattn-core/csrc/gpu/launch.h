@@ -41,10 +41,6 @@ namespace flashattn::gpu {
   X(saved_rows)                                                                      \
   X(dk_parts)                                                                        \
   X(dv_parts)                                                                        \
-  /* To copy an array that begins in the middle of an element. */                    \
-  X(misaligned)                                                                      \
-  X(realigned)                                                                       \
-  X(array_params) /* ArrayParams */                                                  \
   /* Scratch of CUDA's decode: how many of the blocks that share rows are done. */   \
   X(arrivals)                                                                        \
   /* Scratch for float32 on Hopper: see float_parts.h. */                            \
@@ -53,6 +49,7 @@ namespace flashattn::gpu {
   X(query_parts)                                                                     \
   X(dout_parts)                                                                      \
   /* To find the block map of a mask, which array_params describes. */               \
+  X(array_params) /* ArrayParams */                                                  \
   X(mask)                                                                            \
   X(found_blocks)
 

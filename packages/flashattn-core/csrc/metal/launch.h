@@ -16,9 +16,9 @@ gpu::Launches backward_launches(const gpu::Call& call, const BackwardParams& bac
 // The buffer index of an argument. Metal has 31, so the gradient's arguments reuse those of a decode step's scratch.
 constexpr int buffer_of(gpu::Binding binding) {
   constexpr int kShared = gpu::index(gpu::Binding::partials), kGradient = gpu::index(gpu::Binding::dout);
-  constexpr int kRealign = gpu::index(gpu::Binding::misaligned);
+  constexpr int kBlockMap = gpu::index(gpu::Binding::array_params);
   int number = gpu::index(binding);
-  return number >= kRealign ? number - kRealign : number >= kGradient ? number - kGradient + kShared : number;
+  return number >= kBlockMap ? number - kBlockMap : number >= kGradient ? number - kGradient + kShared : number;
 }
 static_assert(buffer_of(gpu::Binding::backward) < 31 && buffer_of(gpu::Binding::split) < 31);
 

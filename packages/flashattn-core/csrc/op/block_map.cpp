@@ -149,10 +149,8 @@ void forget_block_maps(std::uintptr_t mask_id) {
   kept().masks.erase(found);
 }
 
-void BlockMap::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
-  if (!are_aligned(inputs, stream())) {
-    return eval_cpu(aligned_on_cpu(inputs, stream()), outputs);
-  }
+void BlockMap::eval_cpu(const std::vector<mx::array>& given_inputs, std::vector<mx::array>& outputs) {
+  std::vector<mx::array> inputs = aligned_on_cpu(given_inputs, stream());
   ArrayParams params = distinct(inputs[0], outputs[0]);
   allocate_map(params, outputs[0], stream());
   if (params.count == 0) return;
@@ -162,9 +160,7 @@ void BlockMap::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::ar
 }
 
 void BlockMap::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
-  if (!are_aligned(inputs, stream())) {
-    return eval_gpu(aligned_on_gpu(inputs, stream()), outputs);
-  }
+  require_aligned(inputs, stream());
   ArrayParams params = distinct(inputs[0], outputs[0]);
   allocate_map(params, outputs[0], stream());
   if (params.count == 0) return;

@@ -96,10 +96,8 @@ std::vector<mx::array> FlashAttention::allocated(const Inputs& inputs, const std
   return all;
 }
 
-void FlashAttention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& given_outputs) {
-  if (!are_aligned(inputs, stream())) {
-    return eval_cpu(aligned_on_cpu(inputs, stream()), given_outputs);
-  }
+void FlashAttention::eval_cpu(const std::vector<mx::array>& given_inputs, std::vector<mx::array>& given_outputs) {
+  std::vector<mx::array> inputs = aligned_on_cpu(given_inputs, stream());
   Inputs named(inputs, present_);
   std::vector<mx::array> outputs = allocated(named, given_outputs);
   prefer_huge_pages(outputs);
@@ -120,9 +118,7 @@ void FlashAttention::eval_cpu(const std::vector<mx::array>& inputs, std::vector<
 }
 
 void FlashAttention::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& given_outputs) {
-  if (!are_aligned(inputs, stream())) {
-    return eval_gpu(aligned_on_gpu(inputs, stream()), given_outputs);
-  }
+  require_aligned(inputs, stream());
   Inputs named(inputs, present_);
   std::vector<mx::array> outputs = allocated(named, given_outputs);
   Backend backend = backend_of(stream().device);

@@ -112,10 +112,8 @@ std::vector<mx::array> gradients(const mx::Stream& stream, const Options& option
   return result;
 }
 
-void FlashAttentionGradient::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
-  if (!are_aligned(inputs, stream())) {
-    return eval_cpu(aligned_on_cpu(inputs, stream()), outputs);
-  }
+void FlashAttentionGradient::eval_cpu(const std::vector<mx::array>& given_inputs, std::vector<mx::array>& outputs) {
+  std::vector<mx::array> inputs = aligned_on_cpu(given_inputs, stream());
   allocate(outputs, stream());
   Inputs forward_inputs(inputs, present_);
   Kernel forward = variant_for(decision_, forward_inputs, options_, Backend::cpu).kernel;
@@ -126,9 +124,7 @@ void FlashAttentionGradient::eval_cpu(const std::vector<mx::array>& inputs, std:
 }
 
 void FlashAttentionGradient::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
-  if (!are_aligned(inputs, stream())) {
-    return eval_gpu(aligned_on_gpu(inputs, stream()), outputs);
-  }
+  require_aligned(inputs, stream());
   allocate(outputs, stream());
   Backend backend = backend_of(stream().device);
   if (decision_.is_counted) count_backward(backend);
