@@ -203,8 +203,8 @@ Choice choose(Backend backend, CallShape shape, const std::string& wanted, Kerne
 int usual_tiling(Kernel kernel, CallShape shape) {
   constexpr int kManyKeys = 4096;
   int dim = std::max(shape.head_dim, shape.value_dim);
-  bool of_hopper = kernel == Kernel::cuda_prefill && shape.compute_capability == 90 && shape.element_size == 2 &&
-                   shape.bits == 0;
+  bool of_hopper =
+      kernel == Kernel::cuda_prefill && shape.compute_capability == 90 && shape.element_size == 2 && shape.bits == 0;
   if (!of_hopper || dim > 128 || (dim <= 64 && shape.precision == Precision::float32)) return 0;
   if (dim <= 64) {
     // The longest block of 256 rows sees all keys. It may take no longer than a multiprocessor's share by a third.

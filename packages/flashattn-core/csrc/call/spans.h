@@ -47,9 +47,9 @@ FLASHATTN_SPAN_FUNC int first_seen_key(const AttentionParams& p) {
 // How many pairs of a query and a key causal and window leave visible.
 FLASHATTN_SPAN_FUNC int64_t visible_pairs(bool causal, int window, int64_t query_len, int64_t key_len) {
   if (!causal && window == 0) return query_len * key_len;
-  int64_t most = window > 0 && window < key_len ? window : key_len;      // keys that a query sees
-  int64_t queries = query_len < key_len ? query_len : key_len;           // that see some
-  int64_t fewest = key_len - queries + 1, growing = most - fewest;       // queries that see fewer than most
+  int64_t most = window > 0 && window < key_len ? window : key_len;  // keys that a query sees
+  int64_t queries = query_len < key_len ? query_len : key_len;       // that see some
+  int64_t fewest = key_len - queries + 1, growing = most - fewest;   // queries that see fewer than most
   growing = growing < 0 ? 0 : growing < queries ? growing : queries;
   return growing * fewest + growing * (growing - 1) / 2 + (queries - growing) * most;
 }

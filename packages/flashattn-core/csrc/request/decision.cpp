@@ -68,7 +68,8 @@ CallKey::CallKey(const Inputs& inputs, const Arguments& arguments, mx::Device de
   if (arguments.kernel == "auto") {
     // The tiling depends on the number of blocks, which differs between lengths that round to the same power of two.
     bool is_cuda = backend_of(device) == Backend::cuda && query.shape(kRow) > kMaxCudaDecodeLen;
-    add(is_cuda ? usual_tiling(Kernel::cuda_prefill, call_shape(inputs, options, Backend::cuda, arguments.precision)) : 0);
+    add(is_cuda ? usual_tiling(Kernel::cuda_prefill, call_shape(inputs, options, Backend::cuda, arguments.precision))
+                : 0);
   } else {
     Variant variant = by_table(arguments, backend_of(device)).variant;
     add(1 + static_cast<int>(variant.kernel));
