@@ -9,6 +9,7 @@ import mlx.core as mx
 import pytest
 from flashattn_core import contest, decide
 from flashattn_core.arguments import lowered
+from flashattn_core.masks import SlidingWindow
 
 
 @pytest.fixture(autouse=True)
@@ -70,20 +71,27 @@ def test_cudas_kernels_were_measured_where_they_were_made(length):
 
 
 @pytest.mark.parametrize(
-    ("length", "keys", "kernel"),
+    ("dim", "length", "keys", "mask", "precision", "kernel"),
     [
-        (512, 512, "cuda_prefill@1"),
-        (2048, 2048, "cuda_prefill"),
-        (4096, 4096, "cuda_prefill"),
-        (512, 9000, "cuda_prefill@1"),
-        (1000, 9000, "cuda_prefill"),  # so many keys that its last blocks share them
+        (128, 512, 512, "causal", "float32", "cuda_prefill@1"),
+        (128, 2048, 2048, "causal", "float32", "cuda_prefill"),
+        (128, 4096, 4096, "causal", "float32", "cuda_prefill"),
+        (128, 512, 9000, "causal", "float32", "cuda_prefill@1"),
+        (128, 1000, 9000, "causal", "float32", "cuda_prefill"),  # so many keys that its last blocks share them
+        (64, 512, 512, "causal", "input", "cuda_prefill@1"),
+        (64, 1024, 1024, "causal", "input", "cuda_prefill@1"),
+        (64, 1024, 1024, None, "input", "cuda_prefill"),
+        (64, 2048, 2048, "causal", "input", "cuda_prefill"),
+        (64, 4096, 4096, SlidingWindow(128), "input", "cuda_prefill@1"),
+        (64, 512, 9000, "causal", "input", "cuda_prefill"),
+        (64, 512, 512, "causal", "float32", "cuda_prefill"),  # which has one tiling
     ],
 )
-def test_few_blocks_have_fewer_rows_on_hopper(length, keys, kernel):
+def test_few_blocks_have_fewer_rows_on_hopper(dim, length, keys, mask, precision, kernel):
     """Of 132 multiprocessors, 84 blocks of 192 rows would leave 48 idle: smaller blocks must be chosen."""
-    query, key = (mx.zeros((1, heads, rows, 128), mx.float16) for heads, rows in ((28, length), (4, keys)))
+    query, key = (mx.zeros((1, heads, rows, dim), mx.float16) for heads, rows in ((28, length), (4, keys)))
     with launches.shared_memory(227, compute_capability=90):
-        got = launches.decision(lowered(query, key, key, None, "causal"))[0]
+        got = launches.decision(lowered(query, key, key, None, mask, precision=precision))[0]
     assert got.kernel == kernel
 
 

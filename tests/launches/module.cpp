@@ -177,8 +177,7 @@ nb::list forward(const Arguments& arguments, const std::string& device, bool wit
   Backend backend = backend_of(device);
   PrimitiveInputs inputs(arguments, backend);
   Inputs named = inputs.named();
-  CallShape shape = call_shape(named, arguments.options, backend);
-  shape.precision = arguments.precision;
+  CallShape shape = call_shape(named, arguments.options, backend, arguments.precision);
   Variant variant = chosen_variant(choose(backend, shape, arguments.kernel));
   mx::Shape rows(named.query().shape().begin(), named.query().shape().end() - 1), wide = rows, stats = rows;
   wide.push_back(shape.value_dim);
@@ -205,8 +204,7 @@ nb::list backward(const Arguments& arguments, const mx::array& out, const mx::ar
   }
   mx::eval(given);
   Inputs named = inputs.named();
-  CallShape shape = call_shape(named, arguments.options, backend);
-  shape.precision = arguments.precision;
+  CallShape shape = call_shape(named, arguments.options, backend, arguments.precision);
   check_backward(backend, shape);
   mx::array query = not_allocated(named.query().shape(), out.dtype());
   mx::array key = not_allocated(named.key().shape(), out.dtype());

@@ -48,8 +48,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "with quantised keys and values a gradient is asked of kernels that have none",
         f"{CPP}/op/gradient.cpp",
-        "check_backward(backend, call_shape(named, options, backend));",
-        "call_shape(named, options, backend);",
+        "check_backward(backend, call_shape(named, options, backend, decision.precision));",
+        "call_shape(named, options, backend, decision.precision);",
         "core/test_quantised.py::test_there_is_no_gradient",
     ),
     Mutation(

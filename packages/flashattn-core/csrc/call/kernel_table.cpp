@@ -194,16 +194,24 @@ Choice choose(Backend backend, CallShape shape, const std::string& wanted, Kerne
   return {std::nullopt, "there is no kernel for " + in_words(backend)};
 }
 
-// On compute capability 9.0 cuda_prefill has two tilings: blocks of 192 rows, and of 128. Blocks of 128 rows take a
-// fifth longer for the same rows, but leave fewer multiprocessors idle if there are few blocks. If there are many keys,
-// and more blocks of 192 rows than multiprocessors, splitting the keys of the last blocks keeps multiprocessors busy
-// instead: see share_last_blocks() in cuda/launch.cpp.
+// On compute capability 9.0 cuda_prefill has two tilings of blocks. Smaller blocks take longer for the same rows, but
+// leave fewer multiprocessors idle if there are few blocks. If there are many keys, splitting the keys of the last
+// blocks keeps multiprocessors busy instead: see share_last_blocks() in cuda/launch.cpp.
+//
+// head_dim up to 64, probabilities rounded once: 256 rows, or 64 and three blocks at a time, which are a tenth slower.
+// head_dim up to 128: 192 rows, or 128, which are a fifth slower.
 int usual_tiling(Kernel kernel, CallShape shape) {
-  int dim = std::max(shape.head_dim, shape.value_dim);
-  bool has_two = kernel == Kernel::cuda_prefill && shape.compute_capability == 90 && shape.element_size == 2 &&
-                 shape.bits == 0 && dim > 64 && dim <= 128;
-  if (!has_two) return 0;
   constexpr int kManyKeys = 4096;
+  int dim = std::max(shape.head_dim, shape.value_dim);
+  bool of_hopper =
+      kernel == Kernel::cuda_prefill && shape.compute_capability == 90 && shape.element_size == 2 && shape.bits == 0;
+  if (!of_hopper || dim > 128 || (dim <= 64 && shape.precision == Precision::float32)) return 0;
+  if (dim <= 64) {
+    // The longest block of 256 rows sees all keys. It may take no longer than a multiprocessor's share by a third.
+    bool is_balanced = 4 * shape.pairs * shape.heads >= 3 * shape.multiprocessors * 256 * int64_t{shape.key_len};
+    bool is_split = shape.is_even && shape.key_len >= kManyKeys;
+    return is_balanced || is_split ? 0 : 1;
+  }
   constexpr double kSlower = 1.2;
   const auto blocks = [&](int rows) { return (shape.query_len + rows - 1) / rows * shape.heads; };
   const auto time = [&](int rows) { return (blocks(rows) + shape.multiprocessors - 1) / shape.multiprocessors * rows; };

@@ -78,6 +78,7 @@ struct CallShape {
   int compute_capability;  // of the GPU: 90 for 9.0; 0: not CUDA, or not known
   int multiprocessors = 0;
   int64_t heads = 0;     // query heads of all batch elements
+  int64_t pairs = 0;     // of a head's queries and the keys that each sees, see visible_pairs()
   bool is_even = false;  // see sees_evenly()
   Precision precision = Precision::float32;
 };

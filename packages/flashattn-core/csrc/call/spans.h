@@ -44,6 +44,16 @@ FLASHATTN_SPAN_FUNC int first_seen_key(const AttentionParams& p) {
   return p.window > 0 && before_window > 0 ? static_cast<int>(before_window) : 0;
 }
 
+// How many pairs of a query and a key causal and window leave visible.
+FLASHATTN_SPAN_FUNC int64_t visible_pairs(bool causal, int window, int64_t query_len, int64_t key_len) {
+  if (!causal && window == 0) return query_len * key_len;
+  int64_t most = window > 0 && window < key_len ? window : key_len;  // keys that a query sees
+  int64_t queries = query_len < key_len ? query_len : key_len;       // that see some
+  int64_t fewest = key_len - queries + 1, growing = most - fewest;   // queries that see fewer than most
+  growing = growing < 0 ? 0 : growing < queries ? growing : queries;
+  return growing * fewest + growing * (growing - 1) / 2 + (queries - growing) * most;
+}
+
 // Whether all blocks of queries see many keys, and about equally many: there is no window, and under a causal mask
 // there are at least four keys per query.
 FLASHATTN_SPAN_FUNC bool sees_evenly(bool causal, int window, int query_len, int key_len) {

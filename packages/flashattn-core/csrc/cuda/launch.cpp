@@ -223,6 +223,12 @@ struct HopperBlock {
 HopperBlock prefill_block(const Call& call, int widest) {
   bool in_parts = call.dtype == Dtype::float32;
   if (in_parts) return {.consumers = 2, .stages = widest <= 64 ? 6 : 4, .blocks = 1, .registers = {240, 24}};
+  // With these, or with probabilities in two parts, 112 registers are too few.
+  bool needs_registers = call.has(Binding::bias) || call.has(Binding::tree) || call.has(Binding::alibi_slopes) ||
+                         parts_of_products(call) == 2;
+  if (widest <= 64 && call.tiling == 0 && !needs_registers) {
+    return {.consumers = 4, .stages = 6, .blocks = 1, .registers = {112, 24}};
+  }
   if (widest <= 64) return {.consumers = 1, .stages = 2, .blocks = 3, .registers = {136, 24}};
   if (widest > 128) return {.consumers = 2, .stages = 2, .blocks = 1, .registers = {240, 24}};
   if (call.tiling == 1) return {.consumers = 2, .stages = 3, .blocks = 1, .registers = {240, 24}};

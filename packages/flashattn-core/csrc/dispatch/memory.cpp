@@ -59,9 +59,8 @@ mx::array aligned_copy(const mx::array& input, const mx::Stream& stream) {
   mx::array copy(input.shape(), input.dtype(), nullptr, {});
   allocate(copy, stream);
   auto& encoder = mx::cpu::get_command_encoder(stream);
-  encoder.dispatch([from = input.data<char>(), to = copy.data<char>(), shape = input.shape(),
-                    strides = input.strides(), count = static_cast<int64_t>(input.size()),
-                    size = static_cast<int64_t>(input.itemsize())] {
+  encoder.dispatch([from = input.data<char>(), to = copy.data<char>(), shape = input.shape(), strides = input.strides(),
+                    count = static_cast<int64_t>(input.size()), size = static_cast<int64_t>(input.itemsize())] {
     for (int64_t i = 0; i < count; ++i) {
       int64_t offset = 0, rest = i;
       for (size_t d = shape.size(); d-- > 0; rest /= shape[d]) offset += rest % shape[d] * strides[d];

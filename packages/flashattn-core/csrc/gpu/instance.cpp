@@ -91,15 +91,14 @@ Launches block_map_launches(Backend backend, const ArrayParams& mask, std::optio
   std::string function = std::string(name(backend)) + "_block_map_" + (dtype ? number : "bool");
   auto values = constants({}, false, false, false);
   Launches result = {.array = mask};
-  result.launches = {
-      {.source = "block_map",
-       .function = function,
-       .instantiation = "block_map<" + number + ">",
-       .constants = values,
-       .specialisation = specialised(function, values),
-       .arguments = arguments({Binding::mask}, {Binding::found_blocks}, {Binding::array_params}),
-       .grid = {gpu::size(divide_up(mask.count, kBlocks)), 1, 1},
-       .threadgroup = {kThreads, 1, 1}}};
+  result.launches = {{.source = "block_map",
+                      .function = function,
+                      .instantiation = "block_map<" + number + ">",
+                      .constants = values,
+                      .specialisation = specialised(function, values),
+                      .arguments = arguments({Binding::mask}, {Binding::found_blocks}, {Binding::array_params}),
+                      .grid = {gpu::size(divide_up(mask.count, kBlocks)), 1, 1},
+                      .threadgroup = {kThreads, 1, 1}}};
   return result;
 }
 

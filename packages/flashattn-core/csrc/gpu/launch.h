@@ -20,37 +20,37 @@
 namespace flashattn::gpu {
 
 // Everything that a kernel's argument can be bound to: the inputs of inputs.def, then these. X(name).
-#define FLASHATTN_FURTHER_BINDINGS(X)                                                \
-  X(params) /* AttentionParams */                                                    \
-  /* Outputs of the forward pass, inputs of the gradient. */                         \
-  X(out)                                                                             \
-  X(lse)                                                                             \
-  X(row_stats)                                                                       \
-  X(partials) /* Partials of decode_split.h or of shared_keys.h, float32 scratch */  \
-  X(split)    /* SplitParams */                                                      \
-  /* Only the gradient has these. */                                                 \
-  X(dout)  /* upstream gradient of out */                                            \
-  X(dlse)  /* upstream gradient of lse; optional */                                  \
-  X(delta) /* (*B, H_q, L), float32: the first launch writes it */                   \
-  X(dq)                                                                              \
-  X(dk)                                                                              \
-  X(dv)                                                                              \
-  X(backward) /* BackwardParams */                                                   \
-  /* Scratch of CUDA's gradient: four numbers per query, and dk and dv summed over   \
-     some of a group's heads. */                                                     \
-  X(saved_rows)                                                                      \
-  X(dk_parts)                                                                        \
-  X(dv_parts)                                                                        \
-  /* Scratch of CUDA's decode: how many of the blocks that share rows are done. */   \
-  X(arrivals)                                                                        \
-  /* Scratch for float32 on Hopper: see float_parts.h. */                            \
-  X(key_parts)                                                                       \
-  X(value_parts)                                                                     \
-  X(query_parts)                                                                     \
-  X(dout_parts)                                                                      \
-  /* To find the block map of a mask, which array_params describes. */               \
-  X(array_params) /* ArrayParams */                                                  \
-  X(mask)                                                                            \
+#define FLASHATTN_FURTHER_BINDINGS(X)                                               \
+  X(params) /* AttentionParams */                                                   \
+  /* Outputs of the forward pass, inputs of the gradient. */                        \
+  X(out)                                                                            \
+  X(lse)                                                                            \
+  X(row_stats)                                                                      \
+  X(partials) /* Partials of decode_split.h or of shared_keys.h, float32 scratch */ \
+  X(split)    /* SplitParams */                                                     \
+  /* Only the gradient has these. */                                                \
+  X(dout)  /* upstream gradient of out */                                           \
+  X(dlse)  /* upstream gradient of lse; optional */                                 \
+  X(delta) /* (*B, H_q, L), float32: the first launch writes it */                  \
+  X(dq)                                                                             \
+  X(dk)                                                                             \
+  X(dv)                                                                             \
+  X(backward) /* BackwardParams */                                                  \
+  /* Scratch of CUDA's gradient: four numbers per query, and dk and dv summed over  \
+     some of a group's heads. */                                                    \
+  X(saved_rows)                                                                     \
+  X(dk_parts)                                                                       \
+  X(dv_parts)                                                                       \
+  /* Scratch of CUDA's decode: how many of the blocks that share rows are done. */  \
+  X(arrivals)                                                                       \
+  /* Scratch for float32 on Hopper: see float_parts.h. */                           \
+  X(key_parts)                                                                      \
+  X(value_parts)                                                                    \
+  X(query_parts)                                                                    \
+  X(dout_parts)                                                                     \
+  /* To find the block map of a mask, which array_params describes. */              \
+  X(array_params) /* ArrayParams */                                                 \
+  X(mask)                                                                           \
   X(found_blocks)
 
 #define FLASHATTN_ENUMERATOR(name, ...) name,

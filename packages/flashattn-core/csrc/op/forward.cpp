@@ -43,9 +43,8 @@ Choice plan(const Arguments& arguments, Backend backend) {
   } catch (const NoKernelError& error) {
     return {std::nullopt, error.what()};
   }
-  CallShape shape = call_shape(Inputs(arguments), arguments.options, backend);
-  shape.precision = arguments.precision;
-  return choose(backend, shape, arguments.kernel);
+  return choose(backend, call_shape(Inputs(arguments), arguments.options, backend, arguments.precision),
+                arguments.kernel);
 }
 
 void require_device(Backend backend, mx::Device device) {

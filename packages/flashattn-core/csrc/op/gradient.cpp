@@ -45,7 +45,7 @@ std::vector<mx::array> kernels_gradients(const mx::Stream& stream, const Options
                                          const std::vector<mx::array>& cotangents) {
   Inputs named(inputs, present);
   Backend backend = backend_of(stream.device);
-  check_backward(backend, call_shape(named, options, backend));
+  check_backward(backend, call_shape(named, options, backend, decision.precision));
   std::vector<mx::array> all = inputs;
   all.insert(all.end(), outputs.begin(), outputs.end());
   all.insert(all.end(), {cotangents[0], cotangents[1]});
@@ -129,8 +129,7 @@ void FlashAttentionGradient::eval_gpu(const std::vector<mx::array>& inputs, std:
   Backend backend = backend_of(stream().device);
   if (decision_.is_counted) count_backward(backend);
   Inputs forward_inputs(inputs, present_);
-  CallShape shape = call_shape(forward_inputs, options_, backend);
-  shape.precision = decision_.precision;
+  CallShape shape = call_shape(forward_inputs, options_, backend, decision_.precision);
   Variant variant = backward_variant(backend, shape);
   run_on_gpu(backward_work(variant, forward_inputs, options_, further_inputs(inputs), named(outputs)), stream());
 }

@@ -29,9 +29,7 @@ namespace flashattn {
 namespace {
 
 CallShape shape_of(const Arguments& arguments, Backend backend) {
-  CallShape shape = call_shape(Inputs(arguments), arguments.options, backend);
-  shape.precision = arguments.precision;
-  return shape;
+  return call_shape(Inputs(arguments), arguments.options, backend, arguments.precision);
 }
 
 std::vector<std::pair<std::string, bool>> candidates_of(const Arguments& arguments, const std::string& backend_name) {

@@ -64,12 +64,13 @@ int columns_of(const mx::array& tensor, const Options& options) {
   return static_cast<int>(std::min<int64_t>(columns, std::numeric_limits<int>::max()));  // the checks refuse so many
 }
 
-CallShape call_shape(const Inputs& inputs, const Options& options, Backend backend) {
+CallShape call_shape(const Inputs& inputs, const Options& options, Backend backend, Precision precision) {
   gpu::Device device = backend == Backend::cuda ? cuda::device() : gpu::Device{.multiprocessors = 0};
   const mx::array& query = inputs.query();
   int64_t rows_of_all = int64_t{query.shape(kRow)} * query.shape(kColumn);
-  return {.query_len = inputs.query().shape(kRow),
-          .key_len = inputs.key().shape(kRow),
+  int query_len = query.shape(kRow), key_len = inputs.key().shape(kRow);
+  return {.query_len = query_len,
+          .key_len = key_len,
           .head_dim = inputs.query().shape(kColumn),
           .value_dim = columns_of(inputs.value(), options),
           .bits = options.bits,
@@ -77,7 +78,9 @@ CallShape call_shape(const Inputs& inputs, const Options& options, Backend backe
           .compute_capability = device.compute_capability,
           .multiprocessors = device.multiprocessors,
           .heads = rows_of_all == 0 ? 0 : static_cast<int64_t>(query.size()) / rows_of_all,
-          .is_even = sees_evenly(options.causal, options.window, query.shape(kRow), inputs.key().shape(kRow))};
+          .pairs = visible_pairs(options.causal, options.window, query_len, key_len),
+          .is_even = sees_evenly(options.causal, options.window, query_len, key_len),
+          .precision = precision};
 }
 
 Backend backend_of(const mx::Device& device) {

@@ -61,7 +61,7 @@ class Inputs {
 int columns_of(const mx::array& tensor, const Options& options);
 
 // Everything that the choice of a kernel depends on.
-CallShape call_shape(const Inputs& inputs, const Options& options, Backend backend);
+CallShape call_shape(const Inputs& inputs, const Options& options, Backend backend, Precision precision);
 
 // The backend of a device; for a GPU, that of the installed MLX.
 Backend backend_of(const mx::Device& device);

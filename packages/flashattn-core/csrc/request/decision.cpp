@@ -68,7 +68,8 @@ CallKey::CallKey(const Inputs& inputs, const Arguments& arguments, mx::Device de
   if (arguments.kernel == "auto") {
     // The tiling depends on the number of blocks, which differs between lengths that round to the same power of two.
     bool is_cuda = backend_of(device) == Backend::cuda && query.shape(kRow) > kMaxCudaDecodeLen;
-    add(is_cuda ? usual_tiling(Kernel::cuda_prefill, call_shape(inputs, options, Backend::cuda)) : 0);
+    add(is_cuda ? usual_tiling(Kernel::cuda_prefill, call_shape(inputs, options, Backend::cuda, arguments.precision))
+                : 0);
   } else {
     Variant variant = by_table(arguments, backend_of(device)).variant;
     add(1 + static_cast<int>(variant.kernel));
@@ -125,8 +126,7 @@ std::optional<Decision> decided(const Arguments& arguments, Backend backend, mx:
 
 Decision by_table(const Arguments& arguments, Backend backend) {
   Inputs inputs(arguments);
-  CallShape shape = call_shape(inputs, arguments.options, backend);
-  shape.precision = arguments.precision;
+  CallShape shape = call_shape(inputs, arguments.options, backend, arguments.precision);
   return {.variant = chosen_variant(choose(backend, shape, arguments.kernel)),
           .precision = arguments.precision,
           .query_len = shape.query_len,
@@ -135,9 +135,8 @@ Decision by_table(const Arguments& arguments, Backend backend) {
 }
 
 Variant variant_for(const Decision& decision, const Inputs& inputs, const Options& options, Backend backend) {
-  CallShape shape = call_shape(inputs, options, backend);
+  CallShape shape = call_shape(inputs, options, backend, decision.precision);
   if (shape.query_len == decision.query_len && shape.key_len == decision.key_len) return decision.variant;
-  shape.precision = decision.precision;
   return chosen_variant(choose(backend, shape, decision.by_name ? name(decision.variant) : "auto", decision.failed));
 }
 
