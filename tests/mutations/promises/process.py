@@ -27,8 +27,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "a kernel that passed in one precision is trusted in the other",
         f"{CPP}/python/decisions.cpp",
-        "  shape.precision = arguments.precision;\n  return shape;",
-        "  return shape;",
+        "return call_shape(Inputs(arguments), arguments.options, backend, arguments.precision);",
+        "return call_shape(Inputs(arguments), arguments.options, backend, Precision::float32);",
         "core/test_trusted_kernels.py::test_each_precision_is_checked",
     ),
     Mutation(
