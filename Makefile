@@ -64,7 +64,7 @@ newer:
 # Builds sdists and wheels into dist, and tries the wheels with each Python in PYTHONS; see docs/dev/packaging.md.
 .PHONY: wheels
 wheels:
-	uv run python tests/packaging/build_wheels.py dist $(PYTHONS)
+	uv run python -m tests.packaging.build_wheels dist $(PYTHONS)
 	WHEELS=dist PYTHONS="$(PYTHONS)" uv run pytest tests/packaging --all
 
 # Searches for calls that break the CPU kernels, see tests/core/fuzz/fuzz.cpp; needs clang-19. What reaches new code

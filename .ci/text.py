@@ -83,17 +83,18 @@ def lengths() -> Iterator[str]:
 
 
 def copies() -> Iterator[str]:
-    sys.path[:0] = [str(ROOT / "packages/evals/scripts"), str(ROOT / "tests/patch")]
+    sys.path[:0] = [str(ROOT / "packages/evals/scripts"), str(ROOT)]
     import measure_cuda_gradients
     import measure_cuda_table
     import write_help
-    import write_model_table
+
+    from tests.patch import write_model_table
 
     if write_help.DOCUMENT.read_text(encoding="utf-8") != write_help.document():
         yield "docs/commands.md: uv run packages/evals/scripts/write_help.py"
     models = write_model_table.PAGE.read_text(encoding="utf-8")
     if write_model_table.with_table(models) != models:
-        yield "docs/models.md: uv run tests/patch/write_model_table.py"
+        yield "docs/models.md: uv run python -m tests.patch.write_model_table"
     nvidia = (ROOT / "docs/nvidia.md").read_text(encoding="utf-8")
     calls = re.findall(r"^\| (.*?) \| .* \| \d+% / \d+% \| .* \|$", nvidia, re.M)
     training = nvidia.partition("| call | backward alone, ms |")[2].partition("\n\n")[0]

@@ -6,8 +6,9 @@ import mlx.core as mx
 from flashattn_core import flash_attention, quantized_flash_attention
 from flashattn_core.check import Lengths, error_of, failure
 from flashattn_core.drawn import Kind
-from metal_attention import Run
-from metal_on_cpu import MetalError
+
+from tests.emulators.metal_on_cpu import MetalError
+from tests.metal.metal_attention import Run
 
 # Options that a call can be given, with their arrays' dtypes.
 GIVEN = {

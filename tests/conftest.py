@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-pytest_plugins = ["lanes", "finished_wheels", "metal_on_cpu.report"]
+pytest_plugins = ["tests.lanes", "tests.packaging.finished_wheels", "tests.emulators.metal_on_cpu.report"]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -5,13 +5,13 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-import gradient_oracle
 import mlx.core as mx
-import oracle
 import pytest
 
+from tests.core import gradient_oracle, oracle
+
 MODULES = {
-    name: importlib.import_module(f"test_{name}")
+    name: importlib.import_module(f"tests.core.test_{name}")
     for name in (
         "array_masks",
         "batch_and_heads",

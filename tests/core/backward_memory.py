@@ -1,6 +1,6 @@
 """Peak memory of attention forward and backward, measured for a process that does nothing else.
 
-    uv run python tests/core/backward_memory.py [--heads 14/2] [--dtype float32]
+    uv run python -m tests.core.backward_memory [--heads 14/2] [--dtype float32]
 
 prints it for causal calls of 1k to 32k positions, beside the bytes of the call's inputs, results and gradients.
 """

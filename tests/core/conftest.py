@@ -6,8 +6,9 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from builds import built, contents
-from programs import cmake, only, run, sets_here
+
+from tests.builds import built, contents
+from tests.core.programs import cmake, only, run, sets_here
 
 HERE = Path(__file__).parent
 PACKAGE = HERE.parents[1] / "packages/flashattn-core"

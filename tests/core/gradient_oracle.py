@@ -20,7 +20,8 @@ import numpy as np
 from flashattn_core import flash_attention
 from flashattn_core.masks import lower
 from flashattn_core.reference import distance, per_head, reference_attention, visible_and_bias
-from oracle import assert_matches_reference, assert_within_rule, draw, to_numpy
+
+from tests.core.oracle import assert_matches_reference, assert_within_rule, draw, to_numpy
 
 ORDERS = 8  # in which the unfused gradient's sums are taken
 

@@ -68,6 +68,6 @@ def cmake(sources: Path, folder: Path, *options: str, target: str = "all") -> No
 
 def python(code: str, *flags: str, exit_code: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
     """Runs Python code in a fresh process, which can import the tests' helpers."""
-    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, *flags, "-c", code]
     return finished(*command, exit_code=exit_code, seconds=120, PYTHONPATH=path, **environment)

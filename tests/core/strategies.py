@@ -10,7 +10,8 @@ import numpy as np
 from flashattn_core import flash_attention, quantized_flash_attention
 from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree
 from hypothesis import strategies as st
-from oracle import DTYPES, packs_one_bit
+
+from tests.core.oracle import DTYPES, packs_one_bit
 
 BATCHES = [(), (1,), (2,), (3,), (2, 2), (1, 2, 1), (2, 1, 1, 2), (1, 2, 1, 1, 2), (0,), (2, 0)]
 BITS = [1, 2, 3, 4, 5, 6, 8] if packs_one_bit() else [2, 3, 4, 5, 6, 8]

@@ -4,7 +4,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from programs import python, run
+
+from tests.core.programs import python, run
 
 pytestmark = pytest.mark.slow("compiles a library")
 

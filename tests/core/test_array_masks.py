@@ -4,8 +4,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from flashattn_core import flash_attention
-from gradient_oracle import assert_both_ways
-from oracle import DTYPES, assert_same_bits, draw, to_numpy
+
+from tests.core.gradient_oracle import assert_both_ways
+from tests.core.oracle import DTYPES, assert_same_bits, draw, to_numpy
 
 SHAPES = [
     (),

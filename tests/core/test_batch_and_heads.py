@@ -4,8 +4,9 @@ import mlx.core as mx
 import pytest
 from flashattn_core import flash_attention
 from flashattn_core.masks import Causal, KeyRange
-from gradient_oracle import assert_both_ways
-from oracle import draw
+
+from tests.core.gradient_oracle import assert_both_ways
+from tests.core.oracle import draw
 
 
 @pytest.mark.parametrize("batch", [(), (1,), (3,), (2, 3), (2, 1, 2), (2, 1, 2, 1, 2, 1, 1, 2)], ids=str)

@@ -6,12 +6,13 @@ import threading
 import mlx.core as mx
 import numpy as np
 import pytest
-from array_cases import DESCRIBED, NAMES, as_array, expected_map, map_of, visible
 from flashattn_core import _ext, flash_attention, masks
 from flashattn_core.arguments import lowered
 from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree
-from gradient_oracle import assert_both_ways
-from oracle import DTYPES, assert_same_bits, draw
+
+from tests.core.array_cases import DESCRIBED, NAMES, as_array, expected_map, map_of, visible
+from tests.core.gradient_oracle import assert_both_ways
+from tests.core.oracle import DTYPES, assert_same_bits, draw
 
 LENGTHS = [(40, 300), (100, 333), (300, 300)]
 

@@ -5,7 +5,8 @@ import re
 import flashattn_core
 import mlx.core as mx
 import pytest
-from programs import run
+
+from tests.core.programs import run
 
 
 def test_each_violation_is_refused_and_its_neighbour_is_not(drivers):

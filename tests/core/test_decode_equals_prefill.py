@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from flashattn_core import flash_attention, quantized_flash_attention
 from flashattn_core.masks import Causal, KeyRange, SlidingWindow
-from oracle import draw, to_numpy
+
+from tests.core.oracle import draw, to_numpy
 
 OPTIONS = {
     "plain": {},

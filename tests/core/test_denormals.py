@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from flashattn_core import flash_attention
 from flashattn_core.reference import reference_attention
-from oracle import DTYPES, draw, to_numpy
+
+from tests.core.oracle import DTYPES, draw, to_numpy
 
 SMALLEST = {"float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133}
 LENGTHS = [(1, 1), (8, 1), (33, 1), (3, 600), (33, 97)]

@@ -8,7 +8,8 @@ import re
 from pathlib import Path
 
 import pytest
-from programs import ARM, run, sets_here
+
+from tests.core.programs import ARM, run, sets_here
 
 ON_X86 = pytest.mark.skipif(ARM, reason="not an x86-64 machine")
 

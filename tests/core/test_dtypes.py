@@ -4,7 +4,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from flashattn_core import flash_attention
-from oracle import DTYPES, assert_same_bits, draw
+
+from tests.core.oracle import DTYPES, assert_same_bits, draw
 
 LENGTHS = [(1, 1), (1, 700), (8, 97), (9, 65), (65, 130)]
 

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from flashattn_core import NoKernelError, flash_attention, plan
 from flashattn_core.masks import Causal, KeyRange, Tree
-from programs import python
+
+from tests.core.programs import python
 
 GOOD = {"query": (2, 8, 5, 16), "key": (2, 2, 9, 16), "value": (2, 2, 9, 12)}
 

@@ -7,8 +7,9 @@ import mlx.core as mx
 import pytest
 from flashattn_core import flash_attention, quantized_flash_attention, reset_stats, stats
 from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree
-from oracle import DTYPES, draw
-from programs import run
+
+from tests.core.oracle import DTYPES, draw
+from tests.core.programs import run
 
 ALONE = """
 import sys

@@ -7,8 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from demanded import lacking
-from programs import each_sanitized_set, only, run, sets_here
+
+from tests.core.programs import each_sanitized_set, only, run, sets_here
+from tests.demanded import lacking
 
 pytestmark = pytest.mark.nightly("another build of the kernels, by clang")
 FUZZ = Path(__file__).parent / "fuzz"

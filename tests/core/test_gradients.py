@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from flashattn_core import flash_attention, reset_stats, stats
 from flashattn_core.masks import Causal, KeyRange
-from gradient_oracle import (
+
+from tests.core.gradient_oracle import (
     Call,
     assert_equal_weights,
     assert_obeys_the_rule,
@@ -19,9 +20,9 @@ from gradient_oracle import (
     flash_gradients,
     unfused_gradients,
 )
-from oracle import DTYPES, draw, to_numpy
-from test_grid import in_dtype, mask_kinds, option_kinds
-from test_strides import cache_slice, column_major, reversed_rows, strided_columns, transposed
+from tests.core.oracle import DTYPES, draw, to_numpy
+from tests.core.test_grid import in_dtype, mask_kinds, option_kinds
+from tests.core.test_strides import cache_slice, column_major, reversed_rows, strided_columns, transposed
 
 
 def with_options(call: Call, mask, options) -> Call:

@@ -10,8 +10,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree
-from gradient_oracle import assert_both_ways
-from oracle import DTYPES, assert_matches_reference, draw
+
+from tests.core.gradient_oracle import assert_both_ways
+from tests.core.oracle import DTYPES, assert_matches_reference, draw
 
 HEAD_DIMS = [1, 5, 7, 40, 64, 80, 96, 128, 192, 256]
 GROUPS = [1, 2, 7]

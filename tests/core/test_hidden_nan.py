@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from flashattn_core import flash_attention
 from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree
-from oracle import assert_same_bits, assert_same_but_for_order, draw, to_numpy
+
+from tests.core.oracle import assert_same_bits, assert_same_but_for_order, draw, to_numpy
 
 MASKS = {
     "key range": KeyRange(10, 60),

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from flashattn_core import flash_attention
 from flashattn_core.masks import Causal, KeyRange, SlidingWindow
-from oracle import to_numpy
-from programs import run
+
+from tests.core.oracle import to_numpy
+from tests.core.programs import run
 
 MILLION = 1 << 20
 MOST_KEYS = 2**31 - 1 - 1024  # the largest sum of query's and key's lengths

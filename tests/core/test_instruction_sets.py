@@ -4,7 +4,8 @@ This machine's sets run natively; NEON and x86 processors with fewer instruction
 """
 
 import pytest
-from programs import ARM, NAMES, each_set, python, run, sets_here
+
+from tests.core.programs import ARM, NAMES, each_set, python, run, sets_here
 
 PRINT_SET = "import flashattn_core; print(flashattn_core.backends()['cpu'])"
 

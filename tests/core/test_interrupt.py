@@ -13,8 +13,9 @@ import time
 from typing import NamedTuple
 
 import pytest
-from programs import python
-from programs import run as run_program
+
+from tests.core.programs import python
+from tests.core.programs import run as run_program
 
 pytestmark = pytest.mark.slow("waits for long calls")
 

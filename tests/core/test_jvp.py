@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from flashattn_core import flash_attention, quantized_flash_attention
 from flashattn_core.masks import Causal
-from gradient_oracle import draw_call
-from oracle import DTYPES, assert_within_rule, draw, to_numpy, unfused
-from test_gradients import with_options
-from test_grid import mask_kinds, option_kinds
+
+from tests.core.gradient_oracle import draw_call
+from tests.core.oracle import DTYPES, assert_within_rule, draw, to_numpy, unfused
+from tests.core.test_gradients import with_options
+from tests.core.test_grid import mask_kinds, option_kinds
 
 STEP = 1e-5
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from flashattn_core import flash_attention, quantized_flash_attention
 from flashattn_core.reference import reference_attention
-from oracle import DTYPES, draw, to_numpy, unfused
+
+from tests.core.oracle import DTYPES, draw, to_numpy, unfused
 
 LARGEST = float(mx.finfo(mx.float32).max)
 LENGTHS = [1, 20]

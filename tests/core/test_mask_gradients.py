@@ -6,8 +6,9 @@ import mlx.core as mx
 import pytest
 from flashattn_core import NoKernelError, flash_attention, quantized_flash_attention
 from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree
-from gradient_oracle import Call, Gradients, assert_obeys_the_rule, draw_call
-from oracle import DTYPES, draw
+
+from tests.core.gradient_oracle import Call, Gradients, assert_obeys_the_rule, draw_call
+from tests.core.oracle import DTYPES, draw
 
 SHAPES = [(33, 65), (65,), (1,), (2, 4, 33, 65), (2, 1, 33, 1), (4, 1, 65), (1, 4, 1, 1)]
 

@@ -10,8 +10,9 @@ import flashattn_core
 import mlx.core as mx
 import numpy as np
 import pytest
-from backward_memory import Call, peak_extra
-from programs import python
+
+from tests.core.backward_memory import Call, peak_extra
+from tests.core.programs import python
 
 PEAK = """
 import json, mlx.core as mx, flashattn_core

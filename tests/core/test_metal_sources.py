@@ -5,8 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import launches
 import pytest
+
+from tests import launches
 
 CSRC = Path(__file__).parents[2] / "packages/flashattn-core/csrc"
 KERNELS = CSRC / "metal/kernels"

@@ -12,9 +12,10 @@ import pytest
 from flashattn_core import quantized_flash_attention
 from flashattn_core.masks import Causal, KeyRange, SlidingWindow
 from flashattn_core.reference import visible_and_bias
-from gradient_oracle import Call, draw_call, flash
-from oracle import to_numpy
-from test_quantised import normal, quantised
+
+from tests.core.gradient_oracle import Call, draw_call, flash
+from tests.core.oracle import to_numpy
+from tests.core.test_quantised import normal, quantised
 
 POISONS = [np.nan, np.inf, -np.inf]
 POSITIONS = 8  # that are tried per input; all if it has fewer elements

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from flashattn_core import flash_attention
 from flashattn_core.reference import reference_attention
-from gradient_oracle import assert_both_ways
-from oracle import draw, to_numpy, unfused
+
+from tests.core.gradient_oracle import assert_both_ways
+from tests.core.oracle import draw, to_numpy, unfused
 
 LENGTHS = [(1, 1), (1, 130), (8, 33), (9, 64), (65, 97), (130, 31)]
 OPTIONS = {

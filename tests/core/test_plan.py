@@ -6,7 +6,8 @@ import flashattn_core
 import mlx.core as mx
 import pytest
 from flashattn_core import NoKernelError, backends, flash_attention, max_head_dim, plan, reset_stats, stats
-from oracle import draw
+
+from tests.core.oracle import draw
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ import mlx.core as mx
 import pytest
 from flashattn_core import flash_attention, plan, quantized_flash_attention
 from flashattn_core.masks import SlidingWindow
-from oracle import DTYPES, assert_same_bits, draw
+
+from tests.core.oracle import DTYPES, assert_same_bits, draw
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

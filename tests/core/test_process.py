@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 from flashattn_core import _ext, _releases
-from programs import python, run
+
+from tests.core.programs import python, run
 
 SUFFIX = EXTENSION_SUFFIXES[-1]  # .so
 

@@ -4,11 +4,12 @@ import mlx.core as mx
 import numpy as np
 from flashattn_core import flash_attention
 from flashattn_core.masks import KeyRange
-from gradient_oracle import Call, assert_obeys_the_rule
 from hypothesis import given
 from hypothesis import strategies as st
-from oracle import DTYPES, assert_matches_reference, to_numpy
-from strategies import cases, seeds, tensors
+
+from tests.core.gradient_oracle import Call, assert_obeys_the_rule
+from tests.core.oracle import DTYPES, assert_matches_reference, to_numpy
+from tests.core.strategies import cases, seeds, tensors
 
 
 @given(cases())

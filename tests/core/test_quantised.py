@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from flashattn_core import flash_attention, plan, quantized_flash_attention
 from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree
-from oracle import assert_matches_reference, packs_one_bit
+
+from tests.core.oracle import assert_matches_reference, packs_one_bit
 
 BITS = [1, 2, 3, 4, 5, 6, 8]
 GROUP_SIZES = [32, 64, 128]

@@ -6,7 +6,8 @@ import pytest
 from flashattn_core import _ext, flash_attention
 from flashattn_core.arguments import lowered
 from flashattn_core.attention import _attention
-from oracle import DTYPES, assert_same_bits, draw
+
+from tests.core.oracle import DTYPES, assert_same_bits, draw
 
 
 def quick(query, key, value, scale=None, mask=None, sinks=None, rounds=False, may_leave=False):

@@ -4,8 +4,9 @@ import mlx.core as mx
 import pytest
 from flashattn_core import flash_attention
 from flashattn_core.masks import Causal, KeyRange, SlidingWindow
-from gradient_oracle import assert_both_ways
-from oracle import draw
+
+from tests.core.gradient_oracle import assert_both_ways
+from tests.core.oracle import draw
 
 HIDING_ALL = {
     "bool array": mx.array(False),

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import flashattn_core
 import pytest
-from builds import contents
-from programs import each_sanitized_set, finished, only, run, sets_here
+
+from tests.builds import contents
+from tests.core.programs import each_sanitized_set, finished, only, run, sets_here
 
 pytestmark = pytest.mark.slow("compiles programs")
 

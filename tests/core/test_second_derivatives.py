@@ -4,11 +4,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from flashattn_core import flash_attention
-from gradient_oracle import draw_call
-from oracle import draw, to_numpy
-from test_gradients import with_options
-from test_grid import mask_kinds, option_kinds
-from test_jvp import function_of, normal_like, with_lse
+
+from tests.core.gradient_oracle import draw_call
+from tests.core.oracle import draw, to_numpy
+from tests.core.test_gradients import with_options
+from tests.core.test_grid import mask_kinds, option_kinds
+from tests.core.test_jvp import function_of, normal_like, with_lse
 
 STEP = 3e-4
 

@@ -2,12 +2,13 @@
 
 import itertools
 
-import launches
 import mlx.core as mx
 import pytest
 from flashattn_core import NoKernelError
 from flashattn_core.arguments import lowered
 from flashattn_core.masks import Causal, KeyRange, SlidingWindow
+
+from tests import launches
 
 GPU = mx.Device(mx.gpu)
 HEADS = itertools.count(1)  # settled kinds last as long as the process: each test has its own number of heads

@@ -3,7 +3,8 @@
 import subprocess
 
 import pytest
-from programs import run
+
+from tests.core.programs import run
 
 CASES = {
     # kernel, query_len, key_len, causal, window, start, stop -> the keys that any query sees

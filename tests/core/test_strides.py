@@ -4,8 +4,9 @@ import mlx.core as mx
 import pytest
 from flashattn_core import flash_attention
 from flashattn_core.masks import Causal
-from gradient_oracle import assert_both_ways
-from oracle import DTYPES, draw
+
+from tests.core.gradient_oracle import assert_both_ways
+from tests.core.oracle import DTYPES, draw
 
 LENGTHS = [(1, 33), (8, 65), (33, 97), (97, 33)]
 

@@ -12,8 +12,9 @@ from flashattn_core import flash_attention
 from flashattn_core.reference import reference_attention, visible_and_bias
 from hypothesis import given
 from hypothesis import strategies as st
-from oracle import DTYPES, assert_within_rule, to_numpy, unfused
-from strategies import dims, layouts, lengths, seeds, tensors
+
+from tests.core.oracle import DTYPES, assert_within_rule, to_numpy, unfused
+from tests.core.strategies import dims, layouts, lengths, seeds, tensors
 
 NUMBERS = [mx.bool_, mx.uint8, mx.int8, mx.int32, mx.int64, mx.float64, mx.complex64, *DTYPES.values()]
 

@@ -14,8 +14,9 @@ from flashattn_core import flash_attention, plan, quantized_flash_attention, res
 from flashattn_core.masks import And, Causal, KeyRange, Mask, SlidingWindow, Tree
 from hypothesis import given
 from hypothesis import strategies as st
-from oracle import DTYPES
-from strategies import cases
+
+from tests.core.oracle import DTYPES
+from tests.core.strategies import cases
 
 
 class Hostile:

@@ -9,8 +9,9 @@ from flashattn_core import NoKernelError, flash_attention, plan, reset_stats, st
 from flashattn_core.masks import Tree
 from hypothesis import given
 from hypothesis import strategies as st
-from oracle import to_numpy
-from strategies import cases, seeds
+
+from tests.core.oracle import to_numpy
+from tests.core.strategies import cases, seeds
 
 any_case = cases() | cases(quantised=True)
 

@@ -6,8 +6,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from flashattn_core import flash_attention
-from oracle import draw
-from programs import python, run
+
+from tests.core.oracle import draw
+from tests.core.programs import python, run
 
 THREADS, ROUNDS = 8, 12
 LENGTHS = (1, 7, 33, 130)

@@ -4,12 +4,13 @@ import json
 import subprocess
 import sys
 
-import launches
 import mlx.core as mx
 import pytest
 from flashattn_core import contest, decide
 from flashattn_core.arguments import lowered
 from flashattn_core.masks import SlidingWindow
+
+from tests import launches
 
 
 @pytest.fixture(autouse=True)
@@ -195,7 +196,7 @@ PROCESS = """
 import sys
 {before}
 sys.path[:0] = {path!r}
-from test_timed_kernels import Clock, decision
+from tests.core.test_timed_kernels import Clock, decision
 clock = Clock(mlx=1, cuda_prefill=2)
 got = decision(clock, length={length}, driver={driver!r})
 import json

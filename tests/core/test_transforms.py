@@ -6,7 +6,8 @@ import mlx.core as mx
 import pytest
 from flashattn_core import array_id, flash_attention, is_tracing, reset_stats, stats
 from flashattn_core.masks import KeyRange, SlidingWindow
-from oracle import draw
+
+from tests.core.oracle import draw
 
 
 @pytest.mark.parametrize("mask", ["causal", SlidingWindow(5), KeyRange(1)], ids=str)

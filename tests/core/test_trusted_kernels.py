@@ -4,11 +4,12 @@ import itertools
 import subprocess
 import sys
 
-import launches
 import mlx.core as mx
 import pytest
 from flashattn_core import _ext, decide
 from flashattn_core.arguments import lowered
+
+from tests import launches
 
 
 @pytest.fixture(autouse=True)
@@ -191,7 +192,7 @@ PROCESS = """
 import sys
 {before}
 sys.path[:0] = {path!r}
-from test_trusted_kernels import Check, decision
+from tests.core.test_trusted_kernels import Check, decision
 check = Check()
 decision(check, dim={dim}, driver={driver!r})
 print(*check.asked)

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from demanded import lacking
 from flashattn_core import _ext
+
+from tests.demanded import lacking
 
 # By default MLX computes float32 products in TF32 on a GPU; the tests compare with float32's. MLX reads this once.
 os.environ["MLX_ENABLE_TF32"] = "0"
@@ -28,7 +29,7 @@ def requires_plants():
 
 @pytest.fixture
 def requires_clang():
-    from metal_on_cpu import MISSING
+    from tests.emulators.metal_on_cpu import MISSING
 
     if MISSING:
         lacking(MISSING)

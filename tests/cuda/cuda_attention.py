@@ -2,8 +2,8 @@
 
 import functools
 
-import metal_attention
-from cuda_on_cpu import CudaProgram
+from tests.emulators.cuda_on_cpu import CudaProgram
+from tests.metal import metal_attention
 
 
 def on_cpu(launch, source: str):

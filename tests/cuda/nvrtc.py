@@ -8,7 +8,8 @@ from functools import cache
 from typing import NamedTuple
 
 import pytest
-from demanded import lacking
+
+from tests.demanded import lacking
 
 
 class Compiled(NamedTuple):

@@ -6,7 +6,8 @@ import warnings
 import mlx.core as mx
 import mlxlm_flash_patch as flash
 from mlx_lm.generate import generate_step
-from model_configs import config, random_model
+
+from tests.patch.model_configs import config, random_model
 
 mx.disable_compile()
 model = random_model("qwen2", {**config("qwen2"), "hidden_size": 256}, mx.float16)

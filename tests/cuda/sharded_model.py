@@ -7,7 +7,8 @@ import sys
 import mlx.core as mx
 import mlxlm_flash_patch as flash
 from mlx_lm.generate import generate_step
-from model_configs import config, random_model
+
+from tests.patch.model_configs import config, random_model
 
 STEPS = 48
 

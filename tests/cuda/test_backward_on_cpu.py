@@ -3,17 +3,17 @@
 import functools
 from dataclasses import replace
 
-import gradient_oracle
-import launches
-import metal_backward
 import mlx.core as mx
 import pytest
-import test_backward as rules
-import test_gradients
-from array_cases import hiding_most
-from cuda_attention import on_cpu
-from cuda_attention import run as forward
-from gradient_oracle import assert_obeys_the_rule, draw_call
+
+from tests import launches
+from tests.core import gradient_oracle, test_gradients
+from tests.core.array_cases import hiding_most
+from tests.core.gradient_oracle import assert_obeys_the_rule, draw_call
+from tests.cuda.cuda_attention import on_cpu
+from tests.cuda.cuda_attention import run as forward
+from tests.metal import metal_backward
+from tests.metal import test_backward as rules
 
 pytestmark = [pytest.mark.rotate(40), pytest.mark.usefixtures("requires_clang")]
 

@@ -3,14 +3,15 @@
 import itertools
 from dataclasses import replace
 
-import launches
-import metal_backward
 import mlx.core as mx
 import pytest
 from flashattn_core.arguments import lowered
 from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree
-from gradient_oracle import draw_call
-from nvrtc import compiled
+
+from tests import launches
+from tests.core.gradient_oracle import draw_call
+from tests.cuda.nvrtc import compiled
+from tests.metal import metal_backward
 
 # Each with the KiB of shared memory that a block can have, on which the tiles depend.
 ARCHITECTURES = {"sm_80": 163, "sm_89": 99, "sm_90a": 227, "sm_100a": 227, "sm_120a": 99}

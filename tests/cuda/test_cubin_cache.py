@@ -3,8 +3,9 @@
 import resource
 from concurrent.futures import ThreadPoolExecutor
 
-import fake_gpu
 import pytest
+
+from tests.emulators import fake_gpu
 
 LOADED = "loads text of kernel\n"
 COMPILED = "compiles text of kernel --gpu-architecture=sm_90a\n" + LOADED

@@ -1,7 +1,8 @@
 """Errors name what a machine lacks, and the cure."""
 
-import fake_gpu
 import pytest
+
+from tests.emulators import fake_gpu
 
 BEFORE = {
     "old driver": (

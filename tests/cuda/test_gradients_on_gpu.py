@@ -5,10 +5,11 @@ from dataclasses import fields
 import flashattn_core
 import mlx.core as mx
 import pytest
-import test_backward as of_kernels
-import test_gradients as of_core
-from gradient_oracle import Gradients, draw_call, flash_gradients
-from test_grid import mask_kinds, option_kinds
+
+from tests.core import test_gradients as of_core
+from tests.core.gradient_oracle import Gradients, draw_call, flash_gradients
+from tests.core.test_grid import mask_kinds, option_kinds
+from tests.metal import test_backward as of_kernels
 
 pytestmark = pytest.mark.usefixtures("requires_gpu")
 

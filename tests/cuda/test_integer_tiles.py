@@ -4,12 +4,13 @@ import flashattn_core
 import mlx.core as mx
 import numpy as np
 import pytest
-from cuda_attention import flash_attention, run
 from flashattn_core.check import difference
 from flashattn_core.masks import KeyRange
 from flashattn_core.reference import reference_attention
-from oracle import to_numpy
-from test_quantised import GROUP_SIZES, VIEWS, dequantised, masks_and_options, normal, quantised
+
+from tests.core.oracle import to_numpy
+from tests.core.test_quantised import GROUP_SIZES, VIEWS, dequantised, masks_and_options, normal, quantised
+from tests.cuda.cuda_attention import flash_attention, run
 
 pytestmark = pytest.mark.rotate(15)
 

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from flashattn_core import flash_attention, plan, quantized_flash_attention
 from flashattn_core.reference import reference_attention
-from gradient_oracle import draw_call, unfused_gradients
-from oracle import assert_same_bits, draw, to_numpy
+
+from tests.core.gradient_oracle import draw_call, unfused_gradients
+from tests.core.oracle import assert_same_bits, draw, to_numpy
 
 pytestmark = pytest.mark.usefixtures("requires_gpu")
 

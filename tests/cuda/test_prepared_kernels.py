@@ -1,11 +1,12 @@
 """The kernels that a kind of call runs are compiled when the kind is settled."""
 
-import launches
 import mlx.core as mx
 import pytest
 from flashattn_core import decide
 from flashattn_core.arguments import lowered
 from flashattn_core.masks import SlidingWindow
+
+from tests import launches
 
 
 @pytest.fixture(autouse=True)

@@ -1,9 +1,10 @@
 """The CUDA kernels, run on the CPU, agree with float64 for quantised keys and values of all bits and group sizes."""
 
 import pytest
-from cuda_attention import flash_attention
-from oracle import assert_matches_reference
-from test_quantised import GROUP_SIZES, dequantised, each_bits, normal, quantised
+
+from tests.core.oracle import assert_matches_reference
+from tests.core.test_quantised import GROUP_SIZES, dequantised, each_bits, normal, quantised
+from tests.cuda.cuda_attention import flash_attention
 
 pytestmark = [pytest.mark.rotate(21), pytest.mark.usefixtures("requires_clang")]
 

@@ -6,15 +6,16 @@ Errors are root mean squares, divided by the error of rounding the exact result.
 from collections.abc import Callable
 from dataclasses import replace
 
-import launches
-import metal_backward
 import mlx.core as mx
 import numpy as np
 import pytest
-from cuda_attention import flash_attention, on_cpu
 from flashattn_core.reference import reference_attention
-from gradient_oracle import draw_call, unfused_gradients
-from oracle import assert_matches_reference, assert_same_bits, draw, to_numpy
+
+from tests import launches
+from tests.core.gradient_oracle import draw_call, unfused_gradients
+from tests.core.oracle import assert_matches_reference, assert_same_bits, draw, to_numpy
+from tests.cuda.cuda_attention import flash_attention, on_cpu
+from tests.metal import metal_backward
 
 pytestmark = [pytest.mark.rotate(4), pytest.mark.usefixtures("requires_clang")]
 

@@ -2,8 +2,9 @@
 
 import mlx.core as mx
 import pytest
-from cuda_attention import flash_attention, run
-from oracle import draw
+
+from tests.core.oracle import draw
+from tests.cuda.cuda_attention import flash_attention, run
 
 SCHEDULES = ["forward", "reverse", "greedy", "random:1", "random:2"]
 pytestmark = [pytest.mark.rotate(3), pytest.mark.usefixtures("requires_clang")]

@@ -1,12 +1,13 @@
 """On compute capability 9.0, several blocks share the keys of cuda_prefill's last rows where some would be idle."""
 
-import launches
 import mlx.core as mx
 import pytest
-from cuda_attention import flash_attention
 from flashattn_core.arguments import lowered
 from flashattn_core.masks import KeyRange, SlidingWindow
-from oracle import assert_matches_reference, draw, to_numpy
+
+from tests import launches
+from tests.core.oracle import assert_matches_reference, draw, to_numpy
+from tests.cuda.cuda_attention import flash_attention
 
 FORM = "cuda_prefill_hopper"
 MANY = 2100  # keys

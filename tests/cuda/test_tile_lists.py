@@ -3,12 +3,13 @@ loaded, for its first call, so the list's size must not depend on the lengths.""
 
 from dataclasses import replace
 
-import launches
-import metal_backward
 import mlx.core as mx
 import pytest
 from flashattn_core.arguments import lowered
-from gradient_oracle import draw_call
+
+from tests import launches
+from tests.core.gradient_oracle import draw_call
+from tests.metal import metal_backward
 
 ROOM = 8 * 1024
 

@@ -7,11 +7,12 @@ from types import SimpleNamespace
 import mlx.core as mx
 import mlxlm_flash_patch as flash
 import pytest
-from arms import off_and_on
 from mlx_lm import lora
 from mlx_lm.models import qwen2
 from mlx_lm.tuner.callbacks import TrainingCallback
-from model_folders import write_model
+
+from tests.patch.arms import off_and_on
+from tests.patch.model_folders import write_model
 
 pytestmark = pytest.mark.usefixtures("requires_gpu")
 

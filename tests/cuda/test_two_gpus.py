@@ -8,7 +8,8 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from two_ranks import launch
+
+from tests.patch.two_ranks import launch
 
 SHARDED = Path(__file__).with_name("sharded_model.py")
 EVALUATE = "from flash_evals.cli import main; main()"

@@ -1,9 +1,10 @@
 """On compute capability 9.0 cuda_prefill has Hopper's form if the tensor memory accelerator (TMA) reads the arrays."""
 
-import launches
 import mlx.core as mx
 import pytest
 from flashattn_core.arguments import lowered
+
+from tests import launches
 
 ROWS, COLUMNS = 40, 64
 

@@ -68,10 +68,10 @@ NOT_RUN = {
     "tar xzf …": "unpacks what is not downloaded",
     "flash-eval real-model …": "downloads 93 MB; the tests beside other programs run it",
     "flash-eval perplexity --model M --dataset W …": "needs that model and text; docs/flash-eval.md has the same",
-    "flash-eval speed --blas auto …": "needs OpenBLAS; tests/evals/test_blas.py runs it",
-    "flash-eval finetune --blas auto …": "needs OpenBLAS; tests/evals/test_blas.py runs it",
+    "flash-eval speed --blas auto …": "needs OpenBLAS; tests/evals/test_blas_option.py runs it",
+    "flash-eval finetune --blas auto …": "needs OpenBLAS; tests/evals/test_blas_option.py runs it",
     "uv run python tests/mutations": "builds and tests the code once for each line that it breaks",
-    "uv run python tests/patch/soak.py --minutes 30": "takes half an hour; tests/patch/test_soak.py runs it, too",
+    "uv run python -m tests.patch.soak --minutes 30": "takes half an hour; tests/patch/test_soak.py runs it, too",
 }
 
 SMALLEST = {

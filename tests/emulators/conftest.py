@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import pytest
-from demanded import lacking
-from metal_on_cpu import MISSING
+
+from tests.demanded import lacking
+from tests.emulators.metal_on_cpu import MISSING
 
 HERE = Path(__file__).parent
 

@@ -5,8 +5,9 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from metal_on_cpu import Program, Result
-from metal_on_cpu.program import Buffer
+
+from tests.emulators.metal_on_cpu import Program, Result
+from tests.emulators.metal_on_cpu.program import Buffer
 
 PREAMBLE = "#include <metal_stdlib>\n#include <metal_simdgroup_matrix>\nusing namespace metal;\n#line 1\n"
 OUT = "device float* out [[buffer(0)]]"

@@ -1,8 +1,9 @@
 """Pointers stay in their address spaces; a pointer without one is an error, as it is for Apple's compiler."""
 
 import pytest
-from metal_on_cpu import AddressSpaceError, check_address_spaces
-from small_kernels import PREAMBLE
+
+from tests.emulators.metal_on_cpu import AddressSpaceError, check_address_spaces
+from tests.emulators.small_kernels import PREAMBLE
 
 KERNEL = """struct Params {{ int n; float s; }};
 static inline float dot_product(threadgroup const float* a, device const float* b, int n) {{

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from metal_on_cpu import BindingError, CompileError
-from small_kernels import compile_text, run
+
+from tests.emulators.metal_on_cpu import BindingError, CompileError
+from tests.emulators.small_kernels import compile_text, run
 
 TEXT = """
 constant bool has_bias [[function_constant(1)]];

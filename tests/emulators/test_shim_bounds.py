@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from metal_on_cpu import MetalError, OutOfBoundsError, View
-from small_kernels import run
+
+from tests.emulators.metal_on_cpu import MetalError, OutOfBoundsError, View
+from tests.emulators.small_kernels import run
 
 ARGUMENTS = "device const float* in [[buffer(0)]], device float* out [[buffer(1)]], constant int& n [[buffer(2)]]"
 F = np.zeros(64, np.float32)

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from metal_on_cpu import Counts, Undefined
-from small_kernels import OUT, run
+
+from tests.emulators.metal_on_cpu import Counts, Undefined
+from tests.emulators.small_kernels import OUT, run
 
 GROUPS = 3
 ALL = 64 * GROUPS

@@ -1,8 +1,9 @@
 """It is an error if threads do not meet at one barrier, or lanes do not meet at one operation."""
 
 import pytest
-from metal_on_cpu import DivergenceError
-from small_kernels import SCHEDULES, run
+
+from tests.emulators.metal_on_cpu import DivergenceError
+from tests.emulators.small_kernels import SCHEDULES, run
 
 BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
 CASES = {

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from metal_on_cpu import CompileError
-from small_kernels import compile_text
+
+from tests.emulators.metal_on_cpu import CompileError
+from tests.emulators.small_kernels import compile_text
 
 
 def launch(text):

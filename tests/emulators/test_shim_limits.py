@@ -1,8 +1,9 @@
 """It is an error to use more than 32 KB of threadgroup memory, more than 1024 threads, or half a SIMD group."""
 
 import pytest
-from metal_on_cpu import LimitError
-from small_kernels import compile_text, run
+
+from tests.emulators.metal_on_cpu import LimitError
+from tests.emulators.small_kernels import compile_text, run
 
 USE = "threadgroup float x[{}]; threadgroup half y[{}]; x[lane] = 1; y[lane] = 1; out[lane] = x[lane] + y[lane];"
 

@@ -3,8 +3,9 @@
 import mlx.core as mx
 import numpy as np
 import pytest
-from metal_attention import as_numpy, to_mlx
-from small_kernels import run
+
+from tests.emulators.small_kernels import run
+from tests.metal.metal_attention import as_numpy, to_mlx
 
 TYPES = {"half": mx.float16, "bfloat": mx.bfloat16}
 SPECIAL = [0.0, -0.0, np.inf, -np.inf, 6e-8, 65504, 65520, 3.38e38, 3.4e38, 1 + 2**-8, 1 + 3 * 2**-9, 1e-45]

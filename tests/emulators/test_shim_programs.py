@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from metal_on_cpu import CompileError, OutOfBoundsError, Program
-from small_kernels import compile_text
+
+from tests.emulators.metal_on_cpu import CompileError, OutOfBoundsError, Program
+from tests.emulators.small_kernels import compile_text
 
 SIZE = {"grid": (1, 1, 1), "threadgroup": (32, 1, 1)}
 ONES = np.ones(64, np.int32)

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from metal_on_cpu import RaceError, Undefined
-from small_kernels import SCHEDULES, run
+
+from tests.emulators.metal_on_cpu import RaceError, Undefined
+from tests.emulators.small_kernels import SCHEDULES, run
 
 RACES = {
     "two lanes write": "out[lane / 2] = lane;",

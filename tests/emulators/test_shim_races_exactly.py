@@ -8,8 +8,9 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from metal_on_cpu import RaceError
-from small_kernels import SCHEDULES, run
+
+from tests.emulators.metal_on_cpu import RaceError
+from tests.emulators.small_kernels import SCHEDULES, run
 
 GROUPS, THREADS, STEPS, CELLS = 2, 96, 6, 16
 NOTHING, READ, WRITE = 0, 1, 2

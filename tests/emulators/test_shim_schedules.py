@@ -1,8 +1,9 @@
 """Schedules decide who goes first between two barriers, always the same way. A race's message says who came second."""
 
 import pytest
-from metal_on_cpu import Program, RaceError
-from small_kernels import run
+
+from tests.emulators.metal_on_cpu import Program, RaceError
+from tests.emulators.small_kernels import run
 
 SCHEDULES = ["forward", "reverse", "random:1", "random:2"]
 THREADS, THREADGROUPS = ("out[0] = 1;", 1), ("if (thread_index == 0) out[0] = 1;", 40)

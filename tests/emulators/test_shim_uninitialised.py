@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from metal_on_cpu import Undefined, UninitialisedError
-from small_kernels import run
+
+from tests.emulators.metal_on_cpu import Undefined, UninitialisedError
+from tests.emulators.small_kernels import run
 
 
 @pytest.mark.parametrize(

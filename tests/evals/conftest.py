@@ -15,9 +15,10 @@ from flash_evals.work import contest, implementations, machine, measure
 from flash_evals.work.implementations import IMPLEMENTATIONS, RESULTS, Contestant, flash
 from flash_evals.work.models import load
 from flashattn_core import _ext
-from fresh_process import fresh_processes
-from model_folders import write_model
-from report_page import parse
+
+from tests.evals.fresh_process import fresh_processes
+from tests.evals.report_page import parse
+from tests.patch.model_folders import write_model
 
 CONFIG = {
     "model_type": "qwen2",

@@ -11,7 +11,8 @@ from flash_evals.results import claims
 from flash_evals.results.claims import LEGEND, MARK, NOTHING, Ratio
 from flash_evals.results.perplexity_result import Result
 from msgspec import convert
-from report_page import answer
+
+from tests.evals.report_page import answer
 
 # Seconds of trials. The medians are 2.5, 2.0 and 2.0.
 OFF = [1.5, 2.4, 2.5, 2.6, 3.5]

@@ -6,8 +6,9 @@ import json
 
 import pyarrow as pa
 import pytest
-from loopback_hub import Repo, serve
 from pyarrow import parquet
+
+from tests.evals.loopback_hub import Repo, serve
 
 pytestmark = pytest.mark.slow("imports datasets and starts a server")
 

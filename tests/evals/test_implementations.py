@@ -13,8 +13,9 @@ from flash_evals.work import implementations, machine
 from flash_evals.work.implementations import IMPLEMENTATIONS, QUANTISED, RESULTS
 from flashattn_core.masks import Causal, SlidingWindow
 from flashattn_core.reference import visible_and_bias
-from gradient_oracle import Call, unfused_gradients
 from msgspec.structs import replace
+
+from tests.core.gradient_oracle import Call, unfused_gradients
 
 pytestmark = pytest.mark.usefixtures("quick_machine")
 

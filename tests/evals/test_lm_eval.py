@@ -14,8 +14,9 @@ from importlib.util import find_spec
 
 import pyarrow as pa
 import pytest
-from loopback_hub import Repo, serve
 from pyarrow import parquet
+
+from tests.evals.loopback_hub import Repo, serve
 
 RUN = "uv run --with 'lm-eval[hf]==0.4.13' python -m pytest --all tests/evals/test_lm_eval.py"
 pytestmark = [

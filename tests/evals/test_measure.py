@@ -17,7 +17,8 @@ from flash_evals.work.measure import run
 from flashattn_core import _ext
 from mlx_lm.models import base, qwen2
 from mlxlm_flash_patch import router
-from trial_peaks import MB, nine_peaks
+
+from tests.evals.trial_peaks import MB, nine_peaks
 
 LINUX = pytest.mark.skipif(
     "process" not in measure.memory_method(),

@@ -10,7 +10,8 @@ from statistics import median
 import pytest
 from flash_evals.work import machine
 from mlxlm_flash_patch.blas import REFERENCE, blas
-from two_ranks import PROGRAMS, launch
+
+from tests.patch.two_ranks import PROGRAMS, launch
 
 pytestmark = pytest.mark.slow("processes that import for seconds")
 

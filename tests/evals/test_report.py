@@ -6,7 +6,8 @@ from copy import deepcopy
 import pytest
 from flash_evals.commands.report import Result
 from msgspec import convert
-from report_page import head, rows
+
+from tests.evals.report_page import head, rows
 
 ARMS = ("off", "on")
 UNITS = {"ms": 1e-3, "µs": 1e-6, "%": 1e-2}

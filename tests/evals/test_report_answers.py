@@ -3,7 +3,8 @@
 import re
 
 import pytest
-from report_page import answer
+
+from tests.evals.report_page import answer
 
 
 def faster(speed, *ratios):

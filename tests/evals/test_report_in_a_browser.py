@@ -7,11 +7,12 @@ from io import BytesIO
 
 import click.testing
 import pytest
-from demanded import lacking
 from flash_evals.cli import main
 from flash_evals.pages.colors import DARK, LIGHT
 from PIL import Image, ImageColor
-from report_page import hostile
+
+from tests.demanded import lacking
+from tests.evals.report_page import hostile
 
 pytestmark = pytest.mark.slow("starts a browser")
 

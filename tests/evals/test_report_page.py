@@ -11,7 +11,8 @@ import msgspec
 import pytest
 from flash_evals.commands.report import Result
 from flash_evals.results.claims import LEGEND
-from report_page import HOSTILE, answer, head, hostile, mapped, parse, rows
+
+from tests.evals.report_page import HOSTILE, answer, head, hostile, mapped, parse, rows
 
 
 def test_a_file_read_back_is_what_was_written(results):

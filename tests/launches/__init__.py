@@ -20,9 +20,10 @@ from unittest.mock import patch
 
 import mlx.core as mx
 import nanobind
-from builds import built, contents
 from flashattn_core import _ext, decide
-from programs import cmake
+
+from tests.builds import built, contents
+from tests.core.programs import cmake
 
 HERE = Path(__file__).parent
 CSRC = HERE.parents[1] / "packages/flashattn-core/csrc"

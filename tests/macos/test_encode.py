@@ -10,7 +10,8 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from builds import built, contents
+
+from tests.builds import built, contents
 
 ROOT = Path(__file__).parents[2]
 CSRC = ROOT / "packages/flashattn-core/csrc"

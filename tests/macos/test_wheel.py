@@ -2,9 +2,10 @@
 
 import zipfile
 
-import launches
 import pytest
 from release_table import releases
+
+from tests import launches
 
 MLX_VERSION = releases()[-1].mlx
 

@@ -2,7 +2,7 @@
 
 The gradient is compared with the least that its seven products can do: MLX has no kernel for it.
 
-    uv run python tests/metal/beside_mlx.py [float32|float16|bfloat16]
+    uv run python -m tests.metal.beside_mlx [float32|float16|bfloat16]
 
 A call has one key/value head of Qwen2 and the query heads that share it: all other heads cost the same.
 """
@@ -11,19 +11,16 @@ import dataclasses
 import functools
 import operator
 import sys
-from pathlib import Path
 
-TESTS = Path(__file__).parents[1]
-sys.path[:0] = [*(str(TESTS / folder) for folder in ("metal", "emulators", "core")), str(TESTS)]  # as for pytest
+import mlx.core as mx
+import numpy as np
 
-import mlx.core as mx  # noqa: E402
-import mlx_kernels  # noqa: E402
-import numpy as np  # noqa: E402
-from gradient_oracle import draw_call  # noqa: E402
-from metal_attention import run  # noqa: E402
-from metal_backward import run as run_backward  # noqa: E402
-from metal_on_cpu import Counts  # noqa: E402
-from oracle import draw  # noqa: E402
+from tests.core.gradient_oracle import draw_call
+from tests.core.oracle import draw
+from tests.emulators.metal_on_cpu import Counts
+from tests.metal import mlx_kernels
+from tests.metal.metal_attention import run
+from tests.metal.metal_backward import run as run_backward
 
 HEAD_DIMS = {"Qwen2-0.5B": 64, "Qwen2-7B": 128}
 GROUP = 7  # query heads for each key/value head, in both

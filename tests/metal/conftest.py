@@ -2,8 +2,9 @@
 
 import mlx.core as mx
 import pytest
-from demanded import lacking
-from metal_on_cpu import MISSING
+
+from tests.demanded import lacking
+from tests.emulators.metal_on_cpu import MISSING
 
 # The files that run on Metal where there is a GPU: see metal_attention.py.
 RUN_ON_A_GPU_TOO = {"test_rules.py", "test_kernels.py", "test_quantised_kernels.py"}

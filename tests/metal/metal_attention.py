@@ -11,12 +11,13 @@ from collections import Counter
 from dataclasses import dataclass
 
 import flashattn_core
-import launches
 import mlx.core as mx
 import numpy as np
 from flashattn_core.arguments import lowered
-from metal_on_cpu import Counts, Program, Undefined, View
-from metal_on_cpu.program import Buffer
+
+from tests import launches
+from tests.emulators.metal_on_cpu import Counts, Program, Undefined, View
+from tests.emulators.metal_on_cpu.program import Buffer
 
 NUMPY_DTYPES = {mx.float32: np.float32, mx.float16: np.float16, mx.bfloat16: np.uint16}
 

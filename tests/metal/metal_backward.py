@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import launches
 import mlx.core as mx
 import numpy as np
 from flashattn_core.arguments import lowered
-from gradient_oracle import Call, Gradients
-from metal_attention import NUMPY_DTYPES, execute, on_metal, to_mlx
-from metal_on_cpu import Counts, Undefined
-from metal_on_cpu.program import Buffer
+
+from tests import launches
+from tests.core.gradient_oracle import Call, Gradients
+from tests.emulators.metal_on_cpu import Counts, Undefined
+from tests.emulators.metal_on_cpu.program import Buffer
+from tests.metal.metal_attention import NUMPY_DTYPES, execute, on_metal, to_mlx
 
 Saved = tuple[mx.array, mx.array, mx.array]
 """out, lse and row_stats, as the forward kernels leave them."""

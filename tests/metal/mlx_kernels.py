@@ -11,9 +11,10 @@ from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
-from metal_attention import as_numpy, to_mlx
-from metal_on_cpu import Counts, Program, Result, Undefined
-from metal_on_cpu.program import Buffer
+
+from tests.emulators.metal_on_cpu import Counts, Program, Result, Undefined
+from tests.emulators.metal_on_cpu.program import Buffer
+from tests.metal.metal_attention import as_numpy, to_mlx
 
 INCLUDE = Path(mx.__file__).parent / "include"
 INCLUDE_DIRS = (Path(__file__).parent / "mlx_headers", INCLUDE)  # first the headers that replace MLX's

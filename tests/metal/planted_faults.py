@@ -11,10 +11,11 @@ import pytest
 from flashattn_core.check import difference
 from flashattn_core.masks import Tree
 from flashattn_core.reference import reference_attention
-from metal_attention import Run
-from metal_on_cpu import MetalError
-from oracle import assert_matches_reference, draw, to_numpy
-from test_quantised import dequantised
+
+from tests.core.oracle import assert_matches_reference, draw, to_numpy
+from tests.core.test_quantised import dequantised
+from tests.emulators.metal_on_cpu import MetalError
+from tests.metal.metal_attention import Run
 
 CSRC = Path(__file__).parents[2] / "packages/flashattn-core/csrc"
 BARRIER = "threadgroup_barrier(metal::mem_flags::mem_threadgroup);"

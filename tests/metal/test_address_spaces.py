@@ -1,14 +1,15 @@
 """Every kernel's source also compiles with address spaces as in Metal: no pointer changes its address space."""
 
-import launches
 import mlx.core as mx
 import pytest
 from flashattn_core.arguments import lowered
-from gradient_oracle import draw_call
-from metal_backward import described
-from metal_on_cpu import AddressSpaceError, check_address_spaces
-from oracle import DTYPES
-from test_kernels import CASES, QUANTISED
+
+from tests import launches
+from tests.core.gradient_oracle import draw_call
+from tests.core.oracle import DTYPES
+from tests.emulators.metal_on_cpu import AddressSpaceError, check_address_spaces
+from tests.metal.metal_backward import described
+from tests.metal.test_metal_kernels import CASES, QUANTISED
 
 
 def sources(kernel, length, group, dtype, dim=64, bits=None):

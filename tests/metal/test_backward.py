@@ -6,23 +6,23 @@ test_kernels.py. The forward's saved results come from the reference, so that th
 
 from dataclasses import replace
 
-import gradient_oracle
-import metal_attention
 import mlx.core as mx
 import numpy as np
 import pytest
-import test_gradients
-from array_cases import hiding_most
 from flashattn_core import NoKernelError
 from flashattn_core.masks import Causal, KeyRange, SlidingWindow
-from gradient_oracle import assert_equal_weights, assert_obeys_the_rule, draw_call
-from metal_backward import described, exactly_saved, run
-from oracle import DTYPES, to_numpy
-from test_gradients import with_options
-from test_grid import mask_kinds, option_kinds
-from test_hidden_nan import MASKS
-from test_kernels import CASES, SCHEDULES
-from test_strides import column_major, reversed_rows, transposed
+
+from tests.core import gradient_oracle, test_gradients
+from tests.core.array_cases import hiding_most
+from tests.core.gradient_oracle import assert_equal_weights, assert_obeys_the_rule, draw_call
+from tests.core.oracle import DTYPES, to_numpy
+from tests.core.test_gradients import with_options
+from tests.core.test_grid import mask_kinds, option_kinds
+from tests.core.test_hidden_nan import MASKS
+from tests.core.test_strides import column_major, reversed_rows, transposed
+from tests.metal import metal_attention
+from tests.metal.metal_backward import described, exactly_saved, run
+from tests.metal.test_metal_kernels import CASES, SCHEDULES
 
 LENGTHS = [*CASES["metal_prefill_reg"], (1, 33), (9, 129)]
 GRADIENTS = ("dq", "dk", "dv")

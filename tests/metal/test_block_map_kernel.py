@@ -1,14 +1,15 @@
 """The kernels that find a mask's block map, on Metal and on CUDA, find what block_map.h defines."""
 
-import launches
 import mlx.core as mx
 import numpy as np
 import pytest
-from array_cases import expected_map
-from cuda_attention import on_cpu
-from metal_attention import execute, on_metal
-from metal_on_cpu import Undefined
-from planted_faults import Fault, assert_is_noticed
+
+from tests import launches
+from tests.core.array_cases import expected_map
+from tests.cuda.cuda_attention import on_cpu
+from tests.emulators.metal_on_cpu import Undefined
+from tests.metal.metal_attention import execute, on_metal
+from tests.metal.planted_faults import Fault, assert_is_noticed
 
 PREPARED = {"metal": on_metal, "cuda": on_cpu}
 DTYPES = {"bool": mx.bool_, "float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}

@@ -6,14 +6,15 @@ Calls have one key/value head and the query heads that share it: every other hea
 import mlx.core as mx
 import numpy as np
 import pytest
-from beside_mlx import GROUP, HEAD_DIMS, decode, gradient, prefill, total, visible_eighths
 from flashattn_core.masks import KeyRange, SlidingWindow
-from gradient_oracle import draw_call
-from metal_attention import run
-from metal_backward import run as run_backward
-from metal_on_cpu import Counts
-from oracle import draw
-from test_quantised import normal, quantised
+
+from tests.core.gradient_oracle import draw_call
+from tests.core.oracle import draw
+from tests.core.test_quantised import normal, quantised
+from tests.emulators.metal_on_cpu import Counts
+from tests.metal.beside_mlx import GROUP, HEAD_DIMS, decode, gradient, prefill, total, visible_eighths
+from tests.metal.metal_attention import run
+from tests.metal.metal_backward import run as run_backward
 
 DTYPES = ["float32", "float16", "bfloat16"]
 

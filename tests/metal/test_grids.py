@@ -1,10 +1,11 @@
 """Calls with more rows or threadgroups than GPUs can count are refused, not cut off at 32 bits."""
 
 import flashattn_core
-import launches
 import mlx.core as mx
 import pytest
 from flashattn_core.attention import lowered
+
+from tests import launches
 
 MANY = 2**16
 

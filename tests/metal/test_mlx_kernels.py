@@ -2,8 +2,9 @@
 
 import pytest
 from flashattn_core.reference import reference_attention
-from mlx_kernels import sdpa_vector, sdpa_vector_2pass, steel_attention
-from oracle import DTYPES, assert_within_rule, draw, to_numpy, unfused
+
+from tests.core.oracle import DTYPES, assert_within_rule, draw, to_numpy, unfused
+from tests.metal.mlx_kernels import sdpa_vector, sdpa_vector_2pass, steel_attention
 
 # heads, key/value heads, queries, keys, head_dim, mask
 SHAPES = {

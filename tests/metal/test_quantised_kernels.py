@@ -7,11 +7,12 @@ every run for races, bounds and uninitialised memory.
 import mlx.core as mx
 import numpy as np
 import pytest
-from metal_attention import run
-from oracle import DTYPES, assert_matches_reference, to_numpy
-from test_grid import cast_arrays, mask_kinds, option_kinds
-from test_kernels import CASES, QUANTISED, SCHEDULES, kernels_and_dims
-from test_quantised import BITS, GROUP_SIZES, dequantised, each_bits, normal, quantised
+
+from tests.core.oracle import DTYPES, assert_matches_reference, to_numpy
+from tests.core.test_grid import cast_arrays, mask_kinds, option_kinds
+from tests.core.test_quantised import BITS, GROUP_SIZES, dequantised, each_bits, normal, quantised
+from tests.metal.metal_attention import run
+from tests.metal.test_metal_kernels import CASES, QUANTISED, SCHEDULES, kernels_and_dims
 
 
 def assert_matches(query, key, value, **call):

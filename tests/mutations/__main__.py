@@ -16,7 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 
-from promises import evaluation, gradients, kernels, masks, memory, packaging, patch, process, programs, results
+from promises import evaluation, gradients, kernels, masks, memory, packaging, patch, process, results
+from promises import of_programs as programs
 from promises.mutation import Mutation
 
 GROUPS = {

@@ -1,6 +1,6 @@
 """Builds all that is published: each package's sdist, and from the sdists alone the wheels of this platform.
 
-    python tests/packaging/build_wheels.py dist [PYTHON ...]
+    python -m tests.packaging.build_wheels dist [PYTHON ...]
 
 flashattn-core's wheel has an extension module for each release of MLX, and for each PYTHON where that matters. Each
 build has an environment of its own, with the requirements of the package's pyproject.toml. On Linux, auditwheel gives

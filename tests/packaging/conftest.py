@@ -7,8 +7,9 @@ import os
 import sys
 
 import pytest
-from build_wheels import PACKAGES
-from virtual_environment import Environment
+
+from tests.packaging.build_wheels import PACKAGES
+from tests.packaging.virtual_environment import Environment
 
 
 @pytest.fixture(scope="session")

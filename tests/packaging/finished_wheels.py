@@ -9,8 +9,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from build_wheels import build_sdist, build_wheel
-from builds import built
+
+from tests.builds import built
+from tests.packaging.build_wheels import build_sdist, build_wheel
 
 FINISHED = os.environ.get("WHEELS")
 

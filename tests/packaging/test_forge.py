@@ -7,7 +7,8 @@ import flashattn_core
 import mlxlm_flash_patch.cli
 import pytest
 import yaml
-from build_wheels import PACKAGES, ROOT, uv
+
+from tests.packaging.build_wheels import PACKAGES, ROOT, uv
 
 FORMS = ROOT / ".github/ISSUE_TEMPLATE"
 CHECK = ("run", "--no-project", "--with", "check-jsonschema==0.39.0", "check-jsonschema", "--builtin-schema")

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tomllib
 
-from build_wheels import ROOT
+from tests.packaging.build_wheels import ROOT
 
 LIMIT = 0.05  # seconds of processor time, which other programs do not affect
 CODE = """

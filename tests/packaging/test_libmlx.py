@@ -5,7 +5,8 @@ import zipfile
 from importlib.metadata import distribution, version
 
 import pytest
-from virtual_environment import Environment
+
+from tests.packaging.virtual_environment import Environment
 
 pytestmark = [
     pytest.mark.nightly("installs the three wheels"),

@@ -7,11 +7,12 @@ import sys
 import follow
 import pytest
 import release_table
-from build_wheels import ROOT, build_wheel
-from builds import built
-from finished_wheels import FINISHED
 from release_table import numbers, releases
-from virtual_environment import Environment
+
+from tests.builds import built
+from tests.packaging.build_wheels import ROOT, build_wheel
+from tests.packaging.finished_wheels import FINISHED
+from tests.packaging.virtual_environment import Environment
 
 EACH = [release.mlx for release in releases()]
 NEEDED = ("hypothesis", "pytest", "filelock", "pytest-xdist", "cmake", "ninja", "pyyaml")

@@ -7,7 +7,8 @@ import tarfile
 from email.parser import Parser
 
 import pytest
-from build_wheels import PACKAGES, ROOT, build_sdist
+
+from tests.packaging.build_wheels import PACKAGES, ROOT, build_sdist
 
 ADDRESS = "https://forge.invalid/owner/name"
 

@@ -7,8 +7,9 @@ import tomllib
 import flashattn_core
 import pytest
 import release_table
-from build_wheels import PACKAGES, ROOT
 from release_table import releases
+
+from tests.packaging.build_wheels import PACKAGES, ROOT
 
 OLDEST, *_, NEWEST = releases()
 MLX = f">={OLDEST.mlx},<={NEWEST.mlx}"

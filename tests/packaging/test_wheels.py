@@ -13,10 +13,11 @@ from pathlib import Path
 import flashattn_core
 import mlx.core as mx
 import pytest
-from build_wheels import PACKAGES, ROOT, uv
 from flashattn_core import _ext
 from release_table import releases
-from virtual_environment import metadata
+
+from tests.packaging.build_wheels import PACKAGES, ROOT, uv
+from tests.packaging.virtual_environment import metadata
 
 TWINE = ("run", "--no-project", "--with", "twine==7.0.0", "twine", "--no-color", "check", "--strict")
 CLASSIFIERS = ("--no-project", "--with", "trove-classifiers==2026.9.21.13", "python", "-c")

@@ -7,7 +7,8 @@ import subprocess
 import mlxlm_flash_patch.cli
 import pytest
 import yaml
-from build_wheels import PACKAGES, ROOT, uv
+
+from tests.packaging.build_wheels import PACKAGES, ROOT, uv
 
 FOLDER = ROOT / ".github/workflows"
 WORKFLOWS = sorted(FOLDER.glob("*.yml"))

@@ -8,8 +8,9 @@ from email.message import Message
 from email.parser import Parser
 from pathlib import Path
 
-from build_wheels import PACKAGES, clean_environment, uv
 from packaging.requirements import Requirement
+
+from tests.packaging.build_wheels import PACKAGES, clean_environment, uv
 
 MODULES = ("flashattn_core", "mlxlm_flash_patch", "flash_evals")
 

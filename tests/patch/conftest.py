@@ -17,8 +17,9 @@ from flashattn_core.contest import mlx_attention
 from mlx_lm.models import base, cache, gear, gemma2, phi3small
 from mlxlm_flash_patch import patch, router
 from mlxlm_flash_patch.patch_points import POINTS
-from model_configs import ARCHITECTURES, config, random_model
-from model_folders import write_model
+
+from tests.patch.model_configs import ARCHITECTURES, config, random_model
+from tests.patch.model_folders import write_model
 
 # In a tuple: the patch would replace a function that is itself an attribute of this module.
 ORIGINALS = tuple((point, point.current) for point in POINTS)

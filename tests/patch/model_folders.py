@@ -3,8 +3,9 @@
 import json
 
 import mlx.core as mx
-from model_configs import random_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from tests.patch.model_configs import random_model
 
 END = "<|endoftext|>"
 

@@ -1,4 +1,4 @@
-"""Times a patched attention call of a decode step, in microseconds: `uv run python tests/patch/overhead.py`.
+"""Times a patched attention call of a decode step, in microseconds: `uv run python -m tests.patch.overhead`.
 
 Each call builds a lazy array and computes nothing. It calls mlx-lm's, MLX's and flashattn_core's functions, with the
 patch and without, and prints a time for each.

@@ -1,4 +1,4 @@
-"""Mixed work while the patch goes in and out at random, for as long as you like: `tests/patch/soak.py --minutes 30`.
+"""Mixed work while the patch goes in and out at random, as long as you like: `python -m tests.patch.soak --minutes 30`.
 
 One process generates, scores text and takes training steps, each with the patch off and on, in an order drawn from a
 seed. Each round picks one of the ways to switch the patch on. Some rounds run in another thread; a bad call or a Ctrl-C
@@ -31,9 +31,10 @@ from flash_evals.pages.description import columns
 from flash_evals.results.arms import ARMS
 from flash_evals.work import machine
 from mlx_lm.generate import generation_stream
-from soak_checks import GROWTH, Own, check_is_off, growth, occupied
-from soak_switching import WAYS, ControlC, another_thread_switches, arrival, bad_call
-from soak_work import KINDS, OTHER_TYPES, Broken, Kinds, Result, Run, Work, difference
+
+from tests.patch.soak_checks import GROWTH, Own, check_is_off, growth, occupied
+from tests.patch.soak_switching import WAYS, ControlC, another_thread_switches, arrival, bad_call
+from tests.patch.soak_work import KINDS, OTHER_TYPES, Broken, Kinds, Result, Run, Work, difference
 
 
 @dataclass

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import mlx.nn as nn
 import mlxlm_flash_patch as flash
-from soak_work import Broken
+
+from tests.patch.soak_work import Broken
 
 MB = 1e6
 

@@ -12,7 +12,8 @@ import flashattn_core
 import mlx.core as mx
 import mlx.nn as nn
 import mlxlm_flash_patch as flash
-from soak_work import Broken
+
+from tests.patch.soak_work import Broken
 
 
 @contextlib.contextmanager

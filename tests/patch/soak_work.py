@@ -15,7 +15,8 @@ from mlx.optimizers import SGD
 from mlx_lm.generate import batch_generate, generate, stream_generate
 from mlx_lm.models.cache import load_prompt_cache, make_prompt_cache, save_prompt_cache
 from mlx_lm.tuner.trainer import default_loss
-from model_configs import config, random_model
+
+from tests.patch.model_configs import config, random_model
 
 OTHER_TYPES = ("llama", "qwen3", "gemma2", "gemma3_text", "gpt_oss", "deepseek_v2", "cohere2", "olmo2")
 TOLERANCE = 1e-3  # relative to the largest number or 1: float32 through two or four layers, and training steps

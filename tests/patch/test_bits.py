@@ -4,8 +4,9 @@ import flashattn_core
 import mlx.core as mx
 import mlxlm_flash_patch as flash
 import pytest
-from arms import normal, off_and_on
 from mlx_lm.models import base
+
+from tests.patch.arms import normal, off_and_on
 
 
 @pytest.mark.rotate(1, default=5)

@@ -14,8 +14,9 @@ import mlx.core as mx
 import pytest
 from mlxlm_flash_patch import blas, cli
 from mlxlm_flash_patch import run as running
-from two_ranks import PROGRAMS
-from two_ranks import launch as on_two_ranks
+
+from tests.patch.two_ranks import PROGRAMS
+from tests.patch.two_ranks import launch as on_two_ranks
 
 pytestmark = pytest.mark.slow("processes that import for seconds")
 

@@ -3,9 +3,10 @@
 import mlx.core as mx
 import mlxlm_flash_patch as flash
 import pytest
-from arms import batch_caches, close, off_and_on
 from mlx_lm.models import cache as mlx_caches
 from mlxlm_flash_patch import router
+
+from tests.patch.arms import batch_caches, close, off_and_on
 
 pytestmark = pytest.mark.usefixtures("masks")
 

@@ -8,7 +8,8 @@ import shutil
 import mlx.core as mx
 import pytest
 from flash_evals.work.models import DEMO_MODEL
-from model_configs import random_model
+
+from tests.patch.model_configs import random_model
 
 STEPS = 6
 PRINTED = 0.0011  # losses are printed with three decimals, of which the last may round either way

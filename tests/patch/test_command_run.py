@@ -12,9 +12,10 @@ from pathlib import Path
 
 import mlxlm_flash_patch as flash
 import pytest
-from arms import ATTEND, LATER
 from mlxlm_flash_patch import cli
 from mlxlm_flash_patch import run as running
+
+from tests.patch.arms import ATTEND, LATER
 
 OWN = "[mlxlm-flash] "
 WHO_AM_I = """

@@ -3,9 +3,10 @@
 import mlx.core as mx
 import mlxlm_flash_patch as flash
 import pytest
-from arms import close, off_and_on
 from mlx_lm.models import base
 from mlx_lm.models.cache import make_prompt_cache
+
+from tests.patch.arms import close, off_and_on
 
 
 def test_a_compiled_function(tiny, tokens):

@@ -5,7 +5,8 @@ import shutil
 
 import pytest
 from mlx.utils import tree_flatten
-from two_ranks import PROGRAMS, launch
+
+from tests.patch.two_ranks import PROGRAMS, launch
 
 SCRIPT = """
 import json, sys

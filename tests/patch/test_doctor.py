@@ -18,8 +18,9 @@ from flashattn_core import _ext, survey
 from mlx_lm.models import base
 from mlxlm_flash_patch import blas, doctor, tune
 from mlxlm_flash_patch.cli import cli
-from model_configs import config
 from release_table import releases
+
+from tests.patch.model_configs import config
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run this test on Linux")
 

@@ -7,9 +7,10 @@ import mlx.core as mx
 import mlx.nn as nn
 import mlxlm_flash_patch as flash
 import pytest
-from arms import is_in
 from mlx_lm.models import base, llama, qwen2
-from soak_checks import occupied
+
+from tests.patch.arms import is_in
+from tests.patch.soak_checks import occupied
 
 
 def test_all_and_back(original, mlx_own):

@@ -9,10 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 import mlx.core as mx
 import mlxlm_flash_patch as flash
 import pytest
-from arms import is_in
 from mlx_lm.generate import generate_step
 from mlx_lm.models import base, llama, qwen2
 from mlxlm_flash_patch.patch_points import PatchPoint
+
+from tests.patch.arms import is_in
 
 
 def test_an_inner_block_does_not_switch_off_an_outer_one():

@@ -6,10 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 import mlx.core as mx
 import mlxlm_flash_patch as flash
 import pytest
-from arms import close, off_and_on
 from flashattn_core import NoKernelError
 from mlx_lm.models import base
 from mlxlm_flash_patch import router
+
+from tests.patch.arms import close, off_and_on
 
 WIDE = {name: mx.zeros((1, 2, 5, 600)) for name in ("queries", "keys", "values")}  # falls back
 

@@ -2,9 +2,10 @@
 
 import mlxlm_flash_patch as flash
 import pytest
-from arms import off_and_on
 from mlx_lm.generate import batch_generate, generate_step, stream_generate
 from mlx_lm.utils import load
+
+from tests.patch.arms import off_and_on
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,10 @@ import weakref
 import mlx.core as mx
 import mlxlm_flash_patch as flash
 import pytest
-from arms import calls
 from mlx_lm.generate import generate_step
 from mlx_lm.models import base
+
+from tests.patch.arms import calls
 
 
 @pytest.mark.slow("4 seconds")

@@ -5,9 +5,10 @@ import contextlib
 import mlx.core as mx
 import mlxlm_flash_patch as flash
 import pytest
-from arms import batch_caches, close, normal, peak_beyond
 from mlx_lm.models import base
 from mlx_lm.models import cache as mlx_caches
+
+from tests.patch.arms import batch_caches, close, normal, peak_beyond
 
 LENGTH, OFFSET = 3000, 1000
 BATCH, HEADS, HEAD_DIM = 2, 2, 32

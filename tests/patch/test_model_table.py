@@ -6,7 +6,8 @@ from pathlib import Path
 import mlx_lm
 import pytest
 from mlxlm_flash_patch.patch_points import POINTS
-from model_types import model_types, supported, table
+
+from tests.patch.model_types import model_types, supported, table
 
 pytestmark = pytest.mark.slow("3 seconds")
 

@@ -7,11 +7,12 @@ models.toml lists the types and their caches.
 import mlx.core as mx
 import mlxlm_flash_patch as flash
 import pytest
-from arms import close
 from mlx_lm.models.cache import CacheList, make_prompt_cache
 from mlxlm_flash_patch import mx_fast
-from model_configs import config, random_model
-from model_types import model_types, supported
+
+from tests.patch.arms import close
+from tests.patch.model_configs import config, random_model
+from tests.patch.model_types import model_types, supported
 
 PROMPT, STEPS, MAX_KV_SIZE = 20, 4, 16
 UNTESTED = [name for name in supported() if model_types()[name].untested]

@@ -7,7 +7,8 @@ import mlx.nn as nn
 import mlxlm_flash_patch as flash
 import numpy as np
 import pytest
-from arms import normal, off_and_on
+
+from tests.patch.arms import normal, off_and_on
 
 Q, K, V = normal(0, 2, 4, 9, 16), normal(1, 2, 2, 9, 16), normal(2, 2, 2, 9, 16)
 SEEN = mx.array(np.random.RandomState(0).rand(2, 1, 9, 9) > 0.4) | mx.eye(9).astype(mx.bool_)

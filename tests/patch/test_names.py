@@ -15,11 +15,12 @@ import mlx.utils
 import mlx_lm.models
 import mlxlm_flash_patch as flash
 import pytest
-from arms import calls, calls_of, close
 from mlx_lm.models import base, cache, gear, gemma2, llama, qwen2
 from mlx_lm.utils import load_model
 from mlxlm_flash_patch import patch, patch_points
-from model_configs import config, prepared, random_model
+
+from tests.patch.arms import calls, calls_of, close
+from tests.patch.model_configs import config, prepared, random_model
 
 Q = mx.ones((1, 2, 12, 8))
 IMPORTS = {

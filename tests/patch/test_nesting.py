@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import mlx.core as mx
 import mlxlm_flash_patch as flash
 import pytest
-from arms import calls
 from mlx_lm.models import base
+
+from tests.patch.arms import calls
 
 Q = mx.random.normal((1, 2, 12, 16))
 

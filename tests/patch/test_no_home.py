@@ -7,7 +7,8 @@ import os
 import sys
 
 import pytest
-from arms import ATTEND
+
+from tests.patch.arms import ATTEND
 
 CALL = f"import mlxlm_flash_patch as flash\nflash.enable(strict=True)\n{ATTEND}flash.disable()\nprint('ran')"
 TURNS = pytest.mark.rotate(3)

@@ -7,7 +7,8 @@ import mlx.core as mx
 import mlxlm_flash_patch as flash
 import pytest
 from mlx_lm.models import qwen2
-from model_configs import config, prepared
+
+from tests.patch.model_configs import config, prepared
 
 
 def small(model_type):

@@ -11,12 +11,13 @@ import mlx.core as mx
 import mlx.nn as nn
 import mlxlm_flash_patch as flash
 import pytest
-from arms import calls_of, close
 from mlx.utils import tree_flatten
 from mlx_lm.models import qwen2
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.tuner.trainer import grad_checkpoint
-from model_configs import ARCHITECTURES, config, random_model
+
+from tests.patch.arms import calls_of, close
+from tests.patch.model_configs import ARCHITECTURES, config, random_model
 
 COPIES = pytest.mark.parametrize(
     "again", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["deepcopy", "pickle"]

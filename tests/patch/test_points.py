@@ -12,11 +12,12 @@ import mlx.core as mx
 import mlx_lm.models
 import mlxlm_flash_patch as flash
 import pytest
-from arms import calls_of
 from mlx_lm.models import base, gemma2
 from mlxlm_flash_patch import patch_points
 from mlxlm_flash_patch.patch_points import POINTS
-from model_configs import config, random_model
+
+from tests.patch.arms import calls_of
+from tests.patch.model_configs import config, random_model
 
 
 @pytest.fixture(scope="module")

@@ -6,11 +6,12 @@ import mlx.core as mx
 import mlxlm_flash_patch as flash
 import numpy as np
 import pytest
-from arms import error, normal, off_and_on
 from mlx_lm.generate import maybe_quantize_kv_cache
 from mlx_lm.models import base
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
-from model_configs import config, random_model
+
+from tests.patch.arms import error, normal, off_and_on
+from tests.patch.model_configs import config, random_model
 
 MASKS = {
     "none": lambda length, offset: None,

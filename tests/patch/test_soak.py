@@ -14,11 +14,12 @@ import mlx.core as mx
 import mlxlm_flash_patch as flash
 import numpy as np
 import pytest
-import soak
 from flashattn_core import NoKernelError, _ext
 from mlx_lm.models import base
 from mlxlm_flash_patch import mx_fast, patch, patch_points
-from soak_work import KINDS, Result, difference
+
+from tests.patch import soak
+from tests.patch.soak_work import KINDS, Result, difference
 
 pytestmark = pytest.mark.slow("20 seconds")
 

@@ -11,7 +11,8 @@ from flashattn_core.decide import Decision
 from mlxlm_flash_patch import tune
 from mlxlm_flash_patch.cli import cli
 from mlxlm_flash_patch.tune import Call
-from model_configs import config
+
+from tests.patch.model_configs import config
 
 SHORT = [
     Call("bfloat16", 4, 2, 64, 1, 90),

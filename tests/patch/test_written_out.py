@@ -5,11 +5,12 @@ from concurrent.futures import ThreadPoolExecutor
 import mlx.core as mx
 import mlxlm_flash_patch as flash
 import pytest
-from arms import close, error, off_and_on, peak_beyond
 from flashattn_core import flash_attention
 from mlx_lm.models import gemma2
 from mlx_lm.models.cache import BatchKVCache, KVCache
-from model_configs import config, random_model
+
+from tests.patch.arms import close, error, off_and_on, peak_beyond
+from tests.patch.model_configs import config, random_model
 
 TYPES = pytest.mark.parametrize("model_type", ["gemma2", "gear", "phi3small"])
 

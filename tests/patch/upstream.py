@@ -1,5 +1,5 @@
 """Runs mlx-lm's own tests with the patch off, on, strict, and on with masks kept as the arrays that mlx-lm makes:
-`tests/patch/upstream.py FOLDER [PYTEST ARGUMENTS]`.
+`python -m tests.patch.upstream FOLDER [PYTEST ARGUMENTS]`.
 
 FOLDER holds the tests of the installed mlx-lm: they come with its source distribution, not with its wheel
 (`pip download --no-deps --no-binary mlx-lm mlx-lm==VERSION`). Prints the differences between the runs. Exits with 1 if

@@ -1,9 +1,9 @@
-"""Writes the table of docs/models.md from models.toml: `uv run python tests/patch/write_model_table.py`."""
+"""Writes the table of docs/models.md from models.toml: `uv run python -m tests.patch.write_model_table`."""
 
 from collections import defaultdict
 from pathlib import Path
 
-from model_types import Entry, model_types
+from tests.patch.model_types import Entry, model_types
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 BEGIN, END = "<!-- model types: written by tests/patch/write_model_table.py -->\n", "<!-- end of model types -->\n"

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from environments import SCRIPTS, Environment, kernels_of
+
+from tests.programs.environments import SCRIPTS, Environment, kernels_of
 
 
 class Arms:

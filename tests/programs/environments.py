@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from build_wheels import clean_environment, uv
-from builds import built
+
+from tests.builds import built
+from tests.packaging.build_wheels import clean_environment, uv
 
 SCRIPTS = Path(__file__).parent / "scripts"
 LAST_LINE = re.compile(r"\[mlxlm-flash\] flash attention ran: (.+) · fallbacks: none")

@@ -1,7 +1,8 @@
 """mlx-audio: speech recognition gives the same results with flash attention."""
 
 import pytest
-from environments import SCRIPTS, kernels_of
+
+from tests.programs.environments import SCRIPTS, kernels_of
 
 pytestmark = pytest.mark.nightly("installs mlx-audio")
 

@@ -1,8 +1,9 @@
 """mlx-vlm: vision models give the same results with flash attention."""
 
 import pytest
-from build_wheels import ROOT
-from environments import SCRIPTS, kernels_of
+
+from tests.packaging.build_wheels import ROOT
+from tests.programs.environments import SCRIPTS, kernels_of
 
 pytestmark = pytest.mark.nightly("installs mlx-vlm")
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from metal_on_cpu import Program, toolchain
+from tests.emulators.metal_on_cpu import Program, toolchain
 
 from .translate import translate
 

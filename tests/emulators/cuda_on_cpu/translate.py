@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from metal_on_cpu.translate import (
+from tests.emulators.metal_on_cpu.translate import (
     Binding,
     Translation,
     matching,

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from builds import built, contents
-from programs import run
+from tests.builds import built, contents
+from tests.core.programs import run
 
 HERE = Path(__file__).parent
 CSRC = HERE.parents[2] / "packages/flashattn-core/csrc"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from builds import built
+from tests.builds import built
 
 from . import toolchain
 from .errors import AddressSpaceError

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
-from builds import built, contents
+from tests.builds import built, contents
 
 from .errors import CompileError
 from .translate import Translation, translate

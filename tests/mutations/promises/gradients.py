@@ -113,6 +113,6 @@ MUTATIONS: list[Mutation] = [
         f"{PATCH}/router.py",
         "_ext.quick(query, key, value, scale,",
         "_ext.quick(query, mx.stop_gradient(key), value, scale,",
-        "patch/test_gradients.py::test_training_is_the_same",
+        "patch/test_patched_gradients.py::test_training_is_the_same",
     ),
 ]

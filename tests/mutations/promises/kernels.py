@@ -18,7 +18,7 @@ MUTATIONS: list[Mutation] = [
         f"{CPP}/gpu/kernels/score_gradient.h",
         "return SavedRow{stats[0], precise_log2(row_sum), delta[query]};",
         "return SavedRow{stats[0] + M_LN2_F * precise_log2(row_sum), 0.0f, delta[query]};",
-        "metal/test_large_gradients.py::test_three_equal_keys_have_a_third_each",
+        "metal/test_metal_large_gradients.py::test_three_equal_keys_have_a_third_each",
     ),
     Mutation(
         "a count of threadgroups is cut off at 32 bits",
@@ -32,7 +32,7 @@ MUTATIONS: list[Mutation] = [
         f"{CPP}/gpu/kernels/epilogue.h",
         "multiply_add(M_LN2_F, precise_log2",
         "multiply_add(0.6931f, precise_log2",
-        "metal/test_kernels.py::test_float32_is_within_2e_6_of_float64",
+        "metal/test_metal_kernels.py::test_float32_is_within_2e_6_of_float64",
     ),
     Mutation(
         "soft-cap's derivative lacks a factor",
@@ -46,7 +46,7 @@ MUTATIONS: list[Mutation] = [
         "tests/emulators/metal_on_cpu/runtime/memory.cpp",
         "if (past.simdgroup != now.simdgroup) return past.epoch >",
         "if (past.simdgroup != now.simdgroup) return 0 * past.epoch >",
-        "metal/test_mutations.py::test_is_noticed",
+        "metal/test_metal_mutations.py::test_is_noticed",
     ),
     Mutation(
         "keys that a causal mask hides from a whole tile are read and multiplied",

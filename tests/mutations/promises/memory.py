@@ -8,7 +8,7 @@ MUTATIONS: list[Mutation] = [
         f"{CPP}/cuda/launch.cpp",
         "if (scratch.binding == binding) role = Role::output;",
         "if (scratch.binding == binding && launches.launches.empty()) role = Role::output;",
-        "cuda/test_scratch.py::test_of_gradients",
+        "cuda/test_cuda_scratch.py::test_of_gradients",
     ),
     Mutation(
         "memory that MLX does not get is taken for granted",
@@ -65,7 +65,7 @@ MUTATIONS: list[Mutation] = [
         f"{CPP}/gpu/split.h",
         "chunks = std::min(chunks, kMaxPartials",
         "chunks = std::min(chunks, 1000 * kMaxPartials",
-        "metal/test_scratch.py::test_of_decode_steps",
+        "metal/test_metal_scratch.py::test_of_decode_steps",
     ),
     Mutation(
         "what a mask says is found again where L is S alone",

@@ -2,13 +2,14 @@
 
 import functools
 
-import launches
 import pytest
-import test_backward_mutations as of_metal
-from cuda_attention import on_cpu
 from flashattn_core.masks import SlidingWindow
-from metal_backward import run
-from planted_faults import Fault, assert_is_noticed
+
+from tests import launches
+from tests.cuda.cuda_attention import on_cpu
+from tests.metal import test_metal_backward_mutations as of_metal
+from tests.metal.metal_backward import run
+from tests.metal.planted_faults import Fault, assert_is_noticed
 
 BACKWARD, HOPPER, PARTS, DELTA, MERGE = (
     f"cuda_backward{name}" for name in ("", "_hopper", "_parts", "_delta", "_merge")

@@ -1,10 +1,11 @@
 """Each fault that is planted in the CUDA kernels is noticed, by the harness or by a wrong result."""
 
-import cuda_attention
 import mlx.core as mx
 import pytest
 from flashattn_core.masks import KeyRange, SlidingWindow
-from planted_faults import Fault, assert_is_noticed, call
+
+from tests.cuda import cuda_attention
+from tests.metal.planted_faults import Fault, assert_is_noticed, call
 
 PREFILL, DECODE, ROWWISE, HOPPER = "cuda_prefill", "cuda_decode", "cuda_rowwise", "cuda_prefill_hopper"
 

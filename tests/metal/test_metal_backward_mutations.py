@@ -6,9 +6,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from flashattn_core.masks import SlidingWindow
-from gradient_oracle import assert_obeys_the_rule, draw_call
-from metal_backward import exactly_saved, run
-from planted_faults import BARRIER, Fault, assert_is_noticed, blocks
+
+from tests.core.gradient_oracle import assert_obeys_the_rule, draw_call
+from tests.metal.metal_backward import exactly_saved, run
+from tests.metal.planted_faults import BARRIER, Fault, assert_is_noticed, blocks
 
 DQ, DKV, DELTA = "metal_backward_dq", "metal_backward_dkv", "metal_backward_delta"
 LONG = (70, 33)  # under the causal mask some rows see nothing

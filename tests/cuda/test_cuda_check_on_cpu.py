@@ -2,10 +2,11 @@
 
 import mlx.core as mx
 import pytest
-from checked_kinds import GIVEN, MANY_KEYS, does_not_compile, found, kind, nan_where, quantised, wrong_where
-from cuda_attention import run
 from flashattn_core._ext import checked_lengths
 from flashattn_core.drawn import Kind
+
+from tests.checked_kinds import GIVEN, MANY_KEYS, does_not_compile, found, kind, nan_where, quantised, wrong_where
+from tests.cuda.cuda_attention import run
 
 pytestmark = [pytest.mark.rotate(6), pytest.mark.usefixtures("requires_clang")]
 

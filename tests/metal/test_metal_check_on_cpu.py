@@ -1,12 +1,13 @@
 """The check that a kernel must pass finds no fault in the Metal kernels, and finds those that are planted."""
 
-import metal_backward
 import mlx.core as mx
 import pytest
-from checked_kinds import GIVEN, MANY_KEYS, does_not_compile, found, kind, nan_where, quantised, wrong_where
 from flashattn_core.check import come_back, gradient_failure
-from gradient_oracle import Call
-from metal_attention import run
+
+from tests.checked_kinds import GIVEN, MANY_KEYS, does_not_compile, found, kind, nan_where, quantised, wrong_where
+from tests.core.gradient_oracle import Call
+from tests.metal import metal_backward
+from tests.metal.metal_attention import run
 
 pytestmark = pytest.mark.rotate(6)
 

@@ -9,11 +9,12 @@ import mlx.core as mx
 import mlxlm_flash_patch as flash
 import numpy as np
 import pytest
-from arms import batch_caches, close, normal, off_and_on
 from flashattn_core import contest
 from mlx_lm.models import base
 from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
-from model_configs import config, random_model
+
+from tests.patch.arms import batch_caches, close, normal, off_and_on
+from tests.patch.model_configs import config, random_model
 
 pytestmark = pytest.mark.usefixtures("requires_gpu")
 

@@ -3,7 +3,8 @@
 import flashattn_core
 import mlx.core as mx
 import pytest
-from kernel_rules import assert_same_but_for_tensor_cores, rules, run_through
+
+from tests.kernel_rules import assert_same_but_for_tensor_cores, rules, run_through
 
 pytestmark = pytest.mark.usefixtures("requires_gpu")
 

@@ -2,13 +2,14 @@
 
 import functools
 
-import cuda_attention
-import launches
-import metal_backward
 import pytest
-import test_large_gradients as rules
-from cuda_attention import on_cpu
-from gradient_oracle import Call
+
+from tests import launches
+from tests.core.gradient_oracle import Call
+from tests.cuda import cuda_attention
+from tests.cuda.cuda_attention import on_cpu
+from tests.metal import metal_backward
+from tests.metal import test_metal_large_gradients as rules
 
 pytestmark = [pytest.mark.rotate(6), pytest.mark.usefixtures("requires_clang")]
 

@@ -5,13 +5,14 @@ So MLX is told that a launch that only reads scratch writes it, too. Otherwise t
 
 from dataclasses import replace
 
-import launches
-import metal_backward
 import mlx.core as mx
 import pytest
 from flashattn_core.arguments import lowered
 from flashattn_core.masks import SlidingWindow
-from gradient_oracle import draw_call
+
+from tests import launches
+from tests.core.gradient_oracle import draw_call
+from tests.metal import metal_backward
 
 
 def forward(dtype, length, kernel):

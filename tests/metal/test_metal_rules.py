@@ -6,8 +6,9 @@ Three teams of kernels, each with its own schedule of threads, let each of the s
 import functools
 
 import pytest
-from kernel_rules import rules, run_through
-from metal_attention import flash_attention
+
+from tests.kernel_rules import rules, run_through
+from tests.metal.metal_attention import flash_attention
 
 pytestmark = pytest.mark.rotate(72)  # 3,500 cases, most of which differ only in the team of kernels
 

@@ -5,8 +5,9 @@ This tests the checks: a fault that passed here would also pass in a change of t
 
 import pytest
 from flashattn_core.masks import KeyRange, SlidingWindow
-from metal_attention import run
-from planted_faults import BARRIER, SHARED_BARRIER, Fault, assert_is_noticed, call
+
+from tests.metal.metal_attention import run
+from tests.metal.planted_faults import BARRIER, SHARED_BARRIER, Fault, assert_is_noticed, call
 
 REG, TG, SPLIT = "metal_prefill_reg", "metal_prefill_tg", "metal_decode_split"
 PARALLEL, FAST, ROWWISE = "metal_decode_parallel", "metal_decode_fast", "metal_rowwise"

@@ -1,9 +1,10 @@
 """The scratch that a decode step's launches ask for is bounded, however many rows and keys there are."""
 
-import launches
 import mlx.core as mx
 import pytest
 from flashattn_core.attention import lowered
+
+from tests import launches
 
 # Batch, heads, key/value heads, queries, keys, head_dim.
 FEW_ROWS = [(1, 14, 2, 1, 32768, 64), (1, 28, 4, 1, 32768, 128), (1, 28, 4, 8, 8192, 128), (1, 32, 8, 8, 8192, 128)]

@@ -7,12 +7,13 @@ import mlx.nn as nn
 import mlx.optimizers as optim
 import mlxlm_flash_patch as flash
 import pytest
-from arms import off_and_on
 from mlx.utils import tree_flatten
 from mlx_lm.models import base
 from mlx_lm.models.qwen2 import TransformerBlock
 from mlx_lm.tuner.trainer import grad_checkpoint
-from model_configs import config, random_model
+
+from tests.patch.arms import off_and_on
+from tests.patch.model_configs import config, random_model
 
 
 def loss(model, x):

@@ -5,13 +5,13 @@ The backward kernels compute probabilities from maximum and sum of the forward k
 
 import math
 
-import metal_attention
-import metal_backward
 import mlx.core as mx
 import numpy as np
 import pytest
-from gradient_oracle import Call
-from oracle import DTYPES, draw, to_numpy, unfused
+
+from tests.core.gradient_oracle import Call
+from tests.core.oracle import DTYPES, draw, to_numpy, unfused
+from tests.metal import metal_attention, metal_backward
 
 SIZES = [("float32", 30), ("float32", 1e3), ("float32", 1e5), ("float16", 30), ("float16", 3e3), ("bfloat16", 1e5)]
 DECODE, PREFILL = "metal_decode_split", "metal_prefill_reg"

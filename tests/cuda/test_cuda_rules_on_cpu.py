@@ -6,13 +6,14 @@ Each kernel runs each test, with the lengths that it is for, and with its own sc
 import functools
 import math
 
-import launches
 import mlx.core as mx
 import numpy as np
 import pytest
-from cuda_attention import flash_attention
-from kernel_rules import assert_same_but_for_tensor_cores, rules, run_through
-from oracle import assert_matches_reference, draw
+
+from tests import launches
+from tests.core.oracle import assert_matches_reference, draw
+from tests.cuda.cuda_attention import flash_attention
+from tests.kernel_rules import assert_same_but_for_tensor_cores, rules, run_through
 
 pytestmark = [pytest.mark.rotate(144, nightly=12), pytest.mark.usefixtures("requires_clang")]  # 4,700 cases
 

@@ -4,15 +4,16 @@ Lengths surround every tile edge. Masks, options, lengths and schedules take tur
 them; the harness checks every run for races, bounds and uninitialised memory.
 """
 
-import launches
 import mlx.core as mx
 import numpy as np
 import pytest
 from flashattn_core.arguments import lowered
 from flashattn_core.reference import reference_attention
-from metal_attention import run
-from oracle import assert_matches_reference, draw, to_numpy
-from test_grid import cast_arrays, mask_kinds, option_kinds
+
+from tests import launches
+from tests.core.oracle import assert_matches_reference, draw, to_numpy
+from tests.core.test_grid import cast_arrays, mask_kinds, option_kinds
+from tests.metal.metal_attention import run
 
 SCHEDULES = ["forward", "reverse", "greedy", "random:1", "random:2"]
 
