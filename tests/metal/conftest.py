@@ -7,7 +7,7 @@ from tests.demanded import lacking
 from tests.emulators.metal_on_cpu import MISSING
 
 # The files that run on Metal where there is a GPU: see metal_attention.py.
-RUN_ON_A_GPU_TOO = {"test_rules.py", "test_kernels.py", "test_quantised_kernels.py"}
+RUN_ON_A_GPU_TOO = {"test_metal_rules.py", "test_metal_kernels.py", "test_quantised_kernels.py"}
 
 
 @pytest.fixture(autouse=True, scope="module")

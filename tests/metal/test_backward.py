@@ -1,7 +1,7 @@
 """The backward kernels obey the rule for each dtype, groups of 1, 2 and 7 heads, masks, options and ragged lengths.
 
 Each call runs all launches: delta, dq, and dk with dv. Masks, options, lengths and schedules take turns, as in
-test_kernels.py. The forward's saved results come from the reference, so that they do not depend on its kernels.
+test_metal_kernels.py. The forward's saved results come from the reference, so that they do not depend on its kernels.
 """
 
 from dataclasses import replace
