@@ -1,7 +1,7 @@
 """Each kernel for quantised keys and values agrees with float64 of the dequantised, for all bits and group sizes.
 
-Lengths, groups of heads, dtypes, masks, options and schedules take turns, as in test_metal_kernels.py, and the harness checks
-every run for races, bounds and uninitialised memory.
+Lengths, groups of heads, dtypes, masks, options and schedules take turns, as in test_metal_kernels.py, and the harness
+checks every run for races, bounds and uninitialised memory.
 """
 
 import mlx.core as mx

@@ -16,13 +16,23 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 
-from promises import evaluation, gradients, kernels, masks, memory, packaging, patch, process, results
-from promises import of_programs as programs
+from promises import (
+    evaluation,
+    gradients,
+    kernels,
+    masks,
+    memory,
+    other_programs,
+    packaging,
+    patch,
+    process,
+    results,
+)
 from promises.mutation import Mutation
 
 GROUPS = {
     group.__name__.removeprefix("promises."): group.MUTATIONS
-    for group in (results, masks, gradients, memory, process, patch, programs, evaluation, packaging, kernels)
+    for group in (results, masks, gradients, memory, process, patch, other_programs, evaluation, packaging, kernels)
 }
 MUTATIONS = [mutation for mutations in GROUPS.values() for mutation in mutations]
 ROOT = Path(__file__).parents[2]
