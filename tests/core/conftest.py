@@ -72,7 +72,7 @@ def drivers(build: Callable[..., Path], everything: bool) -> Path:
 
 
 @pytest.fixture(scope="session")
-def neon_drivers(build: Callable[..., Path], require: Callable[[str, str], None], everything: bool) -> Path:
+def neon_drivers(build: Callable[..., Path], require: Callable[[str, str], None]) -> Path:
     """The same programs for 64-bit ARM, for qemu-aarch64 to run, linked statically to need no ARM libraries then."""
     require("aarch64-linux-gnu-g++", "g++-aarch64-linux-gnu")
     return build(
@@ -81,6 +81,5 @@ def neon_drivers(build: Callable[..., Path], require: Callable[[str, str], None]
         "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
         "-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++",
         "-DCMAKE_EXE_LINKER_FLAGS=-static",
-        *([] if everything else [only(["neon"])]),
         target="under_an_emulator",
     )
