@@ -25,7 +25,7 @@ class Turns {
 struct RowBand {
   RowBlock block;
   int first_tile;  // the first tile that some row sees
-  int tile_count;  // the number of tiles from there on; 0: no row sees anything
+  int tile_count;  // up to the last that some row sees; 0: no row sees any
 };
 
 // One tile of keys of a key/value head, and all the bands of rows of that head.

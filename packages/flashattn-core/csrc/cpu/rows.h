@@ -154,7 +154,7 @@ static inline void load_rows(Scratch& scratch, const AttentionArgs& args, const 
   }
   __builtin_memset(scratch.output, 0, sizeof(float) * block.rows() * scratch.value_columns);
 
-  // Times scale alone, often a power of two. Dividing by softcap, too, would round queries, and with them each product.
+  // Times scale, often a power of two. Dividing by softcap here, too, would round the queries, and so each product.
   with_dtype(args.dtype, [&](auto type) { load_queries<decltype(type)>(scratch, args, block, p.scale); });
 }
 
@@ -224,7 +224,7 @@ static inline void finish_scores(Scratch& scratch, const AttentionArgs& args, co
       return (block_of(args, rows, key / kBlockSize, block.decoded) & kBlockChanges) != 0;
     };
     const auto next_block = [&](int key) { return smaller((key / kBlockSize + 1) * kBlockSize, keys.end); };
-    for (int end, begin = keys.begin; begin < keys.end; begin = end) {  // runs of blocks that the arrays change
+    for (int end, begin = keys.begin; begin < keys.end; begin = end) {  // runs of blocks that change scores
       end = next_block(begin);
       if (!changes(begin)) continue;
       while (end < keys.end && changes(end)) end = next_block(end);
