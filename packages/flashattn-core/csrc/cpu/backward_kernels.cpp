@@ -299,7 +299,7 @@ void attend_backward(const BackwardArgs& args, const KeyTile& keys, Turns& turns
     for (int i = keys.begin / kBlockSize; i * kBlockSize < keys.end; ++i) {
       shows = shows || (mapped_block(forward, queries, i) & kBlockShows);
     }
-    if (!shows) {  // no row of the band sees this tile, neither the band's first nor its last
+    if (!shows) {  // the band skips this tile, which cannot be the band's first or last
       turns.wait(b, turn);
       turns.done(b);
       continue;

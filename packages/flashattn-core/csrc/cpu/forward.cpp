@@ -134,7 +134,7 @@ void attend_in_runs(const AttentionArgs& args) {
 
   for (int64_t head = 0; head < cut.blocks; head += rounds.heads) {
     int64_t heads = std::min(rounds.heads, cut.blocks - head);
-    // taken: 1 after the first round, if slot 0 holds the merged results of earlier runs.
+    // taken: 1 after the first round, because slot 0 has the results of earlier runs.
     for (int64_t begin = 0, end, taken = 0; begin < runs; begin = end, taken = 1) {
       end = std::min(runs, begin + rounds.slots - taken);
       int64_t count = end - begin;

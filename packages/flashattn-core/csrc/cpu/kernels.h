@@ -13,7 +13,7 @@ struct RowBlock {
   int head_begin, head_count;  // query heads, all of one group
   int query_begin, query_count;
   int key_begin, key_end;  // no other keys are read
-  bool decoded;            // set by decode(): few rows use dot(), see matmul.h; their gradient, too
+  bool decoded;            // set by decode(): few rows, and their gradient, use dot(), see matmul.h
 
   int rows() const { return head_count * query_count; }
 };

@@ -33,7 +33,7 @@ FLASHATTN_INLINE void hide_by_tree(const AttentionArgs& args, int64_t batch, int
   }
 }
 
-// A row of each array, from key 0 on; null for an absent array.
+// A row of the bool and of the additive array, from key 0 on; null if absent.
 struct ArrayRow {
   const bool* visible;
   const void* bias;
@@ -59,7 +59,7 @@ FLASHATTN_INLINE void with_bias_row(const AttentionArgs& args, ArrayRow row, Vis
   }
 }
 
-// Applies both arrays to one row of scores. An entry of -inf hides its key, whatever the score was.
+// Applies the array masks to a row of scores. An entry of -inf hides its key, whatever the score was.
 static inline void add_arrays_to_row(const AttentionArgs& args, ArrayRow row, Span keys, Scores scores) {
   const AttentionParams& p = args.params;
   if (row.visible) {
@@ -75,7 +75,7 @@ static inline void add_arrays_to_row(const AttentionArgs& args, ArrayRow row, Sp
   }
 }
 
-// Returns what both arrays add to the scores of a row with kWidth keys from `key` on: -inf where they hide a key.
+// Returns what array masks add to the scores of a row with kWidth keys from `key` on: -inf where they hide a key.
 // Beyond the last key: 0 or -inf.
 FLASHATTN_INLINE vfloat added_by_arrays(const AttentionArgs& args, ArrayRow row, int key) {
   const AttentionParams& p = args.params;
@@ -97,7 +97,7 @@ FLASHATTN_INLINE vfloat added_by_arrays(const AttentionArgs& args, ArrayRow row,
   return added;
 }
 
-// Calls visit(head, query) for each row, or once for all heads if they share their rows of the arrays.
+// Calls visit(head, query) for each row, or once for all heads if these share the arrays' rows.
 template <typename Visit>
 FLASHATTN_INLINE void for_each_row(const AttentionArgs& args, const QueryRows& rows, Visit visit) {
   bool same_heads = args.params.visible.head == 0 && args.params.bias.head == 0;
@@ -148,7 +148,7 @@ static inline Span next_run(const AttentionArgs& args, const QueryRows& rows, Sp
   if (!args.block_map && !decoded) return {keys.begin, smaller(keys.end, keys.begin + most)};
   const auto found_at = [&](int key) { return block_of(args, rows, key / kBlockSize, decoded); };
   const auto next_block = [](int key) { return (key / kBlockSize + 1) * kBlockSize; };
-  // The map's blocks have 32 queries. `rows` may have fewer, and see less than flags say.
+  // The map's blocks have 32 queries. `rows` may have fewer, and see less than the flags say.
   int begin = keys.begin;
   for (; begin < keys.end; begin = next_block(begin)) {
     int found = found_at(begin);

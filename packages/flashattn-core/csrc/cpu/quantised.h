@@ -39,7 +39,7 @@ struct Picks {
 
 #if defined(__AVX512F__)
 // Up to four bits give up to 16 numbers, which fit a vector: a shuffle looks them up, faster than a conversion. It
-// reads a lane's lowest four bits. With Bits < 4 the table repeats, so that the bits above do not matter.
+// reads a lane's lowest four bits. With Bits < 4 the table repeats, so bits above the number's do not matter.
 template <int Bits>
 struct Numbers {
   alignas(64) float q[16] = {};

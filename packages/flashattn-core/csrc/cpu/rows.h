@@ -158,7 +158,7 @@ static inline void load_rows(Scratch& scratch, const AttentionArgs& args, const 
   with_dtype(args.dtype, [&](auto type) { load_queries<decltype(type)>(scratch, args, block, p.scale); });
 }
 
-// Applies both arrays to the scores of a band. `first` is the key of the first scores.
+// Applies the array masks to the scores of a band. `first` is the key of the first scores.
 static inline void add_arrays(Scratch& scratch, const AttentionArgs& args, const RowBlock& block, const Band& band,
                               int first, Span keys) {
   const auto row_at = [&](int r) {
@@ -171,7 +171,7 @@ static inline void add_arrays(Scratch& scratch, const AttentionArgs& args, const
     }
     return;
   }
-  // The arrays are (rows, keys), but scores (keys, rows): tiles of the arrays are transposed in registers.
+  // Array masks are (rows, keys), but scores (keys, rows): tiles of masks are transposed in registers.
   for (int lane = 0; lane < band.columns; lane += kWidth) {
     ArrayRow rows[kWidth];
     for (int i = 0; i < kWidth; ++i) rows[i] = row_at(band.first + lane + i);
@@ -239,7 +239,7 @@ static inline void finish_scores(Scratch& scratch, const AttentionArgs& args, co
   });
 }
 
-// Whether all rows of the band see all of these keys, and the arrays change none of their scores.
+// Whether all rows of the band see all these keys, and array masks change none of their scores.
 static inline bool sees_all(const AttentionArgs& args, const RowBlock& block, const Band& band, Span keys) {
   int tree_begin = args.tree ? args.params.key_len - args.params.tree_size : args.params.key_len;
   if (band.all.begin > keys.begin || keys.end > smaller(band.all.end, tree_begin)) return false;

@@ -24,8 +24,8 @@ struct Band {
   int first, rows, columns;  // columns: with padding
   Span any, all;             // the keys that some row sees, and those that all see
 
-  int lanes() const { return larger(columns, kWidth); }  // of a step: whole vectors
-  int keys() const { return lanes() / columns; }         // keys in a step's lanes
+  int lanes() const { return larger(columns, kWidth); }  // scores per step: whole vectors
+  int keys() const { return lanes() / columns; }         // keys per step
 };
 
 // The working memory of a block. It grows to the largest block that the thread has seen.

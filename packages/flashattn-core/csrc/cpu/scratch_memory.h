@@ -18,7 +18,7 @@ class ScratchMemory {
  private:
   float* memory_ = nullptr;
   int64_t bytes_ = 0;
-  int64_t period_ = 0;  // how often renew_scratch() had run before
+  int64_t period_ = 0;  // renew_scratch() begins a new period
 };
 
 // Each thread, at its next block, replaces its scratch by as much as that block needs. Returns how many bytes of

@@ -153,7 +153,7 @@ FLASHATTN_INLINE float exp2(float x) {
 }
 
 // tanh, relative error below 3e-7. |x| < 0.625: x + x^3 p(x^2), p minimax (error 4e-9). Otherwise
-// (1 - e) / (1 + e), e = exp(-2|x|), which cannot overflow, and there loses nothing.
+// (1 - e) / (1 + e), e = exp(-2|x|), which cannot overflow, and loses nothing there.
 FLASHATTN_INLINE vfloat tanh(vfloat x) {
   vfloat magnitude = x < broadcast(0.0f) ? -x : x;
   vfloat z = x * x;

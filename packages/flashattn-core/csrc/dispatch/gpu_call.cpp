@@ -95,7 +95,7 @@ void add_map_of(Backend backend, gpu::Call& call) {
 // The call as if its arrays were contiguous.
 gpu::Call contiguous_call(Variant variant, const Inputs& inputs, const Options& options) {
   const mx::array &query = inputs.query(), &key = inputs.key();
-  gpu::Call call = CallAndWork(variant, inputs, options, {query, nullptr, nullptr}).call;  // query as out will do
+  gpu::Call call = CallAndWork(variant, inputs, options, {query, nullptr, nullptr}).call;  // query stands for out
   call.aligned.fill(true);
   AttentionParams& p = call.params;
   p.query = contiguous(p.num_heads, p.query_len, p.head_dim);

@@ -22,7 +22,7 @@ constexpr std::pair<int, int> kChecked[] = {{77, 330}, {192, 128}, {128, 45}, {7
 constexpr std::pair<int, int> kCheckedSharing = {77, 2100};
 
 // One launch for each instantiation of the kernel that calls like this one may need, at any lengths, strides and
-// alignment. A backward kernel stands for all of its backend's. source_text(): of a launch.
+// alignment. A backward kernel stands for all of its backend's. source_text() is of one.
 std::vector<gpu::Launch> pipelines_of(Variant variant, const Inputs& inputs, const Options& options);
 std::string source_text(const gpu::Launch& launch, Backend backend);
 

@@ -12,7 +12,7 @@ namespace flashattn {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-// From this x on tanh(x) is 1. MLX divides tanh's derivatives by powers of cosh(x), which overflow: NaN.
+// From this x on tanh(x) is 1. MLX divides tanh's derivatives by powers of cosh(x), which overflow and give NaN.
 constexpr float kTanhIsOne = 10;
 constexpr int kScoreDims = 4;  // besides the batch's
 
@@ -20,7 +20,7 @@ mx::array as_float32(const mx::array& array, const mx::Stream& s) {
   return mx::astype(array, mx::float32, s);
 }
 
-// Splits the axis of query heads into H_kv and G. An array still broadcasts if it did before.
+// Splits the axis of query heads into H_kv and G. An array that broadcasts there still does.
 mx::array grouped(const mx::array& array, const Inputs& inputs, const mx::Stream& s) {
   if (static_cast<int>(array.ndim()) < -kHead) {
     return array;
@@ -30,7 +30,7 @@ mx::array grouped(const mx::array& array, const Inputs& inputs, const mx::Stream
                                      : mx::expand_dims(array, kHead, s);
 }
 
-// Reshapes one number per query head so that it broadcasts to the scores.
+// Reshapes one number per query head to broadcast to the scores.
 mx::array of_each_head(const mx::array& numbers, const Inputs& inputs, const mx::Stream& s) {
   return grouped(mx::expand_dims(as_float32(numbers, s), {-2, -1}, s), inputs, s);
 }

@@ -26,7 +26,7 @@ struct Hash {
 
 struct Table {
   std::mutex mutex;
-  std::unordered_map<CallKey, Settled*, Hash> settled;  // never freed, even if replaced: a call may use it
+  std::unordered_map<CallKey, Settled*, Hash> settled;  // never freed: a call may use a replaced one
 };
 
 Table& table() {

@@ -74,7 +74,7 @@ std::optional<Decision> decided(const Arguments& arguments, Backend backend, mx:
 // The kernel table's choice, whatever checks and timings found. Throws NoKernelError if no kernel covers the call.
 Decision by_table(const Arguments& arguments, Backend backend);
 
-// For the decision's lengths its variant, for others the kernel table's choice. Throws NoKernelError if it has none.
+// The decision's variant if the call has its lengths, else the kernel table's choice. Throws NoKernelError if none.
 Variant variant_for(const Decision& decision, const Inputs& inputs, const Options& options, Backend backend);
 
 // Whether mx.grad, mx.vjp, mx.vmap or mx.compile is tracing the call: then a gradient may be wanted.
