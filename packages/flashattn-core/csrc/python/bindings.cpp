@@ -305,7 +305,7 @@ NB_MODULE(_ext, m) {
       nb::call_guard<nb::gil_scoped_release>(),
       "Frees the scratch memory that this thread's CUDA streams keep for their next call. The CPU backend's threads\n"
       "free theirs at their next call, and keep as much as that needs. Returns how many bytes the CPU's calls since\n"
-      "the last release needed. mx.get_peak_memory() includes only CUDA's scratch memory.");
+      "the last release needed. Of scratch memory, mx.get_peak_memory() includes only CUDA's.");
   m.def(
       "is_tracing", [](const mx::array& a) { return a.is_tracer(); },
       "Whether mx.grad, mx.vjp, mx.vmap or mx.compile is tracing the array.");
