@@ -1,4 +1,4 @@
-// The table itself, and the lookups: which kernel a call takes, and why a kernel cannot run it.
+// The table itself, and the lookups: which kernel a call takes, and why a kernel cannot run a call.
 #include "kernel_table.h"
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace {
 constexpr int kAny = std::numeric_limits<int>::max();
 
 // Which quantised keys and values a kernel takes.
-enum class Quantised { none, integers, all };  // integers: 4 or 8 bits, with 16-bit queries
+enum class Quantised { none, integers, all };  // integers: only 4 or 8 bits with 16-bit queries
 constexpr auto none = Quantised::none, integers = Quantised::integers, all = Quantised::all;
 
 struct Row {
@@ -23,15 +23,15 @@ struct Row {
   Pass pass;
   // The calls that the kernel can run.
   int max_query_len;
-  int max_dim;  // of head_dim and of value_dim
+  int max_dim;  // for head_dim and value_dim
   Quantised quantised;
   // The longest call for which "auto" takes the kernel.
   int auto_query_len;
   int auto_key_len;
   std::string_view why;
   int tilings = 1;
-  bool is_timed = false;  // these lengths are estimates: each machine times the kernel
-  bool rounds = false;    // for 16-bit floats it has a variant that rounds probabilities once
+  bool is_timed = false;  // auto_*_len are estimates: each machine times the kernel
+  bool rounds = false;    // the kernel has a 16-bit variant that rounds probabilities once
 };
 
 constexpr auto forward = Pass::forward, backward = Pass::backward;
@@ -194,12 +194,12 @@ Choice choose(Backend backend, CallShape shape, const std::string& wanted, Kerne
   return {std::nullopt, "there is no kernel for " + in_words(backend)};
 }
 
-// On compute capability 9.0 cuda_prefill has two tilings of blocks. Smaller blocks take longer for the same rows, but
-// leave fewer multiprocessors idle if there are few blocks. If there are many keys, splitting the keys of the last
+// On compute capability 9.0 cuda_prefill has two tilings of blocks. Smaller blocks are slower for the same rows, but
+// leave fewer multiprocessors idle if blocks are few. If there are many keys, splitting the keys of the last
 // blocks keeps multiprocessors busy instead: see share_last_blocks() in cuda/launch.cpp.
 //
-// head_dim up to 64, probabilities rounded once: 256 rows, or 64 and three blocks at a time, which are a tenth slower.
-// head_dim up to 128: 192 rows, or 128, which are a fifth slower.
+// If head_dim <= 64 and probabilities are rounded once, blocks have 256 rows, or 64 (three blocks at a time, a tenth
+// slower). If head_dim <= 128, blocks have 192 rows, or 128 (a fifth slower).
 int usual_tiling(Kernel kernel, CallShape shape) {
   constexpr int kManyKeys = 4096;
   int dim = std::max(shape.head_dim, shape.value_dim);
@@ -207,7 +207,7 @@ int usual_tiling(Kernel kernel, CallShape shape) {
       kernel == Kernel::cuda_prefill && shape.compute_capability == 90 && shape.element_size == 2 && shape.bits == 0;
   if (!of_hopper || dim > 128 || (dim <= 64 && shape.precision == Precision::float32)) return 0;
   if (dim <= 64) {
-    // The longest block of 256 rows sees all keys. It may take no longer than a multiprocessor's share by a third.
+    // Balanced: the longest block, 256 rows that see all keys, takes at most 4/3 of a multiprocessor's share.
     bool is_balanced = 4 * shape.pairs * shape.heads >= 3 * shape.multiprocessors * 256 * int64_t{shape.key_len};
     bool is_split = shape.is_even && shape.key_len >= kManyKeys;
     return is_balanced || is_split ? 0 : 1;

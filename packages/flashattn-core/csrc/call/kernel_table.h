@@ -75,10 +75,10 @@ struct CallShape {
   int value_dim;
   int bits;                // per element of quantised keys and values; 0: they are not quantised
   int element_size;        // of query, in bytes
-  int compute_capability;  // of the GPU: 90 for 9.0; 0: not CUDA, or not known
+  int compute_capability;  // of the GPU: 90 for 9.0; 0: not CUDA, or unknown
   int multiprocessors = 0;
   int64_t heads = 0;     // query heads of all batch elements
-  int64_t pairs = 0;     // of a head's queries and the keys that each sees, see visible_pairs()
+  int64_t pairs = 0;     // of a query and a key that it sees, in one head: see visible_pairs()
   bool is_even = false;  // see sees_evenly()
   Precision precision = Precision::float32;
 };
@@ -103,7 +103,7 @@ int usual_tiling(Kernel kernel, CallShape shape);
 // run the call: each replaces those before it if they fail their check.
 struct Candidate {
   Variant variant;
-  bool is_timed;  // where it is fastest is unknown, so this machine must time it
+  bool is_timed;  // which calls suit it is unknown: this machine times it
 };
 std::vector<Candidate> candidates(Backend backend, CallShape shape);
 
@@ -111,13 +111,13 @@ std::vector<Candidate> candidates(Backend backend, CallShape shape);
 // do not cover.
 std::vector<Kernel> backward_kernels(Backend backend);
 void check_backward(Backend backend, CallShape shape);
-// The first of them, with the precision that all have for the call.
+// The first of backward_kernels(), with the precision that all have for the call.
 Variant backward_variant(Backend backend, CallShape shape);
 
 // The largest head_dim that some kernel of the backend takes; 0 if there is no such kernel.
 int max_head_dim(Backend backend, Pass pass, bool quantised);
 
-// The most queries that cpu_decode takes: it splits the work over the keys.
+// The most queries that cpu_decode takes, which splits work over keys.
 constexpr int kMaxDecodeLen = 8;
 // The most queries that cuda_decode takes.
 constexpr int kMaxCudaDecodeLen = 16;

@@ -1,4 +1,4 @@
-// Checks scale, softcap and window: in a caller's arguments, and in tests in the kernels' parameters.
+// Checks scale, softcap and window of a caller's arguments or, in tests, of the kernels' parameters.
 #pragma once
 
 #include <cmath>

@@ -43,7 +43,7 @@ struct AttentionParams {
 
   FLASHATTN_INPUTS(FLASHATTN_STRIDES_FIELD)
   Strides out, lse;   // (*B, H_q, L, D_v) and (*B, H_q, L)
-  Strides row_stats;  // (*B, H_q, L, 2): a row's maximum and its sum, for the gradient
+  Strides row_stats;  // (*B, H_q, L, 2): each row's row_max and row_sum, for the gradient
 };
 
 #undef FLASHATTN_OPTION_FIELD
@@ -70,7 +70,7 @@ struct BackwardParams {
   Strides dout;
   Strides dlse;  // (*B, H_q, L); unused if lse has no cotangent
   Strides dq, dk, dv;
-  int32_t block_heads = 0;  // on CUDA: query heads of a group that one block of keys takes
+  int32_t block_heads = 0;  // on CUDA: query heads of a group per block of keys
 };
 
 }  // namespace flashattn

@@ -24,7 +24,7 @@ class HeadTurns final : public Turns {
   void wait(int band, int turn) override {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return in_[band] == turn || failure_; });
-    if (failure_) {  // the tile that it waits for will never be added
+    if (failure_) {  // the awaited tile will never be added
       std::rethrow_exception(failure_);
     }
   }
@@ -69,8 +69,8 @@ std::vector<RowBand> bands_of(const AttentionArgs& args, int64_t batch, int kv_h
                     .key_begin = 0,
                     .key_end = p.key_len,
                     .decoded = false};
-      // Both ends of a span grow with the query, so there is no gap between the rows' spans. Rows that see no key have
-      // no span.
+      // From query to query neither end of a span decreases, so the rows' spans leave no gap. Rows that see no
+      // key have no span.
       int begin = p.key_len, end = 0;
       for (int i = query; i < query + band.block.query_count; ++i) {
         Span span = seen_span(p, range, i);

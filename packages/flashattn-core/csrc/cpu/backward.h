@@ -1,4 +1,4 @@
-// The backward pass's interface, as forward.h is the forward pass's.
+// The backward pass's interface; the forward pass's is forward.h.
 #pragma once
 
 #include "forward.h"
@@ -18,7 +18,7 @@ struct BackwardArgs {
   void* key_gradient;
   void* value_gradient;
   // Row-major (*B, H_q, L): the sum over columns of out * out_gradient, minus lse_gradient. The gradient of sinks is
-  // computed from it and row_stats.
+  // computed from delta and row_stats.
   float* delta;
 };
 

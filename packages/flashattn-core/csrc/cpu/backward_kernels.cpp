@@ -162,7 +162,7 @@ bool load_band(TileScratch& tile, const Scratch& rows, const BackwardArgs& args,
   return finite;
 }
 
-// Computes q·k with the same bits as the forward pass: if the two were rounded differently, the weight of a key that
+// Computes q·k with the same bits as the forward pass: if both passes rounded differently, the weight of a key that
 // dominates its row would be off by the error of its score.
 void multiply_queries(TileScratch& tile, Scratch& rows, const BackwardArgs& args, int first, int count) {
   const AttentionParams& p = args.forward.params;
@@ -183,8 +183,8 @@ void multiply_queries(TileScratch& tile, Scratch& rows, const BackwardArgs& args
   }
 }
 
-// Turns logits into probabilities, and the gradients of probabilities into those of scores. Where a row does not see a
-// key both are 0, whatever gradient and sum are: a hidden key's value may be NaN, and another key may make the sum NaN.
+// Turns logits into probabilities, and gradients of probabilities into gradients of scores. Both are 0 where a row does
+// not see a key, even if NaN went in: a hidden key's value may be NaN, and another key may make row_sum NaN.
 // Rows that saw nothing, and padding rows, see no key.
 void finish_gradients(TileScratch& tile, Scratch& rows, int count, bool capped) {
   for (int j = 0; j < count; ++j) {
@@ -201,8 +201,8 @@ void finish_gradients(TileScratch& tile, Scratch& rows, int count, bool capped) 
   }
 }
 
-// Adds the NaN and infinity of the output's gradient, in whose place the product had 0, for the keys that the row sees:
-// those keys, and no others, have a score gradient that is not finite.
+// The product took NaN and infinity in the output's gradient as 0. Adds them to the value gradients of the keys that a
+// row sees: exactly these keys have a score gradient that is not finite.
 template <typename T>
 void add_not_finite(TileScratch& tile, const Scratch& rows, const BackwardArgs& args, const RowBlock& block, int first,
                     int count) {
@@ -299,7 +299,7 @@ void attend_backward(const BackwardArgs& args, const KeyTile& keys, Turns& turns
     for (int i = keys.begin / kBlockSize; i * kBlockSize < keys.end; ++i) {
       shows = shows || (mapped_block(forward, queries, i) & kBlockShows);
     }
-    if (!shows) {  // no row of the band sees this tile, which is neither its first nor its last
+    if (!shows) {  // the band skips this tile, which cannot be the band's first or last
       turns.wait(b, turn);
       turns.done(b);
       continue;
@@ -344,7 +344,7 @@ void attend_backward(const BackwardArgs& args, const KeyTile& keys, Turns& turns
                       count, {tile.query_gradient, tile.depth, turn == 0 && !summed ? nullptr : tile.ones});
       summed = true;
     }
-    if (!summed) {  // a block of the map has more queries than the band, whose own may see nothing
+    if (!summed) {  // the map's blocks have more queries; the band's own see no key here
       turns.wait(b, turn);
       if (turn > 0) {
         load_sum<T>(tile, args, keys, band.block);

@@ -25,7 +25,7 @@ class Turns {
 struct RowBand {
   RowBlock block;
   int first_tile;  // the first tile that some row sees
-  int tile_count;  // the number of tiles from there on; 0: no row sees anything
+  int tile_count;  // tiles from first_tile to the last that some row sees; or 0
 };
 
 // One tile of keys of a key/value head, and all the bands of rows of that head.

@@ -1,4 +1,4 @@
-// Computes one row of a block map in one pass over its rows of the mask. Compiled once per instruction set, see simd.h.
+// Computes a row of a block map in one pass over the mask's rows. Compiled once per instruction set, see simd.h.
 #include "block_map.h"
 #include "kernels.h"
 #include "simd.h"
@@ -12,7 +12,7 @@ struct RowOfBlock {
   typedef T Bits __attribute__((vector_size(kBlockSize * sizeof(T))));
 };
 
-// Loads a row's elements from `first` on. Beyond its end they repeat the last one, which changes no flag.
+// Loads a row's elements from `first` on. If too few are left, the last is repeated, which changes no flag.
 template <typename T>
 FLASHATTN_INLINE void load_row(typename RowOfBlock<T>::Bits& bits, const T* row, int64_t stride, int first, int count) {
   if (stride == 1 && first + kBlockSize <= count) {

@@ -30,7 +30,7 @@ void fill(Bits nan, void* data, int64_t rows, int columns, int64_t stride,
   try {
     parallel_for((rows + kRowsAtOnce - 1) / kRowsAtOnce,
                  [&](int64_t i) { fill_rows(i * kRowsAtOnce, std::min(rows, (i + 1) * kRowsAtOnce)); });
-  } catch (const std::bad_alloc&) {  // there may still be no memory, not even for threads
+  } catch (const std::bad_alloc&) {  // memory may be short for parallel_for(), too
     fill_rows(0, rows);
   }
 }

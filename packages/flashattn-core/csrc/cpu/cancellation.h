@@ -11,9 +11,9 @@
 
 namespace flashattn::cpu {
 
-// Shared by the calls that one thread waits for. It counts epochs: a new one begins when the thread goes on.
-// kGraceSeconds after a request, the calls of its epoch that still run, or have not begun, end at their next tile of
-// keys. Calls that are done by then finish as always, and so do those of earlier epochs: nobody waits for them.
+// Shared by the calls that one thread waits for. It counts epochs: a new one begins when the thread waits no longer.
+// Calls of a request's epoch that are not done kGraceSeconds after the request end at their next tile of keys. Calls of
+// earlier epochs run to their end: nobody waits for them.
 class Cancellation {
  public:
   static constexpr double kGraceSeconds = 0.5;
@@ -37,7 +37,7 @@ struct Cancellable {
 };
 
 // Throws Cancelled if the call must end early. Kernels call it before each tile of keys, which is about a millisecond's
-// work. Pieces of work that have not begun by then never begin, see parallel_for().
+// work. Once it has thrown, no further piece of work begins, see parallel_for().
 struct Cancelled {};
 void stop_if(const Cancellable& cancellable);
 
@@ -47,8 +47,7 @@ void fill_with_nan(Dtype dtype, void* data, int64_t rows, int columns, int64_t s
 // The same for a row-major array.
 void fill_with_nan(Dtype dtype, void* data, int64_t rows, int columns);
 
-// Runs compute(). If that is cancelled or fails, leave_nan() fills all outputs with NaN: MLX may take them for
-// computed.
+// Runs compute(). If that is cancelled or fails, leave_nan() fills all outputs with NaN: MLX may use them anyway.
 template <typename Compute, typename LeaveNan>
 void whole_or_nan(const Compute& compute, const LeaveNan& leave_nan) {
   try {

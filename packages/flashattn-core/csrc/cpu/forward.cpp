@@ -62,7 +62,7 @@ void attend_in_blocks(const AttentionArgs& args) {
   const Kernels& isa = kernels();
   int max_rows = rows_in_cache(params.head_dim, params.value_dim);
   HeadCut cut(params, max_rows, false);
-  // Enough blocks for the threads to end together. As kBlocks does not depend on their number, neither does the result.
+  // Enough blocks for the threads to end together, and a constant: results do not depend on the number of threads.
   constexpr int kBlocks = 64;
   int64_t queries = (params.query_len * cut.blocks + kBlocks - 1) / kBlocks;
   int least = (kMinRows + cut.heads_per_block - 1) / cut.heads_per_block;
@@ -78,8 +78,8 @@ void attend_in_blocks(const AttentionArgs& args) {
   });
 }
 
-// Visits the queries of a decode step one by one, so that a query's result has the same bits whichever others are in
-// the call: several tokens at once, as in speculative decoding, give the same results as one by one.
+// Visits the queries of a decode step one by one, so that a query's result has the same bits whatever other queries
+// the call has: several tokens at once, as in speculative decoding, give the same results as one by one.
 template <typename Visit>
 void for_each_query(RowBlock block, Visit visit) {
   int queries = block.query_count;
@@ -93,8 +93,8 @@ constexpr int64_t divide_up(int64_t n, int64_t divisor) {
 
 // Rounds of a decode step. Each run of keys (FlashDecoding's split) has partial results, which take memory until they
 // are merged, so the runs are computed in rounds. In a round each of `heads` blocks of heads has `slots` slots: one for
-// each run and, after the first round, one for the merged results of all earlier runs. All slots take up to 2 MB, or
-// there are four of them per thread and one more, so that the threads end a round together.
+// each run and, after the first round, one for the merged results of all earlier runs. All slots together take up to
+// 2 MB, or as much as four slots per thread and one more need, so that the threads end a round together.
 struct Rounds {
   int64_t heads, slots;
 
@@ -108,8 +108,8 @@ struct Rounds {
   }
 };
 
-// FlashDecoding: each run of keys is a separate piece of work. Where runs begin depends on the keys alone, and their
-// results are merged one by one, in order. So the bits are the same for any number of threads and slots.
+// FlashDecoding: each run of keys is a separate piece of work. Where runs begin depends on the keys alone, and the
+// runs are merged one by one, in order. So the bits are the same for any number of threads and slots.
 void attend_in_runs(const AttentionArgs& args) {
   const AttentionParams& params = args.params;
   const Kernels& isa = kernels();
@@ -134,7 +134,7 @@ void attend_in_runs(const AttentionArgs& args) {
 
   for (int64_t head = 0; head < cut.blocks; head += rounds.heads) {
     int64_t heads = std::min(rounds.heads, cut.blocks - head);
-    // After the first round, the first slot has the merged results of all earlier runs.
+    // taken: 1 after the first round, because slot 0 has the results of earlier runs.
     for (int64_t begin = 0, end, taken = 0; begin < runs; begin = end, taken = 1) {
       end = std::min(runs, begin + rounds.slots - taken);
       int64_t count = end - begin;
@@ -149,7 +149,7 @@ void attend_in_runs(const AttentionArgs& args) {
           isa.attend_partial(args, query, rows_of(query, slots + (taken + i % count) * slot_size));
         });
         if (finished[i / count].fetch_add(1, std::memory_order_acq_rel) < count - 1) return;
-        // The thread that finishes the last run of these heads merges all of them.
+        // The thread that finishes the last of these runs merges them all.
         for (int64_t slot = 1; slot < taken + count; ++slot) {
           isa.merge(run.rows(), params.value_dim, slots, slots + slot * slot_size);
         }

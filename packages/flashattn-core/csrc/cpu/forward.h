@@ -11,7 +11,7 @@
 
 namespace flashattn::cpu {
 
-// The pointer types for inputs.def's dtypes. The elements of a void pointer have a Dtype in AttentionArgs.
+// The pointer types for inputs.def's dtypes. For void pointers AttentionArgs has the elements' Dtype.
 #define FLASHATTN_CPU_tensor const void*
 #define FLASHATTN_CPU_groups const void*
 #define FLASHATTN_CPU_int32 const int32_t*
@@ -29,7 +29,7 @@ struct AttentionArgs {
   Dtype bias_dtype;   // of bias
   Dtype group_dtype;  // of scales and biases
 
-  FLASHATTN_INPUTS(FLASHATTN_CPU_POINTER)  // null where the call has none
+  FLASHATTN_INPUTS(FLASHATTN_CPU_POINTER)  // null for absent inputs
   void* out = nullptr;
   float* lse = nullptr;
   float* row_stats = nullptr;  // row_max and row_sum, sinks included: all that backward() needs of the softmax

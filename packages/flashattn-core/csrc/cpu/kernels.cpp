@@ -98,7 +98,7 @@ void online_softmax(Scratch& scratch, const Band& band, int count) {
   }
 }
 
-// Adds the NaN and infinity that pack_values() left out to rows that see their keys. `seen` is laid out like scores.
+// pack_values() put 0 for NaN and infinity. Adds them to the rows that see their keys. `seen` has the layout of scores.
 template <typename Rows>
 void add_not_finite(Scratch& scratch, Rows values, int value_dim, const Band& band, int count, const bool* seen) {
   for (int j = 0; j < count; ++j) {
@@ -177,7 +177,7 @@ void attend_tile(Scratch& scratch, const AttentionArgs& args, const RowBlock& bl
   }
 }
 
-// Calls visit(keys, values) with the tile's keys and values, whatever they are stored as.
+// Calls visit(keys, values) with the tile's keys and values, as PlainRows or QuantisedRows.
 template <typename Visit>
 FLASHATTN_INLINE void with_rows(Scratch& scratch, const AttentionArgs& args, const RowBlock& block, Span tile,
                                 Visit visit) {
@@ -199,12 +199,12 @@ FLASHATTN_INLINE void with_rows(Scratch& scratch, const AttentionArgs& args, con
   });
 }
 
-// Computes row_max, row_sum and unnormalised output of the block's rows, in scratch.
+// Computes row_max, row_sum and unnormalised output of the block's rows in scratch.
 void attend_rows(Scratch& scratch, const AttentionArgs& args, const RowBlock& block) {
   const AttentionParams& p = args.params;
   scratch.prepare(block.rows(), p, block.decoded);
   load_rows(scratch, args, block);
-  // Keys that no row's span contains are never read.
+  // Keys in no row's span are never read.
   Span any = {p.key_len, 0};
   for (int i = 0; i < scratch.band_count; ++i) {
     any = {smaller(any.begin, scratch.bands[i].any.begin), larger(any.end, scratch.bands[i].any.end)};

@@ -13,7 +13,7 @@ struct RowBlock {
   int head_begin, head_count;  // query heads, all of one group
   int query_begin, query_count;
   int key_begin, key_end;  // no other keys are read
-  bool decoded;            // by decode(): few rows take dot(), see matmul.h, and so does their gradient
+  bool decoded;            // set by decode(): few rows, and their gradient, use dot(), see matmul.h
 
   int rows() const { return head_count * query_count; }
 };
@@ -61,7 +61,7 @@ struct Kernels {
   void (*attend)(const AttentionArgs&, const RowBlock&);
   // Computes the same, but writes partial results: rows() * partial_row_size() floats.
   void (*attend_partial)(const AttentionArgs&, const RowBlock&, float* partial);
-  // Merges partial results of `rows` rows: adds those of later keys to those of earlier ones.
+  // Merges partial results of `rows` rows: adds `later`, those of later keys, to `partial`.
   void (*merge)(int rows, int value_dim, float* partial, const float* later);
   // Writes all outputs, from the partial results of all keys.
   void (*finish)(const AttentionArgs&, const RowBlock&, const float* partial);

@@ -24,7 +24,7 @@ struct Scores {
 FLASHATTN_INLINE void hide_by_tree(const AttentionArgs& args, int64_t batch, int query, Span keys, Scores scores) {
   const AttentionParams& p = args.params;
   int tree_begin = p.key_len - p.tree_size;
-  int node = query + p.tree_size - p.query_len;  // lower-right aligned; negative before the tree: sees none of it
+  int node = query + p.tree_size - p.query_len;  // lower-right aligned; negative: sees none of the tree
   const uint32_t* bits = node < 0 ? nullptr : args.tree + batch_offset(p, p.tree, batch) + node * p.tree.row;
   for (int j = larger(keys.begin, tree_begin); j < keys.end; ++j) {
     int other = j - tree_begin;
@@ -33,7 +33,7 @@ FLASHATTN_INLINE void hide_by_tree(const AttentionArgs& args, int64_t batch, int
   }
 }
 
-// A row of each array, from key 0 on. Null where the call has none.
+// A row of the bool and of the additive array, from key 0 on; null if absent.
 struct ArrayRow {
   const bool* visible;
   const void* bias;
@@ -59,7 +59,7 @@ FLASHATTN_INLINE void with_bias_row(const AttentionArgs& args, ArrayRow row, Vis
   }
 }
 
-// Applies both arrays to one row of scores. An entry of -inf hides its key, whatever the score was.
+// Applies the array masks to a row of scores. An entry of -inf hides its key, whatever the score was.
 static inline void add_arrays_to_row(const AttentionArgs& args, ArrayRow row, Span keys, Scores scores) {
   const AttentionParams& p = args.params;
   if (row.visible) {
@@ -75,8 +75,8 @@ static inline void add_arrays_to_row(const AttentionArgs& args, ArrayRow row, Sp
   }
 }
 
-// Returns what both arrays add to the scores of a row with kWidth keys from `key` on: -inf where they hide a key.
-// Beyond the last key it is 0 or -inf.
+// Returns what array masks add to the scores of a row with kWidth keys from `key` on: -inf where they hide a key.
+// Beyond the last key: 0 or -inf.
 FLASHATTN_INLINE vfloat added_by_arrays(const AttentionArgs& args, ArrayRow row, int key) {
   const AttentionParams& p = args.params;
   vfloat added = {};
@@ -97,7 +97,7 @@ FLASHATTN_INLINE vfloat added_by_arrays(const AttentionArgs& args, ArrayRow row,
   return added;
 }
 
-// Calls visit(head, query) for each row, or once for all heads if they share their rows of the arrays.
+// Calls visit(head, query) for each row, or once for all heads if these share the arrays' rows.
 template <typename Visit>
 FLASHATTN_INLINE void for_each_row(const AttentionArgs& args, const QueryRows& rows, Visit visit) {
   bool same_heads = args.params.visible.head == 0 && args.params.bias.head == 0;
@@ -141,14 +141,14 @@ static inline Span shown_span(const AttentionArgs& args, const QueryRows& rows, 
   return keys;
 }
 
-// Returns the first run of at most `most` keys in which no block is hidden from all rows. Some row sees its first key,
-// and some row its last. Empty if there is none. In prefill without a block map no keys are skipped.
+// Returns the first run of at most `most` keys in which no block is hidden from all rows. Some row sees the run's first
+// key, and some row its last. Empty if there is no such run. In prefill without a block map no keys are skipped.
 static inline Span next_run(const AttentionArgs& args, const QueryRows& rows, Span keys, int most, bool decoded) {
   if (!args.visible && !args.bias) return {keys.begin, smaller(keys.end, keys.begin + most)};
   if (!args.block_map && !decoded) return {keys.begin, smaller(keys.end, keys.begin + most)};
   const auto found_at = [&](int key) { return block_of(args, rows, key / kBlockSize, decoded); };
   const auto next_block = [](int key) { return (key / kBlockSize + 1) * kBlockSize; };
-  // The map's blocks have 32 queries. These rows may have fewer, and see less than the flags say.
+  // The map's blocks have 32 queries. `rows` may have fewer, and see less than the flags say.
   int begin = keys.begin;
   for (; begin < keys.end; begin = next_block(begin)) {
     int found = found_at(begin);

@@ -96,8 +96,7 @@ FLASHATTN_INLINE void multiply_rows(Left left, Operand right, int depth, int col
   if (columns >= kWidth) take(Count<1>{});
 }
 
-// Prefetches rows of a row-major left operand into the second-level cache: keys that are read in place are further
-// away.
+// Prefetches rows of a row-major left operand into the second-level cache, where keys read in place may not be yet.
 FLASHATTN_INLINE void prefetch_rows(Left left, int first, int count, int depth) {
   constexpr int kLine = 64 / sizeof(float);
   for (int r = first; r < first + count; ++r) {
@@ -156,12 +155,12 @@ constexpr int power_of_two(int n) {
 // Up to this many rows use `dot`. With more, `multiply` fills its vectors, and has no sums across lanes.
 constexpr int kMaxDotRows = kWidth / 2;
 
-// scores[j * columns + r] = keys[j] · queries[r], columns = power_of_two(rows). Takes as many keys at a time as fill a
-// vector with scores. Writes whole vectors: past the end if `key_count` is not a multiple of that many. Row r of
-// queries begins at queries + r * depth; depth is a multiple of kWidth.
+// scores[j * columns + r] = keys[j] · queries[r], columns = power_of_two(rows). Takes kKeys keys at a time: their
+// scores fill a vector. Writes whole vectors: past the end if `key_count` is not a multiple of kKeys. Row r of queries
+// begins at queries + r * depth; depth is a multiple of kWidth.
 //
-// A decode step is bound by memory, and waits for it in this loop. So the loop prefetches the keys that come kAhead
-// later and the `values` that the next product reads, into the second-level cache: the first level has few outstanding
+// A decode step is bound by memory, and waits for it in this loop. So the loop prefetches the keys kAhead further on,
+// and the `values` that the next product reads. They go to the second-level cache: the first allows few outstanding
 // misses, which are left to the loads.
 template <int Rows, typename Operand, typename Values>
 static void dot_rows(Operand keys, Values values, int key_count, const float* queries, int depth, float* scores) {

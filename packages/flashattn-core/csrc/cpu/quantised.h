@@ -22,8 +22,8 @@ FLASHATTN_INLINE void with_bits(int bits, Visit visit) {
 }
 
 #if defined(__AVX2__)
-// For each lane, the indices of the four bytes from its number's first byte on, and by how many bits to shift them
-// right. The shuffle picks every 16 bytes of its result from 16 bytes, so indices are at most 15.
+// For each lane, the indices of the four bytes from its q's first byte on, and by how many bits to shift these right.
+// The shuffle picks each 16 bytes of its result from 16 bytes, so indices are at most 15.
 template <int Bits>
 struct Picks {
   alignas(64) uint8_t byte[4 * kWidth] = {};
@@ -39,7 +39,7 @@ struct Picks {
 
 #if defined(__AVX512F__)
 // Up to four bits give up to 16 numbers, which fit a vector: a shuffle looks them up, faster than a conversion. It
-// ignores all but the lowest four bits of a lane; the table repeats, so that with fewer bits it ignores more.
+// reads a lane's lowest four bits. With Bits < 4 the table repeats, so bits above the number's do not matter.
 template <int Bits>
 struct Numbers {
   alignas(64) float q[16] = {};
@@ -49,7 +49,7 @@ struct Numbers {
 };
 #endif
 
-// Returns kWidth numbers of one group from `first`, a multiple of kWidth. Reads only bytes that hold their bits.
+// Returns kWidth elements of one group from `first`, a multiple of kWidth. Reads only the bytes that they are in.
 template <int Bits>
 FLASHATTN_INLINE vfloat dequantise(const uint8_t* row, int first, float scale, float bias) {
   constexpr int kBytes = (kWidth * Bits + 7) / 8;

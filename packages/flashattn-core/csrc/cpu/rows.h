@@ -154,11 +154,11 @@ static inline void load_rows(Scratch& scratch, const AttentionArgs& args, const 
   }
   __builtin_memset(scratch.output, 0, sizeof(float) * block.rows() * scratch.value_columns);
 
-  // Times scale alone, often a power of two. Dividing by softcap, too, would round queries, and with them each product.
+  // Times scale, often a power of two. Dividing by softcap here, too, would round the queries, and so each product.
   with_dtype(args.dtype, [&](auto type) { load_queries<decltype(type)>(scratch, args, block, p.scale); });
 }
 
-// Applies both arrays to the scores of a band. `first` is the key of the first scores.
+// Applies the array masks to the scores of a band. `first` is the key of the first scores.
 static inline void add_arrays(Scratch& scratch, const AttentionArgs& args, const RowBlock& block, const Band& band,
                               int first, Span keys) {
   const auto row_at = [&](int r) {
@@ -171,7 +171,7 @@ static inline void add_arrays(Scratch& scratch, const AttentionArgs& args, const
     }
     return;
   }
-  // The arrays are (rows, keys), but scores (keys, rows): tiles of the arrays are transposed in registers.
+  // Array masks are (rows, keys), but scores (keys, rows): tiles of masks are transposed in registers.
   for (int lane = 0; lane < band.columns; lane += kWidth) {
     ArrayRow rows[kWidth];
     for (int i = 0; i < kWidth; ++i) rows[i] = row_at(band.first + lane + i);
@@ -224,7 +224,7 @@ static inline void finish_scores(Scratch& scratch, const AttentionArgs& args, co
       return (block_of(args, rows, key / kBlockSize, block.decoded) & kBlockChanges) != 0;
     };
     const auto next_block = [&](int key) { return smaller((key / kBlockSize + 1) * kBlockSize, keys.end); };
-    for (int end, begin = keys.begin; begin < keys.end; begin = end) {  // runs of blocks that the arrays change
+    for (int end, begin = keys.begin; begin < keys.end; begin = end) {  // runs of blocks that change scores
       end = next_block(begin);
       if (!changes(begin)) continue;
       while (end < keys.end && changes(end)) end = next_block(end);
@@ -239,7 +239,7 @@ static inline void finish_scores(Scratch& scratch, const AttentionArgs& args, co
   });
 }
 
-// Whether all rows of the band see all of these keys, and the arrays change none of their scores.
+// Whether all rows of the band see all these keys, and array masks change none of their scores.
 static inline bool sees_all(const AttentionArgs& args, const RowBlock& block, const Band& band, Span keys) {
   int tree_begin = args.tree ? args.params.key_len - args.params.tree_size : args.params.key_len;
   if (band.all.begin > keys.begin || keys.end > smaller(band.all.end, tree_begin)) return false;

@@ -24,8 +24,8 @@ struct Band {
   int first, rows, columns;  // columns: with padding
   Span any, all;             // the keys that some row sees, and those that all see
 
-  int lanes() const { return larger(columns, kWidth); }  // after these the rows repeat
-  int keys() const { return lanes() / columns; }         // of one row, in those lanes
+  int lanes() const { return larger(columns, kWidth); }  // scores per step: whole vectors
+  int keys() const { return lanes() / columns; }         // keys per step
 };
 
 // The working memory of a block. It grows to the largest block that the thread has seen.
@@ -35,7 +35,7 @@ struct Scratch {
   // The layout for the current block.
   bool few_rows;      // so few that the scores of several keys share a vector, see dot()
   int columns;        // the rows and their padding: whole vectors, or for few rows the next power of two
-  int depth;          // of a row of query and key: head_dim, padded where dot() reads whole vectors of it
+  int depth;          // columns of query and key: head_dim, padded to whole vectors if dot() reads them
   int value_columns;  // value_dim, padded to whole vectors
   float* query;       // times scale; packed (depth, columns), or for few rows (rows, depth)
   float* key;         // (kKeyTile, depth)
@@ -46,14 +46,14 @@ struct Scratch {
   float* output;  // (rows, value_columns), unnormalised
   Band bands[(kMaxRows + kBandRows - 1) / kBandRows];
   int band_count;
-  // One number per row. If rows are few, they repeat to fill a vector.
+  // One number per row. If rows are few, the numbers repeat to fill a vector.
   float row_max[kMaxRows];  // -inf: nothing seen yet
   float row_sum[kMaxRows];
   float rescale[kMaxRows];                           // exp(old row_max - new row_max)
   float slope[kMaxRows];                             // ALiBi's
   int32_t position[kMaxRows];                        // of the query among the keys
   int32_t seen_begin[kMaxRows], seen_end[kMaxRows];  // the interval of keys that the row sees
-  int32_t next_key[kMaxRows];                        // the lane's key, counted from the vector's first
+  int32_t next_key[kMaxRows];                        // the lane's key minus the vector's first
 
   // `dots`: whether the scores of few rows are dot products.
   void prepare(int rows, const AttentionParams& params, bool dots) {

@@ -1,4 +1,4 @@
-// Each thread frees its own memory: so no thread has to know of others', or to wait for them.
+// Each thread frees its own memory, so that no thread has to wait for another.
 #include "scratch_memory.h"
 
 #include <atomic>

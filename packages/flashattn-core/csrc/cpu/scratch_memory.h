@@ -12,17 +12,17 @@ class ScratchMemory {
   ScratchMemory& operator=(const ScratchMemory&) = delete;
   ~ScratchMemory();
 
-  // Room for so many floats, on a cache line. What was there before is lost. Throws std::bad_alloc.
+  // Room for `count` floats, on a cache line. Earlier contents may be lost. Throws std::bad_alloc.
   float* floats(int64_t count);
 
  private:
   float* memory_ = nullptr;
   int64_t bytes_ = 0;
-  int64_t period_ = 0;  // between two calls of renew_scratch()
+  int64_t period_ = 0;  // renew_scratch() begins a new period
 };
 
-// From now on each thread replaces its scratch, at its next block, by as much as that needs. Returns how many bytes of
-// scratch the blocks since the last call of this function needed, of all threads together.
+// Each thread, at its next block, replaces its scratch by as much as that block needs. Returns how many bytes of
+// scratch all threads together needed since the last call of this function.
 int64_t renew_scratch();
 
 }  // namespace flashattn::cpu

@@ -152,8 +152,8 @@ FLASHATTN_INLINE float exp2(float x) {
   return exp2(broadcast(x))[0];
 }
 
-// tanh, relative error below 3e-7. Small |x|: x + x^3 p(x^2), minimax (4e-9); otherwise
-// (1 - e) / (1 + e) with e = exp(-2|x|), which cannot overflow and loses nothing once |x| >= 0.625.
+// tanh, relative error below 3e-7. |x| < 0.625: x + x^3 p(x^2), p minimax (error 4e-9). Otherwise
+// (1 - e) / (1 + e), e = exp(-2|x|), which cannot overflow, and loses nothing there.
 FLASHATTN_INLINE vfloat tanh(vfloat x) {
   vfloat magnitude = x < broadcast(0.0f) ? -x : x;
   vfloat z = x * x;

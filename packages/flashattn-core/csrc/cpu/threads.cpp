@@ -117,7 +117,7 @@ class Pool {
     job.run();
     std::unique_lock lock(mutex_);
     close(job);
-    if (job.helpers > 0) {  // they still run their last pieces
+    if (job.helpers > 0) {  // helpers still run their last pieces
       lock.unlock();
       wait_awake([&] { return job.helpers == 0; });
       lock.lock();
@@ -146,7 +146,7 @@ class Pool {
     }
   }
 
-  void close(Job& job) {  // it has no index left: removes it from the list
+  void close(Job& job) {  // removes a job that has no index left
     jobs_.remove(&job);
     open_jobs_ = jobs_.size();
   }
@@ -155,7 +155,7 @@ class Pool {
   std::condition_variable work_available_;
   std::condition_variable helper_left_;
   std::list<Job*> jobs_;
-  std::atomic<size_t> open_jobs_{0};  // their number, for reads without the mutex
+  std::atomic<size_t> open_jobs_{0};  // jobs_.size(), to read without the mutex
 };
 
 // Never destroyed: its threads may outlive static destruction at exit. A forked child has none of the

@@ -23,12 +23,12 @@ struct PlainRows {
   }
   PlainRows from(int row) const { return {data + row * row_stride, row_stride, column_stride, columns}; }
   float element(int row, int column) const { return to_float(data[row * row_stride + column * column_stride]); }
-  // kWidth elements, 0 beyond the last.
+  // kWidth elements; 0 past the row's.
   FLASHATTN_INLINE_MEMBER vfloat part(int row, int column) const {
     return load_part(data + row * row_stride, column_stride, column, columns);
   }
 
-  // Members of a right operand, see matmul.h, if in place.
+  // A right operand's members, see matmul.h, if in_place().
   FLASHATTN_INLINE_MEMBER vfloat at(int64_t row, int64_t column) const {
     return load(data + row * row_stride + column);
   }

@@ -24,7 +24,7 @@ using gpu::Binding, gpu::index;
   throw std::logic_error("no launches are made for " + std::string(name(backend)));
 }
 
-// A call with the arrays that both passes use, and everything that the choice of its launches depends on.
+// A call with the arrays that both passes use, and all that the choice of its launches depends on.
 struct CallAndWork {
   gpu::Call call;
   gpu::Work work;
@@ -50,7 +50,7 @@ struct CallAndWork {
 
   void set(Binding binding, const mx::array& array) {
     call.present[index(binding)] = true;
-    call.aligned[index(binding)] = array.offset() % 16 == 0 && array.nbytes() > 8;  // smaller ones share 16 bytes
+    call.aligned[index(binding)] = array.offset() % 16 == 0 && array.nbytes() > 8;  // small arrays share 16 bytes
     work.arrays[index(binding)] = array;
   }
 };
@@ -95,7 +95,7 @@ void add_map_of(Backend backend, gpu::Call& call) {
 // The call as if its arrays were contiguous.
 gpu::Call contiguous_call(Variant variant, const Inputs& inputs, const Options& options) {
   const mx::array &query = inputs.query(), &key = inputs.key();
-  gpu::Call call = CallAndWork(variant, inputs, options, {query, nullptr, nullptr}).call;  // any output will do
+  gpu::Call call = CallAndWork(variant, inputs, options, {query, nullptr, nullptr}).call;  // query stands for out
   call.aligned.fill(true);
   AttentionParams& p = call.params;
   p.query = contiguous(p.num_heads, p.query_len, p.head_dim);
@@ -128,7 +128,7 @@ gpu::Launches backward_launches_of(Backend backend, gpu::Call call) {
                             .dv = contiguous(p.num_kv_heads, p.key_len, p.value_dim)});
 }
 
-// The launches of a kernel of either pass, if the gradient's further arrays are contiguous.
+// A forward kernel's launches, or the gradient's if all arrays that only it has are contiguous.
 std::vector<gpu::Launch> launches_of(Kernel kernel, const gpu::Call& call) {
   if (pass_of(kernel) == Pass::forward) return launches(kernel, call)->launches;
   return backward_launches_of(backend_of(kernel), call).launches;

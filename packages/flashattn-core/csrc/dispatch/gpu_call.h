@@ -21,8 +21,8 @@ constexpr std::pair<int, int> kChecked[] = {{77, 330}, {192, 128}, {128, 45}, {7
 // Further lengths for cuda_prefill, at which blocks share keys. Their check has one sequence and one key/value head.
 constexpr std::pair<int, int> kCheckedSharing = {77, 2100};
 
-// All instantiations of the kernel for calls like this one, whatever their lengths and their arrays' strides and
-// alignment; and the source text of a launch. A backward kernel stands for all of its backend's.
+// One launch for each instantiation of the kernel that calls like this one may need, at any lengths, strides and
+// alignment. A backward kernel stands for all of its backend's. source_text() is of one.
 std::vector<gpu::Launch> pipelines_of(Variant variant, const Inputs& inputs, const Options& options);
 std::string source_text(const gpu::Launch& launch, Backend backend);
 

@@ -23,7 +23,7 @@ bool is_cuda(const mx::Stream& stream) {
   return backend_of(stream.device) == Backend::cuda;
 }
 
-// malloc() returns the owner of a buffer from MLX 0.32.4 on, and the buffer itself before.
+// From MLX 0.32.4 on malloc() returns a buffer's owner; before, it returned the buffer.
 template <typename Memory>
 const void* pointer_of(const Memory& memory) {
   if constexpr (requires { memory.buffer(); }) {
@@ -49,7 +49,7 @@ bool is_aligned(const mx::array& input, const mx::Stream& stream) {
   if (input.size() == 0) {
     return true;  // nothing of it is read
   }
-  // On CUDA data() would move the array to memory that the CPU shares, and a buffer begins where any element can.
+  // On CUDA data() would move the array to memory shared with the CPU. The offset is enough: buffers are aligned.
   auto begin = is_cuda(stream) ? input.offset() : reinterpret_cast<intptr_t>(input.data<void>());
   return begin % static_cast<intptr_t>(input.itemsize()) == 0;
 }

@@ -29,7 +29,7 @@ struct KeptMap {
   mx::array map;
 };
 struct KeptMask {
-  mx::array mask;  // keeps the id from being given to another array
+  mx::array mask;  // held, so that no other array can get its id
   int holders = 0;
   Recent<KeptMap> maps = {};
 };
@@ -73,7 +73,7 @@ mx::array joined(const mx::array& a, const mx::array& b, const mx::Stream& s) {
                         mx::bitwise_and(mx::bitwise_or(a, b, s), changes, s), s);
 }
 
-// The shape and strides of a mask, where axes along which it repeats have size 1. count: its distinct blocks.
+// The mask's shape and strides, with size 1 for axes along which it repeats. count: its distinct blocks.
 ArrayParams distinct(const mx::array& mask, const mx::array& map) {
   ArrayParams params = {.count = 1, .ndim = static_cast<int32_t>(mask.ndim()), .shape = {}, .strides = {}};
   for (int d = 0; d < params.ndim; ++d) {
@@ -98,7 +98,7 @@ void allocate_map(const ArrayParams& mask, mx::array& map, const mx::Stream& str
     strides[d] = repeated ? 0 : step;
     step *= shape[d];
   }
-  // The array gets a primitive because MLX's CUDA backend takes the stream for the allocation from there.
+  // The array gets a primitive because MLX's CUDA backend allocates on the stream of an array's primitive.
   std::vector<mx::array> blocks = {mx::array(std::move(shape), mx::uint8, std::make_shared<mx::Exp>(stream), {})};
   allocate(blocks, stream);
   auto flags = blocks[0].flags();

@@ -13,18 +13,18 @@
 
 namespace flashattn {
 
-// The block map of a call's array masks; empty if it has none. inputs: what primitive_inputs() makes of the arguments.
+// The block map of a call's array masks; empty without such masks. inputs: primitive_inputs() of the arguments.
 std::optional<mx::array> block_map_of(const Arguments& arguments, const Inputs& inputs, const mx::Stream& stream);
 
 // Adds the map to a primitive's inputs if has_block_map() says that it pays off.
 void add_block_map(const Arguments& arguments, std::vector<mx::array>& inputs, Present& present, Backend backend,
                    const mx::Stream& stream);
 
-// From now on the maps of this mask are kept for later calls, until it has been forgotten as often as it was kept.
+// Keeps the maps of this mask for later calls, until forget_block_maps() was called as often as keep_block_maps().
 void keep_block_maps(const mx::array& mask);
 void forget_block_maps(std::uintptr_t mask_id);
 
-// Input: the mask, of at least two axes. Output: uint8, with blocks in place of its last two axes.
+// Input: the mask, of at least two axes. Output: uint8; its last two axes count the mask's blocks.
 class BlockMap : public mx::Primitive {
  public:
   explicit BlockMap(mx::Stream stream) : mx::Primitive(stream) {}

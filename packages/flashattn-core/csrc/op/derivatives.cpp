@@ -7,9 +7,9 @@
 namespace flashattn {
 namespace {
 
-// The floating-point arguments to differentiate by, and the function of those alone.
+// The floating-point arguments to differentiate by, and the function of them alone.
 struct Differentiated {
-  std::vector<size_t> places;  // their indices in argnums
+  std::vector<size_t> places;  // indices in argnums
   std::vector<mx::array> arguments;
   Function function;
 };

@@ -1,5 +1,5 @@
-// MLX counts exports in InExportTracing, but libmlx does not export that counter. It does export the method that
-// exports a function: while that runs, it is a caller of everything that the function calls.
+// MLX counts exports in InExportTracing, but libmlx hides that counter. It does not hide the method that exports a
+// function: while the method runs, it is on the call stack of all that the function calls.
 #include "exporting.h"
 
 #include <unwind.h>

@@ -64,7 +64,7 @@ std::vector<mx::array> attention(const Arguments& arguments, const Decision& dec
   }
   Present present = present_in(arguments);
   add_block_map(arguments, inputs, present, backend, stream);
-  // The gradient also reads the other outputs, and may be requested for any traced call.
+  // The gradient also reads lse and row_stats, and may be requested for any traced call.
   bool out_alone = !with_lse && !is_traced(arguments);
   auto primitive = std::make_shared<FlashAttention>(stream, arguments.options, decision, present, out_alone);
   std::vector<mx::Shape> shapes = shapes_of_outputs(Inputs(arguments), arguments.options);
@@ -137,7 +137,7 @@ std::vector<mx::array> FlashAttention::jvp(const std::vector<mx::array>& primals
   if (out_alone_) {
     return {result[0]};
   }
-  // row_stats gets zeros: the gradient of sinks, which is computed from it, takes its derivative from lse.
+  // row_stats gets zeros: the gradient of sinks reads row_stats, but takes its derivative from lse.
   result.push_back(mx::zeros(shapes_of_outputs(Inputs(primals, present_), options_)[2], mx::float32));
   return result;
 }
@@ -149,11 +149,11 @@ std::vector<mx::array> FlashAttention::vjp(const std::vector<mx::array>& primals
 }
 
 std::vector<mx::Shape> FlashAttention::output_shapes(const std::vector<mx::array>& inputs) {
-  // Shapeless compilation also calls this, with new shapes that no check has seen yet.
+  // Shapeless compilation also calls this, with new shapes that nobody has checked.
   Inputs named(inputs, present_);
   check_shapes(named, options_);
   Backend backend = backend_of(stream().device);
-  variant_for(decision_, named, options_, backend);  // throws if no kernel covers them
+  variant_for(decision_, named, options_, backend);  // throws if no kernel covers the shapes
   std::vector<mx::Shape> shapes = shapes_of_outputs(named, options_);
   return {shapes.begin(), shapes.begin() + (out_alone_ ? 1 : 3)};
 }

@@ -48,7 +48,7 @@ class FlashAttention : public AttentionPrimitive {
   std::vector<int> dims_of_further_inputs() const override { return {}; }
 
  private:
-  // Allocates `outputs`, and with them lse and row_stats if they are missing: all kernels but CUDA's always write them.
+  // Allocates `outputs`, plus lse and row_stats if `outputs` lacks them: kernels other than CUDA's always write both.
   std::vector<mx::array> allocated(const Inputs& inputs, const std::vector<mx::array>& outputs);
 
   bool out_alone_;

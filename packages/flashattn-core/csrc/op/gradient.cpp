@@ -1,4 +1,4 @@
-// The gradient's primitive, and which gradients it computes, which sinks_gradient(), and which the unfused graph.
+// The gradient's primitive, and how gradients are shared out among it, sinks_gradient() and the unfused graph.
 #include "gradient.h"
 
 #include <algorithm>
@@ -55,8 +55,8 @@ std::vector<mx::array> kernels_gradients(const mx::Stream& stream, const Options
   return mx::array::make_arrays(std::move(shapes), {dtype, dtype, dtype, mx::float32}, primitive, all);
 }
 
-// What kernels_gradients() computes, as a function of the primitive's inputs. It does not depend on the forward pass's
-// outputs among them, which follow from the other inputs.
+// Computes the same as kernels_gradients(), as a function of the primitive's inputs. It ignores the forward pass's
+// outputs among them, and computes these anew.
 Function unfused_gradient(const Options& options, const Present& present, const mx::Stream& s) {
   return [=](const std::vector<mx::array>& all) {
     Function attention = unfused_attention(options, present, s);

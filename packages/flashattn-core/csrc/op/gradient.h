@@ -7,7 +7,7 @@
 
 namespace flashattn {
 
-// FlashAttention's vjp(). Throws std::invalid_argument for what has no gradient, NoKernelError if no kernel has it.
+// FlashAttention's vjp(). Throws NoKernelError if no kernel computes the gradients of query, key, value or sinks.
 std::vector<mx::array> gradients(const mx::Stream& stream, const Options& options, const Decision& decision,
                                  const Present& present, const std::vector<mx::array>& inputs,
                                  const std::vector<mx::array>& outputs, const std::vector<mx::array>& cotangents,

@@ -8,7 +8,7 @@
 namespace flashattn {
 namespace {
 
-// How many dimensions an input has after the batch's, and whether it has all of the batch's or may broadcast.
+// own: how many dimensions an input has after the batch's. whole: it has all of the batch's, never broadcast.
 struct InputDims {
   int own;
   bool whole;
@@ -25,8 +25,8 @@ std::vector<InputDims> input_dims(const Present& present) {
   return dims;
 }
 
-// The inputs with the mapped axis as the first batch dimension. An unmapped input that must be whole is broadcast along
-// it; the others may broadcast, so they stay as they are.
+// The inputs with the mapped axis as the first batch dimension. An unmapped input is broadcast along this axis if it
+// must be whole; otherwise it stays as it is.
 std::vector<mx::array> mapped_inputs(const std::vector<mx::array>& inputs, const std::vector<int>& axes,
                                      const std::vector<InputDims>& dims, const mx::Stream& stream) {
   int size = 1;

@@ -24,7 +24,7 @@ class AttentionPrimitive : public mx::Primitive {
   // Makes a primitive with the same settings, for vmap().
   virtual std::shared_ptr<AttentionPrimitive> copy() = 0;
   virtual std::vector<mx::Dtype> output_dtypes(const std::vector<mx::array>& inputs) const = 0;
-  // How many dimensions, besides the batch's, each input has that follows those of Inputs.
+  // For each input after those of Inputs: how many dimensions it has, besides the batch's.
   virtual std::vector<int> dims_of_further_inputs() const = 0;
 
   Options options_;

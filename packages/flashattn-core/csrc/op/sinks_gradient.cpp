@@ -6,8 +6,8 @@
 namespace flashattn {
 namespace {
 
-// The weight of a sink: its share of the row's sum, from row_max and row_sum, sinks included. exp(sink - lse) would be
-// inexact: beside a large maximum, lse rounds the logarithm of the sum away.
+// A sink's weight is its share of the row's sum: exp(sink - row_max) / row_sum. exp(sink - lse) would be inexact:
+// beside a large maximum, lse rounds the logarithm of the sum away.
 mx::array sink_weights(const mx::array& sinks, const Outputs& saved, const mx::array& sees_nothing,
                        const mx::Stream& s) {
   mx::array zero(0.0f), sink = mx::expand_dims(sinks, -1, s);
@@ -15,7 +15,7 @@ mx::array sink_weights(const mx::array& sinks, const Outputs& saved, const mx::a
   mx::array row_max = mx::squeeze(stats[0], -1, s), row_sum = mx::squeeze(stats[1], -1, s);
   mx::array exponent = mx::subtract(sink, row_max, s);
   mx::array weights = mx::where(sees_nothing, zero, mx::divide(mx::exp(exponent, s), row_sum, s), s);
-  // The weights have no derivative of their own, so they are multiplied by a 1 that has that of exp(sink - lse).
+  // `weights` itself is not differentiated: the factor `one` gives it the derivative of exp(sink - lse).
   mx::array logits = mx::subtract(sink, *saved.lse, s);
   logits = mx::where(mx::isfinite(logits, s), logits, zero, s);
   mx::array one = mx::exp(mx::subtract(logits, mx::stop_gradient(logits, s), s), s);

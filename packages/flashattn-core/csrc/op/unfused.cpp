@@ -12,7 +12,7 @@ namespace flashattn {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-// From this x on tanh(x) is 1. MLX divides its derivatives by powers of cosh(x), which overflow and give NaN.
+// From this x on tanh(x) is 1. MLX divides tanh's derivatives by powers of cosh(x), which overflow and give NaN.
 constexpr float kTanhIsOne = 10;
 constexpr int kScoreDims = 4;  // besides the batch's
 
@@ -20,7 +20,7 @@ mx::array as_float32(const mx::array& array, const mx::Stream& s) {
   return mx::astype(array, mx::float32, s);
 }
 
-// Splits the axis of query heads into H_kv and G. An array that broadcasts along it still does.
+// Splits the axis of query heads into H_kv and G. An array that broadcasts there still does.
 mx::array grouped(const mx::array& array, const Inputs& inputs, const mx::Stream& s) {
   if (static_cast<int>(array.ndim()) < -kHead) {
     return array;
@@ -30,7 +30,7 @@ mx::array grouped(const mx::array& array, const Inputs& inputs, const mx::Stream
                                      : mx::expand_dims(array, kHead, s);
 }
 
-// Reshapes one number per query head so that it broadcasts to the scores.
+// Reshapes one number per query head to broadcast to the scores.
 mx::array of_each_head(const mx::array& numbers, const Inputs& inputs, const mx::Stream& s) {
   return grouped(mx::expand_dims(as_float32(numbers, s), {-2, -1}, s), inputs, s);
 }
@@ -67,7 +67,7 @@ mx::array count_rows(const mx::array& tensor, bool after, const mx::Stream& s) {
 }
 
 // Which keys each query sees, (*B, L, S), if the last keys are nodes of a tree. Products with zeros and ones pick the
-// tree's row for each query and its column for each key: MLX's gather would fix their number, as above.
+// tree's row for each query and its column for each key: a gather would fix their numbers, as arange() would.
 mx::array seen_of_tree(const mx::array& tree, const mx::array& keys_after, const mx::array& queries_after,
                        const mx::Stream& s) {
   int size = tree.shape(kRow);
@@ -79,7 +79,7 @@ mx::array seen_of_tree(const mx::array& tree, const mx::array& keys_after, const
   mx::array bits = mx::floor_divide(mx::expand_dims(tree, -1, s), mx::array(powers.begin(), {32}), s);
   bits = as_float32(mx::flatten(mx::remainder(bits, mx::array(2, mx::uint32), s), -2, -1, s), s);
 
-  const auto node_of = [&](const mx::array& after) {  // negative before the tree
+  const auto node_of = [&](const mx::array& after) {  // < 0: before the tree
     return mx::expand_dims(mx::subtract(mx::array(size - 1, mx::int32), after, s), -1, s);
   };
   mx::array query_node = node_of(queries_after), key_node = node_of(keys_after);

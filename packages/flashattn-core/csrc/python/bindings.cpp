@@ -100,7 +100,7 @@ nb::object quick(nb::handle query, nb::handle key, nb::handle value, nb::handle 
   if (!takes(arguments, mask)) return nb::none();
   if (s) arguments.inputs[index(Input::sinks)] = *s;
   if (!scale.is_none()) arguments.options.scale = static_cast<float>(PyFloat_AsDouble(scale.ptr()));
-  if (!std::isfinite(arguments.options.scale.value_or(1))) return nb::none();  // the long way raises the error
+  if (!std::isfinite(arguments.options.scale.value_or(1))) return nb::none();  // attention() raises the error
   arguments.precision = rounds ? Precision::input : Precision::float32;
   mx::Stream stream = mx::to_stream({});
   Backend backend = backend_of(stream.device);
@@ -185,8 +185,8 @@ NB_MODULE(_ext, m) {
                                   query.shape(kHead) / std::max(1, key.shape(kHead)), query.shape(kRow), given,
                                   options.bits, options.group_size);
           },
-          "(dtype, head_dim, value_dim, query heads per key/value head, queries, given, bits, group_size). given: by\n"
-          "its name in inputs.def, each optional input's dtype, and None for each option that is set.")
+          "(dtype, head_dim, value_dim, query heads per key/value head, queries, given, bits, group_size). given:\n"
+          "{name in inputs.def: the dtype of an optional input, or None for an option that is set}.")
       .def(
           "sizes",
           [](const Arguments& arguments) {
@@ -196,7 +196,7 @@ NB_MODULE(_ext, m) {
             return nb::make_tuple(of_one == 0 ? 0 : query.size() / of_one, query.shape(kHead), key.shape(kHead),
                                   key.shape(kRow), arguments.options.window);
           },
-          "(batch, query heads, key/value heads, keys, window). batch: product of all batch axes. window: 0: none.");
+          "(batch, query heads, key/value heads, keys, window). batch: product of all batch axes. window: 0 if none.");
 
 #define FLASHATTN_MASK_PARAMETER(name, ...) const OptionalArray &name,
 #define FLASHATTN_MASK_VALUE(name, ...) name,
@@ -305,15 +305,15 @@ NB_MODULE(_ext, m) {
       nb::call_guard<nb::gil_scoped_release>(),
       "Frees the scratch memory that this thread's CUDA streams keep for their next call. The CPU backend's threads\n"
       "free theirs at their next call, and keep as much as that needs. Returns how many bytes the CPU's calls since\n"
-      "the last release needed. mx.get_peak_memory() does not include them; it includes CUDA's.");
+      "the last release needed. Of scratch memory, mx.get_peak_memory() includes only CUDA's.");
   m.def(
       "is_tracing", [](const mx::array& a) { return a.is_tracer(); },
       "Whether mx.grad, mx.vjp, mx.vmap or mx.compile is tracing the array.");
   m.def(
       "array_id", [](const mx::array& a) { return a.id(); },
       "array_id(array) -> int\n\n"
-      "MLX's own id of an array, unique while the array lives. Evaluating the array keeps it; an operator that writes\n"
-      "to the Python object in place changes it.");
+      "MLX's own id of an array, unique while the array lives. Evaluation keeps the id; an operator that writes to\n"
+      "the Python object in place changes it.");
 
   m.def(
       "block_map",

@@ -43,7 +43,7 @@ std::vector<std::pair<std::string, bool>> candidates_of(const Arguments& argumen
   return names;
 }
 
-// The kernel that stands for all that compute the gradient; empty if they do not cover the call.
+// The name that stands for all kernels of the gradient; empty if they do not cover the call.
 std::optional<std::string> backward_kernel(const Arguments& arguments, const std::string& backend_name) try {
   Backend backend = backend_of(backend_name);
   check_backward(backend, shape_of(arguments, backend));
@@ -88,7 +88,7 @@ void compile(const Arguments& arguments, const std::string& kernel, mx::Device d
   });
 }
 
-// Everything besides its source text that may change what a pipeline computes.
+// Everything that may change a pipeline's results, besides its source text.
 std::string software(mx::Device device) {
   std::string system;
   if (backend_of(device) == Backend::cuda) {
@@ -146,7 +146,7 @@ void bind_decisions(nb::module_& m) {
   m.def("reset_left_calls", &reset_left_calls, "Sets the counts of left_calls() to 0.");
   m.def("cache_folder", &gpu::cache_folder, "The user's cache folder; empty if the system defines none.");
   m.def("keep", &gpu::keep, "folder"_a, "key"_a, "text"_a,
-        "Stores text under a key in a subfolder of the user's cache folder. Returns the path; empty if it cannot.");
+        "Stores text under a key in a subfolder of the user's cache folder. Returns the path; empty if that fails.");
   m.def("read_kept", &gpu::read_kept, "folder"_a, "key"_a,
         "What keep() stored; empty if nothing was stored or the file is damaged.");
   m.attr("few_queries") = kFew;

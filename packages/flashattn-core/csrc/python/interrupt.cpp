@@ -19,7 +19,7 @@ namespace nb = nanobind;
 namespace flashattn {
 namespace {
 
-// Calls with fewer multiply-adds cannot be cancelled: one slow core ends them within 0.2 s, before Ctrl-C could.
+// Calls with fewer multiply-adds cannot be cancelled: one slow core ends them in 0.2 s, before Ctrl-C would.
 constexpr double kLong = 1e9;
 
 // Never freed: calls and the handler point to it.
@@ -41,8 +41,8 @@ bool is_main_thread() {
 #endif
 }
 
-// Python calls this in the main thread when Python code next runs there. By then either mx.eval has returned, and the
-// calls that it waited for are done; or mx.async_eval has, and nobody waits for the calls that it began.
+// Python calls this in the main thread when Python code next runs there. By then mx.eval has returned, and its calls
+// are done; or mx.async_eval has returned, and nobody waits for the calls that it began.
 std::atomic<bool> is_noted{false};
 int main_thread_goes_on(void*) {
   is_noted = false;

@@ -1,13 +1,13 @@
-// Ctrl-C during a long call on the CPU. MLX cannot be interrupted: Python raises KeyboardInterrupt once mx.eval
-// returns, after the last kernel. So while flashattn_core.interruptible() is active, Ctrl-C makes the long calls that
-// the main thread waits for end early.
+// Ctrl-C in a long call on the CPU. MLX cannot be interrupted: Python raises KeyboardInterrupt when mx.eval
+// returns, after the last kernel. So while flashattn_core.interruptible() is active, Ctrl-C ends the long calls that
+// the main thread waits for.
 #pragma once
 
 namespace flashattn {
 
-// Installs a SIGINT handler that makes calls that the main thread waits for end early, and then calls the handler that
-// was there before. Python's signal.signal() replaces it. Main thread only. Throws std::runtime_error if the system
-// refuses.
+// Installs a SIGINT handler that ends long calls of the main thread, then calls the previous handler. Python's
+// signal.signal() replaces it. Main thread only. Throws std::runtime_error if the system refuses, or the previous
+// handler has the SA_SIGINFO form.
 void watch_interrupts();
 void stop_watching_interrupts();
 

@@ -1,4 +1,4 @@
-// Turns a call's arguments into a primitive's inputs, and looks those up by name.
+// Turns a call's arguments into a primitive's inputs, and finds inputs by name.
 #include "arguments.h"
 
 #include <algorithm>
@@ -61,7 +61,7 @@ int columns_of(const mx::array& tensor, const Options& options) {
     return tensor.shape(kColumn);
   }
   int64_t columns = int64_t{tensor.shape(kColumn)} * 32 / options.bits;
-  return static_cast<int>(std::min<int64_t>(columns, std::numeric_limits<int>::max()));  // the checks refuse so many
+  return static_cast<int>(std::min<int64_t>(columns, std::numeric_limits<int>::max()));  // which checks refuse
 }
 
 CallShape call_shape(const Inputs& inputs, const Options& options, Backend backend, Precision precision) {

@@ -57,7 +57,7 @@ class Inputs {
   std::array<const mx::array*, kNumInputs> arrays_ = {};
 };
 
-// The number of elements in a row of key or value, of which a quantised one has fewer words.
+// The number of elements in a row of key or value. A quantised row has fewer words.
 int columns_of(const mx::array& tensor, const Options& options);
 
 // Everything that the choice of a kernel depends on.

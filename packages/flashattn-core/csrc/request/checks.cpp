@@ -192,7 +192,7 @@ void check_given(const Inputs& inputs) {
       continue;
     }
     check_dtype(rule, *given, query.dtype());
-    // The caller gives one dimension; under mx.vmap these inputs have batch dimensions, too.
+    // Sinks and slopes come with one dimension; mx.vmap adds the batch's after this check.
     if (rule.axes == Axes::heads && given->shape() != mx::Shape{query.shape(kHead)}) {
       fail(rule.called, " has shape ", given->shape(), ", expected (", query.shape(kHead),
            "): one number per query head");

@@ -12,7 +12,7 @@
 namespace flashattn {
 namespace {
 
-// For up to kFew queries a kernel may be compiled for their exact number.
+// A kernel may be compiled for an exact number of queries, up to kFew.
 int kind_of_length(int length) {
   return length <= kFew ? length : static_cast<int>(std::bit_ceil(static_cast<unsigned>(length)));
 }
@@ -26,7 +26,7 @@ struct Hash {
 
 struct Table {
   std::mutex mutex;
-  std::unordered_map<CallKey, Settled*, Hash> settled;  // replaced entries stay: a call may have just found one
+  std::unordered_map<CallKey, Settled*, Hash> settled;  // never freed: a call may use a replaced one
 };
 
 Table& table() {

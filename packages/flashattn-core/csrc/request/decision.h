@@ -12,7 +12,7 @@
 
 namespace flashattn {
 
-// What a primitive runs. It was built for these lengths; shapeless compilation may run it with others.
+// What a primitive runs. It was built for query_len and key_len; shapeless compilation may change them.
 struct Decision {
   Variant variant;
   Precision precision;  // as requested
@@ -20,7 +20,7 @@ struct Decision {
   bool by_name = false;
   Kernels failed = 0;                     // kernels that auto must not take for other lengths: they failed their check
   bool is_counted = true;                 // in stats()
-  std::atomic<uint64_t>* left = nullptr;  // not null if MLX's own attention is faster: counts calls left to it
+  std::atomic<uint64_t>* left = nullptr;  // counts calls left to MLX's own attention; null unless it is faster
 
   bool operator==(const Decision&) const = default;
 };
@@ -34,7 +34,7 @@ struct Timing {
 struct Settled {
   Variant variant;
   Kernels failed = 0;
-  std::string wrong;           // why no kernel can be used; empty: `variant` can
+  std::string wrong;           // why no kernel can be used; empty: use `variant`
   std::optional<Timing> left;  // set if MLX's own attention is faster
   std::string words;           // how status() names the kind
   std::atomic<uint64_t> left_calls = 0;
@@ -68,13 +68,13 @@ struct LeftCalls {
 std::vector<LeftCalls> left_calls();
 void reset_left_calls();
 
-// Empty if the call's kind has not been settled. Throws NoKernelError if no kernel covers it, or none passed its check.
+// Empty if the call's kind is not settled. Throws NoKernelError if no kernel covers the call or passed its check.
 std::optional<Decision> decided(const Arguments& arguments, Backend backend, mx::Device device);
 
-// The decision of the table alone, whatever was checked or timed. Throws NoKernelError if no kernel covers the call.
+// The kernel table's choice, whatever checks and timings found. Throws NoKernelError if no kernel covers the call.
 Decision by_table(const Arguments& arguments, Backend backend);
 
-// The decision's variant for the decision's lengths; the table's choice for others. Throws NoKernelError, too.
+// The decision's variant if the call has its lengths, else the kernel table's choice. Throws NoKernelError if none.
 Variant variant_for(const Decision& decision, const Inputs& inputs, const Options& options, Backend backend);
 
 // Whether mx.grad, mx.vjp, mx.vmap or mx.compile is tracing the call: then a gradient may be wanted.
