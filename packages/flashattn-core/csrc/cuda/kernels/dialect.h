@@ -1,4 +1,4 @@
-// CUDA's definitions of the macros and functions that gpu/kernels uses. NVRTC compiles it without CUDA's headers.
+// CUDA's definitions of the macros and functions that gpu/kernels uses. They need none of CUDA's headers.
 #pragma once
 
 #define FLASHATTN_FUNC __device__ __forceinline__  // in front of a function
