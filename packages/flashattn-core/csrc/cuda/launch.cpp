@@ -72,8 +72,8 @@ int parts_of_products(const Call& call) {
 }
 
 // Adds room to `shared` (bytes) for lists of the tiles that the block map does not skip, see kernels/mapped_tiles.h. A
-// list covers `positions` keys or queries. If the lists do not fit, the block map is not used. The room
-// does not depend on lengths: a loaded kernel may not ask for more than at its first call.
+// list covers `positions` keys or queries. If the lists do not fit, the block map is not used. The room does not depend
+// on lengths: a loaded kernel may not ask for more than at its first call.
 void reserve_lists(Call& call, int& shared, int64_t positions, int tile, int64_t lists = 1) {
   if (!call.has(Binding::block_map)) return;
   constexpr int kMost = 8 * 1024;

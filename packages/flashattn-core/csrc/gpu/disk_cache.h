@@ -8,7 +8,7 @@ namespace flashattn::gpu {
 // A checksum of a text, the same in every process.
 std::string sum_of(const std::string& text);
 
-// FLASHATTN_CACHE, or this project's folder in the user's cache folder; empty if no variable names them.
+// FLASHATTN_CACHE, or this project's folder in the user's cache folder; empty if no variable names one.
 std::string cache_folder();
 
 // Returns the bytes that keep() wrote for the key; empty if there are none, or the file is broken or for another key.

@@ -16,8 +16,8 @@ constexpr int64_t divide_up(int64_t n, int64_t divisor) {
   return (n + divisor - 1) / divisor;
 }
 
-// How many chunks fill a GPU, and limits. The result of a chunk below min_chunk takes longer to write and merge
-// than keys to read.
+// How many chunks fill a GPU, and limits. Below min_chunk, a chunk's result takes longer to write and merge than its
+// keys to read.
 struct SplitGoal {
   int64_t chunks;  // over all batch elements and key/value heads
   int min_chunk;   // keys

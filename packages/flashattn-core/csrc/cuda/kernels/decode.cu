@@ -1,6 +1,6 @@
 // cuda_decode: few queries, many keys. Rows are the queries of all heads that share a key/value head, so that 16 of
-// them read a key and its value once. A block has up to ROWS rows and a chunk of keys. Its warps take turns
-// at the chunk's tiles, each with its own ring: no warp waits for another in the main loop.
+// them read a key and its value once. A block has up to ROWS rows and a chunk of keys. Its warps take turns at the
+// chunk's tiles, each with its own ring: no warp waits for another in the main loop.
 #include "integer_rows.h"
 #include "split_keys.h"
 

@@ -1,5 +1,5 @@
-// cuda_decode if decode.cu does not apply: large heads, and quantisation without integer tiles. A warp has a chunk
-// of keys and ROWS rows of a key/value head. Neighbouring warps have its other rows, and find its keys cached.
+// cuda_decode if decode.cu does not apply: large heads, quantisation without integer tiles. A warp has a chunk of keys
+// and ROWS rows of a key/value head. Neighbouring warps have the chunk's other rows; its keys stay cached.
 #include "split_keys.h"
 
 using namespace flashattn;

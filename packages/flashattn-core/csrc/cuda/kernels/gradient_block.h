@@ -50,8 +50,8 @@ FLASHATTN_FUNC int64_t saved_offset(const AttentionParams& params, int batch, in
          ((params.query_len + cuda::kSavedTile - 1) / cuda::kSavedTile * cuda::kSavedTile);
 }
 // Maximum and sum stay two numbers: next to a large maximum, one number would round the sum away. For rows with a
-// large maximum, the forward pass does without tensor cores, see LaneRows, and scores must equal its scores to the last
-// bit. So here tensor cores get an infinite sum for such rows, whose P and dS become 0; store() adds what they add.
+// large maximum, the forward pass does without tensor cores, see LaneRows, and scores must equal its to the last bit.
+// So tensor cores get an infinite sum for such rows, which makes P and dS 0, and store() adds what they contribute.
 FLASHATTN_FUNC bool is_left_out(float row_max) {
   return !has_bias && is_large(row_max);
 }
@@ -247,7 +247,7 @@ struct GradientBlock {
     return shown;
   }
 
-  // Updates own.largest, before the first step of a tile.
+  // Updates own.largest; called before a tile's first step.
   FLASHATTN_FUNC void take_columns(OwnRows& own, const float4* saved_columns, int lane) const {
     if constexpr (kOfKeys) {
       FLASHATTN_UNROLL

@@ -23,13 +23,14 @@ FLASHATTN_FUNC constexpr int group_count(int columns) {
   return columns / kGroupSize;
 }
 
-// A bit mask turns integers into 16-bit floats: the low kLinearBits bits of a float count multiples of the smallest.
-// Integers take the highest of these bits: tensor cores truncate sums by exponents, and all here are the lowest.
+// A bit mask turns integers into 16-bit floats: the low kLinearBits bits of such a float count multiples of the
+// smallest one. Integers take the highest of these bits: tensor cores truncate sums by their exponents, and these all
+// have the lowest.
 template <typename T>
 constexpr int kLinearBits = 8;  // bfloat: multiples of 2^-133
 template <>
 constexpr int kLinearBits<half> = 11;  // multiples of 2^-24
-// Integer q becomes the float q * 2^-kUnit. The other operand is times 2^kRaised, lest sums underflow float32.
+// Integer q becomes the float q * 2^-kUnit. The other operand is multiplied by 2^kRaised, lest sums underflow float32.
 template <typename T>
 constexpr int kRaised = 64;
 template <>
@@ -258,7 +259,7 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
   static FLASHATTN_FUNC int own_row(int h, int lane) { return h / 2 * 8 + lane % 4 * 2 + h % 2; }
 
   // Starts to read queries; take_queries() waits for them. Tiles that are requested in between do not delay them.
-  // row_at(row) must point to some row even beyond the last one; those numbers are not used.
+  // row_at(row) must point to some row even beyond the last one, where its numbers are not used.
   template <typename F>
   FLASHATTN_FUNC void read_queries(F row_at, int64_t step, int lane) {
     FLASHATTN_UNROLL

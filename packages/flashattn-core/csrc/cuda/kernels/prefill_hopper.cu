@@ -14,8 +14,8 @@
 using namespace flashattn;
 
 // D: head_dim, rounded up to whole panels. DV: value_dim, rounded up to 16. KEYS: keys per tile. PARTS: 16-bit numbers
-// per probability. Blocks: one per head and batch element for every CONSUMERS * 64 queries. The last may share their
-// keys with further blocks.
+// per probability. Blocks: one per head and batch element for every CONSUMERS * 64 queries. The last blocks may share
+// their keys with further blocks.
 template <typename T, typename Sizes>
 FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, CONSUMERS = Sizes::consumers, KEYS = Sizes::keys,

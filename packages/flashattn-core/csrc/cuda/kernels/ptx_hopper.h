@@ -35,7 +35,7 @@ FLASHATTN_FUNC void publish_barriers() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// Shows products what threads have written to shared memory. Call before the barrier in between.
+// Makes what threads have written to shared memory visible to products. Call before the barrier between these.
 FLASHATTN_FUNC void publish_operands() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

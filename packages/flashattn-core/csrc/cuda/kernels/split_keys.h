@@ -12,7 +12,7 @@
 
 namespace flashattn {
 
-// Whether the block is the last of `count` to have written partial results, and so can read all. All its threads call
+// Whether the block is the last of `count` that write partial results, and so can read them all. All its threads call
 // it after the writing. arrived: how many blocks have called it; 0 between launches.
 FLASHATTN_FUNC bool is_last(uint* arrived, int count) {
   __threadfence();  // before the block arrives, its results are visible to all others
