@@ -77,7 +77,7 @@ TensorMap tensor_map(const Boxes& boxes, const mx::array& array) {
 void allocate(mx::array& output, mx::Stream stream) {
   // Of MLX's ops that allocate memory, only Exp is exported. For an input without elements that is not contiguous it
   // launches nothing.
-  static const auto& inputs = *new std::vector<mx::array>{[] {  // never destroyed: MLX may be gone by then
+  static const auto& inputs = *new std::vector<mx::array>{[] {  // never destroyed: MLX may be gone at exit
     mx::array none({0}, mx::float32, nullptr, {});
     none.copy_shared_buffer(mx::array(0.0f), {0}, {}, 1);
     return none;

@@ -41,7 +41,7 @@ class CommandEncoder {
     FLASHATTN_WEAK ~ConcurrentContext();
     CommandEncoder& encoder;
   };
-  // The task runs once all kernels of this commit have run, including those added after this call.
+  // The task runs after all kernels of this commit, including kernels that are added after this call.
   FLASHATTN_WEAK void add_completed_handler(std::function<void()> task);
 };
 

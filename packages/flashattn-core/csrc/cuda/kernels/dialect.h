@@ -28,7 +28,7 @@ typedef unsigned int uint;  // int32_t, int64_t and uint64_t come from source_te
 
 namespace flashattn {
 
-// 16-bit floats. PTX converts them, since CUDA's headers are not there.
+// 16-bit floats. PTX converts them, since CUDA's headers are not included.
 struct half {
   ushort bits;
 

@@ -236,7 +236,7 @@ struct GradientBlock {
   }
 
   // Returns whether nothing is hidden in a tile. Otherwise starts to load the bool array's entries, so early that they
-  // are there when they are needed.
+  // have arrived when needed.
   FLASHATTN_FUNC bool look(OwnRows& own, int own_part, int own_row, Tile tile, int lane) const {
     bool shown = is_open(tile, own_part);
     if constexpr (has_visible && kOfKeys) {

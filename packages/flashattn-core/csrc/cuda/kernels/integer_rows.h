@@ -204,7 +204,7 @@ struct CopiedTiles<uint, kIntegerKeys, D, DV, STAGES, THREADS> {
   uint memory;
   QuantisedRows key_rows;
   QuantisedRows value_rows;
-  uint thread;  // among those that copy
+  uint thread;  // among copying threads
 
   FLASHATTN_FUNC Keys keys(int n) const { return Keys::at(memory + n % STAGES * kStage); }
   FLASHATTN_FUNC Values values(int n) const { return Values::at(memory + n % STAGES * kStage + Keys::kBytes); }

@@ -117,7 +117,7 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
   };
   if (!kFresh) queries_arrived.wait(0);
   pass_unseen();
-  while (next.sees()) {  // once, unless the block map rules out tiles in between
+  while (next.sees()) {  // again only if the block map rules out tiles in between
     Fragment scores[KEYS / 8], of_tile[DV / 8];
     uint probabilities[KEYS / 16][PARTS][4];
     Fragment(&sums)[DV / 8] = kFresh ? of_tile : rows.output;

@@ -76,7 +76,7 @@ struct CopiedTiles {
   uint memory;
   PlainRows<const T*> key_rows;
   PlainRows<const T*> value_rows;
-  uint thread;  // among those that copy
+  uint thread;  // number among copying threads
 
   FLASHATTN_FUNC Keys keys(int n) const { return Keys{memory + n % STAGES * kStage}; }
   FLASHATTN_FUNC Values values(int n) const { return Values{keys(n).memory + Keys::kBytes}; }
