@@ -23,9 +23,8 @@ FLASHATTN_FUNC constexpr int group_count(int columns) {
   return columns / kGroupSize;
 }
 
-// A bit mask turns integers into 16-bit floats: the low kLinearBits bits of such a float count multiples of the
-// smallest one. Integers take the highest of these bits: tensor cores truncate sums by their exponents, and these all
-// have the lowest.
+// A bit mask turns integers into 16-bit floats: their low kLinearBits bits count multiples of the smallest float.
+// Integers take the highest of these bits: tensor cores truncate sums by exponents, and these floats have the lowest.
 template <typename T>
 constexpr int kLinearBits = 8;  // bfloat: multiples of 2^-133
 template <>
