@@ -62,8 +62,8 @@ std::string machine_code(const gpu::Launch& launch, const std::string& architect
 
 // Builds a kernel and loads it. It is never unloaded.
 CUfunction built(const gpu::Launch& launch, int device) try {
-  constexpr uint32_t kWithoutAsking = 48 * 1024, kMaxDynamicShared = 8;  // bytes without asking; a CUfunction_attribute
-  CUcontext context = nullptr;                                           // MLX's, which need not be this thread's
+  constexpr uint32_t kWithoutAsking = 48 * 1024, kMaxDynamicShared = 8;  // bytes; a CUfunction_attribute
+  CUcontext context = nullptr;                                           // MLX's context, which the thread may lack
   FLASHATTN_CALL(cuDevicePrimaryCtxRetain, &context, device);
   FLASHATTN_CALL(cuCtxPushCurrent_v2, context);
   std::unique_ptr<CUcontext, CUresult (*)(CUcontext*)> current(&context, cuCtxPopCurrent_v2);

@@ -55,14 +55,14 @@ void* address(const mx::array& array) {
   return static_cast<char*>(static_cast<const mx::cu::CudaBuffer*>(array.buffer().ptr())->data) + array.offset();
 }
 
-// Describes boxes in SharedTile's layout. The array's columns are contiguous. A float32 array is scratch of bfloat16.
+// Describes boxes in SharedTile's layout. Columns must be contiguous. A float32 array is scratch that holds bfloat16.
 TensorMap tensor_map(const Boxes& boxes, const mx::array& array) {
   // Values of CUtensorMapDataType and of the other enums. Elements outside the array are read as 0.
   constexpr int kFloat16 = 6, kBfloat16 = 9, kNotInterleaved = 0, kSwizzle128 = 3, kIntoL2By256 = 3, kZeros = 0;
   const auto& [columns, rows, heads, batches] = boxes.sizes;
   const auto size = [](int64_t count) { return static_cast<uint64_t>(count); };
   const uint64_t sizes[] = {size(columns), size(rows), size(heads), size(batches)};
-  // In bytes. An axis of one element has stride 0, which the driver does not accept.
+  // Strides in bytes. The driver refuses 0, which an axis of one element has.
   const auto step = [](int64_t stride) { return stride != 0 ? static_cast<uint64_t>(2 * stride) : 16; };
   const uint64_t steps[] = {step(boxes.steps[0]), step(boxes.steps[1]), step(boxes.steps[2])};
   const uint32_t box[] = {64, static_cast<uint32_t>(boxes.rows), 1, 1}, every[] = {1, 1, 1, 1};
@@ -77,7 +77,7 @@ TensorMap tensor_map(const Boxes& boxes, const mx::array& array) {
 void allocate(mx::array& output, mx::Stream stream) {
   // Of MLX's ops that allocate memory, only Exp is exported. For an input without elements that is not contiguous it
   // launches nothing.
-  static const auto& inputs = *new std::vector<mx::array>{[] {  // never destroyed: MLX may be gone by then
+  static const auto& inputs = *new std::vector<mx::array>{[] {  // never destroyed: MLX may be gone at exit
     mx::array none({0}, mx::float32, nullptr, {});
     none.copy_shared_buffer(mx::array(0.0f), {0}, {}, 1);
     return none;

@@ -32,7 +32,7 @@ Launch launch(const Call& call, std::string function, std::vector<Constant> size
                 warps, dynamic_shared);
 }
 
-// The number of blocks with `rows` rows of one query head each.
+// How many blocks a call takes if each has `rows` rows of one query head.
 int64_t blocks_of(const Call& call, int rows) {
   return divide_up(call.params.query_len, rows) * call.params.num_heads * call.params.batch_size;
 }
@@ -47,7 +47,7 @@ bool has_integer_tiles(const Call& call) {
   return is_quantised(call) && (call.params.bits == 4 || call.params.bits == 8) && call.dtype != Dtype::float32;
 }
 
-// Bytes of a stage: a tile of keys and the values that go with them.
+// Bytes of a stage: a tile of keys with its values.
 int stage_bytes(const Call& call, int keys, int dim, int value_dim) {
   if (!is_quantised(call)) {
     return tile_bytes(keys, dim, size_of(call.dtype)) + tile_bytes(keys, value_dim, size_of(call.dtype));
@@ -72,8 +72,8 @@ int parts_of_products(const Call& call) {
 }
 
 // Adds room to `shared` (bytes) for lists of the tiles that the block map does not skip, see kernels/mapped_tiles.h. A
-// list covers `positions` keys or queries. If they do not fit, the call is computed without its block map. The room
-// does not depend on lengths: a loaded kernel may not ask for more than at its first call.
+// list covers `positions` keys or queries. If the lists do not fit, the block map is not used. The room does not depend
+// on lengths: a loaded kernel may not ask for more than at its first call.
 void reserve_lists(Call& call, int& shared, int64_t positions, int tile, int64_t lists = 1) {
   if (!call.has(Binding::block_map)) return;
   constexpr int kMost = 8 * 1024;
@@ -171,7 +171,7 @@ bool is_prefill_of_hopper(const Call& call) {
 
 // Splits the keys of each block of the last, incomplete wave among several blocks: fewer multiprocessors are idle then.
 SplitParams share_last_blocks(const Call& call, int64_t blocks, int64_t at_once) {
-  constexpr int kMinKeys = 512, kMaxChunks = 8, kMerging = 1024;  // a merge takes the time of so many keys
+  constexpr int kMinKeys = 512, kMaxChunks = 8, kMerging = 1024;  // a merge takes the time of kMerging keys
   const AttentionParams& p = call.params;
   SplitParams split = {};
   int64_t last = blocks % at_once;
@@ -223,7 +223,7 @@ struct HopperBlock {
 HopperBlock prefill_block(const Call& call, int widest) {
   bool in_parts = call.dtype == Dtype::float32;
   if (in_parts) return {.consumers = 2, .stages = widest <= 64 ? 6 : 4, .blocks = 1, .registers = {240, 24}};
-  // With these, or with probabilities in two parts, 112 registers are too few.
+  // With these inputs, or probabilities in two parts, 112 registers are too few.
   bool needs_registers = call.has(Binding::bias) || call.has(Binding::tree) || call.has(Binding::alibi_slopes) ||
                          parts_of_products(call) == 2;
   if (widest <= 64 && call.tiling == 0 && !needs_registers) {
@@ -302,7 +302,7 @@ Launches split_keys(const Call& call, int64_t chunks, int min_chunk, int64_t row
   return result;
 }
 
-// Decoding that decode() does not support: other quantisations, and large heads. Each warp has a chunk of keys.
+// What decode() does not support: large heads, and quantisation without integer tiles. A warp has a chunk of keys.
 Launches decode_split(const Call& call) {
   constexpr int kWarps = 4;
   std::vector<Constant> sizes = whole_lanes(call);
@@ -390,7 +390,7 @@ std::vector<Argument> gradient_arguments(const GradientCall& gradient, Gradient 
   return result;
 }
 
-// The number of blocks with `rows` rows each: queries of one head, or keys with one chunk of heads.
+// How many blocks a pass takes if each has `rows` rows: queries of a head, or keys with a chunk of heads.
 int64_t gradient_blocks(const GradientCall& gradient, Gradient of, int rows) {
   const Call& call = gradient.call;
   if (of == kDq) return blocks_of(call, rows);
@@ -464,7 +464,7 @@ Launch backward_parts(GradientCall gradient, Gradient of) {
   const AttentionParams& p = call.params;
   int dim = round_up(p.head_dim, 64), value_dim = round_up(p.value_dim, 64);
   bool of_keys = of != kDq, narrow = std::max(dim, value_dim) <= 64;
-  int first_stages = narrow ? 5 : 4, second_stages = narrow ? 5 : 3;  // three are a tile
+  int first_stages = narrow ? 5 : 4, second_stages = narrow ? 5 : 3;  // three hold a tile
   int first = tile_bytes(kRows, dim, 2), second = tile_bytes(kRows, value_dim, 2);
   int saved = of_keys ? kSavedStages * kColumns * 4 * static_cast<int>(sizeof(float)) : 0;
   int handed = kRows * kColumns * static_cast<int>(sizeof(float));
@@ -548,7 +548,7 @@ Launches backward_launches(const Call& call, const BackwardParams& params) {
   const AttentionParams& p = call.params;
   Launches result = {.params = p, .backward = params};
   bool packed = backward_is_packed(call, params);
-  // Scores should equal those of the forward pass bit by bit. cuda_decode multiplies as the kernel for other GPUs does.
+  // Scores should equal those of the forward pass bit by bit. The kernel for other GPUs multiplies as cuda_decode does.
   bool is_90 = call.device.compute_capability == 90 && p.query_len > kMaxCudaDecodeLen;
   bool is_float = call.dtype == Dtype::float32;
   bool in_parts = is_90 && is_float && has_boxes(call) && std::max(p.head_dim, p.value_dim) <= 128;

@@ -1,6 +1,6 @@
 // The part of libmlx's CUDA backend that this module uses. MLX's own header for it includes the CUDA toolkit's headers,
 // which users need not have. The declarations here have the same mangled names. All are weak, and nothing uses them
-// where mx::cu::is_available() is false. No compiler compares this file with MLX: `make follow` looks for its symbols
+// where mx::cu::is_available() is false. No compiler compares this file with MLX: `make follow` looks for the symbols
 // in each release.
 #pragma once
 
@@ -19,7 +19,7 @@ struct dim3 {
 
 namespace mlx::core::cu {
 
-// The part of MLX's struct that is read here: an array's buffer().ptr() points to one.
+// The part of MLX's struct that is read here: an array's buffer().ptr() points to it.
 struct CudaBuffer {
   void* data;
 };
@@ -29,19 +29,19 @@ class CommandEncoder {
  public:
   CommandEncoder() = delete;
 
-  // These declare what the next kernel reads and writes. It runs after the last kernel that writes any of these arrays.
+  // Declare what the next kernel reads and writes. It then runs after the last kernel that writes any of these arrays.
   FLASHATTN_WEAK void set_input_array(const array& input);
   FLASHATTN_WEAK void set_output_array(const array& output);
   // Copies the parameters before it returns.
   FLASHATTN_WEAK void add_kernel_node_raw(CUfunction function, dim3 grid, dim3 block, dim3 cluster,
                                           uint32_t dynamic_shared, void** parameters);
-  // Kernels that are added while it lives do not wait for each other. Later kernels wait for all of them.
+  // Kernels added while a context lives do not wait for each other. Later kernels wait for all of them.
   struct ConcurrentContext {
     FLASHATTN_WEAK ConcurrentContext(CommandEncoder& encoder);
     FLASHATTN_WEAK ~ConcurrentContext();
     CommandEncoder& encoder;
   };
-  // The task runs once all kernels of this commit have run, including those added after this call.
+  // The task runs after all kernels of this commit, including kernels that are added after this call.
   FLASHATTN_WEAK void add_completed_handler(std::function<void()> task);
 };
 

@@ -10,12 +10,12 @@
 namespace flashattn::gpu {
 namespace {
 
-// A row of one element has no second element, so its stride does not matter.
+// The stride of a row's only element does not matter.
 bool is_packed(const Strides& strides, int columns) {
   return strides.column == 1 || columns == 1;
 }
 
-// Kernels index rows and threadgroups with ints, and no GPU takes more threadgroups along one axis.
+// Kernels index rows and threadgroups with ints; besides, no GPU takes more than kMost threadgroups along an axis.
 int64_t countable(int64_t n, const std::string& what) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   if (n > kMost) {

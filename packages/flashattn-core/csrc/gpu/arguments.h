@@ -9,7 +9,7 @@ namespace flashattn::gpu {
 
 bool is_quantised(const Call& call);
 
-// Query heads per key/value head, and the rows of those heads; NoKernelError if these are too many for a kernel.
+// A group: the query heads of one key/value head. rows_of_group() throws NoKernelError if its rows are too many.
 int group_of(const Call& call);
 int64_t rows_of_group(const Call& call);
 int64_t num_groups(const Call& call);

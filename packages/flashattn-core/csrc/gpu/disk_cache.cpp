@@ -1,4 +1,4 @@
-// A file: one line with the checksums of key and bytes, then key and bytes. A file that does not match is ignored.
+// A file: a line with the checksums of key and bytes, then both. A file that does not match its sums is ignored.
 #include "disk_cache.h"
 
 #include <unistd.h>

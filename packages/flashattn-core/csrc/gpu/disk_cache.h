@@ -8,13 +8,13 @@ namespace flashattn::gpu {
 // A checksum of a text, the same in every process.
 std::string sum_of(const std::string& text);
 
-// This project's folder, FLASHATTN_CACHE or one in the user's cache folder; empty if the system names none.
+// FLASHATTN_CACHE, or this project's folder in the user's cache folder; empty if no variable names one.
 std::string cache_folder();
 
 // Returns the bytes that keep() wrote for the key; empty if there are none, or the file is broken or for another key.
 std::string read_kept(const std::string& folder, const std::string& key);
 
-// Returns the file, or "" if the cache cannot be written: then the next process makes the bytes again.
+// Writes a file, returns its path. Returns "" if that fails: then the next process makes the bytes again.
 std::string keep(const std::string& folder, const std::string& key, const std::string& bytes);
 
 }  // namespace flashattn::gpu

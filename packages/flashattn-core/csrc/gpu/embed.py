@@ -3,10 +3,10 @@
     embed.py CSRC BACKEND OUTPUT.cpp OUTPUT.d
 
 Kernels are the files of CSRC/BACKEND/kernels that are not headers. An include is looked up beside the including file,
-then in that folder, in gpu/kernels, which all GPU backends share, and in CSRC.
+then in BACKEND/kernels, in gpu/kernels, which all GPU backends share, and in CSRC.
 
 The text is compiled when a kernel is first used, so building the module needs no GPU tools, and the module carries the
-same kernels on every platform, where tests can reach them. #line keeps each line's number, and its file below CSRC.
+same kernels on every platform, where tests can reach them. #line keeps each line's number and its file.
 """
 
 import re
@@ -74,7 +74,7 @@ def resolved(file: Path, folders: list[Path], seen: list[Path]) -> str:
             if included not in seen:
                 text += [resolved(included, folders, seen), f'#line {number + 1} "{name}"\n']
                 continue
-            line = ""  # it is in already; the empty line keeps the numbers
+            line = ""  # the text has it already; an empty line keeps numbers
         elif PRAGMA_ONCE.match(line):
             line = ""
         text.append(line + "\n")

@@ -19,7 +19,7 @@ std::string number_of(const Constant& constant) {
   return std::visit([](auto number) { return std::to_string(number); }, constant.value);
 }
 
-// Computed when a launch is made, not at each call.
+// Runs when a launch is made, not for each call.
 std::string specialised(std::string function, const std::vector<Constant>& constants) {
   for (const Constant& constant : constants) function += "_" + number_of(constant);
   return function;

@@ -30,10 +30,10 @@ std::vector<Constant> whole_lanes(const Call& call);
 // The struct Sizes that precedes a kernel's text. qualifier: what the language demands before a constant member.
 std::string sizes_text(const Launch& launch, std::string_view qualifier);
 
-// Finds the block map of a mask. dtype: that of an additive mask, or none for bool.
+// Launches that compute a mask's block map. dtype: an additive mask's, or none for bool.
 Launches block_map_launches(Backend backend, const ArrayParams& mask, std::optional<Dtype> dtype);
 
-// The kernel texts that embed.py put into the module, keyed by file name without ".metal" or ".cu". ASCII.
+// The kernel texts that embed.py put into the module, keyed by file name without the ending. ASCII.
 using Sources = std::map<std::string, std::string_view>;
 std::string text_of(const Sources& sources, const Launch& launch);
 

@@ -113,13 +113,13 @@ struct Launch {
   std::vector<Boxes> boxes = {};
 };
 
-// Memory of 32-bit numbers that launches write and read. It lives until the last of them is done.
+// Memory of 32-bit numbers that launches write and read. It lives until the last launch is done.
 struct Scratch {
   Binding binding;
   int64_t elements;
 };
 
-// The launches of one call, in order. A launch waits for earlier launches whose outputs it reads.
+// The launches of one call, in order. A launch waits for earlier ones whose outputs it reads.
 struct Launches {
   std::vector<Launch> launches = {};
   std::vector<Scratch> scratch = {};
@@ -133,7 +133,7 @@ struct Launches {
 // The bytes of an argument that has Role::value.
 std::span<const std::byte> value_of(const Launches& launches, Binding binding);
 
-// The properties of an NVIDIA GPU that decide on kernels and launches. Without a GPU the last two are an H100's.
+// The properties of an NVIDIA GPU that decide on kernels and launches. Without a GPU all but the first are an H100's.
 struct Device {
   int compute_capability = 0;  // 90 for 9.0; 0: no GPU
   int multiprocessors = 132;
@@ -148,7 +148,7 @@ struct Call {
   Dtype sinks_dtype = Dtype::float32;           // of sinks
   Dtype group_dtype = Dtype::float32;           // of scales and biases
   std::array<bool, kNumBindings> present = {};  // which arrays the call has
-  std::array<bool, kNumBindings> aligned = {};  // which of them begin at a multiple of 16 bytes
+  std::array<bool, kNumBindings> aligned = {};  // which arrays begin at a multiple of 16 bytes
   Device device = {};
   int tiling = 0;  // which of the kernel's tilings, see kernel_table.h
   Precision precision = Precision::float32;

@@ -16,8 +16,8 @@ constexpr int64_t divide_up(int64_t n, int64_t divisor) {
   return (n + divisor - 1) / divisor;
 }
 
-// How many chunks fill a GPU, and the limits. A chunk below min_chunk takes longer to write and merge than its keys
-// take to read.
+// How many chunks fill a GPU, and limits. Below min_chunk, a chunk's result takes longer to write and merge than its
+// keys to read.
 struct SplitGoal {
   int64_t chunks;  // over all batch elements and key/value heads
   int min_chunk;   // keys
@@ -30,8 +30,8 @@ inline int64_t partials_of(const AttentionParams& p, int64_t num_chunks) {
 }
 
 inline SplitParams split_keys(const AttentionParams& p, SplitGoal goal) {
-  // Partial results take up to 16 MB, so that scratch does not grow with rows times keys. If one chunk per row exceeds
-  // that, the rows alone fill a GPU.
+  // Partial results take up to 16 MB, so that scratch does not grow with rows times keys. If one chunk per row takes
+  // more, the rows alone fill a GPU.
   constexpr int64_t kMaxPartials = (16 << 20) / sizeof(float);
   SplitParams split = {};
   split.first_key = first_seen_key(p);

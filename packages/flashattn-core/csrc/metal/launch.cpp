@@ -179,7 +179,7 @@ Instance backward_dkv(const Call& call) {
       .whole_keys = p.key_len % (8 * simdgroups) == 0};
 }
 
-// Constants and bindings, declared alike for all launches, since MLX gets values and arguments apart; and the sizes.
+// Declares constants and bindings, alike for all launches, since MLX gets their values separately; then the sizes.
 std::string declarations(const Launch& launch) {
   std::string text = "#include <metal_stdlib>\n";
   int number = 0;

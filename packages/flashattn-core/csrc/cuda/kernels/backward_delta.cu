@@ -80,7 +80,7 @@ FLASHATTN_KERNEL backward_delta(const cuda::BackwardArguments& arguments) {
   }
   float sums[kRows] = {};
   products.sum(sums, lane);
-  // One lane per row writes it.
+  // One lane writes each row.
   if (lane >= kRows) return;
   int query = first + lane * kStep;
   float sum = lane == 0 ? sums[0] : sums[1];

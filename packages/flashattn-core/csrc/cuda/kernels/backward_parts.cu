@@ -17,7 +17,7 @@ struct SavedTile {
   uint memory;
 };
 
-// Loads all tiles of one column array. One thread calls it.
+// One thread loads all tiles of a column array.
 template <typename Block, typename Ring>
 FLASHATTN_FUNC void bring_columns(const Block& block, Ring ring, const cuda::TensorMap& map) {
   auto tile = block.first_tile();
@@ -62,8 +62,8 @@ FLASHATTN_FUNC void add_tile(Fragment (&sums)[N], const Fragment (&weights)[COUN
   for (int i = 0; i < 4 * N; ++i) sums[i / 4][i % 4] += of_tile[i / 4][i % 4];
 }
 
-// Hands COUNT fragments per tile from one warpgroup to the other, each thread to its counterpart. The next must not be
-// given before these are taken.
+// Hands COUNT fragments per tile from one warpgroup to the other, each thread to its counterpart. Those of the next
+// tile must wait until these are taken.
 template <int COUNT>
 struct Handover {
   static constexpr int kBytes = COUNT * kWarpgroup * int(sizeof(Fragment));

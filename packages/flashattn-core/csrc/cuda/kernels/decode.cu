@@ -1,6 +1,6 @@
 // cuda_decode: few queries, many keys. Rows are the queries of all heads that share a key/value head, so that 16 of
-// them read a key and its value once. A block has up to ROWS rows and a chunk of keys. Its warps take the chunk's tiles
-// in turns, each through its own ring, so that no warp waits for another in the main loop.
+// them read a key and its value once. A block has up to ROWS rows and a chunk of keys. Its warps take turns at the
+// chunk's tiles, each with its own ring: no warp waits for another in the main loop.
 #include "integer_rows.h"
 #include "split_keys.h"
 
@@ -78,7 +78,7 @@ FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
   }
   rows.finish(visibility);
 
-  // The warps put their results into shared memory, over the tiles.
+  // The warps' results replace the tiles.
   wait_for_copies<0>();
   __syncthreads();
   float* results = reinterpret_cast<float*>(shared);  // WARPS x rows x pitch
@@ -114,7 +114,7 @@ FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
       partials.sum[index] = merged.softmax.row_sum;
     }
   }
-  // See attend_again().
+  // Rows that are not finite: see attend_again().
   if (!__syncthreads_and(finite)) {
     for (int row = warp; row < row_count; row += WARPS) {
       auto exact = attended_row<whole_lanes(head_dim), whole_lanes(value_dim)>(

@@ -1,4 +1,4 @@
-// CUDA's definitions of the macros and functions that gpu/kernels uses. NVRTC compiles it without CUDA's headers.
+// CUDA's definitions of the macros and functions that gpu/kernels uses. They need none of CUDA's headers.
 #pragma once
 
 #define FLASHATTN_FUNC __device__ __forceinline__  // in front of a function
@@ -28,7 +28,7 @@ typedef unsigned int uint;  // int32_t, int64_t and uint64_t come from source_te
 
 namespace flashattn {
 
-// 16-bit floats. PTX converts them, since CUDA's headers are not there.
+// 16-bit floats. PTX converts them, since CUDA's headers are not included.
 struct half {
   ushort bits;
 

@@ -14,8 +14,8 @@ struct ToParts {
   uint4* to;
 };
 
-// D and DV: head_dim and value_dim, rounded up to 16 bytes. A thread writes 16 bytes of each part, either of `first`,
-// whose rows have head_dim columns, or of `second`, whose rows have value_dim.
+// D and DV: head_dim and value_dim, rounded up to 8. A thread writes 16 bytes of each part, either of `first`, whose
+// rows have head_dim columns, or of `second`, whose rows have value_dim.
 template <int D, int DV, typename T>
 FLASHATTN_FUNC void split_rows(const AttentionParams& params, ToParts<T> first, ToParts<T> second, int heads,
                                int length) {

@@ -49,9 +49,9 @@ FLASHATTN_FUNC int64_t saved_offset(const AttentionParams& params, int batch, in
   return (int64_t(batch) * params.num_heads + head) *
          ((params.query_len + cuda::kSavedTile - 1) / cuda::kSavedTile * cuda::kSavedTile);
 }
-// Maximum and sum stay two numbers: next to a large maximum, one number would round the sum away. Large scores matter
-// to their last bits, which must be those of the forward pass without tensor cores, see LaneRows. So tensor cores get
-// an infinite sum for such rows, which makes P and dS 0, and store() adds what the rows contribute.
+// Maximum and sum stay two numbers: next to a large maximum, one number would round the sum away. For rows with a
+// large maximum, the forward pass does without tensor cores, see LaneRows, and scores must equal its to the last bit.
+// So tensor cores get an infinite sum for such rows, which makes P and dS 0, and store() adds what they contribute.
 FLASHATTN_FUNC bool is_left_out(float row_max) {
   return !has_bias && is_large(row_max);
 }
@@ -118,7 +118,7 @@ struct GradientBlock {
   const BackwardParams& backward;
   GradientArrays<T> arrays;
   int batch, kv_head, head, heads;  // head: the block's first query head
-  int part;                         // in dk_parts and dv_parts: which heads are summed
+  int part;                         // in dk_parts and dv_parts: the number of the sum
   int first_row, last_row;
   KeySpan any;  // the columns that at least one of the rows has a score with
 
@@ -152,8 +152,7 @@ struct GradientBlock {
   }
 
   FLASHATTN_FUNC const AttentionParams& params() const { return *visibility.params; }
-  // All THREADS threads of the block call it. With a block map it lists the tiles, and the threads must synchronise
-  // afterwards.
+  // With a block map: lists the tiles. All THREADS threads of the block call it, and must synchronise afterwards.
   template <int THREADS>
   FLASHATTN_FUNC void find() const {
     if constexpr (has_block_map) {
@@ -237,7 +236,7 @@ struct GradientBlock {
   }
 
   // Returns whether nothing is hidden in a tile. Otherwise starts to load the bool array's entries, so early that they
-  // are there when they are needed.
+  // have arrived when needed.
   FLASHATTN_FUNC bool look(OwnRows& own, int own_part, int own_row, Tile tile, int lane) const {
     bool shown = is_open(tile, own_part);
     if constexpr (has_visible && kOfKeys) {
@@ -248,7 +247,7 @@ struct GradientBlock {
     return shown;
   }
 
-  // Must be called before the first step of each tile.
+  // Updates own.largest; called before a tile's first step.
   FLASHATTN_FUNC void take_columns(OwnRows& own, const float4* saved_columns, int lane) const {
     if constexpr (kOfKeys) {
       FLASHATTN_UNROLL
@@ -284,7 +283,7 @@ struct GradientBlock {
   }
 
   // Writes a warp's 16 rows. Tensor cores multiply what is hidden by 0, and 0 times NaN is NaN: so rows that are not
-  // finite are recomputed without them. largest: the largest abs(row_max) that the rows have met.
+  // finite are recomputed without tensor cores. largest: the largest abs(row_max) that the rows have met.
   template <int N, int M>
   FLASHATTN_FUNC void store(const Fragment (&first)[N], const Fragment (&second)[M], float largest, int own_row,
                             int lane) const {
@@ -302,7 +301,7 @@ struct GradientBlock {
       if constexpr (kFirst) store_columns<value_dim>(first_target(row), first, h, 1.0f, lane);
       if constexpr (kSecond) store_columns<head_dim>(second_target(row), second, h, params().scale, lane);
     }
-    // Bit n: lane n's first row if n % 4 is 0, its second if 1. One loop for both, since compute_again() is inlined.
+    // Bit n: lane n's first row if n % 4 is 0, its second if 1. One loop, since compute_again() is inlined.
     const auto bits_of = [](const bool(&rows)[2]) {
       return (__ballot_sync(~0u, rows[0]) & 0x11111111) | (__ballot_sync(~0u, rows[1]) & 0x11111111) << 1;
     };

@@ -5,9 +5,9 @@
 //   score  = sum over groups of   scale * (query q) + bias * (sum of the query)
 //   output = sum over keys of     (probability * scale) q + probability * bias
 //
-// Both products are computed transposed: keys, and columns of values, are the 16 rows of a tensor core's tile, queries
-// its 8 columns. So a step with one query and the heads of a group leaves no half of the tile idle, and a lane has four
-// neighbouring keys, whose scales it loads at once.
+// Both products are computed transposed: keys, or columns of values, are the 16 rows of a tensor core's tile, and
+// queries are its 8 columns. So a step with one query and the heads of a group leaves no half of the tile idle, and a
+// lane has four neighbouring keys, whose scales it loads at once.
 #pragma once
 
 #include "warp_rows.h"
@@ -23,13 +23,13 @@ FLASHATTN_FUNC constexpr int group_count(int columns) {
   return columns / kGroupSize;
 }
 
-// A mask turns integers into 16-bit floats: subnormal floats are multiples of the smallest one. Integers are shifted as
-// far up as that holds: tensor cores truncate sums according to exponents, and these all have the lowest.
+// A bit mask turns integers into 16-bit floats: their low kLinearBits bits count multiples of the smallest float.
+// Integers take the highest of these bits: tensor cores truncate sums by exponents, and these floats have the lowest.
 template <typename T>
-constexpr int kLinearBits = 8;  // bfloat: the low bits that count multiples of 2^-133
+constexpr int kLinearBits = 8;  // bfloat: multiples of 2^-133
 template <>
-constexpr int kLinearBits<half> = 11;  // of 2^-24
-// The integers' unit is 2^-kUnit. If sums in it are too small for float32, the other operand is times 2^kRaised.
+constexpr int kLinearBits<half> = 11;  // multiples of 2^-24
+// Integer q becomes the float q * 2^-kUnit. The other operand is multiplied by 2^kRaised, lest sums underflow float32.
 template <typename T>
 constexpr int kRaised = 64;
 template <>
@@ -43,7 +43,7 @@ FLASHATTN_FUNC constexpr float power_of_two(int n) {
   return n == 0 ? 1.0f : n > 0 ? 2.0f * power_of_two(n - 1) : 0.5f * power_of_two(n + 1);
 }
 
-// Element e of both halves of a word, as two 16-bit floats in that unit.
+// Element e of both halves of a word, as two 16-bit floats, times 2^-kUnit.
 template <typename T>
 FLASHATTN_FUNC uint integers(uint word, int e) {
   constexpr int kUp = kLinearBits<T> - kBits;
@@ -63,14 +63,14 @@ FLASHATTN_FUNC uint key_of_row(uint row) {
   return row % 8 * 4 + row / 8;
 }
 
-// The words of a tile's keys or values. Rows are pieces of 16 bytes; those of 8 rows are in different banks.
+// The words of a tile's keys or values. A row has pieces of 16 bytes; piece c of 8 successive rows shares no bank.
 template <int COLUMNS>
 struct WordTile {
   static constexpr int kPieces = COLUMNS / kElements;
   static constexpr int kPitch = kPieces > 8 ? (kPieces + 7) / 8 * 8 : kPieces > 4 ? 8 : kPieces > 2 ? 4 : kPieces;
   static constexpr int kBytes = kIntegerKeys * kPitch * 16;
 
-  uint memory;  // its address
+  uint memory;  // the tile's address
 
   static FLASHATTN_FUNC uint swizzle(uint row) { return row * kPitch / 8 % minimum(kPitch, 8); }
   FLASHATTN_FUNC uint piece(uint row, uint c) const { return memory + (row * kPitch + (c ^ swizzle(row))) * 16; }
@@ -120,9 +120,9 @@ struct GroupTile {
     }
   };
 
-  uint memory;  // its address
+  uint memory;  // the tile's address
 
-  // As WordTile::load(). thread: this one's number among THREADS.
+  // As WordTile::load().
   template <int THREADS, bool WIDE>
   FLASHATTN_FUNC void load(const uchar* groups, RowLayout layout, int first, int count, int thread) const {
     if constexpr (WIDE) {
@@ -193,7 +193,7 @@ struct IntegerTile {
   }
 };
 
-// CopiedTiles of shared_tile.h, except that tiles begin at multiples of their keys.
+// CopiedTiles of shared_tile.h, except that tiles begin at multiples of kIntegerKeys.
 template <int D, int DV, int STAGES, int THREADS>
 struct CopiedTiles<uint, kIntegerKeys, D, DV, STAGES, THREADS> {
   using Keys = IntegerTile<D>;
@@ -203,7 +203,7 @@ struct CopiedTiles<uint, kIntegerKeys, D, DV, STAGES, THREADS> {
   uint memory;
   QuantisedRows key_rows;
   QuantisedRows value_rows;
-  uint thread;  // among those that copy
+  uint thread;  // among copying threads
 
   FLASHATTN_FUNC Keys keys(int n) const { return Keys::at(memory + n % STAGES * kStage); }
   FLASHATTN_FUNC Values values(int n) const { return Values::at(memory + n % STAGES * kStage + Keys::kBytes); }
@@ -257,8 +257,8 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
 
   static FLASHATTN_FUNC int own_row(int h, int lane) { return h / 2 * 8 + lane % 4 * 2 + h % 2; }
 
-  // Starts to read queries; take_queries() waits for them, so that they do not queue behind tiles that are requested in
-  // between. row_at(row) must point to some row even beyond the last one; what it reads there is not used.
+  // Starts to read queries; take_queries() waits for them. Tiles that are requested in between do not delay them.
+  // row_at(row) must point to some row even beyond the last one, where its numbers are not used.
   template <typename F>
   FLASHATTN_FUNC void read_queries(F row_at, int64_t step, int lane) {
     FLASHATTN_UNROLL
@@ -395,7 +395,7 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
     }
   }
 
-  // After the last tile: row_sum over all keys; the output in its own unit, with biases; both relative to row_max.
+  // After the last tile: sums row_sum over all keys, undoes kUnit in the output, adds biases; all relative to row_max.
   FLASHATTN_FUNC void finish(Visibility visibility) {
     LaneRows<AttendingRows, kOwn, 8, 4>::finish(visibility);
     FLASHATTN_UNROLL

@@ -56,7 +56,7 @@ FLASHATTN_FUNC BlockPosition block_position(const AttentionParams& params, int h
   return block_position(params, heads, blockIdx.x);
 }
 
-// The first of a part's up to `count` queries of one head. The last queries come first: under a causal mask they see
+// The first query of a part: up to `count` of one head. The last queries come first: under a causal mask they see
 // the most keys, and a long block should not start last.
 FLASHATTN_FUNC int first_query(const AttentionParams& params, int part, int count) {
   return ((params.query_len - 1) / count - part) * count;

@@ -1,5 +1,5 @@
-// The tiles that a block has to compute, without those that its block map rules out. All threads of the block find them
-// before the first tile, and list them in shared memory.
+// The tiles that a block has to compute, without those that its block map rules out. All threads list them in shared
+// memory before the first tile.
 #pragma once
 
 #include "visibility.h"
@@ -51,13 +51,13 @@ struct ListedTile {
   FLASHATTN_FUNC bool changes(int part) const { return bits >> (16 + 2 * part) & kBlockChanges; }
 };
 
-// A list in shared memory: the tiles of `count` in which some key is visible, in their order, then an end mark.
+// A list in shared memory: those of `count` tiles with a visible key, in their order, then an end mark.
 struct TileList {
   uint* words;
 
   FLASHATTN_FUNC ListedTile operator[](int n) const { return ListedTile{words[n]}; }
 
-  // All THREADS of the block call it. blocks_of(tile, part): the block map's byte for one of PARTS parts of the rows.
+  // All THREADS threads call it. blocks_of(tile, part): the block map's byte for one of PARTS parts of the rows.
   template <int THREADS, int PARTS, typename F>
   FLASHATTN_FUNC void find(int count, F blocks_of) const {
     static_assert(PARTS <= 8 && kBlockShows + kBlockChanges == 3, "two bits each");
@@ -117,7 +117,7 @@ struct KeyTiles {
     own_begin = sees ? (own_any.begin - origin) / KEYS : 0;
     own_end = sees ? (own_any.end - origin + KEYS - 1) / KEYS : 0;
   }
-  // All THREADS threads of the block call it, and must synchronise afterwards.
+  // All THREADS threads call it, and must synchronise afterwards.
   template <int THREADS>
   FLASHATTN_FUNC void find(int head, Range queries) const {
     if constexpr (has_block_map) {
@@ -128,7 +128,7 @@ struct KeyTiles {
       });
     }
   }
-  // Each thread calls it once it can read the list.
+  // Each thread calls it after find() and the synchronisation, when the list can be read.
   FLASHATTN_FUNC void begin() {
     if (has_block_map) listed = list[0];
   }

@@ -1,7 +1,7 @@
 // cuda_prefill on compute capability 9.0. A producer warpgroup loads the tiles; consumer warpgroups have 64 rows each.
-// The scores of the next tile are started before this tile's product with its values, so that softmax and tensor cores
+// The scores of the next tile are started before this tile's values are added, so that softmax and tensor cores
 // overlap. float32 comes in parts, see float_parts.h. Tensor cores truncate what they add to a sum, so a float32 tile's
-// products with its values are summed by themselves, and added to the output outside.
+// values are summed by themselves, and added to the output outside.
 #include "float_parts.h"
 #include "kernel.h"
 #include "mapped_tiles.h"
@@ -14,7 +14,7 @@
 using namespace flashattn;
 
 // D: head_dim, rounded up to whole panels. DV: value_dim, rounded up to 16. KEYS: keys per tile. PARTS: 16-bit numbers
-// per probability. Blocks: one per head and batch element for every CONSUMERS * 64 queries. The last ones may share
+// per probability. Blocks: one per head and batch element for every CONSUMERS * 64 queries. The last blocks may share
 // their keys with further blocks.
 template <typename T, typename Sizes>
 FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
@@ -117,7 +117,7 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
   };
   if (!kFresh) queries_arrived.wait(0);
   pass_unseen();
-  while (next.sees()) {  // once, unless the block map rules out tiles in between
+  while (next.sees()) {  // again only if the block map rules out tiles in between
     Fragment scores[KEYS / 8], of_tile[DV / 8];
     uint probabilities[KEYS / 16][PARTS][4];
     Fragment(&sums)[DV / 8] = kFresh ? of_tile : rows.output;

@@ -5,7 +5,7 @@
 
 namespace flashattn {
 
-// Addresses in shared memory have 32 bits: their arithmetic takes half of what pointers take.
+// Addresses in shared memory have 32 bits: their arithmetic costs half that of pointers.
 FLASHATTN_FUNC uint shared_address(const void* pointer) {
   return uint(__cvta_generic_to_shared(pointer));
 }

@@ -30,17 +30,17 @@ struct Barrier {
 };
 constexpr int kBarrierBytes = 8;
 
-// Call once all barriers are initialised, before anyone waits at one.
+// Call after all barriers are initialised, before any wait at one.
 FLASHATTN_FUNC void publish_barriers() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// Call before the barrier after which products read what threads have written to shared memory.
+// Makes what threads have written to shared memory visible to products. Call before the barrier between these.
 FLASHATTN_FUNC void publish_operands() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Sets the registers per thread of this warpgroup. To take more than the block has would wait for ever.
+// Sets the registers per thread of this warpgroup. Taking more than the block has waits for ever.
 template <int COUNT>
 FLASHATTN_FUNC void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
@@ -67,14 +67,14 @@ FLASHATTN_FUNC void copy_bytes(uint to, const void* from, int bytes, Barrier arr
                : "memory");
 }
 
-// Call before products: earlier writes to their registers are complete then.
+// Call before products: completes earlier writes to their registers.
 FLASHATTN_FUNC void begin_products() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 FLASHATTN_FUNC void commit_products() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-// Waits until at most N committed groups are under way. The compiler must not move a use of their results above it.
+// Waits until at most N committed groups are under way. The compiler must not move uses of results above it.
 template <int N, int COUNT>
 FLASHATTN_FUNC void wait_for_products(Fragment (&result)[COUNT]) {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");

@@ -1,5 +1,5 @@
 // A tile of rows in shared memory, in panels of 128 bytes of columns, one after the other. In a panel, the 16-byte
-// piece c of row r is at c ^ r % 8: so eight rows of a piece, or eight pieces of a row, are in different banks.
+// piece c of row r is at c ^ r % 8: so piece c of eight rows, or eight pieces of a row, share no bank.
 #pragma once
 
 #include "offsets.h"
@@ -17,19 +17,19 @@ struct SharedTile {
   static constexpr int kBytes = (kPieces + 7) / 8 * kPanel;
   static_assert(COLUMNS % kElements == 0, "whole pieces");
 
-  uint memory;  // its address
+  uint memory;  // the tile's address
 
   FLASHATTN_FUNC uint piece(uint row, uint c) const {
     return memory + c / 8 * kPanel + row * 128 + ((c % 8 ^ row % 8) << 4);
   }
-  // The pieces that a lane reads: 2 * step + `odd`, of `row` and of rows a multiple of 8 below. A step costs one xor.
+  // A lane reads piece 2 * step + `odd` of `row`, and of rows a multiple of 8 below. A step costs one xor.
   static FLASHATTN_FUNC uint lane_offset(uint row, uint odd) { return row * 128 + ((odd ^ row % 8) << 4); }
   FLASHATTN_FUNC uint piece_at(uint lane_offset, int further_rows, int step) const {
     return memory + step / 4 * kPanel + further_rows * 128 + (lane_offset ^ step % 4 << 5);
   }
 
-  // Loads the rows that row_at(row) points to, `columns` elements that are `step` apart; zeros beyond them, or where it
-  // is null. All THREADS threads call it, each with its number. Copies may still be under way afterwards.
+  // Loads the rows that row_at(row) points to, `columns` elements that are `step` apart; zeros beyond them, or where
+  // row_at() is null. All THREADS threads call it. Copies may still be under way afterwards.
   template <int THREADS, typename F>
   FLASHATTN_FUNC void load_rows(F row_at, int64_t step, int columns, uint thread) const {
     FLASHATTN_ROLLED
@@ -76,7 +76,7 @@ struct CopiedTiles {
   uint memory;
   PlainRows<const T*> key_rows;
   PlainRows<const T*> value_rows;
-  uint thread;  // among those that copy
+  uint thread;  // number among copying threads
 
   FLASHATTN_FUNC Keys keys(int n) const { return Keys{memory + n % STAGES * kStage}; }
   FLASHATTN_FUNC Values values(int n) const { return Values{keys(n).memory + Keys::kBytes}; }

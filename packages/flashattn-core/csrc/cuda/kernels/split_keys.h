@@ -12,8 +12,8 @@
 
 namespace flashattn {
 
-// All threads of a block call it once its partial results are written. Whether it is the last of `count` blocks to do
-// so, and so can read the results of all. arrived: how many have done so; 0 between launches.
+// Whether the block is the last of `count` that write partial results, and so can read them all. All its threads call
+// it after the writing. arrived: how many blocks have called it; 0 between launches.
 FLASHATTN_FUNC bool is_last(uint* arrived, int count) {
   __threadfence();  // before the block arrives, its results are visible to all others
   __syncthreads();

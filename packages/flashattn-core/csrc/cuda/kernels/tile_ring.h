@@ -58,12 +58,12 @@ struct TileRing {
     int turn = n * PARTS + part;
     arrived(turn).wait(turn / STAGES);
   }
-  // The warp has read the tile, or parts first..end-1 of it.
+  // The warp has read the tile, or its parts first..end-1.
   FLASHATTN_FUNC void release(int n, int first = 0, int end = PARTS) const {
     FLASHATTN_UNROLL
     for (int part = first; part < end; ++part) read(n * PARTS + part).arrive();
   }
-  // The warp does not need the tile.
+  // Skips a tile that is not needed.
   FLASHATTN_FUNC void pass(int n) const {
     for (int part = 0; part < PARTS; ++part) wait_for_tile(n, part);
     release(n);

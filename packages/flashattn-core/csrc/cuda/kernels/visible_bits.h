@@ -102,8 +102,8 @@ struct BitsOfQueries {
   }
 };
 
-// The same where a fragment's rows are keys and its columns are QUERIES queries of a head. Only the bool array counts,
-// not the spans.
+// Like BitsOfQueries, but rows are keys, and columns QUERIES queries of a head. Only the bool array counts, not the
+// spans.
 template <int QUERIES>
 struct BitsOfKeys {
   static constexpr int kWords = QUERIES < 32 ? QUERIES / 4 : 8, kReads = (QUERIES + 31) / 32;

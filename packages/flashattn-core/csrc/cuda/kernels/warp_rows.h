@@ -10,7 +10,7 @@ namespace flashattn {
 // Four lanes share two rows, which are `kRowStep` apart.
 constexpr int kRowLanes = 4, kRowStep = 8;
 
-// half has no numbers below 2^-24, where a row of many keys still has some weight. So for half, row_max stays 7 powers
+// half has no numbers below 2^-24, but many probabilities below that still add up. So for half, row_max stays 7 powers
 // of two below the maximum, and probabilities are up to 2^15.
 template <typename T>
 constexpr float kBelow = 0;

@@ -36,8 +36,8 @@ struct DecodeRows {
   static constexpr FLASHATTN_UNIFORM int kColumns = D / FLASHATTN_LANES;  // per lane
   static constexpr FLASHATTN_UNIFORM int kValueColumns = DV / FLASHATTN_LANES;
   static constexpr FLASHATTN_UNIFORM int kWidest = D > DV ? D : DV;
-  // Keys loaded together. Each key needs registers for one score per row and for its columns. With the rows' own
-  // numbers that must stay below what a thread of the smallest GPUs has: 128, which also hold addresses and masks.
+  // Keys loaded together. Each key needs registers for one score per row and for its columns; the rows need kOwn. A
+  // thread of the smallest GPUs has 128 registers, which also hold addresses and masks: scores and kOwn get 88.
   static constexpr FLASHATTN_UNIFORM int kOwn = ROWS * (kColumns + kValueColumns + 2);
   static constexpr FLASHATTN_UNIFORM int kMost = kWidest > 256 ? 1 : kWidest > 128 ? 2 : 4;
   static constexpr FLASHATTN_UNIFORM int kKeys = kOwn + ROWS * kMost <= 88            ? kMost

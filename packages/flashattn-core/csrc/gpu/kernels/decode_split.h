@@ -80,7 +80,7 @@ FLASHATTN_FUNC void decode_split_body(const FLASHATTN_DEVICE T* query, StoredInp
 
 // Phase 1 for more rows: the SIMD groups of a threadgroup share a chunk. Each computes the rows of `Rows` from
 // first_row on. Keys and values pass through threadgroup memory, so they are still read once. TILE: keys per tile, a
-// multiple of Rows::kKeys. All threads together run a loader, which copies a tile.
+// multiple of Rows::kKeys. A loader copies a tile; all threads call it together.
 template <typename Rows, int TILE, typename KeyLoader, typename ValueLoader, typename T, typename K, typename Element>
 FLASHATTN_FUNC void decode_split_shared_body(const FLASHATTN_DEVICE T* query, StoredInputs<K> stored,
                                              FLASHATTN_UNIFORM AttentionParams& params, MaskInputs masks,

@@ -1,4 +1,4 @@
-// The C++ types of inputs.def's dtypes. Where a dtype stands for several types it is uchar, and load_float() reads it.
+// The C++ types of inputs.def's dtypes. A dtype that stands for several types is uchar, which load_float() reads.
 #pragma once
 
 #define FLASHATTN_ELEMENT_groups uchar

@@ -16,7 +16,7 @@ struct RowResult {
 // A sink only adds to the denominator. A row that sees nothing gets output 0 and lse -inf, even with a sink.
 FLASHATTN_FUNC RowResult finish_row(OnlineSoftmax softmax, const FLASHATTN_DEVICE uchar* sinks,
                                     FLASHATTN_UNIFORM AttentionParams& params, int batch, int head) {
-  if (softmax.row_sum == 0) {  // nothing visible: the largest visible score adds 1, and NaN is not 0
+  if (softmax.row_sum == 0) {  // nothing visible: otherwise the largest score has added 1 or NaN
     return RowResult{0.0f, -INFINITY, softmax};
   }
   float normalise = 1;

@@ -13,7 +13,7 @@ struct MaskBlock {
   int rows, keys;
 };
 
-// params: those of the mask. `block` numbers the mask's blocks in row-major order.
+// params: the mask's. `block` numbers the mask's blocks in row-major order.
 FLASHATTN_FUNC MaskBlock mask_block(FLASHATTN_UNIFORM ArrayParams& params, int64_t block) {
   int rows = params.shape[params.ndim - 2], keys = params.shape[params.ndim - 1];
   int row_blocks = (rows + kBlockSize - 1) / kBlockSize, key_blocks = (keys + kBlockSize - 1) / kBlockSize;

@@ -1,5 +1,5 @@
-// NaN and infinity. A value that a row does not see must not reach it, but probability 0 does not stop these: 0 * NaN
-// is NaN. So products of probabilities and values take these as 0, and add them later where they are seen.
+// NaN and infinity. A value that a row does not see must not reach it, but probability 0 stops neither: 0 * NaN is NaN.
+// So products of probabilities and values take both as 0, and add them later for rows that see them.
 #pragma once
 
 #include "dialect.h"

@@ -19,7 +19,7 @@ FLASHATTN_FUNC int64_t batch_offset(FLASHATTN_UNIFORM AttentionParams& params, F
   return offset + batch * strides.batch[0];
 }
 
-// The first row of a head, in an array that is read.
+// Points to the first row of a head in an input.
 template <typename T>
 FLASHATTN_FUNC const FLASHATTN_DEVICE T* head_of(const FLASHATTN_DEVICE T* tensor,
                                                  FLASHATTN_UNIFORM AttentionParams& params,

@@ -2,8 +2,8 @@
 //
 //   P = exp(score - row_max) / row_sum   dP = dO V^T   delta = sum(dO * O) - dlse   dS = P (dP - delta)
 //
-// Hidden scores, and rows that see nothing, get P = 0 and dS = 0 even if a key, value or query holds NaN. That does not
-// make the products of P or dS with such rows 0: see finite.h.
+// Hidden scores, and rows that see nothing, get P = 0 and dS = 0 even if a key, value or query holds NaN. Products
+// of P or dS with rows that hold NaN are NaN: see finite.h.
 #pragma once
 
 #include "visibility.h"
@@ -43,7 +43,7 @@ struct ScoreGradient {
   float gradient;  // without the factor `scale`: dq and dk are multiplied by it at the end
 };
 
-// The exponent of two. difference: the score minus the row's maximum.
+// log2 of the probability. difference: the score minus the row's maximum.
 FLASHATTN_FUNC float exponent_of(float difference, SavedRow saved) {
   return multiply_add(difference, M_LOG2E_F, -saved.log2_sum);
 }

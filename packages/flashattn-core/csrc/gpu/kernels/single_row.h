@@ -6,7 +6,7 @@
 
 namespace flashattn {
 
-// any: the keys that the row attends to. all: those of them that it certainly sees.
+// any: the keys that the row attends to. all: keys of `any` that it certainly sees.
 template <int D, int DV, typename T, typename K>
 FLASHATTN_FUNC DecodeRows<T, D, DV, 1> attended_row(const FLASHATTN_DEVICE T* query, StoredInputs<K> stored,
                                                     Visibility visibility, int batch, int kv_head, RowPosition position,

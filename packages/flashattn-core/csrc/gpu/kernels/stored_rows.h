@@ -48,7 +48,7 @@ struct QuantisedBatch;
 
 // Element i of a row is scale * q + bias in float32. q: the quant_bits bits from bit i * quant_bits on of the row's
 // words, read as one little-endian number. scale and bias: those of group i / group_size. A row has whole groups of 32
-// or more elements, so it fills lanes and fragments.
+// or more elements, so lanes and fragments are full.
 struct QuantisedRows {
   const FLASHATTN_DEVICE uint* words;
   const FLASHATTN_DEVICE uchar* scales;  // of group_dtype

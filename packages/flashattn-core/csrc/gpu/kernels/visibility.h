@@ -62,7 +62,7 @@ struct Visibility {
     return span;
   }
 
-  // The keys that at least one of the queries first..last sees; those that all see. Both span ends grow with the query.
+  // The keys that some, or that all, of the queries first..last see. A later query's span never begins or ends earlier.
   FLASHATTN_FUNC KeySpan seen_by_any(int first, int last) const FLASHATTN_THREAD {
     return KeySpan{seen(first).begin, seen(last).end};
   }
@@ -196,7 +196,7 @@ struct Visibility {
     if (bias == -INFINITY) {
       return -INFINITY;
     }
-    // Some models hide keys with the lowest float. That must stay finite: a row with nothing else is a plain mean. No
+    // Some models hide keys with the lowest float. The sum must stay finite: a row of only such keys is a mean. No
     // max() here: it would turn NaN into a number.
     float sum = score + bias;
     return sum < -FLT_MAX ? -FLT_MAX : sum;

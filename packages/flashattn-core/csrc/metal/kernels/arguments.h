@@ -11,7 +11,7 @@
 #define FLASHATTN_WRITTEN(T, name) device T* name FLASHATTN_BOUND(name)
 #define FLASHATTN_VALUE(T, name) const constant T& name FLASHATTN_BOUND(name)
 
-// Bound only if the call has it. The comma comes first, because lists of inputs.def expand to a series of these.
+// An optional input. The comma comes first, because lists of inputs.def expand to a series of these.
 #define FLASHATTN_OPTIONAL(name, called, dtype, axes) \
   , const device FLASHATTN_ELEMENT_##dtype* name [[buffer(FLASHATTN_BUFFER_##name), function_constant(has_##name)]]
 

@@ -1,5 +1,5 @@
-// delta: one number per row. dq reads it once, dk and dv read it for each tile of keys. It has its own launch, so that
-// these two can run side by side, and neither reads the forward pass's output.
+// delta: one number per row. dq reads it once, dk and dv for each tile of keys. Its own launch lets the kernels of dq
+// and of dk and dv run side by side, without the forward pass's output.
 #include "arguments.h"
 #include "score_gradient.h"
 

@@ -48,7 +48,7 @@ template <typename T, typename Sizes>
     sums[c] = Fragment{0.0f, 0.0f};
   }
 
-  // Own rows of keys, and of values, stay in registers if these, sums, scores and gradients take at most 96 of 32 bits.
+  // Own rows of keys, and of values, stay in registers if these, sums, scores and gradients take at most 96 registers.
   constexpr int kBusy = 2 * kSums + ROWS / 2;
   constexpr int kKeyRegisters = D * int(sizeof(T)) / 16, kValueRegisters = DV * int(sizeof(T)) / 16;
   constexpr bool kKeepKeys = kBusy + kKeyRegisters <= 96;

@@ -41,7 +41,7 @@ template <typename T, typename Sizes>
     sums[c] = Fragment{0.0f, 0.0f};
   }
 
-  // Own rows of query, and of dout, stay in registers if these and the sums take at most 64 of 32 bits.
+  // Own rows of query, and of dout, stay in registers if these and the sums take at most 64 registers.
   constexpr int kQueryRegisters = D * int(sizeof(T)) / 16, kDoutRegisters = DV * int(sizeof(T)) / 16;
   constexpr bool kKeepQueries = D / 4 + kQueryRegisters <= 64;
   constexpr bool kKeepDout = D / 4 + kQueryRegisters + kDoutRegisters <= 64;

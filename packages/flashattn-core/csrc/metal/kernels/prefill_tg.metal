@@ -38,7 +38,7 @@ template <typename T, typename Sizes>
   // Queries stay in registers, in their own dtype, if there is room; otherwise they are read again for each tile.
   constexpr bool kKeepQueries = ROW_FRAGMENTS * D <= 128;
   metal::vec<T, 2> kept_queries[ROW_FRAGMENTS][kKeepQueries ? kDepth : 1];
-  const device T* queries[ROW_FRAGMENTS];  // the first row of each row's head
+  const device T* queries[ROW_FRAGMENTS];  // the beginning of each row's head
   Fragment output[ROW_FRAGMENTS][kColumns];
   RowLayout query_layout = row_layout(params.query);
   FLASHATTN_UNROLL
