@@ -1,6 +1,6 @@
 """The attention implementations that `flash-eval kernels` compares, each prepared for one workload.
 
-Preparation, which is not timed, makes arrays in the workload's dtype, and mask arrays for those that need them.
+Preparation, which is not timed, makes arrays in the workload's dtype, and the mask arrays that some need.
 """
 
 import re
@@ -96,7 +96,7 @@ class Contestant:
 
 
 class TorchContestant(Contestant):
-    """The same with tensors of torch, which computes eagerly."""
+    """A Contestant with torch's tensors, which computes eagerly."""
 
     def place(self, workload: Workload, inputs: Inputs) -> Sequence[Any]:
         torch = import_module("torch")
@@ -168,7 +168,7 @@ IMPLEMENTATIONS: dict[str, Callable[..., Contestant]] = {
     "naive": partial(Contestant, naive),
     "torch": partial(TorchContestant, torch),
 }
-QUANTISED = ("flash", "mlx")  # those that take quantised keys and values
+QUANTISED = ("flash", "mlx")  # these take quantised keys and values
 
 
 def installed() -> list[str]:

@@ -31,7 +31,7 @@ from flash_evals.work.scoring import Window
 
 FORMAT = "flash-eval perplexity, version 3"
 BEGINS = f'{{"file":"{FORMAT}",'.encode()
-# Facts in which two runs must agree to be compared token by token, and the only ones that --resume may change.
+# Facts that two runs must share to be compared token by token; then the only facts that --resume may change.
 SCORED_ARE = ("text", "tokens", "context", "stride", "scoring", "documents", "bos", "detokenised", "top1_tie")
 MAY_CHANGE = ("batch_size", "ranks", "max_windows", "model", "python")
 # Compressed, since most entries for ties are empty: a token takes about ten bytes per arm.
@@ -132,10 +132,10 @@ def _parsed(path: Path, option: str, content: bytes, here: Header, windows: Sequ
 def appending(
     path: Path | None, here: Header, windows: Sequence[Window], *, resume: bool
 ) -> Iterator[tuple[list[Batch], Callable[[Batch], None]]]:
-    """Yields the batches that a file has (none without `resume`), and a function that appends one to it.
+    """Yields the batches that a file has (none without `resume`), and a function that appends a batch.
 
     That function returns once the batch is on disk. Without a path nothing is saved. Raises EvalError, and leaves the
-    file unchanged, if it cannot be written, if another run is writing it, or if it is of a different run.
+    file unchanged, if it cannot be written, if another run is writing it, or if a different run wrote it.
     """
     if path is None:
         yield [], lambda _: None
