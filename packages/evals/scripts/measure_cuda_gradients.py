@@ -20,7 +20,7 @@ from measure_cuda_table import Attention, Call, call, in_turns, mlx_own, ours
 TRIALS = 11
 # Passes in one evaluation, whose fixed time on the host they share. FEW_AT_ONCE if a pass needs a gigabyte.
 AT_ONCE, FEW_AT_ONCE = 16, 4
-LARGEST_CHECKED = 4096  # most queries with errors: the exact gradients are computed on the CPU
+LARGEST_CHECKED = 4096  # most queries for which errors are computed: the CPU computes the exact ones
 
 TABLE = {
     "causal, 28/4x128, 4096²": call("28/4x128", 4096, 4096),
@@ -44,7 +44,7 @@ def with_gradients(attend: Attention, inputs: Sequence[mx.array], cotangent: mx.
 def backward_seconds(attend: Attention, inputs: Sequence[mx.array], cotangent: mx.array, count: int) -> float:
     """Seconds of one backward pass, when `count` passes are evaluated together."""
     all_of_them = [with_gradients(attend, inputs, cotangent) for _ in range(count)]
-    mx.eval([each[0] for each in all_of_them])  # the gradients' graph keeps what it needs of the outputs
+    mx.eval([each[0] for each in all_of_them])  # the gradients' graph keeps what it needs
     gradients = [each[1:] for each in all_of_them]
     return timeit(partial(mx.eval, gradients), number=1) / count
 

@@ -8,7 +8,7 @@ the previous output, and a decode step has its own keys, as in a model's layers.
 own is mlx-lm's function, whose result is wrong on CUDA, and the table has the reading speed as a share of a copy's.
 
 Flash attention is measured in precision float32, and with the patch's defaults: precision input, and calls that MLX's
-own attention computes faster left to it. Each one's errors are computed, also with queries four times as large.
+own attention computes faster left to it. Errors are computed for each, and again with queries four times as large.
 """
 
 import sys
@@ -35,7 +35,7 @@ from msgspec.structs import replace
 # A trial repeats short calls until it takes TRIAL_SECONDS: one evaluation alone costs half a millisecond.
 TRIALS, TRIAL_SECONDS = 15, 0.03
 PRODUCTS, MEMORY = 800e12, 3.0e12  # an H100's: FLOP/s of bfloat16 matrix products, bytes/s
-CHAIN_BYTES, CHAIN_LENGTH = 256e6, 128  # bytes of a chain's keys and values, more than the GPU's cache; its most layers
+CHAIN_BYTES, CHAIN_LENGTH = 256e6, 128  # bytes of a chain's keys and values, more than the GPU's cache; most layers
 ROWS = 47  # queries, in each of two heads, whose errors are computed
 
 Attention = Callable[[mx.array, Any, Any], mx.array]
@@ -220,7 +220,7 @@ def chain(attend: Attention, inputs: Sequence[Sequence[Any]], count: int) -> Non
 
 
 def in_turns(ways: Mapping[str, Callable[[int], None]], trials: int) -> list[float]:
-    """Runs them in turns. Returns each one's median seconds per call."""
+    """Runs the `ways` in turns. Returns each one's median seconds per call."""
     counts = dict.fromkeys(ways, 1)
     times: dict[str, list[float]] = {name: [] for name in ways}
     for name, run in ways.items():
@@ -261,7 +261,7 @@ def measured(call: Call, trials: int = TRIALS) -> dict[str, list[float]]:
 
 
 def copy_bandwidth() -> float:
-    """Bytes read plus bytes written per second of a copy."""
+    """Bytes that a copy reads and writes per second."""
     source = mx.zeros((2**28,), mx.uint32)
     mx.eval(source)
 

@@ -47,7 +47,7 @@ ARGS = ModelArgs(
     tie_word_embeddings=True,
 )
 EOS, EOS_ID = "<|endoftext|>", 0
-WINDOWS = (256, 256, 512)  # tokens in a training row; each pass over the text draws one of these
+WINDOWS = (256, 256, 512)  # tokens in a training row; each pass over the text draws one size
 BATCH_TOKENS = 2048
 PEAK_RATE, FLOOR, WARMUP_STEPS = 2e-3, 0.02, 150
 WEIGHT_DECAY = 0.3

@@ -13,7 +13,7 @@ _FLOAT32_MAX = 3.4028234663852886e38
 
 
 def describe(given: object) -> str:
-    """`given` in a few words. Other types get no repr(), which may fail or take long, or evaluate an array."""
+    """`given` in a few words. Other types get no repr(): it may fail, take long or evaluate an array."""
     if isinstance(given, mx.array):
         return f"an array of {str(given.dtype).removeprefix('mlx.core.')} and shape {given.shape}"
     if isinstance(given, bool):

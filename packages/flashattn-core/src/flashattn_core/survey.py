@@ -21,7 +21,7 @@ _PROMPT = 100  # queries of a prompt
 def of_backend(backend: Device) -> Iterator[tuple[str, int, str]]:
     """Checks each kernel on calls like those of models. Yields (name, number of kinds that it covers, what is wrong).
 
-    If FLASHATTN_CHECK is "never", it checks none; if "always", also kernels that passed earlier.
+    FLASHATTN_CHECK: "never" checks none; "always" checks also kernels that passed earlier.
     """
     stream = mx.default_stream(mx.cpu if backend == "cpu" else mx.gpu)
     for kernel in _ext.stats():

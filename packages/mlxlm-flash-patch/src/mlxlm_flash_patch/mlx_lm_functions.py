@@ -30,7 +30,7 @@ def quantised(original: Function) -> Function:
 
 
 def any_cache(original: Function) -> Function:
-    """Replaces the function that models call. That refuses sinks over a quantised cache; flash attention does not."""
+    """Replaces the function that models call. mlx-lm's refuses sinks over a quantised cache, flash attention does not."""
 
     @functools.wraps(original)
     def scaled_dot_product_attention(

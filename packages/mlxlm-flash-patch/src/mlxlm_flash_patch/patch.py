@@ -92,7 +92,7 @@ def enable(*, strict: bool = False, precision: Precision = "input") -> None:
         MLX. On the CPU both give the same bits.
 
     A second enable() replaces the first: its arguments hold from then on, and the counts go on.
-    With a warning, it leaves alone functions of mlx-lm that this version was not tested with.
+    enable() warns of, and leaves alone, functions of mlx-lm that this version was not tested with.
     A function that mx.compile has traced before keeps the attention that it was traced with.
 
     Raises ValueError if `precision` is neither; then nothing changes.
@@ -118,7 +118,7 @@ def disable() -> None:
     If another library has wrapped a function of the patch, the wrapper stays, and the patch's function only passes
     calls on; status() names the wrapper. Models given to patch_model() stay patched. Without enable() it does nothing.
 
-    Raises FlashNeverRanError, after restoring everything, if strict was on, no kernel ran and MLX was left no call.
+    Raises FlashNeverRanError, after restoring everything, if strict was on, but no call ran or was left to MLX.
     Arrays are lazy: a call counts as run only once its result is evaluated.
     """
     _end(list(_requests))
@@ -226,7 +226,7 @@ class Left:
 
 @dataclass(frozen=True)
 class Status:
-    """The state of the patch; `str()` formats it for people. Counts begin when the patch is last switched on.
+    """The state of the patch; `str()` formats it for people. Counts are since the patch was last switched on.
 
     Attributes:
       enabled: whether enable() or an enabled() block is in force.

@@ -256,7 +256,7 @@ def described(function: Any) -> str:
 class _Watched(ModuleType):
     """The class of mlx.core.fast while the patch is on, and then as long as it has another library's function.
 
-    Such libraries save the function that they find and put it back later; __setattr__ then corrects it.
+    Such libraries save the function that they find and put it back later; __setattr__ then corrects the function.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:

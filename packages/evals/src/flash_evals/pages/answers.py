@@ -26,7 +26,7 @@ class Card:
 
     @property
     def commands(self) -> list[str]:
-        """The command of each sentence. The page begins each with it, and a title if several results share it."""
+        """The command of each sentence. On the page it precedes the sentence, with a title if several share it."""
         return [each.command for each, _ in self.says]
 
 

@@ -26,7 +26,7 @@ def figure(value: float | None, shown: Shown, otherwise: str = DASH) -> str:
 
 
 def ratio(of: Ratio) -> str:
-    """Formats it: `0.62x`, `1.02x ~`, or empty."""
+    """A ratio: `0.62x`, `1.02x ~`, or empty."""
     return figure(of.value, times, "") + (f" {MARK}" if of.sign == 0 else "")
 
 

@@ -18,7 +18,7 @@ class Measurement(Record):
 
     seconds: Amount
     tokens_per_s: Amount
-    peak_memory_mb: Amount  # above the use before the work
+    peak_memory_mb: Amount  # beyond the use before
 
 
 class ByArm(Record, Generic[Figures]):

@@ -27,7 +27,7 @@ class Settings(Record):
     seed: Count
     memory: str
     interrupted: bool
-    precision: Precision = "float32"  # of flash; older files lack it: they had float32
+    precision: Precision = "float32"  # of flash; older files lack it: all were float32
 
 
 class Trial(NamedTuple):

@@ -33,7 +33,7 @@ class Settings(Record, kw_only=True):
     batch_size: Count
     max_windows: Count | None
     memory: str
-    precision: Precision = "float32"  # of the patch; older files lack it: they had float32
+    precision: Precision = "float32"  # of the patch; older files lack it: all were float32
 
     @property
     def arms(self) -> tuple[Arm, ...]:

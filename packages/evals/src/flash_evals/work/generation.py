@@ -56,7 +56,7 @@ def require(models: Sequence[LoadedModel], cases: Sequence[Case]) -> None:
 def tests(
     models: Sequence[LoadedModel], cases: Sequence[Case], settings: Settings
 ) -> Generator[tuple[Test, Flash], None, None]:
-    """Yields, after each repetition of a case, its results so far and the calls counted in that repetition. Before,
+    """Yields, after each repetition of a case, its results so far and the calls counted in that repetition. First,
     each arm runs a warm-up trial, and one that times attention. models: the model, and perhaps a draft model.
 
     Raises EvalError if a case fails: in a model, in its cache or for lack of memory.
@@ -91,8 +91,8 @@ def tests(
 def prepared(
     models: Sequence[LoadedModel], ahead: int | None, case: Case, tokens: np.ndarray, filled: Sequence[Cache]
 ) -> Callable[[], Guesses]:
-    """Prepares one trial's work on `tokens`, of shape (sequences, tokens to read). The work has its own copy of the
-    cache before the clock starts. ahead: how many tokens a draft model guesses at a time.
+    """Prepares one trial's work on `tokens`, of shape (sequences, tokens to read). The work gets a copy of the cache
+    before the clock starts. ahead: how many tokens a draft model guesses at a time.
     """
     steps = 0 if case.kind == "prompt" else case.tokens - 1
     if case.batch_size > 1:

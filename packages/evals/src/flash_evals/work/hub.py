@@ -22,7 +22,7 @@ def reading(repo: str, kind: Kind, revision: str | None) -> Iterator[tuple[str |
     """Yields the commit of the repository's `revision` ("main" if None), and whether the hub answered. If it did not,
     the commit is that of the last download.
 
-    Raises EvalError if the hub has no such thing for the user, and for errors inside the block. If there is no
+    Raises EvalError if the hub has no such commit for this user, and for errors inside the block. If there is no
     network and nothing in the cache, the message names two commands that need neither.
     """
     from huggingface_hub import HfApi, errors, snapshot_download

@@ -1,6 +1,6 @@
 """The attention implementations that `flash-eval kernels` compares, each prepared for one workload.
 
-Preparation, which is not timed, makes arrays in the workload's dtype, and the mask arrays that some need.
+Preparation, which is not timed, makes arrays in the workload's dtype, and the mask arrays that some of them need.
 """
 
 import re
@@ -96,7 +96,7 @@ class Contestant:
 
 
 class TorchContestant(Contestant):
-    """A Contestant with torch's tensors, which computes eagerly."""
+    """A Contestant with tensors of torch, which computes eagerly."""
 
     def place(self, workload: Workload, inputs: Inputs) -> Sequence[Any]:
         torch = import_module("torch")

@@ -15,7 +15,7 @@ from mlxlm_flash_patch.blas import blas
 from flash_evals.results.errors import failing
 from flash_evals.results.provenance import Machine
 
-PRODUCT_SIZE = {"cpu": 384, "gpu": 8192}  # a matrix's rows; 8192 keep any GPU busy
+PRODUCT_SIZE = {"cpu": 384, "gpu": 8192}  # rows of a matrix; 8192 keep any GPU busy
 COPY_BYTES = 2**30  # much larger than a GPU's caches
 PACKAGES = ("mlx", "mlx-lm", "flashattn-core", "mlxlm-flash-patch", "flash-evals")
 

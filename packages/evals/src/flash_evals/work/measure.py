@@ -55,7 +55,7 @@ def run(
     mx.synchronize()
     patch = flash.enabled(precision=precision) if name == "on" else nullcontext()
     with warnings.catch_warnings(), patch, peak_memory() as peak:
-        warnings.simplefilter("ignore", flash.FlashFallbackWarning)  # the result counts fallbacks
+        warnings.simplefilter("ignore", flash.FlashFallbackWarning)  # fallbacks are counted instead
         before = _counts()
         start = time.perf_counter()
         result = work()
@@ -130,7 +130,7 @@ def no_garbage_collection() -> Iterator[None]:
 
 @contextmanager
 def peak_memory() -> Iterator[Callable[[], int]]:
-    """Yields a function that returns the peak of memory use since the start of the block, in bytes, minus the use then.
+    """Yields a function that returns the peak of memory use in the block so far, in bytes above the use at its start.
 
     It first frees what flash's threads keep for their next call, so that all that the work needs counts, and no more.
     """

@@ -82,7 +82,7 @@ def parameters(network: Any) -> dict[str, mx.array]:
 
 
 def load(model: str | None, revision: str | None = None, adapter_path: str | None = None) -> LoadedModel:
-    """Loads a model and its tokenizer, and adapters from `adapter_path` if given. model None: this package's.
+    """Loads a model (None: this package's) and its tokenizer, and adapters from `adapter_path` if given.
 
     `revision`: branch, tag or commit of a model on the hub, "main" if None. Raises EvalError if loading fails.
     """

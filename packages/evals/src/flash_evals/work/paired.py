@@ -1,6 +1,6 @@
 """The work of `perplexity`: both arms read the same windows, and their logits are compared batch by batch.
 
-This keeps only a few numbers per token, so memory grows little with the text.
+Only a few numbers per token are kept, so memory grows little with the text.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -117,7 +117,7 @@ def _scores(logits: dict[Arm, mx.array], targets: np.ndarray) -> np.ndarray:
     for name, of_arm in logits.items():
         found[name]["nll"] = scoring.token_nll(np.array(of_arm), targets)
         found[name]["first"] = scoring.ranked_first(of_arm)
-        found[name]["first"][np.isnan(found[name]["nll"])] = -1  # its logits are not finite
+        found[name]["first"][np.isnan(found[name]["nll"])] = -1  # NaN: some logits are not finite
     if len(logits) == len(ARMS):
         found["kl"] = np.array(scoring.kl_divergence(logits["off"], logits["on"]))
         found["dlogit"] = np.array(mx.max(mx.abs(logits["on"] - logits["off"]), axis=-1))

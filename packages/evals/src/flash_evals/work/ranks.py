@@ -1,7 +1,7 @@
 """Several processes that share one run: what `mlx.launch -n N` starts, or this process alone.
 
-All ranks do the same steps in the same order, and tell each other after each. A rank that has failed still tells the
-others, so that none waits for it in vain. Only rank 0 prints and writes.
+All ranks do the same steps in the same order, and exchange messages after each. A rank that has failed still takes part
+and says so, so that no rank waits for it in vain. Only rank 0 prints and writes.
 """
 
 import pickle
