@@ -32,7 +32,7 @@ from mlxlm_flash_patch import router
 from mlxlm_flash_patch.mx_fast import flash_instead_of
 from msgspec.structs import replace
 
-# A trial repeats short calls until it takes TRIAL_SECONDS: one evaluation alone costs half a millisecond.
+# A trial repeats short calls for TRIAL_SECONDS: one evaluation alone costs half a millisecond.
 TRIALS, TRIAL_SECONDS = 15, 0.03
 PRODUCTS, MEMORY = 800e12, 3.0e12  # an H100's: FLOP/s of bfloat16 matrix products, bytes/s
 CHAIN_BYTES, CHAIN_LENGTH = 256e6, 128  # bytes of a chain's keys and values, more than the GPU's cache; most layers

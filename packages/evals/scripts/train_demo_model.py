@@ -130,7 +130,7 @@ def batches(
 
 
 class DropoutLinear(nn.Linear):
-    """A Linear with dropout on its output, which goes to the residual stream. mlx-lm's Qwen2 has no dropout."""
+    """A Linear with dropout on its output, which the residual stream gets. mlx-lm's Qwen2 has no dropout."""
 
     def __call__(self, x: mx.array) -> mx.array:
         y = super().__call__(x)

@@ -22,7 +22,7 @@ from .drawn import HIDES, Kind, Named, drawn
 # Relative error allowed: tensor cores truncate sums, and kernels add in different orders.
 ERROR = 1e-5
 
-FEW_KEYS = (90, 2400)  # numbers of keys for few queries: one chunk; more chunks than merge at once
+FEW_KEYS = (90, 2400)  # keys for few queries: 90 make one chunk, 2400 more chunks than merge at once
 
 NO_MEMORY = re.compile("out of memory|unable to allocate|out_of_memory", re.IGNORECASE)
 
@@ -46,7 +46,7 @@ class KernelWarning(UserWarning):
 
 
 def of_call(arguments: _ext.Arguments, kernel: str, stream: mx.Stream) -> str:
-    """Checks a kernel for calls like this one, on the stream. Returns what is wrong, and warns of it; empty: nothing."""
+    """Checks a kernel for calls like this one. Returns what is wrong, and warns of it; empty if nothing is wrong."""
     kind, error = Kind(*arguments.kind()), error_of(kernel, Kind(*arguments.kind()), arguments.rounds)
     how: Named = {"stream": stream, "precision": "input" if arguments.rounds else "float32"}
     if "backward" in kernel:

@@ -146,7 +146,7 @@ def extension() -> Iterator[Finding]:
         from . import enable  # noqa: F401  raises the error of the first import
     except ImportError as error:
         what = str(error)
-        cure = re.search(r"pip install .*", what)  # flashattn_core's own, where it was built for another mlx
+        cure = re.search(r"pip install .*", what)  # flashattn_core's cure, if built for another mlx
         yield problem("extension", what.splitlines()[0], cure[0] if cure else again)
         return
     domains = _nanobind_domains()

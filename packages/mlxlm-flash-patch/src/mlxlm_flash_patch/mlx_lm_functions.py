@@ -30,7 +30,7 @@ def quantised(original: Function) -> Function:
 
 
 def any_cache(original: Function) -> Function:
-    """Replaces the function that models call. mlx-lm's refuses sinks over a quantised cache, flash attention does not."""
+    """Replaces what models call. mlx-lm's function refuses sinks over a quantised cache; flash attention takes them."""
 
     @functools.wraps(original)
     def scaled_dot_product_attention(

@@ -33,7 +33,7 @@ NEVER_CALLED = "no call of mx.fast.scaled_dot_product_attention was evaluated"
 
 
 class FlashNeverRanError(RuntimeError):
-    """With strict=True: the patch was on, and no flash attention kernel ran."""
+    """With strict=True: while the patch was on, no call ran or was left to MLX."""
 
 
 def _left_calls() -> int:
@@ -85,7 +85,7 @@ def enable(*, strict: bool = False, precision: Precision = "input") -> None:
 
     Args:
       strict: a call that cannot be flash attention raises FlashFallbackError, and disable() raises FlashNeverRanError
-        if no kernel ran.
+        if no call ran or was left to MLX.
       precision: ``"input"``: 16-bit models keep the accuracy that MLX's own attention gives them, and calls that MLX's
         own fused attention computes faster on this GPU are left to it; status() counts these apart from fallbacks.
         ``"float32"``: every result is that of casting to float32, computing, and casting back; no call is left to

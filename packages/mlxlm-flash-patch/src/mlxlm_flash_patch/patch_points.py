@@ -188,7 +188,7 @@ def put_in() -> dict[str, str]:
             continue
         if not is_ours(current):
             if id(current) in _left_alone or (not begins and is_foreign(point, current)):
-                continue  # a function that another library put there after the patch stays
+                continue  # it stays: another library put it there after the patch
             if why := point.why_not(current):
                 _left_alone[id(current)] = current
                 left[point.name] = why
@@ -216,7 +216,7 @@ def take_out() -> None:
                 setattr(owner, point.attribute, original_of(held))
         point.owners.clear()
     exchange(list(_original_of.items()))
-    if not is_foreign(MX_ATTENTION, MX_ATTENTION.current):  # else that library may yet put the patch's function back
+    if not is_foreign(MX_ATTENTION, MX_ATTENTION.current):  # else another library may yet put the patch's back
         mx.fast.__class__ = ModuleType
 
 

@@ -105,7 +105,7 @@ def _notes(result: Result) -> list[str]:
 
 
 def _verdict(result: Result) -> list[str]:
-    """A sentence that sums up; none if the patch was on, but never ran."""
+    """One sentence that sums up; none if the patch is on, but never ran."""
     if result.on and not result.flash.calls:
         return []
     if not result.paired:

@@ -1,7 +1,7 @@
 """Times implementations on one pass of a workload, in turns with measurements of the machine itself.
 
-Before the first turn each implementation makes a few calls that are not counted. One of these calls measures memory, and
-its results are compared with the other implementations': wrong results are not timed.
+Before the first turn each implementation makes a few calls that are not counted. One of these calls measures memory,
+and its results are compared with the other implementations': wrong ones are not timed.
 """
 
 import time

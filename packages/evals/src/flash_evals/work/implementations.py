@@ -155,7 +155,7 @@ def torch(workload: Workload, _: Precision) -> Attention:
     torch = import_module("torch")
     torch.set_num_threads(threads())
     visible = workload.mask()
-    # torch's causal mask is aligned to the upper left, which is the same only with as many keys as queries.
+    # torch aligns its causal mask to the upper left: that is right only with as many keys as queries.
     is_causal = visible is not None and not workload.window and workload.query_len == workload.seq_len
     mask = None if visible is None or is_causal else torch.tensor(visible)
     attention = torch.nn.functional.scaled_dot_product_attention

@@ -1,6 +1,6 @@
 """The file with the scores of a `perplexity` run, for --resume and --compare.
 
-It has JSON lines. The first is a Header, which says what was scored; each other one has a batch of windows, in the
+It has JSON lines. The first is a Header, which says what was scored; each other line has a batch of windows, in the
 order of the plan, and is on disk before the next batch begins. A killed run may leave half a line at the end, which is
 ignored.
 """
@@ -34,7 +34,7 @@ BEGINS = f'{{"file":"{FORMAT}",'.encode()
 # Facts that two runs must share to be compared token by token; then the only facts that --resume may change.
 SCORED_ARE = ("text", "tokens", "context", "stride", "scoring", "documents", "bos", "detokenised", "top1_tie")
 MAY_CHANGE = ("batch_size", "ranks", "max_windows", "model", "python")
-# Compressed, since most entries for ties are empty: a token takes about ten bytes per arm.
+# Scores are compressed, for most ties are empty: a token takes about ten bytes per arm.
 ENCODER = msgspec.json.Encoder(enc_hook=lambda scores: zlib.compress(scores.tobytes()))
 DECODER = msgspec.json.Decoder(Batch, dec_hook=lambda _, text: np.frombuffer(zlib.decompress(b64decode(text)), SCORED))
 

@@ -124,7 +124,7 @@ def make_batch(tokens: np.ndarray) -> tuple[mx.array, mx.array]:
 def too_long(loaded: LoadedModel, seq_len: int, settings: Settings, rest: dict[int, float]) -> str | None:
     """Says why, if a step of that length without the patch does not fit into memory; else None.
 
-    Estimates the memory as that of the scores and, per token, what the longest length so far needed for all else.
+    The estimate adds, to the memory of the scores, what the longest length so far needed per token for all else.
     rest: length -> bytes of all else; if it is empty, only the scores count.
     """
     given = settings.max_memory_gb
