@@ -75,7 +75,7 @@ def links() -> Iterator[str]:
 
 
 def lengths() -> Iterator[str]:
-    """Faults of lines that are too long and could be broken: no table rows, single words or code blocks."""
+    """Lines that are too long, except table rows, single words and lines of code blocks."""
     for page in tracked(".md"):
         for number, line in enumerate(prose(page).splitlines(), 1):
             if len(line) > WIDTH and not line.startswith("|") and " " in line.strip():

@@ -39,7 +39,7 @@ def logits():
 
 
 without = logits()
-mx.eval(without)  # MLX is lazy: this computes them before the patch is on
+mx.eval(without)  # MLX is lazy: this computes `without` before the patch is on
 with flash.enabled(strict=True):  # an error if a call falls back, or if flash attention never runs
     with_flash = logits()
     mx.eval(with_flash)

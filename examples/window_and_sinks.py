@@ -1,4 +1,4 @@
-"""The op by itself: attention with a sliding window and sinks, its gradient, and the memory that they need.
+"""The op by itself: attention with a sliding window and sinks, its gradient, and the memory of both.
 
 Run it: uv run examples/window_and_sinks.py
 """

@@ -13,18 +13,18 @@ import click
 from flash_evals.pages.colors import LIGHT
 from flash_evals.pages.drawing import STYLE, svg_of
 
-WIDTH, HEIGHT = 530 / 72, 96 / 72  # of a pair of bars, in inches: readable at a phone's width
+WIDTH, HEIGHT = 530 / 72, 96 / 72  # size of a pair of bars, in inches: readable at a phone's width
 BAR, LETTERS = 0.62, 13
-ROOM = 1.6  # length of the axis over that of the longest bar: leaves room for the text beside it
+ROOM = 1.6  # length of the axis over that of the longest bar, which has text beside it
 
 
 def gain(test: dict[str, Any]) -> float:
-    """The speed with the patch on over that with it off, as the command prints it."""
+    """Speed with the patch on over speed with it off, as the command prints it."""
     return test["ratio"] if "ratio" in test else 1 / test["time_ratio"]
 
 
 def speed_of(arm: dict[str, Any]) -> float:
-    """Tokens/s; the median if the command reports one, since its ratio is one of medians."""
+    """Tokens/s: the median if there is one, since gain() then is a ratio of medians."""
     return arm.get("tokens_per_s_median", arm["tokens_per_s"])
 
 

@@ -57,7 +57,7 @@ def evaluated(*arrays: Any) -> None:
 
 
 def times(contestants: dict[str, Time], trials: int, repeats: int) -> dict[str, float]:
-    """Median seconds per call of contestants that take turns; each gets the number of calls as its argument."""
+    """Runs contestants in turns, with the number of calls as argument. Returns median seconds per call."""
     taken: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(trials):
         for name, run in contestants.items():
@@ -138,7 +138,7 @@ def flex(case: Case, tensors: Sequence[mx.array], device: str, gradient: bool) -
 
     try:
         run(1)  # compiles
-    except RuntimeError as error:  # on the CPU PyTorch 2.13 can't compile a batch's block mask, nor a gradient
+    except RuntimeError as error:  # on the CPU PyTorch 2.13 can't compile a batch's block mask or a gradient
         print(f"FlexAttention, {case.name}: {str(error).splitlines()[0]}", file=sys.stderr)
         return None
     return run
@@ -153,7 +153,7 @@ def row(case: Case, arguments: argparse.Namespace, gradient: bool) -> str:
     shapes = [(case.batch, n, length, dim) for n in (heads, kv_heads, kv_heads, heads)]
     tensors = [mx.random.normal(shape, dtype, key=key) for shape, key in zip(shapes, draw, strict=True)]
     mask = mx.array(case.shown)
-    mask = mask | mx.array(False)  # on the device
+    mask = mask | mx.array(False)  # now in the device's memory
     evaluated(tensors, mask)
     options = {} if on_cpu else {"precision": "input"}
     contestants = contestants_of(case, tensors, mask, gradient, options)

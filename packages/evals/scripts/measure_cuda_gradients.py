@@ -18,9 +18,9 @@ from flash_evals.work.measure import peak_memory
 from measure_cuda_table import Attention, Call, call, in_turns, mlx_own, ours
 
 TRIALS = 11
-# Passes per evaluation: they share the host's time at its beginning and end. FEW_AT_ONCE if a pass needs a gigabyte.
+# Passes in one evaluation, whose fixed time on the host they share. FEW_AT_ONCE if a pass needs a gigabyte.
 AT_ONCE, FEW_AT_ONCE = 16, 4
-LARGEST_CHECKED = 4096  # queries; the exact gradients are computed on the CPU
+LARGEST_CHECKED = 4096  # most queries for which errors are computed: the CPU computes the exact ones
 
 TABLE = {
     "causal, 28/4x128, 4096²": call("28/4x128", 4096, 4096),
@@ -44,7 +44,7 @@ def with_gradients(attend: Attention, inputs: Sequence[mx.array], cotangent: mx.
 def backward_seconds(attend: Attention, inputs: Sequence[mx.array], cotangent: mx.array, count: int) -> float:
     """Seconds of one backward pass, when `count` passes are evaluated together."""
     all_of_them = [with_gradients(attend, inputs, cotangent) for _ in range(count)]
-    mx.eval([each[0] for each in all_of_them])  # the gradients' graph keeps what it needs of these
+    mx.eval([each[0] for each in all_of_them])  # the gradients' graph keeps what it needs
     gradients = [each[1:] for each in all_of_them]
     return timeit(partial(mx.eval, gradients), number=1) / count
 
@@ -73,7 +73,7 @@ def exact_gradients(call: Call, inputs: Sequence[np.ndarray], cotangent: np.ndar
 def errors(
     call: Call, inputs: Sequence[mx.array], cotangent: mx.array, gradients: Sequence[Sequence[mx.array]]
 ) -> list[list[float]]:
-    """Root mean square errors of dq, dk and dv; in 16 bits, in units of the error of rounding the exact gradient."""
+    """Root mean square errors of dq, dk and dv; with 16 bits, divided by the error of rounding the exact gradient."""
     group = call.num_heads // call.num_kv_heads
 
     def exactly(array: mx.array, heads: slice | int) -> np.ndarray:
@@ -93,8 +93,8 @@ def errors(
 
 
 def measured(call: Call, trials: int = TRIALS) -> dict[str, list]:
-    """For MLX's own attention and flash attention in both precisions: seconds of both passes and of the backward pass
-    alone, bytes beyond the inputs, errors."""
+    """For MLX's own attention and flash attention in both precisions: seconds of both passes together and of
+    backward alone, bytes beyond the inputs, errors."""
     query, key, value, sinks = call.draw(0)
     cotangent = mx.random.normal(query.shape, query.dtype, key=mx.random.key(1))
     inputs = [query, key, value]

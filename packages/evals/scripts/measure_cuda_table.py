@@ -8,7 +8,7 @@ the previous output, and a decode step has its own keys, as in a model's layers.
 own is mlx-lm's function, whose result is wrong on CUDA, and the table has the reading speed as a share of a copy's.
 
 Flash attention is measured in precision float32, and with the patch's defaults: precision input, and calls that MLX's
-own attention computes faster left to it. Errors are of each; then again with queries four times as large.
+own attention computes faster left to it. Errors are computed for each, and again with queries four times as large.
 """
 
 import sys
@@ -32,11 +32,11 @@ from mlxlm_flash_patch import router
 from mlxlm_flash_patch.mx_fast import flash_instead_of
 from msgspec.structs import replace
 
-# A trial repeats short calls until it takes this long: an evaluation itself costs half a millisecond.
+# A trial repeats short calls for TRIAL_SECONDS: one evaluation alone costs half a millisecond.
 TRIALS, TRIAL_SECONDS = 15, 0.03
 PRODUCTS, MEMORY = 800e12, 3.0e12  # an H100's: FLOP/s of bfloat16 matrix products, bytes/s
 CHAIN_BYTES, CHAIN_LENGTH = 256e6, 128  # bytes of a chain's keys and values, more than the GPU's cache; most layers
-ROWS = 47  # queries of two heads whose errors are computed
+ROWS = 47  # queries, in each of two heads, whose errors are computed
 
 Attention = Callable[[mx.array, Any, Any], mx.array]
 
@@ -118,12 +118,12 @@ TABLE = {
     "causal, 32/32x96, 3000²": call("32/32x96", 3000, 3000),
     "causal, batch of 2, 16/16x80, 1777²": call("16/16x80", 1777, 1777, batch=2),
 }
-PEAKED = 4  # errors are measured again with queries times this, which make the softmax peaked
+PEAKED = 4  # errors are measured again with queries times this: then the softmax is peaked
 STORED = {
     f"{'decode' if length == 1 else 'causal'}, {bits} bits, {heads}, {keys:,} keys, batch {batch}": call(
         heads, length, keys, kv_bits=bits, batch=batch
     )
-    for heads in ("28/4x128", "8/4x256")  # mlx-lm's own raises with a head_dim of 64
+    for heads in ("28/4x128", "8/4x256")  # mlx-lm's function raises with a head_dim of 64
     for bits in (8, 4)
     for length, keys, batch in (
         *((1, keys, batch) for keys in (16384, 32768, 131072) for batch in (1, 8)),
@@ -150,7 +150,7 @@ def ours(call: Call, sinks: mx.array | None) -> Attention:
 
 
 def as_patched(call: Call, sinks: mx.array | None) -> Attention:
-    """The patch's attention by default: in place of MLX's function or, with a soft-cap, of gemma2's own attention."""
+    """What the patch by default puts in place of MLX's function or, with a soft-cap, of gemma2's attention."""
     own, mask, scale = mlx_own(call, sinks), mask_of(call), call.head_dim**-0.5
     if call.softcap is None:
         return partial(flash_instead_of(mx.fast.scaled_dot_product_attention), scale=scale, mask=mask, sinks=sinks)
@@ -163,12 +163,12 @@ def as_patched(call: Call, sinks: mx.array | None) -> Attention:
 
 
 def mlx_own(call: Call, sinks: mx.array | None) -> Attention:
-    """MLX's own attention, as mlx-lm calls it. It has no softcap, so that is written out as in mlx_lm.models.gemma2."""
+    """MLX's own attention, as mlx-lm calls it. With a softcap it is written out as in mlx_lm.models.gemma2."""
     scale, softcap = call.head_dim**-0.5, call.softcap
     if call.kv_bits:
         how: Any = {"mask": "causal" if call.query_len > 1 else None, "group_size": GROUP_SIZE, "bits": call.kv_bits}
         own = quantized_scaled_dot_product_attention
-        return lambda query, key, value: own(query[:], key, value, scale, **how)  # it scales the query in place
+        return lambda query, key, value: own(query[:], key, value, scale, **how)  # `own` scales the query in place
     attention = partial(mx.fast.scaled_dot_product_attention, scale=scale, sinks=sinks)
     if not (call.padding or call.window or softcap):
         return partial(attention, mask="causal" if call.query_len > 1 else None)
@@ -186,7 +186,7 @@ def mlx_own(call: Call, sinks: mx.array | None) -> Attention:
 
 
 def errors(call: Call, drawn: Sequence[Any], outputs: Sequence[mx.array]) -> list[float]:
-    """Root mean square errors; in 16 bits, in units of the error of rounding the exact result."""
+    """Root mean square errors; with 16 bits, divided by the error of rounding the exact result."""
     first = max(0, call.query_len - call.seq_len + max(call.padding, default=0))  # the first query that sees a key
     rows = mx.array(np.unique(np.linspace(first, call.query_len - 1, ROWS, dtype=np.int32)))
 
@@ -220,7 +220,7 @@ def chain(attend: Attention, inputs: Sequence[Sequence[Any]], count: int) -> Non
 
 
 def in_turns(ways: Mapping[str, Callable[[int], None]], trials: int) -> list[float]:
-    """Median seconds per call of each."""
+    """Runs the `ways` in turns. Returns each one's median seconds per call."""
     counts = dict.fromkeys(ways, 1)
     times: dict[str, list[float]] = {name: [] for name in ways}
     for name, run in ways.items():
@@ -261,7 +261,7 @@ def measured(call: Call, trials: int = TRIALS) -> dict[str, list[float]]:
 
 
 def copy_bandwidth() -> float:
-    """Bytes/s that a copy reads and writes together."""
+    """Bytes that a copy reads and writes per second."""
     source = mx.zeros((2**28,), mx.uint32)
     mx.eval(source)
 

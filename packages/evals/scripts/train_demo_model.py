@@ -47,7 +47,7 @@ ARGS = ModelArgs(
     tie_word_embeddings=True,
 )
 EOS, EOS_ID = "<|endoftext|>", 0
-WINDOWS = (256, 256, 512)  # tokens in a training row; each pass over the text draws one
+WINDOWS = (256, 256, 512)  # tokens in a training row; each pass over the text draws one size
 BATCH_TOKENS = 2048
 PEAK_RATE, FLOOR, WARMUP_STEPS = 2e-3, 0.02, 150
 WEIGHT_DECAY = 0.3
@@ -130,7 +130,7 @@ def batches(
 
 
 class DropoutLinear(nn.Linear):
-    """A Linear with dropout on its output, which the residual stream adds. mlx-lm's Qwen2 has no dropout."""
+    """A Linear with dropout on its output, which the residual stream gets. mlx-lm's Qwen2 has no dropout."""
 
     def __call__(self, x: mx.array) -> mx.array:
         y = super().__call__(x)
@@ -143,7 +143,7 @@ def new_model() -> Model:
     def initial(path: str, weight: mx.array) -> mx.array:
         if weight.ndim == 1:
             return mx.zeros_like(weight) if path.endswith("bias") else mx.ones_like(weight)
-        if "o_proj" in path or "down_proj" in path:  # as in GPT-2: all layers add the variance of one
+        if "o_proj" in path or "down_proj" in path:  # as in GPT-2: all layers together add the variance of one
             return mx.random.normal(weight.shape, scale=0.02 / math.sqrt(2 * ARGS.num_hidden_layers))
         return mx.random.normal(weight.shape, scale=0.02 if "embed" in path else 0.05)
 
@@ -164,7 +164,7 @@ def new_optimizer(steps: int) -> optim.Optimizer:
     decayed, not_decayed = (
         optim.AdamW(rate, betas=[0.9, 0.98], weight_decay=decay, bias_correction=True) for decay in (WEIGHT_DECAY, 0.0)
     )
-    return optim.MultiOptimizer([decayed, not_decayed], [lambda _, weight: weight.ndim == 2])  # matrices; the rest
+    return optim.MultiOptimizer([decayed, not_decayed], [lambda _, weight: weight.ndim == 2])  # only matrices decay
 
 
 def negative_log_likelihood(model: Model, encoded: list[np.ndarray], context: int) -> float:

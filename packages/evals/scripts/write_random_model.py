@@ -1,5 +1,5 @@
-"""Writes a model of a published shape, with random weights and the tokenizer of flash_evals' demo model: to measure
-speed, memory, and how far two ways to compute it differ, where no hub can be reached.
+"""Writes a model of a published shape, with random weights and the tokenizer of flash_evals' demo model. Without
+a hub, it serves to measure speed, memory, and how far two implementations differ.
 
     uv run packages/evals/scripts/write_random_model.py gpt-oss-20b FOLDER --dtype bfloat16 num_hidden_layers=4
     uv run flash-eval speed --model FOLDER
@@ -18,7 +18,7 @@ import mlx.core as mx
 from flash_evals.work.models import DEMO_MODEL
 from mlx.utils import tree_flatten
 
-# The shape by each model's config.json on the hub.
+# Model -> its shape, as in its config.json on the hub.
 SHAPES: dict[str, dict[str, Any]] = {
     "gemma-3-1b": {
         "model_type": "gemma3_text",
@@ -143,13 +143,13 @@ def parameters(config: dict[str, Any]) -> dict[str, mx.array]:
 
 
 def _weights(config: dict[str, Any], dtype: mx.Dtype) -> dict[str, mx.array]:
-    """Doubles matrices, so that attention matters to the logits, and fills what would be 0, such as sinks, randomly."""
+    """Doubles matrices, so that attention matters to the logits. Draws arrays that would be 0, such as sinks."""
     mx.random.seed(0)
     weights = parameters(config)
     for name, drawn in weights.items():
         weight = 2 * drawn if drawn.ndim > 1 else drawn
         weights[name] = (weight if mx.any(drawn) else mx.random.normal(drawn.shape)).astype(dtype)
-        mx.eval(weights[name])  # one by one: all of them in float32 would not fit
+        mx.eval(weights[name])  # one by one: memory cannot hold all in float32
     return weights
 
 

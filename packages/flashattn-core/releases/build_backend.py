@@ -1,7 +1,7 @@
 """scikit-build-core, told which MLX to build for: the one that is installed, or else the newest of releases.toml.
 
-A module runs beside one release of MLX alone. So the build environment needs that release and its nanobind, which no
-line of pyproject.toml can say.
+A module runs beside one release of MLX alone. So the build environment needs that release and its nanobind, which
+pyproject.toml cannot name.
 """
 
 from typing import Any
@@ -33,7 +33,7 @@ def get_requires_for_build_editable(config_settings: Settings = None) -> list[st
 
 
 def tagged(config_settings: Settings) -> dict[str, Any]:
-    """The wheel is for every CPython from 3.11 on, or for this one alone."""
+    """The settings, and the wheel's CPython: each from 3.11 on, or this one."""
     return {"wheel.py-api": "cp311" if to_build_for().has_stable_abi else "", **(config_settings or {})}
 
 

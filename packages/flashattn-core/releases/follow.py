@@ -25,10 +25,10 @@ MACOS = PACKAGE / "macos"
 LIBMLX_ON_LINUX = ("mlx-cpu", "mlx-cuda-12", "mlx-cuda-13")
 MACOS_VERSIONS = ("14.0", "15.0", "26.0")  # MLX has a libmlx for each
 ENCODER = "_ZN3mlx4core2cu19get_command_encoderENS0_6StreamE"
-NAMING = ("packages/flashattn-core/pyproject.toml", "examples/README.md", "docs/support.md")  # the newest release
+NAMING = ("packages/flashattn-core/pyproject.toml", "examples/README.md", "docs/support.md")  # name the newest release
 SUITES = ("tests/core", "tests/patch")
 
-# What mlx.core's nanobind calls its ABI: nanobind keeps it in the interpreter's dict, under this name.
+# Prints the ABI of mlx.core's nanobind, which is part of a name in the interpreter's dict.
 ABI = """
 import ctypes, re, mlx.core
 api = ctypes.pythonapi
@@ -41,11 +41,11 @@ SIGNATURE = "import mlx.core as mx; print(mx.fast.scaled_dot_product_attention._
 
 
 class Stop(Exception):
-    """MLX's release cannot be followed; the reason in words."""
+    """MLX's release cannot be followed; the text says why."""
 
 
 def run(*command: object, **variables: str) -> str:
-    """Returns what the command prints. Stop has it, if the command fails."""
+    """Returns what the command prints. If it fails, raises Stop with that."""
     hidden = {"VIRTUAL_ENV", "PYTHONPATH"}
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
     words = list(map(str, command))
@@ -73,7 +73,7 @@ def newest_on_the_index() -> str:
 
 
 def fetch(mlx: str, work: Path) -> None:
-    """An environment with MLX for this CPU, and the other builds of libmlx unpacked."""
+    """Makes an environment with MLX for this CPU, and unpacks the other builds of libmlx."""
     uv("venv", "--quiet", "--clear", "--no-project", "--python", sys.executable, work / "plain")
     uv("pip", "install", "--quiet", "--python", work / "plain", f"mlx[cpu]=={mlx}")
     for name in LIBMLX_ON_LINUX:
@@ -84,7 +84,7 @@ def fetch(mlx: str, work: Path) -> None:
 
 
 def nanobind_abi(mlx: str, work: Path) -> str:
-    """The ABI's number, which releases.toml must know."""
+    """The ABI's version. Raises Stop if the table lacks it."""
     found = run(work / "plain/bin/python", "-c", ABI).strip()
     known = re.findall(r"^(v\d+) = ", TABLE.read_text(encoding="utf-8"), re.MULTILINE)
     if found not in known:
@@ -102,7 +102,7 @@ def symbols(library: Path, *options: str) -> dict[str, str]:
 
 
 def exported(work: Path) -> dict[str, set[str]]:
-    """By the build of libmlx for Linux."""
+    """Build of libmlx for Linux -> its symbols."""
     return {name: set(symbols(work / name / "mlx/lib/libmlx.so", "--defined-only")) for name in LIBMLX_ON_LINUX}
 
 
@@ -118,7 +118,7 @@ def compare_symbols(module: Path, libraries: dict[str, set[str]]) -> str:
 
 
 def write(added: Release, before: Release) -> None:
-    """Adds the row, and names the release where the newest one is named."""
+    """Adds the release's row, and names the release in the files of NAMING."""
     row = (
         f'\n[[release]]\nmlx = "{added.mlx}"\nnanobind_abi = "{added.nanobind_abi}"\ncuda = {str(added.cuda).lower()}\n'
     )
@@ -145,7 +145,7 @@ def with_matrix(page: str) -> str:
 
 
 def build_for_linux(mlx: str, work: Path) -> Path:
-    """The workspace beside this release, in an environment of its own; returns the module."""
+    """Builds the workspace for this release, in its own environment. Returns the module."""
     environment = {"UV_PROJECT_ENVIRONMENT": str(work / "environment")}
     uv("sync", "--quiet", "--upgrade-package", "mlx", "--upgrade-package", "mlx-cpu", **environment)
     folder = f"lib/python*/site-packages/flashattn_core/_mlx_{mlx.replace('.', '_')}"
@@ -156,7 +156,7 @@ def build_for_linux(mlx: str, work: Path) -> Path:
 
 
 def build_for_macos(mlx: str, work: Path) -> str:
-    """The wheel for macOS, checked beside MLX's build for each macOS; returns the last lines of the checks."""
+    """Builds the wheel for macOS, and checks it beside MLX's build for each macOS. Returns the verdict."""
     output = work / "macos-wheel"
     uv("run", "--quiet", MACOS / "build.py", "--output", output, "--mlx", mlx)
     [wheel] = output.glob("*.whl")
@@ -168,14 +168,14 @@ def build_for_macos(mlx: str, work: Path) -> str:
 
 
 def attention_of(python: Path, metal: Path) -> list[str]:
-    """What MLX's own attention takes, and the functions of its Metal library that compute it."""
+    """MLX's own attention: its documentation, and the functions in its Metal library."""
     library = (metal / "mlx/lib/mlx.metallib").read_bytes()
     kernels = set(re.findall(rb"(?:steel_attention|sdpa_vector)_[a-z0-9_]+?(?=llvm|[^a-z0-9_])", library))
     return [*run(python, "-c", SIGNATURE).splitlines(), *sorted(name.decode() for name in kernels)]
 
 
 def compare_attention(before: Release, mlx: str, work: Path) -> str:
-    """At run time MLX is asked what it fuses, so a change breaks nothing; it is printed, since figures may change."""
+    """Returns the changes. They break nothing: at run time MLX is asked what it fuses. But figures may change."""
     old = work / "before"
     uv("venv", "--quiet", "--clear", "--no-project", "--python", sys.executable, old / "plain")
     uv("pip", "install", "--quiet", "--python", old / "plain", f"mlx[cpu]=={before.mlx}")

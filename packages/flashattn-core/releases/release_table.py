@@ -30,7 +30,7 @@ class Release:
 
 
 def numbers(version: str) -> list[int]:
-    """Of a version such as 0.32.4, for comparisons."""
+    """The numbers of a version, for comparisons."""
     return [int(number) for number in version.split(".")]
 
 
@@ -42,7 +42,7 @@ def releases(table: Path = TABLE) -> list[Release]:
 
 
 def release(mlx: str, table: Path = TABLE) -> Release:
-    """The row of this version of MLX. LookupError names those that the table has."""
+    """The row of this version of MLX. Raises LookupError, which names the known ones."""
     known = releases(table)
     for row in known:
         if row.mlx == mlx:
@@ -51,8 +51,8 @@ def release(mlx: str, table: Path = TABLE) -> Release:
 
 
 def to_build_for() -> Release:
-    """The release that is installed, or else the newest. LookupError: the table lacks the installed one."""
-    # The build environment's; then that of the Python that installs the package, with which pip runs this.
+    """The release that is installed, or else the newest. LookupError: the installed one is unknown."""
+    # First the build environment's MLX, then that of the Python that installs the package (with it pip runs this).
     for paths in (sys.path, [sysconfig.get_path("purelib")]):
         for found in distributions(name="mlx", path=paths):
             return release(found.version)

@@ -11,7 +11,7 @@ import click
 
 from flash_evals.results.errors import EvalError, Terminated, exit_code, one_line
 
-# Command -> help. Its module in the folder `commands` has the same name, with underscores for hyphens.
+# Command -> help. The command's module in the folder `commands` has its name, with underscores for hyphens.
 COMMANDS = {
     "perplexity": "Compare a model's perplexity, speed and memory, patch off and patch on.",
     "speed": "Compare prompt and generation tokens per second, patch off and patch on.",
@@ -40,7 +40,7 @@ class LazyGroup(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> object:
-        try:  # here: -h does not wait for MLX
+        try:  # here, so that -h is fast
             from mlxlm_flash_patch import enable  # noqa: F401  raises where MLX or flashattn_core does not load
         except ImportError as error:
             raise EvalError(one_line(error)) from error
@@ -48,10 +48,10 @@ class LazyGroup(click.Group):
 
         before = signal.signal(signal.SIGTERM, _terminate)
         try:
-            with interruptible():  # with several ranks, their own handlers replace this, and finish the running step
+            with interruptible():  # with several ranks, class Ranks replaces this handler, and finishes the step
                 return super().invoke(ctx)
         except KeyboardInterrupt as stopped:
-            # Commands that already have results catch it themselves.
+            # Commands that already have results catch this themselves.
             click.echo("Interrupted.", err=True)
             ctx.exit(exit_code(stopped))
         finally:

@@ -13,12 +13,12 @@ _FLOAT32_MAX = 3.4028234663852886e38
 
 
 def describe(given: object) -> str:
-    """`given` in a few words. No repr() of other types: it may fail or take long, and an array's evaluates it."""
+    """`given` in a few words. Other types get no repr(): it may fail, take long or evaluate an array."""
     if isinstance(given, mx.array):
         return f"an array of {str(given.dtype).removeprefix('mlx.core.')} and shape {given.shape}"
     if isinstance(given, bool):
         return f"bool {given}"
-    if isinstance(given, int) and given.bit_length() > 2000:  # Python may refuse to print longer ones
+    if isinstance(given, int) and given.bit_length() > 2000:  # Python may refuse to print it
         return f"an int of {given.bit_length()} bits"
     if isinstance(given, str) and len(given) > 100:
         return f"a str of {len(given)} characters"

@@ -10,7 +10,7 @@ from . import _ext
 from . import argument_types as types
 from .masks import Mask, lower
 
-_SMALLEST_SOFTCAP = 1e-20  # below, scores / softcap could overflow float32
+_SMALLEST_SOFTCAP = 1e-20  # if smaller, scores / softcap could overflow float32
 
 Quantized = tuple[mx.array, mx.array, mx.array]  # weights, scales, biases
 MaskLike = Mask | mx.array | Literal["causal"] | None

@@ -162,7 +162,7 @@ def quantized_flash_attention(
       query: ``(*B, H_q, L, D)``, float32, float16 or bfloat16, any strides, D up to 512.
       key, value: ``(weights, scales, biases)``, what ``mx.quantize(x, group_size, bits)`` returns for x of shape
         ``(*B, H_kv, S, D)`` or ``(*B, H_kv, S, D_v)``: weights uint32 ``(*B, H_kv, S, D * bits / 32)``; scales and
-        biases ``(*B, H_kv, S, D / group_size)``, all four in one dtype: float32, float16 or bfloat16.
+        biases ``(*B, H_kv, S, D / group_size)``, key's and value's in one dtype: float32, float16 or bfloat16.
       group_size: elements that share a scale and a bias: 32, 64 or 128.
       bits: per element: 1, 2, 3, 4, 5, 6 or 8.
       The others: as in :func:`flash_attention`.

@@ -22,11 +22,11 @@ from .drawn import HIDES, Kind, Named, drawn
 # Relative error allowed: tensor cores truncate sums, and kernels add in different orders.
 ERROR = 1e-5
 
-FEW_KEYS = (90, 2400)  # keys for few queries: one chunk; more chunks than are merged at once
+FEW_KEYS = (90, 2400)  # keys for few queries: 90 make one chunk, 2400 more chunks than merge at once
 
 NO_MEMORY = re.compile("out of memory|unable to allocate|out_of_memory", re.IGNORECASE)
 
-_GRADIENTS, _GRADIENT_ERROR = ("dq", "dk", "dv", "dsinks"), 3e-5  # sums over all rows
+_GRADIENTS, _GRADIENT_ERROR = ("dq", "dk", "dv", "dsinks"), 3e-5  # larger: a gradient sums all rows
 
 Attention = Callable[..., tuple[mx.array, ...]]  # flash_attention's arguments -> (out, lse) or gradients
 Lengths = Sequence[tuple[int, int]]
@@ -46,7 +46,7 @@ class KernelWarning(UserWarning):
 
 
 def of_call(arguments: _ext.Arguments, kernel: str, stream: mx.Stream) -> str:
-    """Checks a kernel for such calls, on the stream. Returns what is wrong, and warns of it; empty if nothing is."""
+    """Checks a kernel for calls like this one. Returns what is wrong, and warns of it; empty if nothing is wrong."""
     kind, error = Kind(*arguments.kind()), error_of(kernel, Kind(*arguments.kind()), arguments.rounds)
     how: Named = {"stream": stream, "precision": "input" if arguments.rounds else "float32"}
     if "backward" in kernel:
@@ -92,7 +92,7 @@ def come_back(arguments: Named) -> list[mx.array]:
 def gradient_failure(
     kind: Kind, gradients: Attention, lengths: Lengths | None = None, error: float | None = None
 ) -> str:
-    """What is wrong with `gradients` for calls of the kind, against the CPU's in that dtype; empty if nothing is."""
+    """What is wrong with `gradients` for calls of the kind, against the CPU's in kind.dtype; empty if nothing is."""
 
     def on_cpu(**arguments: Any) -> tuple[mx.array, ...]:
         rows = _with_rows(arguments, lambda x: x.astype(kind.dtype))  # failure() passes float32
@@ -163,7 +163,7 @@ def lengths_of(kind: Kind, kernel: str = "") -> Lengths:
 
 def cases(kind: Kind, lengths: Lengths) -> Iterator[Case]:
     """Calls of the kind, with contiguous arrays."""
-    # One sequence and one head where blocks should share keys: they do so only if multiprocessors would be idle.
+    # Where blocks should share keys, one sequence and one key head: they share if multiprocessors would idle.
     few: dict[tuple[int, int], Any] = {_ext.checked_sharing: {"batch": 1, "kv_heads": 1}}
     for query_len, key_len in lengths:
         drawn_call = drawn(kind, query_len, key_len, **few.get((query_len, key_len), {}))

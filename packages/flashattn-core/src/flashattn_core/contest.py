@@ -1,7 +1,7 @@
 """Times each kernel, and MLX's own attention, on one kind of call on this GPU.
 
-The contestants take turns on random inputs of the real call's shapes. Where those would take too long, the trial halves
-the keys and queries, then the batch, until it is short enough.
+The contestants take turns on random inputs of the real call's shapes. If such a call is too large, the keys and
+queries are halved, then the batch, until it is small enough.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def mlx_is_fused(call: _ext.Arguments, stream: mx.Stream) -> bool:
 def times(call: _ext.Arguments, contestants: Sequence[str], stream: mx.Stream) -> Times:
     """Median seconds per call for each contestant; empty if nothing can be timed, for example for lack of memory.
 
-    A contestant that raises is left out. After Ctrl-C nothing is stored.
+    A contestant that raises is left out. Ctrl-C raises as usual.
     """
     try:
         with mx.stream(stream):

@@ -54,7 +54,7 @@ class Decision:
 
 
 def decide(call: _ext.Arguments, stream: Any = None) -> Decision:
-    """Decides what calls like this one run, and stores that. Raises NoKernelError if no kernel covers them."""
+    """Decides what calls like this one run, and stores the decision. Raises NoKernelError if no kernel covers them."""
     on = _ext.stream_of(stream)
     _compile_what_follows(call, on)
     decision = decision_for(call, on)
@@ -65,8 +65,8 @@ def decide(call: _ext.Arguments, stream: Any = None) -> Decision:
 
 
 def _compile_what_follows(call: _ext.Arguments, stream: mx.Stream) -> None:
-    """On CUDA, if this call is a prompt's, compiles the kernel of the decode step after it in the background: it takes
-    about a second, and the program does not end before. The step itself reports an error."""
+    """On CUDA, if this call is a prompt's, compiles the next decode step's kernel in the background. That takes a
+    second or so, and the program does not end before. The step itself reports an error."""
     if (
         _ext.backend_of(stream.device) != "cuda"
         or call.kind()[4] <= _ext.max_cuda_decode_len
@@ -145,7 +145,7 @@ def _times(call: _ext.Arguments, kernels: Sequence[str], stream: mx.Stream) -> T
     when = when_to_check()
     if when == "never":
         return {}
-    # MLX is timed also when flash_attention() asks, which never leaves a call to MLX: the patch shares its decision.
+    # MLX is timed for flash_attention(), too, which leaves no call to MLX: the patch will use the same decision.
     may_leave = call.rounds and call.kernel == "auto"
     contestants = [*kernels, *([MLX] if may_leave and contest.mlx_is_fused(call, stream) else [])]
     if len(contestants) == 1:

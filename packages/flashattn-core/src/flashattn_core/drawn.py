@@ -49,7 +49,7 @@ def drawn(
 ) -> Named:
     """Random arguments of flash_attention() or of the quantised op. MLX's global random state does not change.
 
-    window: 0: _WINDOW for many queries; for few, most of the keys, so that these are still split into chunks.
+    window: 0 means _WINDOW for many queries; for few, most of the keys, which are then still split into chunks.
     hidden_nan: a key that no row sees is NaN.
     """
     given = kind.given

@@ -59,7 +59,7 @@ class Causal(Mask):
 
 @dataclass(frozen=True)
 class SlidingWindow(Mask):
-    """Causal, and only the last ``window`` keys: its own position and ``window - 1`` before it (Beltagy et al. 2020).
+    """A query sees its own position and the ``window - 1`` keys before it (Beltagy et al. 2020).
 
     Raises ValueError unless ``window`` is a whole number of at least 1.
     """
@@ -150,7 +150,7 @@ class Tree(Mask):
 
 @dataclass(frozen=True, eq=False)
 class And(Mask):
-    """A key is visible if it is visible in all of ``parts``. ``&`` makes these."""
+    """What ``&`` makes: a key is visible if it is visible in all of ``parts``."""
 
     parts: tuple[Mask | mx.array, ...]
 

@@ -19,9 +19,9 @@ _PROMPT = 100  # queries of a prompt
 
 
 def of_backend(backend: Device) -> Iterator[tuple[str, int, str]]:
-    """Tries each kernel on calls like those of models. Yields (name, kinds of calls that it covers, what is wrong).
+    """Checks each kernel on calls like those of models. Yields (name, number of kinds that it covers, what is wrong).
 
-    GPU kernels are checked, unless FLASHATTN_CHECK is "never"; with "always" also those that passed earlier.
+    FLASHATTN_CHECK: "never" checks none; "always" checks also kernels that passed earlier.
     """
     stream = mx.default_stream(mx.cpu if backend == "cpu" else mx.gpu)
     for kernel in _ext.stats():

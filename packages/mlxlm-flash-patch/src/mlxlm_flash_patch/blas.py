@@ -74,8 +74,8 @@ def openblas() -> str | None:
 
 
 def _known() -> Iterator[str]:
-    """Conda's OpenBLAS (others may not work with conda's Fortran library), Debian's, then the loader's, of Fedora's two
-    the one with threads first. MLX cannot call NumPy's and SciPy's: these prefix all function names."""
+    """Conda's OpenBLAS (others may not work with conda's Fortran library), Debian's, then what the loader finds: of
+    Fedora's two first the threaded one. MLX cannot call NumPy's and SciPy's: these prefix all function names."""
     yield from map(str, Path(sys.base_prefix, "lib").glob("libopenblas.so.0"))
     yield from map(str, Path("/usr/lib").glob("*/openblas-pthread/libopenblas.so.0"))
     yield from filter(None, map(find_library, ("openblasp", "openblas")))

@@ -199,7 +199,7 @@ def tune(quick: bool, model: str | None) -> None:
 
 
 def _require_package() -> None:
-    """Raises the ImportError of the first import. Importing an MLX that does not load again may crash the process."""
+    """Raises the ImportError of the first import: a second import of a broken MLX may crash the process."""
     from . import enable  # noqa: F401
 
 

@@ -73,10 +73,10 @@ def causal(
 
 
 def rotating(self: Any, N: int, window_size: int | None = None, return_array: bool = False) -> Mask | None:
-    """Describes the mask of RotatingKVCache.make_mask() for one query; for more it calls create_causal_mask()."""
+    """Describes the mask of RotatingKVCache.make_mask() for one query; for more, that calls create_causal_mask()."""
     if N > 1 or window_size is None:
         return None
-    # The newest key is at stop - 1, older ones before it. A window that wraps around to the end is two ranges: None.
+    # The newest key is at stop - 1, older ones before it. None for a window that wraps around: it is two ranges.
     stop = 1 + (self._idx if self._idx < self.max_size else 0)
     return KeyRange(stop - window_size, stop) if window_size <= stop <= self.offset + 1 else None
 
@@ -84,7 +84,7 @@ def rotating(self: Any, N: int, window_size: int | None = None, return_array: bo
 def batch_rotating(self: Any, N: int, window_size: int | None = None, return_array: bool = False) -> Mask | None:
     """Describes the mask of BatchRotatingKVCache.make_mask()."""
     if N == 1 and (self.rotated or self._idx >= self.max_size):
-        return None  # keys wrap around at a different position in each row: no range. The array is (B, 1, 1, S)
+        return None  # keys wrap around elsewhere in each row, so no range fits. The array is small: (B, 1, 1, S)
     trimmed = max(0, self._idx - self.max_size + 1) if N > 1 else 0  # keys that update_and_fetch() will drop
     return SlidingWindow(window_size or self.max_size) & KeyRange(self.left_padding - trimmed)
 

@@ -1,7 +1,7 @@
 """`mlxlm-flash doctor`: prints what is installed, slow or broken, one line each, with its cure.
 
-Later checks depend on earlier ones; doctor stops where a failure makes the rest pointless. Each check imports what it
-tests itself, so doctor works even if the package does not load.
+Later checks depend on earlier ones; doctor stops where a failure makes the rest pointless. Each check has its own
+imports, so doctor works even if the package does not load.
 """
 
 import contextlib
@@ -78,7 +78,7 @@ def examine(model: str | None = None, with_kernels: bool = False, with_times: bo
 
 
 def versions() -> Iterator[Finding]:
-    """Compares the installed versions with the packages' requirements: releases of mlx, the oldest mlx-lm, if any."""
+    """Compares the installed versions with those that the two packages require."""
     for package in PINNED:
         try:
             required = requires(package) or []
@@ -87,7 +87,7 @@ def versions() -> Iterator[Finding]:
             continue
         yield ok("versions", f"{package} {version(package)}")
         for line in required:
-            needed = re.fullmatch(r"([\w-]+)((?:(?:==|>=|<=)[\d.]+,?)+)", line)  # those of extras end with a marker
+            needed = re.fullmatch(r"([\w-]+)((?:(?:==|>=|<=)[\d.]+,?)+)", line)  # no match for extras: a marker follows
             if needed and needed[1] not in PINNED:
                 yield _needed(needed[1], dict(re.findall(r"(==|>=|<=)([\d.]+)", needed[2])))
 
@@ -146,7 +146,7 @@ def extension() -> Iterator[Finding]:
         from . import enable  # noqa: F401  raises the error of the first import
     except ImportError as error:
         what = str(error)
-        cure = re.search(r"pip install .*", what)  # flashattn_core's own, where it was built for another mlx
+        cure = re.search(r"pip install .*", what)  # flashattn_core's cure, if built for another mlx
         yield problem("extension", what.splitlines()[0], cure[0] if cure else again)
         return
     domains = _nanobind_domains()

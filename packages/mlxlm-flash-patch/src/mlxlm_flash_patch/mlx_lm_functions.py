@@ -1,9 +1,8 @@
 """Replacements for mlx-lm functions that compute attention without `mx.fast.scaled_dot_product_attention`.
 
 These are attention over quantised caches, and attention that a model writes out in MLX operations. The replacements
-copy none of a model's rope, projections or cache code: where one function contains these and the attention, it still
-runs, with stand-ins for `self` and the cache. The attention that it computes is lazy: it is evaluated only for a call
-that falls back, and otherwise discarded.
+copy none of a model's rope, projections or cache code: if one function contains both these and attention, it still
+runs, with stand-ins for `self` and the cache. Its own attention is lazy, and evaluated only for a call that falls back.
 """
 
 import functools
@@ -31,14 +30,14 @@ def quantised(original: Function) -> Function:
 
 
 def any_cache(original: Function) -> Function:
-    """Replaces the function that models call. It refuses sinks over a quantised cache; flash attention takes them."""
+    """Replaces what models call. mlx-lm's function refuses sinks over a quantised cache; flash attention takes them."""
 
     @functools.wraps(original)
     def scaled_dot_product_attention(
         queries: mx.array, keys: Any, values: Any, cache: Any, scale: float, mask: Any, sinks: mx.array | None = None
     ) -> Any:
         if cache is None or not hasattr(cache, "bits"):  # mlx-lm recognises quantised caches by `bits`
-            # Like `original`, this calls MLX's function; if that is the patch's own, it skips that call to save time.
+            # Like `original`, this calls mx.fast's function; if that is the patch's, plain_call() here saves time.
             out = plain_call(queries, keys, values, scale, mask, sinks) if state.outermost else None
             if out is not None and out is not False:
                 return out

@@ -63,7 +63,7 @@ def _attend(
     stream: Any = None,
     **later: Any,
 ) -> mx.array | None:
-    """Ignores `force_fused`: flash attention always is. Raises TypeError for arguments of another release of MLX."""
+    """Ignores `force_fused`: flash attention always fuses. Raises TypeError for arguments of another release of MLX."""
     if others or later or scale is None:
         raise TypeError(f"flash attention does not support the arguments {', '.join(later) or 'of this call'}")
     with nullcontext() if stream is None else mx.stream(stream):

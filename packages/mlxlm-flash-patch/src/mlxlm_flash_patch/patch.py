@@ -33,7 +33,7 @@ NEVER_CALLED = "no call of mx.fast.scaled_dot_product_attention was evaluated"
 
 
 class FlashNeverRanError(RuntimeError):
-    """With strict=True: the patch was on, and no flash attention kernel ran."""
+    """With strict=True: while the patch was on, no call ran or was left to MLX."""
 
 
 def _left_calls() -> int:
@@ -85,14 +85,14 @@ def enable(*, strict: bool = False, precision: Precision = "input") -> None:
 
     Args:
       strict: a call that cannot be flash attention raises FlashFallbackError, and disable() raises FlashNeverRanError
-        if no kernel ran.
+        if no call ran or was left to MLX.
       precision: ``"input"``: 16-bit models keep the accuracy that MLX's own attention gives them, and calls that MLX's
         own fused attention computes faster on this GPU are left to it; status() counts these apart from fallbacks.
         ``"float32"``: every result is that of casting to float32, computing, and casting back; no call is left to
         MLX. On the CPU both give the same bits.
 
     A second enable() replaces the first: its arguments hold from then on, and the counts go on.
-    It does not replace a function of mlx-lm with which this version was not tested, and warns.
+    enable() warns of, and leaves alone, functions of mlx-lm that this version was not tested with.
     A function that mx.compile has traced before keeps the attention that it was traced with.
 
     Raises ValueError if `precision` is neither; then nothing changes.
@@ -118,7 +118,7 @@ def disable() -> None:
     If another library has wrapped a function of the patch, the wrapper stays, and the patch's function only passes
     calls on; status() names the wrapper. Models given to patch_model() stay patched. Without enable() it does nothing.
 
-    Raises FlashNeverRanError, after everything is restored, if strict was on and no kernel ran since then.
+    Raises FlashNeverRanError, after restoring everything, if strict was on, but no call ran or was left to MLX.
     Arrays are lazy: a call counts as run only once its result is evaluated.
     """
     _end(list(_requests))
@@ -226,16 +226,16 @@ class Left:
 
 @dataclass(frozen=True)
 class Status:
-    """The state of the patch; `str()` formats it for people.
+    """The state of the patch; `str()` formats it for people. Counts are since the patch was last switched on.
 
     Attributes:
       enabled: whether enable() or an enabled() block is in force.
       strict: whether one of them is strict.
       patched: the functions of MLX and mlx-lm that the patch replaces now.
       instances: how many models given to patch_model() are alive.
-      calls: kernel → calls that ran (were evaluated) since the patch was last switched on.
-      fallbacks: reason → calls that flash attention could not compute, since then.
-      left: kind of call, in words → calls left to MLX's own attention, which is faster for them here, since then.
+      calls: kernel → calls that ran (were evaluated).
+      fallbacks: reason → calls that flash attention could not compute.
+      left: kind of call, in words → calls left to MLX's own attention, which is faster for them here.
       foreign: function → the other library's function that replaces it, or wraps the patch's.
       versions: distribution → its version.
     """
@@ -383,7 +383,7 @@ def _modules(model: Module) -> list[Module]:
 def _can_attend(module: Module) -> bool:
     """Whether a module may compute attention. Most have no submodules and only project, normalise or rotate.
 
-    Every such module gets the patched class, not only the model: mx.checkpoint recomputes layers outside its call.
+    All such modules get the patched class, as mx.checkpoint recomputes layers outside the model's call.
     """
     cls = type(module)
     has_call = any("__call__" in vars(base) for base in cls.__mro__)

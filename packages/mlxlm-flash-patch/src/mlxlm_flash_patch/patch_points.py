@@ -1,7 +1,7 @@
 """The functions that the patch replaces, and how: where they are defined, and in every module that imported them.
 
 `put_in()` and `take_out()` may be called at any time and repeatedly: they look at the functions that are there now. If
-another library has wrapped the patch's function, the wrapper stays; with the patch off, that function passes calls on.
+another library has wrapped the patch's function, the wrapper stays; with the patch off, its function passes calls on.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ class PatchPoint:
     module: str
     path: str  # as in `Attention.__call__`
     replacement: Callable[[Any], Any]  # original -> the function that replaces it
-    texts: frozenset[str] = frozenset()  # fingerprints of tested sources; none: compare signatures
+    texts: frozenset[str] = frozenset()  # fingerprints of tested sources; if empty, signatures decide
     is_attention: bool = True  # whether observe() shows its calls, with queries, keys and values
     owners: WeakSet[Any] = field(default_factory=WeakSet)  # classes whose method was replaced
 
@@ -57,7 +57,7 @@ class PatchPoint:
 
     @property
     def current(self) -> Any:
-        """The function that is there now; None if there is none."""
+        """The function at this point now, or None."""
         owner = self.owner
         return None if owner is None else vars(owner)[self.attribute]
 
@@ -77,7 +77,7 @@ class PatchPoint:
         return made
 
     def why_not(self, original: Any) -> str | None:
-        """Why the patch must not replace this function; None if it may, as a tested one."""
+        """Why the patch must not replace this function; None if it may."""
         if self is MX_ATTENTION:
             return None
         if not self.texts:
@@ -188,7 +188,7 @@ def put_in() -> dict[str, str]:
             continue
         if not is_ours(current):
             if id(current) in _left_alone or (not begins and is_foreign(point, current)):
-                continue  # a function that another library put there after the patch stays
+                continue  # it stays: another library put it there after the patch
             if why := point.why_not(current):
                 _left_alone[id(current)] = current
                 left[point.name] = why
@@ -216,7 +216,7 @@ def take_out() -> None:
                 setattr(owner, point.attribute, original_of(held))
         point.owners.clear()
     exchange(list(_original_of.items()))
-    if not is_foreign(MX_ATTENTION, MX_ATTENTION.current):  # else that library may yet put the patch's function back
+    if not is_foreign(MX_ATTENTION, MX_ATTENTION.current):  # else another library may yet put the patch's back
         mx.fast.__class__ = ModuleType
 
 
@@ -241,7 +241,7 @@ def foreign() -> dict[str, str]:
 
 
 def is_foreign(point: PatchPoint, function: Any) -> bool:
-    """Whether another library has put `function` there. Names prove nothing: functools.wraps copies them."""
+    """Whether another library has put `function` at the point. Names prove nothing: functools.wraps copies them."""
     if function is None or is_ours(function):
         return False
     if point is MX_ATTENTION:
@@ -254,9 +254,9 @@ def described(function: Any) -> str:
 
 
 class _Watched(ModuleType):
-    """The class of mlx.core.fast while the patch is on, and afterwards as long as another library's function is there.
+    """The class of mlx.core.fast while the patch is on, and then as long as it has another library's function.
 
-    Such libraries save the function that they find and put it back later; __setattr__ then sets the right one.
+    Such libraries save the function that they find and put it back later; __setattr__ then corrects the function.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:

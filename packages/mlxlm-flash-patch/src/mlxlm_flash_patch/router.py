@@ -33,7 +33,7 @@ MLX_LM_BASE = "mlx_lm.models.base"  # its functions pass on a model's calls
 
 
 class FlashFallbackWarning(UserWarning):
-    """A call was not flash attention, or a function was not replaced; the text says why. Once for each reason."""
+    """A call was not flash attention, or a function was not replaced; the text says why. Given once for each reason."""
 
 
 class FlashFallbackError(RuntimeError):
@@ -131,7 +131,7 @@ def flash_or(
     """Returns the result of `flash`, which calls attend(), or else of `original`, the replaced function.
 
     It calls `original` while the patch is off, where MLX's own attention is faster, and for calls that flash attention
-    cannot compute. Only these count as fallbacks; the warning names `whose` attention computed them. Bad arguments
+    cannot compute. Only the latter count as fallbacks; the warning names `whose` attention computed them. Bad arguments
     raise the error of `original`, and are not counted.
     """
     reason = None
@@ -195,7 +195,7 @@ def _require_kernel(
 ) -> None:
     """Raises NoKernelError if no kernel covers the call, or its gradient if the call is traced.
 
-    In a traced call, mx.grad, mx.vmap and mx.compile look the same, so it counts as one that needs a gradient.
+    mx.grad, mx.vmap and mx.compile trace calls alike, so each traced call counts as one that needs a gradient.
     """
     quantised = storage is not None
     head_dim = query.shape[-1] if quantised else max(query.shape[-1], value.shape[-1])
@@ -213,12 +213,12 @@ def _require_kernel(
 
 @cache
 def _max_head_dim(device: mx.DeviceType, gradient: bool, quantised: bool) -> int:
-    """The largest head_dim that a kernel supports on the default device, or its gradient; 0 if none does."""
+    """The largest head_dim on the default device, of forward or gradient kernels; 0 if there are none."""
     return flashattn_core.max_head_dim(gradient=gradient, quantised=quantised)
 
 
 def _in_one_dtype(query: mx.array, key: Any, value: Any, storage: dict[str, int] | None) -> tuple[mx.array, Any, Any]:
-    """Casts the three to one dtype, as MLX's attention does: some models compute only query and key in float32.
+    """Casts query, key and value to one dtype, as MLX does: some models compute only query and key in float32.
 
     A quantised cache's tuples (weights, scales, biases) stay as they are; the dtype of their scales counts.
     """

@@ -57,7 +57,7 @@ def find(command: str, arguments: Sequence[str]) -> Program:
 
 
 def switch_on(strict: bool, precision: Precision) -> None:
-    """Enables the patch, and prints the lines on stderr. Raises what enable() and flashattn_core.backends() do."""
+    """Enables the patch. Prints a line on stderr now and one at exit. Raises what enable() and backends() do."""
     found = joined(versions() | flashattn_core.backends())
     enable(strict=strict, precision=precision)
     how = "on" + ", strict" * strict + ", precision float32" * (precision == "float32")
@@ -88,7 +88,7 @@ def start(program: Program, on: bool, strict: bool) -> None:
 def say(line: str, stream: TextIO | None) -> None:
     if stream is None:  # the shell closed stderr; print() would use stdout
         return
-    with contextlib.suppress(OSError, ValueError):  # closed since, or its disk is full
+    with contextlib.suppress(OSError, ValueError):  # the stream is closed, or its disk full
         print(f"[mlxlm-flash] {line}", file=stream, flush=True)
 
 

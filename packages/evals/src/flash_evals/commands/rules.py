@@ -1,4 +1,4 @@
-"""The options of `perplexity` that change the figure itself: windows, scoring, documents, BOS, detokenising."""
+"""The options of `perplexity` that change the perplexity: windows, scoring, documents, BOS, detokenising."""
 
 from typing import get_args
 

@@ -22,11 +22,11 @@ class Card:
     question: str
     word: str
     says: Says
-    missing: str  # the command that measures this
+    missing: str  # the command that answers it
 
     @property
     def commands(self) -> list[str]:
-        """The command of each sentence. The page puts it first, with a title if several results have that command."""
+        """The command of each sentence. On the page it precedes the sentence, with a title if several share it."""
         return [each.command for each, _ in self.says]
 
 
@@ -56,7 +56,7 @@ def same_predictions(found: Sequence[Description]) -> tuple[str, Says]:
 def _compared(
     found: Sequence[Description], ratio: Callable[[Comparison], Ratio], better: int, what: str, worse: str
 ) -> tuple[str, Says]:
-    """The word sums up the comparisons with MLX's own attention where flash ran; the sentences cover all."""
+    """Returns a word for all comparisons with MLX's own attention where flash ran, and each result's sentence."""
     compared = [each for each in found if each.comparisons]
     says = [(each, _sentence(each.comparisons, ratio, what) if each.ran else IT_NEVER_RAN) for each in compared]
     of_mlx = [ratio(one).sign for each in compared if each.ran for one in each.comparisons if one.against in MLX]

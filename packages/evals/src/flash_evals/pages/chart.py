@@ -46,7 +46,7 @@ def by_arm(points: Callable[[Arm], Sequence[Point]]) -> list[Series]:
 
 @dataclass
 class Chart:
-    """Keeps only the points that the axis can show, sorted by length, and of a band both ends or none."""
+    """Keeps only the points that the axis can show, sorted by length; a band needs both its ends."""
 
     title: str
     axis: Axis
@@ -77,7 +77,7 @@ class Chart:
 
     @property
     def in_words(self) -> str:
-        """Names the ends of each line, as alternative text."""
+        """Alternative text: names the ends of each line."""
         lines = []
         for each in self.series:
             ends = (f"{self.axis.tick(at.value)} at {whole(at.length)}" for at in (each.points[0], each.points[-1]))

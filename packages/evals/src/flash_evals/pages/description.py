@@ -18,7 +18,7 @@ class Table:
     caption: str
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
-    names: Sequence[int] = (1,)  # sizes of the groups of cells that name a row; rows may share all but the last
+    names: Sequence[int] = (1,)  # how many cells each name of a row has; rows may share all names but the last
 
     @property
     def texts(self) -> list[list[str]]:

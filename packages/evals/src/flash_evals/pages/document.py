@@ -49,12 +49,12 @@ def document(found: Sequence[tuple[str, Description]], left_out: Sequence[tuple[
 
 
 def _of_several_lengths(described: Description) -> list[tuple[str, list[Chart]]]:
-    """Its rows of charts, without charts of a single length, which have no line."""
+    """The rows of charts, without those of a single length, which have no line."""
     return [(title, [chart for chart in charts if len(chart.lengths) > 1]) for title, charts in described.charts]
 
 
 def _about(described: Description) -> list[tuple[str, list[tuple[str, str]]]]:
-    """The settings and the machine of the file: for each a list of (name, value)."""
+    """Settings, machine and so on: the title of each, and its (name, value) pairs."""
     return [(name, _flat(to_builtins(part))) for name, part in described.about.items() if part is not None]
 
 

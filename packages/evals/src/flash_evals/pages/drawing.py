@@ -1,7 +1,7 @@
 """Draws a chart with matplotlib as a picture for the page.
 
 The SVG is drawn in the light colours, and its style sheet has the dark ones: programs without style sheets show the
-light ones. Functions that draw import matplotlib, since its import is slow.
+light ones. Only functions that draw import matplotlib, which is slow.
 """
 
 import io

@@ -26,7 +26,7 @@ class Call:
     config: Config
     pass_: Pass
     figures: Figures
-    flash: Figures | None  # flash's on the same work, if it took part
+    flash: Figures | None  # flash's figures on the same work, if any
     speed: float  # GFLOP/s; for a decode step GB/s
     share: float  # speed over what the machine reaches; NaN if that was not measured
 
@@ -141,7 +141,7 @@ def _faster(than: Ratio) -> str:
 
 
 def _means(calls: Sequence[Call], several: bool) -> list[str]:
-    """The geometric mean and range of the ratios to flash, for each pass and implementation with several."""
+    """The geometric mean and range of the ratios to flash, of each pass and implementation that has several."""
     lines: list[str] = []
     for (pass_, name), of_both in grouped(calls, lambda call: (call.pass_, call.config.impl)).items():
         ratios = [call.ratio for call in of_both]

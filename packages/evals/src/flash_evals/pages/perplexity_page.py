@@ -38,7 +38,7 @@ def description(result: Result) -> Description:
 
 
 def _of_the_patch(result: Result) -> bool:
-    """Whether its two columns differ in nothing but the patch."""
+    """Whether the columns are off and on, and nothing else differs."""
     return tuple(result.columns) == ARMS and not (result.compared and result.compared.differs_in)
 
 
@@ -105,7 +105,7 @@ def _notes(result: Result) -> list[str]:
 
 
 def _verdict(result: Result) -> list[str]:
-    """One sentence that sums up the figures; none if flash never ran."""
+    """One sentence that sums up; none if the patch is on, but never ran."""
     if result.on and not result.flash.calls:
         return []
     if not result.paired:

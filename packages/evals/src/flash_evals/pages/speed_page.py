@@ -59,7 +59,7 @@ def _rate(arm: Summary) -> str:
 
 
 def _charts(tests: Sequence[Test]) -> list[Chart]:
-    """Charts for each kind and batch size: against tokens, one pair a depth; if tokens do not vary, against depth."""
+    """For each kind and batch size: a pair of charts per depth against tokens; if tokens do not vary, against depth."""
     charts: list[Chart] = []
     for (kind, batch), of_kind in grouped(tests, lambda test: (test.kind, test.batch_size)).items():
         title = WORK[kind].capitalize() + (f", {batch} at once" if batch > 1 else "")

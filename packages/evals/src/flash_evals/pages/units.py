@@ -26,7 +26,7 @@ def figure(value: float | None, shown: Shown, otherwise: str = DASH) -> str:
 
 
 def ratio(of: Ratio) -> str:
-    """`0.62x`, `1.02x ~`; empty if unknown."""
+    """A ratio: `0.62x`, `1.02x ~`, or empty."""
     return figure(of.value, times, "") + (f" {MARK}" if of.sign == 0 else "")
 
 

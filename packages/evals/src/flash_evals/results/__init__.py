@@ -1,1 +1,1 @@
-"""Records of what the commands found, and of what it depends on. They import no other package of flash_evals."""
+"""Records of the commands' findings, and of what these depend on. They import no other package of flash_evals."""

@@ -1,4 +1,4 @@
-"""Records of the two arms, patch off and patch on: time and memory of each, and what flash did in the second."""
+"""Records of the two arms, patch off and patch on: time and memory of each, and the second's counts of calls."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ class Measurement(Record):
 
     seconds: Amount
     tokens_per_s: Amount
-    peak_memory_mb: Amount  # above what was in use before
+    peak_memory_mb: Amount  # beyond the use before
 
 
 class ByArm(Record, Generic[Figures]):

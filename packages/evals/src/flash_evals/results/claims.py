@@ -28,7 +28,7 @@ class Ratio:
     """One side's figure over the other's. `value` is None if it is unknown."""
 
     value: float | None
-    apart: bool  # whether the trials of the two are apart, see above
+    apart: bool  # whether the trials are apart, as defined above
 
     @classmethod
     def of(cls, value: float | None, one: Sequence[float], other: Sequence[float]) -> "Ratio":

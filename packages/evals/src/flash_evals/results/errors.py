@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import click
 
-LONGEST = 300  # characters of a library's message; what follows is a compiler's listing or a list of names
+LONGEST = 300  # characters of a library's message; after these come a compiler's listing or many names
 
 
 class EvalError(click.ClickException):

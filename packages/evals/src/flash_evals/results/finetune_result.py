@@ -27,7 +27,7 @@ class Settings(Record, kw_only=True):
     max_seconds: Amount
     seed: Count
     memory: str
-    precision: Precision = "float32"  # of the patch; older files lack it, and were made with this one
+    precision: Precision = "float32"  # of the patch; older files lack it: all were float32
 
 
 class Step(Measurement):

@@ -1,6 +1,6 @@
 """The records that `flash-eval kernels` writes: the entries of its result file, made from trials.
 
-An entry is one implementation on one problem, in one or more passes. It repeats settings and machine.
+An entry is one implementation on one problem, in one or more passes. It repeats the run's settings and machine.
 """
 
 import math
@@ -27,7 +27,7 @@ class Settings(Record):
     seed: Count
     memory: str
     interrupted: bool
-    precision: Precision = "float32"  # of flash; older files lack it, and were made with this one
+    precision: Precision = "float32"  # of flash; older files lack it: all were float32
 
 
 class Trial(NamedTuple):

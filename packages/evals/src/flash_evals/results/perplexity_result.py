@@ -33,7 +33,7 @@ class Settings(Record, kw_only=True):
     batch_size: Count
     max_windows: Count | None
     memory: str
-    precision: Precision = "float32"  # of the patch; older files lack it, and were made with this one
+    precision: Precision = "float32"  # of the patch; older files lack it: all were float32
 
     @property
     def arms(self) -> tuple[Arm, ...]:
@@ -56,7 +56,7 @@ class Reading(Record, kw_only=True, omit_defaults=True):
     """A trial: each arm's time and memory for reading the windows of one batch."""
 
     windows: Count
-    tokens: Count  # that one arm read
+    tokens: Count  # read by one arm
     rank: Count
     order: tuple[Arm, ...]
     off: Measurement | None = None
@@ -83,7 +83,7 @@ class Column(Record, kw_only=True):
 
 
 class Paired(Record):
-    """The second column against the first. In JSON, NaN is null; so are max_abs_dlogit and mean_kl if one arm ran."""
+    """The second column against the first. In JSON, NaN is null; max_abs_dlogit and mean_kl are NaN if one arm ran."""
 
     of: tuple[Name, Name]
     delta_nll: float | None
@@ -148,7 +148,7 @@ class Result(ModelResult, kw_only=True, omit_defaults=True, tag="perplexity"):
 
     @property
     def columns(self) -> dict[Name, Column]:
-        """The columns that there are, in the order of the page."""
+        """The result's columns, in the order of the page."""
         return {name: column for name in NAMES if (column := getattr(self, name)) is not None}
 
     def trials_of(self, name: Name) -> Sequence[Measurement]:

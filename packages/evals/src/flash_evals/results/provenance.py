@@ -70,7 +70,7 @@ class Machine(Record):
 
     @property
     def bounds(self) -> list[str]:
-        """A line that warns if the machine's BLAS limits the speed of models, whatever attention does; or none."""
+        """A line that warns if the machine's BLAS limits models' speed with any attention; else nothing."""
         return [REFERENCE] if self.blas == "reference" else []
 
 

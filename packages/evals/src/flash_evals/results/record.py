@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-LARGEST = 2**53  # JSON readers represent whole numbers exactly up to here
+LARGEST = 2**53  # JSON readers represent whole numbers exactly up to this
 Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
 Amount = Annotated[float, msgspec.Meta(ge=0)]  # finite, such as a time
 

@@ -26,7 +26,7 @@ class Settings(Record):
     seed: Count
     prefill_step_size: Count
     memory: str
-    precision: Precision = "float32"  # of the patch; older files lack it, and were made with this one
+    precision: Precision = "float32"  # of the patch; older files lack it: all were float32
 
 
 class Case(NamedTuple):
@@ -56,7 +56,7 @@ class Summary(Record):
     tokens_per_s_median: Amount
     peak_memory_mb: Amount
     attention_share: Amount | None  # attention's share of the time, 0 to 1
-    accepted_share: Amount | None  # share of the draft model's tokens, 0 to 1
+    accepted_share: Amount | None  # accepted / drafted tokens, 0 to 1
 
     @classmethod
     def of(cls, trials: Sequence[Speed], attention_share: float | None) -> "Summary":

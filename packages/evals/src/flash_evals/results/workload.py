@@ -43,7 +43,7 @@ class Workload(Struct, frozen=True):
     num_kv_heads: Count
     head_dim: Count
     causal: bool
-    window: Count | None  # causal, and only this many keys, its own position included
+    window: Count | None  # causal; a query sees this many keys, its own included
     dtype: str
     kv_bits: Count | None  # per element of keys and values, in groups of GROUP_SIZE; None: not quantised
 
@@ -98,7 +98,7 @@ class Workload(Struct, frozen=True):
         return 2 * self.batch_size * self.num_kv_heads * seen * self.bytes_of_key
 
     def bytes_held(self, pass_: Pass) -> int:
-        """Bytes of query, key, value, output and one float32 lse per row: the memory of a linear implementation.
+        """Bytes of query, key, value, output and one float32 lse per row: what memory-linear attention needs.
 
         With gradients, each of the four arrays has one more of its shape: a gradient, or the output's cotangent.
         """

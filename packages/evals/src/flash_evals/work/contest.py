@@ -1,7 +1,7 @@
 """Times implementations on one pass of a workload, in turns with measurements of the machine itself.
 
-Before the first turn each implementation makes a few calls that are not counted. One of them measures how much memory a
-call needs, and its results are compared with the others': wrong results are not timed.
+Before the first turn each implementation makes a few calls that are not counted. One of these calls measures memory,
+and its results are compared with the other implementations': wrong ones are not timed.
 """
 
 import time
@@ -30,7 +30,7 @@ SETTLE_SECONDS = 0.02
 # sums them over the query heads of a key head in the dtype itself.
 TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 3e-2}
 TF32_TOLERANCE = 2e-3  # for float32 where MLX multiplies in TF32
-# Differences are relative to at least this share of the call's largest array: if queries see a single key, the exact
+# Differences are relative to at least this share of the call's largest element: if queries see a single key, the exact
 # gradients of query and key are zero, and the computed ones are rounding errors.
 NEGLIGIBLE = 1e-2
 
@@ -76,7 +76,7 @@ class Entrant:
 
 
 def hold(work: Workload, pass_: Pass, names: Sequence[str], settings: Settings) -> Generator[Trial | None, None, None]:
-    """Yields the trials of these implementations; None for a skipped trial. Results are compared with the first's.
+    """Yields the implementations' trials; None for a skipped one. Results are compared with the first implementation's.
 
     An implementation takes at least one trial, and no more once it has spent `max_seconds`; 0: no limit.
     """
@@ -102,7 +102,7 @@ def hold(work: Workload, pass_: Pass, names: Sequence[str], settings: Settings) 
                 yield None
             else:
                 entrant = entrants[turn]
-                seconds = entrant.timed()[0]  # drops its results before the next turn
+                seconds = entrant.timed()[0]  # drops the results before the next turn
                 yield Trial(work, pass_, turn, entrant.peak_memory, entrant.calls, seconds / entrant.calls, bounds)
 
 

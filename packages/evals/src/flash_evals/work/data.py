@@ -137,11 +137,11 @@ READERS = {".txt": _read_txt, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
 
 
 def _from_folder(folder: str, part: Part) -> Text:
-    """Reads a split of a folder: `datasets` knows its files from their names or from the folder's README.md.
+    """Reads a split of a folder: `datasets` finds its files by their names or the folder's README.md.
 
-    If READERS can read all of them, they do: `datasets` would cut a .txt into lines.
+    If READERS can read them all, they do: `datasets` would cut a .txt into lines.
     """
-    datasets, path = _quiet_datasets(), str(Path(folder).absolute())  # absolute: "text" would be a builder
+    datasets, path = _quiet_datasets(), str(Path(folder).absolute())  # "text" alone would name a builder
     split, column = part.split or "test", part.column or "text"
     with failing(f"cannot read {folder}, --split {split}", (Exception,)):
         builder = datasets.load_dataset_builder(path, part.config)
@@ -168,7 +168,7 @@ def _from_hub(repo: str, part: Part) -> Text:
     documents, part = _column(table, column, repo), Part(config, split, column, commit)
     if repo != WIKITEXT:
         return Text.of(documents, repo, part)
-    # WikiText's rows are the lines of a file: they are joined to its pages again.
+    # WikiText's rows are the lines of a file: pages() joins them to pages.
     return Text.of(wikitext.pages(documents), repo, part, separator="\n", tokenised=True)
 
 

@@ -2,7 +2,7 @@
 
 mlx-lm's `generate_step` runs one sequence, the two classes inside its `BatchGenerator` run several at once, and
 `speculative_generate_step` runs a draft model: prefill steps, caches and asynchronous evaluation are mlx-lm's.
-`BatchGenerator` itself would only add a queue, and time the merging of caches.
+`BatchGenerator` itself would only add a queue, and the time to merge caches.
 """
 
 import copy
@@ -37,7 +37,7 @@ def require(models: Sequence[LoadedModel], cases: Sequence[Case]) -> None:
     for case in cases:
         drafting = draft if case.kind == "generation" else []
         for model in (loaded, *drafting):
-            # The last round verifies one guess for each missing token, after the token found before: one more position.
+            # The last round reads the token found last and a guess for each missing one: one more position.
             model.require_positions(case.depth + case.tokens + len(drafting), str(case))
     if any(case.batch_size > 1 for case in cases):
         for layer in make_prompt_cache(loaded.model):
@@ -56,7 +56,7 @@ def require(models: Sequence[LoadedModel], cases: Sequence[Case]) -> None:
 def tests(
     models: Sequence[LoadedModel], cases: Sequence[Case], settings: Settings
 ) -> Generator[tuple[Test, Flash], None, None]:
-    """Yields, after each repetition of a case, its results so far and what flash did in that repetition. Before them,
+    """Yields, after each repetition of a case, its results so far and the calls counted in that repetition. First,
     each arm runs a warm-up trial, and one that times attention. models: the model, and perhaps a draft model.
 
     Raises EvalError if a case fails: in a model, in its cache or for lack of memory.
@@ -91,7 +91,7 @@ def tests(
 def prepared(
     models: Sequence[LoadedModel], ahead: int | None, case: Case, tokens: np.ndarray, filled: Sequence[Cache]
 ) -> Callable[[], Guesses]:
-    """Prepares one trial's work on `tokens`, of shape (sequences, tokens to read). It gets its own copy of the cache
+    """Prepares one trial's work on `tokens`, of shape (sequences, tokens to read). The work gets a copy of the cache
     before the clock starts. ahead: how many tokens a draft model guesses at a time.
     """
     steps = 0 if case.kind == "prompt" else case.tokens - 1
@@ -104,7 +104,7 @@ def prepared(
 
 
 def _generate(loaded: LoadedModel, tokens: np.ndarray, steps: int, cache: Cache) -> Guesses:
-    """Processes the tokens up to the first new one, then takes that many further decode steps."""
+    """Processes the tokens up to the first new one, then takes `steps` more decode steps."""
     stream = mx.default_stream(mx.default_device())
     for _ in generate_step(mx.array(tokens), loaded.model, stream, max_tokens=steps, prompt_cache=cache):
         pass
@@ -114,7 +114,7 @@ def _generate(loaded: LoadedModel, tokens: np.ndarray, steps: int, cache: Cache)
 
 def _batch(loaded: LoadedModel, tokens: np.ndarray, steps: int, cache: Cache) -> Callable[[], Guesses]:
     """Like `_generate`, for all sequences at once, each with a copy of the `cache`."""
-    count, more = len(tokens), steps + 2  # + 2: the batch would drop a sequence that has ended
+    count, more = len(tokens), steps + 2  # + 2: the batch would drop sequences that end
     batch = PromptProcessingBatch(loaded.model, list(range(count)), [cache] * count, max_tokens=[more] * count)
     mx.eval([layer.state for layer in batch.prompt_cache])
 

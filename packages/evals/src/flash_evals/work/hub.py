@@ -19,11 +19,11 @@ INSTEAD: dict[Kind, str] = {"model": "--model FOLDER", "dataset": "--dataset FIL
 
 @contextmanager
 def reading(repo: str, kind: Kind, revision: str | None) -> Iterator[tuple[str | None, bool]]:
-    """Yields the commit of a branch, tag or commit of a repository ("main" if None), and whether the hub answered; if
-    not, it is the commit of the last download.
+    """Yields the commit of the repository's `revision` ("main" if None), and whether the hub answered. If it did not,
+    the commit is that of the last download.
 
-    Raises EvalError if the hub has no such thing for this user, and for errors inside the block. If there is no
-    network and nothing in the cache, the message names two commands that work without.
+    Raises EvalError if the hub has no such commit for this user, and for errors inside the block. If there is no
+    network and nothing in the cache, the message names two commands that need neither.
     """
     from huggingface_hub import HfApi, errors, snapshot_download
     from huggingface_hub.utils.logging import set_verbosity_error

@@ -1,6 +1,6 @@
 """The attention implementations that `flash-eval kernels` compares, each prepared for one workload.
 
-Preparation, which is not timed, makes arrays in the workload's dtype, and mask arrays for those that need them.
+Preparation, which is not timed, makes arrays in the workload's dtype, and the mask arrays that some of them need.
 """
 
 import re
@@ -96,7 +96,7 @@ class Contestant:
 
 
 class TorchContestant(Contestant):
-    """The same with tensors of torch, which computes eagerly."""
+    """A Contestant with tensors of torch, which computes eagerly."""
 
     def place(self, workload: Workload, inputs: Inputs) -> Sequence[Any]:
         torch = import_module("torch")
@@ -155,7 +155,7 @@ def torch(workload: Workload, _: Precision) -> Attention:
     torch = import_module("torch")
     torch.set_num_threads(threads())
     visible = workload.mask()
-    # torch's causal mask is aligned to the upper left, which is the same only with as many keys as queries.
+    # torch aligns its causal mask to the upper left: that is right only with as many keys as queries.
     is_causal = visible is not None and not workload.window and workload.query_len == workload.seq_len
     mask = None if visible is None or is_causal else torch.tensor(visible)
     attention = torch.nn.functional.scaled_dot_product_attention
@@ -168,7 +168,7 @@ IMPLEMENTATIONS: dict[str, Callable[..., Contestant]] = {
     "naive": partial(Contestant, naive),
     "torch": partial(TorchContestant, torch),
 }
-QUANTISED = ("flash", "mlx")  # those that take quantised keys and values
+QUANTISED = ("flash", "mlx")  # these take quantised keys and values
 
 
 def installed() -> list[str]:

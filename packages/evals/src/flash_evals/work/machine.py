@@ -15,7 +15,7 @@ from mlxlm_flash_patch.blas import blas
 from flash_evals.results.errors import failing
 from flash_evals.results.provenance import Machine
 
-PRODUCT_SIZE = {"cpu": 384, "gpu": 8192}  # rows and columns; 8192 keep any GPU busy
+PRODUCT_SIZE = {"cpu": 384, "gpu": 8192}  # rows of a matrix; 8192 keep any GPU busy
 COPY_BYTES = 2**30  # much larger than a GPU's caches
 PACKAGES = ("mlx", "mlx-lm", "flashattn-core", "mlxlm-flash-patch", "flash-evals")
 
@@ -63,7 +63,7 @@ def peak_flops(dtype: str) -> float:
 
 
 def products(dtype: str) -> float:
-    """FLOP/s of MLX's product of square matrices, scaled so that products of products do not grow."""
+    """FLOP/s of MLX's product of square matrices, whose scale keeps repeated products small."""
     size = PRODUCT_SIZE[kind()]
     matrix = (mx.random.normal((size, size), key=mx.random.key(0)) / size**0.5).astype(getattr(mx, dtype))
     return _rate(lambda product: product @ matrix, matrix, 2 * size**3)
@@ -78,7 +78,7 @@ def bandwidth() -> float:
 
 
 def _rate(step: Callable[[mx.array], mx.array], array: mx.array, amount: int) -> float:
-    """Amount per second, for a step that does `amount` (of FLOP or bytes)."""
+    """FLOP or bytes per second, for a step that takes `amount` of them."""
 
     def seconds(count: int) -> float:  # many steps in one evaluation, to make the host's share small
         result, start = array, time.perf_counter()

@@ -46,7 +46,7 @@ def trial(what: str, number: int, measure: Callable[[Arm], Figures]) -> Trial[Fi
 def run(
     name: Arm, work: Callable[[], Result], tokens: int, flash_did: Flash, precision: Precision = "input"
 ) -> tuple[Result, Measurement]:
-    """Runs the work on `tokens` tokens once under one arm, and adds what flash did to `flash_did`.
+    """Runs the work on `tokens` tokens once under one arm. With the patch on, adds its counts of calls to `flash_did`.
 
     work: must evaluate its result before it returns. precision: of the patch, as enable() takes it.
 
@@ -55,7 +55,7 @@ def run(
     mx.synchronize()
     patch = flash.enabled(precision=precision) if name == "on" else nullcontext()
     with warnings.catch_warnings(), patch, peak_memory() as peak:
-        warnings.simplefilter("ignore", flash.FlashFallbackWarning)  # counted and shown in the result instead
+        warnings.simplefilter("ignore", flash.FlashFallbackWarning)  # fallbacks are counted instead
         before = _counts()
         start = time.perf_counter()
         result = work()
@@ -73,11 +73,11 @@ def run(
 
 
 def attention_share(name: Arm, work: Callable[[], object], precision: Precision = "input") -> float | None:
-    """Runs the work once under one arm. Returns attention calls' share of its time, 0 to 1.
+    """Runs the work once under one arm. Returns attention's share of its time, 0 to 1.
 
-    MLX is lazy: a call only records what to compute. So this evaluates query, key and value of each call before its
+    MLX is lazy: a call only records what to compute. So this evaluates query, key and value of each call before the
     clock starts, and the output before it stops. It does not evaluate masks first: flash attention needs no array for
-    most of them, so the time to compute one counts as attention's. None if observe() saw no call, as in Gemma 2, whose
+    most masks, so the time to compute one counts as attention's. None if observe() saw no call, as in Gemma 2, whose
     attention shares a function with its projections.
     """
     seconds: list[float] = []
@@ -130,9 +130,9 @@ def no_garbage_collection() -> Iterator[None]:
 
 @contextmanager
 def peak_memory() -> Iterator[Callable[[], int]]:
-    """Yields a function that returns the peak of memory use since the start of the block, in bytes above that start.
+    """Yields a function that returns the peak of memory use in the block so far, in bytes above the use at its start.
 
-    It first frees what flash's threads keep for their next call, so that the work's own needs count, and only those.
+    It first frees what flash's threads keep for their next call, so that all that the work needs counts, and no more.
     """
     mx.clear_cache()
     flashattn_core.release_scratch()

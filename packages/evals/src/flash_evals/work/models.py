@@ -67,12 +67,12 @@ class Tokens:
     bos: Literal["bos", "eos"] | None  # the token put in front of the text
 
     def text_up_to(self, token: int) -> str:
-        """The text from its start to the end of that token; all of it for the last one."""
+        """The text from its start to the end of that token; all of it for the last token."""
         return self.text if token == len(self.ids) - 1 else self.text[: self.ends[token]]
 
 
 def _setting(config: dict[str, Any], name: str) -> Any:
-    """A setting of config.json. Vision and audio models have the language model's settings in its text_config."""
+    """A setting of config.json, where vision and audio models have the language model's in text_config."""
     return config.get(name, config.get("text_config", {}).get(name))
 
 
@@ -82,7 +82,7 @@ def parameters(network: Any) -> dict[str, mx.array]:
 
 
 def load(model: str | None, revision: str | None = None, adapter_path: str | None = None) -> LoadedModel:
-    """Loads a model and its tokenizer, and adapters from `adapter_path` if given. None: the model in this package.
+    """Loads a model (None: this package's) and its tokenizer, and adapters from `adapter_path` if given.
 
     `revision`: branch, tag or commit of a model on the hub, "main" if None. Raises EvalError if loading fails.
     """

@@ -1,6 +1,6 @@
 """The work of `perplexity`: both arms read the same windows, and their logits are compared batch by batch.
 
-It keeps only a few numbers per token of a batch, so memory grows little with the text.
+Only a few numbers per token are kept, so memory grows little with the text.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -24,9 +24,9 @@ WARM_UP_ON_CPU = 256  # tokens: unlike a GPU, a CPU compiles and times nothing a
 ROWS_AT_ONCE = 64  # with 150,000 tokens in the vocabulary, about 0.3 GB of intermediate results
 
 
-# Of a scored token: by each arm its cost, -ln p, and the tokens ranked first; then the differences of the arms.
+# For a scored token: each arm's cost (-ln p) and the tokens that it ranks first; then the arms' differences.
 OF_ARM = [("nll", "<f4"), ("first", "<i4", (1 + scoring.TIES_KEPT,))]
-SCORED = np.dtype([("off", OF_ARM), ("on", OF_ARM), ("kl", "<f4"), ("dlogit", "<f4")])  # NaN if one arm ran
+SCORED = np.dtype([("off", OF_ARM), ("on", OF_ARM), ("kl", "<f4"), ("dlogit", "<f4")])  # both NaN if one arm ran
 
 
 class Batch(Record):
@@ -100,7 +100,7 @@ def _measure(
 
 
 def _some_rows(window: Window) -> Iterator[tuple[slice, slice]]:
-    """Yields slices of the tokens that the window scores, with those of the logits' rows that predict them.
+    """Yields slices of the tokens that the window scores, with slices of the logits' rows that predict them.
 
     Logits are converted to float32: with a large vocabulary, all rows at once would take too much memory.
     """
@@ -117,7 +117,7 @@ def _scores(logits: dict[Arm, mx.array], targets: np.ndarray) -> np.ndarray:
     for name, of_arm in logits.items():
         found[name]["nll"] = scoring.token_nll(np.array(of_arm), targets)
         found[name]["first"] = scoring.ranked_first(of_arm)
-        found[name]["first"][np.isnan(found[name]["nll"])] = -1  # some logits are not finite
+        found[name]["first"][np.isnan(found[name]["nll"])] = -1  # NaN: some logits are not finite
     if len(logits) == len(ARMS):
         found["kl"] = np.array(scoring.kl_divergence(logits["off"], logits["on"]))
         found["dlogit"] = np.array(mx.max(mx.abs(logits["on"] - logits["off"]), axis=-1))

@@ -55,7 +55,7 @@ class Plan:
         scored tokens do not form a text.
 
         A document counts from its first token on, scored or not. If the last document is not read to its end, the part
-        of the original that its tokens stand for counts: detokenising removes only spaces and marks, so that part is
+        of the original that the tokens read stand for counts: detokenising removes only spaces and marks, so it is
         known to the character.
         """
         if self.stride is None:

@@ -1,7 +1,7 @@
 """Several processes that share one run: what `mlx.launch -n N` starts, or this process alone.
 
-All ranks do the same steps in the same order, and exchange messages in one all-gather. A rank that has failed takes
-part and says so, so that no rank waits for it in vain. Only rank 0 prints and writes.
+All ranks do the same steps in the same order, and exchange messages after each. A rank that has failed still takes part
+and says so, so that no rank waits for it in vain. Only rank 0 prints and writes.
 """
 
 import pickle
@@ -40,7 +40,7 @@ class Ranks:
         self._stop = False  # whether any rank was interrupted; the same in all ranks
 
     def all(self, work: Callable[[], Result]) -> list[Result]:
-        """Runs the work in each rank. Returns the results of all ranks, in their order, to each of them.
+        """Runs the work in each rank. Returns all ranks' results, in the ranks' order, to each rank.
 
         Raises EvalError with another rank's message if that rank has left, and KeyboardInterrupt if the previous step
         was interrupted.

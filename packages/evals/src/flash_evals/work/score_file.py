@@ -1,6 +1,6 @@
 """The file with the scores of a `perplexity` run, for --resume and --compare.
 
-It has JSON lines. The first is a Header, which says what was scored; each other one has a batch of windows, in the
+It has JSON lines. The first is a Header, which says what was scored; each other line has a batch of windows, in the
 order of the plan, and is on disk before the next batch begins. A killed run may leave half a line at the end, which is
 ignored.
 """
@@ -31,10 +31,10 @@ from flash_evals.work.scoring import Window
 
 FORMAT = "flash-eval perplexity, version 3"
 BEGINS = f'{{"file":"{FORMAT}",'.encode()
-# Facts in which two runs must agree to be compared token by token, and the only ones that --resume may change.
+# Facts that two runs must share to be compared token by token; then the only facts that --resume may change.
 SCORED_ARE = ("text", "tokens", "context", "stride", "scoring", "documents", "bos", "detokenised", "top1_tie")
 MAY_CHANGE = ("batch_size", "ranks", "max_windows", "model", "python")
-# Compressed, since most entries for ties are empty: a token takes about ten bytes per arm.
+# Scores are compressed, for most ties are empty: a token takes about ten bytes per arm.
 ENCODER = msgspec.json.Encoder(enc_hook=lambda scores: zlib.compress(scores.tobytes()))
 DECODER = msgspec.json.Decoder(Batch, dec_hook=lambda _, text: np.frombuffer(zlib.decompress(b64decode(text)), SCORED))
 
@@ -132,10 +132,10 @@ def _parsed(path: Path, option: str, content: bytes, here: Header, windows: Sequ
 def appending(
     path: Path | None, here: Header, windows: Sequence[Window], *, resume: bool
 ) -> Iterator[tuple[list[Batch], Callable[[Batch], None]]]:
-    """Yields the batches that a file has (none without `resume`), and a function that appends one to it.
+    """Yields the batches that a file has (none without `resume`), and a function that appends a batch.
 
     That function returns once the batch is on disk. Without a path nothing is saved. Raises EvalError, and leaves the
-    file unchanged, if it cannot be written, if another run is writing it, or if it is of a different run.
+    file unchanged, if it cannot be written, if another run is writing it, or if a different run wrote it.
     """
     if path is None:
         yield [], lambda _: None

@@ -12,7 +12,7 @@ import numpy as np
 
 # Two logits this close, relative to the larger one, are a tie: eight times float32's epsilon.
 TIE = 2.0**-20
-# Per position, the token ranked first included. A limit, since all tokens may tie, which would fill the memory.
+# At each position, with the token ranked first. A limit, since all tokens may tie, and fill the memory.
 TIES_KEPT = 16
 
 
@@ -101,7 +101,7 @@ def top1_agrees(off: np.ndarray, on: np.ndarray) -> np.ndarray:
 def kl_divergence(off: mx.array, on: mx.array) -> mx.array:
     """KL(off || on) in nats of each row, for float32 logits (n, vocabulary).
 
-    If the two agree to six digits, the usual sum of p·(ln p - ln q) is all rounding error: its terms are large and
+    If off and on agree to six digits, the usual sum of p·(ln p - ln q) is all rounding error: its terms are large and
     cancel. With e the difference of the logits minus its mean under p, the same quantity is
     ln(1 + Σ p·(exp(e) - 1 - e)), where no term is negative. For small e, exp(e) - 1 - e cancels, too, so a series
     computes it.

@@ -96,7 +96,7 @@ def _compared(other: Kept, trials: Sequence[Reading], header: Header) -> Compare
 def column(nll: np.ndarray, trials: Sequence[Measurement], words: int | None, n_bytes: int | None) -> Column:
     """One arm's figures, from the cost of each scored token and the words and bytes of their text.
 
-    The token perplexity's standard error is the mean cost's times the perplexity (the delta method).
+    The token perplexity's standard error: that of the mean cost times the perplexity (delta method).
     """
     average, error = scoring.mean(nll)
     ppl, total = scoring.exp(average), average * len(nll)

@@ -72,11 +72,11 @@ def trainable(model: Any, num_layers: int, rank: int, checkpoints: bool, seed: i
 
 
 def lengths(loaded: LoadedModel, settings: Settings, skipped: list[Skipped]) -> Generator[Length, None, None]:
-    """Yields a length's results so far after each of its `repetitions`, after a warm-up step of each arm. Lengths that
+    """After a warm-up step of each arm, yields a length's results so far after each of its `repetitions`. Lengths that
     do not fit into memory go to `skipped`.
 
     A length that has taken `max_seconds`, unless that is 0, takes no further steps. If the warm-up alone took so long,
-    it counts: beside such a long step, compilation does not matter. Every length begins with the same adapters, every
+    the warm-up counts: compilation matters little in so long a step. Every length begins with the same adapters, every
     step has new tokens. Raises EvalError if a step fails.
     """
     random = np.random.default_rng(settings.seed)
@@ -124,7 +124,7 @@ def make_batch(tokens: np.ndarray) -> tuple[mx.array, mx.array]:
 def too_long(loaded: LoadedModel, seq_len: int, settings: Settings, rest: dict[int, float]) -> str | None:
     """Says why, if a step of that length without the patch does not fit into memory; else None.
 
-    Estimates the memory as that of the scores and, per token, what the longest length so far needed for all else.
+    The estimate adds, to the memory of the scores, what the longest length so far needed per token for all else.
     rest: length -> bytes of all else; if it is empty, only the scores count.
     """
     given = settings.max_memory_gb
@@ -143,8 +143,8 @@ def least_memory(loaded: LoadedModel, seq_len: int, settings: Settings) -> int:
     """Bytes of the score-sized arrays of MLX's own attention in one step, without anything else.
 
     Each layer with adapters keeps its softmax for the gradient (with checkpoints, only the running layer does). The
-    running layer has one more such array, or two if MLX's thread lags behind. cuDNN keeps none, but its gradient needs
-    a multiple of 128 tokens; for other lengths the running layer has one array.
+    running layer has one more such array, or two if MLX's thread lags behind. cuDNN has none, but its gradient needs a
+    multiple of 128 tokens; for other lengths the running layer has one array.
     """
     item_size = ITEM_SIZE[loaded.described.dtype.split(", ")[-1]]
     if machine.kind() == "gpu" and mx.cuda.is_available() and item_size == 2 and loaded.head_dim in range(8, 129, 8):

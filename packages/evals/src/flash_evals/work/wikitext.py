@@ -1,6 +1,6 @@
 """Turns WikiText, published tokenised, into normal text: ` 2 @.@ 5 kg ( 6 lb ) , ` becomes `2.5 kg (6 lb), `.
 
-Models were trained on normal text, so they should read that; published figures count the words and bytes of the
+Models were trained on normal text, so they read it here; published figures count the words and bytes of the
 original. The rules and their order are lm-evaluation-harness's, so that the figures can agree.
 """
 
@@ -40,7 +40,7 @@ def _page(text: str) -> str:
 def original_length(original: str, read: str) -> int:
     """How many characters of the original correspond to `read`, the beginning of its detokenised form.
 
-    Detokenising removes spaces and @, which count to the character after them, and turns some N into 1.
+    Detokenising removes spaces and @, which count with the character after them, and turns some N into 1.
     """
     position = 0
     for character in read:
