@@ -47,7 +47,7 @@ def found(
     edit: Callable[[str], str] = lambda source: source,
     lengths: Lengths | None = None,
 ) -> str:
-    """Returns what the check finds in the kernel after `edit` changed its source. lengths: None for a few tiles."""
+    """Returns what the check finds in the kernel after `edit` changed its source. `lengths`: None for a few tiles."""
 
     def attention(**arguments):
         try:

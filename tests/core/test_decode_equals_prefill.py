@@ -1,6 +1,6 @@
 """A decode step's row equals the same row of a prefill, with every option.
 
-Each of up to 8 queries in one call gets the bits that it gets alone, which speculative decoding relies on.
+Each of up to 8 queries in one call gets the same bits as alone: speculative decoding relies on that.
 """
 
 import mlx.core as mx

@@ -1,7 +1,7 @@
 """Results and gradients obey the rule over the grid of shapes, masks and options that the contract names.
 
 The whole product would be hundreds of thousands of calls. Every combination of dtype, head_dim and group is
-run on every pair of lengths; masks and options take turns, so that each mask meets each option.
+run on every pair of lengths; successive calls take other masks and options, and each mask meets each option.
 """
 
 import itertools
@@ -29,7 +29,7 @@ MASK_KINDS = 12
 
 
 def mask_kinds(rng, length, key_len):
-    """Functions that make one mask of each kind, and compositions: a mask is made when its turn comes."""
+    """Functions that make one mask of each kind, and compositions: each test makes only what it uses."""
     tree_size = min(length, key_len, 40)
     bools = lambda *shape: mx.array(rng.random(shape) > 0.4)  # noqa: E731
     normal = lambda *shape: mx.array(rng.standard_normal(shape, dtype=np.float32))  # noqa: E731
@@ -123,7 +123,7 @@ def test_tile_edges(rng, dtype, heads, length, turn):
 
 @pytest.mark.rotate(13)
 @pytest.mark.parametrize("heads", [1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17])
-@pytest.mark.parametrize("dim", [64, 72])  # read in place, and copied
+@pytest.mark.parametrize("dim", [64, 72])  # 64: read in place; 72: copied
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_decode_with_any_number_of_heads_to_a_key(rng, dtype, dim, heads):
     for key_len in KEYS:

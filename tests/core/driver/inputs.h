@@ -95,7 +95,7 @@ void fill(Tensor& t, int64_t batch_size, int heads, int rows, int columns, Numbe
   }
 }
 
-// Makes scales of hidden keys NaN and their biases NaN or infinite, and at times those of one group of any value.
+// Makes scales NaN and biases NaN or infinite: of hidden keys and values, at times also of one value's first group.
 inline void poison_groups(const Case& c, Draw& draw, Inputs& in) {
   const auto spoil = [&](Tensor& tensor, Quantised& quantised, int64_t b, int g, int j, int group) {
     quantised.scales.at(b, g, j, group) = kNaN;
@@ -172,7 +172,7 @@ inline Inputs draw_inputs(const Case& c, Draw& draw) {
   fill(in.query, c.heads(), c.query_len, c.head_dim, [&] { return rounded(c.query_size * draw.normal(), c.dtype); });
   fill(in.key, c.kv_heads, c.key_len, c.head_dim, [&] { return rounded(draw.normal(), c.dtype); });
   fill(in.value, c.kv_heads, c.key_len, c.value_dim, [&] { return rounded(draw.normal(), c.dtype); });
-  int percent = draw.pick({5, 60, 95});  // 5: many rows see nothing
+  int percent = draw.pick({5, 60, 95});  // of keys that are visible; 5: many rows see nothing
   if (c.visible) fill(in.visible, c.heads(), c.query_len, c.key_len, [&] { return draw.chance(percent); });
   if (c.bias) {
     fill(in.bias, c.heads(), c.query_len, c.key_len,
