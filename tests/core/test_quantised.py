@@ -47,7 +47,7 @@ def assert_matches(query, key, value, scale=None, mask=None, *, group_size=64, b
 
 
 def masks_and_options(rng, heads, length, key_len):
-    """Masks and options, for cases to take turns with."""
+    """Masks and options: successive cases take the next of both lists."""
     tree_size = min(length, key_len, 20)
     sinks, slopes = normal(rng, heads), mx.array(rng.random(heads, dtype=np.float32))
     masks = [

@@ -81,7 +81,7 @@ def texts(done):
 
 
 def told(done):
-    """As described(), from what the encoder is told. Constants are told once for each pipeline, by number."""
+    """described(), but from what the encoder is told. Constants are told once for each pipeline, by number."""
     specialised = re.findall(r"^specialise (\S+) of .* as (\S+)\n((?:constant .*\n)*)", done.stdout, re.M)
     pipelines = {name: (function, found(r"constant (\d+) (\S+)", text)) for function, name, text in specialised}
     result = []
