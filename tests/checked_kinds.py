@@ -10,7 +10,7 @@ from flashattn_core.drawn import Kind
 from tests.emulators.metal_on_cpu import MetalError
 from tests.metal.metal_attention import Run
 
-# Options that a call can be given, with their arrays' dtypes.
+# Options of a call, each with its array's dtype or None.
 GIVEN = {
     "nothing": {},
     "causal": {"causal": None},

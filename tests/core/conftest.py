@@ -23,7 +23,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def everything(pytestconfig: pytest.Config) -> bool:
-    """Whether pytest got --all, so that tests cover more cases."""
+    """Whether pytest got --all: then tests cover more cases."""
     return pytestconfig.getoption("--all")
 
 

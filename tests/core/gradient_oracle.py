@@ -23,7 +23,7 @@ from flashattn_core.reference import distance, per_head, reference_attention, vi
 
 from tests.core.oracle import assert_matches_reference, assert_within_rule, draw, to_numpy
 
-ORDERS = 8  # so many orders of the unfused gradient's sums
+ORDERS = 8  # orders of the unfused gradient's sums
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Call:
         return self.forward_of(*map(to_numpy, (self.query, self.key, self.value)))
 
     def forward_of(self, query, key, value, sinks=None) -> tuple[np.ndarray, np.ndarray]:
-        """forward() of other arrays."""
+        """forward() with other arrays."""
         numbers = lambda a: None if a is None else to_numpy(a)  # noqa: E731
         sinks = numbers(self.sinks) if sinks is None else sinks
         slopes = numbers(self.alibi_slopes)
@@ -237,7 +237,7 @@ def assert_both_ways(*args, **options) -> None:
 
 
 def unfused_in_order(call: Call, order: int, after_a_forward: bool) -> Gradients:
-    """unfused_gradients() in float32. `order`: the seed that shuffles the dims, over which it sums; 0: not shuffled."""
+    """unfused_gradients() in float32. `order`: seed that shuffles the dims that are summed over; 0: not shuffled."""
     shuffle = np.random.default_rng(order).permutation if order else np.arange
     dims, value_dims = shuffle(call.query.shape[-1]), shuffle(call.value.shape[-1])
     of = lambda a, picked: a[..., mx.array(picked)]  # noqa: E731

@@ -96,7 +96,7 @@ def assert_same_bits(got: mx.array, expected: mx.array) -> None:
 
 
 def assert_same_but_for_order(got: mx.array, expected: mx.array) -> None:
-    """The arrays may differ only as sums in another order do. A backend may promise less: kernel_rules.py."""
+    """The arrays may differ only as sums in another order do. A backend may promise less: see kernel_rules.py."""
     np.testing.assert_allclose(to_numpy(got), to_numpy(expected), rtol=1e-5, atol=1e-6)
 
 

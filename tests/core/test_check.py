@@ -231,7 +231,7 @@ def test_a_check_draws_no_random_numbers_of_the_callers():
 
 @pytest.fixture
 def asked(monkeypatch):
-    """Collects each kernel that is checked, with the kind of call. Every check passes."""
+    """Collects each checked kernel, with the kind of call. Every check passes."""
     asked = []
     monkeypatch.setattr(decide, "wrong_with", lambda call, kernel, stream: asked.append((kernel, call.kind())) or "")
     return asked

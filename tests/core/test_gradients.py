@@ -1,7 +1,7 @@
 """Gradients of query, key, value and sinks, against float64.
 
-In other modules, assert_both_ways() tests gradients beside results, with most masks, options, shapes and layouts.
-The tests here concern gradients alone.
+Other modules test gradients with most masks, options, shapes and layouts, by assert_both_ways(). The tests here
+concern gradients alone.
 """
 
 from dataclasses import replace

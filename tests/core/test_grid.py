@@ -1,7 +1,7 @@
 """Results and gradients obey the rule over the grid of shapes, masks and options that the contract names.
 
 The whole product would be hundreds of thousands of calls. Every combination of dtype, head_dim and group is
-run on every pair of lengths; successive calls take other masks and options, and each mask meets each option.
+run on every pair of lengths; masks and options change from call to call, and each mask meets each option.
 """
 
 import itertools
@@ -29,7 +29,7 @@ MASK_KINDS = 12
 
 
 def mask_kinds(rng, length, key_len):
-    """Functions that make one mask of each kind, and compositions: each test makes only what it uses."""
+    """Functions that make one mask of each kind, and compositions: callers make only what they use."""
     tree_size = min(length, key_len, 40)
     bools = lambda *shape: mx.array(rng.random(shape) > 0.4)  # noqa: E731
     normal = lambda *shape: mx.array(rng.standard_normal(shape, dtype=np.float32))  # noqa: E731

@@ -40,7 +40,7 @@ def evaluated(make, *shapes):
 def small_but_watched():  # about the shortest call that heeds Ctrl-C
     return evaluated(mx.random.normal, (1, 4, 1100, 128), (1, 1, 1100, 128), (1, 1, 1100, 128))
 
-def long_prefill():  # this, like each call of LONG, takes 10 seconds or more on two threads with AVX-512
+def long_prefill():  # takes two threads with AVX-512 10 seconds or more, as do the calls of LONG
     return evaluated(mx.zeros, (1, 4, 65536, 64), (1, 1, 65536, 64), (1, 1, 65536, 64))
 
 @contextlib.contextmanager
@@ -64,7 +64,7 @@ def assert_nan(*arrays):
         assert mx.all(mx.isnan(array)), array
 
 def call_of_3_seconds():
-    # One call, repeated in a batch until it takes that long here. Returns it and a function that checks its result.
+    # One call, repeated in a batch until it takes 3 seconds here. Returns it and a function that checks its result.
     q, k, v = evaluated(mx.random.normal, (1, 4, 1024, 64), (1, 1, 1024, 64), (1, 1, 1024, 64))
     expected = flash_attention(q, k, v)
     mx.eval(expected)

@@ -30,7 +30,7 @@ def test_another_mlx_is_refused_before_anything_runs(tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run this test on Linux")
 def test_the_module_itself_refuses_another_mlx(tmp_path):
-    """The module must refuse another MLX even if imported from its folder, past the package's check."""
+    """The module must refuse another MLX even when imported from its folder, past the package's check."""
     code = f"import mlx.core, sys; sys.path.insert(0, {str(Path(_ext.__file__).parent)!r}); import _ext"
     last = python(code, exit_code=1, LD_PRELOAD=another_mlx(tmp_path)).stderr.strip().splitlines()[-1]
     assert last.startswith(f"ImportError: flashattn_core was built for mlx {version('mlx')}, but found mlx 0.99.1.")

@@ -70,7 +70,7 @@ def test_vmap(case, data):
     mapped = data.draw(st.sets(st.sampled_from(names), min_size=1))
     axes = [data.draw(st.integers(0, case.arrays[name].ndim)) if name in mapped else None for name in names]
 
-    def variant(name, i):  # the numbers, moved by i
+    def variant(name, i):  # the same numbers, moved by i
         a = case.arrays[name]
         return mx.roll(a.reshape(-1), i).reshape(a.shape) if name in mapped and a.size else a
 

@@ -22,7 +22,7 @@ def cache(tmp_path, monkeypatch):
 
 
 class Clock:
-    """Returns these milliseconds, else 9, as contestants' times. A pair: of a call alone, of calls in a row."""
+    """Returns these milliseconds, or 9, as each contestant's times of independent and of dependent calls."""
 
     def __init__(self, **milliseconds):
         both = {name: ms if isinstance(ms, tuple) else (ms, ms) for name, ms in milliseconds.items()}

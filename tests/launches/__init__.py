@@ -74,8 +74,8 @@ def decision(
 ):
     """Returns what decide.py settles for a call on a GPU, and the functions for which it asks NVRTC and the driver.
 
-    refuses: NVRTC and the driver refuse. check: gets a kernel's name and returns what is wrong with it. times: gets the
-    contestants' names, among them MLX's own attention where it is fused, and returns their times.
+    refuses: whether NVRTC and the driver refuse. check: gets a kernel's name, returns what is wrong with it. times: gets
+    the contestants' names, with MLX's own attention where it is fused, and returns their times.
     """
     there = SimpleNamespace(device=mx.Device(mx.gpu))
     stand_ins = {name: getattr(_load(), name) for name in ("candidates", "backward_kernel", "pipelines", "compile")}

@@ -53,7 +53,7 @@ def run() -> Run:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that use the programs take minutes to fetch a compiler of 100 MB and two MLX, and build twice."""
+    """Tests that use the programs take minutes: they fetch a compiler of 100 MB and two wheels of MLX, and build twice."""
     for item in items:
         if item.path.parent == Path(__file__).parent and "run" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.nightly("builds the wheel for macOS, or asks what is missing for it"))

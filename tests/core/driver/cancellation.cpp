@@ -1,5 +1,5 @@
-// Tests cancellation. If it is requested long before a call or during the call, the call soon ends, with NaN in all
-// elements of its outputs and nothing written beside them. Calls that end within the grace period keep their results.
+// Tests cancellation. A request long before a call or during the call soon ends the call, with NaN in all elements
+// of its outputs and nothing written beside them. Calls that end within the grace period keep their results.
 #include <chrono>
 #include <cstdio>
 #include <optional>

@@ -14,7 +14,7 @@ namespace flashattn::driver {
 struct Sizes {
   std::vector<std::vector<int>> batches;
   std::vector<int> kv_heads, groups, query_lens, key_lens, dims;
-  int64_t most_work;  // see work()
+  int64_t most_work;  // multiply-adds of a case
 };
 
 // With these sizes, a few hundred cases take less than a minute under an emulator.
@@ -84,14 +84,14 @@ inline Dtype any_dtype(Draw& draw) {
 inline Case draw_case(Draw& draw, int number, bool quantised, const Sizes& sizes = kSizes) {
   Case c = {};
   c.number = number;
-  // Only the other sizes are drawn until the work fits most_work: long cases, of two tiles, would be rare otherwise.
+  // Lengths are drawn once, other sizes until the work fits: if all were redrawn, cases would rarely have two tiles.
   const auto draw_lengths = [&] {
     c.query_len = draw.pick(sizes.query_lens);
     c.key_len = draw.pick(sizes.key_lens);
   };
   draw_lengths();
   do {
-    if (quantised) draw_lengths();  // no quantised case has the longest lengths
+    if (quantised) draw_lengths();  // the longest are too long if quantised
     c.batch = draw.pick(sizes.batches);
     c.kv_heads = draw.pick(sizes.kv_heads);
     c.group = draw.pick(sizes.groups);

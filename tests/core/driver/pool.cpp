@@ -93,7 +93,7 @@ void all_promises() {
 
   expect(child_has_threads(), "a forked child has threads of its own");
 
-// Not under sanitizers: a child that is forked while other threads run inherits locks held by their runtime.
+// Not under sanitizers: a child forked while other threads run inherits locks that a sanitizer's runtime holds.
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
   std::atomic<bool> enough{false};
   std::thread busy([&] {
