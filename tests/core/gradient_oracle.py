@@ -1,4 +1,4 @@
-"""Reference gradients for every test of a gradient, on the CPU and on Metal, and the error that is allowed.
+"""Reference gradients for every test of a gradient, on the CPU and on Metal, and the allowed error.
 
 The rule of oracle.py: the error against float64 may be at most twice that of the unfused gradient, plus 1e-5. The
 float64 gradient is computed from the inputs alone, without rounding on the way. The unfused gradient keeps all scores

@@ -1,4 +1,4 @@
-"""The reference for every test of the core, and the error that is allowed.
+"""The reference for every test of the core, and the allowed error.
 
 The rule is FlashAttention's own: the error against float64 is at most twice that of the unfused formula in
 the same dtype, plus 1e-5. The unfused formula is MLX's plain ops, so no other framework is needed.

@@ -1,7 +1,7 @@
 """Results and gradients obey the rule over the grid of shapes, masks and options that the contract names.
 
 The whole product would be hundreds of thousands of calls. Every combination of dtype, head_dim and group is
-run on every pair of lengths; masks and options change from call to call, and each mask meets each option.
+run on every pair of lengths; masks and options change with each call, and each mask meets each option.
 """
 
 import itertools
@@ -48,7 +48,7 @@ def mask_kinds(rng, length, key_len):
         lambda: Causal() & bools(2, 1, length, key_len) & normal(key_len),
         lambda: SlidingWindow(64) & KeyRange(0, key_len - 1) & Tree(bools(tree_size, tree_size)) & normal(length, 1),
     ]
-    assert len(kinds) == MASK_KINDS  # otherwise some masks would never be used
+    assert len(kinds) == MASK_KINDS  # else some masks would never be used
     return kinds
 
 
@@ -133,7 +133,7 @@ def test_decode_with_any_number_of_heads_to_a_key(rng, dtype, dim, heads):
 
 
 def in_dtype(dtype, mask, options):
-    """Returns mask and options, cast to dtypes that go with query's."""
+    """Returns mask and options, cast to dtypes that suit query's."""
     return {"mask": cast_arrays(mask, dtype)} | {k: v.astype(dtype) if k == "sinks" else v for k, v in options.items()}
 
 

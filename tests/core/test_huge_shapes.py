@@ -1,7 +1,7 @@
 """Huge shapes work: a million keys or queries, and more elements than 32 bits can count.
 
-Overlapping and broadcast views keep the arrays small in memory. Formulas on the few numbers in memory give the
-true results.
+Overlapping and broadcast views keep the arrays small in memory. Formulas on the numbers in memory give
+the results.
 """
 
 import mlx.core as mx

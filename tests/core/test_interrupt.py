@@ -1,6 +1,6 @@
 """Ctrl-C ends long calls on the CPU. MLX alone raises KeyboardInterrupt only when the last kernel has ended.
 
-Inside of interruptible(), calls that the main thread waits for end half a second after Ctrl-C with results of NaN,
+Inside interruptible(), calls that the main thread waits for end half a second after Ctrl-C with results of NaN,
 KeyboardInterrupt is raised, and the process can go on. Calls finish as usual if they are short, if another thread or
 nobody waits for them, or if the program handles SIGINT itself. Without interruptible(), all calls finish.
 """
@@ -167,7 +167,7 @@ assert not mx.any(mx.isnan(out))
 
 
 def test_what_is_queued_and_what_has_yet_to_be_ends(interrupt):
-    # MLX queues a limited number of operations and then waits: most operations here reach the stream after the signal.
+    # MLX queues a limited number of operations and then waits: most of the layers reach the stream after the signal.
     (answer,) = interrupt("""
 x, k = evaluated(mx.zeros, (1, 4, 8192, 64), (1, 1, 8192, 64))
 for layer in range(40):

@@ -39,7 +39,7 @@ ORDERS = [reverse_over_reverse, forward_over_reverse, reverse_over_forward]
 @pytest.mark.parametrize("mask_turn", range(12))
 @pytest.mark.parametrize("option_turn", range(8))
 def test_hessian_times_vector(rng, mask_turn, option_turn):
-    """The Hessian of sum(out * dout) + sum(lse * dlse), times tangents, must equal central differences."""
+    """The Hessian of sum(out * dout) + sum(lse * dlse), times tangents, must agree with central differences."""
     call = draw_call(rng, batch=(2,), heads=2, kv_heads=1, length=5, key_len=7, dim=3, value_dim=2)
     call = with_options(call, mask_kinds(rng, 5, 7)[mask_turn](), option_kinds(rng, 2)[option_turn])
     primals = [call.query, call.key, call.value] + ([] if call.sinks is None else [call.sinks])

@@ -4,7 +4,7 @@ Each launch is a dict. `kernel`: its kernel, in a forward pass. `source`: the te
 `function`, `outputs` (the buffers that MLX takes for written), `scratch` (the buffers of all of the call's launches
 that are kept for the next call), `constants`, `grid` (in threadgroups), `threadgroup` (in threads), `split` (first_key,
 chunk_len, num_chunks). `buffers`, by name: for an input its memory, and the offset in bytes of the element at index 0
-(strides may be negative or 0); for an array that launches write, its size in bytes (all launches of a call share it);
+(strides may be negative or 0); for an array that launches write, its size in bytes (a call's launches share it);
 for a struct, its bytes. `numbers`: the index by which the kernel finds each buffer.
 """
 
@@ -74,8 +74,8 @@ def decision(
 ):
     """Returns what decide.py settles for a call on a GPU, and the functions for which it asks NVRTC and the driver.
 
-    refuses: whether NVRTC and the driver refuse. check: gets a kernel's name, returns what is wrong with it. times: gets
-    the contestants' names, with MLX's own attention where it is fused, and returns their times.
+    refuses: whether NVRTC and the driver refuse. check: gets a kernel's name, returns what is wrong with it. times:
+    gets contestants' names, with MLX's own attention where it is fused, and returns their times.
     """
     there = SimpleNamespace(device=mx.Device(mx.gpu))
     stand_ins = {name: getattr(_load(), name) for name in ("candidates", "backward_kernel", "pipelines", "compile")}

@@ -94,7 +94,7 @@ def told(done):
 
 
 def arrays(done, launch, kind):
-    """A launch's inputs or outputs by name: the buffer, and an input's offset or an output's size in bytes."""
+    """A launch's inputs or outputs by name: the buffer, and an input's offset or output's size in bytes."""
     names = dict(found(r"takes \w+ (\d+) (\w+)", done.stdout))
     lines = found(rf"{kind} (\d+) buffer (\d+) \w+ (\d+)", texts(done)[launch])
     return {names[number]: (buffer, int(bytes_)) for number, buffer, bytes_ in lines}

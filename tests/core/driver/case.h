@@ -84,7 +84,7 @@ inline Dtype any_dtype(Draw& draw) {
 inline Case draw_case(Draw& draw, int number, bool quantised, const Sizes& sizes = kSizes) {
   Case c = {};
   c.number = number;
-  // Lengths are drawn once, other sizes until the work fits: if all were redrawn, cases would rarely have two tiles.
+  // Lengths are drawn once, other sizes until the work fits: if all were redrawn, two tiles would be rare.
   const auto draw_lengths = [&] {
     c.query_len = draw.pick(sizes.query_lens);
     c.key_len = draw.pick(sizes.key_lens);

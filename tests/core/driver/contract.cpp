@@ -149,8 +149,8 @@ Range check_array(const AttentionParams& p, const Array& array) {
   return check_address(array.name, array.data, array.element_size, first, last);
 }
 
-// No two elements of an output may share an address: threads would race for it. They share none if each stride exceeds what
-// the smaller strides reach, as in every permutation of a row-major array, with or without gaps.
+// No two elements of an output may share an address: threads would race for it. They share none if each stride exceeds
+// what the smaller strides reach, as in every permutation of a row-major array, with or without gaps.
 void check_elements_apart(const AttentionParams& p, const Array& array) {
   struct Dimension {
     int64_t stride, size;

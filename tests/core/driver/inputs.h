@@ -1,4 +1,4 @@
-// The inputs of one case, and which keys its queries see.
+// A case's inputs, and which keys its queries see.
 #pragma once
 
 #include <cstdint>
