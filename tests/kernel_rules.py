@@ -69,7 +69,7 @@ def run_through(
     kernel_for: Callable[..., str],
     same: Callable[[mx.array, mx.array], None] | None = None,
 ) -> None:
-    """Makes the core's tests call these functions, kernel=kernel_for(query, max(head_dim, value_dim), quantised).
+    """Makes the core's tests call these functions with kernel=kernel_for(query, max(head_dim, value_dim), quantised).
 
     same: replaces the core's comparisons of bits, and of sums in another order; None: keeps them.
     """

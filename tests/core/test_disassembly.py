@@ -50,7 +50,7 @@ each_source = pytest.mark.parametrize("source", ["kernels", "backward_kernels"])
 def assert_multiplies_whole_registers(build: Path, isa: str, source: str, tool: str = "objdump") -> None:
     whole, less = MULTIPLY_ADD[isa]
     (kernels,) = (path for path in objects(build, f"flashattn_cpu_{isa}") if path.name.startswith(f"{source}."))
-    assert count(whole, kernels, tool) > 100  # one tile has 6 rows of 2 or 4 vectors; there are several
+    assert count(whole, kernels, tool) > 100  # 6 rows of 2 or 4 vectors per register tile, several tiles
     assert count(whole, kernels, tool) > 2 * count(less, kernels, tool)
 
 

@@ -57,7 +57,7 @@ batch, heads, kv_heads, length, keys, dim = {shape}
 query = mx.random.normal((batch, heads, length, 16)).astype(mx.bfloat16)
 key, value = (mx.random.normal((batch, kv_heads, 1, d)).astype(mx.bfloat16) for d in (16, dim))
 
-def attention(keys):  # one of each, broadcast
+def attention(keys):  # broadcast from one
     return flash_attention(query, *(mx.broadcast_to(x, (*x.shape[:2], keys, x.shape[3])) for x in (key, value)))
 
 mx.eval(query, key, value, attention(600))  # threads and their scratch are there now

@@ -107,7 +107,7 @@ except ValueError as error:
     "flags", [["-I"], ["-O"], ["-OO"], ["-X", "dev"], ["-W", "error", "-bb"], ["-B", "-P"]], ids=str
 )
 def test_import_and_call(flags):
-    """Both must work in isolated mode, without assertions and docstrings, and with all warnings as errors."""
+    """Import and call must work in isolated mode, without assertions and docstrings, with warnings as errors."""
     done = python(CALL, *flags)
     assert (done.stdout, done.stderr) == ("True\nrefused\n", "")
 

@@ -29,7 +29,7 @@ def quantised(rng, *shape, group_size=64, bits=8, dtype=mx.float32):
 
 
 def dequantised(packed, group_size=64, bits=8):
-    """Dequantises in float32, as the kernels do."""
+    """Dequantises in float32, like the kernels."""
     weights, scales, biases = packed
     return mx.dequantize(
         weights, scales.astype(mx.float32), biases.astype(mx.float32), group_size=group_size, bits=bits, stream=mx.cpu
@@ -47,7 +47,7 @@ def assert_matches(query, key, value, scale=None, mask=None, *, group_size=64, b
 
 
 def masks_and_options(rng, heads, length, key_len):
-    """Masks and options: each case takes the next of both."""
+    """Masks and options: each case takes the next of both lists."""
     tree_size = min(length, key_len, 20)
     sinks, slopes = normal(rng, heads), mx.array(rng.random(heads, dtype=np.float32))
     masks = [

@@ -91,7 +91,7 @@ inline Case draw_case(Draw& draw, int number, bool quantised, const Sizes& sizes
   };
   draw_lengths();
   do {
-    if (quantised) draw_lengths();  // the longest are too long if quantised
+    if (quantised) draw_lengths();  // no quantised dims fit the longest lengths
     c.batch = draw.pick(sizes.batches);
     c.kv_heads = draw.pick(sizes.kv_heads);
     c.group = draw.pick(sizes.groups);
