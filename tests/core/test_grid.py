@@ -1,4 +1,4 @@
-"""Results and gradients obey the rule over the grid of shapes, masks and options that the contract names.
+"""Results and gradients obey the rule over the grid of shapes, masks and options that docs/op.md names.
 
 The whole product would be hundreds of thousands of calls. Every combination of dtype, head_dim and group is
 run on every pair of lengths; masks and options change with each call, and each mask meets each option.

@@ -83,7 +83,7 @@ def test_what_only_hides_has_zeros(rng, kind):
     query, key, value = draw(rng, length=9, key_len=9)
     _, (gradient,) = mx.vjp(lambda m: flash_attention(query, key, value, mask=of(m)), [given], [query])
     assert gradient.shape == given.shape
-    if kind != "whole numbers added":  # MLX's conversion to floating makes the gradient
+    if kind != "whole numbers added":  # MLX's conversion to floats makes this gradient
         assert gradient.dtype == given.dtype
         assert not gradient.any()
 
