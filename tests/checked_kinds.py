@@ -10,7 +10,7 @@ from flashattn_core.drawn import Kind
 from tests.emulators.metal_on_cpu import MetalError
 from tests.metal.metal_attention import Run
 
-# Options that a call can be given, with their arrays' dtypes.
+# Options of a call, each with its array's dtype or None.
 GIVEN = {
     "nothing": {},
     "causal": {"causal": None},
@@ -47,7 +47,7 @@ def found(
     edit: Callable[[str], str] = lambda source: source,
     lengths: Lengths | None = None,
 ) -> str:
-    """Returns what the check finds in the kernel after `edit` changed its source. lengths: None for a few tiles."""
+    """Returns what the check finds in the kernel after `edit` changed its source. `lengths`: None for a few tiles."""
 
     def attention(**arguments):
         try:

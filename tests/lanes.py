@@ -110,7 +110,7 @@ def is_named(config: pytest.Config, nodeid: str, whole: bool = False) -> bool:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """A process of pytest-xdist ends. It has collected the tests; this process reports."""
+    """A worker of pytest-xdist ends. It collected the tests; this process reports."""
     node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left out", {})
 
 

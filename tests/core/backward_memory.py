@@ -2,7 +2,7 @@
 
     uv run python -m tests.core.backward_memory [--heads 14/2] [--dtype float32]
 
-prints it for causal calls of 1k to 32k positions, beside the bytes of the call's inputs, results and gradients.
+prints the peak of causal calls of 1k to 32k positions, beside the bytes of their inputs, results and gradients.
 """
 
 import argparse
@@ -34,17 +34,17 @@ class Call:
 
     @property
     def _queries(self) -> int:
-        """Bytes of query. out and query's gradient have as many each."""
+        """Bytes of query; out and query's gradient are as large."""
         return self.heads * self.length * HEAD_DIM * getattr(mx, self.dtype).size
 
     @property
     def _keys(self) -> int:
-        """Bytes of key. value and the gradients of key and value have as many each."""
+        """Bytes of key; value and the gradients of key and value are as large."""
         return self._queries * self.kv_heads // self.heads
 
     @property
     def _rows(self) -> int:
-        """Bytes of one float32 per row: lse, the row maxima and the row sums each have as many."""
+        """Bytes of one float32 per row: lse, the row maxima and the row sums are as large."""
         return self.heads * self.length * 4
 
     @property

@@ -23,7 +23,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def everything(pytestconfig: pytest.Config) -> bool:
-    """Whether pytest got --all. Tests that ask then cover more cases."""
+    """Whether pytest got --all: then tests cover more cases."""
     return pytestconfig.getoption("--all")
 
 
@@ -67,13 +67,13 @@ def build() -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def drivers(build: Callable[..., Path], everything: bool) -> Path:
-    """The programs in driver/, built for this machine's instruction sets; with --all, also for the others."""
+    """The programs in driver/, built for the instruction sets of this machine; with --all, for all."""
     return build(HERE / "driver", *([] if everything else [only(sets_here())]))
 
 
 @pytest.fixture(scope="session")
 def neon_drivers(build: Callable[..., Path], require: Callable[[str, str], None]) -> Path:
-    """The same programs for 64-bit ARM, for qemu-aarch64 to run, linked statically to need no ARM libraries then."""
+    """Programs in driver/ for 64-bit ARM, for qemu-aarch64 to run. Linked statically, they need no ARM libraries."""
     require("aarch64-linux-gnu-g++", "g++-aarch64-linux-gnu")
     return build(
         HERE / "driver",

@@ -30,7 +30,7 @@ void* allocate(size_t size, void* caller) {
 
 }  // namespace
 
-// Makes the allocation with this number, from 0, fail once; -1: none. Returns whether the one chosen before has failed.
+// Makes the allocation `number`, counted from 0, fail once; -1: none. Returns whether the previous choice has failed.
 extern "C" bool fail_at(long number) {
   return left.exchange(number) < 0;
 }

@@ -1,4 +1,4 @@
-"""Reference gradients for every test of a gradient, on the CPU and on Metal, and the error that is allowed.
+"""Reference gradients for every test of a gradient, on the CPU and on Metal, and the allowed error.
 
 The rule of oracle.py: the error against float64 may be at most twice that of the unfused gradient, plus 1e-5. The
 float64 gradient is computed from the inputs alone, without rounding on the way. The unfused gradient keeps all scores
@@ -23,7 +23,7 @@ from flashattn_core.reference import distance, per_head, reference_attention, vi
 
 from tests.core.oracle import assert_matches_reference, assert_within_rule, draw, to_numpy
 
-ORDERS = 8  # in which the unfused gradient's sums are taken
+ORDERS = 8  # orders of the unfused gradient's sums
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Call:
         return self.forward_of(*map(to_numpy, (self.query, self.key, self.value)))
 
     def forward_of(self, query, key, value, sinks=None) -> tuple[np.ndarray, np.ndarray]:
-        """As forward(), with other arrays."""
+        """forward() with other arrays."""
         numbers = lambda a: None if a is None else to_numpy(a)  # noqa: E731
         sinks = numbers(self.sinks) if sinks is None else sinks
         slopes = numbers(self.alibi_slopes)
@@ -76,7 +76,7 @@ def draw_call(rng: np.random.Generator, *, dlse: bool = True, **shapes) -> Call:
 
 
 def call_of(rng: np.random.Generator, query, key, value, *args, dlse: bool = True, **options) -> Call:
-    """The call with flash_attention's arguments, and random cotangents of out and lse."""
+    """A call with these arguments, and random cotangents of out and, with `dlse`, lse."""
     dout = rng.standard_normal((*query.shape[:-1], value.shape[-1]), dtype=np.float32)
     of_lse = rng.standard_normal(query.shape[:-1], dtype=np.float32)
     cotangents = mx.array(dout).astype(query.dtype), mx.array(of_lse) if dlse else None
@@ -101,7 +101,7 @@ def flash_gradients(call: Call) -> Gradients:
 
 
 def unfused_gradients(call: Call, dtype=np.float64, after_a_forward: bool = False) -> Gradients:
-    """Computes each step in `dtype`, from the inputs, in O(L*S) memory. In float32 out is rounded to the call's dtype.
+    """Computes each step in `dtype`, from the inputs, in O(L*S) memory. In float32, rounds out to the call's dtype.
 
     `after_a_forward`: out, and each row's maximum and sum, are those of a forward without errors. A float32 lse does
     not replace the maximum and the sum: beside a large maximum, lse loses the sum.
@@ -191,10 +191,10 @@ def summed_to(shape: tuple[int, ...], a: np.ndarray) -> np.ndarray:
 
 
 def assert_equal_weights(call: Call, got: Gradients) -> None:
-    """Each key must have the same weight. The call's scores must be the lowest float, or so low that products vanish
+    """Asserts equal weights of all keys. The call's scores must be the lowest float, or so low that products vanish
     beside them; it must have one key/value head per query head, and no cotangent of lse.
 
-    The rule does not hold for such calls: float64, its truth, keeps some digits of the products."""
+    The rule cannot judge such calls: its float64 truth keeps some digits of the products."""
     query, key, value, dout = (to_numpy(a).astype(np.float64) for a in (call.query, call.key, call.value, call.dout))
     weight = 1 / key.shape[-2]
     dprobabilities = dout @ value.swapaxes(-1, -2)
@@ -237,7 +237,7 @@ def assert_both_ways(*args, **options) -> None:
 
 
 def unfused_in_order(call: Call, order: int, after_a_forward: bool) -> Gradients:
-    """unfused_gradients() in float32, its sums over dims in the random order of seed `order`; 0: in memory's order."""
+    """unfused_gradients() in float32. `order`: seed that shuffles the dims that are summed over; 0: not shuffled."""
     shuffle = np.random.default_rng(order).permutation if order else np.arange
     dims, value_dims = shuffle(call.query.shape[-1]), shuffle(call.value.shape[-1])
     of = lambda a, picked: a[..., mx.array(picked)]  # noqa: E731

@@ -1,4 +1,4 @@
-"""The reference for every test of the core, and the error that is allowed.
+"""The reference for every test of the core, and the allowed error.
 
 The rule is FlashAttention's own: the error against float64 is at most twice that of the unfused formula in
 the same dtype, plus 1e-5. The unfused formula is MLX's plain ops, so no other framework is needed.
@@ -45,7 +45,7 @@ def draw(
 
 
 def unfused(query, key, value, scale=None, mask=None, *, softcap=None, sinks=None, alibi_slopes=None):
-    """(out, lse) by the three-step formula, each step in query's dtype. Rows that see nothing get 0 and -inf."""
+    """(out, lse) by the unfused formula, each step in query's dtype. Rows that see nothing get 0 and -inf."""
     dtype = query.dtype
     group = query.shape[-3] // key.shape[-3]
     key, value = mx.repeat(key, group, axis=-3), mx.repeat(value, group, axis=-3)
@@ -96,14 +96,14 @@ def assert_same_bits(got: mx.array, expected: mx.array) -> None:
 
 
 def assert_same_but_for_order(got: mx.array, expected: mx.array) -> None:
-    """The arrays may differ only as sums in another order do. A backend may promise less, as above."""
+    """The arrays may differ only as sums in another order do. A backend may promise less: see kernel_rules.py."""
     np.testing.assert_allclose(to_numpy(got), to_numpy(expected), rtol=1e-5, atol=1e-6)
 
 
 def assert_within_rule(
     got: np.ndarray, expected: np.ndarray, by_unfused: Iterable[Callable[[], np.ndarray]], what: str
 ) -> None:
-    """`by_unfused`: functions that compute the unfused formula in different ways; the largest error of them counts."""
+    """`by_unfused`: functions that compute the unfused formula in different ways; their largest error counts."""
     finite = np.isfinite(expected)
     np.testing.assert_array_equal(got[~finite], expected[~finite], err_msg=what)  # lse may be -inf
     error = np.abs(got[finite] - expected[finite]).max(initial=0)

@@ -1,4 +1,4 @@
-"""Helpers that build and run programs, and the instruction sets that this machine can run them with."""
+"""Helpers that build and run programs, and the instruction sets that this machine has."""
 
 import os
 import platform
@@ -24,7 +24,7 @@ def sets_here() -> list[str]:
 
 
 def only(sets: Iterable[str]) -> str:
-    """CMake's option that builds no other instruction sets."""
+    """CMake's option to build only these instruction sets."""
     return f"-DFLASHATTN_INSTRUCTION_SETS={';'.join(sets)}"
 
 
@@ -41,7 +41,7 @@ each_sanitized_set = pytest.mark.parametrize(
 def finished(
     *command: object, exit_code: int = 0, seconds: float | None = 300, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a program, which must end with this code within so many seconds. Returns its output."""
+    """Runs a program, which must end with `exit_code` within `seconds`. Returns its output."""
     done = subprocess.run(
         [*map(str, command)],
         env={**os.environ, **environment},
@@ -55,7 +55,7 @@ def finished(
 
 
 def run(*command: object, seconds: float | None = 300, **environment: str) -> str:
-    """The output of a program that succeeds."""
+    """The output of a program that must succeed."""
     return finished(*command, seconds=seconds, **environment).stdout
 
 

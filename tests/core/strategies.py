@@ -41,7 +41,7 @@ class Case:
         """Returns (out, lse)."""
         return self.function(**{**self.arguments(arrays), "return_lse": True})
 
-    def __repr__(self) -> str:  # what hypothesis prints of a case that fails
+    def __repr__(self) -> str:  # what hypothesis prints for a failing case
         shapes = {name: f"{a.dtype}{list(a.shape)}".removeprefix("mlx.core.") for name, a in self.arrays.items()}
         others = {k: v for k, v in self.arguments().items() if not isinstance(v, mx.array | tuple)}
         return f"Case({shapes}, {others}, quantised={self.quantised})"
@@ -163,7 +163,7 @@ def cases(draw, *, quantised=False, batches=BATCHES, lengths=lengths, max_dim=51
     batch = draw(st.sampled_from(batches))
     kv_heads, group = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 3, 7]))
     length = draw(lengths)
-    # Many keys only where few queries keep the oracle quick: decoding splits the keys into runs of 512.
+    # Only few queries get many keys, for decode's splits of 512: else the oracle would be slow.
     key_len = draw(lengths | st.integers(500, 1100)) if length <= 8 and len(batch) < 2 else draw(lengths)
     case = Case(quantised)
     if quantised:

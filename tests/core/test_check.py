@@ -97,7 +97,7 @@ NO_ROW_SEES += [(query_len, name) for query_len in (1, 5) for name in ("key_star
 @pytest.mark.parametrize(("query_len", "name"), NO_ROW_SEES)
 def test_nan_in_a_key_that_no_row_sees(query_len, name):
     def adds_nothing_to_it(*, value, **arguments):
-        """Computes as a kernel that multiplies hidden values by 0."""
+        """Computes like a kernel that multiplies hidden values by 0."""
         out, lse = attention(value=mx.nan_to_num(value), **arguments)
         return mx.where(mx.isnan(value).any(), mx.nan, out), lse
 
@@ -231,7 +231,7 @@ def test_a_check_draws_no_random_numbers_of_the_callers():
 
 @pytest.fixture
 def asked(monkeypatch):
-    """Collects each kernel that is checked, with the kind of call. Every check passes."""
+    """Collects each checked kernel, with the kind of call. Every check passes."""
     asked = []
     monkeypatch.setattr(decide, "wrong_with", lambda call, kernel, stream: asked.append((kernel, call.kind())) or "")
     return asked
@@ -243,7 +243,7 @@ def test_each_kernel_of_a_backend_is_asked_for_what_it_takes(asked):
     quantised = sum(kind.bits > 0 for kind in survey.kinds_of_models())
     assert found == [("cpu_prefill", kinds, ""), ("cpu_decode", kinds, ""), ("cpu_backward", kinds - quantised, "")]
     assert len(asked) == sum(count for _, count, _ in found)
-    assert {kind[4] <= 8 for kernel, kind in asked if kernel == "cpu_decode"} == {True}  # queries
+    assert {kind[4] <= 8 for kernel, kind in asked if kernel == "cpu_decode"} == {True}  # query_len
 
 
 def test_what_a_kernel_of_a_backend_fails_at(monkeypatch):

@@ -185,7 +185,7 @@ def lazily(*shape):
     [(1, 32, 131072, 131072), (1, 32, 1, 2**22), (64, 32, 8192, 8192), (4096, 32, 1, 4096), (64, 32, 2**17, 100)],
 )
 def test_trial_calls_are_bounded(monkeypatch, batch, heads, length, key_len):
-    """The work and memory of a trial call must be limited. The call itself is never evaluated."""
+    """The work and memory of a trial call must be limited. The given call is never evaluated."""
     asked = {}
     monkeypatch.setattr(
         contest, "drawn", lambda kind, length, key_len, **how: asked.update(how, length=length, key_len=key_len)

@@ -13,7 +13,7 @@ from tests.core.programs import ARM, run, sets_here
 
 ON_X86 = pytest.mark.skipif(ARM, reason="not an x86-64 machine")
 
-# By set, patterns of multiply-adds on whole registers, and of those on smaller registers or split into mul and add.
+# Two patterns per set: multiply-adds on whole registers; the same on smaller registers, or split into mul and add.
 MULTIPLY_ADD = {
     "avx512": (r"\tvfmadd\w+ps .*%zmm", r"\tvfmadd\w+(ss|ps) .*%[xy]mm|\tvmulps"),
     "avx2": (r"\tvfmadd\w+ps .*%ymm", r"\tvfmadd\w+(ss|ps) .*%xmm|\tvmulps"),
@@ -50,7 +50,7 @@ each_source = pytest.mark.parametrize("source", ["kernels", "backward_kernels"])
 def assert_multiplies_whole_registers(build: Path, isa: str, source: str, tool: str = "objdump") -> None:
     whole, less = MULTIPLY_ADD[isa]
     (kernels,) = (path for path in objects(build, f"flashattn_cpu_{isa}") if path.name.startswith(f"{source}."))
-    assert count(whole, kernels, tool) > 100  # one register tile has 6 rows of 2 or 4, and there are several sizes
+    assert count(whole, kernels, tool) > 100  # 6 rows of 2 or 4 vectors per register tile, several tiles
     assert count(whole, kernels, tool) > 2 * count(less, kernels, tool)
 
 
@@ -84,7 +84,7 @@ def test_what_every_processor_runs_is_of_no_set(drivers, require):
 @each_isa
 def test_all_that_a_set_defines_is_its_own(drivers, require, isa):
     # Where several objects define an inline function, such as one of the standard library, the linker keeps one copy
-    # for all callers: none may contain AVX-512.
+    # for all callers: no copy may contain AVX-512.
     require("nm", "binutils")
     for path in objects(drivers, f"flashattn_cpu_{isa}"):
         symbols = run("nm", "--demangle", "--defined-only", "--extern-only", path).splitlines()

@@ -120,7 +120,7 @@ def test_shapeless_with_one_key(rng, tmp_path):
 def test_of_a_transformed_function(rng, transform, tmp_path):
     arrays = draw(rng, batch=(3, 2), length=5, key_len=7)
     attend = transform(lambda q, k, v: flash_attention(q, k, v, mask="causal"))
-    mx.eval(attend(*arrays))  # compiled before, for these shapes
+    mx.eval(attend(*arrays))  # compiles it before the export
     path = str(tmp_path / "f.mlxfn")
     if transform is mx.checkpoint:
         with pytest.raises(ValueError, match="Unable to serialize primitive CustomTransforms"):  # MLX's error
@@ -145,7 +145,7 @@ def test_exporter(rng, tmp_path):
 
 
 def test_another_thread_exports(rng, tmp_path):
-    """A function that this thread compiles meanwhile must still run the kernel."""
+    """A function that this thread compiles during the export must run the kernel."""
     arrays = draw(rng, length=5, key_len=7)
     tracing, go_on = threading.Event(), threading.Event()
 

@@ -1,7 +1,7 @@
 """Gradients of query, key, value and sinks, against float64.
 
-Most masks, options, shapes and layouts are tested with the results, by assert_both_ways(). The tests here concern
-gradients alone.
+Other modules test gradients with most masks, options, shapes and layouts, by assert_both_ways(). These tests
+concern gradients alone.
 """
 
 from dataclasses import replace
@@ -26,7 +26,7 @@ from tests.core.test_strides import cache_slice, column_major, reversed_rows, st
 
 
 def with_options(call: Call, mask, options) -> Call:
-    """The call with a mask and options of test_grid.py, cast to dtypes that go with query's."""
+    """The call with a mask and options of test_grid.py, cast to dtypes that suit query's."""
     return replace(call, **in_dtype(call.query.dtype, mask, options))
 
 

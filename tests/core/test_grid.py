@@ -1,7 +1,7 @@
-"""Results and gradients obey the rule over the grid of shapes, masks and options that the contract names.
+"""Results and gradients obey the rule over the grid of shapes, masks and options that docs/op.md names.
 
 The whole product would be hundreds of thousands of calls. Every combination of dtype, head_dim and group is
-run on every pair of lengths; masks and options take turns, so that each mask meets each option.
+run on every pair of lengths; masks and options change with each call, and each mask meets each option.
 """
 
 import itertools
@@ -29,7 +29,7 @@ MASK_KINDS = 12
 
 
 def mask_kinds(rng, length, key_len):
-    """Functions that make one mask of each kind, and compositions: a mask is made when its turn comes."""
+    """Functions that make one mask of each kind, and compositions: callers make only what they use."""
     tree_size = min(length, key_len, 40)
     bools = lambda *shape: mx.array(rng.random(shape) > 0.4)  # noqa: E731
     normal = lambda *shape: mx.array(rng.standard_normal(shape, dtype=np.float32))  # noqa: E731
@@ -48,7 +48,7 @@ def mask_kinds(rng, length, key_len):
         lambda: Causal() & bools(2, 1, length, key_len) & normal(key_len),
         lambda: SlidingWindow(64) & KeyRange(0, key_len - 1) & Tree(bools(tree_size, tree_size)) & normal(length, 1),
     ]
-    assert len(kinds) == MASK_KINDS  # otherwise some masks would never be used
+    assert len(kinds) == MASK_KINDS  # else some masks would never be used
     return kinds
 
 
@@ -123,7 +123,7 @@ def test_tile_edges(rng, dtype, heads, length, turn):
 
 @pytest.mark.rotate(13)
 @pytest.mark.parametrize("heads", [1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17])
-@pytest.mark.parametrize("dim", [64, 72])  # read in place, and copied
+@pytest.mark.parametrize("dim", [64, 72])  # 64: read in place; 72: copied
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_decode_with_any_number_of_heads_to_a_key(rng, dtype, dim, heads):
     for key_len in KEYS:
@@ -133,7 +133,7 @@ def test_decode_with_any_number_of_heads_to_a_key(rng, dtype, dim, heads):
 
 
 def in_dtype(dtype, mask, options):
-    """Returns mask and options, cast to dtypes that go with query's."""
+    """Returns mask and options, cast to dtypes that suit query's."""
     return {"mask": cast_arrays(mask, dtype)} | {k: v.astype(dtype) if k == "sinks" else v for k, v in options.items()}
 
 

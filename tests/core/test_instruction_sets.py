@@ -28,7 +28,7 @@ def test_one_that_is_not_to_be_had_is_an_error(name):
 
 
 def parts(direction: str, cases: int, each: int) -> list:
-    """The driver's cases in portions of `each`: the first portion always runs, the others take turns."""
+    """The driver's cases in portions of `each`: the first always runs, with one other (--all: all)."""
     others = range(each, cases, each)
     turn = pytest.mark.rotate(len(others))
     return [(direction, 0, each), *(pytest.param(direction, first, each, marks=turn) for first in others)]

@@ -1,8 +1,8 @@
 """Ctrl-C ends long calls on the CPU. MLX alone raises KeyboardInterrupt only when the last kernel has ended.
 
-Inside of interruptible(), calls that the main thread waits for end half a second after Ctrl-C with results of NaN,
+Inside interruptible(), calls that the main thread waits for end half a second after Ctrl-C with results of NaN,
 KeyboardInterrupt is raised, and the process can go on. Calls finish as usual if they are short, if another thread or
-nobody waits for them, or if the program handles SIGINT itself. Without interruptible(), all calls do.
+nobody waits for them, or if the program handles SIGINT itself. Without interruptible(), all calls finish.
 """
 
 import os
@@ -19,7 +19,7 @@ from tests.core.programs import run as run_program
 
 pytestmark = pytest.mark.slow("waits for long calls")
 
-# Most seconds from the signal to the answer: one is promised, the others allow for a busy machine. PROCESSOR is the
+# Most seconds from the signal to the answer: 1 s is promised, the rest is for a busy machine. PROCESSOR is the
 # processor time that two threads use in the promised second, whatever else the machine does.
 ANSWER = 5.0
 PROCESSOR = 2 * 1.0
@@ -40,7 +40,7 @@ def evaluated(make, *shapes):
 def small_but_watched():  # about the shortest call that heeds Ctrl-C
     return evaluated(mx.random.normal, (1, 4, 1100, 128), (1, 1, 1100, 128), (1, 1, 1100, 128))
 
-def long_prefill():  # and the calls of LONG: two threads with AVX-512 have 10 seconds of it, and more
+def long_prefill():  # takes two threads with AVX-512 10 seconds or more, as do the calls of LONG
     return evaluated(mx.zeros, (1, 4, 65536, 64), (1, 1, 65536, 64), (1, 1, 65536, 64))
 
 @contextlib.contextmanager
@@ -64,7 +64,7 @@ def assert_nan(*arrays):
         assert mx.all(mx.isnan(array)), array
 
 def call_of_3_seconds():
-    # As many times the same, in a batch, as take so long here. Returns the call and what holds its result to be right.
+    # One call, repeated in a batch until it takes 3 seconds here. Returns it and a function that checks its result.
     q, k, v = evaluated(mx.random.normal, (1, 4, 1024, 64), (1, 1, 1024, 64), (1, 1, 1024, 64))
     expected = flash_attention(q, k, v)
     mx.eval(expected)
@@ -167,7 +167,7 @@ assert not mx.any(mx.isnan(out))
 
 
 def test_what_is_queued_and_what_has_yet_to_be_ends(interrupt):
-    # MLX queues a limited number of operations and then waits: most of these reach the stream after the signal.
+    # MLX queues a limited number of operations and then waits: most of the layers reach the stream after the signal.
     (answer,) = interrupt("""
 x, k = evaluated(mx.zeros, (1, 4, 8192, 64), (1, 1, 8192, 64))
 for layer in range(40):
@@ -287,7 +287,7 @@ mx.eval(flash_attention(*small_but_watched()))
 q, k, v = long_prefill()
 child = os.fork()
 if child == 0:
-    stream = mx.new_stream(mx.cpu)  # MLX's others do not survive a fork
+    stream = mx.new_stream(mx.cpu)  # MLX's other streams do not survive a fork
     out, lse = flash_attention(q, k, v, return_lse=True, stream=stream)
     with interrupted():
         mx.eval(out, lse)

@@ -1,4 +1,4 @@
-"""Scores of any size that float32 holds, and masks and options at the ends of its range.
+"""Scores may be as large as float32 holds, and masks and options may be at its limits.
 
 A row's weights depend on the differences of its scores. Float32 rounds a large score by more than 1, but the difference
 of two rounded scores is exact. So a kernel must round all scores of a row in the same way.
@@ -85,7 +85,7 @@ def test_one_quantised_key(dtype, bits, length):
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_lowest_biases_differ(dtype, length):
-    """Some models hide keys by adding the lowest float. Even so, a bias must win beside a lower one."""
+    """Some models hide keys by adding the lowest float. Even among such biases, a higher one must win."""
     query, key = queries(0, length, dtype), column([0, 0], dtype)
     lowest, higher = -float(mx.finfo(DTYPES[dtype]).max), -2.5e38
     for biases, out, lse in (([lowest, higher], 1, higher), ([lowest, lowest], 0.5, lowest), ([0, lowest], 0, 0)):

@@ -18,7 +18,7 @@ def normal(rng, *shape, dtype="float32"):
 
 
 def partly_hidden(rng, bias):
-    """Sets some of the bias to -inf, but not a single number, which would hide everything."""
+    """Sets some of the bias to -inf, unless it is one number: -inf would hide everything."""
     return mx.where(mx.array(rng.random(bias.shape) > 0.8), -mx.inf, bias) if bias.size > 1 else bias
 
 
@@ -83,7 +83,7 @@ def test_what_only_hides_has_zeros(rng, kind):
     query, key, value = draw(rng, length=9, key_len=9)
     _, (gradient,) = mx.vjp(lambda m: flash_attention(query, key, value, mask=of(m)), [given], [query])
     assert gradient.shape == given.shape
-    if kind != "whole numbers added":  # MLX's conversion to floating makes the gradient
+    if kind != "whole numbers added":  # MLX's conversion to floats makes this gradient
         assert gradient.dtype == given.dtype
         assert not gradient.any()
 
@@ -111,7 +111,7 @@ def test_a_gradient_that_nobody_evaluates_takes_no_memory(rng):
     before = mx.get_active_memory()
     mx.reset_peak_memory()
     mx.eval(mx.grad(lambda x: attend(x, mask).sum())(x))
-    assert mx.get_peak_memory() - before < 8 * 1024 * 1024 * 4  # one score matrix; a quarter of it is enough
+    assert mx.get_peak_memory() - before < 8 * 1024 * 1024 * 4  # 8 heads' scores; a quarter of that is enough
 
 
 @pytest.mark.parametrize("axes", [(0, None, 0), (0, 0, None), (None, 1, None), (0, 0, 0)], ids=str)

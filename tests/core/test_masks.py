@@ -1,4 +1,4 @@
-"""Each mask description hides exactly the keys that its sentence in the contract says."""
+"""Each mask description hides exactly the keys that its row in docs/op.md says."""
 
 import mlx.core as mx
 import numpy as np

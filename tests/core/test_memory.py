@@ -57,7 +57,7 @@ batch, heads, kv_heads, length, keys, dim = {shape}
 query = mx.random.normal((batch, heads, length, 16)).astype(mx.bfloat16)
 key, value = (mx.random.normal((batch, kv_heads, 1, d)).astype(mx.bfloat16) for d in (16, dim))
 
-def attention(keys):  # that take no memory
+def attention(keys):  # broadcast from one
     return flash_attention(query, *(mx.broadcast_to(x, (*x.shape[:2], keys, x.shape[3])) for x in (key, value)))
 
 mx.eval(query, key, value, attention(600))  # threads and their scratch are there now
@@ -86,7 +86,7 @@ def test_a_decode_step_keeps_the_results_of_a_few_runs_of_keys(shape):
     measured = json.loads(python(DECODE_PEAK.format(shape=shape), FLASHATTN_NUM_THREADS=str(threads)).stdout)
     run = heads // kv_heads * length * (dim + 2) * 4
     kept = max(2 << 20, (4 * threads + 1) * run)
-    assert batch * kv_heads * keys // 512 * run > 3 * kept + 3e6  # those of all splits would exceed the limit
+    assert batch * kv_heads * keys // 512 * run > 3 * kept + 3e6  # results of all splits would exceed the limit
     assert measured["extra"] <= kept + 1.2 * measured["out"] + 2e6
 
 
@@ -148,7 +148,7 @@ print(json.dumps({name: number - before[name] for name, number in held().items()
 def test_nothing_grows(everything):
     """Runs 10,000 calls; 100,000 with --all."""
     grown = json.loads(python(GROWTH.replace("{rounds}", "10_000" if everything else "1000")).stdout)
-    assert grown.pop("resident") < 1 << 19  # bytes; 53 for each of 10,000 calls would be more
+    assert grown.pop("resident") < 1 << 19  # less than 53 bytes for each of 10,000 calls
     assert grown == {"active": 0, "cache": 0, "threads": 0, "files": 0}
 
 

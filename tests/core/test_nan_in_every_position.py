@@ -18,7 +18,7 @@ from tests.core.oracle import to_numpy
 from tests.core.test_quantised import normal, quantised
 
 POISONS = [np.nan, np.inf, -np.inf]
-POSITIONS = 8  # that are tried per input; all if it has fewer elements
+POSITIONS = 8  # elements tried per input; all if it has fewer
 
 
 @dataclass(frozen=True)

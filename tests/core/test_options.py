@@ -30,7 +30,7 @@ def test_against_reference(rng, option, mask, length, key_len):
 
 @pytest.mark.parametrize("length", [1, 65])
 def test_softcap_is_exact_far_from_and_close_to_zero(length):
-    # Each score has one key, so lse is the capped score itself.
+    # Each row has one key, so its lse is its capped score.
     scores = np.concatenate([[0.0, 1e-30], np.logspace(-8, 4, 61)]).astype(np.float32)
     scores = np.concatenate([scores, -scores])
     query = mx.broadcast_to(mx.array(scores)[:, None, None, None], (scores.size, 1, length, 1))
@@ -65,7 +65,7 @@ def test_sinks_may_have_a_dtype_of_their_own(rng):
 
 @pytest.mark.parametrize("length", [1, 65])
 def test_sinks_take_weight_and_give_nothing(length):
-    # One key with score 0 and a sink of log(3): the key keeps a quarter.
+    # A key of score 0 beside a sink of log(3) has a quarter of the weight.
     query, key, value = mx.zeros((1, 1, length, 4)), mx.zeros((1, 1, 1, 4)), mx.ones((1, 1, 1, 4))
     out, lse = flash_attention(query, key, value, sinks=mx.log(mx.array([3.0])), return_lse=True)
     np.testing.assert_allclose(to_numpy(out), 0.25, rtol=1e-6)

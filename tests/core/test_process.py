@@ -30,7 +30,7 @@ def test_another_mlx_is_refused_before_anything_runs(tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run this test on Linux")
 def test_the_module_itself_refuses_another_mlx(tmp_path):
-    """The module must also refuse it when it is imported from its folder, past the package's own check."""
+    """The module must refuse another MLX even when imported from its folder, past the package's check."""
     code = f"import mlx.core, sys; sys.path.insert(0, {str(Path(_ext.__file__).parent)!r}); import _ext"
     last = python(code, exit_code=1, LD_PRELOAD=another_mlx(tmp_path)).stderr.strip().splitlines()[-1]
     assert last.startswith(f"ImportError: flashattn_core was built for mlx {version('mlx')}, but found mlx 0.99.1.")
@@ -107,7 +107,7 @@ except ValueError as error:
     "flags", [["-I"], ["-O"], ["-OO"], ["-X", "dev"], ["-W", "error", "-bb"], ["-B", "-P"]], ids=str
 )
 def test_import_and_call(flags):
-    """Both must work in isolated mode, without assertions and docstrings, and with all warnings as errors."""
+    """Import and call must work in isolated mode, without assertions and docstrings, with warnings as errors."""
     done = python(CALL, *flags)
     assert (done.stdout, done.stderr) == ("True\nrefused\n", "")
 
@@ -155,7 +155,7 @@ def test_arrays_that_outlive_the_interpreter_s_modules():
     assert (done.stdout, done.stderr) == ("True\n", "")
 
 
-# Code after which an import of mlx fails as without the distribution, or as without libmlx.
+# Code that makes `import mlx` fail as if the distribution, or only libmlx, were missing.
 LACKING = {
     "mlx": "import sys; sys.modules['mlx'] = None",
     "libmlx": """

@@ -25,7 +25,7 @@ def dequantised(words, scales, biases, group_size, bits):
 
 @given(cases(quantised=True))
 def test_quantised_agrees_with_the_reference(case):
-    """float32 calls must agree with the dequantised keys and values; test_16_bits_outside_... tests 16-bit calls."""
+    """float32 calls must agree with calls on dequantised arrays; test_16_bits_outside_... tests 16-bit calls."""
     case.arrays["query"] = case.arrays["query"].astype(mx.float32)
     arguments = case.arguments()
     how = {name: arguments.pop(name) for name in ("group_size", "bits")}

@@ -24,12 +24,12 @@ def normal(rng, *shape, dtype=mx.float32):
 
 
 def quantised(rng, *shape, group_size=64, bits=8, dtype=mx.float32):
-    # On the CPU: MLX's CUDA backend has no kernel for 1 bit, and leaves the result's memory unwritten.
+    # On the CPU: MLX's CUDA backend has no kernel for 1 bit, and leaves the result unwritten.
     return mx.quantize(normal(rng, *shape, dtype=dtype), group_size=group_size, bits=bits, stream=mx.cpu)
 
 
 def dequantised(packed, group_size=64, bits=8):
-    """Dequantises in float32, as the kernels do."""
+    """Dequantises in float32, like the kernels."""
     weights, scales, biases = packed
     return mx.dequantize(
         weights, scales.astype(mx.float32), biases.astype(mx.float32), group_size=group_size, bits=bits, stream=mx.cpu
@@ -47,7 +47,7 @@ def assert_matches(query, key, value, scale=None, mask=None, *, group_size=64, b
 
 
 def masks_and_options(rng, heads, length, key_len):
-    """Masks and options, for cases to take turns with."""
+    """Masks and options: each case takes the next of both lists."""
     tree_size = min(length, key_len, 20)
     sinks, slopes = normal(rng, heads), mx.array(rng.random(heads, dtype=np.float32))
     masks = [

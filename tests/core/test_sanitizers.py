@@ -53,7 +53,7 @@ def test_no_report_of_the_contract(sanitized_drivers):
 
 
 def test_no_report_of_the_pool(sanitized_drivers):
-    # The forked child makes threads of its own: by default the sanitizer for races would end it.
+    # The forked child makes its own threads: by default the sanitizer for races would end it.
     run(sanitized_drivers / "pool", FLASHATTN_NUM_THREADS="4", TSAN_OPTIONS="die_after_fork=0")
 
 
@@ -84,8 +84,8 @@ def sanitized_python(build, tmp_path_factory):
     def library(name: str) -> str:
         return run("c++", f"-print-file-name={name}").strip()
 
-    # libstdc++ is loaded before Python, too: the sanitizer looks for its throw function at the start. Leaks are not
-    # detected: Python and MLX do not free everything at exit.
+    # libstdc++ is loaded before Python, too: at the start, the sanitizer looks for the function that throws. Leaks are
+    # not detected: Python and MLX do not free everything at exit.
     preload = " ".join(library(name) for name in ("libasan.so", "libstdc++.so.6"))
 
     # -S keeps Python from importing the extension's editable install.
@@ -108,7 +108,7 @@ on_linux = pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run t
 @on_linux
 @pytest.mark.parametrize("feature", ["gradients", "quantised", "transforms", "rows_that_see_nothing", "errors"])
 def test_the_extension(sanitized_python, feature):
-    """These test files, which cover the extension's whole interface, must pass in that Python."""
+    """These tests, which cover the extension's whole interface, must pass in this Python."""
     tests = HERE / f"test_{feature}.py"
     sanitized_python("-m", "pytest", "-q", "-p", "no:cacheprovider", tests, "-k", "not environment")
 

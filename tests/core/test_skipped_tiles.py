@@ -7,7 +7,7 @@ import pytest
 from tests.core.programs import run
 
 CASES = {
-    # kernel, query_len, key_len, causal, window, start, stop -> the keys that any query sees
+    # kernel, query_len, key_len, causal, window, start, stop -> begin and end of the keys seen
     "decode, window 1024 of 32k": (["decode", 1, 32768, 1, 1024, 0, 32768], (31744, 32768)),
     "decode, 8 queries, window": (["decode", 8, 32768, 1, 100, 0, 32768], (32661, 32768)),
     "decode, key range": (["decode", 1, 8192, 0, 0, 3000, 3100], (3000, 3100)),
@@ -27,7 +27,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_hidden_memory_is_not_touched(drivers, case):
-    """Only visible keys, values and mask elements are accessible: to read any other ends the program."""
+    """Only visible keys, values and mask elements are accessible: reading others ends the program."""
     arguments, (begin, end) = CASES[case]
     everything_open = run(drivers / "hidden_memory", *arguments, 0, arguments[2])
     assert run(drivers / "hidden_memory", *arguments, begin, end) == everything_open

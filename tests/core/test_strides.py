@@ -89,7 +89,7 @@ def with_unaligned_views(rng, length, dtype):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("length", [5, 19])
 def test_views_that_begin_in_the_middle_of_an_element(rng, length, dtype):
-    """The CPU must copy such views: the processor can read them, but C++ does not allow it."""
+    """The CPU backend must copy such views: processors can read them, but C++ forbids it."""
     attend, arrays, views = with_unaligned_views(rng, length, dtype)
     assert mx.array_equal(attend(*views), attend(*arrays))
 

@@ -2,7 +2,7 @@
 
 The results agree by the rule of oracle.py, with MLX's results as the unfused formula. The differences are documented:
 one dtype for query, key and value (MLX promotes), head_dim from 1 to 512, a finite scale; MLX takes four dimensions
-only, and a query that sees no key gives 0, not the mean of the values.
+only, and gives a query that sees no key the mean of the values, not 0.
 """
 
 import mlx.core as mx

@@ -20,7 +20,7 @@ from tests.core.strategies import cases
 
 
 class Hostile:
-    """Raises at any question: a message must use nothing but its type's name."""
+    """Raises in repr(), bool(), len(), ==: a message may use its type's name."""
 
     def __repr__(self):
         raise RuntimeError("repr")
@@ -138,7 +138,7 @@ def wrong_masks(query, key):
 
 @st.composite
 def broken_calls(draw, name):
-    """Draws (case, its arguments with this one broken, the names of which the message must contain one)."""
+    """Draws (case, its arguments with `name` broken, names): the message must contain one of the names."""
     case = draw(cases(quantised=True) if name in ("bits", "group_size") else cases() | cases(quantised=True))
     arguments = case.arguments()
     query, key = arguments["query"], arguments["key"]
@@ -147,7 +147,7 @@ def broken_calls(draw, name):
         bad = BAD[name]
     elif case.quantised and name in ("key", "value"):
         bad = list(wrong_packed(list(arguments[name])))
-        names = ["key", "value"]  # of two that do not fit together, either may be named
+        names = ["key", "value"]  # if these do not fit together, either may be named
     elif name in ("query", "key", "value"):
         bad = list(wrong_tensors(name, arguments[name], key[0] if case.quantised else key))
         if case.quantised:

@@ -70,7 +70,7 @@ def test_vmap(case, data):
     mapped = data.draw(st.sets(st.sampled_from(names), min_size=1))
     axes = [data.draw(st.integers(0, case.arrays[name].ndim)) if name in mapped else None for name in names]
 
-    def variant(name, i):  # other numbers of the same kind
+    def variant(name, i):  # the same numbers, moved by i
         a = case.arrays[name]
         return mx.roll(a.reshape(-1), i).reshape(a.shape) if name in mapped and a.size else a
 
@@ -123,4 +123,4 @@ def test_vmap_over_trees_of_one_node(rng):
     seen = mx.vmap(lambda x, tree: flash_attention(x[None], x[None], x[None], mask=Tree(tree)))(
         query, mx.ones((2, 1, 1), mx.bool_)
     )
-    assert mx.array_equal(seen[:, 0], query)  # each sees itself alone
+    assert mx.array_equal(seen[:, 0], query)  # each sees only itself

@@ -22,7 +22,7 @@ def cache(tmp_path, monkeypatch):
 
 
 class Clock:
-    """Times each contestant at so many milliseconds, alone and one call after the other; at 9 if none are given."""
+    """Returns these milliseconds, or 9, as each contestant's times of independent and of dependent calls."""
 
     def __init__(self, **milliseconds):
         both = {name: ms if isinstance(ms, tuple) else (ms, ms) for name, ms in milliseconds.items()}
@@ -78,14 +78,14 @@ def test_cudas_kernels_were_measured_where_they_were_made(length):
         (128, 2048, 2048, "causal", "float32", "cuda_prefill"),
         (128, 4096, 4096, "causal", "float32", "cuda_prefill"),
         (128, 512, 9000, "causal", "float32", "cuda_prefill@1"),
-        (128, 1000, 9000, "causal", "float32", "cuda_prefill"),  # so many keys that its last blocks share them
+        (128, 1000, 9000, "causal", "float32", "cuda_prefill"),  # the last blocks share the many keys
         (64, 512, 512, "causal", "input", "cuda_prefill@1"),
         (64, 1024, 1024, "causal", "input", "cuda_prefill@1"),
         (64, 1024, 1024, None, "input", "cuda_prefill"),
         (64, 2048, 2048, "causal", "input", "cuda_prefill"),
         (64, 4096, 4096, SlidingWindow(128), "input", "cuda_prefill@1"),
         (64, 512, 9000, "causal", "input", "cuda_prefill"),
-        (64, 512, 512, "causal", "float32", "cuda_prefill"),  # which has one tiling
+        (64, 512, 512, "causal", "float32", "cuda_prefill"),  # there is one tiling
     ],
 )
 def test_few_blocks_have_fewer_rows_on_hopper(dim, length, keys, mask, precision, kernel):
@@ -143,7 +143,7 @@ def test_it_is_compared_with_the_kernel_that_is_taken(monkeypatch):
 
     assert decision(Clock(mlx=5, metal_prefill_reg=4), device="metal").left() is None
     decide._verdicts.clear()
-    monkeypatch.setenv("FLASHATTN_CHECK", "always")  # the earlier check passed
+    monkeypatch.setenv("FLASHATTN_CHECK", "always")  # else not checked again
     assert decision(Clock(mlx=5, metal_prefill_reg=4), device="metal", check=check).left() == (0.005, 0.009)
 
 
@@ -245,7 +245,7 @@ def test_a_broken_file_is_not_believed(cache, damage):
 
 
 def test_a_full_disk(cache):
-    full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20, 20))"  # bytes of a file
+    full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20, 20))"  # bytes per file
     for _ in range(2):
         assert another_process(before=full) == TIMED
     assert list((cache / "timed").iterdir()) == []

@@ -278,7 +278,7 @@ def test_two_processes_at_once(cache):
 
 
 def test_a_full_disk(cache):
-    full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20, 20))"  # bytes of a file
+    full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20, 20))"  # bytes per file
     for _ in range(2):
         assert asked_by_another_process(before=full) == "cuda_prefill"
     assert list((cache / "checked").iterdir()) == []

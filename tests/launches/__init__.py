@@ -4,8 +4,8 @@ Each launch is a dict. `kernel`: its kernel, in a forward pass. `source`: the te
 `function`, `outputs` (the buffers that MLX takes for written), `scratch` (the buffers of all of the call's launches
 that are kept for the next call), `constants`, `grid` (in threadgroups), `threadgroup` (in threads), `split` (first_key,
 chunk_len, num_chunks). `buffers`, by name: for an input its memory, and the offset in bytes of the element at index 0
-(strides may be negative or 0); for an array that launches write its size in bytes (all launches of a call share it);
-for a struct its bytes. `numbers`: the index by which the kernel finds each buffer.
+(strides may be negative or 0); for an array that launches write, its size in bytes (a call's launches share it);
+for a struct, its bytes. `numbers`: the index by which the kernel finds each buffer.
 """
 
 import contextlib
@@ -74,8 +74,8 @@ def decision(
 ):
     """Returns what decide.py settles for a call on a GPU, and the functions for which it asks NVRTC and the driver.
 
-    refuses: whether these refuse. check: gets a kernel's name and returns what is wrong with it. times: gets the
-    contestants' names, among them MLX's own attention where it is fused, and returns their times.
+    refuses: whether NVRTC and the driver refuse. check: gets a kernel's name, returns what is wrong with it. times:
+    gets contestants' names, with MLX's own attention where it is fused, and returns their times.
     """
     there = SimpleNamespace(device=mx.Device(mx.gpu))
     stand_ins = {name: getattr(_load(), name) for name in ("candidates", "backward_kernel", "pipelines", "compile")}
@@ -91,7 +91,7 @@ def decision(
 
 
 def form(kernel: str) -> tuple[str, dict[str, str], contextlib.AbstractContextManager[None]]:
-    """For a test's name of a kernel's form, returns the kernel, further arguments of its call, and a context that sets
+    """For a kernel's form, as tests name it, returns the kernel, further arguments of its call, and a context that sets
     the GPU. "_hopper": the form for compute capability 9.0; "_rounded": the form that rounds probabilities once."""
     name = kernel.removesuffix("_rounded")
     given = {"precision": "input"} if name != kernel else {}
@@ -101,7 +101,7 @@ def form(kernel: str) -> tuple[str, dict[str, str], contextlib.AbstractContextMa
 
 @contextlib.contextmanager
 def shared_memory(kilobytes: int, compute_capability: int = 0) -> Iterator[None]:
-    """In this context launches are those for an NVIDIA GPU with so many KiB of shared memory per block and this compute
+    """In this context launches are for an NVIDIA GPU with `kilobytes` KiB of shared memory per block and this compute
     capability (90 for 9.0; 0: unknown). Outside of it the GPU has an H100's 227 KiB."""
     before = _load().shared_memory(), _load().compute_capability()
     _load().set_shared_memory(kilobytes * 1024)

@@ -75,7 +75,7 @@ nb::tuple memory(const mx::array& array) {
       -lowest * itemsize);
 }
 
-// The size in bytes of an array that no launch has written yet.
+// The size in bytes of an array that only launches write.
 nb::object unwritten(const gpu::Work& work, gpu::Binding binding) {
   for (const gpu::Scratch& scratch : work.launches->scratch) {
     if (scratch.binding == binding) {
@@ -153,7 +153,7 @@ mx::array not_allocated(mx::Shape shape, mx::Dtype dtype) {
   return mx::array(std::move(shape), dtype, nullptr, std::vector<mx::array>{});
 }
 
-// A primitive's inputs. An array mask has its block map however few keys there are.
+// A primitive's inputs. An array mask gets its block map however few keys it has.
 struct PrimitiveInputs {
   std::vector<mx::array> arrays;
   Present present;
@@ -224,7 +224,7 @@ std::optional<std::pair<std::string, bool>> looked_up(const Arguments& arguments
   return std::pair(name(decision->variant), decision->left != nullptr);
 }
 
-// The kernel of a call that was decided, after shapeless compilation gave it the arrays of another call.
+// The kernel of a decided call, after shapeless compilation gave it another call's arrays.
 std::string with_other_lengths(const Arguments& decided_for, const Arguments& now, mx::Device device) {
   Backend backend = backend_of(device);
   return name(variant_for(decided(decided_for, backend, device).value(), Inputs(now), now.options, backend));

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 PROGRAMS = Path(__file__).parents[2] / "packages/flashattn-core/macos"
-CANNOT = 2  # exit status of the programs, and of uv itself, where something is missing on this machine
+CANNOT = 2  # exit status of the programs, and of uv itself, if something is missing on this machine
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -20,7 +20,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 @dataclass
 class Built:
     wheel: Path
-    mlx: Path  # folder of MLX's wheel, with which the wheel was built
+    mlx: Path  # folder of the MLX that `wheel` was built with
     exit_code: int
     printed: str
 
@@ -53,7 +53,7 @@ def run() -> Run:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that use the programs take minutes: for a compiler of 100 MB, two wheels of MLX, two builds."""
+    """Tests that use the programs take minutes: they fetch a 100 MB compiler and two MLX wheels, and build twice."""
     for item in items:
         if item.path.parent == Path(__file__).parent and "run" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.nightly("builds the wheel for macOS, or asks what is missing for it"))

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="libmlx has the
 
 @pytest.fixture(scope="session")
 def recorder():
-    """Builds the backend's own files with a GPU that prints. Returns a function that runs the program."""
+    """Builds the backend's files with a GPU that prints. Returns a function that runs the program."""
     compiler = os.environ.get("CXX") or shutil.which("c++")
     if compiler is None:
         pytest.skip("c++ is missing: apt-get install g++")
@@ -81,7 +81,7 @@ def texts(done):
 
 
 def told(done):
-    """As described(), from what the encoder is told. Constants are told once for each pipeline, by number."""
+    """Like described(), but from what the encoder is told. Constants are told once for each pipeline, by number."""
     specialised = re.findall(r"^specialise (\S+) of .* as (\S+)\n((?:constant .*\n)*)", done.stdout, re.M)
     pipelines = {name: (function, found(r"constant (\d+) (\S+)", text)) for function, name, text in specialised}
     result = []
@@ -94,7 +94,7 @@ def told(done):
 
 
 def arrays(done, launch, kind):
-    """A launch's inputs or outputs by name: the buffer, and an input's offset or an output's size in bytes."""
+    """A launch's inputs or outputs by name: the buffer, and an input's offset or output's size in bytes."""
     names = dict(found(r"takes \w+ (\d+) (\w+)", done.stdout))
     lines = found(rf"{kind} (\d+) buffer (\d+) \w+ (\d+)", texts(done)[launch])
     return {names[number]: (buffer, int(bytes_)) for number, buffer, bytes_ in lines}

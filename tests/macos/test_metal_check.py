@@ -5,7 +5,7 @@ import zipfile
 import pytest
 
 
-# Up to MLX 0.31.1 the device returned the encoder, by another function.
+# Up to MLX 0.31.1 a function of the device returned the encoder.
 @pytest.mark.parametrize(
     ("version", "missing"),
     [

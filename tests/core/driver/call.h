@@ -135,7 +135,7 @@ struct Call {
       std::memcpy(to, &whole, sizeof(whole));
     });
   }
-  // Copies an input to its own memory, exactly as large as its strides reach.
+  // Copies an input to new memory, exactly as large as its strides reach.
   template <typename T, typename Write>
   void give(const T*& pointer, Strides& strides, const Tensor& tensor, size_t bytes, Write write) {
     std::vector<uint8_t>& memory = memory_.emplace_back(tensor.in_memory(bytes, write));

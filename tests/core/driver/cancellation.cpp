@@ -1,5 +1,5 @@
-// Tests that a cancelled call soon ends with NaN in all elements of its outputs and nothing written beside them, if
-// the request comes long before the call or during it. Calls that end within the grace period keep their results.
+// Tests cancellation. A request long before a call or during the call soon ends the call, with NaN in all elements
+// of its outputs and nothing written beside them. Calls that end within the grace period keep their results.
 #include <chrono>
 #include <cstdio>
 #include <optional>
@@ -14,7 +14,7 @@ using cpu::Cancellation;
 
 namespace {
 
-// Inputs of zeros. The elements of a batch share them.
+// Zeros as an input, shared by all elements of a batch.
 Tensor zeros(const Case& c, int heads, int rows, int columns) {
   Tensor tensor(broadcast_batch(c), heads, rows, columns, kRowMajor);
   std::fill(tensor.numbers.begin(), tensor.numbers.end(), 0);

@@ -14,7 +14,7 @@ namespace flashattn::driver {
 struct Sizes {
   std::vector<std::vector<int>> batches;
   std::vector<int> kv_heads, groups, query_lens, key_lens, dims;
-  int64_t most_work;  // multiply-adds
+  int64_t most_work;  // multiply-adds of a case
 };
 
 // With these sizes, a few hundred cases take less than a minute under an emulator.
@@ -32,7 +32,7 @@ struct Case {
   Dtype dtype, bias_dtype;
   std::vector<int> batch;
   int kv_heads, group, query_len, key_len, head_dim, value_dim;
-  double query_size;  // factor of the queries; 8: a few keys take all of the weight
+  double query_size;  // multiplies the queries; 8: a few keys get all of the weight
   bool causal, strided;
   int window, tree_size;
   float softcap;
@@ -84,14 +84,14 @@ inline Dtype any_dtype(Draw& draw) {
 inline Case draw_case(Draw& draw, int number, bool quantised, const Sizes& sizes = kSizes) {
   Case c = {};
   c.number = number;
-  // Lengths are drawn first, then the other sizes until the work fits: otherwise cases would rarely have two tiles.
+  // Lengths are drawn once, other sizes until the work fits: if all were redrawn, two tiles would be rare.
   const auto draw_lengths = [&] {
     c.query_len = draw.pick(sizes.query_lens);
     c.key_len = draw.pick(sizes.key_lens);
   };
   draw_lengths();
   do {
-    if (quantised) draw_lengths();  // the longest lengths fit no quantised head_dim
+    if (quantised) draw_lengths();  // no quantised dims fit the longest lengths
     c.batch = draw.pick(sizes.batches);
     c.kv_heads = draw.pick(sizes.kv_heads);
     c.group = draw.pick(sizes.groups);

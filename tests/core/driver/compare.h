@@ -14,8 +14,8 @@ namespace flashattn::driver {
 
 struct Check {
   double slack = 1;                         // multiplies the allowed error
-  std::string failure = "";                 // the first one
-  double worst = 0;                         // error as a share of what is allowed; above 1 the rule is broken
+  std::string failure = "";                 // the first failure
+  double worst = 0;                         // largest error / allowed error; above 1 the rule is broken
   uint64_t checksum = 0xcbf29ce484222325u;  // FNV-1a hash of all results
 
   void compare(const char* what, const Result& result, const std::vector<double>& truth,

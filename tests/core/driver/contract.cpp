@@ -14,7 +14,7 @@
 namespace flashattn::cpu {
 namespace {
 
-// More than any memory holds. Below it, products of sizes and strides fit int64.
+// More than any memory holds. Sizes times strides below it fit int64.
 constexpr int64_t kMaxElements = int64_t{1} << 48;
 
 using Wide = __int128;  // holds any sum of an array's sizes times strides
@@ -106,7 +106,7 @@ void for_each_dimension(const AttentionParams& p, const Array& array, Visit visi
   visit(array.columns, array.strides.column);
 }
 
-// The addresses from an array's first byte to behind its last one.
+// An array's addresses: its first byte and one past its last byte.
 struct Range {
   const char* name;
   Wide begin, end;
@@ -149,8 +149,8 @@ Range check_array(const AttentionParams& p, const Array& array) {
   return check_address(array.name, array.data, array.element_size, first, last);
 }
 
-// No two elements of an output may share an address: threads would race for it. None do where each stride exceeds what
-// the smaller strides reach, as in every permutation of a row-major array, with or without gaps.
+// No two elements of an output may share an address: threads would race for it. They share none if each stride exceeds
+// what the smaller strides reach, as in every permutation of a row-major array, with or without gaps.
 void check_elements_apart(const AttentionParams& p, const Array& array) {
   struct Dimension {
     int64_t stride, size;

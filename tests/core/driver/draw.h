@@ -12,7 +12,7 @@ namespace flashattn::driver {
 
 struct Draw {
   std::mt19937 bits;
-  // The first choices, a byte each, where a fuzzer makes them; all others are random.
+  // A fuzzer's bytes make the first choices, one byte each; later choices are random.
   const uint8_t* choices = nullptr;
   size_t choice_count = 0;
 

@@ -20,7 +20,7 @@ namespace {
 constexpr int64_t kApart = int64_t{1} << 32;  // elements from the first row to one past the last row
 const Sizes kSmall = {{{}, {2}, {2, 3}}, {1, 2}, {1, 3}, {1, 5, 9, 65}, {1, 33, 97, 700}, {1, 7, 64, 80}, 1 << 18};
 
-// A copy of an array whose rows, in row-major order, are far apart. Broadcast dimensions stay broadcast.
+// Copies an array to far-apart rows in row-major order. Broadcast dimensions stay broadcast.
 class FarRows {
  public:
   FarRows(const Case& c, const void* near, const Strides& strides, int heads, int rows, int columns, int64_t bytes)

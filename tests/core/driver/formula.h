@@ -125,7 +125,7 @@ struct Gradients {
   std::vector<double> delta;              // (batch, head, row)
 };
 
-// `out` is the forward pass's result, rounded to its dtype. lse is computed here, in Real.
+// `out`: the kernel's result, in the case's dtype. lse is computed here, in Real.
 template <typename Real>
 Gradients plain_gradients(const Case& c, const Inputs& in, const Cotangents& cotangents,
                           const std::vector<double>& out) {

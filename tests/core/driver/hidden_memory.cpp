@@ -5,7 +5,7 @@
 //
 // KERNEL: decode, prefill, or block (the first 64 queries only). array_decode and array_prefill hide keys outside of
 // START to STOP by a bool array instead of a key range; array_prefill also gets the array's block map. Keys from
-// FIRST_OPEN_KEY to LAST_OPEN_KEY, rounded out to whole pages, can be read; all others cannot. Prints the outputs' sum.
+// FIRST_OPEN_KEY to before LAST_OPEN_KEY, rounded out to pages, can be read; no others can. Prints the outputs' sum.
 #include <sys/mman.h>
 #include <unistd.h>
 

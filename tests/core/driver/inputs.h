@@ -1,4 +1,4 @@
-// The inputs of one case, and which keys its queries see.
+// A case's inputs, and which keys its queries see.
 #pragma once
 
 #include <cstdint>
@@ -75,7 +75,7 @@ inline Tensor any_tensor(const Case& c, Draw& draw, int heads, int rows, int col
   return Tensor(c.batch, heads, rows, columns, layout_of(c, draw));
 }
 
-// At times the input is broadcast over the batch, the heads, the rows or the columns.
+// At times the input is broadcast over the batch, heads, rows or columns.
 inline Tensor any_input(const Case& c, Draw& draw, int heads, int rows, int columns) {
   if (!c.strided || c.poison || !draw.chance(30)) return any_tensor(c, draw, heads, rows, columns);
   int broadcast = draw.below(4);
@@ -95,7 +95,7 @@ void fill(Tensor& t, int64_t batch_size, int heads, int rows, int columns, Numbe
   }
 }
 
-// Makes scales of hidden keys NaN and their biases NaN or infinite, and at times those of one group of any value.
+// Makes scales NaN and biases NaN or infinite: of hidden keys and values, at times also of one value's first group.
 inline void poison_groups(const Case& c, Draw& draw, Inputs& in) {
   const auto spoil = [&](Tensor& tensor, Quantised& quantised, int64_t b, int g, int j, int group) {
     quantised.scales.at(b, g, j, group) = kNaN;
@@ -172,7 +172,7 @@ inline Inputs draw_inputs(const Case& c, Draw& draw) {
   fill(in.query, c.heads(), c.query_len, c.head_dim, [&] { return rounded(c.query_size * draw.normal(), c.dtype); });
   fill(in.key, c.kv_heads, c.key_len, c.head_dim, [&] { return rounded(draw.normal(), c.dtype); });
   fill(in.value, c.kv_heads, c.key_len, c.value_dim, [&] { return rounded(draw.normal(), c.dtype); });
-  int percent = draw.pick({5, 60, 95});  // 5: many rows see nothing
+  int percent = draw.pick({5, 60, 95});  // visible keys; 5: many rows see nothing
   if (c.visible) fill(in.visible, c.heads(), c.query_len, c.key_len, [&] { return draw.chance(percent); });
   if (c.bias) {
     fill(in.bias, c.heads(), c.query_len, c.key_len,

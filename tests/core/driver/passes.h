@@ -14,7 +14,7 @@ inline void check_forward(const Case& c, const Inputs& in, Draw& draw, Check& ch
   check.compare("lse", call.lse, truth.lse, unfused.lse, Dtype::float32);
 }
 
-// At times broadcast along rows or over everything, as the gradient of a sum is.
+// A cotangent is at times broadcast along rows or wholly, like a sum's gradient.
 inline Tensor any_cotangent(const Case& c, Draw& draw, int columns) {
   if (draw.chance(10)) return Tensor(broadcast_batch(c), 1, 1, 1, kRowMajor);
   if (draw.chance(10)) return any_tensor(c, draw, c.heads(), c.query_len, 1);

@@ -1,4 +1,4 @@
-// Tests the thread pool and prints a line for each promise that does not hold: each index runs once, several threads
+// Tests the thread pool's promises and prints a line for each broken one: each index runs once, several threads
 // work, the first exception reaches the caller and the pool goes on, an idle pool uses no processor time, a child has
 // threads of its own whenever it is forked, and it is no error when the system cannot start more threads.
 #include <sys/resource.h>
@@ -93,7 +93,7 @@ void all_promises() {
 
   expect(child_has_threads(), "a forked child has threads of its own");
 
-// Not under sanitizers: a child that is forked while other threads run inherits locks that the runtime holds then.
+// Not under sanitizers: a child forked while other threads run inherits locks that a sanitizer's runtime holds.
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
   std::atomic<bool> enough{false};
   std::thread busy([&] {

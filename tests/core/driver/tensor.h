@@ -39,7 +39,7 @@ struct Tensor {
   int64_t origin = 0;           // the position of element 0, 0, ...
   std::vector<double> numbers;  // ordered as in memory, up to the last element; NaN in the gaps
 
-  // An extent of 1 gets stride 0, so it is broadcast where the case has more.
+  // A dimension of size 1 gets stride 0, so it is broadcast in larger cases.
   Tensor(const std::vector<int>& batch, int heads, int rows, int columns, const Layout& layout) : batch_shape(batch) {
     int64_t size = 1, last = 0;
     bool empty = false;

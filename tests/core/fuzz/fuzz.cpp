@@ -1,8 +1,8 @@
 // libFuzzer's target: one call of the CPU backend from the fuzzer's bytes.
 //
 // Each byte makes a choice that the drivers leave to chance: sizes, layouts, options, dtypes. The call is legal, so the
-// contract must accept it, and its results are compared with the plain formula. In other runs some of its numbers are
-// overwritten. If the contract still accepts the call, it runs on memory of exactly the size that its strides reach: no
+// contract must accept it, and its results are compared with the plain formula. Other runs first overwrite some of its
+// numbers. If the contract still accepts the call, it runs on memory of exactly the size that its strides reach: no
 // sanitizer may report an error, and no output may be NaN where scale and softcap are moderate.
 #include <cmath>
 #include <cstdint>
@@ -24,7 +24,7 @@ using namespace flashattn::driver;
 
 namespace {
 
-// Tiny sizes, for thousands of calls a second, just below and above those of a tile, a split of the keys and a vector.
+// For thousands of calls a second: sizes just below and above those of a tile, a split of the keys and a vector.
 const Sizes kTiny = {{{}, {2}, {2, 3}, {1, 2}, {0}, {1, 1, 1, 1, 1, 1, 1, 2}},
                      {1, 2},
                      {1, 2, 7, 0},
@@ -175,7 +175,7 @@ class Memory {
   std::vector<std::unique_ptr<uint8_t[]>> blocks_;
 };
 
-// The arrays that a call reads and writes. Null pointers to arrays with elements stay null.
+// The arrays that a call reads and writes. A null pointer stays null if its array has elements.
 std::vector<Array> arrays_of(cpu::BackwardArgs& backward, Draw& draw, bool with_gradient) {
   cpu::AttentionArgs& args = backward.forward;
   const AttentionParams& p = args.params;

@@ -100,7 +100,7 @@ class CommandEncoder {
     kept_.push_back(std::move(a));
   }
 
-  // As in MLX, a barrier precedes a launch that uses an output of an earlier launch since the last barrier.
+  // As in MLX, a barrier precedes a launch that uses what a launch since the last barrier has written.
   void dispatch_threadgroups(MTL::Size grid, MTL::Size group) {
     std::cout << (barrier_ ? "barrier\n" : "") << "dispatch " << grid.width << " " << grid.height << " " << grid.depth
               << " of " << group.width << " " << group.height << " " << group.depth << "\n";
