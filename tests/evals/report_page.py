@@ -25,7 +25,7 @@ def parse(page):
 
 
 def rows(table):
-    """The texts of each row's cells, by the text of its headings."""
+    """The texts of each row's cells, by the row's headings."""
     body = table.all("tbody")[0].all("tr")
     return {" ".join(name.text for name in row.all("th")): [cell.text for cell in row.all("td")] for row in body}
 

@@ -31,7 +31,7 @@ class Broken(AssertionError):
 class Result:
     """The numbers and tokens that one arm (patch off or on) computed."""
 
-    numbers: np.ndarray  # losses, costs, logits, or the log-probability of each token
+    numbers: np.ndarray  # losses, logits, or the log-probability of each token
     tokens: np.ndarray | None = None  # greedily generated; several sequences are concatenated
 
 

@@ -10,7 +10,7 @@ from tests.patch.arms import batch_caches, close, off_and_on
 
 pytestmark = pytest.mark.usefixtures("masks")
 
-STEPS = [9, 1, 1, 6, 1, 1, 1, 1, 1, 1, 1, 10, 1, 1, 1, 1, 1, 1]  # how many tokens at a time
+STEPS = [9, 1, 1, 6, 1, 1, 1, 1, 1, 1, 1, 10, 1, 1, 1, 1, 1, 1]  # tokens per call
 PADDING = [0, 3, 7]
 CACHES = {
     "KVCache": mlx_caches.KVCache,

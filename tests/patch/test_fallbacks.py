@@ -12,7 +12,7 @@ from mlxlm_flash_patch import router
 
 from tests.patch.arms import close, off_and_on
 
-WIDE = {name: mx.zeros((1, 2, 5, 600)) for name in ("queries", "keys", "values")}  # falls back
+WIDE = {name: mx.zeros((1, 2, 5, 600)) for name in ("queries", "keys", "values")}  # too wide
 
 
 def attention(**given):
@@ -105,7 +105,7 @@ def test_warned_once_for_each_reason_and_counted_each_time(warned):
 
 
 def test_warnings_as_errors(original):
-    """The first call of a reason raises the warning, and is counted; afterwards the patch works, and can be removed."""
+    """A reason's first fallback raises the warning, and is counted; afterwards the patch works, and can be removed."""
     with flash.enabled():
         with pytest.raises(flash.FlashFallbackWarning):
             attention(**WIDE)

@@ -54,7 +54,7 @@ def module(monkeypatch):
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 @pytest.mark.parametrize("text", IMPORTS)
 def test_a_name_of_another_package(module, text, before):
-    """The name leads to flash attention while the patch is on, and is what an import would bind when it is off."""
+    """The name leads to flash attention while the patch is on; afterwards it is what an import would bind."""
     expected = dict(vars(module(text)))
     made = module(text)
     if not before:
@@ -95,7 +95,7 @@ def random_model_of(module, name):
 
 @pytest.mark.parametrize("module", [base, cache, gemma2, llama, qwen2], ids=lambda module: module.__name__)
 def test_a_module_that_is_loaded_anew(module, monkeypatch):
-    """After a reload the patch is still on; later, the reloaded functions come back, and those of the older classes."""
+    """After a reload the patch is still on. Off, the new module and older classes have their own functions."""
     for name, held in vars(module).items():
         monkeypatch.setitem(vars(module), name, held)  # restored after the test
     older = [vars(held).copy() for held in vars(module).values() if isinstance(held, type)]
@@ -206,7 +206,7 @@ def test_an_import_that_begins_while_the_patch_goes_in(monkeypatch):
 
 
 def test_an_import_that_fails_has_its_own_error(monkeypatch):
-    """Its own error is raised even if warnings are errors and the module would cause one."""
+    """The import's error is raised even if warnings are errors, of which it causes one."""
     name = "mlx_lm.models.gear"
     monkeypatch.setattr(mlx_lm.models, "gear", gear)  # back at the end, as it was
     monkeypatch.delitem(sys.modules, name)

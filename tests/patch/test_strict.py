@@ -1,4 +1,4 @@
-"""With strict, a call that would fall back raises, and so does the end if flash attention never ran."""
+"""With strict, a call that would fall back raises; if flash attention never ran, the end raises."""
 
 import flashattn_core
 import mlx.core as mx

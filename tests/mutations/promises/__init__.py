@@ -1,1 +1,1 @@
-"""A module for each group of promises in docs/dev/reliability.md; in a package, so that no library has their names."""
+"""Has a module for each group of promises in docs/dev/reliability.md, in a package lest names meet a library's."""

@@ -35,7 +35,7 @@ def relative_positions():
 
 
 def two_minutes():
-    """For the memory of 1,500 frames, which subsampling leaves of 12,000."""
+    """For its memory: subsampling turns 12,000 frames into 1,500."""
     return encode("rel_pos", 12_000)
 
 
