@@ -19,7 +19,7 @@ PUBLIC: dict[str, Any] = {
     "flashattn_core.reference.reference_attention": reference.reference_attention,
     **{f"mlxlm_flash_patch.{name}": getattr(mlxlm_flash_patch, name) for name in mlxlm_flash_patch.__all__},
 }
-# Function -> the one that describes its parameters. Its own docstring names that one.
+# Function -> the function whose parameters it takes, and which its docstring names.
 AS = {
     "flashattn_core.quantized_flash_attention": "flash_attention",
     "flashattn_core.plan": "flash_attention",

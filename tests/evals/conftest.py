@@ -43,7 +43,7 @@ TEXT = (
 
 @pytest.fixture(autouse=True)
 def another_blas(monkeypatch):
-    """Pretends that MLX has OpenBLAS: pages and stderr warn of a slow BLAS, as test_blas_option.py tests."""
+    """Pretends that MLX has OpenBLAS: else pages and stderr warn of a slow BLAS, as test_blas_option.py tests."""
     monkeypatch.setattr(machine, "blas", lambda: "openblas")
 
 
@@ -209,7 +209,7 @@ def results(model_folder, tmp_path_factory):
 
 @pytest.fixture
 def report(invoke, tmp_path):
-    """report(*results): the report's page of these files, given by path or content. stderr must be `says`."""
+    """report(*results): the page of these files, given by path or content. stderr must be `says`."""
 
     def run(*results, says=""):
         files = [result if isinstance(result, Path) else tmp_path / f"{n}.json" for n, result in enumerate(results)]
@@ -278,7 +278,7 @@ def run_kernels(invoke, tmp_path):
 
 @pytest.fixture
 def fake_implementation(monkeypatch):
-    """Replaces one of IMPLEMENTATIONS by flash, with before() run before each call, and preparing() when one is
+    """Replaces one of IMPLEMENTATIONS by flash, with before() run before each call, and preparing() before a call is
     prepared. `change`: name of a result -> the function that changes it.
     """
 

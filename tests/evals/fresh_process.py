@@ -1,7 +1,7 @@
 """Runs `flash-eval` commands in processes of their own, in which libraries read their environment again.
 
-Importing those libraries takes seconds. One process imports them, and forks one for each list of commands. It does
-not import MLX, whose threads a fork would lose.
+Importing those libraries takes seconds. One process imports all but MLX, whose threads a fork would lose, and
+forks another process for each list of commands.
 """
 
 import json
@@ -57,6 +57,6 @@ def fresh_processes(stderr):
             assert stderr.read_text()[before:] == ""
             return [SimpleNamespace(**outcome) for outcome in json.loads(outcomes)]
 
-        server.stdout.readline()  # is ready
+        server.stdout.readline()  # it is up
         yield run
         server.stdin.close()

@@ -15,7 +15,7 @@ from mlxlm_flash_patch.blas import INSTALL, REFERENCE
 pytestmark = pytest.mark.slow("processes that import for seconds")
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run this test on Linux")
-# Options for a short run.
+# Options for short runs.
 SMALL = {
     "perplexity": "--context 24 --max-windows 1",
     "speed": "-p 4 -g 0 -d 0 -r 1",

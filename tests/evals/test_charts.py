@@ -24,7 +24,7 @@ LINEAR = Axis(units.percent_tick, logarithmic=False)
 
 
 def values(charts):
-    """[length, value, low, high] of each point, by the chart's title and the line's name; low, high only of bands."""
+    """[length, value, low, high] of each point ([length, value] without a band), by the titles of chart and line."""
     lines = {chart.title: {line.name: line.points for line in chart.series} for chart in charts}
     return {
         title: {
@@ -73,7 +73,7 @@ def test_speed(results):
 
 
 def test_kernels(results):
-    """Each dtype and pass has a row of charts with the implementations that finished the pass, by length."""
+    """Each dtype and pass has a row of charts with a line per implementation that finished it, by length."""
     entries = results["kernels"]
     others = [{**entry, "config": {**entry["config"], "dtype": "float16"}} for entry in entries]
     for entry in others:

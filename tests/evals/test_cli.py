@@ -1,4 +1,4 @@
-"""The command line shows help at once, says in one line what is wrong, and keeps measurements when signalled."""
+"""The command line shows help at once, says in one line what is wrong, and keeps its measurements at a signal."""
 
 import json
 import signal
@@ -82,7 +82,7 @@ def test_the_defaults_need_no_network(in_fresh_process, tmp_path):
     out, cache = tmp_path / "out.json", tmp_path / "hf"
     [outcome] = in_fresh_process(
         ["perplexity", "--max-windows", 4, "--json", out],
-        HF_ENDPOINT="http://127.0.0.1:9",  # nothing listens
+        HF_ENDPOINT="http://127.0.0.1:9",  # nothing listens there
         HF_HOME=str(cache),
     )
     assert (outcome.exit_code, outcome.stderr) == (0, "")

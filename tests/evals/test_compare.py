@@ -54,7 +54,7 @@ def test_under_other_conditions(evaluate, run_arm):
     together = evaluate("--max-windows", 3)
     later = evaluate("--arm", "on", "--max-windows", 3, "--compare", run_arm("off", "--batch-size", 2)["file"])
     assert later["tokens"] == together["tokens"]
-    assert len(later["compared"]["trials"]) == 2  # the file has more, of later windows
+    assert len(later["compared"]["trials"]) == 2  # this run's windows; the file has more
     assert later["off"]["ppl"] == pytest.approx(together["off"]["ppl"], rel=1e-6)
     assert later["paired"]["delta_nll"] == pytest.approx(together["paired"]["delta_nll"], abs=1e-6)
     assert "off.jsonl differs from this run: batch size 2, this run has 4" in later["page"]

@@ -1,4 +1,4 @@
-"""Texts are read byte for byte from each kind of source; an error says why one is not."""
+"""Texts are read byte for byte from each kind of source, or an error says why not."""
 
 import hashlib
 import json

@@ -127,7 +127,7 @@ def test_it_is_the_step_of_mlx_lm(model_folder, tmp_path, monkeypatch):
             optimizer = Adam(learning_rate=1e-5)
             trainer.train(other.model, optimizer, None, args=arguments, training_callback=callback, **feed)
     losses = [trial.off.loss for length in taken.values() for trial in length.trials]
-    np.testing.assert_allclose(losses, reported[1:4] + reported[5:], rtol=1e-6)  # less each length's warm-up
+    np.testing.assert_allclose(losses, reported[1:4] + reported[5:], rtol=1e-6)  # without each length's warm-up
 
 
 def test_only_the_adapters_of_the_last_layers_learn(model_folder):
@@ -167,11 +167,11 @@ def test_a_step_gives_up_the_adapters_that_it_replaces(monkeypatch, falling_back
 
 @pytest.mark.slow("15 seconds")
 def test_what_a_step_needs_is_foreseen(make_model, monkeypatch, request, falling_back):
-    """The estimate counts the scores of attention: it is never too high, and near the truth for long texts. Measuring a
-    shorter length improves it. With checkpoints, only one layer's scores count.
+    """The estimate counts the scores of attention: it is never too high, and near the truth for long texts. A shorter
+    length, if measured, improves it where the layers need as much. With checkpoints, only one layer's scores count.
     """
     monkeypatch.setattr(measure, "memory_method", lambda: "peak of MLX's allocator")
-    limit = mx.set_memory_limit(1)  # above it, MLX waits until its thread has freed memory
+    limit = mx.set_memory_limit(1)  # MLX then waits for its thread to free memory
     request.addfinalizer(lambda: mx.set_memory_limit(limit))
     folder = str(make_model(max_position_embeddings=1024))
     for checkpoint in (True, False):
@@ -216,7 +216,7 @@ def test_a_length_that_does_not_fit_is_skipped(evaluate, refused, model_folder, 
     assert line == f"Error: {needs}, only 0.01 GB are free"
 
 
-# A pair of steps takes 4 s. If there is no time for a warm-up, the first pair counts, and no other runs.
+# A pair of steps takes 4 s. Without time for a warm-up, the first pair counts, and no other runs.
 @pytest.mark.rotate(1, default=4)
 @pytest.mark.parametrize(("max_seconds", "counted"), [(0, 5), (3, 1), (4.5, 1), (9, 2)])
 def test_a_length_that_takes_long_takes_fewer_steps(evaluate, monkeypatch, max_seconds, counted):

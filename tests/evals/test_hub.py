@@ -78,7 +78,7 @@ def hub(folders):
 
 @pytest.fixture
 def run(in_fresh_process, model_folder, tmp_path):
-    """run(hub, *arguments): `flash-eval perplexity` with each, and one cache. Returns results or error lines."""
+    """run(address, *texts): the results or error lines of `flash-eval perplexity` with each text's options."""
     always = ["perplexity", "--model", model_folder, "--context", 32, "-o", "json"]
 
     def result(outcome):

@@ -64,7 +64,7 @@ def test_every_implementation_computes_the_workload(name, pass_, work):
 
 @pytest.mark.parametrize("name", ["flash", "mlx", "naive"])
 def test_a_backward_pass_begins_after_the_forward_pass(name):
-    """Preparing a backward pass runs the forward; flash keeps its output and lse, others attention's weights."""
+    """Preparing a backward pass runs the forward. Flash keeps output and lse, others keep attention's weights."""
     work = workload(query_len=256, seq_len=256)
     contestant = IMPLEMENTATIONS[name](work, "backward", work.inputs(seed=0))
     mx.synchronize()

@@ -53,7 +53,7 @@ def test_rolling(evaluate_documents, cost, tokens, documents, reading, context, 
     streams, costs = {text: tokens(text, bos) for text in texts}, []
     for ids in streams.values():
         for token in range(1, len(ids)):
-            # The first window scores `context` tokens, each later one `stride`. `last`: the last that it scores.
+            # The first window scores `context` tokens, each later one `stride`. `last`: the window's end.
             number = max(0, math.ceil((token - context) / stride))
             last = min(context + number * stride, len(ids) - 1)
             costs.append(cost(ids[max(0, last - context) : token], ids[token]))

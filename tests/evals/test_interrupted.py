@@ -99,7 +99,7 @@ def test_speed_and_finetune(invoke, at_trial, commands, tmp_path, command, trial
 @pytest.mark.parametrize("command", ["perplexity", "speed", "finetune", "kernels"])
 def test_before_anything_is_measured(invoke, at_trial, fake_implementation, quick_machine, commands, command):
     at_trial({"perplexity": 1, "speed": 3, "finetune": 2}.get(command))
-    fake_implementation("flash", before=stop)  # for kernels, without arms
+    fake_implementation("flash", before=stop)  # for kernels: it has no arms
     page = invoke(*commands[command])
     assert (page.exit_code, page.stdout, page.stderr) == (130, "", "Interrupted.\n")
     if command == "finetune":

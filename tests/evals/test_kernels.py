@@ -71,7 +71,7 @@ def page_of(entries):
 
 
 def test_page(results):
-    """Only a problem's first row has what all share; only a pass's first row names the pass."""
+    """Only a problem's first row has what its rows share; only a pass's first row names it."""
     entries = deepcopy(results["kernels"])
     for entry, seconds in zip(entries, (1e-4, 1e-3, 2e-4, 1.6e-4), strict=True):
         entry["machine"]["device"] = "cpu, AVX2, 2 threads"

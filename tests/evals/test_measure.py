@@ -137,7 +137,7 @@ SMALL = {
 
 @pytest.mark.parametrize("command", SMALL)
 def test_a_process_that_is_patched_already_has_no_off_arm(refused, model_folder, text_file, command):
-    """It is refused, lest both arms be flash attention and agree exactly."""
+    """If it had one, both arms would be flash attention, and agree exactly."""
     text = ("--dataset", text_file, "--context", 24) if command == "perplexity" else ()
     with mlxlm_flash_patch.enabled():
         line = refused(command, "--model", model_folder, *text, *SMALL[command])

@@ -64,11 +64,11 @@ def test_of_a_part_the_words_that_were_scored_count(loaded, documents):
     text = Text.of(originals, "some", separator="\n", tokenised=True)
     read = plan.make(loaded, text, replace(STANDARD, documents=documents, context=8))
     sizes = [read.size_up_to(window) for window in read.windows]
-    # ends[n - 1]: where the n-th character that the detokeniser keeps ends.
+    # ends[n - 1]: the end of the n-th character that the detokeniser keeps.
     ends = [n for n, character in enumerate(joined, 1) if character not in " \n@"]
     for window, (words, _) in zip(read.windows, sizes, strict=True):
         seen = loaded.tokenizer.decode(read.ids[: window.end + 1].tolist())
-        solid = sum(character not in " \n@" for character in re.sub("\ufffd+$", "–", seen))  # from the first byte
+        solid = sum(character not in " \n@" for character in re.sub("\ufffd+$", "–", seen))  # counts a cut character
         assert words == len(joined[: ends[solid - 1]].split())
     assert sizes == sorted(sizes)
     spaces = 3 if documents == "joined" else 1

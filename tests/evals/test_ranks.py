@@ -49,7 +49,7 @@ def scores(path):
 
 
 def test_the_same_scores(invoke, perplexity, same_scores, tmp_path):
-    """Scores are equal bit for bit, since the batches are the same. The last one leaves a rank without a batch."""
+    """Scores are equal bit for bit, since the batches are the same. At the end, one rank has no batch left."""
     one, two = (
         [*perplexity, "--max-windows", 5, "--json", tmp_path / f"{n}.json", "--save-logprobs", tmp_path / f"{n}.jsonl"]
         for n in (1, 2)
@@ -79,7 +79,7 @@ def test_an_error_in_one_rank_ends_all_and_keeps_what_is_measured(perplexity):
 
 @pytest.mark.nightly("three processes, which import for seconds")
 def test_a_rank_that_dies_ends_all(invoke, perplexity, tmp_path, monkeypatch):
-    """If one dies, mlx.launch ends all. Any number of ranks can continue with the batches that rank 0 saved."""
+    """If a rank dies, mlx.launch ends all. Any number of ranks can continue with the batches that rank 0 saved."""
     monkeypatch.setattr(machine, "blas", blas)  # the real one, as in the ranks
     path, whole = tmp_path / "run.jsonl", tmp_path / "whole.jsonl"
     launch(sys.executable, "-c", DRIVER, "die", *perplexity, "--resume", path)

@@ -7,7 +7,7 @@ import flashattn_core
 import pytest
 from flash_evals.results.errors import EvalError, failing, one_line
 
-# Arguments -> the text of the line.
+# Arguments -> the error's text.
 PERPLEXITY = {
     "--context 1": "--context must be at least 2, not 1",
     "--stride 0 --context 64": "--stride must be between 1 and the context of 64, not 0",

@@ -15,7 +15,7 @@ NUMBER = re.compile(r"([-+]?[0-9][0-9,]*)(\.\d+)?(e[-+]\d+)? ?(ms|µs|%)?")
 
 
 def figures(cell):
-    """Each number of a cell, within its last digit; not the range in brackets."""
+    """A cell's numbers, each to within its last digit; no range in brackets."""
     found = []
     for whole, digits, power, unit in NUMBER.findall(cell.split(" (")[0]):
         value = float(f"{whole.replace(',', '')}{digits}{power}")

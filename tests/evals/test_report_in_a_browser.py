@@ -94,7 +94,7 @@ def open_page(chromium):
 
 @pytest.fixture(scope="module")
 def file(results, tmp_path_factory):
-    """A page of a run of each command; a missing file is left out."""
+    """The page of a run of each command and of a missing file."""
     return make(list(results.values()), tmp_path_factory.mktemp("report"))
 
 

@@ -16,7 +16,7 @@ OTHER = b"another build"
 
 
 def stand_in(folder):
-    """Stands for mlx-cuda-12's wheel of some hundred MB, with libmlx.so at its path."""
+    """Replaces mlx-cuda-12's wheel, of some hundred MB. Its libmlx.so has the same path."""
     info = f"mlx_cuda_12-{version('mlx')}"
     wheel = folder / f"{info}-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:

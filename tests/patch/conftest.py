@@ -64,7 +64,7 @@ def architecture(request):
 
 @pytest.fixture
 def kernels_take(monkeypatch):
-    """kernels_take(head_dim, gradient): the widest heads that the core has kernels and gradients for."""
+    """kernels_take(head_dim, gradient): the widest heads for which the core has kernels, and gradients."""
 
     def at_most(head_dim, gradient):
         monkeypatch.setattr(_ext, "quick", lambda *_: None)  # quick() would ask the kernel table itself
@@ -143,7 +143,7 @@ def model_folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def chat_folder(model_folder, tmp_path_factory):
-    """That model with a chat template that joins messages' contents."""
+    """A copy with a chat template that joins messages' contents."""
     folder = shutil.copytree(model_folder, tmp_path_factory.mktemp("tiny-chat") / "model")
     (folder / "chat_template.jinja").write_text("{% for message in messages %}{{ message['content'] }}{% endfor %}")
     return folder

@@ -6,8 +6,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_map
 
-# The model types that most tests use. Beyond Qwen2, Llama has a window (here), Qwen3 normalised queries and keys, Gemma
-# 3 all that and scaled embeddings, gpt-oss sinks.
+# The model types that most tests use. Beyond Qwen2, Llama has a window (here), Qwen3 normalised queries and keys,
+# Gemma 3 all that and scaled embeddings, gpt-oss sinks.
 ARCHITECTURES = ("qwen2", "llama", "qwen3", "gemma3_text", "gpt_oss")
 LAYERS = 2
 
@@ -102,7 +102,7 @@ YARN = {
 }
 KDA = {"num_heads": 4, "head_dim": 16, "kda_layers": [1], "full_attn_layers": [2], "short_conv_kernel_size": 3}
 
-# Type -> fields that only it has, or that differ for it.
+# Type -> fields only of it, or that mean something else in it.
 OWN = {
     "baichuan_m1": {"sliding_window_layers": [0], "tie_word_embeddings": False},
     "dbrx": {

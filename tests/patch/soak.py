@@ -64,7 +64,7 @@ class Soak:
         self.thread = ThreadPoolExecutor(1)  # one for all rounds: MLX adds one per thread that generates
         self.seen = Seen()
         self.arrivals = ["qwen2", *other_types]
-        for kind in self.kinds.values():  # so that what first use makes exists
+        for kind in self.kinds.values():  # since first use makes objects that stay
             work = kind(random.Random(0))
             work.run(work.models())
             self.thread.submit(work.run, work.models()).result()

@@ -38,7 +38,7 @@ class Own:
         }
 
     def check(self) -> None:
-        """Raises Broken if an attribute has changed or, as a later module's may, is the patch's object."""
+        """Raises Broken if an attribute has changed since __init__(), or is the patch's (in new modules, too)."""
         if sys.meta_path != self.finders:
             raise Broken(f"sys.meta_path is {sys.meta_path}")
         for owner in self._owners():

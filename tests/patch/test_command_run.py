@@ -243,7 +243,7 @@ def test_strict_overrules_success_only(monkeypatch, tmp_path, code, mode, expect
 
 
 def test_the_last_line():
-    """A forked child prints none, and a closed stderr is no error."""
+    """A forked child prints no such line, and a closed stderr is no error."""
     stream = io.StringIO()
     running._say_what_ran(stream, os.getpid() + 1)
     assert stream.getvalue() == ""

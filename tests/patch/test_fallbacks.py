@@ -12,7 +12,7 @@ from mlxlm_flash_patch import router
 
 from tests.patch.arms import close, off_and_on
 
-WIDE = {name: mx.zeros((1, 2, 5, 600)) for name in ("queries", "keys", "values")}  # too wide
+WIDE = {name: mx.zeros((1, 2, 5, 600)) for name in ("queries", "keys", "values")}  # falls back
 
 
 def attention(**given):

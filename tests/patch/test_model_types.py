@@ -1,6 +1,6 @@
 """Small random models of each model type of mlx-lm have the same logits with the patch, in prefill and decode.
 
-They are tested with each kind of cache that the type makes and, where mlx-lm has `--max-kv-size`, past that.
+They are tested with each kind of cache that the type makes and, where mlx-lm has `--max-kv-size`, past its limit.
 models.toml lists the types and their caches.
 """
 

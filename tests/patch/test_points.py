@@ -59,7 +59,7 @@ def test_nothing_else_changes(modules):
 
 @pytest.fixture
 def reads(monkeypatch):
-    """reads(function, (old, new)): Python finds its source with `new` for `old` (None: no source)."""
+    """reads(function, text): its source has text[1] for text[0]; with None, it has no source."""
 
     def instead(function, text):
         file = function.__code__.co_filename

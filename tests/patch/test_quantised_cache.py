@@ -104,7 +104,7 @@ OTHERWISE_STORED = {
 
 @pytest.mark.parametrize("given", OTHERWISE_STORED.values(), ids=OTHERWISE_STORED)
 def test_keys_that_are_not_stored_as_the_cache_says(given):
-    """It is an error with the patch as without it, and no fallback."""
+    """Such keys are an error with the patch as without it, and no fallback."""
     queries = normal(3, 1, 6, 5, 128)
     errors = pytest.raises((TypeError, ValueError, AttributeError))
     with errors:

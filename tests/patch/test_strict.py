@@ -1,4 +1,4 @@
-"""With strict, a call that would fall back raises; if flash attention never ran, the end raises."""
+"""With strict, a call that would fall back raises; if flash attention never ran, disabling it does."""
 
 import flashattn_core
 import mlx.core as mx

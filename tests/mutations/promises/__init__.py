@@ -1,1 +1,1 @@
-"""Has a module for each group of promises in docs/dev/reliability.md, in a package lest names meet a library's."""
+"""A module for each group of promises in docs/dev/reliability.md; a package, lest a library have their names."""

@@ -15,7 +15,7 @@ class Mutation:
     file: str
     old: str  # occurs once in the file
     new: str
-    test: str  # its name for pytest, below tests/; one of the promise's in docs/dev/reliability.md
+    test: str  # a test of the promise in docs/dev/reliability.md: pytest's name for it, below tests/
     nightly: str = ""  # if only nightly tests notice: the reason
 
     @property

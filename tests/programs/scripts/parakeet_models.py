@@ -35,7 +35,7 @@ def relative_positions():
 
 
 def two_minutes():
-    """For its memory: subsampling turns 12,000 frames into 1,500."""
+    """To measure memory: subsampling makes 1,500 of 12,000 frames."""
     return encode("rel_pos", 12_000)
 
 
