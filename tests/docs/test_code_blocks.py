@@ -138,7 +138,7 @@ def repository(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Removes delays, and lets any ratio claim a difference, as on the pages: few short trials show none."""
+    """Removes delays, and lets ratios of few short trials claim differences, as the pages do."""
     monkeypatch.setattr(contest, "TRIAL_SECONDS", 0)
     monkeypatch.setattr(contest, "SETTLE_SECONDS", 0)
     monkeypatch.setattr(claims.Ratio, "sign", property(lambda ratio: 1 if (ratio.value or 0) > 1 else -1))

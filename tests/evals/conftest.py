@@ -182,7 +182,7 @@ RUNS = {
 }
 
 
-for name in RUNS:  # now: a command imported while a test has patched a function would keep the patched one
+for name in RUNS:  # imported here: a command imported in a test could keep functions that the test patched
     import_module(f"flash_evals.commands.{name}")
 
 

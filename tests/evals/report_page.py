@@ -20,7 +20,7 @@ class Element:
 
 
 def parse(page):
-    """The root of a page, which must also be XML: it fails if an element is not closed."""
+    """The root of a page, which must also be XML. Raises if an element is not closed."""
     return Element(ElementTree.parse(page).getroot())
 
 

@@ -124,7 +124,7 @@ def picture(of):
 
 
 def labels(svg, anchor):
-    """The labels of an axis and their positions, in order."""
+    """(position, label) of an axis's labels, in order."""
     texts = [text for text in svg.iter(f"{SVG}text") if f"text-anchor: {anchor}" in text.get("style")]
     place = "x" if anchor == "middle" else "y"
     return sorted(((float(text.get(place)), text.text) for text in texts), reverse=anchor == "end")

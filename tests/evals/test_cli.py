@@ -1,4 +1,4 @@
-"""The command line shows help at once, says in one line what is wrong, and keeps its measurements at a signal."""
+"""The command line shows help at once, says in one line what is wrong, and keeps measurements at a signal."""
 
 import json
 import signal

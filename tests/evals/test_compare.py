@@ -48,7 +48,7 @@ def test_one_arm_and_the_other_later(evaluate, run_arm, same_scores, held, live)
 
 
 def test_under_other_conditions(evaluate, run_arm):
-    """The page names a difference in batch size, which alone changes the speed. The file may have more windows than
+    """The page names a difference in batch size, which itself changes the speed. The file may have more windows than
     this run, which ends within one of the file's batches.
     """
     together = evaluate("--max-windows", 3)

@@ -83,7 +83,7 @@ def test_both_arms_learn_the_same(evaluate):
     off, on = ([trial[arm]["loss"] for trial in length["trials"]] for arm in ARMS)
     np.testing.assert_allclose(on, off, rtol=1e-5)
     assert length["max_abs_dloss"] == max(abs(a - b) for a, b in zip(off, on, strict=True))
-    assert len(set(off)) == 4  # tokens and weights change with each step
+    assert len(set(off)) == 4  # each step has new tokens and weights
     again, other = (evaluate("-p", 48, "-r", 1, "--num-layers", -1, "--seed", seed) for seed in (0, 1))
     assert again["results"][0]["off"]["loss"] == off[0] != other["results"][0]["off"]["loss"]
     assert layers == again["settings"]["num_layers"] == LAYERS
@@ -147,7 +147,7 @@ def test_only_the_adapters_of_the_last_layers_learn(model_folder):
 
 @pytest.mark.slow("2 seconds")
 def test_a_step_gives_up_the_adapters_that_it_replaces(monkeypatch, falling_back):
-    """Old adapters are freed, as in mlx-lm, which trains only one arm; else taking turns would need more memory."""
+    """Old adapters are freed, as in mlx-lm, where only one arm trains; else turns would need more memory."""
     grown = []
 
     def run(name, work, *others):
@@ -167,7 +167,7 @@ def test_a_step_gives_up_the_adapters_that_it_replaces(monkeypatch, falling_back
 
 @pytest.mark.slow("15 seconds")
 def test_what_a_step_needs_is_foreseen(make_model, monkeypatch, request, falling_back):
-    """The estimate counts the scores of attention: it is never too high, and near the truth for long texts. A shorter
+    """The estimate counts attention's scores: it is never too high, and near the truth for long texts. A shorter
     length, if measured, improves it where the layers need as much. With checkpoints, only one layer's scores count.
     """
     monkeypatch.setattr(measure, "memory_method", lambda: "peak of MLX's allocator")

@@ -67,7 +67,7 @@ def kernels_take(monkeypatch):
     """kernels_take(head_dim, gradient): the widest heads for which the core has kernels, and gradients."""
 
     def at_most(head_dim, gradient):
-        monkeypatch.setattr(_ext, "quick", lambda *_: None)  # quick() would ask the kernel table itself
+        monkeypatch.setattr(_ext, "quick", lambda *_: None)  # quick() asks the kernel table instead
         monkeypatch.setattr(flashattn_core, "max_head_dim", lambda **of: gradient if of["gradient"] else head_dim)
         router._max_head_dim.cache_clear()
 
@@ -102,7 +102,7 @@ def late(monkeypatch):
 
     def fresh(name):
         monkeypatch.delitem(sys.modules, f"mlx_lm.models.{name}", raising=False)
-        monkeypatch.setattr(mlx_lm.models, name, None, raising=False)  # where `from . import name` would look
+        monkeypatch.setattr(mlx_lm.models, name, None, raising=False)  # where `from . import name` looks
         return importlib.import_module(f"mlx_lm.models.{name}")
 
     return fresh

@@ -1,4 +1,4 @@
-"""With every cache of mlx-lm the patched model predicts what the unpatched one does, and no mask is an array of L*S."""
+"""With every cache of mlx-lm, the patched model predicts what the unpatched does; no mask array has L*S elements."""
 
 import mlx.core as mx
 import mlxlm_flash_patch as flash

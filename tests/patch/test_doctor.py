@@ -27,7 +27,7 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run this
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch, tmp_path):
-    """A machine on which doctor finds nothing, so that it finds only what a test changes."""
+    """A machine on which doctor finds no fault but those that a test adds."""
     for name in ("MLXLM_FLASH", *doctor.CPU_VARIABLES):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("FLASHATTN_CACHE", str(tmp_path / "cache"))

@@ -177,7 +177,7 @@ def test_a_lazy_module_is_not_loaded(tmp_path, monkeypatch):
 def test_an_import_that_begins_while_the_patch_goes_in(monkeypatch):
     """Another thread begins the import after enable() has waited for imports, and ends it after enable() returns."""
     name = "mlx_lm.models.gear"
-    monkeypatch.setattr(mlx_lm.models, "gear", gear)  # back at the end, as it was
+    monkeypatch.setattr(mlx_lm.models, "gear", gear)  # restored after the test
     monkeypatch.delitem(sys.modules, name)
     wait, begun, may_go_on = patch._wait_for_imports, threading.Event(), threading.Event()
 
@@ -208,7 +208,7 @@ def test_an_import_that_begins_while_the_patch_goes_in(monkeypatch):
 def test_an_import_that_fails_has_its_own_error(monkeypatch):
     """The import's error is raised even if warnings are errors, of which it causes one."""
     name = "mlx_lm.models.gear"
-    monkeypatch.setattr(mlx_lm.models, "gear", gear)  # back at the end, as it was
+    monkeypatch.setattr(mlx_lm.models, "gear", gear)  # restored after the test
     monkeypatch.delitem(sys.modules, name)
     flash.enable()
     monkeypatch.setattr(patch_points, "put_in", lambda: {name: "some reason"})
