@@ -57,7 +57,7 @@ def test_finetune(results):
 
 def test_speed(results):
     """Speed is drawn against the length, with a band of a standard deviation to both sides."""
-    tests = deepcopy(results["speed"]["results"])  # -p 8,16 -g 4 -d 0,32
+    tests = deepcopy(results["speed"]["results"])  # of -p 8,16 -g 4 -d 0,32
     for test in tests:
         test["off"] |= {"tokens_per_s": 90.0, "tokens_per_s_sd": 5.0, "low": 85.0, "high": 95.0}
         test["on"] |= {"tokens_per_s": 190.0, "tokens_per_s_sd": 5.0, "low": 185.0, "high": 195.0}

@@ -143,7 +143,7 @@ def model_folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def chat_folder(model_folder, tmp_path_factory):
-    """A copy with a chat template that joins messages' contents."""
+    """model_folder with a chat template that joins messages' contents."""
     folder = shutil.copytree(model_folder, tmp_path_factory.mktemp("tiny-chat") / "model")
     (folder / "chat_template.jinja").write_text("{% for message in messages %}{{ message['content'] }}{% endfor %}")
     return folder

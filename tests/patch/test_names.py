@@ -95,7 +95,7 @@ def random_model_of(module, name):
 
 @pytest.mark.parametrize("module", [base, cache, gemma2, llama, qwen2], ids=lambda module: module.__name__)
 def test_a_module_that_is_loaded_anew(module, monkeypatch):
-    """After a reload the patch is still on. Off, the new module and old classes have their own functions."""
+    """A reload leaves the patch on. Once it is off, the new module and old classes have their own functions."""
     for name, held in vars(module).items():
         monkeypatch.setitem(vars(module), name, held)  # restored after the test
     older = [vars(held).copy() for held in vars(module).values() if isinstance(held, type)]

@@ -1,4 +1,4 @@
-"""MLX's own layers give the same with flash attention: nn.MultiHeadAttention, and nn.Transformer, which uses it."""
+"""MLX's layers give equal results with flash attention: nn.MultiHeadAttention, and nn.Transformer, which uses it."""
 
 import mlx.core as mx
 import mlx.nn as nn
