@@ -1,8 +1,8 @@
 """Each block of code in the docs works: shell commands and Python run, and print the output that the page shows.
 
 In a block marked `sh`, each line is a command. In one marked `console`, a line that begins with `$` is a command, and
-other lines are output. A block marked `text` is output of the first command that is run in the block before. A page's
-blocks run one after the other in a copy of the repository, in this environment instead of that of `uv run`. Commands of
+other lines are output. A block marked `text` is the output of the first command run in the block before it. A page's
+blocks run one after the other in a copy of the repository, in this environment instead of `uv run`'s. Commands of
 flash-eval are parsed as they are, and then run in this process with the options of SMALLEST appended, which replace
 earlier ones. Outputs must agree in everything but their figures.
 """
@@ -80,7 +80,7 @@ SMALLEST = {
     "finetune": ["-p", "128,256", "-r", "1"],
     "kernels": ["--seq-len", "64,128", "-r", "3", "--max-seconds", "1"],
 }
-# These replace only options that a command has: otherwise, the page may show the default value.
+# Appended only if the command has the option: otherwise, the page may show the default value.
 SMALLEST_IF_GIVEN = {"--context": "64", "--stride": "32", "--num-layers": "2"}
 
 # Names that a page's Python uses without defining them.
@@ -138,7 +138,7 @@ def repository(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs without delays, and claims differences as on the pages, though few short trials would not show any."""
+    """Removes delays, and lets ratios of few short trials claim differences, as the pages do."""
     monkeypatch.setattr(contest, "TRIAL_SECONDS", 0)
     monkeypatch.setattr(contest, "SETTLE_SECONDS", 0)
     monkeypatch.setattr(claims.Ratio, "sign", property(lambda ratio: 1 if (ratio.value or 0) > 1 else -1))

@@ -1,4 +1,4 @@
-"""Every public name has a docstring, and that of a function names each of its parameters."""
+"""Every public name has a docstring, and a function's docstring names all its parameters."""
 
 import dataclasses
 import inspect
@@ -19,7 +19,7 @@ PUBLIC: dict[str, Any] = {
     "flashattn_core.reference.reference_attention": reference.reference_attention,
     **{f"mlxlm_flash_patch.{name}": getattr(mlxlm_flash_patch, name) for name in mlxlm_flash_patch.__all__},
 }
-# Functions that take the parameters of another function, which their docstrings name.
+# Function -> the function whose parameters it takes, and which its docstring names.
 AS = {
     "flashattn_core.quantized_flash_attention": "flash_attention",
     "flashattn_core.plan": "flash_attention",

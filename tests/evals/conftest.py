@@ -43,7 +43,7 @@ TEXT = (
 
 @pytest.fixture(autouse=True)
 def another_blas(monkeypatch):
-    """Pretends that MLX has OpenBLAS: pages and stderr warn of the reference BLAS, which test_blas.py tests."""
+    """Pretends that MLX has OpenBLAS: else pages and stderr warn of a slow BLAS, as test_blas_option.py tests."""
     monkeypatch.setattr(machine, "blas", lambda: "openblas")
 
 
@@ -134,7 +134,7 @@ def evaluate(request, run_command):
 
 @pytest.fixture
 def evaluate_documents(run_command, documents, tmp_path):
-    """Runs `flash-eval perplexity ...` on these documents."""
+    """Runs `flash-eval perplexity ...` on `documents`."""
     path = tmp_path / "documents.jsonl"
     path.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
     return partial(run_command, "perplexity", "--dataset", path)
@@ -182,7 +182,7 @@ RUNS = {
 }
 
 
-for name in RUNS:  # now: a command imported while a test has patched a function would keep the patched one
+for name in RUNS:  # imported here: a command imported in a test could keep functions that the test patched
     import_module(f"flash_evals.commands.{name}")
 
 
@@ -209,7 +209,7 @@ def results(model_folder, tmp_path_factory):
 
 @pytest.fixture
 def report(invoke, tmp_path):
-    """The report's page of these results: paths of files, or contents for them. stderr must be `says`."""
+    """report(*results): the page of these files, given by path or content. stderr must be `says`."""
 
     def run(*results, says=""):
         files = [result if isinstance(result, Path) else tmp_path / f"{n}.json" for n, result in enumerate(results)]
@@ -278,8 +278,8 @@ def run_kernels(invoke, tmp_path):
 
 @pytest.fixture
 def fake_implementation(monkeypatch):
-    """Replaces one of IMPLEMENTATIONS by flash, which calls before() before each call and preparing() when one is
-    prepared. `change` has, for names of results, functions that change them.
+    """Replaces one of IMPLEMENTATIONS by flash, with before() run before each call, and preparing() before a call is
+    prepared. `change`: name of a result -> the function that changes it.
     """
 
     def arrange(name, before=lambda: None, preparing=lambda: None, **change):

@@ -1,7 +1,7 @@
 """Runs `flash-eval` commands in processes of their own, in which libraries read their environment again.
 
-Importing those libraries takes seconds. One process does so once, without MLX, whose threads a fork would lose, and
-forks another for each list of commands.
+Importing those libraries takes seconds. One process imports all but MLX, whose threads a fork would lose, and
+forks another process for each list of commands.
 """
 
 import json
@@ -41,7 +41,7 @@ for line in sys.stdin:
 
 @contextmanager
 def fresh_processes(stderr):
-    """A function that runs commands in a new process. `stderr` is the file for other output of the processes."""
+    """Yields a function that runs commands in a new process. `stderr`: the file for its other output."""
     with (
         stderr.open("w") as said,
         subprocess.Popen(
@@ -57,6 +57,6 @@ def fresh_processes(stderr):
             assert stderr.read_text()[before:] == ""
             return [SimpleNamespace(**outcome) for outcome in json.loads(outcomes)]
 
-        server.stdout.readline()  # it is ready
+        server.stdout.readline()  # it is up
         yield run
         server.stdin.close()

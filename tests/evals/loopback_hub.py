@@ -25,12 +25,12 @@ class Repo:
 
 @dataclass
 class Hub:
-    repos: dict[tuple[str, str], Repo]  # (kind, id); others are answered as if they might be private
+    repos: dict[tuple[str, str], Repo]  # (kind, id); a request for any other gets 404
     address: str = ""
     requests: list[str] = field(default_factory=list)  # the paths of all requests
     downloads: Counter[str] = field(default_factory=Counter)  # file name -> how often its content was sent
     hangs_up: bool = False  # closes every connection
-    breaks_off: Counter[str] = field(default_factory=Counter)  # file name -> how often only half of it will be sent
+    breaks_off: Counter[str] = field(default_factory=Counter)  # file name -> how often half of the file will be sent
 
 
 @contextmanager
@@ -76,7 +76,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def _file(self, name, content, commit):
-        """Sends a file, or the part that is asked for; only half of that if it is to break off."""
+        """Sends a file, or the range that is asked for; half of either if `breaks_off` says so."""
         status, headers = 200, {"X-Repo-Commit": commit, "ETag": f'"{_git_blob(content)}"', "Accept-Ranges": "bytes"}
         if asked := self.headers.get("Range"):
             first, _, last = asked.removeprefix("bytes=").partition("-")
@@ -106,12 +106,12 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _git_blob(content):
-    """The hash by which Git names a file, which is its etag."""
+    """The hash by which Git names a file; also the file's etag."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 def _tree(files, folder, recursive):
-    """The entries of a folder, or of all folders under it, too."""
+    """The entries of a folder, and of all under it if `recursive`."""
     entries = {}
     for name, content in files.items():
         first, _, deeper = name.removeprefix(folder).partition("/")

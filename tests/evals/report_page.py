@@ -20,12 +20,12 @@ class Element:
 
 
 def parse(page):
-    """The root of a page, which must also be XML: it fails if an element is not closed."""
+    """The root of a page, which must also be XML. Raises if an element is not closed."""
     return Element(ElementTree.parse(page).getroot())
 
 
 def rows(table):
-    """The texts of each row's cells, by the text of its headings."""
+    """The texts of each row's cells, by the row's headings."""
     body = table.all("tbody")[0].all("tr")
     return {" ".join(name.text for name in row.all("th")): [cell.text for cell in row.all("td")] for row in body}
 

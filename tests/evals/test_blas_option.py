@@ -15,7 +15,7 @@ from mlxlm_flash_patch.blas import INSTALL, REFERENCE
 pytestmark = pytest.mark.slow("processes that import for seconds")
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run this test on Linux")
-# A very short run of each command.
+# Options for short runs.
 SMALL = {
     "perplexity": "--context 24 --max-windows 1",
     "speed": "-p 4 -g 0 -d 0 -r 1",
@@ -38,7 +38,7 @@ def machine_in(file):
 
 @pytest.mark.parametrize(("blas", "said"), [("reference", 1), ("openblas", 0), (None, 0)])
 def test_the_reference_blas_is_named(invoke, small, monkeypatch, tmp_path, blas, said):
-    """stderr and the page have one line about it, with the cure; the result file has its name."""
+    """stderr and the page have one line about it, with the cure; the result file names the BLAS."""
     monkeypatch.setattr(machine, "blas", lambda: blas)
     done = invoke(*small, "--json", tmp_path / "out.json")
     assert (done.exit_code, done.stderr) == (0, f"{REFERENCE}\n" * said)

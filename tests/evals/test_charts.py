@@ -24,7 +24,7 @@ LINEAR = Axis(units.percent_tick, logarithmic=False)
 
 
 def values(charts):
-    """[length, value, low, high] of each point, by the chart's title and the line's name; without a band, no ends."""
+    """[length, value, low, high] of each point ([length, value] without a band), by the titles of chart and line."""
     lines = {chart.title: {line.name: line.points for line in chart.series} for chart in charts}
     return {
         title: {
@@ -42,7 +42,7 @@ def charts(result):
 
 
 def line(points, *keys, length="seq_len"):
-    """Each arm's expected points: length and these figures; with three, the last two are the band around the first."""
+    """Each arm's expected points: the length, and a figure for each key. A second and third key are the band's ends."""
     return {f"patch {arm}": [[at[length], *(at[arm][key] for key in keys)] for at in points] for arm in ARMS}
 
 
@@ -57,7 +57,7 @@ def test_finetune(results):
 
 def test_speed(results):
     """Speed is drawn against the length, with a band of a standard deviation to both sides."""
-    tests = deepcopy(results["speed"]["results"])  # -p 8,16 -g 4 -d 0,32
+    tests = deepcopy(results["speed"]["results"])  # of -p 8,16 -g 4 -d 0,32
     for test in tests:
         test["off"] |= {"tokens_per_s": 90.0, "tokens_per_s_sd": 5.0, "low": 85.0, "high": 95.0}
         test["on"] |= {"tokens_per_s": 190.0, "tokens_per_s_sd": 5.0, "low": 185.0, "high": 195.0}
@@ -73,7 +73,7 @@ def test_speed(results):
 
 
 def test_kernels(results):
-    """Each dtype and pass has a row of charts, with the implementations that finished it, sorted by length."""
+    """Each dtype and pass has a row of charts with a line per implementation that finished it, by length."""
     entries = results["kernels"]
     others = [{**entry, "config": {**entry["config"], "dtype": "float16"}} for entry in entries]
     for entry in others:
@@ -124,7 +124,7 @@ def picture(of):
 
 
 def labels(svg, anchor):
-    """The labels of an axis and their positions, in order."""
+    """(position, label) of an axis's labels, in order."""
     texts = [text for text in svg.iter(f"{SVG}text") if f"text-anchor: {anchor}" in text.get("style")]
     place = "x" if anchor == "middle" else "y"
     return sorted(((float(text.get(place)), text.text) for text in texts), reverse=anchor == "end")
@@ -186,7 +186,7 @@ def test_labels_of_lengths_do_not_meet():
 
 
 def test_an_svg_is_light_and_dark():
-    """Each colour of the drawing has another in dark mode, by a media query in the SVG."""
+    """In dark mode, a media query in the SVG replaces each colour of the drawing."""
     svg = picture(chart([(1, 1.0, 0.5, 2.0), (2, 2.0, 1.5, 3.0)]))
     drawn = {
         part for element in svg.iter() for part in re.findall("(?:fill|stroke): #[0-9a-f]{6}", element.get("style", ""))

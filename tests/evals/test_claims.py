@@ -14,7 +14,7 @@ from msgspec import convert
 
 from tests.evals.report_page import answer
 
-# Seconds of trials. The medians are 2.5, 2.0 and 2.0.
+# Seconds of trials, with medians of 2.5, 2.0 and 2.0.
 OFF = [1.5, 2.4, 2.5, 2.6, 3.5]
 APART, OVERLAPPING = [1.8, 1.9, 2.0, 2.1, 2.2], [1.0, 1.5, 2.0, 2.5, 3.0]
 
@@ -63,7 +63,7 @@ def figures(seconds):
 
 
 def timed(results, command, on):
-    """The result of a command, with OFF and these seconds for the trials of its arms, or of mlx and flash."""
+    """The result of a command. The arm off (or mlx) has the trials OFF, and the arm on (or flash) has `on`."""
     result = copy.deepcopy(results[command])
     if command == "kernels":
         for entry in result:
@@ -100,7 +100,7 @@ def test_predictions(results, top1, delta, predictions):
 @pytest.mark.parametrize("command", ["perplexity", "speed", "finetune", "kernels"])
 @pytest.mark.parametrize("apart", [True, False])
 def test_every_page_claims_what_the_report_does(results, report, command, apart):
-    """Pages of a run whose trials do not overlap, and of one with the same medians whose trials overlap."""
+    """If `apart`, the trials of both arms do not overlap; else they do, with the same medians."""
     result = timed(results, command, APART if apart else OVERLAPPING)
     found = convert(result, AnyResult)
     page, report_page = DESCRIBE[type(found)](found).text(), report(result)

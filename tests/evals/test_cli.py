@@ -1,4 +1,4 @@
-"""The command line shows help at once, says in one line what is wrong, and keeps its measurements at signals."""
+"""The command line shows help at once, says in one line what is wrong, and keeps measurements at a signal."""
 
 import json
 import signal
@@ -74,7 +74,7 @@ def test_it_comes_before_anything_is_measured(invoke, monkeypatch):
     monkeypatch.setattr(machine, "describe", lambda: signal.raise_signal(signal.SIGTERM))
     page = invoke("speed")
     assert (page.exit_code, page.stdout, page.stderr) == (143, "", "Interrupted.\n")
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # as it was
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # restored
 
 
 @pytest.mark.slow("14 seconds")
@@ -82,7 +82,7 @@ def test_the_defaults_need_no_network(in_fresh_process, tmp_path):
     out, cache = tmp_path / "out.json", tmp_path / "hf"
     [outcome] = in_fresh_process(
         ["perplexity", "--max-windows", 4, "--json", out],
-        HF_ENDPOINT="http://127.0.0.1:9",  # nobody listens there
+        HF_ENDPOINT="http://127.0.0.1:9",  # nothing listens there
         HF_HOME=str(cache),
     )
     assert (outcome.exit_code, outcome.stderr) == (0, "")

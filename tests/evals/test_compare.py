@@ -7,7 +7,7 @@ from flash_evals.work import machine
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-COMMAND = ("perplexity",)  # which the fixture `evaluate` runs
+COMMAND = ("perplexity",)  # run by the fixture `evaluate`
 
 
 @pytest.fixture
@@ -24,8 +24,8 @@ def run_arm(evaluate, tmp_path):
 @pytest.mark.rotate(1, default=2)
 @pytest.mark.parametrize(("held", "live"), [("off", "on"), ("on", "off")])
 def test_one_arm_and_the_other_later(evaluate, run_arm, same_scores, held, live):
-    """An arm has the same figures alone as with the other, and flash runs only if it is on. The comparison later equals
-    that of both arms together, except for figures that need both arms' logits: they are null, and dashes on the page.
+    """An arm has the same figures alone as beside the other; flash runs only in the arm on. A later comparison equals
+    that of a run of both, except for figures that need both arms' logits: these are null, and dashes on the page.
     """
     together, one = evaluate(), run_arm(held)
     assert live not in one
@@ -48,13 +48,13 @@ def test_one_arm_and_the_other_later(evaluate, run_arm, same_scores, held, live)
 
 
 def test_under_other_conditions(evaluate, run_arm):
-    """The page names a difference in batch size, which changes the speed without the patch. The file may have more
-    windows than this run, which ends within one of the file's batches.
+    """The page names a difference in batch size, which itself changes the speed. The file may have more windows than
+    this run, which ends within one of the file's batches.
     """
     together = evaluate("--max-windows", 3)
     later = evaluate("--arm", "on", "--max-windows", 3, "--compare", run_arm("off", "--batch-size", 2)["file"])
     assert later["tokens"] == together["tokens"]
-    assert len(later["compared"]["trials"]) == 2  # those of these windows; the file has more
+    assert len(later["compared"]["trials"]) == 2  # this run's windows; the file has more
     assert later["off"]["ppl"] == pytest.approx(together["off"]["ppl"], rel=1e-6)
     assert later["paired"]["delta_nll"] == pytest.approx(together["paired"]["delta_nll"], abs=1e-6)
     assert "off.jsonl differs from this run: batch size 2, this run has 4" in later["page"]
@@ -63,7 +63,7 @@ def test_under_other_conditions(evaluate, run_arm):
 
 
 def test_the_same_arm_of_another_machine_and_model(evaluate, run_arm, make_model, model_folder, monkeypatch):
-    """The page names the differences and its columns. This is how to compare a quantised model with its original."""
+    """The page names what differs, and its columns. This is how to compare a quantised model with its original."""
     there, described, model = run_arm("on")["file"], machine.describe(), make_model(rope_theta=100.0)
     here = replace(described, processor="Another", versions={**described.versions, "mlx": "9.9"})
     monkeypatch.setattr(machine, "describe", lambda: here)

@@ -27,7 +27,7 @@ def test_both_compute_the_same(name, monkeypatch):
         own, ours, *default = errors
         assert own < larger * bound[0]
         assert ours < larger * bound[1]
-        assert default == ([] if call.kv_bits else [ours])  # the patch's call; the CPU has one precision
+        assert default == ([] if call.kv_bits else [ours])  # by default, too: the CPU has one precision
     assert min(found["stream"] + found["chain"]) > 0
 
 

@@ -1,4 +1,4 @@
-"""Texts are read byte by byte from each kind of source; an error says why there is none."""
+"""Texts are read byte for byte from each kind of source, or an error says why not."""
 
 import hashlib
 import json
@@ -66,7 +66,7 @@ def test_several_files_are_read_one_after_the_other(tmp_path, run_command):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """An empty folder for data files. The cache that `datasets` makes of them is deleted after the test."""
+    """An empty folder for data files. The test has a cache of `datasets` to itself."""
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     folder = tmp_path / "set"
     folder.mkdir()

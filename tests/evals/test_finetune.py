@@ -21,7 +21,7 @@ from mlx_lm.tuner import trainer
 from mlxlm_flash_patch import router
 from msgspec.structs import replace
 
-COMMAND = ("finetune",)  # which the fixture `evaluate` runs
+COMMAND = ("finetune",)  # run by the fixture `evaluate`
 
 LAYERS = 2  # of the model in conftest.py
 SETTINGS = Settings(
@@ -77,13 +77,13 @@ def test_every_length(evaluate):
 
 
 def test_both_arms_learn_the_same(evaluate):
-    """Losses agree at each step, from the second on through the gradients. The seed decides what is learned."""
+    """Both arms' losses agree at each step; from the second on, they depend on gradients, and all on the seed."""
     result = evaluate("-p", 48, "-r", 4)
     [length], layers = result["results"], result["settings"]["num_layers"]
     off, on = ([trial[arm]["loss"] for trial in length["trials"]] for arm in ARMS)
     np.testing.assert_allclose(on, off, rtol=1e-5)
     assert length["max_abs_dloss"] == max(abs(a - b) for a, b in zip(off, on, strict=True))
-    assert len(set(off)) == 4  # new tokens, and weights that have changed
+    assert len(set(off)) == 4  # each step has new tokens and weights
     again, other = (evaluate("-p", 48, "-r", 1, "--num-layers", -1, "--seed", seed) for seed in (0, 1))
     assert again["results"][0]["off"]["loss"] == off[0] != other["results"][0]["off"]["loss"]
     assert layers == again["settings"]["num_layers"] == LAYERS
@@ -100,8 +100,8 @@ def test_flash_computes_the_gradient(evaluate, request, checkpoint, takes_calls)
     result = evaluate("-p", "16,32", "-r", 2, *(["--grad-checkpoint"] if checkpoint else []))
     assert qwen2.TransformerBlock.__call__ is call
     assert ("gradient checkpoints" in result["page"]) is checkpoint
-    backward = LAYERS * (1 + 2)  # the warm-up is counted, too
-    again = 2 if checkpoint else 1  # checkpoints compute the layer again
+    backward = LAYERS * (1 + 2)  # a warm-up and two steps
+    again = 2 if checkpoint else 1  # checkpointed layers run forward twice
     flash = {"calls": {"cpu_prefill": again * backward, "cpu_backward": backward}, "fallbacks": {}, "left": {}}
     if not takes_calls:
         flash = {"calls": {}, "fallbacks": {"a reason": again * LAYERS}, "left": {}}
@@ -127,7 +127,7 @@ def test_it_is_the_step_of_mlx_lm(model_folder, tmp_path, monkeypatch):
             optimizer = Adam(learning_rate=1e-5)
             trainer.train(other.model, optimizer, None, args=arguments, training_callback=callback, **feed)
     losses = [trial.off.loss for length in taken.values() for trial in length.trials]
-    np.testing.assert_allclose(losses, reported[1:4] + reported[5:], rtol=1e-6)  # each length's first is the warm-up's
+    np.testing.assert_allclose(losses, reported[1:4] + reported[5:], rtol=1e-6)  # without each length's warm-up
 
 
 def test_only_the_adapters_of_the_last_layers_learn(model_folder):
@@ -147,7 +147,7 @@ def test_only_the_adapters_of_the_last_layers_learn(model_folder):
 
 @pytest.mark.slow("2 seconds")
 def test_a_step_gives_up_the_adapters_that_it_replaces(monkeypatch, falling_back):
-    """Old adapters are freed as in mlx-lm, where only one arm trains; or else taking turns would cost their memory."""
+    """Old adapters are freed, as in mlx-lm, where only one arm trains; else turns would need more memory."""
     grown = []
 
     def run(name, work, *others):
@@ -167,11 +167,11 @@ def test_a_step_gives_up_the_adapters_that_it_replaces(monkeypatch, falling_back
 
 @pytest.mark.slow("15 seconds")
 def test_what_a_step_needs_is_foreseen(make_model, monkeypatch, request, falling_back):
-    """The estimate counts the scores of attention: it is never too high, and near the truth for long texts. A shorter
-    length improves it where the layers need as much. With checkpoints, only one layer's scores count.
+    """The estimate counts attention's scores: it is never too high, and near the truth for long texts. A shorter
+    length, if measured, improves it where the layers need as much. With checkpoints, only one layer's scores count.
     """
     monkeypatch.setattr(measure, "memory_method", lambda: "peak of MLX's allocator")
-    limit = mx.set_memory_limit(1)  # MLX then waits for its thread
+    limit = mx.set_memory_limit(1)  # MLX then waits for its thread to free memory
     request.addfinalizer(lambda: mx.set_memory_limit(limit))
     folder = str(make_model(max_position_embeddings=1024))
     for checkpoint in (True, False):
@@ -205,7 +205,7 @@ def test_a_config_without_heads_is_refused(loaded):
 
 
 def test_a_length_that_does_not_fit_is_skipped(evaluate, refused, model_folder, monkeypatch):
-    needs = "128 tokens: a step without the patch needs at least 0.02 GB"  # 3 x 24 x 4 heads x 128^2 x 4 bytes
+    needs = "128 tokens: a step without the patch needs at least 0.02 GB"  # (layers + 1) x 24 x 4 heads x 128^2 x 4 B
     result = evaluate("-p", "128,16", "-r", 1, "--batch-size", 24, "--max-memory", 0.01)
     assert [length["seq_len"] for length in result["results"]] == [16]
     assert result["skipped"] == [{"seq_len": 128, "reason": f"{needs}, --max-memory is 0.01 GB"}]
@@ -216,14 +216,14 @@ def test_a_length_that_does_not_fit_is_skipped(evaluate, refused, model_folder, 
     assert line == f"Error: {needs}, only 0.01 GB are free"
 
 
-# A pair of steps takes 4 s. Without time for a warm-up, the first pair counts, and is the only one.
+# A pair of steps takes 4 s. Without time for a warm-up, the first pair counts, and no other runs.
 @pytest.mark.rotate(1, default=4)
 @pytest.mark.parametrize(("max_seconds", "counted"), [(0, 5), (3, 1), (4.5, 1), (9, 2)])
 def test_a_length_that_takes_long_takes_fewer_steps(evaluate, monkeypatch, max_seconds, counted):
     run = Mock(side_effect=lambda name, work, tokens, *_: (work(), measure.Measurement(2, tokens / 2, 0)))
     monkeypatch.setattr(training, "run", run)
     lengths = evaluate("-p", "4,8", "-r", 5, "--max-seconds", max_seconds)["results"]
-    assert [len(length["trials"]) for length in lengths] == [counted] * 2  # each length has the time to itself
+    assert [len(length["trials"]) for length in lengths] == [counted] * 2  # max_seconds is for each length
     warm_ups = 0 if 0 < max_seconds <= 4 else 2
     assert run.call_count == 2 * (2 * counted + warm_ups)
 

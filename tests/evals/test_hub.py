@@ -42,7 +42,7 @@ def wikitext(rows):
 
 
 def described(rows, config="wikitext-2-raw-v1", split="test", commit=SECOND):
-    """A result's description of these rows of WikiText, less a blank first line. On the hub, blank lines are empty."""
+    """How a result describes these rows of WikiText, less a blank first line. The hub's blank lines are empty."""
     text = "".join(row or " \n" for row in rows).removeprefix(" \n")
     return {
         "name": f"Salesforce/wikitext {config} {split}",
@@ -78,7 +78,7 @@ def hub(folders):
 
 @pytest.fixture
 def run(in_fresh_process, model_folder, tmp_path):
-    """Runs `flash-eval perplexity` with each of these arguments, and one cache: their results or error lines."""
+    """run(address, *texts): the results or error lines of `flash-eval perplexity` with each text's options."""
     always = ["perplexity", "--model", model_folder, "--context", 32, "-o", "json"]
 
     def result(outcome):
@@ -98,7 +98,7 @@ def run(in_fresh_process, model_folder, tmp_path):
 
 @pytest.mark.slow("6 seconds")
 def test_datasets(hub, run):
-    """Datasets have names, configurations, splits and revisions; these are branches, tags or commits."""
+    """Datasets have names, configurations, splits and revisions: branches, tags or commits."""
     new, old = described(ROWS), described(OLD_ROWS, commit=FIRST)
     long = described(LONG_ROWS, "wikitext-103-raw-v1")
     runs = {

@@ -1,4 +1,4 @@
-"""Workloads of `flash-eval kernels` count what a call computes, reads and holds; each implementation computes it."""
+"""Workloads of `flash-eval kernels` count a call's operations and bytes; implementations' results are right."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -64,7 +64,7 @@ def test_every_implementation_computes_the_workload(name, pass_, work):
 
 @pytest.mark.parametrize("name", ["flash", "mlx", "naive"])
 def test_a_backward_pass_begins_after_the_forward_pass(name):
-    """Preparing a backward pass runs the forward and keeps its arrays: flash's output and lse, others' weights."""
+    """Preparing a backward pass runs the forward. Flash keeps output and lse, others keep attention's weights."""
     work = workload(query_len=256, seq_len=256)
     contestant = IMPLEMENTATIONS[name](work, "backward", work.inputs(seed=0))
     mx.synchronize()
@@ -103,7 +103,7 @@ def test_counts_what_is_visible(work):
     [({}, 4 * 128, 4), ({"dtype": "bfloat16"}, 2 * 128, 2), ({"kv_bits": 4}, 128 // 2 + 2 * 2 * 4, 4)],
 )
 def test_what_is_held_and_read(changes, bytes_of_key, bytes_of_number):
-    """Gradients take as many bytes as their arrays; lse has none. Packed keys have a scale and bias per 64 numbers."""
+    """Gradients are as large as their arrays; lse has no gradient. Packed keys have a scale and bias per 64 numbers."""
     work = workload(head_dim=128, query_len=16, **changes)
     assert work.bytes_read == 2 * 2 * 32 * bytes_of_key
     lse, held = 4 * 4 * 16, 2 * 4 * 16 * 128 * bytes_of_number + work.bytes_read
@@ -174,7 +174,7 @@ def torch(monkeypatch):
     [
         ([], True, False, PASSES),
         (["--no-causal"], False, False, PASSES),
-        (["--query-len", 5], False, True, PASSES),  # torch's own causal mask is aligned to the other corner
+        (["--query-len", 5], False, True, PASSES),  # torch's own causal mask is aligned to the upper left
         (["--window", 7], False, True, PASSES),
         (["--window", 7, "--query-len", 5], False, True, PASSES),
         (["--query-len", 1], False, False, ["forward"]),

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 @pytest.fixture
 def tokens(model_folder):
-    """A function: the tokens of a text, with a BOS first or without."""
+    """tokens(text, bos): the text's tokens, after a BOS or without."""
     tokenizer = Tokenizer.from_file(str(model_folder / "tokenizer.json"))
     prefix = {"always": [tokenizer.token_to_id("<|endoftext|>")], "never": []}
     return lambda text, bos: prefix[bos] + tokenizer.encode(text).ids
@@ -22,7 +22,7 @@ def tokens(model_folder):
 
 @pytest.fixture
 def cost(model_folder):
-    """A function: -ln p(token | seen)."""
+    """cost(seen, token): -ln p(token | seen)."""
     model, _ = load_model(model_folder)
 
     def cost(seen, token):
@@ -33,7 +33,7 @@ def cost(model_folder):
 
 
 def check(result, costs, words, n_bytes):
-    """Compares a result to 1e-6 nats per token, which is 4 decimals of a perplexity around 30."""
+    """Figures agree to 1e-6 nats per token, which is 4 decimals of a perplexity around 30."""
     total, tokens = math.fsum(costs), len(costs)
     assert (result["tokens"], result["words"], result["bytes"]) == (tokens, words, n_bytes)
     for arm in (result["off"], result["on"]):
@@ -53,7 +53,7 @@ def test_rolling(evaluate_documents, cost, tokens, documents, reading, context, 
     streams, costs = {text: tokens(text, bos) for text in texts}, []
     for ids in streams.values():
         for token in range(1, len(ids)):
-            # The first window scores `context` tokens, each later one `stride`: this token's window and where it ends.
+            # The first window scores `context` tokens, each later one `stride`. `last`: the window's end.
             number = max(0, math.ceil((token - context) / stride))
             last = min(context + number * stride, len(ids) - 1)
             costs.append(cost(ids[max(0, last - context) : token], ids[token]))

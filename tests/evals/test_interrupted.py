@@ -1,4 +1,4 @@
-"""At Ctrl-C, flash-eval shows what it has measured, says so, and exits with 130; at errors, too, with another code."""
+"""After Ctrl-C, flash-eval shows what it has measured, and exits with 130; after an error, with another code."""
 
 import json
 import signal
@@ -14,7 +14,7 @@ def stop():
 
 @pytest.fixture
 def at_trial(monkeypatch):
-    """arrange(number, happens): calls happens(), by default a SIGINT, within that trial; warm-up trials count."""
+    """arrange(number, happens): happens(), by default a SIGINT, comes in trial `number`; warm-ups count, too."""
 
     def arrange(number, happens=stop):
         trials = []
@@ -99,7 +99,7 @@ def test_speed_and_finetune(invoke, at_trial, commands, tmp_path, command, trial
 @pytest.mark.parametrize("command", ["perplexity", "speed", "finetune", "kernels"])
 def test_before_anything_is_measured(invoke, at_trial, fake_implementation, quick_machine, commands, command):
     at_trial({"perplexity": 1, "speed": 3, "finetune": 2}.get(command))
-    fake_implementation("flash", before=stop)  # kernels has no trials of arms
+    fake_implementation("flash", before=stop)  # for kernels: it has no arms
     page = invoke(*commands[command])
     assert (page.exit_code, page.stdout, page.stderr) == (130, "", "Interrupted.\n")
     if command == "finetune":

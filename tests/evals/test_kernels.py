@@ -71,7 +71,7 @@ def page_of(entries):
 
 
 def test_page(results):
-    """A problem's first row has what its rows share, and a pass's first row has the pass."""
+    """Only a problem's first row has what its rows share; only a pass's first row names it."""
     entries = deepcopy(results["kernels"])
     for entry, seconds in zip(entries, (1e-4, 1e-3, 2e-4, 1.6e-4), strict=True):
         entry["machine"]["device"] = "cpu, AVX2, 2 threads"
@@ -102,7 +102,7 @@ def test_page(results):
 
 
 def test_the_bounds_of_a_gpu_are_mlx_s_own(run_kernels, monkeypatch):
-    """A GPU's bounds are measured by MLX's matrix product in the workload's dtype, and by its copy, many at once."""
+    """A GPU's bounds are measured by MLX's matrix product in the workload's dtype, and MLX's copy, many at once."""
     monkeypatch.setattr(machine, "kind", lambda: "gpu")
     monkeypatch.setitem(machine.PRODUCT_SIZE, "gpu", 64)
     monkeypatch.setattr(machine, "COPY_BYTES", 4096)
@@ -153,7 +153,7 @@ FIRST = [[16, "flash", 2, 0, 0], [16, "naive", 2, 0, 0]]
     ],
 )
 def test_ctrl_c_keeps_what_is_finished(invoke, fake_implementation, tmp_path, arguments, trial, kept):
-    """Ctrl-C comes in that trial of naive, at the second length or pass. Each has two warm-up calls and two trials."""
+    """Ctrl-C comes in naive's trial `trial` of the second length or pass. Each has two warm-ups and two trials."""
     calls = iter(range(1, 100))
     fake_implementation("naive", before=lambda: next(calls) == 2 + 2 + 2 + trial and signal.raise_signal(signal.SIGINT))
     options = ("--shape", "2/1x8", "--impl", "flash,naive", "-r", 2, "--json", tmp_path / "out.json")

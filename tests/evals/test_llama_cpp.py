@@ -1,4 +1,4 @@
-"""For a published model and the same text, llama.cpp computes the same perplexity, with its weights in float32."""
+"""For a published model and the same text, llama.cpp, with weights in float32, computes the same perplexity."""
 
 import re
 import subprocess

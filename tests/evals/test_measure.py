@@ -1,4 +1,4 @@
-"""Of the two arms, off is unchanged mlx-lm and on is flash attention; time and memory are those of the work alone."""
+"""The arm off is unchanged mlx-lm, the arm on is flash attention; time and memory are those of the work alone."""
 
 import multiprocessing
 import re
@@ -63,7 +63,7 @@ def test_the_on_arm_is_flash_and_ends_with_the_trial(loaded):
 def test_fallbacks_are_counted_and_not_warned_about(loaded, monkeypatch):
     """Here every call falls back because of its head_dim."""
     monkeypatch.setattr(router, "_max_head_dim", lambda *_: 1)
-    monkeypatch.setattr(_ext, "quick", lambda *_: None)  # quick() would ask the kernel table itself
+    monkeypatch.setattr(_ext, "quick", lambda *_: None)  # quick() asks the kernel table instead
     flash = Flash({"cpu_prefill": 1000, "cpu_decode": 5})
     run("on", partial(forward, loaded), 16, flash)
     assert flash.calls == {"cpu_prefill": 1000, "cpu_decode": 5}
@@ -99,7 +99,7 @@ def test_calls_that_are_left_to_mlx_are_counted_apart_from_fallbacks(loaded, mon
 
 def test_of_attention_s_share_what_goes_in_is_waited_for_before_and_what_comes_out_after(monkeypatch):
     """A fake clock advances during attention and during the rest. observe(), tested in tests/patch, sees the calls.
-    Inputs are evaluated before the clock of attention starts, the output before it stops.
+    Inputs are evaluated before attention's time starts, the output before it stops.
     """
     now, evaluated = [0.0], []
     q, k, v = (mx.zeros((1, 2, 3, 8)) for _ in range(3))
@@ -125,7 +125,7 @@ def test_of_attention_s_share_what_goes_in_is_waited_for_before_and_what_comes_o
     assert all(any(each is array for each in inputs) for array in (q, k, v))
     assert not any(each is mask for each in inputs)  # flash attention may not need the mask as an array
     assert share == (5 + 10) / (14 + 1 + 5 + 10)
-    assert measure.attention_share("off", lambda: go(1)) is None  # without attention
+    assert measure.attention_share("off", lambda: go(1)) is None  # no attention
 
 
 SMALL = {
@@ -137,7 +137,7 @@ SMALL = {
 
 @pytest.mark.parametrize("command", SMALL)
 def test_a_process_that_is_patched_already_has_no_off_arm(refused, model_folder, text_file, command):
-    """Otherwise both arms would be flash attention, and agree exactly."""
+    """If it had one, both arms would be flash attention, and agree exactly."""
     text = ("--dataset", text_file, "--context", 24) if command == "perplexity" else ()
     with mlxlm_flash_patch.enabled():
         line = refused(command, "--model", model_folder, *text, *SMALL[command])
@@ -155,7 +155,7 @@ def test_a_process_that_is_patched_already_has_no_off_arm(refused, model_folder,
     ],
 )
 def test_peak_memory_is_what_the_work_needed(method, allocate, megabytes, tolerance):
-    """Later peaks are right, too, when freed memory is used again (the C library's the third time), and with garbage.
+    """Later peaks are right, too, with garbage and with freed memory used again (the C library's the third time).
 
     The test has a process of its own, as flash-eval does. Other tests start threads before flash_evals is imported, and
     let allocations fail: after either, the C library keeps freed memory.

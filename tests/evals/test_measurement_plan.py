@@ -1,4 +1,4 @@
-"""A perplexity's plan: with a BOS or without, detokenised or not; the result names all that matters."""
+"""The plan of `perplexity`: with a BOS or without, detokenised or not; the result names each choice."""
 
 import json
 import re
@@ -58,17 +58,17 @@ def test_wikitext_is_detokenised_unless_told_otherwise(loaded, option, expected)
 
 @pytest.mark.parametrize("documents", ["joined", "separate"])
 def test_of_a_part_the_words_that_were_scored_count(loaded, documents):
-    """Up to each window, the words that count are those of the original text whose beginning was read."""
+    """Up to each window, those words of the original text count whose beginning was read."""
     originals = [TOKENISED, TOKENISED[::-1], f"{TOKENISED} "]
     joined = "\n".join(originals)
     text = Text.of(originals, "some", separator="\n", tokenised=True)
     read = plan.make(loaded, text, replace(STANDARD, documents=documents, context=8))
     sizes = [read.size_up_to(window) for window in read.windows]
-    # Where the original has n characters that no rule of the detokeniser removes.
+    # ends[n - 1]: the end of the n-th character that the detokeniser keeps.
     ends = [n for n, character in enumerate(joined, 1) if character not in " \n@"]
     for window, (words, _) in zip(read.windows, sizes, strict=True):
         seen = loaded.tokenizer.decode(read.ids[: window.end + 1].tolist())
-        solid = sum(character not in " \n@" for character in re.sub("\ufffd+$", "–", seen))  # from its first byte on
+        solid = sum(character not in " \n@" for character in re.sub("\ufffd+$", "–", seen))  # counts a cut character
         assert words == len(joined[: ends[solid - 1]].split())
     assert sizes == sorted(sizes)
     spaces = 3 if documents == "joined" else 1

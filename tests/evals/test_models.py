@@ -63,7 +63,7 @@ def test_a_folder_that_cannot_be_loaded(file, content, says, model_folder, tmp_p
 
 
 def test_tokens_and_the_text_up_to_them(loaded, make_model, text):
-    """If the tokenizer sets a BOS, it comes first."""
+    """A BOS that the tokenizer sets is first."""
     tokens = models.encode(loaded, text, "auto")
     assert not tokens.bos
     for token in range(len(tokens.ids)):

@@ -42,7 +42,7 @@ FORMATTED = {
 
 @pytest.mark.parametrize("output_format", FORMATS)
 def test_what_stdout_gets(capsys, tmp_path, output_format):
-    """stdout gets the format of -o; the file is JSON in any case."""
+    """stdout gets the format of -o; --json's file is JSON."""
     json_file = tmp_path / "out.json"
     Outputs(output_format, json_file).deliver(FOUND)
     assert capsys.readouterr().out == FORMATTED[output_format]

@@ -15,7 +15,7 @@ from flash_evals.work import models, paired
 from flash_evals.work.ranks import Ranks
 from flash_evals.work.scoring import windows
 
-COMMAND = ("perplexity",)  # which the fixture `evaluate` runs
+COMMAND = ("perplexity",)  # run by the fixture `evaluate`
 
 
 @pytest.fixture

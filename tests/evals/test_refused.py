@@ -7,7 +7,7 @@ import flashattn_core
 import pytest
 from flash_evals.results.errors import EvalError, failing, one_line
 
-# Arguments, and the text of the line.
+# Arguments -> the error's text.
 PERPLEXITY = {
     "--context 1": "--context must be at least 2, not 1",
     "--stride 0 --context 64": "--stride must be between 1 and the context of 64, not 0",
@@ -116,7 +116,7 @@ def test_nonsense_in_a_variable_is_named(refused, command, monkeypatch):
 
 
 def raised(message, *causes):
-    """An error with this message, and a chain of causes with the others."""
+    """An error with this message, whose chain of causes has the others."""
     error = RuntimeError(message)
     if causes:
         error.__cause__ = raised(*causes)

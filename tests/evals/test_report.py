@@ -15,7 +15,7 @@ NUMBER = re.compile(r"([-+]?[0-9][0-9,]*)(\.\d+)?(e[-+]\d+)? ?(ms|µs|%)?")
 
 
 def figures(cell):
-    """Each number of a cell, as exact as its digits, without the range in brackets."""
+    """A cell's numbers, each to within its last digit; no range in brackets."""
     found = []
     for whole, digits, power, unit in NUMBER.findall(cell.split(" (")[0]):
         value = float(f"{whole.replace(',', '')}{digits}{power}")
@@ -117,7 +117,7 @@ def test_kernels(report, results):
             ]
     found = shown(report(entries))
     for name, cells in found.items():
-        cells[3] = cells[3] or expected[name][3]  # the page claims no difference
+        cells[3] = cells[3] or expected[name][3]  # empty: no difference
     assert found == expected
 
     page = report(decode)

@@ -119,7 +119,7 @@ def test_a_patch_that_never_ran(report, results, command):
 
 @pytest.mark.slow("2 seconds")
 def test_kernels_beside_others(report, results):
-    """Flash attention replaces MLX's attention, not torch's: torch has a sentence, but does not affect the word."""
+    """Flash attention replaces MLX's attention, not torch's: torch has a sentence, but MLX decides the word."""
     torch = [
         {**entry, "config": {**entry["config"], "impl": "torch"}}
         for entry in results["kernels"]

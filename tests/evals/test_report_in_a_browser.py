@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow("starts a browser")
 SIZES = {"screen": 1200, "phone": 390}
 PAPER = 688  # CSS pixels between the margins of A4
 
-# Finds text with a contrast to its background below 4.5, which WCAG 2.2 (AA) asks for.
+# Finds text with less contrast to its background than the 4.5 of WCAG 2.2 (AA).
 FAINT = """
 (() => {
   const parse = (text) => (text.match(/[\\d.]+/g) || []).map(Number);
@@ -71,7 +71,7 @@ def chromium():
 
 @pytest.fixture
 def open_page(chromium):
-    """Opens a file, which must cause no request but that for itself, and no message in the console."""
+    """Opens a file, which must cause no other request, and no message in the console."""
 
     def open_page(path, width=1200, dark=False, media="screen"):
         page = chromium.new_page(
@@ -94,7 +94,7 @@ def open_page(chromium):
 
 @pytest.fixture(scope="module")
 def file(results, tmp_path_factory):
-    """A page with a run of each command, and a file that is left out."""
+    """The page of a run of each command and of a missing file."""
     return make(list(results.values()), tmp_path_factory.mktemp("report"))
 
 
@@ -132,7 +132,7 @@ def test_it_opens(open_page, file, size, dark):
     sizes = "[...document.querySelectorAll('p, td, th')].map((part) => parseFloat(getComputedStyle(part).fontSize))"
     assert min(page.evaluate(sizes)) >= 9
     shrunk = "[...document.querySelectorAll('img')].map((image) => image.width / image.naturalWidth)"
-    assert min(page.evaluate(shrunk)) >= 0.65  # plots have letters of 11 points, each 4/3 pixels
+    assert min(page.evaluate(shrunk)) >= 0.65  # letters in plots: 11 points of 4/3 pixels
     scrolls = "[...document.querySelectorAll('.scroll')].some((box) => box.scrollWidth > box.clientWidth)"
     assert page.evaluate(scrolls) is (size == "phone")
 

@@ -13,7 +13,7 @@ import pytest
 from flash_evals.work import machine, paired
 from msgspec.structs import replace
 
-COMMAND = ("perplexity", "--batch-size", 2)  # which the fixture `evaluate` runs
+COMMAND = ("perplexity", "--batch-size", 2)  # run by the fixture `evaluate`
 
 # Pretends to have OpenBLAS, as conftest.py does, so that a run in this process may continue the file.
 ANOTHER_BLAS = """
@@ -37,7 +37,7 @@ def lines(path):
 @pytest.mark.rotate(1, default=7)
 @pytest.mark.parametrize(("whole", "half"), [(0, 0), (0, 5), (0, 300), (1, 0), (1, 20), (2, 20), (4, 0)])
 def test_it_goes_on_behind_what_the_file_holds(evaluate, path, same_scores, monkeypatch, whole, half):
-    """The file has `whole` lines, the first of which is no batch. `half` characters of the next line do not count."""
+    """The file has `whole` lines, the first without a batch, and `half` characters of the next, which do not count."""
     at_once = evaluate("--save-logprobs", path)
     held, batches = lines(path), max(0, whole - 1)
     path.write_text("".join(held[:whole]) + held[whole][:half])
@@ -75,7 +75,7 @@ def test_killed_at_a_random_moment(evaluate, perplexity, path, same_scores):
 
 
 def test_the_file_of_another_run_is_refused(evaluate, refused, perplexity, path, monkeypatch, make_model):
-    """Otherwise scores and times of two runs would mix. Models with the same name and shape are told apart, too."""
+    """It is refused, lest scores of two runs mix. Models with the same name and shape are told apart, too."""
     described = machine.describe()
     evaluate("--resume", path, "--max-windows", 4)
     before, model = path.read_bytes(), make_model(rope_theta=100.0)
@@ -139,7 +139,7 @@ def test_a_broken_file_is_refused_and_left_alone(evaluate, refused, perplexity, 
 @pytest.mark.parametrize("fitting", [0, 2])
 def test_a_disk_that_fills_up_keeps_the_results_so_far(evaluate, invoke, perplexity, path, fitting):
     """A limit on the file's size stands for the full disk. The page has all batches, even the last, which did not fit.
-    A later run can continue after those that did, even with another batch size.
+    A later run can continue after those that fit, even with another batch size.
     """
     whole = evaluate("--save-logprobs", path)
     kept = lines(path)

@@ -15,7 +15,7 @@ from flash_evals.work import generation, models
 from mlx_lm.models.cache import ArraysCache, ConcatenateKVCache, KVCache
 from msgspec.structs import replace
 
-COMMAND = ("speed",)  # which the fixture `evaluate` runs
+COMMAND = ("speed",)  # run by the fixture `evaluate`
 
 
 def measured(loaded, *cases):
@@ -48,7 +48,7 @@ def test_every_length_and_batch_at_every_depth(evaluate):
 
 def test_attention_has_a_share_of_the_time(evaluate, monkeypatch):
     """The page and the file have attention's share for each test and arm, or none if it is unknown."""
-    shares = iter((0.75, 0.25, None, 0.5))  # the arm that is on goes first
+    shares = iter((0.75, 0.25, None, 0.5))  # each test measures the arm on first
     monkeypatch.setattr(generation, "attention_share", lambda name, work, precision: next(shares))
     result = evaluate("-p", 8, "-g", 2, "-d", 0, "-r", 2)
     found = [[test[arm]["attention_share"] for arm in ARMS] for test in result["results"]]
@@ -59,7 +59,7 @@ def test_attention_has_a_share_of_the_time(evaluate, monkeypatch):
 
 @pytest.mark.slow("3 seconds")
 def test_the_delay_and_the_seed_reach_the_work(evaluate, monkeypatch):
-    """--delay and --seed take effect. -g 0 makes no such test; a single repetition has no standard deviation."""
+    """--delay and --seed take effect. -g 0 tests no generation; one repetition has no standard deviation."""
     prompts, waited = [], []
     monkeypatch.setattr(generation.time, "sleep", waited.append)
     monkeypatch.setattr(generation, "generate_step", lambda prompt, *_, **__: prompts.append(prompt.tolist()) or ())
@@ -68,7 +68,7 @@ def test_the_delay_and_the_seed_reach_the_work(evaluate, monkeypatch):
     [test] = result["results"]
     assert (test["test"], test["off"]["tokens_per_s_sd"], result["draft_model"]) == ("pp20", None, None)
     assert "accepted" not in result["page"]
-    assert waited == [2.5] * 3 * 6  # for two arms: warm-up, attention's share, one repetition
+    assert waited == [2.5] * 3 * 6  # 3 runs, 2 arms: warm-up, attention's share, repetition
     first, other = prompts[0], prompts[-1]
     assert prompts == [first] * 12 + [other] * 6
     assert first != other
@@ -88,7 +88,7 @@ def test_the_delay_and_the_seed_reach_the_work(evaluate, monkeypatch):
     ],
 )
 def test_what_a_trial_reads(loaded, monkeypatch, kind, tokens, depth, reads, batch_size):
-    """Each trial of both arms reads the same tokens, in calls of these lengths at these depths."""
+    """Each trial of both arms reads the same tokens; `reads` has each call's length and depth."""
     trials, read, model = [], [], loaded.model
 
     def spy(inputs, cache):
@@ -107,7 +107,7 @@ def test_what_a_trial_reads(loaded, monkeypatch, kind, tokens, depth, reads, bat
     *_, (test, _) = measured(dataclasses.replace(loaded, model=spy), Case(kind, tokens, depth, batch_size))
     assert [trial.on.tokens_per_s for trial in test.trials] == [tokens * batch_size] * 2
     if depth:
-        assert sum(size for _, size, _ in trials.pop(0)) == depth  # the cache is filled once
+        assert sum(size for _, size, _ in trials.pop(0)) == depth  # fills the cache once
         read.pop(0)
     assert trials == [[(batch_size, *each) for each in reads]] * 6  # warm-up and two repetitions, two arms
     assert read == [read[0]] * 6

@@ -46,7 +46,7 @@ def test_rounding_is_no_wrong_result(run_kernels, fake_implementation, pass_):
 
 
 def test_turns(run_kernels, fake_implementation, monkeypatch):
-    """Implementations warm up one by one. Then rounds change the order, in which measuring the machine takes part: each
+    """Implementations warm up one by one. Then each round has another order of them and of measuring the machine: each
     has every place equally often.
     """
     turns = []
@@ -70,7 +70,7 @@ def clock(monkeypatch):
     return clock
 
 
-# No limit; a limit that allows one trial, which is always taken; one that allows two.
+# max_seconds: 0: no limit; 1: one trial of mlx, which is always taken; 9.5: two.
 @pytest.mark.parametrize(("max_seconds", "of_flash", "of_mlx"), [(0, 9, 9), (1, 3, 1), (9.5, 9, 2)])
 def test_who_is_slow_takes_fewer_trials(fake_implementation, clock, max_seconds, of_flash, of_mlx):
     """Preparing a call is not timed, but counts towards the limit, because the user waits for it. Trials that are left
@@ -88,7 +88,7 @@ def test_who_is_slow_takes_fewer_trials(fake_implementation, clock, max_seconds,
 
 @pytest.mark.parametrize(("kind", "first"), [("cpu", 0.1), ("gpu", 0.5)])
 def test_a_trial_lasts_twenty_milliseconds(run_kernels, fake_implementation, clock, monkeypatch, kind, first):
-    """The calls per trial are chosen by a warm call: the first is slow, and on a GPU it may compile its kernel."""
+    """The calls per trial are chosen by a warm call: the first is slow, and on a GPU may compile its kernel."""
     monkeypatch.setattr(contest, "TRIAL_SECONDS", 0.02)
     for name, value in {"kind": kind, "peak_flops": 1.0, "bandwidth": 1.0}.items():
         monkeypatch.setattr(machine, name, lambda *_, value=value: value)

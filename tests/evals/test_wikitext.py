@@ -65,7 +65,7 @@ TEXTS = st.lists(
 
 @given(TEXTS)
 def test_what_is_read_stands_for_a_part_of_the_original(original):
-    """The part has the same characters as were read, besides those that rules remove, and ends with the last one."""
+    """The part has the same characters as were read, besides those that rules remove, and the same last one."""
     read = wikitext.detokenised(original)
 
     def kept(text):

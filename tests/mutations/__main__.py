@@ -2,7 +2,7 @@
 
 For each promise of docs/dev/reliability.md, promises/ has a mutation: a change of a line or two that breaks it. The
 last commit is cloned twice and built, and must pass the tests of all mutations. Then each clone makes one change at a
-time, builds it if it is C++, runs its test, and takes it back. A WORD selects a group, such as results, or mutations
+time, builds C++ changes, runs the test and undoes the change. A WORD selects a group, such as results, or mutations
 whose description, file or test contains it. Needs git and uv; ccache, if installed, saves time. The exit code is 1 if a
 test does not notice.
 """

@@ -89,7 +89,7 @@ def build_sdist(distribution: str, output: Path, address: str = os.environ.get("
 
 
 def build_wheel(sdist: Path, output: Path, pythons: Sequence[str] = ()) -> None:
-    """Builds a wheel; flashattn-core's, if `pythons` are given, for all releases of MLX. Raises as build_sdist()."""
+    """Builds a wheel. With `pythons`, flashattn-core's is for all releases of MLX. Raises as build_sdist() does."""
     with tempfile.TemporaryDirectory() as raw:
         if pythons and sdist.name.startswith("flashattn_core"):
             uv("run", "--no-project", "--python", sys.executable, EVERY_RELEASE, sdist, raw, *pythons)

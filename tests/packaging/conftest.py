@@ -1,6 +1,6 @@
 """The clean environment, which has nothing of this project but the wheels.
 
-The variable PYTHONS lists the Python versions to test them with: "3.11 3.13".
+The variable PYTHONS lists the Python versions to test with: "3.11 3.13".
 """
 
 import os

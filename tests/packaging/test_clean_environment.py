@@ -21,7 +21,7 @@ GENERATE = ("--prompt", "The class statement", "--ignore-chat-template", "--max-
 
 
 def generate(environment, *command, **variables):
-    """Runs mlx_lm.generate with the shipped model: the generated text, and stderr."""
+    """The text that mlx_lm.generate writes with the shipped model, and stderr."""
     model = environment.check("flash-eval", "demo-model").strip()
     done = environment.run(*command, "--model", model, *GENERATE, **variables)
     assert done.returncode == 0, done.stderr

@@ -32,7 +32,7 @@ def test_every_form_is_looked_at():
 
 @pytest.mark.parametrize("form", ["bug.yml", "mac.yml", "gpu.yml"])
 def test_each_form_asks_for_doctor_s_report(form):
-    """The command has only options that doctor has, and its report is required."""
+    """The form's command has only doctor's options, and the report is required."""
     [field] = [field for field in yaml.safe_load((FORMS / form).read_text())["body"] if field.get("id") == "doctor"]
     [command] = re.findall(r"`(?:uv run )?mlxlm-flash doctor ([^`]+)`", field["attributes"]["description"])
     options = {spelling for option in mlxlm_flash_patch.cli.cli.commands["doctor"].params for spelling in option.opts}

@@ -1,4 +1,4 @@
-"""The packages leave the choice of libmlx to the user: if MLX's CUDA build is installed, they add no other."""
+"""The packages leave the choice of libmlx to the user: if MLX's CUDA build is installed, they add no second."""
 
 import sys
 import zipfile
@@ -16,7 +16,7 @@ OTHER = b"another build"
 
 
 def stand_in(folder):
-    """A wheel with the same libmlx.so as mlx-cuda-12, whose download would be some hundred MB."""
+    """Replaces mlx-cuda-12's wheel, of some hundred MB. Its libmlx.so has the same path."""
     info = f"mlx_cuda_12-{version('mlx')}"
     wheel = folder / f"{info}-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:

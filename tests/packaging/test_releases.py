@@ -1,4 +1,4 @@
-"""The wheel for all releases of MLX works with each, in an environment of its own; follow.py updates their table."""
+"""The wheel for all releases of MLX works with each, in an environment of its own; follow.py adds new ones."""
 
 import re
 import subprocess

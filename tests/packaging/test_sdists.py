@@ -1,5 +1,5 @@
 """An sdist has exactly the files of its package's folder that are under version control; wheels are built from it.
-If the repository's address is known, the sdist has links to it."""
+If the repository's address is given, the sdist links to it."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""All files agree on the packages' versions and on the versions that these require; uv knows all sources."""
+"""All files agree on the versions of the packages and of their requirements; uv knows all sources."""
 
 import re
 import sys
@@ -27,7 +27,7 @@ def test_one_version_of_the_packages(distribution):
 
 
 def test_who_installs_it_chooses_libmlx():
-    """mlx-cpu and mlx-cuda-* own the same file, so nothing may install any of them unless the user names an extra."""
+    """mlx-cpu and mlx-cuda-* have the same file, so nothing may install one of them unless the user names an extra."""
     core = read("flashattn-core")["project"]
     assert f"mlx{MLX}" in core["dependencies"]
     for name in ("cpu", "cuda12", "cuda13"):
@@ -65,7 +65,7 @@ def test_who_needs_which_mlx_lm():
 
 
 def test_the_build_takes_the_installed_mlx(monkeypatch, tmp_path):
-    """The build takes MLX from its environment, else from the Python that installs the package, else the newest one."""
+    """The build takes its environment's MLX, else that of the Python that installs the package, else the newest."""
 
     def required(*folders):
         monkeypatch.setattr(release_table.sys, "path", folders[:1])

@@ -4,7 +4,7 @@ import mlx.core as mx
 import mlxlm_flash_patch as flash
 from mlx_lm.models.cache import BatchKVCache, BatchRotatingKVCache, RotatingKVCache, make_prompt_cache
 
-# A program that calls attention, and one that does so in a thread which outlives the main one.
+# ATTEND calls attention; LATER does so in a thread which outlives the main thread.
 ATTEND = """
 import mlx.core as mx
 from mlx_lm.models.qwen2 import scaled_dot_product_attention
@@ -20,7 +20,7 @@ def normal(seed, *shape, dtype=mx.float32):
 
 
 def batch_caches(model, padding, max_size=None):
-    """Caches of the model's kinds for a batch; rotating ones have `max_size` tokens, or as many as the model's own."""
+    """A batch's caches, of the kinds and sizes that make_prompt_cache() gives the model."""
     return [
         BatchRotatingKVCache(cache.max_size, padding) if isinstance(cache, RotatingKVCache) else BatchKVCache(padding)
         for cache in make_prompt_cache(model, max_size)
@@ -39,7 +39,7 @@ def off_and_on(run):
 
 
 def error(one, other):
-    """The largest difference, relative to the largest number. Hidden tokens must have -inf in both."""
+    """The largest difference, relative to the largest number. Hidden tokens must be -inf in both."""
     hidden = other == -mx.inf
     assert mx.array_equal(one == -mx.inf, hidden)
     one, other = (mx.where(hidden, 0, x).astype(mx.float32) for x in (one, other))

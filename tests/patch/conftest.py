@@ -23,7 +23,7 @@ from tests.patch.model_folders import write_model
 
 # In a tuple: the patch would replace a function that is itself an attribute of this module.
 ORIGINALS = tuple((point, point.current) for point in POINTS)
-HOMES = (base, cache, gear, gemma2, phi3small)  # imported, so that each point has a function
+HOMES = (base, cache, gear, gemma2, phi3small)  # imported, so that all points have functions
 
 
 def tiny_config(model_type="qwen2", **changes):
@@ -64,10 +64,10 @@ def architecture(request):
 
 @pytest.fixture
 def kernels_take(monkeypatch):
-    """kernels_take(head_dim, gradient): the core has no kernels for wider heads, for calls and for gradients."""
+    """kernels_take(head_dim, gradient): the widest heads for which the core has kernels, and gradients."""
 
     def at_most(head_dim, gradient):
-        monkeypatch.setattr(_ext, "quick", lambda *_: None)  # quick() would ask the kernel table itself
+        monkeypatch.setattr(_ext, "quick", lambda *_: None)  # quick() asks the kernel table instead
         monkeypatch.setattr(flashattn_core, "max_head_dim", lambda **of: gradient if of["gradient"] else head_dim)
         router._max_head_dim.cache_clear()
 
@@ -77,7 +77,7 @@ def kernels_take(monkeypatch):
 
 @pytest.fixture
 def too_wide(kernels_take):
-    """Makes every call fall back. The value is the reason that fallbacks give."""
+    """Makes every call fall back. The value is the reason."""
     kernels_take(1, gradient=1)
     return "head_dim over 1"
 
@@ -102,7 +102,7 @@ def late(monkeypatch):
 
     def fresh(name):
         monkeypatch.delitem(sys.modules, f"mlx_lm.models.{name}", raising=False)
-        monkeypatch.setattr(mlx_lm.models, name, None, raising=False)  # where `from . import name` would look
+        monkeypatch.setattr(mlx_lm.models, name, None, raising=False)  # where `from . import name` looks
         return importlib.import_module(f"mlx_lm.models.{name}")
 
     return fresh
@@ -110,7 +110,7 @@ def late(monkeypatch):
 
 @pytest.fixture(scope="session")
 def light(tmp_path_factory):
-    """Environment variables for which `import mlx_lm` imports nothing: so its models import 20 times as fast."""
+    """Environment variables by which mlx_lm/__init__.py is empty: models import 20 times as fast."""
     folder = tmp_path_factory.mktemp("light")
     (folder / "mlx_lm").mkdir()
     (folder / "mlx_lm" / "__init__.py").touch()
@@ -143,7 +143,7 @@ def model_folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def chat_folder(model_folder, tmp_path_factory):
-    """The same with a chat template that joins the messages' contents."""
+    """model_folder with a chat template that joins messages' contents."""
     folder = shutil.copytree(model_folder, tmp_path_factory.mktemp("tiny-chat") / "model")
     (folder / "chat_template.jinja").write_text("{% for message in messages %}{{ message['content'] }}{% endfor %}")
     return folder

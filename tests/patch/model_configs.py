@@ -6,8 +6,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_map
 
-# The model types that most tests use. Beyond Qwen2, Llama has a window here, Qwen3 normalised queries and keys, Gemma 3
-# both and scaled embeddings, and gpt-oss sinks.
+# The model types that most tests use. Beyond Qwen2, Llama has a window (here), Qwen3 normalised queries and keys,
+# Gemma 3 all that and scaled embeddings, gpt-oss sinks.
 ARCHITECTURES = ("qwen2", "llama", "qwen3", "gemma3_text", "gpt_oss")
 LAYERS = 2
 
@@ -102,7 +102,7 @@ YARN = {
 }
 KDA = {"num_heads": 4, "head_dim": 16, "kda_layers": [1], "full_attn_layers": [2], "short_conv_kernel_size": 3}
 
-# Fields that only one type has, or that mean something else there.
+# Type -> fields only of it, or that mean something else in it.
 OWN = {
     "baichuan_m1": {"sliding_window_layers": [0], "tie_word_embeddings": False},
     "dbrx": {
@@ -206,7 +206,7 @@ OWN = {
     "spark2_5": {"rope_parameters": ROPES, "hidden_act": "gelu"},
 }
 
-# Types whose configuration contains that of a language model, and the type of this language model.
+# Type whose configuration contains a language model's -> the type of that language model.
 INSIDE = {
     **{
         name: name for name in ("gemma3n", "kimi_k3", "llama4", "minimax_m3_vl", "muse_spark", "qwen3_5", "qwen3_5_moe")
@@ -241,7 +241,7 @@ def prepared(model):
         model._dummy_tokenizer_ids = mx.array([COMMON["vocab_size"] - 1])
     for module in model.modules():
         for name, child in module.children().items():
-            if type(child).__name__ == "BitLinear":  # a Metal kernel
+            if type(child).__name__ == "BitLinear":  # runs on Metal
                 setattr(module, name, nn.Linear(child.in_features, child.out_features, bias=False))
     return model
 

@@ -1,7 +1,7 @@
 """Times a patched attention call of a decode step, in microseconds: `uv run python -m tests.patch.overhead`.
 
-Each call builds a lazy array and computes nothing. It calls mlx-lm's, MLX's and flashattn_core's functions, with the
-patch and without, and prints a time for each.
+Each call builds a lazy array and computes nothing. Prints times of mlx-lm's and MLX's functions, with the patch and
+without, and of flashattn_core's.
 """
 
 import statistics
@@ -24,7 +24,7 @@ def main() -> None:
     }
     flash_attention = {"flash_attention": lambda: flashattn_core.flash_attention(q, k, k, 0.125, None, sinks=None)}
     took: dict[str, list[float]] = {}
-    for _ in range(ROUNDS):  # take turns, so that other load on the machine affects all of them alike
+    for _ in range(ROUNDS):  # in turns, so that other load on the machine affects all calls alike
         for name, call in calls.items():
             took.setdefault(f"{name}, unpatched", []).append(microseconds(call))
         with flash.enabled(strict=True):

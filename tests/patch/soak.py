@@ -61,10 +61,10 @@ class Soak:
         self.seed, self.rng = seed, random.Random(seed)
         self.of = Kinds(other_types)
         self.kinds = {kind: partial(KINDS[kind], self.of) for kind in kinds}
-        self.thread = ThreadPoolExecutor(1)  # one for all rounds: MLX keeps a thread for each that generates
+        self.thread = ThreadPoolExecutor(1)  # one for all rounds: MLX adds one per thread that generates
         self.seen = Seen()
         self.arrivals = ["qwen2", *other_types]
-        for kind in self.kinds.values():  # so that all that is made at first use is there
+        for kind in self.kinds.values():  # since first use makes objects that stay
             work = kind(random.Random(0))
             work.run(work.models())
             self.thread.submit(work.run, work.models()).result()
@@ -157,7 +157,7 @@ class Soak:
             self.seen.between["cut short by Ctrl-C"] += 1
         finally:
             _waited_for(None)
-        if way == "patch_model()":  # this block is the test's, and may have ended at any point
+        if way == "patch_model()":  # Ctrl-C may have come while it (un)patched
             for model in of:
                 flash.unpatch_model(model)
         with contextlib.suppress(flash.FlashNeverRanError):  # strict, and interrupted before any kernel ran
@@ -176,7 +176,7 @@ class Soak:
 
 
 def _waited_for(result: Any) -> Any:
-    """The result, once the streams are idle: mlx-lm's loops compute a step ahead of what they yield."""
+    """The result, when the streams are idle: mlx-lm's loops compute a step ahead of what they yield."""
     mx.synchronize(generation_stream)
     mx.synchronize()
     return result

@@ -38,7 +38,7 @@ class Own:
         }
 
     def check(self) -> None:
-        """Raises Broken if an attribute has changed, or a module imported since then has one of the patch's objects."""
+        """Raises Broken if an attribute has changed since __init__(), or is the patch's (in new modules, too)."""
         if sys.meta_path != self.finders:
             raise Broken(f"sys.meta_path is {sys.meta_path}")
         for owner in self._owners():
@@ -68,7 +68,7 @@ def check_is_off(own: Own, classes: list[tuple[nn.Module, type]]) -> None:
     own.check()
 
 
-GROWTH = {  # what is measured: how much 1,000 rounds may add to it, and how much any run may
+GROWTH = {  # measure -> how much 1,000 rounds may add to it, and how much any run may
     "resident memory, MB": (1.0, 4.0),  # the C library and MLX keep some freed memory
     "MLX, active, MB": (0.1, 0.1),
     "MLX, freed and kept, MB": (1.0, 32.0),  # depends on the work of the last round

@@ -20,7 +20,7 @@ from tests.patch.soak_work import Broken
 def by_enable(strict: bool = False) -> Iterator[None]:
     try:
         flash.enable(precision="float32")
-        flash.enable(strict=strict)  # the second replaces the first
+        flash.enable(strict=strict)  # replaces those options
         yield
     except BaseException:
         with contextlib.suppress(flash.FlashNeverRanError):  # a Ctrl-C may come before any kernel has run

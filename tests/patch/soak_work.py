@@ -19,7 +19,7 @@ from mlx_lm.tuner.trainer import default_loss
 from tests.patch.model_configs import config, random_model
 
 OTHER_TYPES = ("llama", "qwen3", "gemma2", "gemma3_text", "gpt_oss", "deepseek_v2", "cohere2", "olmo2")
-TOLERANCE = 1e-3  # relative to the largest number or 1: float32 through two or four layers, and training steps
+TOLERANCE = 1e-3  # relative to max(1, largest number): float32 through two or four layers, training steps
 QUANTISED = 5e-2  # a quantised key that rounds the other way moves by 1/255 of its range
 
 
@@ -31,7 +31,7 @@ class Broken(AssertionError):
 class Result:
     """The numbers and tokens that one arm (patch off or on) computed."""
 
-    numbers: np.ndarray  # losses, costs, logits, or the log-probability of each token
+    numbers: np.ndarray  # losses, logits, or the log-probability of each token
     tokens: np.ndarray | None = None  # greedily generated; several sequences are concatenated
 
 
@@ -214,7 +214,7 @@ def _answer(responses: Iterable[Any]) -> Result:
 
 
 def difference(off: Result, on: Result, tolerance: float) -> tuple[float, bool]:
-    """The largest difference of the arms' numbers, relative to the largest number or 1; and whether a token differs.
+    """The largest difference of the arms' numbers, relative to max(1, largest number); and whether a token differs.
 
     A token may differ only in a near-tie: each arm prefers its own token, with the same log-probability. After the
     first such token, the arms have different texts, and nothing is compared. Raises Broken.

@@ -90,7 +90,7 @@ def test_its_name(file, name):
 
 @LINUX
 def test_it_is_the_one_that_mlx_calls(command, library):
-    """A library that is loaded, but does not define cblas_sgemm, is not the one."""
+    """MLX does not call a loaded library that does not define cblas_sgemm."""
     for preloaded, name in ((library(), "openblas"), (library(cblas="scipy_cblas_sgemm"), "reference")):
         done = command(
             "python", "-c", "from mlxlm_flash_patch.blas import *; print(blas())", env={"LD_PRELOAD": preloaded}
@@ -160,14 +160,14 @@ def test_once(monkeypatch, library):
     assert refused(file).startswith(f"--blas {file} is preloaded, but MLX still calls ")
     assert len(starts) == 1
     assert blas.STARTED_AGAIN not in os.environ
-    monkeypatch.setenv(blas.STARTED_AGAIN, "1")  # inherited from its parent
+    monkeypatch.setenv(blas.STARTED_AGAIN, "1")  # as inherited by a child
     blas.preload(file)
     assert len(starts) == 2
 
 
 @LINUX
 def test_what_mlx_calls_already_is_left(monkeypatch, library):
-    """Nothing restarts if MLX already calls a fast BLAS (auto), or the library of this path."""
+    """Nothing restarts if MLX already calls a fast BLAS (auto), or the library given."""
     monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("started again"))
     file = library()
     monkeypatch.setattr(blas, "_called", lambda: file)

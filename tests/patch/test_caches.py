@@ -1,4 +1,4 @@
-"""With every cache of mlx-lm the patched model predicts what the unpatched one does, and no mask is an array of L*S."""
+"""With every cache of mlx-lm, the patched model predicts what the unpatched does; no mask array has L*S elements."""
 
 import mlx.core as mx
 import mlxlm_flash_patch as flash
@@ -10,7 +10,7 @@ from tests.patch.arms import batch_caches, close, off_and_on
 
 pytestmark = pytest.mark.usefixtures("masks")
 
-STEPS = [9, 1, 1, 6, 1, 1, 1, 1, 1, 1, 1, 10, 1, 1, 1, 1, 1, 1]  # how many tokens at a time
+STEPS = [9, 1, 1, 6, 1, 1, 1, 1, 1, 1, 1, 10, 1, 1, 1, 1, 1, 1]  # tokens per call
 PADDING = [0, 3, 7]
 CACHES = {
     "KVCache": mlx_caches.KVCache,

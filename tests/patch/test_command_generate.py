@@ -1,4 +1,4 @@
-"""mlxlm-flash run mlx_lm.generate prints the same greedy tokens as without it, and two lines about it on stderr."""
+"""mlxlm-flash run mlx_lm.generate prints mlx_lm.generate's greedy tokens, and two lines of its own on stderr."""
 
 import re
 

@@ -43,7 +43,7 @@ def train(command, texts, tmp_path):
             flash=flash, timeout=300,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
-        lines = re.sub(r"\x1b\[[\d;]*m", "", done.stdout)  # colours
+        lines = re.sub(r"\x1b\[[\d;]*m", "", done.stdout)  # no colours
         losses = [float(loss) for loss in re.findall(r"^ +\d+ +(\d+\.\d+)", lines, re.MULTILINE)]
         assert len(losses) == steps, done.stdout
         return losses, mx.load(str(adapters / "adapters.safetensors")), done.stderr
@@ -56,7 +56,7 @@ def assert_ran(said, backward_calls):
     assert "fallbacks: none" in said
 
 
-# Plain gradient descent: the saved adapters are a sum of all steps' gradients, more exact than the printed losses. Adam
+# Plain gradient descent: the saved adapters are a sum of all steps' gradients, more exact than printed losses. Adam
 # divides by the size of a gradient; where that is nearly zero, rounding errors become as large as the steps.
 SGD = ("--optimizer", "sgd", "--learning-rate", "0.01")
 

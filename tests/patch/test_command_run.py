@@ -174,7 +174,7 @@ def test_how_it_ends(run_script, command, tmp_path, end):
 
 @pytest.mark.parametrize("flash", ["0", "1"])
 def test_control_c(tmp_path, flash):
-    """The shell sees a process that died of SIGINT, so that it stops its own loop too.
+    """The shell sees a process that died of SIGINT, so a loop of the shell stops too.
 
     While flash attention is on, flashattn_core.interruptible() installs a handler, by which Ctrl-C stops long calls.
     """
@@ -204,7 +204,7 @@ def test_streams(run_script):
 @pytest.mark.rotate(1, default=2)
 @pytest.mark.parametrize(("end", "code"), [("sys.exit(3)", 3), ("raise ValueError('the reason')", 1)])
 def test_patched_to_the_end(run_script, end, code):
-    """Both lines are printed however the program ends, and the second one comes last on stderr."""
+    """The first and the last line of stderr are the patch's, however the program ends."""
     done = run_script(f"{ATTEND}import sys\n{end}\n")
     assert done.returncode == code
     first, *_, last = done.stderr.splitlines()
@@ -243,7 +243,7 @@ def test_strict_overrules_success_only(monkeypatch, tmp_path, code, mode, expect
 
 
 def test_the_last_line():
-    """A forked child does not print it, and a closed stderr is no error."""
+    """A forked child prints no such line, and a closed stderr is no error."""
     stream = io.StringIO()
     running._say_what_ran(stream, os.getpid() + 1)
     assert stream.getvalue() == ""
@@ -292,7 +292,7 @@ def test_unknown_programs(refused, program, says):
 
 @pytest.fixture
 def package(tmp_path):
-    """The environment variables of a site-packages folder that has another package with a command."""
+    """Environment variables that add a site-packages folder, with a package that has a command."""
     (tmp_path / "site" / "theirs-1.0.dist-info").mkdir(parents=True)
     (tmp_path / "site" / "theirs-1.0.dist-info" / "METADATA").write_text("Name: theirs\nVersion: 1.0\n")
     entry = "[console_scripts]\ntheirs.generate = theirs:main\n"

@@ -148,7 +148,7 @@ class TestWhatIsRemembered:
         assert not knows(computed)
 
     def test_nothing_once_it_is_written_to(self):
-        """In-place operators keep the Python object, but free its old array, whose address another may get."""
+        """In-place operators keep the Python object, but free the array, whose address another may get."""
         mask = before = described_mask()
         for _ in range(3):
             mask &= mx.array([True, False, True, True, True, True])

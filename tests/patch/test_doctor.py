@@ -27,7 +27,7 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run this
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch, tmp_path):
-    """A machine on which doctor finds nothing, so that it finds only what a test changes."""
+    """A machine on which doctor finds no fault but those that a test adds."""
     for name in ("MLXLM_FLASH", *doctor.CPU_VARIABLES):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("FLASHATTN_CACHE", str(tmp_path / "cache"))
@@ -36,7 +36,7 @@ def quiet(monkeypatch, tmp_path):
 
 
 def examined(*arguments):
-    """Runs doctor: its lines, and its exit code."""
+    """Runs doctor. Returns lines and exit code."""
     done = CliRunner().invoke(cli, ["doctor", *arguments])
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
     return done.output.splitlines(), done.exit_code
@@ -53,7 +53,7 @@ def found(line, *arguments, broken):
 
 @pytest.fixture
 def examined_with(command, light):
-    """examined_with(env): runs doctor in a new process with these environment variables: its lines and exit code."""
+    """examined_with(env): doctor's lines and exit code in a new process with these variables."""
 
     def run(env):
         done = command("mlxlm-flash", "doctor", env={**light, **env}, timeout=180)
@@ -223,7 +223,7 @@ def test_no_extension(monkeypatch):
     assert lines[-3].endswith(" · cure: pip install --force-reinstall --no-deps flashattn-core")
 
 
-# The names of nanobind 3 and nanobind 2.
+# As spelt by nanobind 3 and nanobind 2.
 @pytest.mark.parametrize("spelling", ["__nb_internals_some_abi_v21_mlx__", "__nb_internals_v21_some_abi_mlx__"])
 def test_two_versions_of_nanobind_s_abi(monkeypatch, spelling):
     monkeypatch.setitem(doctor._interpreter_dict(), spelling, None)
@@ -254,7 +254,7 @@ def test_a_forced_instruction_set_and_number_of_threads(examined_with):
     )
     assert f"{expected} · cure: unset FLASHATTN_CPU_ISA FLASHATTN_NUM_THREADS" in lines
     assert any("3 threads" in line for line in lines)
-    lines, _ = examined_with({"FLASHATTN_NUM_THREADS": free.split(", ")[1].split()[0]})  # the machine's own
+    lines, _ = examined_with({"FLASHATTN_NUM_THREADS": free.split(", ")[1].split()[0]})  # the default
     assert not any("! cpu" in line for line in lines)
 
 
@@ -329,7 +329,7 @@ def test_another_library_in_the_same_place(monkeypatch):
     ],
 )
 def test_a_model(tmp_path, model_type, line, broken):
-    """doctor --model finds out what a small prompt runs, and looks nothing up in a table."""
+    """doctor --model runs a small prompt, instead of looking the type up in a table."""
     known = config(model_type) if model_type not in ("none", "") else {"model_type": model_type}
     (tmp_path / "config.json").write_text(json.dumps(known))
     lines = found(line, "--model", str(tmp_path), broken=broken)

@@ -111,7 +111,7 @@ def restless():
 
 @contextlib.contextmanager
 def switching():
-    """Two threads switch the patch on and off meanwhile, in each of the ways."""
+    """During the block, two threads switch the patch on and off in two ways."""
     done = threading.Event()
 
     def switch():

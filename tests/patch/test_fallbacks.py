@@ -105,7 +105,7 @@ def test_warned_once_for_each_reason_and_counted_each_time(warned):
 
 
 def test_warnings_as_errors(original):
-    """The first call of a reason raises the warning, and is counted; afterwards the patch works, and can be removed."""
+    """A reason's first fallback raises the warning, and is counted; afterwards the patch works, and can be removed."""
     with flash.enabled():
         with pytest.raises(flash.FlashFallbackWarning):
             attention(**WIDE)

@@ -9,7 +9,7 @@ import pytest
 
 
 def test_what_is_loaded_by_it(command):
-    """The import loads MLX, the core and the standard library, and nothing of mlx-lm. Nor do status() and disable()."""
+    """The import loads MLX, the core and the standard library, not mlx-lm; nor do status() and disable() load it."""
     code = """
 import sys
 import mlx.core, mlx.nn
@@ -63,7 +63,7 @@ ORDER = (
 
 @pytest.mark.slow("checks the source's structure, which no user sees")
 def test_modules_import_from_those_before_them():
-    """ORDER is that of docs/dev/design.md: no circles, and what routes calls needs nothing that switches the patch."""
+    """ORDER is from docs/dev/design.md: no circles, and modules that route calls import none that switch the patch."""
     folder = Path(mlxlm_flash_patch.__file__).parent
     assert {file.stem for file in folder.glob("*.py")} == {*ORDER, "__init__"}
     for place, name in enumerate(ORDER):

@@ -47,7 +47,7 @@ def test_a_prompt_in_two_pieces(make_cache, window):
             peak = peak_beyond(attend)
     assert peak < MASK_BYTES / 4
     assert flash.status().calls == {"cpu_prefill": 1}
-    # The measurement would notice the array:
+    # An evaluated mask would be noticed:
     assert peak_beyond(lambda: mask) >= MASK_BYTES
 
 

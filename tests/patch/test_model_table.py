@@ -32,7 +32,7 @@ def calls(module, of):
 
 
 def by(module):
-    """The field `by` of models.toml, as the module's source has it."""
+    """The field `by` of models.toml, read from the source."""
     found = ["seam"] * (("base", SEAM) in imports(module) and calls(module, SEAM))
     found += ["mx.fast"] * calls(module, f"mx.fast.{SEAM}")
     return (*found, *(["hand-written"] * (module in WRITTEN_OUT)))

@@ -16,7 +16,7 @@ from tests.patch.model_types import model_types, supported
 
 PROMPT, STEPS, MAX_KV_SIZE = 20, 4, 16
 UNTESTED = [name for name in supported() if model_types()[name].untested]
-# These types have all ways to attention and all kinds of caches, and always run; the other types take turns.
+# Together, these have all ways to attention and all kinds of caches. They always run, others take turns.
 ALWAYS = {
     *("qwen2", "gemma2", "gear", "phi3small", "plamo2", "deepseek_v41", "gemma3", "gpt_oss", "deepseek_v3", "llama4"),
     *("baichuan_m1", "recurrent_gemma", "qwen3_next", "iquestloopcoder"),

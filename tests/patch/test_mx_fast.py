@@ -159,7 +159,7 @@ def test_nn_multi_head_attention():
 
 
 def test_a_call_is_counted_once():
-    """This holds for fallbacks, too, and when the next function belongs to another library."""
+    """Fallbacks are counted once, too, even if they end in another library's function."""
     with flash.enabled():
         mx.eval(attention((Q, K, V), {"scale": 0.25}))
     assert flash.status().calls == {"cpu_prefill": 1}

@@ -54,7 +54,7 @@ def module(monkeypatch):
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 @pytest.mark.parametrize("text", IMPORTS)
 def test_a_name_of_another_package(module, text, before):
-    """The name leads to flash attention while the patch is on, and is what an import would bind when it is off."""
+    """The name leads to flash attention while the patch is on; afterwards it is what an import would bind."""
     expected = dict(vars(module(text)))
     made = module(text)
     if not before:
@@ -95,7 +95,7 @@ def random_model_of(module, name):
 
 @pytest.mark.parametrize("module", [base, cache, gemma2, llama, qwen2], ids=lambda module: module.__name__)
 def test_a_module_that_is_loaded_anew(module, monkeypatch):
-    """After a reload the patch is still on; later, the reloaded functions come back, and those of the older classes."""
+    """A reload leaves the patch on. Once it is off, the new module and old classes have their own functions."""
     for name, held in vars(module).items():
         monkeypatch.setitem(vars(module), name, held)  # restored after the test
     older = [vars(held).copy() for held in vars(module).values() if isinstance(held, type)]
@@ -177,7 +177,7 @@ def test_a_lazy_module_is_not_loaded(tmp_path, monkeypatch):
 def test_an_import_that_begins_while_the_patch_goes_in(monkeypatch):
     """Another thread begins the import after enable() has waited for imports, and ends it after enable() returns."""
     name = "mlx_lm.models.gear"
-    monkeypatch.setattr(mlx_lm.models, "gear", gear)  # back at the end, as it was
+    monkeypatch.setattr(mlx_lm.models, "gear", gear)  # restored after the test
     monkeypatch.delitem(sys.modules, name)
     wait, begun, may_go_on = patch._wait_for_imports, threading.Event(), threading.Event()
 
@@ -206,9 +206,9 @@ def test_an_import_that_begins_while_the_patch_goes_in(monkeypatch):
 
 
 def test_an_import_that_fails_has_its_own_error(monkeypatch):
-    """Its own error is raised even if warnings are errors and the module would cause one."""
+    """The import's error is raised even if warnings are errors, of which it causes one."""
     name = "mlx_lm.models.gear"
-    monkeypatch.setattr(mlx_lm.models, "gear", gear)  # back at the end, as it was
+    monkeypatch.setattr(mlx_lm.models, "gear", gear)  # restored after the test
     monkeypatch.delitem(sys.modules, name)
     flash.enable()
     monkeypatch.setattr(patch_points, "put_in", lambda: {name: "some reason"})

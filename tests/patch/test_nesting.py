@@ -39,7 +39,7 @@ class Library:
 
 
 class Early(Library):
-    """Saves MLX's function as an attribute of its module when it is imported, and calls that."""
+    """On import, saves MLX's function as an attribute of its module, and later calls that."""
 
     def __init__(self, monkeypatch):
         super().__init__()
@@ -121,7 +121,7 @@ def test_theirs_is_on_top_where_it_comes_last(library):
 
 
 def test_mlx_lm_s_calls_reach_what_lies_over_ours(library):
-    """mlx-lm's patched function bypasses mx.fast, but not if another library has wrapped ours there."""
+    """mlx-lm's patched function bypasses mx.fast, but not if another library wraps our function."""
     flash.enable()
     base.scaled_dot_product_attention(Q, Q, Q, None, 1.0, None)
     library.on()
@@ -138,7 +138,7 @@ def test_a_fallback_is_theirs_and_counted_once(library):
     flash.enable()
     library.on()
     flash.disable()
-    flash.enable()  # now ours wraps theirs, which wraps our earlier one
+    flash.enable()  # ours wraps theirs, which wraps our earlier one
     with pytest.warns(flash.FlashFallbackWarning, match="head_dim over 512"):
         mx.eval(mx.fast.scaled_dot_product_attention(q, q, q, scale=0.25))
     assert flash.status().fallbacks == {"head_dim over 512": 1}

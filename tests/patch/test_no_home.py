@@ -1,6 +1,6 @@
 """Everything that needs no home directory works without one, and with one that cannot be written to.
 
-HOME is /proc or a folder in it: not even root can create files there, whom file modes would not stop.
+HOME is /proc or a folder in it, where not even root can create files. (Modes would not stop root.)
 """
 
 import os

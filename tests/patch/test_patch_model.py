@@ -54,7 +54,7 @@ def x(tokens):
 @pytest.mark.rotate(1, default=4)
 @pytest.mark.parametrize("model_type", [*ARCHITECTURES, "gemma2", "gear", "phi3small", "plamo2", "deepseek_v41"])
 def test_this_model_and_no_other(model_type, x):
-    """This holds for each way to attention: deepseek_v41 calls it from a function of its module, not from a class."""
+    """All ways to attention are patched: deepseek_v41 calls it from a function of its module, not from a class."""
 
     def make(seed=0):
         return random_model(model_type, config(model_type), seed=seed)
@@ -190,7 +190,7 @@ def test_a_layer_that_is_computed_again(pair, x, monkeypatch):
 
     before = flash.status().calls
     mx.eval(gradient(model))
-    assert flash.status().calls == {**before, "cpu_prefill": 4, "cpu_backward": 2}  # two layers, each twice
+    assert flash.status().calls == {**before, "cpu_prefill": 4, "cpu_backward": 2}  # 2 layers, run twice
     mx.eval(gradient(other))
     assert flash.status().calls == {**before, "cpu_prefill": 4, "cpu_backward": 2}
 

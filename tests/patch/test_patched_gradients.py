@@ -21,7 +21,7 @@ def loss(model, x):
 
 
 def train(model, x, compiled):
-    """Three training steps as in mlx-lm's trainer: the loss of each, and the first gradients."""
+    """Three training steps as in mlx-lm's trainer: each step's loss, and the first gradients."""
     optimizer = optim.SGD(learning_rate=0.1)  # Adam would blow rounding up where a gradient is nearly zero
     state = [model.state, optimizer.state]
 
@@ -125,7 +125,7 @@ def gradient_of(name):
 
 @pytest.mark.parametrize("name", ["queries", "keys", "values", "mask", "sinks"])
 def test_the_gradient_of_one_argument_alone(name):
-    """Sinks, for example, may be trained in a model that is otherwise frozen, or a learned bias of positions."""
+    """Sinks, or a learned bias of positions, may be trained in a model that is otherwise frozen."""
     off, on = off_and_on(lambda: gradient_of(name))
     assert_close([on], [off])
 
@@ -133,7 +133,7 @@ def test_the_gradient_of_one_argument_alone(name):
 @pytest.mark.parametrize(("most", "where"), [(8, "on this device for a head_dim over 8"), (0, "on this device")])
 @pytest.mark.parametrize("traced_by", ["grad", "compile"])
 def test_where_the_gradient_has_no_kernel(traced_by, most, where, kernels_take):
-    """A traced call falls back if only the forward has a kernel, as for wide heads on Metal, and for all on CUDA."""
+    """A traced call falls back if only the forward has a kernel, as for wide heads on Metal, or on CUDA for any."""
     kernels_take(16, gradient=most)
     q = mx.random.normal((1, 2, 5, 16), key=mx.random.key(0))
 

@@ -59,7 +59,7 @@ def test_nothing_else_changes(modules):
 
 @pytest.fixture
 def reads(monkeypatch):
-    """reads(function, text): makes Python find this text, or none, as a function's source."""
+    """reads(function, text): its source has text[1] for text[0]; with None, it has no source."""
 
     def instead(function, text):
         file = function.__code__.co_filename
@@ -89,7 +89,7 @@ def test_an_edited_gemma2_is_left_alone(reads, tokens):
     x = tokens()
     model, llama = (random_model(name, config(name)) for name in ("gemma2", "llama"))
     assert [calls_of(lambda model=model: model(x)) for model in (model, llama)] == [0, 2]
-    with flash.enabled():  # the warning comes once
+    with flash.enabled():  # does not warn again
         pass
 
 
@@ -101,7 +101,7 @@ def test_a_function_without_source(reads):
 
 
 def test_another_signature(monkeypatch):
-    """mlx-lm's attention over quantised caches is known by its signature: its source has changed between releases."""
+    """mlx-lm's attention over quantised caches is known by its signature, as its source has changed with releases."""
     name = "quantized_scaled_dot_product_attention"
     monkeypatch.setattr(base, name, base.quantized_scaled_dot_product_attention)
     exec(f"def {name}(q, k, v): ...", vars(base))

@@ -30,7 +30,7 @@ def filled(bits=8, group_size=32, length=40, dtype=mx.float32, batch=1):
 
 
 def attend(queries, filled, mask=None, **options):
-    """mlx-lm's attention, on a copy of the queries: it scales them in place, which callers see."""
+    """Calls mlx-lm's attention on a copy of the queries, which it scales in place."""
     cache, keys, values = filled
     return base.scaled_dot_product_attention(mx.array(queries), keys, values, cache, 0.09, mask, **options)
 
@@ -104,7 +104,7 @@ OTHERWISE_STORED = {
 
 @pytest.mark.parametrize("given", OTHERWISE_STORED.values(), ids=OTHERWISE_STORED)
 def test_keys_that_are_not_stored_as_the_cache_says(given):
-    """This is an error with the patch as without it, and no fallback."""
+    """Such keys are an error with the patch as without it, and no fallback."""
     queries = normal(3, 1, 6, 5, 128)
     errors = pytest.raises((TypeError, ValueError, AttributeError))
     with errors:
@@ -139,7 +139,7 @@ def test_a_model_that_takes_no_quantised_cache_says_so(model_type, tokens):
 
 @pytest.mark.parametrize("traced_by", ["grad", "compile"])
 def test_traced_calls_fall_back(traced_by):
-    """This kernel has no gradient, mlx-lm's attention has one; the patch cannot tell mx.grad from mx.compile."""
+    """Only mlx-lm's attention has a gradient for these; the patch cannot tell mx.grad from mx.compile."""
     given, queries = filled(), normal(3, 1, 6, 3, 128)
 
     def traced():

@@ -35,7 +35,7 @@ def made():
 
 @pytest.fixture
 def quick(made, monkeypatch):
-    """The same soak, with its random numbers and statistics reset."""
+    """The soak of made(), its random numbers and statistics reset."""
     monkeypatch.setattr(made, "rng", random.Random(0))
     monkeypatch.setattr(made, "seen", soak.Seen())
     return made
@@ -70,7 +70,7 @@ def test_a_seed_repeats_the_sequence(quick, monkeypatch):
         monkeypatch.setattr(quick, "rng", random.Random(3))
         monkeypatch.setattr(quick, "seen", soak.Seen())
         soak.run(quick, 0, rounds=8)
-        between = {name: n for name, n in quick.seen.between.items() if name != "cut short by Ctrl-C"}  # timing
+        between = {name: n for name, n in quick.seen.between.items() if name != "cut short by Ctrl-C"}  # varies
         return quick.seen.ways, between, quick.seen.worst
 
     assert sequence() == sequence()

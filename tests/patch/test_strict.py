@@ -1,4 +1,4 @@
-"""With strict, a call that would fall back raises, and so does the end if flash attention never ran."""
+"""With strict, a fallback raises an error; the patch's end raises one if flash attention never ran."""
 
 import flashattn_core
 import mlx.core as mx

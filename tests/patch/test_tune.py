@@ -81,7 +81,7 @@ def test_kinds_of_calls(quick):
         assert any(getattr(call, has) for call in wanted), has
 
 
-# --- What it says ----------------------------------------------------------------------------------------------
+# --- What is printed -------------------------------------------------------------------------------------------
 
 PROMPT = Call("bfloat16", 4, 2, 64, 100, 100)
 TIMES = {"a_kernel": [0.0002, 0.0003], "mlx": [0.0001, 0.00012], "another": [0.01, 1.5]}
@@ -139,7 +139,7 @@ def test_the_command_settles_all_calls(gpu, monkeypatch, option):
     assert len(done.output.splitlines()) == len(asked)
 
 
-# --- Of a model ------------------------------------------------------------------------------------------------
+# --- A model's calls -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ def of(tmp_path):
 
 @pytest.fixture
 def layers(of):
-    """The same calls, with all lengths set to 1."""
+    """of()'s calls, with all lengths set to 1."""
     return lambda *about, **changes: {replace(call, query_len=1, key_len=1) for call in of(*about, **changes)}
 
 

@@ -84,7 +84,7 @@ def test_a_batch_with_padding(tokens):
 
 
 def test_gradients(tokens):
-    """A weight before attention gets the same gradient through it."""
+    """A query projection gets the same gradient through attention."""
     model, x = small(), tokens()
     projection = model.layers[0].self_attn.q_proj
     before = projection.weight
@@ -99,7 +99,7 @@ def test_gradients(tokens):
 
 
 def test_neither_model_nor_module_is_touched(tokens):
-    """Their stand-ins live for one call only, so that several threads may use a model at once."""
+    """Stand-ins for both live for one call only, so that threads may share a model."""
     model, x = small(), tokens()
 
     def state():
@@ -127,7 +127,7 @@ def test_a_function_kept_from_then_is_the_model_s_own(tokens, monkeypatch):
 @pytest.mark.slow("12 seconds")
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
 def test_memory_is_linear(dtype):
-    """Gemma 2's attention takes twice the memory at 4,096 tokens as at 2,048, and a tenth of all scores at most."""
+    """Gemma 2's attention takes twice the memory at 4,096 tokens as at 2,048, and at most a tenth of all scores."""
     layer = small(dtype=dtype, num_attention_heads=8, num_key_value_heads=4, head_dim=32).layers[0].self_attn
 
     def peak(length, times=7):

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 PROGRAMS = Path(sys.executable).parent
-MLX_LAUNCH = "from mlx._distributed_utils.launch import main; main()"  # where MLX is on PYTHONPATH, its command is not
+MLX_LAUNCH = "from mlx._distributed_utils.launch import main; main()"  # also works if MLX is only on PYTHONPATH
 
 
 def launch(*program, backend="ring", during=lambda process: None, **variables):

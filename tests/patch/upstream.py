@@ -51,7 +51,7 @@ class Watch:
         self.outcomes: dict[str, Outcome] = {}
 
     def pytest_runtest_logstart(self, nodeid):
-        mx.random.seed(0)  # most of these models are random: the same ones in each run
+        mx.random.seed(0)  # so that random models are the same in each run
         self.before = counts()
 
     def pytest_runtest_logreport(self, report):

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of other programs: an environment for each, and its script run without flash attention, with
+"""Fixtures of the tests of other programs: each has an environment, and a script, run without flash attention, with
 it, and under `mlxlm-flash run`.
 """
 

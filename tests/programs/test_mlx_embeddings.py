@@ -30,7 +30,7 @@ def test_under_the_command(arms, case):
 
 
 def test_padding_in_float16_is_cured(arms):
-    """Unpatched, padded queries, which see no key in their window, give NaN; the next layer spreads it to the text."""
+    """Unpatched, padded queries that see no key in their window give NaN, which the next layer spreads to the text."""
     case = "modernbert_in_float16"
     assert arms.not_finite(case, "off") > 0
     assert arms.not_finite(case, "on") == arms.not_finite(case, "run") == 0

@@ -1,4 +1,4 @@
-"""MLX's own layers give the same with flash attention: nn.MultiHeadAttention, and nn.Transformer, which uses it."""
+"""MLX's layers give equal results with flash attention: nn.MultiHeadAttention, and nn.Transformer, which uses it."""
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -44,7 +44,7 @@ def test_a_layer(masked):
 
 
 def test_a_transformer():
-    """There are two encoder layers, and two decoder layers, each with self-attention and cross-attention."""
+    """Two encoder layers have self-attention; two decoder layers have that and cross-attention."""
     model = nn.Transformer(dims=64, num_heads=4, num_encoder_layers=2, num_decoder_layers=2, mlp_dims=96)
     model.eval()
     source, target = (mx.random.normal((2, length, 64), key=mx.random.key(length)) for length in (40, 30))

@@ -26,6 +26,6 @@ def test_under_the_command(arms, case):
 
 
 def test_a_long_recording_takes_less_memory(arms):
-    """The scores of two recordings, 4 heads and 1,500 queries take 72 MB. So does the bias, which the program makes."""
+    """The scores of two recordings, 4 heads and 1,500 queries take 72 MB, and so does the program's bias."""
     off, on = arms.memory("two_minutes")
     assert off - on > 0.9 * 2 * 4 * 1500**2 * 4 / 1e6

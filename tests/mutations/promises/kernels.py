@@ -1,6 +1,6 @@
 """Mutations that break the promises about GPU kernels.
 
-The extension contains the kernels' sources: these mutations change headers, after which it is built again.
+These mutations change headers, which the extension contains as source: it is built again after each.
 """
 
 from .mutation import CPP, Mutation

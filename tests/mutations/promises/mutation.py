@@ -15,8 +15,8 @@ class Mutation:
     file: str
     old: str  # occurs once in the file
     new: str
-    test: str  # pytest's name of it, below tests/; one of the promise's tests in docs/dev/reliability.md
-    nightly: str = ""  # the reason why only nightly tests notice, if so
+    test: str  # a test of the promise in docs/dev/reliability.md: pytest's name for it, below tests/
+    nightly: str = ""  # if only nightly tests notice: the reason
 
     @property
     def option(self) -> tuple[str, ...]:

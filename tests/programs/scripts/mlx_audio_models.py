@@ -23,7 +23,7 @@ def asr():
 
 
 def qwen3_asr():
-    """Three seconds of sound, which the encoder's additive mask separates, and then three tokens, one by one."""
+    """Three seconds of sound, in pieces that the encoder's additive mask separates; then three single tokens."""
     model, sound = asr(), mx.random.normal((1, 80, 300))
     prompt = mx.array([[5, 6] + [AUDIO] * 39 + [7, 8]])
 

@@ -112,7 +112,7 @@ def qwen3():
 
 
 def qwen3_vl():
-    """Heads have 72 elements. mlx-vlm compiles the function that calls MLX's attention when it is imported."""
+    """Heads have 72 elements. At import, mlx-vlm compiles the function that calls MLX's attention."""
     model, pixels = qwen3(), patches(96)
     tokens = mx.array([[5] * 4 + [292] + [IMAGE] * 24 + [293] + [8] * 6])
     grid = mx.array([[1, 8, 12]])
@@ -146,7 +146,7 @@ def gemma3():
     text |= {"mm_tokens_per_image": 4, "sliding_window": 8, "sliding_window_pattern": 3, "query_pre_attn_scalar": 16}
     sizes = {"vocab_size": 300, "hidden_size": 64, "pad_token_id": 0, "mm_tokens_per_image": 4}
     model = build("gemma3", text, vision, image_token_index=IMAGE, **sizes)
-    # The projection's initial ones would reduce a vector of mean zero to rounding errors, which the norm enlarges.
+    # Initial weights are 1: they would turn a vector of mean zero into rounding errors, which the norm enlarges.
     projector = model.multi_modal_projector
     projector.mm_input_projection_weight = mx.random.normal(projector.mm_input_projection_weight.shape) * 0.1
     pixels = mx.random.normal((1, 3, 112, 112))

@@ -35,7 +35,7 @@ def relative_positions():
 
 
 def two_minutes():
-    """For the memory of 1,500 frames, which subsampling leaves of 12,000."""
+    """To measure memory: subsampling makes 1,500 of 12,000 frames."""
     return encode("rel_pos", 12_000)
 
 
