@@ -1,7 +1,7 @@
 """The backward kernels obey the rule for each dtype, groups of 1, 2 and 7 heads, masks, options and ragged lengths.
 
-Each call runs all launches: delta, dq, and dk with dv. Masks, options, lengths and schedules take turns, as in
-test_metal_kernels.py. The forward's saved results come from the reference, so that they do not depend on its kernels.
+Each call runs all launches: delta, dq, and dk with dv. It takes the next mask, options, lengths and schedule, as in
+test_metal_kernels.py. The forward's saved results come from the reference, not from the forward kernels.
 """
 
 from dataclasses import replace
@@ -196,7 +196,7 @@ def test_nan_in_keys_hidden_from_all(rng, mask, poison, options):
 @pytest.mark.parametrize("dims", [(16, 16), (128, 160)], ids=str)
 @pytest.mark.parametrize("poison", [mx.nan, mx.inf])
 def test_nan_in_a_key_hidden_from_some(rng, poison, dims):
-    # Under the causal mask, queries from the key's own position on see it.
+    # Under the causal mask, queries from the key's position on see the key.
     call = replace(draw_call(rng, length=97, key_len=97, dim=dims[0], value_dim=dims[1]), mask="causal")
     clean = run(call)
     at = (mx.arange(97) == 70)[:, None]
