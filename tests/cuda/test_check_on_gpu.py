@@ -56,7 +56,7 @@ def test_checks_are_not_counted(arrays, checked):
 
 @pytest.mark.parametrize("shapeless", [False, True])
 def test_the_first_call_is_compiled(arrays, checked, shapeless):
-    """Its gradient may be asked for, so the gradient's kernel must be checked, too."""
+    """The gradient may be asked for, so its kernel must be checked, too."""
     compiled = mx.compile(lambda *arrays: flash_attention(*arrays, mask="causal"), shapeless=shapeless)
     for _ in range(2):
         assert matches(compiled(*arrays), arrays)
@@ -117,7 +117,7 @@ def test_calls_like_one_that_was_settled_ask_nobody(arrays, checked, monkeypatch
     flash_attention(*arrays, mask="causal")
     asks_nobody(monkeypatch)
     query, key, value = arrays
-    for few in (arrays, (query, key[:, :, :38], value[:, :, :38])):  # up to the same power of two
+    for few in (arrays, (query, key[:, :, :38], value[:, :, :38])):  # 40 and 38 round up to one power of two
         assert matches(flash_attention(*few, mask="causal"), few)
         out, _ = flash_attention(*few, mask="causal", return_lse=True, stream=mx.new_stream(mx.gpu))
         assert matches(out, few)
@@ -181,7 +181,7 @@ def test_a_shapeless_function_of_other_lengths(arrays, checked):
 
 @pytest.fixture
 def timed(monkeypatch):
-    """The contestants of each contest."""
+    """Each contest's contestants."""
     names, times = [], contest.times
 
     def noted(call, contestants, stream):

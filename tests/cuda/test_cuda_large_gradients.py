@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.rotate(6), pytest.mark.usefixtures("requires_clang")]
 
 @pytest.fixture(params=[(227, 90), (99, 89)], ids=["9.0", "8.9"])
 def gradients(request):
-    """The fixture of tests/metal, for GPUs given by KiB of shared memory per block and ten times the capability."""
+    """The fixture of tests/metal, for GPUs of (KiB of shared memory per block, compute capability times 10)."""
     is_hopper = request.param[1] == 90
 
     def of(query, key, value, dout, scale, edit=lambda source: source):

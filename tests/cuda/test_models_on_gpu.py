@@ -176,7 +176,7 @@ def fails_in_mlx(error):
     return pytest.mark.xfail(raises=error, strict=True, reason="MLX's own. Once it passes, this mark can go.")
 
 
-# The cache has room for 256 keys, or for 512.
+# 256 keys fill the cache; 300 get room for 512.
 @pytest.mark.parametrize(
     "keys", [pytest.param(256, marks=fails_in_mlx(AssertionError)), pytest.param(300, marks=fails_in_mlx(RuntimeError))]
 )

@@ -21,7 +21,7 @@ def roundings(got, exact):
 
 
 def unreadable(x):
-    """Reverses the order of rows in memory: compute capability 9.0 then takes the kernel's form for other GPUs."""
+    """Reverses the rows in memory: compute capability 9.0 then takes the kernel's form for other GPUs."""
     return mx.contiguous(x[..., ::-1, :])[..., ::-1, :]
 
 

@@ -38,7 +38,7 @@ def texts(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory, texts):
-    """The folder of a small Qwen2, for each dtype."""
+    """A small Qwen2's folder, for each dtype."""
     folders = {dtype: tmp_path_factory.mktemp("model") for dtype in DTYPES}
     for dtype, folder in folders.items():
         write_model(folder, QWEN2, dtype, text=(texts / "train.jsonl").read_text())

@@ -4,7 +4,7 @@ The gradient is compared with the least work of its seven products: MLX has no k
 
     uv run python -m tests.metal.beside_mlx [float32|float16|bfloat16]
 
-A call has one key/value head of Qwen2 and the query heads that share it: all other heads cost the same.
+A call has one key/value head of Qwen2 and the query heads that share it: other heads cost the same.
 """
 
 import dataclasses

@@ -110,7 +110,7 @@ def test_rows_that_see_only_keys_with_the_lowest_float_added(rng, lowest):
 
 
 def test_the_lowest_float_in_an_additive_mask_gives_no_nan(rng):
-    # Some models hide keys in this way.
+    # Some models hide keys by the lowest float.
     call = draw_call(rng, length=40, key_len=40)
     lowest = mx.where(mx.arange(40)[None] >= 20, 0, float(np.finfo(np.float32).min))
     mask = mx.where(mx.arange(40)[:, None] < 8, float(np.finfo(np.float32).min), lowest)
@@ -173,7 +173,7 @@ def test_keys_that_no_row_sees_have_zero_gradients(rng):
 
 
 def assert_same(got, clean, where=slice(None)):
-    for name in GRADIENTS:  # the path for numbers that are not finite sums in another order
+    for name in GRADIENTS:  # the path for NaN and infinity sums in another order
         a, b = (to_numpy(getattr(each, name))[..., where, :] for each in (got, clean))
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5, err_msg=name)
 

@@ -93,7 +93,7 @@ void allocate_buffers(const Job& job, const MslKernel& kernel) {
   fclose(inputs);
 }
 
-// Fails if an argument of the kernel has no buffer, or two arguments have the same.
+// Fails if an argument of the kernel has no buffer, or two arguments share one.
 void check_bindings(const Job& job, const MslKernel& kernel) {
   for (int k = 0; k < kernel.binding_count; k++) {
     const MslBinding& binding = kernel.bindings[k];

@@ -18,7 +18,7 @@ constexpr size_t kArenaSize = kSlots * kSlotSize;
 // Accesses by lanes of one SIMD group between two of its operations.
 struct Access {
   uint32_t epoch;                 // a new number after each barrier and in each threadgroup; 0: no access
-  uint32_t sequence;              // the SIMD group's operations before it
+  uint32_t sequence;              // how many operations of the SIMD group came before
   uint32_t lanes;                 // a bit for each lane; 0 in a write: an asynchronous copy not yet finished
   uint32_t program_counter : 27;  // enough: programs are small, at low addresses
   uint32_t simdgroup : 5;
@@ -57,7 +57,7 @@ size_t count_unwritten(const Slot& slot, size_t element_size);
 void begin_threadgroup();
 void pass_barrier(int fence);
 
-// A vector clock: for each SIMD group, the last epoch whose accesses come before.
+// A vector clock, a moment: all that each SIMD group did up to epoch `before` comes before it.
 struct Clock {
   uint32_t before[kSpaces][32];
 };
