@@ -9,13 +9,13 @@ from flashattn_core import _ext
 
 from tests.demanded import lacking
 
-# By default MLX computes float32 products in TF32 on a GPU; the tests compare with float32's. MLX reads this once.
+# By default MLX computes float32 products in TF32 on a GPU; tests compare with float32's. MLX reads the variable once.
 os.environ["MLX_ENABLE_TF32"] = "0"
 
 
 @pytest.fixture
 def requires_gpu():
-    """Skips the test without MLX's CUDA build and a GPU, and says so."""
+    """Skips the test without MLX's CUDA build and a GPU."""
     if not mx.cuda.is_available():
         pytest.skip("no NVIDIA GPU, or MLX's build for the CPU: make cuda-check brings the other")
 

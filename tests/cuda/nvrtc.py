@@ -1,4 +1,4 @@
-"""Compiles kernels by NVRTC, from the package nvidia-cuda-nvrtc. It compiles for any GPU and needs none."""
+"""Compiles kernels by NVRTC, of the package nvidia-cuda-nvrtc, which compiles for any GPU and needs none."""
 
 import ctypes
 import importlib.metadata
@@ -26,7 +26,7 @@ def _library() -> ctypes.CDLL:
         files = importlib.metadata.files("nvidia-cuda-nvrtc") or []
     except importlib.metadata.PackageNotFoundError:
         lacking("no NVRTC: uv sync --all-groups")
-    *_, library = [  # libnvrtc finds libnvrtc-builtins by its name once that is loaded
+    *_, library = [  # libnvrtc finds a libnvrtc-builtins that is loaded, by name
         ctypes.CDLL(str(file.locate()))
         for pattern in (r"libnvrtc-builtins\.so\..*", r"libnvrtc\.so\.\d+")
         for file in files

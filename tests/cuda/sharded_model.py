@@ -1,5 +1,5 @@
 """Run as a program with a model type, alone or as one of several ranks, to which the model's heads are distributed.
-Prints the patched model's tokens, how far each logprob is ahead of the second largest, and the kernels that ran."""
+Prints the patched model's tokens, how far each logprob leads the second largest, and the kernels that ran."""
 
 import json
 import sys

@@ -22,7 +22,7 @@ run = functools.partial(metal_backward.run, device="cuda", prepared=on_cpu)
 
 @pytest.fixture(autouse=True, params=[(227, 90), (227, 100), (99, 89)], ids=["9.0", "10.0", "8.9"])
 def through_cuda(request, monkeypatch):
-    """Runs each test for GPUs with so many KiB of shared memory per block and this compute capability."""
+    """Each test runs for GPUs of (KiB of shared memory per block, compute capability times 10)."""
     for module in (gradient_oracle, test_gradients):
         monkeypatch.setattr(module, "flash_gradients", run)
     monkeypatch.setattr(rules, "run", run)

@@ -1,4 +1,4 @@
-"""On a GPU, the first call of a kind settles its kernel, wherever it comes from; later calls look the kernel up."""
+"""On a GPU, the first call of a kind, wherever it comes from, settles the kernel; later calls look the kernel up."""
 
 import itertools
 import threading
@@ -19,13 +19,13 @@ def arrays(tmp_path, monkeypatch):
     monkeypatch.setenv("FLASHATTN_CHECK", "once")
     dim = next(DIMS)
     drawn = [mx.random.normal((1, heads, 40, dim), mx.float16, key=mx.random.key(heads)) for heads in (4, 2, 2)]
-    mx.eval(drawn)  # otherwise only this thread's stream could
+    mx.eval(drawn)  # else only this thread's stream could evaluate them
     return drawn
 
 
 @pytest.fixture
 def checked(monkeypatch):
-    """The names of the kernels that are checked."""
+    """The names of checked kernels."""
     names, of_call = [], check.of_call
 
     def noted(arguments, kernel, stream):
@@ -56,7 +56,7 @@ def test_checks_are_not_counted(arrays, checked):
 
 @pytest.mark.parametrize("shapeless", [False, True])
 def test_the_first_call_is_compiled(arrays, checked, shapeless):
-    """Its gradient may be asked for later, so the gradient's kernel must be checked, too."""
+    """The gradient may be asked for, so its kernel must be checked, too."""
     compiled = mx.compile(lambda *arrays: flash_attention(*arrays, mask="causal"), shapeless=shapeless)
     for _ in range(2):
         assert matches(compiled(*arrays), arrays)
@@ -117,7 +117,7 @@ def test_calls_like_one_that_was_settled_ask_nobody(arrays, checked, monkeypatch
     flash_attention(*arrays, mask="causal")
     asks_nobody(monkeypatch)
     query, key, value = arrays
-    for few in (arrays, (query, key[:, :, :38], value[:, :, :38])):  # up to the same power of two
+    for few in (arrays, (query, key[:, :, :38], value[:, :, :38])):  # 40 and 38 round up to one power of two
         assert matches(flash_attention(*few, mask="causal"), few)
         out, _ = flash_attention(*few, mask="causal", return_lse=True, stream=mx.new_stream(mx.gpu))
         assert matches(out, few)
@@ -149,7 +149,7 @@ def test_what_mlxs_own_is_faster_at_is_left_to_it_and_counted(arrays):
     settle(arrays, precision="float32")
     assert [quick(arrays, True, True) for _ in range(2)] == [False, False]
     assert _ext.left_calls() == [("a kind", 0.001, 0.002, 2)]
-    for rounds, may_leave in ((True, False), (False, True)):  # may not leave; in float32
+    for rounds, may_leave in ((True, False), (False, True)):  # may not be left to MLX; in float32
         assert isinstance(quick(arrays, rounds, may_leave), mx.array)
     assert isinstance(flash_attention(*arrays, precision="input"), mx.array)
     assert _ext.left_calls() == [("a kind", 0.001, 0.002, 2)]
@@ -172,7 +172,7 @@ def test_a_shapeless_function_of_other_lengths(arrays, checked):
     for length in (40, 17, 1):
         few = (arrays[0][:, :, :length], *arrays[1:])
         assert matches(compiled(*few), few)
-    ran = {name: calls for name, calls in stats().items() if calls and name.startswith("cuda")}  # the CPU's compare
+    ran = {name: calls for name, calls in stats().items() if calls and name.startswith("cuda")}  # matches() runs others
     assert ran == {"cuda_prefill": 2, "cuda_decode": 1}
 
 
@@ -181,7 +181,7 @@ def test_a_shapeless_function_of_other_lengths(arrays, checked):
 
 @pytest.fixture
 def timed(monkeypatch):
-    """The contestants of each contest."""
+    """Each contest's contestants."""
     names, times = [], contest.times
 
     def noted(call, contestants, stream):
@@ -199,7 +199,7 @@ def of_a_model(arrays):
 
 
 def test_mlxs_own_is_timed_for_the_inputs_precision_alone(of_a_model, timed):
-    """It must be timed once per kind, wherever the first call comes from."""
+    """MLX must be timed once per kind, wherever the first call comes from."""
     call = {"mask": "causal"}
     mx.eval(flash_attention(*of_a_model, **call))
     assert timed == []

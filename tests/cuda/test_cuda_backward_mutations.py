@@ -1,4 +1,4 @@
-"""Each fault that is planted in the CUDA kernels of the gradient is noticed, as in test_mutations.py."""
+"""Each fault planted in the CUDA kernels of the gradient is noticed, as in test_cuda_mutations.py."""
 
 import functools
 

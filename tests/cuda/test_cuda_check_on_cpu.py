@@ -1,4 +1,4 @@
-"""The check that a kernel must pass finds no fault in the CUDA kernels, and finds those that are planted."""
+"""The check that a kernel must pass finds no fault in the CUDA kernels, and finds planted faults."""
 
 import mlx.core as mx
 import pytest

@@ -1,4 +1,4 @@
-"""The CUDA kernels' gradients beside a large row maximum, run on the CPU, pass the tests of tests/metal."""
+"""The CUDA kernels' gradients of rows with large maxima, run on the CPU, pass the tests of tests/metal."""
 
 import functools
 
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.rotate(6), pytest.mark.usefixtures("requires_clang")]
 
 @pytest.fixture(params=[(227, 90), (99, 89)], ids=["9.0", "8.9"])
 def gradients(request):
-    """The fixture of tests/metal, for GPUs with so many KiB of shared memory per block and this compute capability."""
+    """The fixture of tests/metal, for GPUs of (KiB of shared memory per block, compute capability times 10)."""
     is_hopper = request.param[1] == 90
 
     def of(query, key, value, dout, scale, edit=lambda source: source):

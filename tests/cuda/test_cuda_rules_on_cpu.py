@@ -39,7 +39,7 @@ def other_gpus(query: mx.array, dim: int, quantised: bool) -> str:
     return decode(query, dim, quantised)
 
 
-# The schedule of each, and the KiB of shared memory per block.
+# Each team's schedule, and KiB of shared memory per block.
 TEAMS = {decode: ("greedy", 227), prefill: ("reverse", 227), rowwise: ("random:3", 227), other_gpus: ("random:5", 99)}
 
 
@@ -78,7 +78,7 @@ def test_large_and_small_numbers_in_parts(rng):
 @pytest.mark.parametrize("kernel", ["cuda_decode", "cuda_prefill", "cuda_prefill_hopper"])
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
 def test_many_keys_of_little_weight(kernel, dtype):
-    """One key has nearly all of the weight and the value 0: out is the sum of the others, all below float16's range."""
+    """One key has nearly all weight and the value 0: out sums the others, whose weights are below float16's range."""
     length, key_len, dim, weight = (1 if kernel == "cuda_decode" else 17), 2048, 32, 2.0**-25.5
     query = mx.ones((1, 1, length, dim)).astype(dtype)
     key = mx.where(mx.arange(key_len)[:, None] == 0, 1, 0) * mx.ones((1, 1, key_len, dim))

@@ -1,6 +1,6 @@
 """Scratch is kept for the next call. MLX orders a launch after the last writer of an array, not after its readers.
 
-So MLX is told that a launch that only reads scratch writes it, too. Otherwise the next call could overwrite it.
+So MLX is told that launches write scratch even if they only read it: the next call waits for them.
 """
 
 from dataclasses import replace

@@ -14,7 +14,7 @@ from tests.cuda.cuda_attention import flash_attention, run
 
 pytestmark = pytest.mark.rotate(15)
 
-# Kernel, queries, query heads per key head. Rows: 7; 35, in blocks of 16; a whole and a ragged block of prefill.
+# Kernel, queries, query heads per key head. step: 7 rows; steps: 35, in blocks of 16; prefill: whole and ragged blocks.
 CALLS = {"step": ("cuda_decode", 1, 7), "steps": ("cuda_decode", 5, 7), "prefill": ("cuda_prefill", 70, 2)}
 DTYPES = {"float16": mx.float16, "bfloat16": mx.bfloat16}
 
@@ -56,7 +56,7 @@ def test_is_float32s(rng, attention, name, dtype, group_size, bits, turn):
     assert_is_float32s(attention, query, key, value, mask, how=how, kernel=kernel, **given)
 
 
-# Queries as columns of a larger array (its columns, the slice), which cannot be copied 16 bytes at a time.
+# (columns of an array, slice of them): queries that cannot be copied 16 bytes at a time.
 APART, MISALIGNED = (192, slice(0, None, 2)), (97, slice(1, None))
 
 

@@ -19,8 +19,8 @@ from tests.patch.model_configs import config, random_model
 pytestmark = pytest.mark.usefixtures("requires_gpu")
 
 PROMPT, STEPS, PADDING = 100, 4, [0, 17, 70]
-# Grouped heads; normalised queries and keys; soft-cap; windows; windows and sinks; latent attention (D_v is not D). All
-# experts are chosen, so that rounding does not decide which.
+# In turn: grouped heads; normalised queries and keys; soft-cap; windows; windows and sinks; latent attention (D_v is
+# not D). All experts are chosen, so rounding does not decide which.
 FAMILIES = {
     "qwen2": {"hidden_size": 512},
     "qwen3": {"head_dim": 80},
@@ -52,8 +52,8 @@ gather_mm = mx.gather_mm  # MLX's own
 def unsorted_experts(monkeypatch):
     """Keeps MLX from sorting experts: it reads their rows wrong at times, with and without the patch (next test).
 
-    The sum of an expert's output and its bias reuses the memory of one of them, with its strides. The bias came through
-    expand_dims, so its axis of length one has stride 1.
+    The sum of an expert's output and bias reuses the memory and strides of either. The bias came through expand_dims,
+    so its axis of length one has stride 1.
     """
     monkeypatch.setattr(mx, "gather_mm", lambda *args, sorted_indices, **options: gather_mm(*args, **options))
 
@@ -126,7 +126,7 @@ def test_float32(family):
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_16_bits(family, dtype):
-    """The logits may be 10% further from those of the same weights in float32 than without the patch."""
+    """With the patch, logits may be 10% further from those of the same weights in float32 than without."""
     model, x = small(family, dtype), tokens()
     off, on = off_and_on(lambda: logits(model, x, make_prompt_cache(model)))
     assert_kernels_ran()
@@ -176,7 +176,7 @@ def fails_in_mlx(error):
     return pytest.mark.xfail(raises=error, strict=True, reason="MLX's own. Once it passes, this mark can go.")
 
 
-# The cache has room for 256 keys, or for 512.
+# 256 keys fill the cache; 300 get room for 512.
 @pytest.mark.parametrize(
     "keys", [pytest.param(256, marks=fails_in_mlx(AssertionError)), pytest.param(300, marks=fails_in_mlx(RuntimeError))]
 )

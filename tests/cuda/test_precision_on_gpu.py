@@ -21,7 +21,7 @@ def roundings(got, exact):
 
 
 def unreadable(x):
-    """Reverses the rows in memory: for them compute capability 9.0 takes the form of the kernel for other GPUs."""
+    """Reverses the rows in memory: compute capability 9.0 then takes the kernel's form for other GPUs."""
     return mx.contiguous(x[..., ::-1, :])[..., ::-1, :]
 
 
@@ -82,7 +82,7 @@ def test_quantised_keys_have_the_same_bits(rng):
 
 @pytest.mark.parametrize("shapeless", [False, True])
 def test_a_compiled_function_keeps_the_precision(rng, shapeless):
-    """It must keep it for other lengths than those of the trace, too."""
+    """The precision must hold for lengths unlike the trace's, too."""
     arrays = draw(rng, heads=4, length=300, key_len=500, dim=64, dtype="bfloat16")
     compiled = mx.compile(lambda *arrays: flash_attention(*arrays, precision="input"), shapeless=shapeless)
     mx.eval(compiled(*(x[:, :, :200] for x in arrays)))

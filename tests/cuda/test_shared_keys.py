@@ -1,4 +1,4 @@
-"""On compute capability 9.0, several blocks share the keys of cuda_prefill's last rows where some would be idle."""
+"""On compute capability 9.0, several blocks share the keys of cuda_prefill's last rows to fill the whole GPU."""
 
 import mlx.core as mx
 import pytest

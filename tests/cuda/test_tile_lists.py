@@ -1,5 +1,5 @@
-"""A block lists in shared memory the tiles that a mask's block map leaves. A kernel requests that memory when it is
-loaded, for its first call, so the list's size must not depend on the lengths."""
+"""A block lists in shared memory the tiles that a mask's block map does not hide. Memory is requested when a kernel
+is loaded, for its first call, so the list's size must not depend on lengths."""
 
 from dataclasses import replace
 

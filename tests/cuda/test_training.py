@@ -38,7 +38,7 @@ def texts(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory, texts):
-    """The folder of a small Qwen2, for each dtype."""
+    """A small Qwen2's folder, for each dtype."""
     folders = {dtype: tmp_path_factory.mktemp("model") for dtype in DTYPES}
     for dtype, folder in folders.items():
         write_model(folder, QWEN2, dtype, text=(texts / "train.jsonl").read_text())
@@ -87,9 +87,9 @@ def apart(losses, others):
     ids=lambda value: {True: "compiled", False: "plain"}.get(value, str(value)),
 )
 def test_the_same_losses(train, dtype, fine_tune_type, compiled):
-    """mlx-lm compiles its steps. That takes MLX a while on a GPU, so only one case does it.
+    """mlx-lm compiles its steps. That takes MLX a while on a GPU, so only one case compiles.
 
-    In bfloat16 each step builds on the rounding of those before it, with and without the patch. So each loss is
+    In bfloat16 each step builds on the rounding of earlier steps, with and without the patch. So each loss is
     compared with float32's: its error may be twice that of the step without the patch, plus one rounding.
     """
     (mx.enable_compile if compiled else mx.disable_compile)()

@@ -1,4 +1,4 @@
-"""The constructs of Metal that C++ lacks, where the kernels' own tests do not show them already."""
+"""Constructs of Metal that C++ lacks and the kernels' own tests do not cover."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def test_built_in_values():
 
 
 def test_threadgroup_variables():
-    """One declaration may have several, and a function may take one by reference."""
+    """One declaration may declare several variables; a function may take one by reference."""
     text = """template <int N> float total(threadgroup float (&shared)[N]) { return shared[0] + shared[N - 1]; }
         kernel void k(device float* out [[buffer(0)]], uint i [[thread_index_in_threadgroup]]) {
           threadgroup float memory[2][32], other;

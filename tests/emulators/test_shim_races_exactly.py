@@ -1,7 +1,7 @@
-"""Random programs race exactly where the definition says so, in every schedule.
+"""Random programs race exactly if has_race() says so, in every schedule.
 
 Each thread follows its row of a table: it reads, writes or does nothing, and all threads pass the same barriers and
-SIMD-group operations. The definition is applied to all pairs of accesses; the harness keeps a few of them only.
+SIMD-group operations. has_race() looks at all pairs of accesses; the harness keeps only a few accesses.
 """
 
 from itertools import combinations
@@ -36,7 +36,7 @@ def draw(seed):
 
 
 def has_race(kinds, cells, between):
-    epoch = np.concatenate([[0], np.cumsum(between == 2)])  # 3, the barrier of threadgroup memory, orders nothing here
+    epoch = np.concatenate([[0], np.cumsum(between == 2)])  # code 3, a threadgroup-memory barrier, orders nothing here
     accesses = [
         (group, thread, step, kinds[group, thread, step], cells[group, thread, step])
         for group, thread, step in np.argwhere(kinds)

@@ -1,4 +1,4 @@
-"""Schedules decide who goes first between two barriers, always the same way. A race's message says who came second."""
+"""A schedule orders threads between barriers, always the same way. A race's message names the second thread."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def second(schedule, body, groups=1):
         ("forward", THREADGROUPS, "of threadgroup (1, 0, 0)"),
         ("reverse", THREADGROUPS, "of threadgroup (38, 0, 0)"),
         ("forward", (TWICE, 1), "by thread 0 "),
-        ("greedy", (TWICE, 1), "by thread 32 "),  # a SIMD group runs to the barrier
+        ("greedy", (TWICE, 1), "by thread 32 "),  # the first SIMD group runs to its end
     ],
 )
 def test_who_comes_second(schedule, kernel, who):

@@ -12,7 +12,7 @@ from tests.emulators.small_kernels import run
     [
         "threadgroup float x[64]; out[thread_index] = x[thread_index];",
         "threadgroup float x[64]; if (thread_index > 0) x[thread_index] = 1; out[thread_index] = x[thread_index];",
-        # The threadgroup before has written it, but each begins with undefined memory.
+        # Threadgroup 0 has written x, but threadgroup 1 begins with undefined memory.
         "threadgroup float x[64]; if (group == 0) x[thread_index] = 1; out[thread_index] = x[thread_index];",
     ],
 )

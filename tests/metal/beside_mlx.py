@@ -1,10 +1,10 @@
 """Counts what our kernels and MLX's own do on the same shapes. As a program, prints the tables of docs/dev/metal.md.
 
-The gradient is compared with the least that its seven products can do: MLX has no kernel for it.
+The gradient is compared with the least work of its seven products: MLX has no kernel for it.
 
     uv run python -m tests.metal.beside_mlx [float32|float16|bfloat16]
 
-A call has one key/value head of Qwen2 and the query heads that share it: all other heads cost the same.
+A call has one key/value head of Qwen2 and the query heads that share it: other heads cost the same.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from tests.metal.metal_attention import run
 from tests.metal.metal_backward import run as run_backward
 
 HEAD_DIMS = {"Qwen2-0.5B": 64, "Qwen2-7B": 128}
-GROUP = 7  # query heads for each key/value head, in both
+GROUP = 7  # query heads per key/value head, in both models
 
 
 def total(counts: tuple[Counts, ...]) -> Counts:
@@ -49,12 +49,12 @@ def decode(rng: np.random.Generator, dim: int, dtype: str, key_len: int) -> dict
 
 
 def visible_eighths(length: int, tile: int = 8) -> int:
-    """The number of pairs of 8 queries and 8 keys under a causal mask, in whole tiles of `tile` keys."""
+    """The number of visible blocks of 8 queries and 8 keys under a causal mask, in whole tiles of `tile` keys."""
     return sum((row + 8 + tile - 1) // tile * tile // 8 for row in range(0, length, 8))
 
 
 def gradient(rng: np.random.Generator, dim: int, dtype: str, length: int) -> dict[str, Counts]:
-    """Counts for a group of query heads, causal. "least": products of the visible pairs, with each array used once."""
+    """Counts for a group of query heads, causal. "least": products of visible blocks, arrays accessed once."""
     call = draw_call(
         rng, heads=GROUP, kv_heads=1, length=length, key_len=length, dim=dim, dtype=dtype, dlse=False
     )  # fmt: skip
@@ -62,7 +62,7 @@ def gradient(rng: np.random.Generator, dim: int, dtype: str, length: int) -> dic
     rows, pairs = GROUP * length, GROUP * visible_eighths(length)
     least = Counts(
         mma=7 * pairs * dim // 8,
-        device_read=3 * call.query.nbytes + 2 * call.key.nbytes + 2 * 4 * rows,  # with dout, out, lse and delta
+        device_read=3 * call.query.nbytes + 2 * call.key.nbytes + 2 * 4 * rows,  # also dout, out, lse and delta
         device_written=call.query.nbytes + 2 * call.key.nbytes + 4 * rows,
     )
     return {**run_backward(call).counts, "least": least}

@@ -20,12 +20,12 @@ Saved = tuple[mx.array, mx.array, mx.array]
 
 @dataclass(frozen=True, kw_only=True)
 class CountedGradients(Gradients):
-    counts: dict[str, Counts]  # by the name of the kernel's file
+    counts: dict[str, Counts]  # by the kernel's file name
 
 
 def exactly_saved(call: Call) -> Saved:
-    """The results of a forward without errors. Any number near a row's maximum can take its place in row_stats: this
-    one makes sums of about 7."""
+    """The results of a forward without errors. Any number near a row's maximum can take its place in row_stats: with
+    lse - 2, sums are about 7."""
     out, lse = call.forward()
     row_max = (lse - 2).astype(np.float32)
     with np.errstate(invalid="ignore"):
@@ -48,7 +48,7 @@ def run(
     prepared=on_metal,
     precision: str = "float32",
 ):
-    """Runs the backward pass. `saved`: the forward's results; None: exact ones. Others: as in metal_attention.run."""
+    """Runs the backward pass on `saved`, a forward's results (None: exact). Other arguments: metal_attention.run's."""
     dtype = call.query.dtype
     saved = saved or exactly_saved(call)
     each = described(call, saved, device, precision)

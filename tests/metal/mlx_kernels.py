@@ -110,7 +110,7 @@ def sdpa_vector_2pass(query: mx.array, key: mx.array, value: mx.array, mask: str
 
 
 def steel_attention(query: mx.array, key: mx.array, value: mx.array, mask: str | None = None) -> Done:
-    """MLX's kernel for many queries: a threadgroup of 4 SIMD groups has 32."""
+    """MLX's kernel for many queries, 32 in a threadgroup of 4 SIMD groups."""
     batch, heads, length, dim = query.shape
     kv_heads, key_len = key.shape[1:3]
     arrays = [as_numpy(array) for array in (query, key, value)]

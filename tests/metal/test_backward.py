@@ -1,7 +1,7 @@
 """The backward kernels obey the rule for each dtype, groups of 1, 2 and 7 heads, masks, options and ragged lengths.
 
-Each call runs all launches: delta, dq, and dk with dv. Masks, options, lengths and schedules take turns, as in
-test_metal_kernels.py. The forward's saved results come from the reference, so that they do not depend on its kernels.
+Each call runs all launches: delta, dq, and dk with dv. It takes the next mask, options, lengths and schedule, as in
+test_metal_kernels.py. The forward's saved results come from the reference, not from the forward kernels.
 """
 
 from dataclasses import replace
@@ -110,7 +110,7 @@ def test_rows_that_see_only_keys_with_the_lowest_float_added(rng, lowest):
 
 
 def test_the_lowest_float_in_an_additive_mask_gives_no_nan(rng):
-    # Some models hide keys in this way.
+    # Some models hide keys by the lowest float.
     call = draw_call(rng, length=40, key_len=40)
     lowest = mx.where(mx.arange(40)[None] >= 20, 0, float(np.finfo(np.float32).min))
     mask = mx.where(mx.arange(40)[:, None] < 8, float(np.finfo(np.float32).min), lowest)
@@ -173,7 +173,7 @@ def test_keys_that_no_row_sees_have_zero_gradients(rng):
 
 
 def assert_same(got, clean, where=slice(None)):
-    for name in GRADIENTS:  # the path for numbers that are not finite sums in another order
+    for name in GRADIENTS:  # the path for NaN and infinity sums in another order
         a, b = (to_numpy(getattr(each, name))[..., where, :] for each in (got, clean))
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5, err_msg=name)
 
@@ -196,7 +196,7 @@ def test_nan_in_keys_hidden_from_all(rng, mask, poison, options):
 @pytest.mark.parametrize("dims", [(16, 16), (128, 160)], ids=str)
 @pytest.mark.parametrize("poison", [mx.nan, mx.inf])
 def test_nan_in_a_key_hidden_from_some(rng, poison, dims):
-    # Under the causal mask, queries from the key's own position on see it.
+    # Under the causal mask, queries from the key's position on see the key.
     call = replace(draw_call(rng, length=97, key_len=97, dim=dims[0], value_dim=dims[1]), mask="causal")
     clean = run(call)
     at = (mx.arange(97) == 70)[:, None]

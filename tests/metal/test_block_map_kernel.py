@@ -13,7 +13,7 @@ from tests.metal.planted_faults import Fault, assert_is_noticed
 
 PREPARED = {"metal": on_metal, "cuda": on_cpu}
 DTYPES = {"bool": mx.bool_, "float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
-SHAPES = [(1, 1), (33, 31), (64, 96), (2, 3, 40, 64), (100, 333)]  # also whole blocks, and rows of whole blocks
+SHAPES = [(1, 1), (33, 31), (64, 96), (2, 3, 40, 64), (100, 333)]  # also whole blocks, and rows of them
 
 
 def drawn(rng, shape, dtype):
@@ -26,7 +26,7 @@ def drawn(rng, shape, dtype):
 
 
 def found(device, mask, edit=lambda source: source):
-    """The kernel's block map. The harness raises if it accesses memory outside of mask or map, or skips a block."""
+    """The kernel's block map. The harness raises if the kernel exceeds the bounds of mask or map, or skips a block."""
     (launch,) = launches.block_map(mask, device)
     shape = (*mask.shape[:-2], *(-(-n // 32) for n in mask.shape[-2:]))
     written = {"found_blocks": Undefined(shape, np.dtype(np.uint8))}

@@ -68,7 +68,7 @@ def test_decode_split_reads_quantised_keys_and_values_once(rng, bits, dim, group
     key, value = (quantised(rng, 1, 1, 300, dim, bits=bits, dtype=mx.float16) for _ in range(2))
     query = normal(rng, 1, group, length, dim, dtype=mx.float16)
     result = run(query, key, value, kernel="metal_decode_split", bits=bits)
-    # Lanes load runs of 4 elements, or of the 2 columns that each has of 64: every byte in which the run has bits.
+    # A lane loads runs of 4 elements, or its 2 of 64 columns: for each run, every byte that holds bits of it.
     through_registers = group * length <= 8
     run_of = 2 if dim == 64 and through_registers else 4
     words = 2 * 300 * sum(bytes_of(first * bits, run_of * bits) for first in range(0, dim, run_of))
@@ -90,7 +90,7 @@ def test_prefill_reg_writes_only_keys_and_values_to_threadgroup_memory(rng, dtyp
     # Without a mask, each threadgroup copies each key and value once, and nothing else.
     arrays = draw(rng, heads=1, kv_heads=1, length=128, key_len=96, dim=dim, dtype=dtype)
     (counts,) = run(*arrays, kernel="metal_prefill_reg").counts
-    threadgroups = 2 if dim <= 128 else 4  # of 64 queries, or 32
+    threadgroups = 2 if dim <= 128 else 4  # with 64 or 32 queries each
     assert counts.threadgroup_written == threadgroups * (arrays[1].nbytes + arrays[2].nbytes)
 
 
@@ -140,7 +140,7 @@ def test_fully_visible_tiles_read_no_mask(rng):
 @pytest.mark.parametrize("dtype", [mx.bool_, mx.float32], ids=str)
 @pytest.mark.parametrize("kernel", ["metal_prefill_tg", "metal_prefill_reg", "metal_rowwise"])
 def test_hidden_blocks_of_an_array_are_not_read(rng, kernel, dtype):
-    """The queries see three blocks of 480 keys: array, keys and values of the other blocks must not be read."""
+    """Of 480 keys, queries see three blocks of 32: array, keys and values of other blocks must not be read."""
     query, key, value = draw(rng, heads=1, kv_heads=1, length=32, key_len=480, dim=64)
     shown = (mx.arange(480) >= 70) & (mx.arange(480) < 130)
     mask = mx.broadcast_to(shown if dtype == mx.bool_ else mx.where(shown, 0.0, -mx.inf), (32, 480))
@@ -198,6 +198,6 @@ def test_what_the_gradient_keeps_in_threadgroup_memory(rng, dtype, dim):
 def test_two_threadgroups_for_large_heads_repeat_the_scores(rng, dims, products, dtype):
     call = draw_call(rng, heads=1, kv_heads=1, length=64, key_len=64, dim=dims[0], value_dim=dims[1], dtype=dtype)
     counts = run_backward(call).counts
-    query_like, value_like = (8 * 8 * dim // 8 for dim in dims)  # of S, dQ, dK, S again; of dP twice, dV
+    query_like, value_like = (8 * 8 * dim // 8 for dim in dims)  # one product: S, dQ or dK; dP or dV
     assert counts["backward_dq"].mma == 2 * query_like + value_like
     assert counts["backward_dkv"].mma == (2 + products - 7) * query_like + 2 * value_like

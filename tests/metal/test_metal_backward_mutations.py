@@ -1,4 +1,4 @@
-"""Each fault that is planted in the backward kernels is noticed, as in test_mutations.py."""
+"""Each fault planted in the backward kernels is noticed, as in test_metal_mutations.py."""
 
 from dataclasses import replace
 
@@ -111,7 +111,7 @@ def check(fault: Fault, rng: np.random.Generator, edit, run=run) -> None:
         key = mx.where((mx.arange(key_len) == 20)[:, None], -mx.inf, call.key)
         got = run(replace(call, query=query, key=key), edit=edit)
         assert not mx.isnan(got.dv).any()
-    elif fault.mask == "rounded":  # as if the forward rounded scores otherwise; their last place is 64 at most here
+    elif fault.mask == "rounded":  # as if the forward rounded scores otherwise; the last place is worth at most 64
         call = replace(call, scale=1e7)
         out, lse, row_stats = exactly_saved(call)
         below = row_stats[..., 0] - 8 * 64

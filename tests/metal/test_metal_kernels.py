@@ -1,7 +1,7 @@
 """Each kernel obeys the rule for each dtype, groups of 1, 2 and 7 heads, every mask and option, and ragged lengths.
 
-Lengths surround every tile edge. Masks, options, lengths and schedules take turns, so that each kernel meets each of
-them; the harness checks every run for races, bounds and uninitialised memory.
+Lengths surround every tile edge. Each call takes the next mask, options, lengths and schedule, so each kernel meets
+all of them. The harness checks every run for races, bounds and uninitialised memory.
 """
 
 import mlx.core as mx
@@ -34,7 +34,7 @@ LONG = [
     (97, 31),
     (8, 96),
 ]
-# For kernels that have other tiles when there are many queries.
+# For kernels that have other tiles for many queries.
 LONGER = [(65, 65), (66, 127), (127, 64), (128, 128), (129, 33), (80, 16), (96, 15), (72, 17)]
 
 CASES = {
@@ -121,7 +121,7 @@ def kernels_and_dims(kernels, up_to_256, above):
     ids=str,
 )
 def test_head_dims(rng, kernel, dims):
-    lengths = [CASES[kernel][5], (66, 65)] if kernel == "metal_prefill_reg" else [CASES[kernel][5]]  # many, and few
+    lengths = [CASES[kernel][5], (66, 65)] if kernel == "metal_prefill_reg" else [CASES[kernel][5]]  # few, and many
     for length, key_len in lengths:
         for dtype in ("float32", "bfloat16"):
             sizes = {"length": length, "key_len": key_len, "dim": dims[0], "value_dim": dims[1]}

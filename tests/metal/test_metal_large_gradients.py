@@ -20,7 +20,7 @@ ROUNDING = {"float32": 2.0**-22, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 @pytest.fixture(params=["metal"])
 def gradients(request):
-    """Computes a call's gradients from the results of the forward kernel that takes so many queries."""
+    """Computes a call's gradients from the results of the forward kernel for its number of queries."""
 
     def of(query, key, value, dout, scale):
         kernel = DECODE if query.shape[-2] <= 8 else PREFILL

@@ -20,7 +20,7 @@ def quantised_fault(kernel: str, old: str, new: str = "", *, bits: int = 8, dim:
 
 BLOCKS = {"lengths": (70, 150), "mask": "blocks"}  # an array mask that hides whole blocks
 FAULTS = {
-    # Barriers. A barrier is found by the comment of its line, where it has one.
+    # Barriers. A barrier is found by its line's comment, if any.
     "reg: values before keys are read": Fault(REG, BARRIER + "  // the keys have been read"),
     "reg: keys before the previous values are read": Fault(REG, BARRIER + "  // the previous values have been read"),
     "reg: values before they are there": Fault(REG, BARRIER + "  // the values are there"),

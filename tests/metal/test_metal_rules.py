@@ -1,6 +1,6 @@
 """The Metal kernels pass the core's own tests.
 
-Three teams of kernels, each with its own schedule of threads, let each of the six run each test with suitable lengths.
+Three teams of kernels, each with its own schedule of threads, let all six kernels run each test at suitable lengths.
 """
 
 import functools

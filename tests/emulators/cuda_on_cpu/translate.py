@@ -39,7 +39,7 @@ def translate(text: str, launch: Mapping[str, Any]) -> Translation:
 
 
 def bindings_of(launch: Mapping[str, Any]) -> list[Binding]:
-    """The launch's arrays and structs, in its order."""
+    """Bindings of the launch's arrays and structs, in order."""
     return [
         Binding("constant" if isinstance(content, bytes) else "device", index, name)
         for index, (name, content) in enumerate(launch["buffers"].items())
@@ -96,7 +96,7 @@ def _call_instructions(text: str) -> str:
 
 
 def _call(statement: str) -> str:
-    """The call that replaces an asm statement: its longest instruction is the function, the operands the arguments."""
+    """The call that replaces an asm statement: the longest instruction is the function, operands are arguments."""
     template, operands = _split(statement)
     instructions = "".join(re.findall(r'"([^"]*)"', template))
     names = re.findall(r"[a-z]\w*(?:(?:\.|::)\w+)+", instructions)
@@ -122,7 +122,7 @@ def _call(statement: str) -> str:
 
 
 def _split(statement: str) -> tuple[str, list[str]]:
-    """An asm statement's template, and its lists of operands, which begin with colons."""
+    """An asm statement's template, and its lists of operands, each after a colon."""
     strings = re.match(r'(?:\s*"[^"]*"|\s*#[^\n]*\n)*', statement)
     assert strings is not None
     rest = statement[strings.end() :]

@@ -1,5 +1,5 @@
 // Stands for the CUDA driver and NVRTC: the functions that csrc/cuda calls. An environment variable with a function's
-// name is the error code that it returns. With -DOLD_DRIVER, cuTensorMapEncodeTiled() is missing.
+// name is the error code to return. With -DOLD_DRIVER, cuTensorMapEncodeTiled() is missing.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>

@@ -1,4 +1,4 @@
-"""Checks a source's address spaces: clang reads it as C++ for OpenCL, which has them. Nothing is executed."""
+"""Checks a source's address spaces: clang reads it as C++ for OpenCL, which has them. Nothing runs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _translate(text: str) -> str:
 
     _, _, text = take_kernel_arguments(INSTANTIATION.sub(instantiate, text))
     text = FUNCTION_CONSTANT.sub(r"constant \1 \2 = \1();", text)
-    text = re.sub(r"(\)\s*(?:const\s*)?)thread\b", r"\1", text)  # a method's qualifier: it is private anyway
+    text = re.sub(r"(\)\s*(?:const\s*)?)thread\b", r"\1", text)  # a method's qualifier: objects are private
     text = share_threadgroup_variables(text, _local_variable)
     return construct_vectors(text)
 
@@ -65,7 +65,7 @@ def _local_variable(type_: str, name: str, dimensions: str) -> str:
 
 
 def _generic_pointers(tree: str, folder: str) -> list[str]:
-    """Where pointers to __generic are declared, outside of the shim. The tree names a file only where it changes."""
+    """Where pointers to __generic are declared, outside of the shim. The tree names files only where they change."""
     found = []
     file = line = ""
     for text in tree.splitlines():
@@ -73,7 +73,7 @@ def _generic_pointers(tree: str, folder: str) -> list[str]:
         for new_file, new_line, other_line in re.findall(r"([\w./-]+\.\w+):(\d+):\d+|\bline:(\d+):\d+", text):
             file = new_file or file
             line = new_line or other_line
-        # Named ones only: the parameters of implicit copy constructors have no names.
+        # Named declarations only: parameters of implicit copy constructors have no names.
         is_pointer = re.search(
             r"\b(?:Parm)?(?:Var|Field)Decl\b.* (?!used |referenced )[A-Za-z_]\w* '[^']*__generic [\w<>:, ]*[*&](?!&)",
             text,

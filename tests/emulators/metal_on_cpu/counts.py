@@ -1,4 +1,4 @@
-"""What a launch did, counted exactly: the part of performance that does not depend on the machine."""
+"""What a launch did, counted exactly: the part of performance that is the same on any machine."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import astuple, dataclass
 
 @dataclass(frozen=True)
 class Counts:
-    """The operations of one launch. They add up.
+    """Operations of one launch, or the sum of several.
 
     Bytes are what the lanes request: 32 lanes that read the same float count 128 bytes, even where the hardware would
-    read it once. Operations that the compiler has optimised away do not count, nor do accesses to constant memory, to a
+    read it once. Operations that the compiler optimised away do not count, nor do accesses to constant memory, to a
     thread's own variables and to function constants.
     """
 

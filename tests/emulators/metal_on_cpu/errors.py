@@ -22,7 +22,7 @@ class LimitError(MetalError):
 
 
 class OutOfBoundsError(MetalError):
-    """An access outside of a buffer or a threadgroup array, or a write to a constant one."""
+    """An access outside a buffer or threadgroup array, or a write to a constant buffer."""
 
 
 class UninitialisedError(MetalError):

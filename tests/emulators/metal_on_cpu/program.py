@@ -32,7 +32,7 @@ class View:
 
 @dataclass(frozen=True)
 class Undefined:
-    """A buffer without contents: the kernel must not read an element before it has written it."""
+    """A buffer without contents: the kernel must not read elements that it has not written."""
 
     shape: int | tuple[int, ...]
     dtype: np.typing.DTypeLike
@@ -44,7 +44,7 @@ Buffer = np.ndarray | np.generic | bytes | View | Undefined
 @dataclass(frozen=True)
 class Result:
     buffers: dict[int, np.ndarray]
-    """The outputs, of the type and shape that were given."""
+    """The outputs, with type and shape of the given arrays."""
     counts: Counts
     unwritten: dict[int, int] = field(default_factory=dict)
     """For each output: how many of its elements the kernel did not write, or not wholly."""
@@ -76,8 +76,8 @@ class Program:
         """Runs `grid` threadgroups of `threadgroup` threads. Raises the subclass of MetalError that fits a fault.
 
         The schedules differ in the order of threads between two barriers: "forward" and "reverse" take threads (and
-        threadgroups) in this order, "greedy" runs one SIMD group as far as it gets, "random:7" takes a new random order
-        each time.
+        threadgroups) by rising or falling index, "greedy" runs one SIMD group as far as it gets, "random:7" draws
+        orders by seed 7.
         """
         if kernel not in self.kernels:
             raise errors.BindingError(f"no kernel '{kernel}'; there are: {', '.join(sorted(self.kernels))}")
@@ -96,7 +96,7 @@ class Program:
     def _said(self, job: str, inputs: list[bytes], constants: str, timeout: float) -> bytes:
         """The program's answer to a job: `done` and the results, or an error's name and message.
 
-        The same job always has the same answer, so answers are cached beside the program.
+        The same job always has the same answer, so the program's folder caches answers.
         """
         key = hashlib.sha256(f"{toolchain.symbolizer()}\n{constants}\n{job}".encode())
         for content in inputs:

@@ -37,9 +37,9 @@ DEVICE_FLAGS = [
     "-fstack-clash-protection",  # a frame of any size touches the guard below its fiber's stack
     # half and bfloat round after each operation, as on the GPU.
     "-Xclang", "-ffloat16-excess-precision=none", "-Xclang", "-fbfloat16-excess-precision=none",
-    # A reference may be unbound: without this clang would read it before the condition that guards it.
+    # A reference may be unbound: without this flag, clang would read it before the guarding condition.
     "-fno-delete-null-pointer-checks",
-    # Each access in the source stays one access, and none is wider than the 16 bytes that the hooks know.
+    # Each access in the source stays one access, and none is wider than the 16 bytes that hooks.cpp knows.
     "-fno-vectorize", "-fno-slp-vectorize",
     "-fsanitize=thread", "-mllvm", "-tsan-instrument-func-entry-exit=0",
     "-mllvm", "-tsan-instrument-atomics=0", "-mllvm", "-tsan-instrument-read-before-write=1",
@@ -65,19 +65,19 @@ def compiler() -> str | None:
 
 def _missing() -> str | None:
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
-        return "this needs Linux on x86-64"  # threads.cpp switches fibers in its assembly
+        return "this needs Linux on x86-64"  # threads.cpp has x86-64 assembly
     return None if compiler() else "clang++-19 is missing: apt-get install clang-19 libclang-rt-19-dev lld-19"
 
 
 MISSING = _missing()
-"""Why nothing can be compiled here, or None."""
+"""Why this machine cannot compile, or None."""
 
 
 @cache
 def harness(*further: Path) -> str:
     """A hash of all that compiles and runs a source, part of every cache key. `further`: another language's folder."""
     own = contents(HERE, *further, patterns=["shim/*", "runtime/*", "toolchain.py", "translate.py"])
-    libraries = " ".join(platform.libc_ver())  # kernels call its functions
+    libraries = " ".join(platform.libc_ver())  # kernels call libc's functions
     digest = hashlib.sha256(own + _output([str(compiler()), "--version"]).encode() + libraries.encode())
     return digest.hexdigest()
 

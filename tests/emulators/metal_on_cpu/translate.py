@@ -1,6 +1,6 @@
 """Translates preprocessed Metal to C++: the four constructs for which headers are not enough.
 
-1. Attributes of a kernel's arguments say where these come from: they are removed, and collected in a table.
+1. Attributes of a kernel's arguments, which say where the arguments come from, move from the text to a table.
 2. `threadgroup float x[32];` in a function is shared by the threads: it becomes a reference to the runtime's memory.
 3. `constant bool flag [[function_constant(3)]];` gets its value when the program starts.
 4. `float4(a, b)` constructs a vector: it becomes `metal::make<float4>(a, b)`.
@@ -82,7 +82,7 @@ def translate(text: str) -> Translation:
 
 
 def instantiated(declaration: str) -> tuple[str, str] | None:
-    """The name of the function that is instantiated, without and with template arguments. None if it is no function."""
+    """The instantiated function's name, without and with template arguments. None if there is no function."""
     declaration = LINE_MARKER.sub("", declaration)
     found = re.search(r"(?:decltype\s*\(|void\s+)\s*((?:\w+::)*(\w+))\s*(?=<)", declaration)
     if not found:
@@ -215,7 +215,7 @@ def share_threadgroup_variables(text: str, declare: Callable[[str, str, str], st
 
 
 def _declaration_end(text: str, start: int) -> int | None:
-    """Where the declaration around `start` ends. None if it declares no variable: a pointer, an argument, a cast."""
+    """Where a variable's declaration around `start` ends. None for all else: a pointer, an argument, a cast."""
     depth = angle = 0
     for position in range(start, len(text)):
         character = text[position]

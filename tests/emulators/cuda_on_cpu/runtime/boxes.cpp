@@ -14,7 +14,7 @@ constexpr int kRowBytes = 128;  // a row of a tensor map's box: 64 elements of 1
 
 struct BoxRow {
   char* to;
-  const char* from;  // null: outside of the array
+  const char* from;  // null: a row outside of the array
   int bytes;         // how many bytes of the row are in the array
   bool swizzled = true;
 };
@@ -22,7 +22,7 @@ struct Barrier {
   unsigned long threadgroup, times_opened;
   int arrivals, missing;
   long expected_bytes;
-  std::vector<BoxRow> rows;  // copies that are under way
+  std::vector<BoxRow> rows;  // of unfinished copies
   Clock before, opened;
 };
 
@@ -36,7 +36,7 @@ Barrier& initialised(unsigned address) {
   return barrier;
 }
 
-// If no arrival is missing and as many bytes are under way as expected: writes their rows, and opens the barrier.
+// If no arrival is missing and copies of all expected bytes have begun: writes their rows, opens the barrier.
 void open_if_complete(Barrier& barrier) {
   if (barrier.missing || barrier.expected_bytes != kRowBytes * static_cast<long>(barrier.rows.size())) return;
   for (const BoxRow& row : barrier.rows) {

@@ -1,4 +1,4 @@
-// The interface between compiled CUDA kernels and their runtime, in addition to abi.h. No includes, as there.
+// Adds to abi.h what compiled CUDA kernels need of their runtime. No includes, as in abi.h.
 #pragma once
 
 extern "C" {
@@ -8,8 +8,8 @@ unsigned cuda_shared_address(const void* pointer);
 
 [[noreturn]] void cuda_fail(const char* message);
 
-// cp.async: writes `size` bytes, 4 or 16; those beyond `bytes` are zeros. A copy takes effect when its thread waits
-// for it.
+// cp.async: copies `bytes` bytes, and fills up with zeros to `size`, 4 or 16. A copy takes effect when its thread
+// waits for it.
 void cuda_copy(unsigned to, const void* from, int size, int bytes);
 void cuda_commit_copies();
 void cuda_wait_for_copies(int under_way);

@@ -13,7 +13,7 @@ struct CudaMap {
 struct CudaProduct {
   float* c;
   int columns;
-  float (*element)(unsigned r, int i);  // register r holds two elements: the one in half i
+  float (*element)(unsigned r, int i);  // the element in half i of register r
   bool adds, a_is_shared, b_is_transposed;
   unsigned a[4];
   unsigned long long a_descriptor, b_descriptor;

@@ -1,4 +1,4 @@
-// wgmma: a warpgroup's products are computed when it waits for them. Until then, they may read their operands.
+// wgmma: a warpgroup's products are computed when it waits for them. Until then their operands must not change.
 #include <deque>
 #include <vector>
 
@@ -34,7 +34,7 @@ char* element_at(unsigned long long descriptor, int row, int column, bool is_tra
   return static_cast<char*>(cuda_shared_pointer(to ^ (to >> 7 & 7) << 4));
 }
 
-// b's element. In memory, b is (column of the result, depth), or (depth, column of the result) if transposed.
+// The address of b's element. In memory, b is (column of the result, depth), or, if transposed, the reverse.
 const char* of_b(const CudaProduct& product, int depth, int column) {
   return product.b_is_transposed ? element_at(product.b_descriptor, depth, column, true)
                                  : element_at(product.b_descriptor, column, depth, false);

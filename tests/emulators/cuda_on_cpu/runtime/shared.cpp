@@ -6,7 +6,7 @@
 
 namespace {
 
-// Not 0: then a kernel that passes an offset as an address is noticed.
+// Not 0, so that an offset passed as an address is noticed.
 constexpr unsigned kFirstAddress = 1024;
 
 struct NamedBarrier {
@@ -15,7 +15,7 @@ struct NamedBarrier {
   Clock before, opened;
 };
 
-unsigned long fences[1024];  // the threadgroup in which a thread passed its last __threadfence()
+unsigned long fences[1024];  // by thread: the threadgroup in which it last passed a fence
 
 struct Arrival {
   const NamedBarrier* barrier;

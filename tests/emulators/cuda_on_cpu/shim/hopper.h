@@ -51,7 +51,7 @@ CUDA_FUNC Number number_of(float& x) {
 CUDA_FUNC Number number_of(Number x) {
   return x;
 }
-// N / 2 sums; a's descriptor or four registers; b's descriptor; whether to add; two signs; which are transposed.
+// Operands: N / 2 sums; a (descriptor or 4 registers); b's descriptor; whether to add; 2 signs; transpositions.
 template <class T, int N, class... Operands>
 CUDA_FUNC void begin_product(Operands&&... operands) {
   constexpr int kSums = N / 2, kRest = sizeof...(operands) - kSums;

@@ -1,4 +1,4 @@
-// PTX's instructions as functions: `_` replaces what a C++ name cannot have; arguments are in the order of PTX's.
+// PTX's instructions as functions: `_` replaces what a C++ name cannot have; arguments keep PTX's order.
 #pragma once
 
 namespace ptx {

@@ -65,7 +65,7 @@ void msl_simdgroup_operation(const MslOperation* operation, const void* input, v
                              const char* file, int line);
 // Returns whether the condition holds for all threads that meet at this barrier.
 bool msl_threadgroup_barrier(int fence, bool condition, const char* file, int line);
-// Waits until the condition holds for the subject. Error messages say `name`: what the thread waits in.
+// Waits until the condition holds for `subject`. `name`: what the thread waits in, for error messages.
 void msl_wait(bool (*condition)(const void* subject), const void* subject, const char* name, const char* file,
               int line);
 const MslThread* msl_this_thread() __attribute__((const));

@@ -1,6 +1,6 @@
 // The calls that clang's -fsanitize=thread puts before each access to memory that is not provably the thread's own.
-// It has no call for accesses of more than 16 bytes (ulong3, long4): translate.py and arguments.h refuse those.
-// Only the instrumentation is used; the sanitizer's runtime, which knows one kind of threads only, is not linked.
+// There is no such call for more than 16 bytes (ulong3, long4): translate.py and arguments.h refuse such accesses.
+// Only the instrumentation is used; the sanitizer's runtime, which does not know SIMD groups, is not linked.
 #include <cstring>
 
 #include "memory.h"

@@ -93,7 +93,7 @@ void allocate_buffers(const Job& job, const MslKernel& kernel) {
   fclose(inputs);
 }
 
-// Fails if an argument of the kernel has no buffer, or two arguments have the same.
+// Fails if an argument of the kernel has no buffer, or two arguments share one.
 void check_bindings(const Job& job, const MslKernel& kernel) {
   for (int k = 0; k < kernel.binding_count; k++) {
     const MslBinding& binding = kernel.bindings[k];
@@ -114,7 +114,7 @@ void check_bindings(const Job& job, const MslKernel& kernel) {
   }
 }
 
-// "done", a line for each count, an empty line, and the outputs' bytes.
+// Writes "done", a line for each count, an empty line and the outputs' bytes.
 void write_results(const Job& job) {
   FILE* results = fopen((job.folder + "/results").c_str(), "wb");
   if (!results) fail("MetalError", "cannot write the results");
@@ -152,7 +152,7 @@ void on_fault(int, siginfo_t* info, void*) {
 }
 
 void catch_faults() {
-  static char stack[64 << 10];  // the faulting thread's own may be full
+  static char stack[64 << 10];  // the thread's own may be full
   stack_t alternative = {};
   alternative.ss_sp = stack;
   alternative.ss_size = sizeof stack;

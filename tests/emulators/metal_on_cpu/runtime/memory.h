@@ -15,12 +15,12 @@ constexpr int kVariableSlots = kBufferSlots + kMaxBuffers;
 constexpr int kSlots = kVariableSlots + 64;
 constexpr size_t kArenaSize = kSlots * kSlotSize;
 
-// One or more accesses of the lanes of one SIMD group between two of its operations.
+// Accesses by lanes of one SIMD group between two of its operations.
 struct Access {
-  uint32_t epoch;     // numbers the stretches between barriers, differently in each threadgroup; 0: no access
-  uint32_t sequence;  // how many operations of the SIMD group came before
-  uint32_t lanes;     // a bit for each lane; 0: a copy that is under way
-  uint32_t program_counter : 27;  // programs are linked at low addresses, and small
+  uint32_t epoch;                 // a new number after each barrier and in each threadgroup; 0: no access
+  uint32_t sequence;              // how many operations of the SIMD group came before
+  uint32_t lanes;                 // a bit for each lane; 0 in a write: an asynchronous copy not yet finished
+  uint32_t program_counter : 27;  // enough: programs are small, at low addresses
   uint32_t simdgroup : 5;
 };
 
@@ -49,15 +49,15 @@ inline char* arena;
 void reserve_arena();
 // Gives the slot `size` bytes of zeros, at an address aligned to a page.
 Slot& allocate(int slot, size_t size, Space space, const char* name, int index);
-// Follows the history of each byte of the slot from now on.
+// Records the history of each byte of the slot from now on.
 void track(Slot& slot);
 size_t count_unwritten(const Slot& slot, size_t element_size);
 
-// Barriers and SIMD-group operations separate accesses in time.
+// Both begin new epochs, pass_barrier() only for the spaces in `fence`.
 void begin_threadgroup();
 void pass_barrier(int fence);
 
-// A vector clock: what comes before, namely all that each SIMD group did up to its epoch here.
+// A vector clock, a moment: all that each SIMD group did up to epoch `before` comes before it.
 struct Clock {
   uint32_t before[kSpaces][32];
 };

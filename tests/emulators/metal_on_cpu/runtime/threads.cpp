@@ -87,7 +87,7 @@ bool is_same_place(const Thread& a, const Thread& b) {
   fail("DivergenceError", "%s:\n  %s\n  %s", what, describe(a).c_str(), describe(b).c_str());
 }
 
-// Performs a SIMD group's operation once all its lanes have arrived there.
+// Performs a SIMD group's operation if all its lanes have arrived.
 void complete_operation(Thread* lanes) {
   int waiting = 0;
   for (int i = 0; i < kLanes; i++) waiting += lanes[i].state == State::kAtOperation;
@@ -112,7 +112,7 @@ void complete_operation(Thread* lanes) {
   }
 }
 
-// Runs each ready thread (greedy: those of one SIMD group) until it waits. Returns false if none was ready.
+// Runs each ready thread (kGreedy: of one SIMD group only) until it waits. Returns false if none was ready.
 bool run_ready(std::vector<int>& order, Schedule& schedule) {
   const int count = static_cast<int>(threads.size());
   bool has_run = false;

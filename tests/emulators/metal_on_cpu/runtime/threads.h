@@ -1,4 +1,4 @@
-// The threads of a threadgroup: fibers, of which one runs at a time.
+// A threadgroup's threads: fibers, of which one runs at a time.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -13,11 +13,11 @@ struct Thread {
   char* stack;
   State state;
   int index;
-  uint32_t sequence;  // operations of its SIMD group so far
+  uint32_t sequence;  // its SIMD group's operations so far
   const MslOperation* operation;
   int fence;
-  bool condition;                // at a barrier: this thread's; after it: whether all threads' hold
-  bool (*is_over)(const void*);  // whether its wait for `subject` is over
+  bool condition;                // at a barrier: this thread's condition; after it: whether all threads' hold
+  bool (*is_over)(const void*);  // whether the wait for `subject` is over
   const void* subject;
   const char* waits_in;
   MslLane lane;
@@ -34,11 +34,11 @@ struct Schedule {
 
 inline Thread* current_thread;  // null: the scheduler runs
 inline unsigned current_threadgroup[3];
-inline unsigned long threadgroup_number;  // counts the threadgroups that have begun
+inline unsigned long threadgroup_number;  // counts threadgroups that have begun
 
 void create_threads(int count);
 bool is_stack_guard(const void* address, int* thread);
-bool is_private(const void* address);  // the current thread's own stack and arguments
+bool is_private(const void* address);  // the current thread's stack and arguments
 std::string describe(const Thread& thread);
 void run_threadgroup(const MslKernel& kernel, const unsigned position[3], const unsigned grid[3],
                      const unsigned size[3], void* const* buffers, Schedule& schedule);

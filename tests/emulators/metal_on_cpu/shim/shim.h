@@ -1,7 +1,7 @@
 // The subset of metal_stdlib that kernels need, in plain C++ (clang's vector extensions).
 //
-// Included before the kernels' own, already preprocessed, text. With MSL_CHECK_ADDRESS_SPACES both are read as C++ for
-// OpenCL, whose address spaces are real: then declarations are enough, because nothing is executed.
+// Included before the kernels' own, already preprocessed, text. With MSL_CHECK_ADDRESS_SPACES shim and text are C++ for
+// OpenCL, whose address spaces are real. Declarations are enough for that: nothing is executed.
 #pragma once
 
 #ifdef MSL_CHECK_ADDRESS_SPACES

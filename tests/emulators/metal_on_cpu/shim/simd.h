@@ -20,7 +20,7 @@ struct Maximum {
 struct And {
   static METAL_FUNC bool apply(bool a, bool b) { return a && b; }
 };
-// All lanes get the reduction over the SIMD group, as a balanced tree.
+// Gives all lanes the SIMD group's reduction, by a balanced tree.
 template <class T, class Operator>
 MSL_EXCHANGE void reduce(MslLane* lanes) {
   T values[kLanes];
