@@ -174,6 +174,17 @@ for work in (call, gradient):
     [small], [large] = needed[32], needed[256]
     assert 0 < 4 * small < large, (small, large)
 """
+IN_A_FORKED_CHILD = """
+import os, flashattn_core, mlx.core as mx
+
+x = mx.ones((1, 2, 200, 32))
+mx.eval(flashattn_core.flash_attention(x, x, x))
+child = os.fork()
+if child == 0:
+    os._exit(flashattn_core.release_scratch() != 0)
+assert os.waitpid(child, 0)[1] == 0
+assert flashattn_core.release_scratch() > 0
+"""
 
 
 def test_scratch_is_what_the_calls_since_the_last_release_needed():
@@ -181,7 +192,7 @@ def test_scratch_is_what_the_calls_since_the_last_release_needed():
     python(IN_ONE_THREAD, FLASHATTN_NUM_THREADS="1")
 
 
-def test_scratch_is_released_beside_calls_under_way():
+def test_scratch_is_released_when_calls_under_way_have_finished():
     query, key, value = mx.random.normal((3, 1, 4, 700, 64))
 
     def attend() -> np.ndarray:
@@ -200,6 +211,10 @@ def test_scratch_is_released_beside_calls_under_way():
     finally:
         done.set()
         thread.join()
+
+
+def test_a_forked_child_forgets_its_parents_scratch():
+    python(IN_A_FORKED_CHILD)
 
 
 def assert_keeps_the_account(call):

@@ -72,8 +72,9 @@ def test_the_error_is_that_of_one_rounding(rng, kernel, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("mask", [None, "causal"])
-def test_the_rule_of_every_kernel_holds(rng, mask, kernel, dtype):
-    arrays = draw(rng, length=100, key_len=200, dim=64, dtype=dtype)
+@pytest.mark.parametrize("length", [100, 300])  # less than a block of any kernel, and more than one
+def test_the_rule_of_every_kernel_holds(rng, length, mask, kernel, dtype):
+    arrays = draw(rng, length=length, key_len=length + 100, dim=64, dtype=dtype)
     assert_matches_reference(*arrays, mask=mask, kernel=f"{kernel}_rounded", attention=flash_attention)
 
 

@@ -207,10 +207,14 @@ int usual_tiling(Kernel kernel, CallShape shape) {
       kernel == Kernel::cuda_prefill && shape.compute_capability == 90 && shape.element_size == 2 && shape.bits == 0;
   if (!of_hopper || dim > 128 || (dim <= 64 && shape.precision == Precision::float32)) return 0;
   if (dim <= 64) {
-    // Balanced: the longest block, 256 rows that see all keys, takes at most 4/3 of a multiprocessor's share.
-    bool is_balanced = 4 * shape.pairs * shape.heads >= 3 * shape.multiprocessors * 256 * int64_t{shape.key_len};
+    constexpr int64_t kRows = 256;
+    int64_t rows = (shape.query_len + kRows - 1) / kRows * kRows;
+    bool is_full = 10 * rows <= 11 * int64_t{shape.query_len};
+    bool sees_many = shape.pairs >= 512 * int64_t{shape.query_len};
+    // Balanced: the longest block, whose rows see all keys, takes at most 4/3 of a multiprocessor's share.
+    bool is_balanced = 4 * shape.pairs * shape.heads >= 3 * shape.multiprocessors * kRows * shape.key_len;
     bool is_split = shape.is_even && shape.key_len >= kManyKeys;
-    return is_balanced || is_split ? 0 : 1;
+    return is_full && sees_many && (is_balanced || is_split) ? 0 : 1;
   }
   constexpr double kSlower = 1.2;
   const auto blocks = [&](int rows) { return (shape.query_len + rows - 1) / rows * shape.heads; };

@@ -14,7 +14,7 @@ namespace {
 
 // A thread's working memory for a tile and one band of rows.
 struct TileScratch {
-  ScratchMemory memory;
+  KeptMemory memory;
 
   int depth, value_depth;  // head_dim and value_dim, padded to whole vectors
   // The tile:

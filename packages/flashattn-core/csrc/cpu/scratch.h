@@ -1,10 +1,10 @@
 // A thread's working memory for one block of rows, and the sizes of the tiles that it holds.
 #pragma once
 
+#include "kept_memory.h"
 #include "kernels.h"
 #include "masked_scores.h"
 #include "matmul.h"
-#include "scratch_memory.h"
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
@@ -30,7 +30,7 @@ struct Band {
 
 // The working memory of a block. It grows to the largest block that the thread has seen.
 struct Scratch {
-  ScratchMemory memory;
+  KeptMemory memory;
 
   // The layout for the current block.
   bool few_rows;      // so few that the scores of several keys share a vector, see dot()

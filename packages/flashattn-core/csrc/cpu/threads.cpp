@@ -20,6 +20,8 @@
 #endif
 #include <pthread.h>
 
+#include "kept_memory.h"
+
 namespace flashattn::cpu {
 namespace {
 
@@ -80,6 +82,7 @@ struct Job {
   std::mutex error_mutex = {};
 
   void run() {
+    KeptMemoryInUse in_use;
     for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) {
       try {
         body(i);

@@ -6,7 +6,6 @@
 #endif
 
 #include <cstring>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 
@@ -14,7 +13,6 @@
 #include "../request/arguments.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
-#include "mlx/primitives.h"
 
 namespace flashattn {
 namespace {
@@ -45,13 +43,9 @@ void allocate(mx::array& output, const mx::Stream& stream) {
   output.set_data(std::move(data));
 }
 
-bool is_aligned(const mx::array& input, const mx::Stream& stream) {
-  if (input.size() == 0) {
-    return true;  // nothing of it is read
-  }
-  // On CUDA data() would move the array to memory shared with the CPU. The offset is enough: buffers are aligned.
-  auto begin = is_cuda(stream) ? input.offset() : reinterpret_cast<intptr_t>(input.data<void>());
-  return begin % static_cast<intptr_t>(input.itemsize()) == 0;
+bool is_aligned(const mx::array& input) {
+  // Nothing is read of an empty array.
+  return input.size() == 0 || reinterpret_cast<uintptr_t>(input.data<void>()) % input.itemsize() == 0;
 }
 
 // Copies the elements byte by byte, as the stream's next job.
@@ -103,20 +97,9 @@ void prefer_huge_pages(std::vector<mx::array>& arrays) {
 
 std::vector<mx::array> aligned_on_cpu(std::vector<mx::array> inputs, const mx::Stream& stream) {
   for (mx::array& input : inputs) {
-    if (!is_aligned(input, stream)) input = aligned_copy(input, stream);
+    if (!is_aligned(input)) input = aligned_copy(input, stream);
   }
   return inputs;
-}
-
-void require_aligned(const std::vector<mx::array>& inputs, const mx::Stream& stream) {
-  for (const mx::array& input : inputs) {
-    if (is_aligned(input, stream)) continue;
-    std::ostringstream text;
-    text << "[flash_attention] the input of shape " << input.shape()
-         << " begins in the middle of an element, which a GPU cannot read; expected a view of bytes from a multiple of "
-         << input.itemsize() << " on";
-    throw std::invalid_argument(text.str());
-  }
 }
 
 }  // namespace flashattn

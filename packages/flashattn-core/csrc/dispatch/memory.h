@@ -16,9 +16,8 @@ void allocate(std::vector<mx::array>& outputs, const mx::Stream& stream);
 // Asks the system for huge pages, which suit arrays that are written from end to end.
 void prefer_huge_pages(std::vector<mx::array>& arrays);
 
-// A view of bytes may begin in the middle of an element. aligned_on_cpu() returns the inputs with copies in place of
-// such views, which the stream makes before its next job. require_aligned() throws std::invalid_argument.
+// Returns the inputs with copies in place of views of bytes that begin in the middle of an element. The stream makes the
+// copies before its next job.
 std::vector<mx::array> aligned_on_cpu(std::vector<mx::array> inputs, const mx::Stream& stream);
-void require_aligned(const std::vector<mx::array>& inputs, const mx::Stream& stream);
 
 }  // namespace flashattn

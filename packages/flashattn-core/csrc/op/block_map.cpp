@@ -160,7 +160,6 @@ void BlockMap::eval_cpu(const std::vector<mx::array>& given_inputs, std::vector<
 }
 
 void BlockMap::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
-  require_aligned(inputs, stream());
   ArrayParams params = distinct(inputs[0], outputs[0]);
   allocate_map(params, outputs[0], stream());
   if (params.count == 0) return;

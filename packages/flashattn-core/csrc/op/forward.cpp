@@ -117,7 +117,6 @@ void FlashAttention::eval_cpu(const std::vector<mx::array>& given_inputs, std::v
 }
 
 void FlashAttention::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& given_outputs) {
-  require_aligned(inputs, stream());
   Inputs named(inputs, present_);
   std::vector<mx::array> outputs = allocated(named, given_outputs);
   Backend backend = backend_of(stream().device);

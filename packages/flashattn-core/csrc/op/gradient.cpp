@@ -124,7 +124,6 @@ void FlashAttentionGradient::eval_cpu(const std::vector<mx::array>& given_inputs
 }
 
 void FlashAttentionGradient::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
-  require_aligned(inputs, stream());
   allocate(outputs, stream());
   Backend backend = backend_of(stream().device);
   if (decision_.is_counted) count_backward(backend);

@@ -11,8 +11,8 @@
 #include <string>
 
 #include "../cpu/forward.h"
+#include "../cpu/kept_memory.h"
 #include "../cpu/roofline.h"
-#include "../cpu/scratch_memory.h"
 #include "../cuda/driver.h"
 #include "../cuda/encode.h"
 #include "../op/block_map.h"
@@ -300,12 +300,12 @@ NB_MODULE(_ext, m) {
       "release_scratch",
       [] {
         cuda::release_scratch();
-        return cpu::renew_scratch();
+        return cpu::release_kept_memory();
       },
       nb::call_guard<nb::gil_scoped_release>(),
-      "Frees the scratch memory that this thread's CUDA streams keep for their next call. The CPU backend's threads\n"
-      "free theirs at their next call, and keep as much as that needs. Returns how many bytes the CPU's calls since\n"
-      "the last release needed. Of scratch memory, mx.get_peak_memory() includes only CUDA's.");
+      "Waits for running calls, then frees the working memory that the CPU backend's threads, and this thread's CUDA\n"
+      "streams, keep for their next call. Returns how many bytes the CPU's threads kept: the most that calls since\n"
+      "the last release needed at once. mx.get_peak_memory() does not include them; it includes CUDA's.");
   m.def(
       "is_tracing", [](const mx::array& a) { return a.is_tracer(); },
       "Whether mx.grad, mx.vjp, mx.vmap or mx.compile is tracing the array.");

@@ -71,15 +71,16 @@ CallShape call_shape(const Inputs& inputs, const Options& options, Backend backe
   int query_len = query.shape(kRow), key_len = inputs.key().shape(kRow);
   return {.query_len = query_len,
           .key_len = key_len,
-          .head_dim = inputs.query().shape(kColumn),
+          .head_dim = query.shape(kColumn),
           .value_dim = columns_of(inputs.value(), options),
           .bits = options.bits,
-          .element_size = static_cast<int>(inputs.query().itemsize()),
+          .element_size = static_cast<int>(query.itemsize()),
           .compute_capability = device.compute_capability,
           .multiprocessors = device.multiprocessors,
           .heads = rows_of_all == 0 ? 0 : static_cast<int64_t>(query.size()) / rows_of_all,
           .pairs = visible_pairs(options.causal, options.window, query_len, key_len),
-          .is_even = sees_evenly(options.causal, options.window, query_len, key_len),
+          .is_even = !inputs[Input::visible] && !inputs[Input::bias] &&
+                     sees_evenly(options.causal, options.window, query_len, key_len),
           .precision = precision};
 }
 

@@ -1,0 +1,40 @@
+// Working memory that a thread keeps for its next block. It comes from the C library, so MLX does not count it.
+#pragma once
+
+#include <cstdint>
+
+namespace flashattn::cpu {
+
+// The memory of one thread for one purpose. Only that thread calls floats(), and only while it works on a job.
+class KeptMemory {
+ public:
+  KeptMemory() = default;
+  KeptMemory(const KeptMemory&) = delete;
+  KeptMemory& operator=(const KeptMemory&) = delete;
+  ~KeptMemory();
+
+  // Returns room for `count` floats, aligned to a cache line. Earlier contents are lost. Throws std::bad_alloc.
+  float* floats(int64_t count);
+
+ private:
+  friend struct KeptMemoryList;
+  float* memory_ = nullptr;
+  int64_t capacity_ = 0;
+  // Links of the list of all objects. As members they need no allocation of their own, which could fail.
+  KeptMemory *previous_ = nullptr, *next_ = nullptr;
+  int64_t list_ = 0;  // the number of the list that this object is in; 0: none
+};
+
+// While a thread has an object of this class, nobody frees the memory that it keeps.
+class KeptMemoryInUse {
+ public:
+  KeptMemoryInUse();
+  KeptMemoryInUse(const KeptMemoryInUse&) = delete;
+  KeptMemoryInUse& operator=(const KeptMemoryInUse&) = delete;
+  ~KeptMemoryInUse();
+};
+
+// Waits for the jobs under way and frees what all threads keep. Returns how many bytes that was.
+int64_t release_kept_memory();
+
+}  // namespace flashattn::cpu
