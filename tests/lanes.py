@@ -10,7 +10,8 @@
   marks tests that would take hours: `--all` runs every m-th case by the number of the commit, and all cases of a file
   that is named.
 
-A test that is named (`file.py::test`) runs even if it is marked slow or nightly. `file.py::test[case]` runs that case.
+A test that is named (`file.py::test`) runs even if it is marked slow or nightly, but for those of its cases that are
+marked nightly themselves. `file.py::test[case]` runs that case.
 """
 
 import os
@@ -78,11 +79,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         test = item.nodeid.partition("[")[0]
         every = max((step(mark) for mark in item.iter_markers("rotate")), default=1)
         group = "run"
-        if not is_named(config, item.nodeid):
-            if item.get_closest_marker("nightly") and not is_all:
-                group = "nightly"
-            elif item.get_closest_marker("slow") and is_default:
-                group = "slow"
+        nightly = item.get_closest_marker("nightly")
+        is_of_case = nightly in getattr(getattr(item, "callspec", None), "marks", [])
+        if nightly and not is_all and not is_named(config, item.nodeid, whole=is_of_case):
+            group = "nightly"
+        elif item.get_closest_marker("slow") and is_default and not is_named(config, item.nodeid):
+            group = "slow"
         if group == "run" and every > 1:
             is_whole_file = is_all and any(name.endswith(item.path.name) for name in config.args)
             is_turn = seen[test] % every == start % every

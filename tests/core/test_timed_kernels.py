@@ -85,15 +85,15 @@ def test_cudas_kernels_were_measured_where_they_were_made(length):
         (64, 2048, 2048, "causal", "input", "cuda_prefill"),
         (64, 4096, 4096, SlidingWindow(128), "input", "cuda_prefill@1"),
         (64, 512, 9000, "causal", "input", "cuda_prefill"),
-        (64, 512, 9000, mx.ones((512, 9000), mx.bool_), "input", "cuda_prefill@1"),  # with a block map nothing is shared
+        (64, 512, 9000, mx.ones((512, 9000), mx.bool_), "input", "cuda_prefill@1"),  # blocks share nothing
         (64, 32, 9000, "causal", "input", "cuda_prefill@1"),
-        (64, 2100, 2100, None, "input", "cuda_prefill@1"),  # the ninth block of each head would be nearly empty
+        (64, 2080, 2080, None, "input", "cuda_prefill@1"),  # the last block of a head: 32 rows
         (64, 256, 256, None, "input", "cuda_prefill@1"),  # too few keys
         (64, 512, 512, "causal", "float32", "cuda_prefill"),  # there is one tiling
     ],
 )
 def test_few_blocks_have_fewer_rows_on_hopper(dim, length, keys, mask, precision, kernel):
-    """Smaller blocks must be chosen where larger ones would leave many of 132 multiprocessors idle, or be half empty."""
+    """Smaller blocks must be chosen where larger ones would leave many of 132 multiprocessors idle, or rows unused."""
     query, key = (mx.zeros((1, heads, rows, dim), mx.float16) for heads, rows in ((28, length), (4, keys)))
     with launches.shared_memory(227, compute_capability=90):
         got = launches.decision(lowered(query, key, key, None, mask, precision=precision))[0]
