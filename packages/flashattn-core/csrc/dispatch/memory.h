@@ -16,8 +16,8 @@ void allocate(std::vector<mx::array>& outputs, const mx::Stream& stream);
 // Asks the system for huge pages, which suit arrays that are written from end to end.
 void prefer_huge_pages(std::vector<mx::array>& arrays);
 
-// Returns the inputs with copies in place of views of bytes that begin in the middle of an element. The stream makes the
-// copies before its next job.
+// Returns the inputs with copies in place of views of bytes that begin in the middle of an element. The stream makes
+// the copies before its next job.
 std::vector<mx::array> aligned_on_cpu(std::vector<mx::array> inputs, const mx::Stream& stream);
 
 }  // namespace flashattn
