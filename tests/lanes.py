@@ -29,10 +29,10 @@ LEFT_OUT = pytest.StashKey[dict[str, int]]()
 FIRST = ("test_contract.py", "test_soak.py")
 
 
-# `pytest tests/core/test_properties.py tests/core/test_surface_*.py --hypothesis-profile=hours` takes hours.
 settings.register_profile("default", deadline=None, max_examples=20, derandomize=True)
 settings.register_profile("rotate", deadline=None, max_examples=40)
 settings.register_profile("all", deadline=None, max_examples=200, derandomize="CI" in os.environ)
+# For `pytest tests/core/test_properties.py tests/core/test_surface_*.py --hypothesis-profile=hours`.
 settings.register_profile("hours", deadline=None, max_examples=10_000, suppress_health_check=list(HealthCheck))
 
 

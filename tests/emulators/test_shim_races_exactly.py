@@ -1,7 +1,7 @@
-"""Random programs race exactly if has_race() says so, in every schedule.
+"""The harness reports a race in a random program exactly if has_race() finds one, in every schedule.
 
 Each thread follows its row of a table: it reads, writes or does nothing, and all threads pass the same barriers and
-SIMD-group operations. has_race() looks at all pairs of accesses; the harness keeps only a few accesses.
+SIMD-group operations. has_race() looks at all pairs of accesses; the harness keeps only a few per cell of memory.
 """
 
 from itertools import combinations

@@ -127,7 +127,7 @@ def test_the_lowest_float_in_an_additive_mask_gives_no_nan(rng):
         np.testing.assert_allclose(given, wanted, atol=1e-6)
 
 
-# --- Tests of the core's test_gradients.py, through these kernels ---------------------------------------------
+# --- Tests from tests/core/test_gradients.py, run through these kernels ---------------------------------------------
 
 
 @pytest.fixture(autouse=True)

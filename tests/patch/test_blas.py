@@ -228,7 +228,7 @@ def test_another_mlx(monkeypatch):
 @pytest.mark.parametrize(("name", "said"), [("reference", 1), ("openblas", 0), (None, 0)])
 @pytest.mark.parametrize("mode", ["0", "1"])
 def test_run_says_what_bounds(monkeypatch, capsys, script, name, said, mode):
-    """One line names the slow BLAS and its cure before the program begins."""
+    """If MLX uses the reference BLAS, one line before the program begins says so, and what to do about it."""
     monkeypatch.setattr(blas, "blas", lambda: name)
     monkeypatch.setattr(running, "start", lambda *_: print("begins", file=sys.stderr))
     monkeypatch.setattr(sys, "argv", ["mlxlm-flash", "run", str(script)])

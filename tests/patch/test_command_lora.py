@@ -56,8 +56,8 @@ def assert_ran(said, backward_calls):
     assert "fallbacks: none" in said
 
 
-# Plain gradient descent: the saved adapters are a sum of all steps' gradients, more exact than printed losses. Adam
-# divides by the size of a gradient; where that is nearly zero, rounding errors become as large as the steps.
+# Plain gradient descent: adapters then sum the gradients of all steps, so comparing them shows more than the printed
+# losses do. Adam divides by a gradient's size; where that is nearly zero, rounding errors become as large as the steps.
 SGD = ("--optimizer", "sgd", "--learning-rate", "0.01")
 
 

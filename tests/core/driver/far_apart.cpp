@@ -77,7 +77,7 @@ class FarRows {
   }
 
  private:
-  static constexpr int64_t kMargin = 64;  // elements: more than the widest vector
+  static constexpr int64_t kMargin = 64;  // in elements, behind the last row: at least the widest vector
 
   struct Place {
     const char* near;

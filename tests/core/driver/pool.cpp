@@ -1,4 +1,4 @@
-// Tests the thread pool's promises and prints a line for each broken one: each index runs once, several threads
+// Prints a line for each promise that the thread pool breaks. It promises: each index runs once, several threads
 // work, the first exception reaches the caller and the pool goes on, an idle pool uses no processor time, a child has
 // threads of its own whenever it is forked, and it is no error when the system cannot start more threads.
 #include <sys/resource.h>

@@ -16,7 +16,7 @@
 namespace flashattn::cpu {
 namespace {
 
-// Counts, for each band of one head, the tiles that have been added.
+// Counts, for each band of rows of one key/value head, the tiles of keys already added to its query gradients.
 class HeadTurns final : public Turns {
  public:
   explicit HeadTurns(size_t bands) : in_(bands) {}

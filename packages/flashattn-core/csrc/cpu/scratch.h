@@ -53,7 +53,7 @@ struct Scratch {
   float slope[kMaxRows];                             // ALiBi's
   int32_t position[kMaxRows];                        // of the query among the keys
   int32_t seen_begin[kMaxRows], seen_end[kMaxRows];  // the interval of keys that the row sees
-  int32_t next_key[kMaxRows];                        // the lane's key minus the vector's first
+  int32_t next_key[kMaxRows];                        // how many keys the lane's key is after the vector's first key
 
   // `dots`: whether the scores of few rows are dot products.
   void prepare(int rows, const AttentionParams& params, bool dots) {

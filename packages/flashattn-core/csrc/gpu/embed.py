@@ -49,7 +49,7 @@ def included_file(name: str, folders: list[Path]) -> Path | None:
 
 
 def resolved(file: Path, folders: list[Path], seen: list[Path]) -> str:
-    """The text of `file` with its includes in place, each file once; `seen` collects the files.
+    """The text of `file`, with each included file's text in place of its #include, once; `seen` collects the files.
 
     `folders`: where to look for includes that are not beside the file; the last is CSRC.
     """

@@ -9,8 +9,8 @@ namespace flashattn::metal {
 
 gpu::Launches launches(Kernel kernel, const gpu::Call& call);
 
-// The gradients of one call: delta, then dq, then dk and dv, each written completely. Launches that would write
-// nothing, for want of queries or keys, are left out.
+// The launches for one call's gradients: delta, then dq, then dk and dv. They write every element. Those that would
+// write nothing, for want of queries or keys, are left out.
 gpu::Launches backward_launches(const gpu::Call& call, const BackwardParams& backward);
 
 // The buffer index of an argument. Metal has 31 indices, so the gradient reuses those of a decode step's scratch.

@@ -1,4 +1,4 @@
-// What both primitives share: vmap and equivalence.
+// What the primitives of attention and of its gradient share: vmap() and is_equivalent().
 #include "primitive.h"
 
 #include "../call/fail.h"

@@ -7,7 +7,7 @@ namespace flashattn {
 
 void check_arguments(const Arguments& arguments);
 
-// Only the checks that new shapes can fail, as in shapeless compilation.
+// For shapeless compilation, which brings new shapes: all the checks that these can fail.
 void check_shapes(const Inputs& inputs, const Options& options);
 
 }  // namespace flashattn

@@ -1,7 +1,8 @@
-"""The functions that the patch replaces, and how: where they are defined, and in every module that imported them.
+"""The functions that the patch replaces, where they are defined and in every module that imported them; and how.
 
 `put_in()` and `take_out()` may be called at any time and repeatedly: they look at the functions that are there now. If
-another library has wrapped the patch's function, the wrapper stays; with the patch off, its function passes calls on.
+another library has wrapped the patch's function, the wrapper stays. With the patch off, the patch's function inside
+passes calls on to the one that it replaced.
 """
 
 import hashlib

@@ -131,7 +131,7 @@ struct GradientBlock {
     ListedTile listed = {0};
   };
 
-  TileList lists;  // with a block map: one list for all heads, or one for each
+  TileList lists;  // with a block map: one list if all heads share the map, else one for each
 
   FLASHATTN_FUNC GradientBlock(const AttentionParams& p, MaskInputs masks, const BackwardParams& backward,
                                GradientArrays<T> arrays, TileList lists)

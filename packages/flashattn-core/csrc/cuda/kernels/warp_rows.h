@@ -138,7 +138,7 @@ struct WarpRows : LaneRows<WarpRows<T, DV, KEYS, E>, 2, kRowLanes, 1> {
   }
 };
 
-// WarpRows with the queries in shared memory, ROWS of them, of which the warp has 16. K: type of keys and values.
+// WarpRows whose queries are in shared memory, in a tile of ROWS rows; 16 are the warp's. K: type of keys and values.
 template <typename T, typename K, int ROWS, int D, int DV, int KEYS>
 struct AttendingRows : WarpRows<T, DV, KEYS> {
   // The padding puts what lanes write together, 8 rows of two columns or two rows of four, into different banks.
