@@ -1,4 +1,4 @@
-"""For 16-bit queries and 4- or 8-bit keys, tensor cores give float32's result, rounded: on the emulator and on a GPU."""
+"""For 16-bit queries and 4- or 8-bit keys, tensor cores give float32's result, rounded: emulated, and on a GPU."""
 
 import flashattn_core
 import mlx.core as mx
