@@ -135,6 +135,7 @@ MODELS = {
     "gemma3": ("bfloat16", 2, 128, 256, SlidingWindow(1024), {}),
     "gemma": ("bfloat16", 2, 128, 256, "causal", {}),
     "gemma2": ("bfloat16", 2, 128, 256, "causal", {"softcap": 50.0}),
+    "BLOOM": ("bfloat16", 1, 128, 64, "causal", {"alibi_slopes": mx.ones(2)}),
     "a padded batch": ("bfloat16", 7, 128, 64, Causal() & KeyRange(mx.array([3])), {}),
     "llama": ("bfloat16", 7, 128, 128, "causal", {}),
     "in float32": ("float32", 7, 128, 128, "causal", {}),

@@ -150,7 +150,7 @@ def ours(call: Call, sinks: mx.array | None) -> Attention:
 
 
 def as_patched(call: Call, sinks: mx.array | None) -> Attention:
-    """What the patch by default puts in place of MLX's function or, with a soft-cap, of gemma2's attention."""
+    """Returns what the patch by default calls instead of MLX's function or, with a soft-cap, of gemma2's attention."""
     own, mask, scale = mlx_own(call, sinks), mask_of(call), call.head_dim**-0.5
     if call.softcap is None:
         return partial(flash_instead_of(mx.fast.scaled_dot_product_attention), scale=scale, mask=mask, sinks=sinks)

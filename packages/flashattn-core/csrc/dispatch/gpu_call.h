@@ -17,7 +17,7 @@ gpu::Work backward_work(Variant variant, const Inputs& inputs, const Options& op
 
 // The numbers of queries and keys with which a kernel is checked, so that tiles are full or partial in every way. A
 // call of up to kFew queries is checked with its own number of queries.
-constexpr std::pair<int, int> kChecked[] = {{77, 330}, {300, 128}, {128, 45}, {77, 64}};
+constexpr std::pair<int, int> kChecked[] = {{77, 330}, {192, 128}, {300, 128}, {128, 45}, {77, 64}};
 // Further lengths for cuda_prefill, at which blocks share keys. Their check has one sequence and one key/value head.
 constexpr std::pair<int, int> kCheckedSharing = {77, 2100};
 

@@ -92,7 +92,7 @@ def _calls(entries: Sequence[Entry]) -> list[Call]:
 
 
 def _bounds(entries: Sequence[Entry]) -> list[str]:
-    """What the machine reached during the run, if measured: `peak 127–129 GFLOP/s`, `reads 10 GB/s`."""
+    """Says what the machine reached during the run, if that was measured: `peak 127–129 GFLOP/s`, `reads 10 GB/s`."""
     peaks = [1000 * entry.roofline.peak for entry in entries if entry.roofline.peak]
     reads = [entry.roofline.read for entry in entries if entry.roofline.read]
     texts = []

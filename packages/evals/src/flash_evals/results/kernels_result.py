@@ -60,7 +60,7 @@ class Figures(Record, omit_defaults=True):
 
 
 class Roofline(Record):
-    """What the machine itself reached between the trials, if that was measured."""
+    """Holds what the machine itself reached between the trials, if that was measured."""
 
     peak: Amount | None = field(name="peak(TFLOPs/s)")
     read: Amount | None = field(name="read(GB/s)")
@@ -89,7 +89,7 @@ class Entry(Record):
 
     @property
     def speed_bound(self) -> float | None:
-        """What the machine reached, in the unit of speed(); None if that was not measured."""
+        """Returns what the machine reached, in the unit of speed(); None if that was not measured."""
         bound = self.roofline.read if self.config.is_decode else self.roofline.peak
         return bound if bound is None or self.config.is_decode else 1000 * bound
 

@@ -61,7 +61,7 @@ class Workload(Struct, frozen=True):
 
     @property
     def visible(self) -> str:
-        """What a query sees, in words."""
+        """Says in words which keys a query sees."""
         return f"window {self.window:,}" if self.window else "causal" if self.causal else "not causal"
 
     @property

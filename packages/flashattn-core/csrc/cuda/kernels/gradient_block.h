@@ -1,4 +1,4 @@
-// What the gradient's kernels share. A block has its own rows and loops over tiles of columns. For dq the rows are
+// The gradient's kernels share this code. A block has its own rows and loops over tiles of columns. For dq the rows are
 // queries of a head, and the columns its keys. For dk and dv the rows are keys, and the columns the queries of heads
 // that share them; so the block sums over these heads, always in the same order.
 //
@@ -211,7 +211,7 @@ struct GradientBlock {
            !(has_block_map && tile.listed.changes(own_part));
   }
 
-  // What a lane keeps for its two rows of a warp's 16, which start at own_row.
+  // A lane keeps these for its two rows of the warp's 16, which start at own_row.
   struct OwnRows {
     KeySpan columns[2];  // the columns that the row has scores with
     Row queries[2];      // these and `saved`: only if the rows are queries

@@ -86,7 +86,7 @@ struct WordTile {
     FLASHATTN_UNROLL
     for (int n = 0; n < kIntegerKeys * kPitch; n += THREADS) {
       if (kIntegerKeys * kPitch < THREADS && row >= kIntegerKeys) return;
-      // What rows further down add to key and piece: only bits that are 0 in the thread's own.
+      // Rows further down add these to key and piece. They have only bits that are 0 in the thread's own.
       int rows = n / kPitch, keys = key_of_row(rows);
       uint to = (own_piece ^ swizzle(rows) * 16) + rows * kPitch * 16;
       bool exists = count >= kIntegerKeys || key + keys < count;
@@ -229,8 +229,8 @@ struct CopiedTiles<uint, kIntegerKeys, D, DV, STAGES, THREADS> {
   }
 };
 
-// AttendingRows of warp_rows.h. Of each block of 8 rows, lane n has row 2 (n % 4) and the next one; of a tile's keys it
-// has key 4 (n / 4) and the next three. Queries are in registers.
+// This struct does what AttendingRows of warp_rows.h does. Of each block of 8 rows, lane n has row 2 (n % 4) and the
+// next one; of a tile's keys it has key 4 (n / 4) and the next three. Queries are in registers.
 template <typename T, int ROWS, int D, int DV>
 struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
     : LaneRows<AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>, ROWS / 4, 8, 4> {

@@ -1,4 +1,4 @@
-// What kernels that cut the keys into chunks share: where partial results go, and how they are merged.
+// Kernels that cut the keys into chunks share this: where partial results go, and how they are merged.
 #pragma once
 
 #include "decode_split.h"

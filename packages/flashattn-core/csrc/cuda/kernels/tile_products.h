@@ -1,4 +1,4 @@
-// What a warp computes for its 16 rows and a tile of keys: scores = query key^T, and output += probabilities value, on
+// A warp computes this for its 16 rows and a tile of keys: scores = query key^T, and output += probabilities value, on
 // tensor cores with the accuracy of float32. 16-bit products are exact, and a probability is two 16-bit parts. A
 // float32 is two TF32 parts: three products, the small ones summed apart, since tensor cores truncate sums.
 //
