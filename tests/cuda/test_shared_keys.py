@@ -96,6 +96,11 @@ def test_hidden_nan_reaches_nothing(rng):
 @harness
 def test_large_scores_are_computed_again():
     """The largest score is 1e9, where float32 numbers are 64 apart."""
-    query, key = mx.full((1, 1, 20, 1), 3000.0, mx.bfloat16), mx.full((1, 1, MANY, 1), 3000.0, mx.bfloat16)
-    out = flash_attention(query, key, mx.ones_like(key), 1000 / 3, kernel=FORM)
+    query, key = mx.full((1, 1, 20, 8), 3000.0, mx.bfloat16), mx.full((1, 1, MANY, 8), 3000.0, mx.bfloat16)
+    how = {"scale": 1000 / 24, "mask": None}
+    kernel, precision, gpu = launches.form(FORM)
+    with gpu:
+        attention, _ = launches.forward(lowered(query, key, key, kernel=kernel, **precision, **how), "cuda")
+    assert "partials" in attention["outputs"]
+    out = flash_attention(query, key, mx.ones_like(key), **how, kernel=FORM)
     assert (to_numpy(out) == 1).all()
