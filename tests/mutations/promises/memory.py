@@ -26,10 +26,10 @@ MUTATIONS: list[Mutation] = [
     ),
     Mutation(
         "a bool array is broadcast to L*S",
-        f"{CORE}/arguments.py",
-        "given: Any = lower(mask)",
-        "given: Any = {k: a | mx.zeros((query.shape[-2], key.shape[-2]), mx.bool_) if k == 'visible' else a"
-        " for k, a in lower(mask).items()}",
+        f"{CORE}/attention.py",
+        "scale, for_quick(mask), sinks",
+        "scale, mask | mx.zeros((query.shape[-2], key.shape[-2]), mx.bool_)"
+        " if isinstance(mask, mx.array) else for_quick(mask), sinks",
         "core/test_memory.py::test_extra_memory_is_the_outputs",
     ),
     Mutation(
