@@ -80,7 +80,7 @@ def cmake(folder: Path, *arguments: str) -> None:
 
 
 def failing(folder: Path, *arguments: str) -> str:
-    """The line of the first test that fails, or whose fixture does, or an empty string. Other errors end the program."""
+    """The line of the first test that fails, or whose fixture does, or an empty string if none does."""
     done = run(folder, PYTHON, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *arguments)
     line = next((line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))), "")
     if done.returncode != bool(line):  # 1: tests failed; 2: tests could not be collected

@@ -26,10 +26,9 @@ MUTATIONS: list[Mutation] = [
     ),
     Mutation(
         "a bool array is broadcast to L*S",
-        f"{CORE}/attention.py",
-        "scale, for_quick(mask), sinks",
-        "scale, mask | mx.zeros((query.shape[-2], key.shape[-2]), mx.bool_)"
-        " if isinstance(mask, mx.array) else for_quick(mask), sinks",
+        f"{CORE}/masks.py",
+        '_only("bool array", lowered.get("visible"), part)',
+        '_only("bool array", lowered.get("visible"), part | mx.zeros(2 * part.shape[-1:], mx.bool_))',
         "core/test_memory.py::test_extra_memory_is_the_outputs",
     ),
     Mutation(
