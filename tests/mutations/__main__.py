@@ -80,8 +80,10 @@ def cmake(folder: Path, *arguments: str) -> None:
 
 
 def failing(folder: Path, *arguments: str) -> str:
-    """The line of the first test that fails, or whose fixture does, or an empty string if none does."""
+    """The line of the first test that fails, or whose fixture does, or the signal that ends pytest. Else empty."""
     done = run(folder, PYTHON, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *arguments)
+    if done.returncode < 0:
+        return f"CRASHED by signal {-done.returncode}"
     line = next((line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))), "")
     if done.returncode != bool(line):  # 1: tests failed; 2: tests could not be collected
         raise SystemExit(f"pytest does not run:\n{done.stdout}{done.stderr}")

@@ -46,7 +46,7 @@ MUTATIONS: list[Mutation] = [
         "tests/emulators/metal_on_cpu/runtime/memory.cpp",
         "if (past.simdgroup != now.simdgroup) return past.epoch >",
         "if (past.simdgroup != now.simdgroup) return 0 * past.epoch >",
-        "metal/test_metal_mutations.py::test_is_noticed",
+        "metal/test_metal_mutations.py::test_is_noticed[reg: keys before they are there]",
     ),
     Mutation(
         "keys that a causal mask hides from a whole tile are read and multiplied",
