@@ -1,4 +1,4 @@
-"""The ways to switch the patch on, as context managers that take the models; and the soak's disturbances."""
+"""The soak's ways to switch the patch on, as context managers that take the models; and its disturbances."""
 
 import _thread
 import contextlib
@@ -20,7 +20,7 @@ from tests.patch.soak_work import Broken
 def by_enable(strict: bool = False) -> Iterator[None]:
     try:
         flash.enable(precision="float32")
-        flash.enable(strict=strict)  # replaces those options
+        flash.enable(strict=strict)  # replaces the first call's precision
         yield
     except BaseException:
         with contextlib.suppress(flash.FlashNeverRanError):  # a Ctrl-C may come before any kernel has run
@@ -100,7 +100,7 @@ class ControlC:
         sys.unraisablehook = self._report
 
     def _unraisable(self, what: "sys.UnraisableHookArgs", /) -> None:
-        """Python drops a KeyboardInterrupt in a callback of the garbage collector or of a weak reference: no report."""
+        """Hides the reports of a Ctrl-C that Python dropped, as it does in callbacks of weak references."""
         if what.exc_type is not KeyboardInterrupt:
             self._report(what)
 

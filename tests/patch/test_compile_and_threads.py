@@ -9,16 +9,6 @@ from mlx_lm.models.cache import make_prompt_cache
 from tests.patch.arms import close, off_and_on
 
 
-def test_a_compiled_function(tiny, tokens):
-    model, x = tiny(), tokens(1, 20)
-    off = mx.compile(tiny())(x)
-    with flash.enabled(strict=True):
-        compiled = mx.compile(model)
-        assert close(compiled(x), off)
-        assert close(compiled(x), off)
-    assert flash.status().calls == {"cpu_prefill": 4}
-
-
 def test_a_compiled_function_keeps_what_it_was_traced_with(tiny, tokens):
     """The patch cannot change a compiled graph. The kernels that run in it are counted all the same.
 
@@ -50,12 +40,6 @@ def test_a_fallback_in_a_compiled_function():
     assert flash.status().fallbacks == {"head_dim over 512": 1}
     with pytest.raises(flash.FlashFallbackError), flash.enabled(strict=True):
         mx.compile(attend)(q)
-
-
-def test_vmapped(tiny):
-    attention, x = tiny().layers[0].self_attn, mx.random.normal((3, 2, 12, 128), key=mx.random.key(0))
-    off, on = off_and_on(lambda: mx.vmap(attention)(x))
-    assert close(on, off)
 
 
 def test_on_another_stream(tiny, tokens):

@@ -149,16 +149,6 @@ def test_a_model_that_brings_its_own_file(tmp_path, tokens, before):
     assert close(on, off)
 
 
-def test_a_copy_of_a_module(tokens):
-    """A module loaded from mlx-lm's file under another name is patched, too."""
-    spec = importlib.util.spec_from_file_location("mlx_lm.models.a_copy", qwen2.__file__)
-    copy = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(copy)
-    model = random_model_of(copy, "qwen2")
-    with flash.enabled(strict=True):
-        assert calls_of(lambda: model(tokens())) == 2
-
-
 def test_a_lazy_module_is_not_loaded(tmp_path, monkeypatch):
     """importlib.util.LazyLoader loads a module when an attribute is first read; the patch must not read any."""
     (tmp_path / "a_lazy_module.py").write_text("import there_is_no_such_module\n")

@@ -1,6 +1,5 @@
 """observe() sees the calls of attention, with the patch off or on, and changes nothing."""
 
-import importlib
 from contextlib import nullcontext
 
 import mlx.core as mx
@@ -8,13 +7,7 @@ import mlxlm_flash_patch as flash
 import pytest
 from mlx_lm.models import qwen2
 
-from tests.patch.model_configs import config, prepared
-
-
-def small(model_type):
-    """A random model of two layers."""
-    module = importlib.import_module(f"mlx_lm.models.{model_type}")
-    return prepared(module.Model(module.ModelArgs.from_dict(config(model_type))))
+from tests.patch.model_configs import config, random_model
 
 
 @pytest.mark.rotate(1, default=3)
@@ -31,7 +24,7 @@ def small(model_type):
 )
 def test_calls_that_are_seen(model_type, calls, arm):
     """The observer gets every call and its result; the logits stay the same, bit by bit."""
-    model, seen = small(model_type), []
+    model, seen = random_model(model_type, config(model_type)), []
 
     def observer(attention, *arguments, **others):
         seen.append(attention(*arguments, **others))

@@ -11,18 +11,20 @@ from mlx_lm.models import base
 from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
 from mlxlm_flash_patch import router, run
 
+from tests.patch.arms import is_in
+
 LEFT = "left to MLX's own attention: 2 calls (MLX 0.41 ms, flash attention 0.55 ms)"
 LEFT_ONCE = "1 call (MLX 0.41 ms, flash attention 0.55 ms)"
 
 
 @pytest.fixture
 def asked(monkeypatch):
-    """The precision of each call of flash attention, and the function that it went through."""
+    """A list of each flash attention call's path ("quick" for plain_call(), "long" for attend()) and precision."""
     seen = []
     own_quick, own_flash_or_faster = _ext.quick, router.flash_or_faster
 
     def quick(queries, keys, values, scale, mask, sinks, rounds, may_leave):
-        assert may_leave == rounds, "only what may be rounded may be left"
+        assert may_leave == rounds, "only calls that may round may go to MLX's own attention"
         seen.append(("quick", "input" if rounds else "float32"))
         return own_quick(queries, keys, values, scale, mask, sinks, rounds, may_leave)
 
@@ -88,21 +90,14 @@ def precisions(asked):
     return {precision for _, precision in asked}
 
 
-def test_input_is_the_default(asked):
-    with flash.enabled():
+@pytest.mark.parametrize("options", [{}, {"precision": "input"}, {"precision": "float32"}], ids=str)
+def test_each_precision_reaches_flash_attention(asked, options):
+    with flash.enabled(**options):
         attention()
-    flash.enable()
+    flash.enable(precision="float32")
+    flash.enable(**options)  # replaces the first call's precision
     attention()
-    assert precisions(asked) == {"input"}
-
-
-@pytest.mark.parametrize("precision", ["input", "float32"])
-def test_each_precision_reaches_flash_attention(asked, precision):
-    with flash.enabled(precision=precision):
-        attention()
-    flash.enable(precision=precision)
-    attention()
-    assert precisions(asked) == {precision}
+    assert precisions(asked) == {options.get("precision", "input")}
 
 
 @pytest.mark.parametrize("precision", ["input", "float32"])
@@ -130,13 +125,6 @@ def test_a_block_ends_with_the_precision_around_it(asked):
     assert precisions(asked) == {"input"}
 
 
-def test_the_second_enable_decides(asked):
-    flash.enable(precision="float32")
-    flash.enable()
-    attention()
-    assert precisions(asked) == {"input"}
-
-
 def test_a_model_that_was_given_to_patch_model_has_the_default(asked, tiny, tokens):
     model = tiny()
     flash.patch_model(model)
@@ -145,12 +133,15 @@ def test_a_model_that_was_given_to_patch_model_has_the_default(asked, tiny, toke
 
 
 @pytest.mark.parametrize("word", ["float16", "", None, 32], ids=repr)
-def test_another_word(original, word):
+@pytest.mark.parametrize("enabled", [False, True])
+def test_another_word(word, enabled):
+    """An invalid precision is an error, and leaves the patch on or off as it was."""
+    if enabled:
+        flash.enable(precision="float32")
     for switch in (flash.enable, lambda precision: flash.enabled(precision=precision).__enter__()):
-        with pytest.raises(ValueError, match=r"precision is .*, expected 'float32' or 'input'"):
+        with pytest.raises(ValueError, match=rf"\[enable\] precision is {word!r}, expected 'float32' or 'input'"):
             switch(precision=word)
-    assert base.scaled_dot_product_attention is original
-    assert not flash.status().enabled
+    assert is_in() == enabled
 
 
 @pytest.mark.rotate(1, default=3)
@@ -270,17 +261,10 @@ def test_a_plain_call_takes_the_quick_way(asked):
     assert asked[0] == ("quick", "input")
 
 
-@pytest.mark.parametrize("takes", ["observers", "soft-cap", "quantised cache"])
-def test_the_quick_way_is_not_for(asked, takes):
-    rows = [mx.ones((1, heads, 20, 64)) for heads in (4, 2, 2)]
-    with flash.enabled():
-        if takes == "observers":
-            with router.observed(lambda call: None):
-                attention()
-        elif takes == "soft-cap":
-            router.attend(*rows, 0.125, "causal", softcap=50.0)
-        else:
-            attention(cache=QuantizedKVCache(group_size=64, bits=8), quantise=lambda x: mx.quantize(x, 64, 8))
+def test_the_quick_way_is_not_for(asked):
+    """Calls that observers see, that have a soft-cap, or a quantised cache (see above), take attend()."""
+    with flash.enabled(), router.observed(lambda call: None):
+        attention()
     assert asked == [("long", "input")]
 
 
