@@ -61,14 +61,14 @@ def calls():
 
 
 def calls_of(run):
-    """How many kernels of flash attention run() runs."""
+    """How many flash attention kernels run() runs."""
     before = calls()
     mx.eval(run())
     return calls() - before
 
 
 def peak_beyond(run):
-    """The peak memory of MLX's arrays during run(), in bytes, less what they took before."""
+    """By how many bytes the memory of MLX's arrays grows at its peak during run()."""
     mx.synchronize()
     mx.clear_cache()
     before = mx.get_active_memory()

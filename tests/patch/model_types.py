@@ -1,4 +1,4 @@
-"""Reads models.toml, which describes every model type of mlx-lm. Its comments say what the fields mean."""
+"""Reads models.toml, which describes every model type of mlx-lm and explains its fields."""
 
 import tomllib
 from dataclasses import dataclass

@@ -162,12 +162,12 @@ class Soak:
         if way == "patch_model()":  # Ctrl-C may have interrupted unpatch_model()
             for model in of:
                 flash.unpatch_model(model)
-        with contextlib.suppress(flash.FlashNeverRanError):  # strict, and interrupted before any kernel ran
+        with contextlib.suppress(flash.FlashNeverRanError):  # raised if strict and interrupted before any kernel ran
             flash.disable()
         check_is_off(self.own, classes)
 
     def check_growth(self) -> None:
-        """Raises Broken, with the names of all measures that have grown too much."""
+        """Raises Broken, which names all measures that have grown too much."""
         too_much = [
             f"{name} grows: by {grown.after - grown.before:,.3g} in {self.seen.rounds:,} rounds"
             for name, values in self.seen.occupied.items()
@@ -207,7 +207,7 @@ def run(soak: Soak, minutes: float, rounds: int | None) -> tuple[str | None, boo
 
 
 def page(soak: Soak, seconds: float, broken: str | None, interrupted: bool) -> str:
-    """The report, which docs/dev/reliability.md quotes."""
+    """The report that the command prints."""
     seen = soak.seen
     ended = ", ended by Ctrl-C" if interrupted else ""
     length = f"{seconds / 60:.1f} minutes, {seen.rounds:,} rounds{ended}"
@@ -232,7 +232,7 @@ def page(soak: Soak, seconds: float, broken: str | None, interrupted: bool) -> s
 @click.option("--minutes", default=30.0, show_default=True, help="How long.")
 @click.option("--seed", type=int, help="Repeats a run's sequence of rounds.  [default: a new one, which is printed]")
 def command(minutes: float, seed: int | None) -> None:
-    """Mixed work with the patch going in and out at random, and checks after every round."""
+    """Mixed work while the patch is switched on and off at random, and checks after every round."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores SIGINT
     soak, begin = Soak(random.randrange(10**6) if seed is None else seed), time.monotonic()
     broken, interrupted = run(soak, minutes, None)

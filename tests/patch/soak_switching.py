@@ -1,4 +1,4 @@
-"""The soak's ways to switch the patch on, as context managers that take the models; and its disturbances."""
+"""The soak's ways to switch the patch on, and its disturbances: bad calls, Ctrl-C, imports and another thread."""
 
 import _thread
 import contextlib
@@ -56,7 +56,7 @@ WAYS: dict[str, Callable[[list[nn.Module]], contextlib.AbstractContextManager[No
 
 
 def bad_call(rng: random.Random) -> None:
-    """Makes a call that must raise an error, and leave no trace."""
+    """Makes a call that must raise an error."""
     q, k = mx.zeros((1, 8, 4, 16)), mx.zeros((1, 3, 4, 16))
 
     def fails_in_a_block() -> None:

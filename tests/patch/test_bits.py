@@ -1,4 +1,4 @@
-"""Attention is computed in float32: the bits are those of casting to float32 before it, and back after it."""
+"""Patched attention in any dtype equals, bit for bit, attention in float32 whose result is rounded to that dtype."""
 
 import flashattn_core
 import mlx.core as mx

@@ -1,4 +1,4 @@
-"""With every cache of mlx-lm, the patched model predicts what the unpatched does; no mask array has L*S elements."""
+"""With every cache of mlx-lm, patched models give the same logits, and kernels get no mask array of L*S elements."""
 
 import mlx.core as mx
 import mlxlm_flash_patch as flash

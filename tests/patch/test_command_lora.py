@@ -1,4 +1,4 @@
-"""mlxlm-flash run mlx_lm.lora: mlx-lm's own trainer gives the same loss at each step, and the same adapters."""
+"""Under mlxlm-flash run, mlx_lm.lora prints the same losses and saves the same adapters."""
 
 import json
 import pydoc_data.topics
@@ -56,8 +56,8 @@ def assert_ran(said, backward_calls):
     assert "fallbacks: none" in said
 
 
-# Plain gradient descent: adapters then sum the gradients of all steps, so comparing them shows more than the printed
-# losses do. Adam divides by a gradient's size; where that is nearly zero, rounding errors become as large as the steps.
+# With plain gradient descent, adapters are sums of gradients, so a wrong gradient shows in them. Adam divides by a
+# gradient's size: where a gradient is nearly zero, rounding errors would become as large as the steps.
 SGD = ("--optimizer", "sgd", "--learning-rate", "0.01")
 
 
@@ -86,14 +86,14 @@ def test_the_same_training(train, chat_folder, data, more):
     assert_ran(said, 2 * STEPS)  # the model has two layers
 
 
-@pytest.mark.nightly("minutes of training; test_gradients.py trains in its process")
+@pytest.mark.nightly("minutes of training; test_patched_gradients.py trains smaller models")
 @pytest.mark.rotate(2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_dimensions_of_qwen2_half_billion(train, dtype, tmp_path):
     """A random Qwen2 with Qwen2-0.5B's dimensions, but two layers and the shipped model's vocabulary.
 
-    A bfloat16 model's loss per token is a bfloat16, too. Between 8 and 16, these are 2^-4 apart, so rounding alone may
-    change a token's loss, and so the mean, by 2^-5.
+    With a bfloat16 model, mlx-lm rounds each token's loss to bfloat16. Between 8 and 16 such numbers are 2^-4 apart, so
+    rounding may change each loss, and their mean, by 2^-5.
     """
     config = json.loads((DEMO_MODEL / "config.json").read_text()) | {
         "hidden_size": 896, "num_hidden_layers": 2, "intermediate_size": 4864, "num_attention_heads": 14,

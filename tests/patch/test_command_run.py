@@ -170,9 +170,9 @@ def test_how_it_ends(run_script, command, tmp_path, end):
 
 @pytest.mark.parametrize("flash", ["0", "1"])
 def test_control_c(tmp_path, flash):
-    """The shell sees a process that died of SIGINT, so a loop of the shell stops too.
+    """After Ctrl-C, the process dies of SIGINT, so that a loop in the shell that runs it ends, too.
 
-    While flash attention is on, flashattn_core.interruptible() installs a handler, by which Ctrl-C stops long calls.
+    While flash attention is on, flashattn_core.interruptible() handles SIGINT, so that Ctrl-C stops long calls.
     """
     script = tmp_path / "script.py"
     script.write_text(

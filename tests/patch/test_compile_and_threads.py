@@ -1,4 +1,4 @@
-"""Patched calls on other streams and in traced functions are flash attention too."""
+"""Calls in compiled functions and on other streams are flash attention, too."""
 
 import mlx.core as mx
 import mlxlm_flash_patch as flash
@@ -10,9 +10,9 @@ from tests.patch.arms import close, off_and_on
 
 
 def test_a_compiled_function_keeps_what_it_was_traced_with(tiny, tokens):
-    """The patch cannot change a compiled graph. The kernels that run in it are counted all the same.
+    """A compiled graph keeps the attention that it was traced with, whether the patch is on or off when it runs.
 
-    MLX caches graphs by function: compiling the same function again gives the same graph.
+    status() counts its kernels all the same. The test uses two functions, because MLX caches one graph per function.
     """
     model, x = tiny(), tokens()
     before, meanwhile = mx.compile(lambda x: model(x)), mx.compile(lambda x: model(x))
@@ -26,7 +26,7 @@ def test_a_compiled_function_keeps_what_it_was_traced_with(tiny, tokens):
 
 
 def test_a_fallback_in_a_compiled_function():
-    """The fallback is counted, and warned about, when the function is traced; with strict, tracing raises."""
+    """The patch counts the fallback, and warns of it, when MLX traces the function. With strict, tracing raises."""
 
     def attend(q):
         return base.scaled_dot_product_attention(q, q, q, None, 1.0, None)

@@ -1,4 +1,4 @@
-"""The patch describes masks that mlx-lm builds as arrays; description and array hide the same keys of each query."""
+"""For masks that mlx-lm builds as arrays, the patch has descriptions, which hide the same keys from each query."""
 
 import gc
 from concurrent.futures import ThreadPoolExecutor

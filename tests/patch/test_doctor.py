@@ -27,7 +27,7 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run this
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch, tmp_path):
-    """A machine on which doctor finds no fault but those that a test adds."""
+    """Hides the machine's own faults from doctor: it then finds only those that a test adds."""
     for name in ("MLXLM_FLASH", *doctor.CPU_VARIABLES):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("FLASHATTN_CACHE", str(tmp_path / "cache"))
@@ -36,7 +36,7 @@ def quiet(monkeypatch, tmp_path):
 
 
 def examined(*arguments):
-    """Runs doctor. Returns lines and exit code."""
+    """Runs doctor. Returns its lines and its exit code."""
     done = CliRunner().invoke(cli, ["doctor", *arguments])
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
     return done.output.splitlines(), done.exit_code
@@ -135,7 +135,7 @@ def test_the_cure_for_another_mlx_keeps_its_libmlx(monkeypatch, installed, libml
 
 
 def test_an_nvidia_gpu_that_is_not_used(monkeypatch):
-    """With MLX's CPU build, doctor goes on to test attention; with its CUDA build, an unusable GPU ends the tests."""
+    """With MLX's CPU build, doctor goes on to test attention. With MLX's CUDA build, it stops at an unusable GPU."""
     backends = {"cpu": "AVX2, 2 threads", "metal": "not in this MLX build", "cuda": "NVRTC is not there: reinstall it"}
     monkeypatch.setattr(flashattn_core, "backends", lambda: backends)
     lines = found("! cuda: NVRTC is not there · cure: reinstall it")
@@ -282,7 +282,7 @@ def test_attention_that_does_not_run(monkeypatch):
 
 
 def test_a_function_that_is_not_known(monkeypatch):
-    """A function of mlx-lm without known source is not replaced, and everything else works."""
+    """doctor warns of a function of mlx-lm that the patch does not replace, and calls nothing broken."""
     monkeypatch.setattr(base, "create_causal_mask", base.create_causal_mask)
     exec("def create_causal_mask(n): ...", vars(base))
     found("! mlx-lm: mlx_lm.models.base.create_causal_mask was not replaced: its source is not available")

@@ -1,4 +1,4 @@
-"""with enabled() can be nested, ends properly after exceptions, and works in several threads."""
+"""enabled() blocks nest, end after exceptions, and work in several threads."""
 
 import contextlib
 import importlib
@@ -72,7 +72,7 @@ def test_an_exception_inside(error, strict, original):
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_an_interrupt_while_functions_are_exchanged(strict, monkeypatch, original):
-    """Ctrl-C may come before the block has begun: then all functions are MLX's and mlx-lm's own again."""
+    """If Ctrl-C comes while enabled() replaces functions, all are MLX's and mlx-lm's own again."""
 
     def interrupted(point, what):
         put(point, what)
@@ -100,7 +100,7 @@ def test_as_decorator():
 
 @pytest.fixture
 def restless():
-    """Python switches between threads as often as it can."""
+    """Makes Python switch between threads as often as it can."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -130,7 +130,7 @@ def switching():
 
 @pytest.mark.usefixtures("restless")
 def test_many_threads(original):
-    """When blocks overlap at random, the patch is on while any is open, and off after the last."""
+    """If threads' blocks overlap at random, the patch is on while any block is open, and off after the last."""
     start = threading.Barrier(8)
 
     def work(module):

@@ -1,4 +1,4 @@
-"""Calls that flash attention cannot take go to mlx-lm's own function, are counted by reason, and warned about once."""
+"""Calls that flash attention cannot compute go to MLX. The patch counts them, and warns once for each reason."""
 
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +27,7 @@ def of_dtype(dtype):
 
 @pytest.fixture
 def warned():
-    """The list of warnings so far; none is suppressed as a repetition."""
+    """A list of the warnings so far. Python suppresses none as a repetition."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield caught
@@ -79,7 +79,7 @@ def test_warned_once_for_each_reason_and_counted_each_time(warned):
 
 
 def test_warnings_as_errors(original):
-    """A reason's first fallback raises the warning, and is counted; afterwards the patch works, and can be removed."""
+    """If warnings are errors, the first fallback raises one, and counts. Later calls work, and so does disable()."""
     with flash.enabled():
         with pytest.raises(flash.FlashFallbackWarning):
             attention(**WIDE)

@@ -1,4 +1,4 @@
-"""Models may outlive the patch, and the patch models: each call is routed by the patch's state when it is made."""
+"""A call is flash attention if the patch is on when the program makes it, also with older models and in children."""
 
 import gc
 import importlib
@@ -18,7 +18,7 @@ from tests.patch.arms import calls
 @pytest.mark.slow("4 seconds")
 @pytest.mark.parametrize("name", ["qwen2", "gemma2", "cache"])
 def test_modules_that_were_imported_anew_do_not_pile_up(name, monkeypatch, late):
-    """This includes modules whose import spec the patch replaces."""
+    """Python frees modules that were imported several times while the patch was on."""
     importlib.import_module(f"mlx_lm.models.{name}")
     with flash.enabled():
         specs = [weakref.ref(late(name).__spec__) for _ in range(20)]
@@ -42,7 +42,7 @@ def test_a_change_inside_a_generation(change, tiny, tokens):
             at_change = calls()
     mx.synchronize()
     assert seen == expected
-    # generate_step is one token ahead: it has built the next step's graph before the change.
+    # generate_step() has built the graph of the next token before the change.
     after = calls() - at_change
     assert after <= 2 * 2 if change is flash.disable else after >= 2 * 8
 
@@ -50,7 +50,7 @@ def test_a_change_inside_a_generation(change, tiny, tokens):
 def test_a_forked_child(original):
     """A forked child starts with its parent's patch; its disable() does not affect the parent."""
     flash.enable()
-    with warnings.catch_warnings():  # Python 3.12 warns about a fork with threads, here MLX's
+    with warnings.catch_warnings():  # Python 3.12 warns of a fork while threads run, as MLX's do
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:

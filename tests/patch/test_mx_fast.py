@@ -1,4 +1,4 @@
-"""Patched, mx.fast.scaled_dot_product_attention accepts the arguments that MLX's own accepts, and refuses others."""
+"""With the patch, mx.fast.scaled_dot_product_attention takes the same arguments as without it, and refuses others."""
 
 import warnings
 
@@ -17,7 +17,7 @@ def of(dtype, *arrays):
     return [array.astype(dtype) for array in arrays]
 
 
-# (arrays, options) of calls that are flash attention
+# Calls that are flash attention: (arrays, options)
 TAKEN = {
     "no mask": ((Q, K, V), {"scale": 0.25}),
     "causal": ((Q, K, V), {"scale": 0.25, "mask": "causal"}),
@@ -90,7 +90,7 @@ def test_all_that_mlx_takes(arrays, options):
 
 
 def test_a_fused_kernel_that_is_asked_for():
-    """MLX has no fused kernel on the CPU and raises; flash attention counts as one."""
+    """With force_fused, MLX raises on the CPU, where it has no fused kernel. Flash attention is always fused."""
     with pytest.raises(ValueError, match="fused"):
         attention((Q, K, V), {"scale": 0.25, "force_fused": True})
     with flash.enabled(strict=True):
@@ -116,7 +116,7 @@ def test_what_mlx_alone_takes_is_a_counted_fallback(arrays, options, reason):
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize(("arrays", "options"), REFUSED.values(), ids=REFUSED)
 def test_bad_arguments_have_mlx_s_own_error(arrays, options, strict):
-    """A call with bad arguments is not counted, and gives no warning."""
+    """Such a call counts as no fallback, and gives no warning."""
 
     def refused():
         with pytest.raises((TypeError, ValueError)) as error:
@@ -182,7 +182,7 @@ def test_the_gradient_of_a_mask_that_is_a_parameter():
 
 
 def test_an_exported_function(tmp_path):
-    """MLX can import the function without the patch."""
+    """A function exported with the patch on works without the patch."""
     file = str(tmp_path / "attention.mlxfn")
     with flash.enabled():
         mx.export_function(file, lambda q: mx.fast.scaled_dot_product_attention(q, q, q, scale=0.25), Q)

@@ -1,4 +1,4 @@
-"""Modules' names for attention lead to the patch: bound before it or after, imported late, reloaded or copied."""
+"""Whatever name a module has for an attention function, the name leads to flash attention while the patch is on."""
 
 import importlib
 import importlib.util
@@ -54,7 +54,7 @@ def module(monkeypatch):
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 @pytest.mark.parametrize("text", IMPORTS)
 def test_a_name_of_another_package(module, text, before):
-    """The name leads to flash attention while the patch is on; afterwards it is what an import would bind."""
+    """Once the patch is off, the name leads to what an import would give it."""
     expected = dict(vars(module(text)))
     made = module(text)
     if not before:
@@ -69,7 +69,7 @@ def test_a_name_of_another_package(module, text, before):
 
 
 def test_what_is_held_elsewhere_passes_calls_on():
-    """A class, list or closure keeps our function, which calls flash attention while the patch is on, else MLX's."""
+    """A list, for example, may keep the patch's function, which calls MLX's own while the patch is off."""
     flash.enable()
     held = [mx.fast.scaled_dot_product_attention]
     flash.disable()
@@ -95,7 +95,7 @@ def random_model_of(module, name):
 
 @pytest.mark.parametrize("module", [base, cache, gemma2, llama, qwen2], ids=lambda module: module.__name__)
 def test_a_module_that_is_loaded_anew(module, monkeypatch):
-    """A reload leaves the patch on. Once it is off, the new module and old classes have their own functions."""
+    """A reload leaves the patch on. Once it is off, the new module and the old classes have their own functions."""
     for name, held in vars(module).items():
         monkeypatch.setitem(vars(module), name, held)  # restored after the test
     older = [vars(held).copy() for held in vars(module).values() if isinstance(held, type)]
@@ -110,7 +110,7 @@ def test_a_module_that_is_loaded_anew(module, monkeypatch):
 
 
 def test_a_module_that_fails_while_it_is_imported(late, monkeypatch):
-    """The module's own error is raised, and the next import is patched as well."""
+    """The import raises the module's own error. The patch replaces the functions of the next, successful import."""
     with flash.enabled():
         monkeypatch.setattr(type(gemma2.__spec__.loader), "get_data", lambda self, path: b"raise ZeroDivisionError")
         monkeypatch.setattr(type(gemma2.__spec__.loader), "path_stats", lambda self, path: {"mtime": 0, "size": 1})
@@ -127,7 +127,7 @@ def test_a_module_that_fails_while_it_is_imported(late, monkeypatch):
 
 @pytest.mark.parametrize("before", [True, False], ids=["loaded before", "loaded after"])
 def test_a_model_that_brings_its_own_file(tmp_path, tokens, before):
-    """mlx-lm loads the `model_file` of config.json without an entry in sys.modules."""
+    """mlx-lm loads the file that config.json calls `model_file`, and does not put the module into sys.modules."""
     with open(llama.__file__) as source:
         (tmp_path / "own.py").write_text(source.read().replace("from .", "from mlx_lm.models."))
     settings = {**config("llama"), "model_file": "own.py"}
@@ -150,7 +150,7 @@ def test_a_model_that_brings_its_own_file(tmp_path, tokens, before):
 
 
 def test_a_lazy_module_is_not_loaded(tmp_path, monkeypatch):
-    """importlib.util.LazyLoader loads a module when an attribute is first read; the patch must not read any."""
+    """importlib.util.LazyLoader loads a module when somebody first reads an attribute. The patch must not read any."""
     (tmp_path / "a_lazy_module.py").write_text("import there_is_no_such_module\n")
     monkeypatch.syspath_prepend(tmp_path)
     spec = importlib.util.find_spec("a_lazy_module")
@@ -165,7 +165,7 @@ def test_a_lazy_module_is_not_loaded(tmp_path, monkeypatch):
 
 
 def test_an_import_that_begins_while_the_patch_goes_in(monkeypatch):
-    """Another thread begins the import after enable() has waited for imports, and ends it after enable() returns."""
+    """Here another thread begins to import a module while enable() runs, and ends it after enable() has returned."""
     name = "mlx_lm.models.gear"
     monkeypatch.setattr(mlx_lm.models, "gear", gear)  # restored after the test
     monkeypatch.delitem(sys.modules, name)
@@ -196,7 +196,7 @@ def test_an_import_that_begins_while_the_patch_goes_in(monkeypatch):
 
 
 def test_an_import_that_fails_has_its_own_error(monkeypatch):
-    """The import's error is raised even if warnings are errors, of which it causes one."""
+    """If an import fails and warnings are errors, the import's error comes first, not the patch's warning."""
     name = "mlx_lm.models.gear"
     monkeypatch.setattr(mlx_lm.models, "gear", gear)  # restored after the test
     monkeypatch.delitem(sys.modules, name)

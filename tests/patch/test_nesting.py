@@ -1,4 +1,4 @@
-"""If another library replaces the same function, no function is lost, in whatever order both are switched."""
+"""Another library may replace the same function: whichever of the two is switched first, no function is lost."""
 
 import itertools
 import sys

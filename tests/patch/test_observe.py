@@ -1,4 +1,4 @@
-"""observe() sees the calls of attention, with the patch off or on, and changes nothing."""
+"""Functions given to observe() see attention calls, with the patch off or on, and change no result."""
 
 from contextlib import nullcontext
 
@@ -23,7 +23,7 @@ from tests.patch.model_configs import config, random_model
     ],
 )
 def test_calls_that_are_seen(model_type, calls, arm):
-    """The observer gets every call and its result; the logits stay the same, bit by bit."""
+    """The observer gets every call and its result. The logits stay the same, bit for bit."""
     model, seen = random_model(model_type, config(model_type)), []
 
     def observer(attention, *arguments, **others):

@@ -1,4 +1,4 @@
-"""patch_model() patches the calls of one model; every other model in the process runs as before."""
+"""patch_model() patches the attention calls of one model. All other models in the process run as before."""
 
 import copy
 import gc
@@ -83,7 +83,7 @@ def test_this_model_and_no_other(model_type, x):
 
 
 def test_it_is_the_same_model(tiny):
-    """Patching keeps a model's parameters, children, names and repr(), and isinstance() gives the same."""
+    """A patched model keeps its parameters, module names and repr(), and is an instance of its own classes."""
     model = tiny()
     before = arrays(model), repr(model), [name for name, _ in model.named_modules()]
     types = types_of(model)
@@ -129,7 +129,7 @@ def test_twice_is_once(tiny, x):
 
 
 def test_with_enable(pair, x):
-    """Either enable() or patch_model() is enough, and undoing one does not undo the other."""
+    """A model is patched if enable() or patch_model() patches it. The end of one does not end the other."""
     model, other = pair
     with flash.enabled():
         assert calls_of_each(x, model, other) == [2, 2]
@@ -179,7 +179,7 @@ def test_after_an_exception(pair, x, error, monkeypatch):
 
 
 def test_a_layer_that_is_computed_again(pair, x, monkeypatch):
-    """mx.checkpoint runs a layer again for the gradient, outside of the model's own call."""
+    """For gradients, mx.checkpoint runs a layer a second time, when the model's own call has ended."""
     model, other = pair
 
     def gradient(model):
@@ -196,13 +196,13 @@ def test_a_layer_that_is_computed_again(pair, x, monkeypatch):
 
 
 def test_a_part_of_a_model_that_is_called_alone(pair, x):
-    """A part of a patched model is patched, too: generation calls only the language model of a vision model."""
+    """A module of a patched model is patched, too. Generation calls, for example, a vision model's language model."""
     model, other = pair
     assert calls_of_each(x, model.model, other.model) == [2, 0]
 
 
 def test_a_model_of_any_package(mlx_own):
-    """nn.TransformerEncoder contains no class of mlx-lm."""
+    """The model need not be mlx-lm's: nn.TransformerEncoder is MLX's."""
     model, other, x = nn.TransformerEncoder(1, 16, 2), nn.TransformerEncoder(1, 16, 2), mx.ones((1, 12, 16))
     expected = model(x, None)
     flash.patch_model(model)
@@ -213,7 +213,7 @@ def test_a_model_of_any_package(mlx_own):
 
 
 def test_nothing_is_left_of_the_last_one(tiny, mlx_own, original):
-    """The patch holds models weakly. status() restores the functions, not the garbage collector in a collection."""
+    """The patch does not keep models alive. When they are gone, status() restores the functions."""
     finders, model, other = list(sys.meta_path), tiny(), tiny()
     flash.patch_model(model)
     flash.patch_model(other)

@@ -1,4 +1,4 @@
-"""Training with the patch uses flash attention's gradients, and gives the losses of mlx-lm's own attention."""
+"""Training with the patch runs flash attention's gradients, and gives the same losses."""
 
 from functools import partial
 
@@ -22,7 +22,7 @@ def loss(model, x):
 
 def train(model, x, compiled):
     """Three training steps as in mlx-lm's trainer: each step's loss, and the first gradients."""
-    optimizer = optim.SGD(learning_rate=0.1)  # Adam would blow rounding up where a gradient is nearly zero
+    optimizer = optim.SGD(learning_rate=0.1)  # where a gradient is nearly zero, Adam would enlarge rounding errors
     state = [model.state, optimizer.state]
 
     def step(x):
@@ -61,7 +61,7 @@ def test_training_is_the_same(tiny, tokens, monkeypatch, compiled, checkpointed)
 
 
 def checkpointed(model, monkeypatch):
-    """The model, with all its classes of layers checkpointed as by mlx_lm.lora --grad-checkpoint."""
+    """Checkpoints the model's layers, as mlx_lm.lora --grad-checkpoint does. Returns the model."""
     for layer in {type(layer): layer for layer in model.layers}.values():
         monkeypatch.setattr(type(layer), "__call__", type(layer).__call__)
         grad_checkpoint(layer)
@@ -74,7 +74,7 @@ def checkpointed(model, monkeypatch):
     "kind", ["cohere2", "gemma2", "gemma3_text", "gpt_oss", "llama4_text", "mimo_v2_flash", "olmo3", "phi3small"]
 )
 def test_checkpointed_layers_get_masks_as_arguments(kind, tokens, monkeypatch, compiled):
-    """Masks are arrays for models with windows, and where attention is written out, as in gemma2."""
+    """mlx-lm makes array masks for models with windows, and for gemma2, which writes attention out."""
     checkpointed(random_model(kind, config(kind)), monkeypatch)
     run = lambda: train(random_model(kind, config(kind)), tokens(2, 24) % 97, compiled)  # noqa: E731
     (off_losses, off), (on_losses, on) = off_and_on(run)
@@ -112,7 +112,7 @@ def gradient_of(name):
 
 @pytest.mark.parametrize("name", ["queries", "keys", "values", "mask", "sinks"])
 def test_the_gradient_of_one_argument_alone(name):
-    """Sinks, or a learned bias of positions, may be trained in a model that is otherwise frozen."""
+    """One may train sinks, or a learned bias by position, and freeze everything else."""
     off, on = off_and_on(lambda: gradient_of(name))
     assert_close([on], [off])
 
@@ -120,7 +120,7 @@ def test_the_gradient_of_one_argument_alone(name):
 @pytest.mark.parametrize(("most", "where"), [(8, "on this device for a head_dim over 8"), (0, "on this device")])
 @pytest.mark.parametrize("traced_by", ["grad", "compile"])
 def test_where_the_gradient_has_no_kernel(traced_by, most, where, kernels_take):
-    """A traced call falls back if only the forward has a kernel, as for wide heads on Metal, or on CUDA for any."""
+    """A call that MLX traces falls back if flash attention has no gradient for it: the call may be for mx.grad."""
     kernels_take(16, gradient=most)
     q = mx.random.normal((1, 2, 5, 16), key=mx.random.key(0))
 

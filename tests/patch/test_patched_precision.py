@@ -1,4 +1,4 @@
-"""precision= decides the accuracy of calls, and which of them may go to MLX's own attention because it is faster."""
+"""precision= decides how accurate calls are, and whether they may go to MLX's own attention where that is faster."""
 
 import threading
 import warnings
@@ -212,7 +212,7 @@ def test_strict_is_about_fallbacks_alone(gpu):
 
 
 def test_a_strict_block_within_in_which_nothing_ran(gpu):
-    """A call that went to MLX before the inner block began does not count for that block."""
+    """A strict block raises if no call in it was flash attention or went to MLX, whatever calls came before."""
     with flash.enabled():
         attention()
         with pytest.raises(flash.FlashNeverRanError), flash.enabled(strict=True):
@@ -262,7 +262,7 @@ def test_a_plain_call_takes_the_quick_way(asked):
 
 
 def test_the_quick_way_is_not_for(asked):
-    """Calls that observers see, that have a soft-cap, or a quantised cache (see above), take attend()."""
+    """A call that an observer sees takes attend(), as calls with a soft-cap or a quantised cache do."""
     with flash.enabled(), router.observed(lambda call: None):
         attention()
     assert asked == [("long", "input")]

@@ -1,4 +1,4 @@
-"""Flash attention reads a quantised KV cache directly, with mlx-lm's results, and takes sinks, which mlx-lm refuses."""
+"""Flash attention reads quantised KV caches, with mlx-lm's results, and also with sinks, which mlx-lm refuses."""
 
 import warnings
 
@@ -23,14 +23,14 @@ MASKS = {
 
 
 def filled(bits=8, group_size=32, length=40, dtype=mx.float32, batch=1):
-    """(cache, keys, values) of a model after `length` tokens, with two heads of 128 elements."""
+    """(cache, keys, values) after `length` tokens, with two heads of 128 elements."""
     cache = QuantizedKVCache(group_size, bits)
     new = [normal(seed, batch, 2, length, 128, dtype=dtype) for seed in (1, 2)]
     return cache, *cache.update_and_fetch(*new)
 
 
 def attend(queries, filled, mask=None, **options):
-    """Calls mlx-lm's attention on a copy of the queries, which it scales in place."""
+    """Calls mlx-lm's attention with a copy of the queries, because mlx-lm scales them in place."""
     cache, keys, values = filled
     return base.scaled_dot_product_attention(mx.array(queries), keys, values, cache, 0.09, mask, **options)
 

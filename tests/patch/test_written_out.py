@@ -1,4 +1,4 @@
-"""The patch replaces attention that models write out: gemma2's with soft-cap, gear's, phi3small's block-sparse one."""
+"""The patch replaces attention that the models gemma2, gear and phi3small write out in MLX operations."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -42,7 +42,7 @@ def test_what_is_written_out_is_seen_in_the_logits(model_type, attribute, value,
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
 def test_sixteen_bits_are_float32_inside(dtype):
-    """Gemma 2's results equal, bit by bit, those of casting to float32 before attention, and back after it."""
+    """Gemma 2's 16-bit results equal, bit for bit, attention in float32 whose result is rounded once."""
     layer, x = small(dtype=dtype).layers[0].self_attn, mx.random.normal((1, 20, 64)).astype(dtype)
     with flash.enabled(strict=True):
         on = layer(x, causal())
@@ -71,7 +71,7 @@ def test_a_call_that_falls_back_is_the_model_s_own(model_type, too_wide):
 
 
 def test_a_batch_with_padding(tokens):
-    """Each row of a padded batch has the results it has alone. (mlx-lm's own mask does not fit gemma2's scores.)"""
+    """Each row has the results that it has alone. Without the patch, mlx-lm cannot compute this batch."""
     model, padding, x = small(), [0, 5, 11], tokens(3, 20)
     cache = [BatchKVCache(padding) for _ in model.layers]
     with flash.enabled(strict=True):
@@ -84,7 +84,7 @@ def test_a_batch_with_padding(tokens):
 
 
 def test_neither_model_nor_module_is_touched(tokens):
-    """Stand-ins for both live for one call only, so that threads may share a model."""
+    """The patch changes neither gemma2's module nor the model during a call, so threads may share a model."""
     model, x = small(), tokens()
 
     def state():
@@ -112,7 +112,7 @@ def test_a_function_kept_from_then_is_the_model_s_own(tokens, monkeypatch):
 @pytest.mark.slow("12 seconds")
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
 def test_memory_is_linear(dtype):
-    """Gemma 2's attention takes twice the memory at 4,096 tokens as at 2,048, and at most a tenth of all scores."""
+    """Gemma 2's attention takes twice the memory at twice the length, and far less than an array of all scores."""
     layer = small(dtype=dtype, num_attention_heads=8, num_key_value_heads=4, head_dim=32).layers[0].self_attn
 
     def peak(length, times=7):
@@ -121,7 +121,7 @@ def test_memory_is_linear(dtype):
         # MLX's thread may lag behind in freeing arrays, which changes the peak by up to a fifth.
         return max(peak_beyond(lambda: layer(x, mask)) for _ in range(times))
 
-    assert peak(1024, times=1) > 8 * 1024 * 1024 * dtype.size  # unpatched
+    assert peak(1024, times=1) > 8 * 1024 * 1024 * dtype.size  # the unpatched model holds all scores
     with flash.enabled(strict=True):
         half, whole = peak(2048), peak(4096)
     assert whole < 2.2 * half
