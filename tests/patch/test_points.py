@@ -101,7 +101,7 @@ def test_a_function_without_source(reads):
 
 
 def test_another_signature(monkeypatch):
-    """The patch knows mlx-lm's attention over quantised caches by its signature, because its source differs between releases."""
+    """The source of mlx-lm's attention over quantised caches differs between releases, so its signature decides."""
     name = "quantized_scaled_dot_product_attention"
     monkeypatch.setattr(base, name, base.quantized_scaled_dot_product_attention)
     exec(f"def {name}(q, k, v): ...", vars(base))
