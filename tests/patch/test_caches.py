@@ -113,26 +113,6 @@ def test_batches_with_right_padding(tiny, tokens, cache):
     assert close(on, off)
 
 
-def test_batches_that_shrink_and_grow(tiny, tokens):
-    """When requests leave the batch, their rows go and padding shrinks. When others join, padding may grow."""
-    model, x = tiny(), tokens(3, 30)
-
-    def run():
-        caches, others = batch_caches(model, PADDING), [mlx_caches.BatchKVCache([0, 1]) for _ in model.layers]
-        out = [model(x[:, :9], cache=caches)[:, 7:]]
-        for c in caches:
-            c.filter(mx.array([1, 2]))
-        out.append(model(x[1:, 9:10], cache=caches))
-        model(x[:2, :25], cache=others)
-        for c, other in zip(caches, others, strict=True):
-            c.extend(other)
-        out += [model(mx.concatenate([x[:2, i : i + 1]] * 2), cache=caches) for i in range(10, 14)]
-        return mx.concatenate([o.reshape(-1, o.shape[-1]) for o in out])
-
-    off, on = off_and_on(run)
-    assert close(on, off)
-
-
 FILES = {**CACHES, "QuantizedKVCache": lambda: mlx_caches.QuantizedKVCache(32, 8)}
 del FILES["ChunkedKVCache"]  # mlx-lm reads its file back as a KVCache
 

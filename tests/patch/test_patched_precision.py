@@ -1,6 +1,5 @@
 """precision= decides how accurate calls are, and whether they may go to MLX's own attention where that is faster."""
 
-import threading
 import warnings
 
 import mlx.core as mx
@@ -226,13 +225,6 @@ def test_a_second_enable_counts_on(gpu):
     flash.disable()  # does not raise: since the first enable(), a call went to MLX
 
 
-def test_what_cannot_be_flash_attention_is_a_fallback(gpu, too_wide):
-    with pytest.warns(flash.FlashFallbackWarning), flash.enabled():
-        attention()
-    assert flash.status().fallbacks == {too_wide: 1}
-    assert flash.status().left == {}
-
-
 def test_a_call_that_is_left_has_mlx_lms_own_gradient(gpu):
     keys = mx.random.normal((1, 2, 20, 64), key=mx.random.key(0))
     queries = mx.random.normal((1, 4, 20, 64), key=mx.random.key(1))
@@ -242,14 +234,6 @@ def test_a_call_that_is_left_has_mlx_lms_own_gradient(gpu):
         assert mx.array_equal(gradient(queries), off)
     assert flash.status().calls == {}
     assert sum(left.calls for left in flash.status().left.values()) == 1
-
-
-def test_threads_count_together(gpu):
-    with flash.enabled():
-        threads = [threading.Thread(target=attention) for _ in range(4)]
-        [thread.start() for thread in threads]
-        [thread.join() for thread in threads]
-        assert [left.calls for left in flash.status().left.values()] == [4]
 
 
 # --- Which way a call goes -------------------------------------------------------------------------------------
