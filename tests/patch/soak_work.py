@@ -2,7 +2,6 @@
 
 import copy
 import random
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ import mlx.nn as nn
 import numpy as np
 from flash_evals.work import data, models, plan, scoring, training
 from mlx_lm.generate import batch_generate, stream_generate
-from mlx_lm.models.cache import load_prompt_cache, make_prompt_cache, save_prompt_cache
+from mlx_lm.models.cache import make_prompt_cache
 
 from tests.patch.model_configs import config, random_model
 
@@ -98,20 +97,6 @@ class Kinds:
 
         return self._demo(run)
 
-    def prompt_cache(self, rng: random.Random) -> Work:
-        before, prompt, count = self._prompt(rng), self._prompt(rng, 8), rng.randint(4, 12)
-
-        def run(model: nn.Module) -> Result:
-            cache = make_prompt_cache(model)
-            mx.eval(model(mx.array([before]), cache=cache))
-            with tempfile.TemporaryDirectory() as folder:
-                save_prompt_cache(f"{folder}/cache.safetensors", cache)
-                cache = load_prompt_cache(f"{folder}/cache.safetensors")
-                mx.eval([layer.state for layer in cache])
-            return _answer(stream_generate(model, self.demo.tokenizer, prompt, count, prompt_cache=cache))
-
-        return self._demo(run)
-
     def perplexity(self, rng: random.Random) -> Work:
         first = rng.randrange(len(self.plan.windows) - 4)
         windows = self.plan.windows[first : first + rng.randint(1, 4)]
@@ -158,7 +143,6 @@ KINDS: dict[str, Callable[[Kinds, random.Random], Work]] = {
     "stream_generate": Kinds.stream,
     "batch_generate": Kinds.batch,
     "draft model": Kinds.draft,
-    "prompt cache": Kinds.prompt_cache,
     "quantised cache": Kinds.quantised_cache,
     "rotating cache": Kinds.rotating_cache,
     "perplexity": Kinds.perplexity,

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -197,23 +198,32 @@ def test_streams(run_script):
     assert other_lines(done.stderr) == ["to stderr"]
 
 
+RAN = "cpu_prefill 1 · fallbacks: none"
+NOTHING = "none · fallbacks: none · no call of mx.fast.scaled_dot_product_"
+
+
 @pytest.mark.rotate(1, default=2)
-@pytest.mark.parametrize(("end", "code"), [("sys.exit(3)", 3), ("raise ValueError('the reason')", 1)])
-def test_patched_to_the_end(run_script, end, code):
-    """mlxlm-flash prints the first and the last line of stderr, however the program ends."""
-    done = run_script(f"{ATTEND}import sys\n{end}\n")
+@pytest.mark.parametrize(
+    ("text", "flash", "code", "ran"),
+    [
+        (f"{ATTEND}import sys\nsys.exit(3)", None, 3, RAN),
+        (LATER, "strict", 0, RAN),
+        (f"{ATTEND}raise ValueError('the reason')", None, 1, RAN),
+        ("print('done')", None, 0, NOTHING),
+    ],
+    ids=["exit code", "a thread that outlives the main one", "ValueError", "no attention"],
+)
+def test_patched_to_the_end(run_script, text, flash, code, ran):
+    """mlxlm-flash prints the first and the last line of stderr, however the program ends.
+
+    The last line says which attention ran, also in threads, or why flash attention did not run.
+    """
+    done = run_script(text, flash=flash)
     assert done.returncode == code
     first, *_, last = done.stderr.splitlines()
-    assert first.startswith(f"{OWN}flash attention on: mlx ")
-    assert last == f"{OWN}flash attention ran: cpu_prefill 1 · fallbacks: none"
+    assert re.match(rf"{re.escape(OWN)}flash attention on(, strict)?: mlx ", first)
+    assert last.startswith(f"{OWN}flash attention ran: {ran}")
     assert done.stderr.count(f"{OWN}flash attention ") == 2
-
-
-def test_threads_that_outlive_the_main_one_count(run_script):
-    """With strict, mlxlm-flash waits for the program's last thread before it decides that flash attention never ran."""
-    done = run_script(LATER, flash="strict")
-    assert done.returncode == 0
-    assert done.stderr.splitlines()[-1].startswith(f"{OWN}flash attention ran: cpu_prefill 1 ")
 
 
 def test_strict_and_flash_never_ran(run_script):
@@ -307,7 +317,7 @@ def test_a_command_of_any_package(command, package, how):
     """The command calls MLX's attention function, and does not import mlx-lm."""
     done = command(*how, "run", "theirs.generate", "--steps", "2", env=package)
     assert (done.returncode, done.stdout) == (3, "['--steps', '2']\n")
-    assert done.stderr.splitlines()[-1] == f"{OWN}flash attention ran: cpu_prefill 1 · fallbacks: none"
+    assert done.stderr.splitlines()[-1] == f"{OWN}flash attention ran: {RAN}"
 
 
 @pytest.mark.slow("3 seconds")
@@ -320,12 +330,6 @@ def test_behind_the_word_python(run, folder):
     ):
         done = run(python, *words, cwd=folder, flash="0")
         assert (done.returncode, done.stdout) == (0, run(*words, cwd=folder, flash="0").stdout)
-
-
-def test_a_program_without_attention(run_script):
-    """The last line says why flash attention did not run."""
-    last = run_script("print('done')").stderr.splitlines()[-1]
-    assert last.startswith(f"{OWN}flash attention ran: none · fallbacks: none · no call of mx.fast.scaled_dot_product_")
 
 
 @pytest.mark.rotate(1, default=4)

@@ -1,6 +1,7 @@
 """With the patch, mx.fast.scaled_dot_product_attention takes the same arguments as without it, and refuses others."""
 
 import warnings
+from contextlib import nullcontext
 
 import mlx.core as mx
 import mlxlm_flash_patch as flash
@@ -124,8 +125,7 @@ def test_bad_arguments_have_mlx_s_own_error(arrays, options, strict):
         return error.type, str(error.value)
 
     off = refused()
-    request = flash.enabled(strict=strict)
-    with warnings.catch_warnings(), request if not strict else pytest.raises(flash.FlashNeverRanError):
+    with warnings.catch_warnings(), pytest.raises(flash.FlashNeverRanError) if strict else nullcontext():
         warnings.simplefilter("error")
         with flash.enabled(strict=strict):
             on = refused()
@@ -167,18 +167,6 @@ def test_transforms(transform):
 
     off, on = off_and_on(run)
     assert mx.allclose(on, off, atol=1e-4)
-
-
-def test_the_gradient_of_a_mask_that_is_a_parameter():
-    """A mask may be a parameter: T5 and Swin learn a bias by relative position."""
-    bias = normal(5, 1, 4, 9, 9)
-
-    def loss(bias):
-        return mx.fast.scaled_dot_product_attention(Q, K, V, scale=0.25, mask=bias).square().sum()
-
-    off, on = off_and_on(lambda: mx.grad(lambda bias: loss(bias))(bias))
-    assert mx.abs(off).max() > 1e-3
-    assert mx.allclose(on, off, atol=1e-5)
 
 
 def test_an_exported_function(tmp_path):

@@ -20,7 +20,7 @@ from mlx_lm.utils import load_model
 from mlxlm_flash_patch import patch, patch_points
 
 from tests.patch.arms import calls, calls_of, close
-from tests.patch.model_configs import config, prepared, random_model
+from tests.patch.model_configs import config, random_model
 
 Q = mx.ones((1, 2, 12, 8))
 IMPORTS = {
@@ -83,14 +83,10 @@ def test_what_is_held_elsewhere_passes_calls_on():
 def test_a_model_that_is_imported_while_the_patch_is_on(late, tokens, name):
     with flash.enabled(strict=True):
         module = late(name)
-        model = random_model_of(module, name)
+        model = random_model(name, config(name))
         assert calls_of(lambda: model(tokens())) == 2
     assert not any("mlxlm_flash_patch" in str(getattr(held, "__module__", "")) for held in vars(module).values())
     assert calls_of(lambda: model(tokens())) == 0
-
-
-def random_model_of(module, name):
-    return prepared(module.Model(module.ModelArgs.from_dict(config(name))))
 
 
 @pytest.mark.parametrize("module", [base, cache, gemma2, llama, qwen2], ids=lambda module: module.__name__)
@@ -98,15 +94,14 @@ def test_a_module_that_is_loaded_anew(module, monkeypatch):
     """A reload leaves the patch on. Once it is off, the new module and the old classes have their own functions."""
     for name, held in vars(module).items():
         monkeypatch.setitem(vars(module), name, held)  # restored after the test
-    older = [vars(held).copy() for held in vars(module).values() if isinstance(held, type)]
-    classes = [held for held in vars(module).values() if isinstance(held, type)]
+    classes = {held: vars(held).copy() for held in vars(module).values() if isinstance(held, type)}
     with flash.enabled():
         before = set(flash.status().patched)
         importlib.reload(module)
         assert set(flash.status().patched) == before
     assert flash.status().patched == ()
-    assert all(vars(cls).get("__call__") is held.get("__call__") for cls, held in zip(classes, older, strict=True))
-    assert all(vars(cls).get("make_mask") is held.get("make_mask") for cls, held in zip(classes, older, strict=True))
+    for name in ("__call__", "make_mask"):
+        assert all(vars(cls).get(name) is before.get(name) for cls, before in classes.items())
 
 
 def test_a_module_that_fails_while_it_is_imported(late, monkeypatch):

@@ -9,7 +9,6 @@ import mlxlm_flash_patch as flash
 import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models import base
-from mlx_lm.models.qwen2 import TransformerBlock
 from mlx_lm.tuner.trainer import grad_checkpoint
 
 from tests.patch.arms import off_and_on
@@ -46,26 +45,25 @@ def assert_close(on, off):
         assert mx.abs(a - b).max() <= 1e-4 * mx.abs(b).max() + 1e-6, name
 
 
+def checkpoint(model, monkeypatch):
+    """Checkpoints the model's layers, as mlx_lm.lora --grad-checkpoint does. Returns the model."""
+    for layer in {type(layer): layer for layer in model.layers}.values():
+        monkeypatch.setattr(type(layer), "__call__", type(layer).__call__)  # undone after the test
+        grad_checkpoint(layer)
+    return model
+
+
 @pytest.mark.rotate(1, default=4)
 @pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])
 @pytest.mark.parametrize("checkpointed", [False, True], ids=["", "checkpointed"])
 def test_training_is_the_same(tiny, tokens, monkeypatch, compiled, checkpointed):
     if checkpointed:
-        monkeypatch.setattr(TransformerBlock, "__call__", TransformerBlock.__call__)  # to undo grad_checkpoint
-        grad_checkpoint(tiny().layers[0])
+        checkpoint(tiny(), monkeypatch)
     (off_losses, off), (on_losses, on) = off_and_on(lambda: train(tiny(), tokens(2, 20), compiled))
     assert on_losses == pytest.approx(off_losses, rel=1e-5)
     assert_close(on, off)
     # Two layers and three steps; checkpointed layers run forward twice.
     assert flash.status().calls == {"cpu_prefill": 12 if checkpointed else 6, "cpu_backward": 6}
-
-
-def checkpointed(model, monkeypatch):
-    """Checkpoints the model's layers, as mlx_lm.lora --grad-checkpoint does. Returns the model."""
-    for layer in {type(layer): layer for layer in model.layers}.values():
-        monkeypatch.setattr(type(layer), "__call__", type(layer).__call__)
-        grad_checkpoint(layer)
-    return model
 
 
 @pytest.mark.rotate(4, default=4)
@@ -75,8 +73,8 @@ def checkpointed(model, monkeypatch):
 )
 def test_checkpointed_layers_get_masks_as_arguments(kind, tokens, monkeypatch, compiled):
     """mlx-lm makes array masks for models with windows, and for gemma2, which writes attention out."""
-    checkpointed(random_model(kind, config(kind)), monkeypatch)
-    run = lambda: train(random_model(kind, config(kind)), tokens(2, 24) % 97, compiled)  # noqa: E731
+    checkpoint(random_model(kind, config(kind)), monkeypatch)
+    run = lambda: train(random_model(kind, config(kind)), tokens(2, 24), compiled)  # noqa: E731
     (off_losses, off), (on_losses, on) = off_and_on(run)
     assert on_losses == pytest.approx(off_losses, rel=1e-5)
     assert len(set(on_losses)) == 3
@@ -85,7 +83,7 @@ def test_checkpointed_layers_get_masks_as_arguments(kind, tokens, monkeypatch, c
 
 
 def test_checkpointed_layers_of_a_padded_batch(tiny, tokens, monkeypatch):
-    padding, model = mx.array([0, 7]), checkpointed(tiny(), monkeypatch)
+    padding, model = mx.array([0, 7]), checkpoint(tiny(), monkeypatch)
     real = mx.arange(20) >= padding[:, None]
 
     def padded_loss(model, x):
@@ -101,7 +99,7 @@ def test_checkpointed_layers_of_a_padded_batch(tiny, tokens, monkeypatch):
 
 
 def gradient_of(name):
-    shapes = {"queries": (1, 2, 5, 8), "keys": (1, 2, 5, 8), "values": (1, 2, 5, 8), "mask": (5, 5), "sinks": (2,)}
+    shapes = {"queries": (1, 2, 5, 8), "keys": (1, 2, 5, 8), "values": (1, 2, 5, 8), "mask": (2, 5, 5), "sinks": (2,)}
     given = {key: mx.random.normal(shape, key=mx.random.key(len(key))) for key, shape in shapes.items()}
 
     def total(x):
@@ -112,7 +110,7 @@ def gradient_of(name):
 
 @pytest.mark.parametrize("name", ["queries", "keys", "values", "mask", "sinks"])
 def test_the_gradient_of_one_argument_alone(name):
-    """One may train sinks, or a learned bias by position, and freeze everything else."""
+    """For example sinks, or a mask that is a learned bias by position, as in T5 and Swin."""
     off, on = off_and_on(lambda: gradient_of(name))
     assert_close([on], [off])
 

@@ -26,7 +26,7 @@ SHORT = [
 
 
 def run(*arguments):
-    return CliRunner().invoke(cli, ["tune", *arguments], standalone_mode=False, catch_exceptions=True)
+    return CliRunner().invoke(cli, ["tune", *arguments], standalone_mode=False)
 
 
 @pytest.fixture
