@@ -301,21 +301,15 @@ def main():
 """
 
 
-@pytest.fixture
-def package(tmp_path):
-    """Environment variables that add a folder with an installed package, which has the command theirs.generate."""
+@pytest.mark.parametrize("how", [("mlxlm-flash",), ("python", "-m", "mlxlm_flash_patch")], ids=" ".join)
+def test_a_command_of_any_package(command, tmp_path, how):
+    """The command calls MLX's attention function, and does not import mlx-lm."""
     information = tmp_path / "theirs-1.0.dist-info"
     information.mkdir()
     (information / "METADATA").write_text("Name: theirs\nVersion: 1.0\n")
     (information / "entry_points.txt").write_text("[console_scripts]\ntheirs.generate = theirs:main\n")
     (tmp_path / "theirs.py").write_text(THEIRS)
-    return {"PYTHONPATH": str(tmp_path)}
-
-
-@pytest.mark.parametrize("how", [("mlxlm-flash",), ("python", "-m", "mlxlm_flash_patch")], ids=" ".join)
-def test_a_command_of_any_package(command, package, how):
-    """The command calls MLX's attention function, and does not import mlx-lm."""
-    done = command(*how, "run", "theirs.generate", "--steps", "2", env=package)
+    done = command(*how, "run", "theirs.generate", "--steps", "2", env={"PYTHONPATH": str(tmp_path)})
     assert (done.returncode, done.stdout) == (3, "['--steps', '2']\n")
     assert done.stderr.splitlines()[-1] == f"{OWN}flash attention ran: {RAN}"
 

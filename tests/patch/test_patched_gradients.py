@@ -98,20 +98,16 @@ def test_checkpointed_layers_of_a_padded_batch(tiny, tokens, monkeypatch):
     assert flash.status().calls == {"cpu_prefill": 4, "cpu_backward": 2}
 
 
-def gradient_of(name):
+@pytest.mark.parametrize("name", ["queries", "keys", "values", "mask", "sinks"])
+def test_the_gradient_of_one_argument_alone(name):
+    """For example sinks, or a mask that is a learned bias by position, as in T5 and Swin."""
     shapes = {"queries": (1, 2, 5, 8), "keys": (1, 2, 5, 8), "values": (1, 2, 5, 8), "mask": (2, 5, 5), "sinks": (2,)}
     given = {key: mx.random.normal(shape, key=mx.random.key(len(key))) for key, shape in shapes.items()}
 
     def total(x):
         return base.scaled_dot_product_attention(**{**given, name: x}, cache=None, scale=0.3).square().sum()
 
-    return mx.grad(total)(given[name])
-
-
-@pytest.mark.parametrize("name", ["queries", "keys", "values", "mask", "sinks"])
-def test_the_gradient_of_one_argument_alone(name):
-    """For example sinks, or a mask that is a learned bias by position, as in T5 and Swin."""
-    off, on = off_and_on(lambda: gradient_of(name))
+    off, on = off_and_on(lambda: mx.grad(total)(given[name]))
     assert_close([on], [off])
 
 

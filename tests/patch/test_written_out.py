@@ -12,8 +12,6 @@ from mlx_lm.models.cache import BatchKVCache, KVCache
 from tests.patch.arms import close, off_and_on, peak_beyond
 from tests.patch.model_configs import config, random_model
 
-TYPES = pytest.mark.parametrize("model_type", ["gemma2", "gear", "phi3small"])
-
 
 def small(model_type="gemma2", dtype=mx.float32, **changes):
     return random_model(model_type, {**config(model_type), **changes}, dtype)
@@ -55,7 +53,7 @@ def test_sixteen_bits_are_float32_inside(dtype):
     assert mx.array_equal(on, layer.o_proj(out.swapaxes(1, 2).reshape(1, 20, -1)))
 
 
-@TYPES
+@pytest.mark.parametrize("model_type", ["gemma2", "gear", "phi3small"])
 def test_a_call_that_falls_back_is_the_model_s_own(model_type, too_wide):
     layer = small(model_type, mx.float16).layers[0].self_attn
     x = mx.random.normal((1, 20, 64)).astype(mx.float16)
