@@ -61,9 +61,7 @@ class Soak:
         self.seed, self.rng = seed, random.Random(seed)
         self.of = Kinds(other_types)
         self.kinds = {kind: partial(KINDS[kind], self.of) for kind in kinds}
-        self.thread = ThreadPoolExecutor(
-            1
-        )  # the same for all rounds, because MLX keeps a thread for each that generates
+        self.thread = ThreadPoolExecutor(1)  # one for all rounds: MLX adds a thread for each that generates
         self.seen = Seen()
         self.arrivals = ["qwen2", *other_types]
         for kind in self.kinds.values():  # the first use of each kind makes objects that stay

@@ -22,8 +22,6 @@ from release_table import releases
 
 from tests.patch.model_configs import config
 
-LINUX = pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run this test on Linux")
-
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch, tmp_path):
@@ -152,7 +150,7 @@ def test_a_variable_that_means_nothing(monkeypatch, value):
 
 
 @pytest.mark.slow("2 seconds")
-@LINUX
+@pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run this test on Linux")
 def test_an_extension_made_for_another_mlx(command, light, examined_with, tmp_path):
     """doctor runs although the extension does not load; other commands say why in one line."""
     source, library = tmp_path / "other.cpp", tmp_path / "other.so"
