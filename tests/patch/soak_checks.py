@@ -47,7 +47,9 @@ class Own:
                 if is_ours(value):
                     raise Broken(f"{name}.{attribute} is the patch's")
                 _, before = self.held.get((id(owner), attribute), (owner, value))
-                is_submodule = value is sys.modules.get(f"{name}.{attribute}")  # an import may have replaced it
+                is_submodule = value is sys.modules.get(
+                    f"{name}.{attribute}"
+                )  # an import may have replaced the submodule
                 if value is not before and not is_submodule:
                     raise Broken(f"{name}.{attribute} is another object than before: {value}, not {before}")
 

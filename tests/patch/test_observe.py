@@ -15,11 +15,11 @@ from tests.patch.model_configs import config, random_model
 @pytest.mark.parametrize(
     ("model_type", "calls"),
     [
-        ("qwen2", 2),  # through the function that models share
-        ("plamo2", 1),  # through MLX's own function; the other layer has no attention
-        ("gear", 2),  # written out, in a function of its own
-        ("phi3small", 2),  # one layer written out, one through the shared function
-        ("gemma2", 0),  # written out in the same function as the projections
+        ("qwen2", 2),  # both layers call mlx-lm's function
+        ("plamo2", 1),  # one layer calls MLX's function, and the other has no attention
+        ("gear", 2),  # both layers call a function of gear's module
+        ("phi3small", 2),  # one layer calls a function of its class, and the other mlx-lm's function
+        ("gemma2", 0),  # one function computes projections and attention, so observe() cannot wrap attention alone
     ],
 )
 def test_calls_that_are_seen(model_type, calls, arm):
