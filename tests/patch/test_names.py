@@ -191,7 +191,7 @@ def test_an_import_that_begins_while_the_patch_goes_in(monkeypatch):
 
 
 def test_an_import_that_fails_has_its_own_error(monkeypatch):
-    """If an import fails and warnings are errors, the import's error comes first, not the patch's warning."""
+    """If an import fails, the program gets the import's error, not the patch's warning, even if warnings are errors."""
     name = "mlx_lm.models.gear"
     monkeypatch.setattr(mlx_lm.models, "gear", gear)  # restored after the test
     monkeypatch.delitem(sys.modules, name)

@@ -1,6 +1,7 @@
 """precision= decides how accurate calls are, and whether they may go to MLX's own attention where that is faster."""
 
 import warnings
+from collections import Counter
 
 import mlx.core as mx
 import mlxlm_flash_patch as flash
@@ -39,30 +40,25 @@ def asked(monkeypatch):
 @pytest.fixture
 def gpu(monkeypatch):
     """Pretends that MLX's own attention has been timed, as on a GPU, and is faster for prompts."""
-    counts = {}
+    counts = Counter()
     own_quick, own_flash_or_faster = _ext.quick, router.flash_or_faster
-
-    def leave(query_len):
-        words = f"a prompt of {query_len}"
-        counts[words] = counts.get(words, 0) + 1
 
     def quick(queries, keys, values, scale, mask, sinks, rounds, may_leave):
         if may_leave and queries.shape[-2] > 1:
-            leave(queries.shape[-2])
+            counts[f"a prompt of {queries.shape[-2]}"] += 1
             return False
         return own_quick(queries, keys, values, scale, mask, sinks, rounds, may_leave)
 
     def flash_or_faster(call):
         out = own_flash_or_faster(call)  # lazy; raises errors for bad arguments
         if call.rounds and (query_len := call.kind()[4]) > 1:
-            return leave(query_len)
+            counts[f"a prompt of {query_len}"] += 1
+            return None
         return out
 
     monkeypatch.setattr(_ext, "quick", quick)
     monkeypatch.setattr(router, "flash_or_faster", flash_or_faster)
-    monkeypatch.setattr(
-        _ext, "left_calls", lambda: [(words, 0.00041, 0.00055, count) for words, count in counts.items()]
-    )
+    monkeypatch.setattr(_ext, "left_calls", lambda: [(words, 0.00041, 0.00055, n) for words, n in counts.items()])
     monkeypatch.setattr(_ext, "reset_left_calls", counts.clear)
 
 
