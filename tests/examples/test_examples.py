@@ -12,7 +12,7 @@ FOLDER = Path(__file__).parents[2] / "examples"
 EXAMPLES = sorted(path.name for path in FOLDER.glob("*.py"))
 LINES_OF_A_SCREEN = 60
 
-# Regular expressions for each example's output: flash attention ran, and its results equal those without it.
+# Regular expressions that each example's output must match, for example to show that flash attention ran.
 PRINTED = {
     "generate.py": [r"the same text without flash attention: True", r"calls: \w*prefill\w* \d+, .*fallbacks: none"],
     "lora_long_context.py": [r"(step 0: loss [\d.]+).*\n(?:.*\n){2}.*\1"],

@@ -4,7 +4,7 @@ import mlx.core as mx
 import mlxlm_flash_patch as flash
 from mlx_lm.models.cache import BatchKVCache, BatchRotatingKVCache, RotatingKVCache, make_prompt_cache
 
-# ATTEND calls attention; LATER does so in a thread which outlives the main thread.
+# Program texts: ATTEND calls attention. LATER does so in a thread that ends after the main thread.
 ATTEND = """
 import mlx.core as mx
 from mlx_lm.models.qwen2 import scaled_dot_product_attention
@@ -20,7 +20,7 @@ def normal(seed, *shape, dtype=mx.float32):
 
 
 def batch_caches(model, padding, max_size=None):
-    """A batch's caches, of the kinds and sizes that make_prompt_cache() gives the model."""
+    """The batched counterparts of the caches that make_prompt_cache() makes for the model."""
     return [
         BatchRotatingKVCache(cache.max_size, padding) if isinstance(cache, RotatingKVCache) else BatchKVCache(padding)
         for cache in make_prompt_cache(model, max_size)
@@ -39,7 +39,7 @@ def off_and_on(run):
 
 
 def error(one, other):
-    """The largest difference, relative to the largest number. Hidden tokens must be -inf in both."""
+    """The largest difference, relative to the largest number of `other`. Both must be -inf in the same places."""
     hidden = other == -mx.inf
     assert mx.array_equal(one == -mx.inf, hidden)
     one, other = (mx.where(hidden, 0, x).astype(mx.float32) for x in (one, other))
@@ -56,19 +56,19 @@ def is_in():
 
 
 def calls():
-    """How many kernels of flash attention have run since counting began."""
+    """How many flash attention kernels have run since the patch was last switched on."""
     return sum(flash.status().calls.values())
 
 
 def calls_of(run):
-    """How many kernels of flash attention run() runs."""
+    """How many flash attention kernels run() runs."""
     before = calls()
     mx.eval(run())
     return calls() - before
 
 
 def peak_beyond(run):
-    """The peak memory of MLX's arrays during run(), in bytes, less what they took before."""
+    """By how many bytes the memory of MLX's arrays grows at its peak during run()."""
     mx.synchronize()
     mx.clear_cache()
     before = mx.get_active_memory()

@@ -1,4 +1,4 @@
-"""Fixtures of the patch's tests: the patch is off before and after each test; small random models."""
+"""Fixtures of the patch's tests. They switch the patch off after each test, and make small random models."""
 
 import importlib
 import os
@@ -21,9 +21,9 @@ from mlxlm_flash_patch.patch_points import POINTS
 from tests.patch.model_configs import ARCHITECTURES, config, random_model
 from tests.patch.model_folders import write_model
 
-# In a tuple: the patch would replace a function that is itself an attribute of this module.
+# The patch replaces functions that are attributes of modules, but not functions in a tuple.
 ORIGINALS = tuple((point, point.current) for point in POINTS)
-HOMES = (base, cache, gear, gemma2, phi3small)  # imported, so that all points have functions
+HOMES = (base, cache, gear, gemma2, phi3small)  # the imported modules define the functions of all POINTS
 
 
 def tiny_config(model_type="qwen2", **changes):
@@ -33,7 +33,7 @@ def tiny_config(model_type="qwen2", **changes):
 
 @pytest.fixture(autouse=True)
 def unpatched():
-    """Every test starts and ends with MLX and mlx-lm unpatched, and without patched models."""
+    """After every test, MLX and mlx-lm are unpatched, and so are all models."""
     yield
     for model in list(patch._patched_models.values()):
         flash.unpatch_model(model)
@@ -64,10 +64,10 @@ def architecture(request):
 
 @pytest.fixture
 def kernels_take(monkeypatch):
-    """kernels_take(head_dim, gradient): the widest heads for which the core has kernels, and gradients."""
+    """kernels_take(head_dim, gradient): pretends that kernels, and kernels of gradients, take no larger head_dim."""
 
     def at_most(head_dim, gradient):
-        monkeypatch.setattr(_ext, "quick", lambda *_: None)  # quick() asks the kernel table instead
+        monkeypatch.setattr(_ext, "quick", lambda *_: None)  # quick() would ask the table of kernels
         monkeypatch.setattr(flashattn_core, "max_head_dim", lambda **of: gradient if of["gradient"] else head_dim)
         router._max_head_dim.cache_clear()
 
@@ -77,7 +77,7 @@ def kernels_take(monkeypatch):
 
 @pytest.fixture
 def too_wide(kernels_take):
-    """Makes every call fall back. The value is the reason."""
+    """Makes every attention call fall back. The fixture's value is the reason that is counted."""
     kernels_take(1, gradient=1)
     return "head_dim over 1"
 
@@ -92,8 +92,8 @@ def tiny():
 
 @pytest.fixture
 def tokens():
-    """tokens(batch, length, seed): random token ids."""
-    return lambda batch=1, length=20, seed=0: mx.random.randint(0, 97, (batch, length), key=mx.random.key(seed))
+    """tokens(batch, length): random token ids, the same each time."""
+    return lambda batch=1, length=20: mx.random.randint(0, 97, (batch, length), key=mx.random.key(0))
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def late(monkeypatch):
 
     def fresh(name):
         monkeypatch.delitem(sys.modules, f"mlx_lm.models.{name}", raising=False)
-        monkeypatch.setattr(mlx_lm.models, name, None, raising=False)  # where `from . import name` looks
+        monkeypatch.setattr(mlx_lm.models, name, None, raising=False)  # `from . import name` looks here
         return importlib.import_module(f"mlx_lm.models.{name}")
 
     return fresh
@@ -110,7 +110,7 @@ def late(monkeypatch):
 
 @pytest.fixture(scope="session")
 def light(tmp_path_factory):
-    """Environment variables by which mlx_lm/__init__.py is empty: models import 20 times as fast."""
+    """Environment variables for processes: mlx_lm gets an empty __init__.py, so its models import 20 times as fast."""
     folder = tmp_path_factory.mktemp("light")
     (folder / "mlx_lm").mkdir()
     (folder / "mlx_lm" / "__init__.py").touch()

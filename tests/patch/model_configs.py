@@ -6,12 +6,12 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_map
 
-# The model types that most tests use. Beyond Qwen2, Llama has a window (here), Qwen3 normalised queries and keys,
-# Gemma 3 all that and scaled embeddings, gpt-oss sinks.
+# The model types that most tests use. With these configurations, Llama has a window, Qwen3 normalises queries and keys,
+# Gemma 3 has both, and gpt-oss has sinks.
 ARCHITECTURES = ("qwen2", "llama", "qwen3", "gemma3_text", "gpt_oss")
 LAYERS = 2
 
-# Fields of configurations, each under all the names that any type gives it. A type ignores names that it does not know.
+# The names that model types give to a field of their configuration -> its value. A type ignores other types' names.
 NAMES = {
     "vocab_size num_vocab vocab_size_per_layer_input": 97,
     "hidden_size n_embd d_model model_dim hidden_dim dim_model_base block_dim moe_hidden_size": 64,
@@ -102,7 +102,7 @@ YARN = {
 }
 KDA = {"num_heads": 4, "head_dim": 16, "kda_layers": [1], "full_attn_layers": [2], "short_conv_kernel_size": 3}
 
-# Type -> fields only of it, or that mean something else in it.
+# Model type -> fields that only this type has, or to which it gives another meaning.
 OWN = {
     "baichuan_m1": {"sliding_window_layers": [0], "tie_word_embeddings": False},
     "dbrx": {
@@ -206,7 +206,7 @@ OWN = {
     "spark2_5": {"rope_parameters": ROPES, "hidden_act": "gelu"},
 }
 
-# Type whose configuration contains a language model's -> the type of that language model.
+# Model type whose configuration contains that of a language model -> the type of that language model.
 INSIDE = {
     **{
         name: name for name in ("gemma3n", "kimi_k3", "llama4", "minimax_m3_vl", "muse_spark", "qwen3_5", "qwen3_5_moe")
@@ -236,12 +236,12 @@ def config(model_type):
 
 
 def prepared(model):
-    """The model, changed where its type could not be small, or not run without a GPU."""
-    if hasattr(model, "_dummy_tokenizer_ids"):  # phi3small hides tokens up to 100,352
+    """The model, without what prevents a small model of this type, or needs a GPU."""
+    if hasattr(model, "_dummy_tokenizer_ids"):  # phi3small sets the logits of these tokens to -inf
         model._dummy_tokenizer_ids = mx.array([COMMON["vocab_size"] - 1])
     for module in model.modules():
         for name, child in module.children().items():
-            if type(child).__name__ == "BitLinear":  # runs on Metal
+            if type(child).__name__ == "BitLinear":  # a Metal kernel computes this layer
                 setattr(module, name, nn.Linear(child.in_features, child.out_features, bias=False))
     return model
 
@@ -254,7 +254,7 @@ def random_model(model_type, config, dtype=mx.float32, seed=0):
     def weight(initial):
         if not mx.issubdtype(initial.dtype, mx.floating):
             return initial
-        if not mx.any(initial):  # sinks, convolutions of keys: zeros would hide that they are ignored
+        if not mx.any(initial):  # with sinks of zero, tests could not tell that sinks are ignored
             initial = mx.random.normal(initial.shape)
         # nn.Linear's initial weights are so small that attention would hardly matter to the logits.
         return (initial * 2 if initial.ndim > 1 else initial).astype(dtype)

@@ -1,4 +1,4 @@
-"""Reads models.toml, which describes every model type of mlx-lm. Its comments say what the fields mean."""
+"""Reads models.toml, which describes every model type of mlx-lm and explains its fields."""
 
 import tomllib
 from dataclasses import dataclass
@@ -23,14 +23,13 @@ def table() -> dict[str, Any]:
 
 @cache
 def model_types() -> dict[str, Entry]:
-    return {name: _entry(fields) for name, fields in table()["model_types"].items()}
+    types = dict.fromkeys(table()["usual"], Entry(by=("seam",), caches=("KVCache", "RotatingKVCache")))
+    for name, fields in table()["model_types"].items():
+        types[name] = Entry(**{key: tuple(v) if isinstance(v, list) else v for key, v in fields.items()})
+    return dict(sorted(types.items(), key=lambda item: item[0].lower()))
 
 
 @cache
 def supported() -> tuple[str, ...]:
     """The model types that have attention."""
     return tuple(sorted(name for name, entry in model_types().items() if not entry.without))
-
-
-def _entry(fields: dict[str, Any]) -> Entry:
-    return Entry(**{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()})

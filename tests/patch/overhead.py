@@ -1,7 +1,7 @@
 """Times a patched attention call of a decode step, in microseconds: `uv run python -m tests.patch.overhead`.
 
-Each call builds a lazy array and computes nothing. Prints times of mlx-lm's and MLX's functions, with the patch and
-without, and of flashattn_core's.
+Each call builds a lazy array and computes nothing. The script times mlx-lm's and MLX's functions with the patch and
+without it, and flashattn_core's function.
 """
 
 import statistics
@@ -24,12 +24,12 @@ def main() -> None:
     }
     flash_attention = {"flash_attention": lambda: flashattn_core.flash_attention(q, k, k, 0.125, None, sinks=None)}
     took: dict[str, list[float]] = {}
-    for _ in range(ROUNDS):  # in turns, so that other load on the machine affects all calls alike
+    for _ in range(ROUNDS):  # the calls take turns, so that other programs slow all of them alike
         for name, call in calls.items():
             took.setdefault(f"{name}, unpatched", []).append(microseconds(call))
         with flash.enabled(strict=True):
             for call in calls.values():
-                mx.eval(call())  # from now on the kernel is chosen and compiled
+                mx.eval(call())  # chooses and compiles the kernel
             for name, call in (calls | flash_attention).items():
                 took.setdefault(f"{name}, patched" if name in calls else name, []).append(microseconds(call))
     for name, times in took.items():

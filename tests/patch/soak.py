@@ -1,9 +1,9 @@
-"""Mixed work while the patch goes in and out at random, as long as you like: `python -m tests.patch.soak --minutes 30`.
+"""Mixed work while the patch is switched on and off at random: `python -m tests.patch.soak --minutes 30`.
 
-One process generates, scores text and takes training steps, each with the patch off and on, in an order drawn from a
-seed. Each round picks one of the ways to switch the patch on. Some rounds run in another thread; a bad call or a Ctrl-C
-may come in between. After each round, soak_checks.py checks the patch, and memory use is recorded. The first failed
-check ends the run with exit code 1. Ctrl-C ends it early and reports the rounds so far.
+One process generates, scores text and trains, each with the patch off and on, in an order drawn from a seed. Each round
+switches the patch on in one of several ways. Some rounds run in another thread. A bad call or a Ctrl-C may come in
+between. After each round, soak_checks.py checks that the patch left nothing behind, and records the memory in use. The
+first failed check ends the run with exit code 1. Ctrl-C ends the run early and reports the rounds so far.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ class Seen:
 
 
 class Soak:
-    """A run, which calls round() again and again and collects statistics in `seen`."""
+    """A run: round() does one piece of work, and collects statistics in `seen`."""
 
     def __init__(
         self, seed: int, other_types: Sequence[str] = OTHER_TYPES, kinds: Collection[str] = tuple(KINDS)
@@ -61,10 +61,10 @@ class Soak:
         self.seed, self.rng = seed, random.Random(seed)
         self.of = Kinds(other_types)
         self.kinds = {kind: partial(KINDS[kind], self.of) for kind in kinds}
-        self.thread = ThreadPoolExecutor(1)  # one for all rounds: MLX adds one per thread that generates
+        self.thread = ThreadPoolExecutor(1)  # one for all rounds: MLX adds a thread for each that generates
         self.seen = Seen()
         self.arrivals = ["qwen2", *other_types]
-        for kind in self.kinds.values():  # since first use makes objects that stay
+        for kind in self.kinds.values():  # the first use of each kind makes objects that stay
             work = kind(random.Random(0))
             work.run(work.models())
             self.thread.submit(work.run, work.models()).result()
@@ -75,11 +75,11 @@ class Soak:
                 work.run(work.models())
             self.own.check()
         gc.collect()
-        gc.freeze()  # so that later collections and counts cover only objects that the rounds make
+        gc.freeze()  # later collections and counts then leave out the objects made so far
 
     def round(self) -> None:
         """Does one piece of work with the patch off and on, checks the patch, and records memory. Raises Broken."""
-        self._work()  # a method of its own: its models and results are freed when it returns
+        self._work()  # frees its models and results when it returns, before occupied() measures
         for name, value in occupied().items():
             self.seen.occupied[name].append(value)
 
@@ -144,7 +144,7 @@ class Soak:
         return result
 
     def _interrupted(self, work: Work, way: str, seconds: float) -> None:
-        """Works with the patch on, as _on(), but with a Ctrl-C in between; the result is not compared."""
+        """Works with the patch on, to the end or until a Ctrl-C. Compares no result."""
         of = work.models()
         classes = [(module, type(module)) for model in of for module in model.modules()]
         control_c = ControlC(seconds)
@@ -157,15 +157,15 @@ class Soak:
             self.seen.between["cut short by Ctrl-C"] += 1
         finally:
             _waited_for(None)
-        if way == "patch_model()":  # Ctrl-C may have come while it (un)patched
+        if way == "patch_model()":  # Ctrl-C may have interrupted unpatch_model()
             for model in of:
                 flash.unpatch_model(model)
-        with contextlib.suppress(flash.FlashNeverRanError):  # strict, and interrupted before any kernel ran
+        with contextlib.suppress(flash.FlashNeverRanError):  # raised if strict and interrupted before any kernel ran
             flash.disable()
         check_is_off(self.own, classes)
 
     def check_growth(self) -> None:
-        """Raises Broken, with the names of all measures that have grown too much."""
+        """Raises Broken, which names all measures that have grown too much."""
         too_much = [
             f"{name} grows: by {grown.after - grown.before:,.3g} in {self.seen.rounds:,} rounds"
             for name, values in self.seen.occupied.items()
@@ -176,7 +176,7 @@ class Soak:
 
 
 def _waited_for(result: Any) -> Any:
-    """The result, when the streams are idle: mlx-lm's loops compute a step ahead of what they yield."""
+    """The result, once MLX's streams are idle: mlx-lm's loops have already begun a step beyond it."""
     mx.synchronize(generation_stream)
     mx.synchronize()
     return result
@@ -205,15 +205,14 @@ def run(soak: Soak, minutes: float, rounds: int | None) -> tuple[str | None, boo
 
 
 def page(soak: Soak, seconds: float, broken: str | None, interrupted: bool) -> str:
-    """The report, which docs/dev/reliability.md quotes."""
+    """The report that the command prints."""
     seen = soak.seen
     ended = ", ended by Ctrl-C" if interrupted else ""
     length = f"{seconds / 60:.1f} minutes, {seen.rounds:,} rounds{ended}"
     head = f"Soak, seed {soak.seed} · {length} · {platform.system()}, {machine.describe().device}"
     work = [("work, patch off and on", "rounds", "largest difference", "near-ties")]
-    work += [
-        (kind, f"{n:,}", f"{seen.worst[kind]:.1e}", f"{seen.near_ties[kind]}") for kind, n in sorted(seen.work.items())
-    ]
+    for kind, n in sorted(seen.work.items()):
+        work.append((kind, f"{n:,}", f"{seen.worst[kind]:.1e}", f"{seen.near_ties[kind]}"))
     ways = [("switched on by", "rounds"), *((name, f"{n:,}") for name, n in seen.ways.most_common())]
     between = [("in between", "times"), *((name, f"{n:,}") for name, n in seen.between.most_common())]
     memory = [("occupied", "in the second quarter", "in the last", "more", "allowed")]
@@ -231,11 +230,11 @@ def page(soak: Soak, seconds: float, broken: str | None, interrupted: bool) -> s
 @click.option("--minutes", default=30.0, show_default=True, help="How long.")
 @click.option("--seed", type=int, help="Repeats a run's sequence of rounds.  [default: a new one, which is printed]")
 def command(minutes: float, seed: int | None) -> None:
-    """Mixed work with the patch going in and out at random, and checks after every round."""
+    """Mixed work while the patch is switched on and off at random, and checks after every round."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores SIGINT
     soak, begin = Soak(random.randrange(10**6) if seed is None else seed), time.monotonic()
     broken, interrupted = run(soak, minutes, None)
-    # Before exit: MLX has a cache of compiled functions per thread, and aborts if a thread ends together with Python.
+    # MLX caches compiled functions per thread, and aborts if a thread ends while Python exits. So it ends here.
     soak.thread.shutdown()
     print(page(soak, time.monotonic() - begin, broken, interrupted))
     sys.exit(1 if broken else 130 if interrupted else 0)

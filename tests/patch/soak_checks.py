@@ -1,4 +1,4 @@
-"""The soak's checks after every round: mlx-lm is as it was, and no measure of memory, objects or threads grows."""
+"""The soak's checks: after every round mlx-lm is as it was, and memory, objects and threads do not grow."""
 
 import ctypes
 import gc
@@ -38,7 +38,7 @@ class Own:
         }
 
     def check(self) -> None:
-        """Raises Broken if an attribute has changed since __init__(), or is the patch's (in new modules, too)."""
+        """Raises Broken if an attribute has changed since __init__(), or if any module holds an object of the patch."""
         if sys.meta_path != self.finders:
             raise Broken(f"sys.meta_path is {sys.meta_path}")
         for owner in self._owners():
@@ -47,7 +47,9 @@ class Own:
                 if is_ours(value):
                     raise Broken(f"{name}.{attribute} is the patch's")
                 _, before = self.held.get((id(owner), attribute), (owner, value))
-                is_submodule = value is sys.modules.get(f"{name}.{attribute}")  # an import may have replaced it
+                is_submodule = value is sys.modules.get(
+                    f"{name}.{attribute}"
+                )  # an import may have replaced the submodule
                 if value is not before and not is_submodule:
                     raise Broken(f"{name}.{attribute} is another object than before: {value}, not {before}")
 
@@ -68,7 +70,7 @@ def check_is_off(own: Own, classes: list[tuple[nn.Module, type]]) -> None:
     own.check()
 
 
-GROWTH = {  # measure -> how much 1,000 rounds may add to it, and how much any run may
+GROWTH = {  # measure -> (how much 1,000 rounds may add to it, how much a shorter run may)
     "resident memory, MB": (1.0, 4.0),  # the C library and MLX keep some freed memory
     "MLX, active, MB": (0.1, 0.1),
     "MLX, freed and kept, MB": (1.0, 32.0),  # depends on the work of the last round
@@ -97,7 +99,7 @@ def occupied() -> dict[str, float]:
 
 
 def _resident() -> int:
-    """Resident memory in bytes, without the pages of files, which the system drops and reloads as it likes."""
+    """Resident memory in bytes, without file pages, which the system drops and reloads at any time."""
     try:
         _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
         return (resident - shared) * resource.getpagesize()
@@ -113,7 +115,7 @@ def _entries(folder: str, otherwise: int) -> int:
 
 
 class Growth(NamedTuple):
-    """A measure's medians over the second and the last quarter of the rounds, and how much it may grow between them."""
+    """A measure's medians over the second and the last quarter of the rounds, and the growth allowed between them."""
 
     before: float
     after: float
@@ -121,7 +123,7 @@ class Growth(NamedTuple):
 
 
 def growth(name: str, values: Sequence[float]) -> Growth | None:
-    """Ignores the first quarter, in which caches fill. None for fewer than twelve rounds."""
+    """How the measure grew after the first quarter, in which caches fill. None for fewer than twelve rounds."""
     quarter = len(values) // 4
     if quarter < 3:
         return None

@@ -1,4 +1,4 @@
-"""The ways to switch the patch on, as context managers that take the models; and the soak's disturbances."""
+"""The soak's ways to switch the patch on, and its disturbances: bad calls, Ctrl-C, imports and another thread."""
 
 import _thread
 import contextlib
@@ -20,7 +20,7 @@ from tests.patch.soak_work import Broken
 def by_enable(strict: bool = False) -> Iterator[None]:
     try:
         flash.enable(precision="float32")
-        flash.enable(strict=strict)  # replaces those options
+        flash.enable(strict=strict)  # replaces the first call's precision
         yield
     except BaseException:
         with contextlib.suppress(flash.FlashNeverRanError):  # a Ctrl-C may come before any kernel has run
@@ -56,7 +56,7 @@ WAYS: dict[str, Callable[[list[nn.Module]], contextlib.AbstractContextManager[No
 
 
 def bad_call(rng: random.Random) -> None:
-    """Makes a call that must raise an error, and leave no trace."""
+    """Makes a call that must raise an error."""
     q, k = mx.zeros((1, 8, 4, 16)), mx.zeros((1, 3, 4, 16))
 
     def fails_in_a_block() -> None:
@@ -66,8 +66,8 @@ def bad_call(rng: random.Random) -> None:
     bad: list[tuple[type[Exception], Callable[[], object]]] = [
         (ValueError, lambda: flashattn_core.flash_attention(q, k, k)),
         (ValueError, lambda: flashattn_core.flash_attention(q, q, q, mask=mx.zeros((3, 5)) > 0)),
-        (ValueError, lambda: flash.enable(precision="no such word")),  # type: ignore[arg-type]
-        (TypeError, lambda: flash.patch_model("no model")),  # type: ignore[arg-type]
+        (ValueError, lambda: flash.enable(precision="no such word")),
+        (TypeError, lambda: flash.patch_model("no model")),
         (ZeroDivisionError, fails_in_a_block),
     ]
     error, call = rng.choice(bad)
@@ -100,7 +100,7 @@ class ControlC:
         sys.unraisablehook = self._report
 
     def _unraisable(self, what: "sys.UnraisableHookArgs", /) -> None:
-        """Python drops a KeyboardInterrupt in a callback of the garbage collector or of a weak reference: no report."""
+        """Hides the reports of a Ctrl-C that Python dropped, as it does in callbacks of weak references."""
         if what.exc_type is not KeyboardInterrupt:
             self._report(what)
 

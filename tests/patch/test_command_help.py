@@ -1,4 +1,4 @@
-"""-h works for every command, and its statements are true."""
+"""Every subcommand of mlxlm-flash has a help text; --version and status show the installed versions."""
 
 import importlib.metadata
 

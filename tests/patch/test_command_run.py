@@ -1,4 +1,4 @@
-"""mlxlm-flash run: neither the program nor the shell notices a difference from running it with Python."""
+"""Under mlxlm-flash run, a program's arguments, streams, exit code and signals are as under Python."""
 
 import io
 import json
@@ -14,6 +14,7 @@ import mlxlm_flash_patch as flash
 import pytest
 from mlxlm_flash_patch import cli
 from mlxlm_flash_patch import run as running
+from mlxlm_flash_patch.patch import NEVER_CALLED
 
 from tests.patch.arms import ATTEND, LATER
 
@@ -96,20 +97,13 @@ def test_what_the_program_sees(run, command, folder, program, arguments):
 
 
 @pytest.mark.slow("2 seconds")
-def test_a_script_by_its_absolute_path(run, command, folder, tmp_path_factory, monkeypatch):
+@pytest.mark.parametrize("safe_path", [{}, {"PYTHONSAFEPATH": "1"}], ids=str)
+def test_a_script_by_its_absolute_path(run, command, folder, safe_path):
     """PYTHONSAFEPATH keeps the script's folder out of sys.path, as it does with Python."""
-    elsewhere, script = tmp_path_factory.mktemp("elsewhere"), str(folder / "script.py")
-    assert run(script, cwd=elsewhere, flash="0").stdout == command("python", script, cwd=elsewhere).stdout
-    monkeypatch.setenv("PYTHONSAFEPATH", "1")
-    assert json.loads(run(script, flash="0").stdout)["path0"] != str(folder)
-
-
-@pytest.mark.rotate(1, default=2)
-@pytest.mark.parametrize("option", [["--precision", "float32"], ["--precision=float32"]], ids=" ".join)
-def test_the_option_stands_before_the_program(run, folder, option):
-    done = run(*option, "script.py", "--precision", "-h", cwd=folder)
-    assert json.loads(done.stdout)["argv"] == ["script.py", "--precision", "-h"]
-    assert done.stderr.startswith(f"{OWN}flash attention on, precision float32: ")
+    script, options = folder / "script.py", {"cwd": folder / "package", "env": safe_path}
+    done = run(script, flash="0", **options)
+    assert done.stdout == command("python", script, **options).stdout
+    assert (json.loads(done.stdout)["path0"] == str(folder)) == (not safe_path)
 
 
 @pytest.mark.rotate(1, default=3)
@@ -122,12 +116,15 @@ def test_the_option_stands_before_the_program(run, folder, option):
         ("float32,strict", [], "on, strict, precision float32: "),
         ("float32,strict", ["--precision", "input"], "on, strict: "),
         ("strict", ["--precision", "float32"], "on, strict, precision float32: "),
-        ("0", ["--precision", "float32"], "off: "),
+        ("0", ["--precision=float32"], "off: "),
+        (None, ["--precision=float32"], "on, precision float32: "),
     ],
     ids=str,
 )
 def test_the_option_and_the_variable(run, folder, flash, option, how):
-    done = run(*option, "script.py", cwd=folder, flash=flash)
+    """The option overrules the precision in MLXLM_FLASH. Options after the program's name are the program's."""
+    done = run(*option, "script.py", "--precision", "-h", cwd=folder, flash=flash)
+    assert json.loads(done.stdout)["argv"] == ["script.py", "--precision", "-h"]
     assert done.stderr.startswith(f"{OWN}flash attention {how}")
 
 
@@ -168,15 +165,15 @@ def test_how_it_ends(run_script, command, tmp_path, end):
     expected = command("python", tmp_path / "script.py")
     assert (done.returncode, done.stdout) == (expected.returncode, expected.stdout)
     assert other_lines(done.stderr)[-1:] == other_lines(expected.stderr)[-1:]
-    if "Error" not in end and end != "KeyboardInterrupt":  # a traceback shows the runner's frames too
+    if "Error" not in end and end != "KeyboardInterrupt":  # a traceback also shows frames of mlxlm-flash
         assert other_lines(done.stderr) == other_lines(expected.stderr)
 
 
 @pytest.mark.parametrize("flash", ["0", "1"])
 def test_control_c(tmp_path, flash):
-    """The shell sees a process that died of SIGINT, so a loop of the shell stops too.
+    """After Ctrl-C, the process dies of SIGINT, so that a loop in the shell that runs it ends, too.
 
-    While flash attention is on, flashattn_core.interruptible() installs a handler, by which Ctrl-C stops long calls.
+    While flash attention is on, flashattn_core.interruptible() handles SIGINT, so that Ctrl-C stops long calls.
     """
     script = tmp_path / "script.py"
     script.write_text(
@@ -201,23 +198,31 @@ def test_streams(run_script):
     assert other_lines(done.stderr) == ["to stderr"]
 
 
+RAN = "cpu_prefill 1 · fallbacks: none"
+
+
 @pytest.mark.rotate(1, default=2)
-@pytest.mark.parametrize(("end", "code"), [("sys.exit(3)", 3), ("raise ValueError('the reason')", 1)])
-def test_patched_to_the_end(run_script, end, code):
-    """The first and the last line of stderr are the patch's, however the program ends."""
-    done = run_script(f"{ATTEND}import sys\n{end}\n")
+@pytest.mark.parametrize(
+    ("text", "flash", "code", "ran"),
+    [
+        (f"{ATTEND}import sys\nsys.exit(3)", None, 3, RAN),
+        (LATER, "strict", 0, RAN),
+        (f"{ATTEND}raise ValueError('the reason')", None, 1, RAN),
+        ("print('done')", None, 0, f"none · fallbacks: none · {NEVER_CALLED}"),
+    ],
+    ids=["exit code", "a thread that outlives the main one", "ValueError", "no attention"],
+)
+def test_patched_to_the_end(run_script, text, flash, code, ran):
+    """mlxlm-flash prints the first and the last line of stderr, however the program ends.
+
+    The last line says which attention ran, also in threads, or why flash attention did not run.
+    """
+    done = run_script(text, flash=flash)
     assert done.returncode == code
     first, *_, last = done.stderr.splitlines()
-    assert first.startswith(f"{OWN}flash attention on: mlx ")
-    assert last == f"{OWN}flash attention ran: cpu_prefill 1 · fallbacks: none"
+    assert first.startswith(f"{OWN}flash attention on{', strict' * (flash == 'strict')}: mlx ")
+    assert last == f"{OWN}flash attention ran: {ran}"
     assert done.stderr.count(f"{OWN}flash attention ") == 2
-
-
-def test_threads_that_outlive_the_main_one_count(run_script):
-    """With strict, too, the program has ended only when its last thread has."""
-    done = run_script(LATER, flash="strict")
-    assert done.returncode == 0
-    assert done.stderr.splitlines()[-1].startswith(f"{OWN}flash attention ran: cpu_prefill 1 ")
 
 
 def test_strict_and_flash_never_ran(run_script):
@@ -243,7 +248,7 @@ def test_strict_overrules_success_only(monkeypatch, tmp_path, code, mode, expect
 
 
 def test_the_last_line():
-    """A forked child prints no such line, and a closed stderr is no error."""
+    """A forked child does not print the line, and a closed stderr is no error."""
     stream = io.StringIO()
     running._say_what_ran(stream, os.getpid() + 1)
     assert stream.getvalue() == ""
@@ -265,16 +270,10 @@ def test_other_values_of_the_variable(refused, folder, monkeypatch, value):
 @pytest.mark.parametrize(
     ("program", "says"),
     [
-        (
-            ["mlx_lm.nothing"],
-            "'mlx_lm.nothing' is neither a command that a package in this environment installs nor a file",
-        ),
-        (
-            ["no/such/script.py"],
-            "'no/such/script.py' is neither a command that a package in this environment installs nor ",
-        ),
-        (["--model"], "'--model' is neither a command"),
-        (["."], "'.' is neither a command"),
+        (["mlx_lm.nothing"], "'mlx_lm.nothing' is neither a command that a package in this environment installs nor "),
+        (["no/such/script.py"], "'no/such/script.py' is neither a command "),
+        (["--model"], "'--model' is neither a command "),
+        (["."], "'.' is neither a command "),
         (["-m"], "-m needs the name of a module next"),
         (["python"], "python needs a file or -m MODULE next"),
         (["python", "-c", "1"], "python needs a file or -m MODULE next"),
@@ -290,46 +289,40 @@ def test_unknown_programs(refused, program, says):
     assert line.startswith(f"Error: {says}")
 
 
-@pytest.fixture
-def package(tmp_path):
-    """Environment variables that add a site-packages folder, with a package that has a command."""
-    (tmp_path / "site" / "theirs-1.0.dist-info").mkdir(parents=True)
-    (tmp_path / "site" / "theirs-1.0.dist-info" / "METADATA").write_text("Name: theirs\nVersion: 1.0\n")
-    entry = "[console_scripts]\ntheirs.generate = theirs:main\n"
-    (tmp_path / "site" / "theirs-1.0.dist-info" / "entry_points.txt").write_text(entry)
-    program = "import mlx.core as mx, sys\ndef main():\n    x = mx.ones((1, 1, 12, 8))\n"
-    program += (
-        "    mx.eval(mx.fast.scaled_dot_product_attention(x, x, x, scale=1.0))\n    print(sys.argv[1:])\n    return 3\n"
-    )
-    (tmp_path / "site" / "theirs.py").write_text(program)
-    return {"PYTHONPATH": str(tmp_path / "site")}
+THEIRS = """
+import mlx.core as mx, sys
+
+def main():
+    x = mx.ones((1, 1, 12, 8))
+    mx.eval(mx.fast.scaled_dot_product_attention(x, x, x, scale=1.0))
+    print(sys.argv[1:])
+    return 3
+"""
 
 
 @pytest.mark.parametrize("how", [("mlxlm-flash",), ("python", "-m", "mlxlm_flash_patch")], ids=" ".join)
-def test_a_command_of_any_package(command, package, how):
+def test_a_command_of_any_package(command, tmp_path, how):
     """The command calls MLX's attention function, and does not import mlx-lm."""
-    done = command(*how, "run", "theirs.generate", "--steps", "2", env=package)
+    information = tmp_path / "theirs-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Name: theirs\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text("[console_scripts]\ntheirs.generate = theirs:main\n")
+    (tmp_path / "theirs.py").write_text(THEIRS)
+    done = command(*how, "run", "theirs.generate", "--steps", "2", env={"PYTHONPATH": str(tmp_path)})
     assert (done.returncode, done.stdout) == (3, "['--steps', '2']\n")
-    assert done.stderr.splitlines()[-1] == f"{OWN}flash attention ran: cpu_prefill 1 · fallbacks: none"
+    assert done.stderr.splitlines()[-1] == f"{OWN}flash attention ran: {RAN}"
 
 
 @pytest.mark.slow("3 seconds")
 def test_behind_the_word_python(run, folder):
-    for words in (
-        ["python", "script.py", "-x"],
-        [sys.executable, "script.py", "-x"],
-        ["python3", "script.py", "-x"],
-        ["python", "-m", "module", "-x"],
+    for python, *words in (
+        ("python", "script.py", "-x"),
+        (sys.executable, "script.py", "-x"),
+        ("python3", "script.py", "-x"),
+        ("python", "-m", "module", "-x"),
     ):
-        plain = run(*words[1:], cwd=folder, flash="0")
-        done = run(*words, cwd=folder, flash="0")
-        assert (done.returncode, done.stdout) == (0, plain.stdout)
-
-
-def test_a_program_without_attention(run_script):
-    """The last line says why nothing ran."""
-    last = run_script("print('done')").stderr.splitlines()[-1]
-    assert last.startswith(f"{OWN}flash attention ran: none · fallbacks: none · no call of mx.fast.scaled_dot_product_")
+        done = run(python, *words, cwd=folder, flash="0")
+        assert (done.returncode, done.stdout) == (0, run(*words, cwd=folder, flash="0").stdout)
 
 
 @pytest.mark.rotate(1, default=4)

@@ -1,7 +1,6 @@
 """mlxlm-flash run mlx_lm.server and mlx_lm.chat: long-running programs that answer requests."""
 
 import contextlib
-import functools
 import itertools
 import json
 import os
@@ -9,13 +8,16 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
+import mlx.core as mx
 import pytest
+from mlx_lm.generate import stream_generate
+from mlx_lm.utils import load
+
+from tests.patch.two_ranks import PROGRAMS
 
 pytestmark = pytest.mark.slow("starts servers")
 
@@ -23,46 +25,55 @@ RAN = re.compile(
     r"^\[mlxlm-flash\] flash attention ran: cpu_prefill [\d,]+, cpu_decode [\d,]+ · fallbacks: none$", re.M
 )
 PROMPTS = ["Attention is all you need", "The class", "x", "A window of keys, and a longer prompt than all the others"]
-
 TEXT = "It is not the length of a prompt alone, but how many of them come at once. " * 40
 
 
-@contextlib.contextmanager
-def served(folder, command, env, log):
-    """Runs this command of mlx_lm.server. Yields ask(prompt, **more), for 8 tokens, and the process. `log` gets stderr.
+@pytest.fixture
+def served(chat_folder, tmp_path):
+    """served(flash, number, work, *options): what work(ask) returns, and the stderr and exit code of mlx_lm.server.
 
-    With stream=True the answer comes in pieces; with hang_up_after=N the client leaves after N of them.
+    The server runs under mlxlm-flash with these options and MLXLM_FLASH=flash, and gets signal `number` after work().
+    ask(prompt) returns the server's answer of 8 tokens. With stream=True the answer comes in pieces, and with
+    hang_up_after=N the client leaves after N pieces.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    address = f"http://127.0.0.1:{port}"
 
-    def ask(prompt, hang_up_after=None, **more):
-        body = {"prompt": prompt, "max_tokens": 8, "temperature": 0, **more}
-        headers = {"Content-Type": "application/json"}
-        request = urllib.request.Request(f"{address}/v1/completions", json.dumps(body).encode(), headers)
-        with urllib.request.urlopen(request, timeout=120) as answer:
-            if not body.get("stream"):
-                return json.load(answer)["choices"][0]["text"]
-            events = (line.removeprefix(b"data: ") for line in answer if line.startswith(b"data: "))
-            pieces = itertools.islice((event for event in events if b"[DONE]" not in event), hang_up_after)
-            return "".join(json.loads(piece)["choices"][0]["text"] for piece in pieces)
+    def serve(flash, number, work, *options):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        address, log = f"http://127.0.0.1:{port}", tmp_path / flash
 
-    arguments = [*command, "--model", folder, "--port", port]
-    with (
-        log.open("w") as stderr,
-        subprocess.Popen(arguments, env=env, stdout=subprocess.DEVNULL, stderr=stderr) as process,
-    ):
-        try:
-            for _ in range(1200):  # two minutes: the machine may be busy
-                with contextlib.suppress(OSError), urllib.request.urlopen(f"{address}/health", timeout=60):
-                    break
-                assert process.poll() is None, log.read_text()
-                time.sleep(0.1)
-            yield ask, process
-        finally:
-            process.kill()
+        def ask(prompt, hang_up_after=None, **more):
+            body = {"prompt": prompt, "max_tokens": 8, "temperature": 0, **more}
+            headers = {"Content-Type": "application/json"}
+            request = urllib.request.Request(f"{address}/v1/completions", json.dumps(body).encode(), headers)
+            with urllib.request.urlopen(request, timeout=120) as answer:
+                if not body.get("stream"):
+                    return json.load(answer)["choices"][0]["text"]
+                events = (line.removeprefix(b"data: ") for line in answer if line.startswith(b"data: "))
+                pieces = itertools.islice((event for event in events if b"[DONE]" not in event), hang_up_after)
+                return "".join(json.loads(piece)["choices"][0]["text"] for piece in pieces)
+
+        command = [PROGRAMS / "mlxlm-flash", "run", "mlx_lm.server", *options, "--model", chat_folder, "--port", port]
+        env = {**os.environ, "MLXLM_FLASH": flash, "HF_HUB_OFFLINE": "1"}
+        with (
+            log.open("w") as stderr,
+            subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=stderr) as process,
+        ):
+            try:
+                for _ in range(1200):  # two minutes: the machine may be busy
+                    with contextlib.suppress(OSError), urllib.request.urlopen(f"{address}/health", timeout=60):
+                        break
+                    assert process.poll() is None, log.read_text()
+                    time.sleep(0.1)
+                answers = work(ask)
+                process.send_signal(number)
+                process.wait(timeout=60)
+            finally:
+                process.kill()
+        return answers, log.read_text(), process.returncode
+
+    return serve
 
 
 @pytest.mark.rotate(2)
@@ -74,64 +85,65 @@ def served(folder, command, env, log):
     ],
     ids=["batched", "kv_bits"],
 )
-def test_server(chat_folder, tmp_path, options, number, returncodes):
+def test_server(served, options, number, returncodes):
     """The server answers simultaneous requests, and the same again with prompt caches, as it does without the patch.
 
-    At Ctrl-C the server shuts down by itself; SIGTERM kills it. At exit, the unpatched server, too, often aborts while
-    MLX's threads end.
+    At Ctrl-C the server shuts down by itself; SIGTERM kills it. Without the patch, too, the server often aborts while
+    it shuts down.
     """
-    run = [Path(sys.executable).parent / "mlxlm-flash", "run", "mlx_lm.server", *options]
-    answers = {}
-    for flash in ("0", "strict"):
-        env = {**os.environ, "MLXLM_FLASH": flash, "HF_HUB_OFFLINE": "1"}
-        log = tmp_path / flash
-        with served(chat_folder, run, env, log) as (ask, process), ThreadPoolExecutor(len(PROMPTS)) as pool:
-            answers[flash] = [ask(PROMPTS[0]), *pool.map(ask, PROMPTS), *pool.map(ask, PROMPTS)]
-            process.send_signal(number)
-            process.wait(timeout=60)
-        assert process.returncode in returncodes
-    assert answers["strict"] == answers["0"]
-    assert all(answers["0"])
-    assert bool(RAN.search(log.read_text())) == (number == signal.SIGINT)
+
+    def work(ask):
+        with ThreadPoolExecutor(len(PROMPTS)) as pool:
+            return [ask(PROMPTS[0]), *pool.map(ask, PROMPTS), *pool.map(ask, PROMPTS)]
+
+    off, _, _ = served("0", number, work, *options)
+    on, stderr, returncode = served("strict", number, work, *options)
+    assert returncode in returncodes
+    assert on == off
+    assert all(off)
+    assert bool(RAN.search(stderr)) == (number == signal.SIGINT)
 
 
-@pytest.mark.nightly("forty requests to two servers")
-def test_eight_clients(chat_folder, tmp_path):
+@pytest.mark.nightly("forty requests to a server")
+def test_eight_clients(served, chat_folder):
     """Eight clients send five requests each at once, of 12 to 1,200 bytes; every other answer is a stream.
 
-    Two clients hang up in the middle of each of their streams. The others, and later clients, get the unpatched
-    server's answers. The server ends at Ctrl-C, often by an abort, as it does without the patch.
+    Two clients hang up in the middle of each of their streams. The others, and later clients, get the answer that
+    mlx-lm gives without the patch to this request alone.
+
+    Which requests share a batch depends on when they arrive, and each batch rounds in its own way. So the test needs
+    prompts after which each token's probability clearly exceeds all others'. The server ends at Ctrl-C, often by an
+    abort, as it does without the patch.
     """
+    requests = [[] for _ in range(8)]
+    for client, turn in itertools.product(range(8), range(5)):
+        prompt = TEXT[37 * (5 * client + turn) :][: (12, 90, 1200, 300)[(client + turn) % 4]]
+        options = {"max_tokens": 8 + 4 * turn, "stream": (client + turn) % 2 == 1}
+        if options["stream"] and client in (3, 6):
+            options = {"max_tokens": 200, "stream": True, "hang_up_after": 3}
+        requests[client].append((prompt, options))
 
-    def client(ask, number):
-        answers = []
-        for turn in range(5):
-            prompt = TEXT[17 * (5 * number + turn) :][: (12, 90, 1200, 300)[(number + turn) % 4]]
-            stream = (number + turn) % 2 == 1
-            if stream and number in (3, 6):
-                ask(prompt, stream=True, max_tokens=200, hang_up_after=3)
-            else:
-                answers.append(ask(prompt, stream=stream, max_tokens=8 + 4 * turn))
-        return answers
+    def work(ask):
+        with ThreadPoolExecutor(8) as pool:
+            answers = pool.map(lambda mine: [ask(prompt, **options) for prompt, options in mine], requests)
+            return [*itertools.chain(*answers), ask(PROMPTS[0])]
 
-    answers = {}
-    for flash in ("0", "strict"):
-        env, log = {**os.environ, "MLXLM_FLASH": flash, "HF_HUB_OFFLINE": "1"}, tmp_path / flash
-        run = [Path(sys.executable).parent / "mlxlm-flash", "run", "mlx_lm.server"]
-        with served(chat_folder, run, env, log) as (ask, process), ThreadPoolExecutor(8) as pool:
-            answers[flash] = [*pool.map(functools.partial(client, ask), range(8)), ask(PROMPTS[0])]
-            process.send_signal(signal.SIGINT)
-            process.wait(timeout=60)
-        assert process.returncode in {0, -signal.SIGABRT}
-    assert answers["strict"] == answers["0"]
-    assert all(itertools.chain(*answers["0"]))
-    assert RAN.search(log.read_text())
+    answers, stderr, returncode = served("strict", signal.SIGINT, work)
+    assert returncode in {0, -signal.SIGABRT}
+    assert RAN.search(stderr)
+    model, tokenizer = load(str(chat_folder))
+    for (prompt, options), answer in zip([*itertools.chain(*requests), (PROMPTS[0], {})], answers, strict=True):
+        if "hang_up_after" not in options:
+            steps = list(stream_generate(model, tokenizer, prompt, options.get("max_tokens", 8)))
+            best = mx.sort(mx.stack([step.logprobs for step in steps]), axis=-1)[:, -2:]
+            assert (best[:, 1] - best[:, 0]).min() > 0.005  # rounding moves these by 1e-5
+            assert answer == "".join(step.text for step in steps) != ""
 
 
 @pytest.mark.rotate(2)
 @pytest.mark.parametrize("said", ["Attention is\nAttention is\nr\nAttention is\nq\n", "Attention is\n"])
 def test_chat_through_a_pipe(command, chat_folder, said):
-    """`q` ends the chat, `r` restarts it; the end of the piped input ends it, too, with mlx-lm's own error."""
+    """`q` ends the chat, and `r` restarts it. Input that ends without `q` ends the chat with mlx-lm's own error."""
     arguments = ("mlxlm-flash", "run", "mlx_lm.chat", "--model", chat_folder, "--max-tokens", "8")
     off, on = (command(*arguments, input=said, flash=flash) for flash in ("0", "strict"))
     assert on.returncode == off.returncode == int("q" not in said)

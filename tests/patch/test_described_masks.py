@@ -1,4 +1,4 @@
-"""The patch describes masks that mlx-lm builds as arrays; description and array hide the same keys of each query."""
+"""For masks that mlx-lm builds as arrays, the patch has descriptions, which hide the same keys from each query."""
 
 import gc
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +10,6 @@ import pytest
 from flashattn_core.masks import Mask
 from flashattn_core.reference import visible_and_bias
 from mlx_lm.models import base
-from mlx_lm.models import cache as caches
 from mlxlm_flash_patch import described_masks
 from mlxlm_flash_patch.described_masks import description_of
 
@@ -31,7 +30,7 @@ def assert_says_the_same(description, array, batch, length, key_len):
 @pytest.mark.parametrize("padding", ["none", "left", "right", "both"])
 @pytest.mark.parametrize(("length", "offset"), [(1, 0), (1, 9), (7, 0), (7, 5), (20, 33)])
 def test_create_causal_mask(length, offset, window, padding):
-    """Padding may be negative, as it is in trimmed caches, or longer than the keys."""
+    """Padding may be negative, as in caches that were trimmed, or longer than the keys."""
     left = mx.array([0, 3, -2, 60]) if padding in ("left", "both") else None
     right = mx.array([2, 0, 1, -1]) if padding in ("right", "both") else None
     with flash.enabled():
@@ -49,59 +48,6 @@ def test_what_descriptions_cannot_say_stays_an_array(given):
         mask = base.create_causal_mask(4, **given)
     assert mx.array_equal(mask, base.create_causal_mask(4, **given))
     assert description_of(mask, query(4), 4) is mask
-
-
-STEPS = [7, 1, 1, 5, 9, 3, 1, 1, 1, 1, 4, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 11, 1, 1]
-PADDING = [0, 2, 5]
-
-
-def prepared(cache, **how):
-    cache.prepare(**how)
-    return cache
-
-
-CACHES = {
-    "KVCache": caches.KVCache,
-    "QuantizedKVCache": lambda: caches.QuantizedKVCache(group_size=32),
-    "ConcatenateKVCache": caches.ConcatenateKVCache,
-    "RotatingKVCache(12)": lambda: caches.RotatingKVCache(12),
-    "RotatingKVCache(12, keep=4)": lambda: caches.RotatingKVCache(12, keep=4),
-    "RotatingKVCache(100)": lambda: caches.RotatingKVCache(100),
-    "BatchKVCache": lambda: caches.BatchKVCache(PADDING),
-    "BatchRotatingKVCache(12)": lambda: caches.BatchRotatingKVCache(12, PADDING),
-    "BatchRotatingKVCache(100)": lambda: caches.BatchRotatingKVCache(100, PADDING),
-    "BatchRotatingKVCache(12), right": lambda: prepared(
-        caches.BatchRotatingKVCache(12, [0] * 3), lengths=[7, 5, 2], right_padding=PADDING
-    ),
-}
-# A single query of a wrapped buffer may see two ranges of keys, which have no description; its array is cheap.
-WRAPS = {name for name in CACHES if "(12" in name}
-
-
-@pytest.mark.rotate(1, default=5)
-@pytest.mark.parametrize("window", [None, 3, 12], ids=lambda w: f"window {w}")
-@pytest.mark.parametrize("name", CACHES)
-def test_make_mask(name, window):
-    """Masks are described at every step: for chunks of a prompt, single tokens, and when the buffer wraps around."""
-    cache = CACHES[name]()
-    arrays = described = 0
-    with flash.enabled():
-        for step, length in enumerate(STEPS):
-            mask = cache.make_mask(length, window_size=window, return_array=True)
-            keys = mx.zeros((3, HEADS, length, HEAD_DIM))
-            keys, _ = cache.update_and_fetch(keys, keys)  # counts the padding down, in place
-            key_len = (keys[0] if isinstance(keys, tuple) else keys).shape[-2]
-            if isinstance(mask, mx.array) and mask.shape[-1] == key_len:
-                arrays += 1
-                description = description_of(mask, query(length, 3), key_len)
-                assert isinstance(description, Mask) or (length == 1 and name in WRAPS)
-                if isinstance(description, Mask):
-                    described += 1
-                    assert_says_the_same(description, mask, 3, length, key_len)
-            if name.endswith("right") and step == 0:
-                cache.finalize()
-    assert described >= 4
-    assert described == arrays or name in WRAPS
 
 
 def described_mask(length=6, key_len=6):
@@ -148,7 +94,7 @@ class TestWhatIsRemembered:
         assert not knows(computed)
 
     def test_nothing_once_it_is_written_to(self):
-        """In-place operators keep the Python object, but free the array, whose address another may get."""
+        """In-place operators keep the Python object, but free its array, whose address a new array may get."""
         mask = before = described_mask()
         for _ in range(3):
             mask &= mx.array([True, False, True, True, True, True])
@@ -186,19 +132,3 @@ class TestWhatIsRemembered:
 
         with ThreadPoolExecutor(4) as pool:
             assert set(pool.map(visible_keys, list(range(4)) * 200)) == {3}
-
-
-def test_masks_are_described_while_the_patch_is_on():
-    """The patch replaces the functions that make masks, which all models share, and puts them back."""
-
-    def held():
-        rotating = [cache.make_mask for cache in (caches.RotatingKVCache, caches.BatchRotatingKVCache)]
-        return [base.create_causal_mask, caches.create_causal_mask, *rotating]
-
-    before = held()
-    with flash.enabled():
-        assert not any(now is then for now, then in zip(held(), before, strict=True))
-        assert knows(base.create_attention_mask(mx.zeros((1, 6, 8)), window_size=2))
-    assert held() == before
-    assert not knows(described_mask())
-    assert not hasattr(caches.ChunkedKVCache, "make_mask")  # so the patch need not replace it

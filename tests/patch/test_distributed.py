@@ -1,4 +1,4 @@
-"""In models that mlx.launch spreads over two processes, each rank runs flash attention, and tokens stay the same."""
+"""If mlx.launch spreads a model over two processes, both run flash attention, and generate the same tokens."""
 
 import json
 import shutil
@@ -51,7 +51,9 @@ def test_the_same_tokens(tiny, model_folder, tmp_path, how, model_type):
     model.save_weights(str(folder / "model.safetensors"))
     (folder / "config.json").write_text(json.dumps(vars(model.args)))
     index = {"weight_map": {name: "model.safetensors" for name, _ in tree_flatten(model.parameters())}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))  # lists a rank's files
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps(index)
+    )  # sharded_load() reads here which files a rank needs
 
     (tmp_path / "script.py").write_text(SCRIPT)
     run = (PROGRAMS / "mlxlm-flash", "run", tmp_path / "script.py", how, folder)

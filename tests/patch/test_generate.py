@@ -1,4 +1,4 @@
-"""mlx-lm's own generation loops give the same greedy tokens with the patch as without it."""
+"""mlx-lm's generation functions give the same greedy tokens with the patch as without it."""
 
 import mlxlm_flash_patch as flash
 import pytest
@@ -36,7 +36,7 @@ def test_generate_step(architecture, tiny, tokens, options):
 )
 @pytest.mark.parametrize("drafted", [False, True], ids=["alone", "with a draft model"])
 def test_stream_generate(tiny, tokenizer, drafted, options):
-    """With a draft model, a few tokens are verified at a time: a few causal queries against a long cache."""
+    """With a draft model, the large model gets a few queries at a time, with a causal mask over a longer cache."""
     model = tiny(vocab_size=257)
     draft = tiny(vocab_size=257, num_hidden_layers=1) if drafted else None
 
@@ -51,7 +51,7 @@ def test_stream_generate(tiny, tokenizer, drafted, options):
 @pytest.mark.rotate(1, default=5)
 @pytest.mark.parametrize("max_kv_size", [None, 16], ids=lambda n: f"max_kv_size {n}")
 def test_batch_generate(architecture, tiny, tokenizer, max_kv_size):
-    """The prompts have different lengths and do not fit into one batch; the caches that they leave can be used."""
+    """Prompts have different lengths, and are more than fit into a batch. A second run goes on with their caches."""
     model = tiny(architecture, vocab_size=257)
     prompts = [tokenizer.encode("Attention is all you need, and more than that"[:n]) for n in (45, 3, 17, 9, 30)]
 

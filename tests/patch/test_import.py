@@ -1,4 +1,4 @@
-"""Importing the package changes nothing, loads no module of mlx-lm, and is quick."""
+"""Importing mlxlm_flash_patch, or installing it, changes nothing, and loads no module of mlx-lm."""
 
 import ast
 import importlib.metadata
@@ -9,7 +9,7 @@ import pytest
 
 
 def test_what_is_loaded_by_it(command):
-    """The import loads MLX, the core and the standard library, not mlx-lm; nor do status() and disable() load it."""
+    """The import loads neither mlx-lm nor other packages than those listed here. status() and disable() load none."""
     code = """
 import sys
 import mlx.core, mlx.nn
@@ -25,7 +25,7 @@ print(*{m.split(".")[0] for m in sys.modules} - bare - sys.stdlib_module_names)
 
 @pytest.mark.slow("7 seconds")
 def test_nothing_is_changed_by_it(command):
-    """The import changes neither mlx-lm and MLX, nor Python's import system, warnings and exit handlers."""
+    """The import changes nothing in MLX, mlx-lm, and Python's import system, warnings and exception hooks."""
     code = """
 import builtins, sys, threading, warnings
 import mlx.core, mlx.nn, mlx_lm
@@ -49,7 +49,7 @@ print(mlxlm_flash_patch.status().patched, (contents(), python()) == before)
 
 
 def test_installing_changes_nothing():
-    """The package has no start-up code: its wheel has no .pth file, and an editable install's only names a folder."""
+    """The package runs no code when Python starts. The .pth file of an editable install only names a folder."""
     files = [file for file in importlib.metadata.files("mlxlm-flash-patch") if file.suffix == ".pth"]
     assert all(Path(line).is_dir() for file in files for line in file.read_text().splitlines())
     assert not list(Path(mlxlm_flash_patch.__file__).parents[1].rglob("*.pth"))
@@ -63,7 +63,7 @@ ORDER = (
 
 @pytest.mark.slow("checks the source's structure, which no user sees")
 def test_modules_import_from_those_before_them():
-    """ORDER is from docs/dev/design.md: no circles, and modules that route calls import none that switch the patch."""
+    """Each module imports only modules before it in ORDER, which docs/dev/design.md describes."""
     folder = Path(mlxlm_flash_patch.__file__).parent
     assert {file.stem for file in folder.glob("*.py")} == {*ORDER, "__init__"}
     for place, name in enumerate(ORDER):

@@ -1,4 +1,4 @@
-"""Models may outlive the patch, and the patch models: each call is routed by the patch's state when it is made."""
+"""A call is flash attention if the patch is on when the program makes it, or when MLX traces it."""
 
 import gc
 import importlib
@@ -11,14 +11,15 @@ import mlxlm_flash_patch as flash
 import pytest
 from mlx_lm.generate import generate_step
 from mlx_lm.models import base
+from mlx_lm.models.cache import make_prompt_cache
 
-from tests.patch.arms import calls
+from tests.patch.arms import calls, close, off_and_on
 
 
 @pytest.mark.slow("4 seconds")
 @pytest.mark.parametrize("name", ["qwen2", "gemma2", "cache"])
 def test_modules_that_were_imported_anew_do_not_pile_up(name, monkeypatch, late):
-    """This includes modules whose import spec the patch replaces."""
+    """Python frees modules that were imported several times while the patch was on."""
     importlib.import_module(f"mlx_lm.models.{name}")
     with flash.enabled():
         specs = [weakref.ref(late(name).__spec__) for _ in range(20)]
@@ -42,7 +43,7 @@ def test_a_change_inside_a_generation(change, tiny, tokens):
             at_change = calls()
     mx.synchronize()
     assert seen == expected
-    # generate_step is one token ahead: it has built the next step's graph before the change.
+    # generate_step() has built the graph of the next token before the change.
     after = calls() - at_change
     assert after <= 2 * 2 if change is flash.disable else after >= 2 * 8
 
@@ -50,7 +51,7 @@ def test_a_change_inside_a_generation(change, tiny, tokens):
 def test_a_forked_child(original):
     """A forked child starts with its parent's patch; its disable() does not affect the parent."""
     flash.enable()
-    with warnings.catch_warnings():  # Python 3.12 warns about a fork with threads, here MLX's
+    with warnings.catch_warnings():  # Python 3.12 warns of a fork while threads run, as MLX's do
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
@@ -60,3 +61,48 @@ def test_a_forked_child(original):
     assert os.waitpid(child, 0)[1] == 0
     assert base.scaled_dot_product_attention is not original
     assert flash.status().enabled
+
+
+def test_a_compiled_function_keeps_what_it_was_traced_with(tiny, tokens):
+    """A compiled graph keeps the attention that it was traced with, whether the patch is on or off when it runs.
+
+    status() counts its kernels all the same. The test uses two functions, because MLX caches one graph per function.
+    """
+    model, x = tiny(), tokens()
+    before, meanwhile = mx.compile(lambda x: model(x)), mx.compile(lambda x: model(x))
+    mx.eval(before(x))
+    with flash.enabled():
+        mx.eval(meanwhile(x))
+        mx.eval(before(x))
+        assert flash.status().calls == {"cpu_prefill": 2}
+    mx.eval(meanwhile(x))
+    assert flash.status().calls == {"cpu_prefill": 4}
+
+
+def test_a_fallback_in_a_compiled_function():
+    """The patch counts the fallback, and warns of it, when MLX traces the function. With strict, tracing raises."""
+
+    def attend(q):
+        return base.scaled_dot_product_attention(q, q, q, None, 1.0, None)
+
+    q = mx.ones((1, 2, 5, 600))
+    with flash.enabled():
+        compiled = mx.compile(lambda q: attend(q))
+        with pytest.warns(flash.FlashFallbackWarning, match="head_dim over 512"):
+            compiled(q)
+        mx.eval(compiled(q), compiled(q))
+    assert flash.status().fallbacks == {"head_dim over 512": 1}
+    with pytest.raises(flash.FlashFallbackError), flash.enabled(strict=True):
+        mx.compile(attend)(q)
+
+
+def test_on_another_stream(tiny, tokens):
+    model, x, stream = tiny(), tokens(1, 20), mx.new_stream(mx.cpu)
+
+    def run():
+        with mx.stream(stream):
+            return model(x, cache=make_prompt_cache(model))
+
+    off, on = off_and_on(run)
+    assert close(on, off)
+    assert flash.status().calls == {"cpu_prefill": 2}

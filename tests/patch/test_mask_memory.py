@@ -1,4 +1,4 @@
-"""Masks of L*S elements are never evaluated: these tests measure attention's memory beyond its inputs and outputs."""
+"""Attention takes less memory than a mask of L*S elements: MLX never evaluates the masks that mlx-lm builds."""
 
 import contextlib
 
@@ -47,7 +47,7 @@ def test_a_prompt_in_two_pieces(make_cache, window):
             peak = peak_beyond(attend)
     assert peak < MASK_BYTES / 4
     assert flash.status().calls == {"cpu_prefill": 1}
-    # An evaluated mask would be noticed:
+    # A mask that MLX evaluates takes more than the limit above:
     assert peak_beyond(lambda: mask) >= MASK_BYTES
 
 
@@ -56,7 +56,7 @@ def test_a_prompt_in_two_pieces(make_cache, window):
 @pytest.mark.parametrize("batch", [False, True], ids=["one", "batch"])
 @pytest.mark.parametrize("one_model", [False, True], ids=["enabled", "patch_model"])
 def test_models(tiny, tokens, model_type, batch, one_model):
-    """For a prompt of 8,000 tokens, with windows or left padding, all activations take less memory than one mask."""
+    """For a prompt of 8,000 tokens, with windows or left padding, a whole model takes less memory than one mask."""
     length = 8000
     model, x = tiny(model_type, **SMALL), tokens(1, length)
 
@@ -72,7 +72,7 @@ def test_models(tiny, tokens, model_type, batch, one_model):
 
 @pytest.mark.slow("2 seconds")
 def test_under_compile(tiny, tokens):
-    """A compiled function does not compute the masks that were made while it was traced."""
+    """A compiled function does not compute the masks that mlx-lm made while MLX traced it."""
     length = 8000
     model, x = tiny("llama", **SMALL), tokens(1, length)
     off = model.model(x[:, :50])

@@ -1,4 +1,4 @@
-"""models.toml agrees with the sources of mlx-lm's modules: a new module of mlx-lm fails here."""
+"""models.toml agrees with the sources of mlx-lm's modules. These tests fail for a new module of mlx-lm."""
 
 import ast
 from pathlib import Path
@@ -27,7 +27,7 @@ def imports(module):
 
 
 def calls(module, of):
-    """Whether the module's source calls a function that it writes as `of`."""
+    """Whether the module's source contains a call of `of`, such as mx.fast.scaled_dot_product_attention."""
     return any(isinstance(node, ast.Call) and ast.unparse(node.func) == of for node in ast.walk(SOURCES[module]))
 
 
@@ -39,7 +39,7 @@ def by(module):
 
 
 def through(module):
-    """The modules whose attention this module uses."""
+    """The modules with attention that this module imports, directly or through others."""
     siblings = {name for name, _ in imports(module)} - set(HELPERS)
     return {lender for name in siblings for lender in ([name] if by(name) else through(name))}
 
@@ -59,7 +59,7 @@ def test_it_says_what_the_sources_say():
 
 
 def test_softmax_is_of_scores_only_where_it_says_so():
-    """Attention is written out where one function has a softmax of scores and their product with values."""
+    """A function with mx.softmax(scores) and a product of scores is attention that a model writes out."""
 
     def writes_out(function):
         text = ast.unparse(function)

@@ -1,7 +1,7 @@
 """Small random models of each model type of mlx-lm have the same logits with the patch, in prefill and decode.
 
-They are tested with each kind of cache that the type makes and, where mlx-lm has `--max-kv-size`, past its limit.
-models.toml lists the types and their caches.
+A type that does not make its own caches is also tested with caches of limited size (max_kv_size). models.toml lists
+the types and their caches.
 """
 
 import mlx.core as mx
@@ -16,7 +16,7 @@ from tests.patch.model_types import model_types, supported
 
 PROMPT, STEPS, MAX_KV_SIZE = 20, 4, 16
 UNTESTED = [name for name in supported() if model_types()[name].untested]
-# Together, these have all ways to attention and all kinds of caches. They always run, others take turns.
+# These types always run, because together they call attention in all ways and have all kinds of caches. Others rotate.
 ALWAYS = {
     *("qwen2", "gemma2", "gear", "phi3small", "plamo2", "deepseek_v41", "gemma3", "gpt_oss", "deepseek_v3", "llama4"),
     *("baichuan_m1", "recurrent_gemma", "qwen3_next", "iquestloopcoder"),
@@ -25,7 +25,7 @@ ALWAYS = {
 
 @pytest.fixture(autouse=True)
 def uncompiled():
-    """Disables mx.compile: on the CPU it runs a C++ compiler, for a second or more per function."""
+    """Disables mx.compile, which on the CPU runs a C++ compiler for a second or more per function."""
     mx.disable_compile()
     yield
     mx.enable_compile()
@@ -66,13 +66,15 @@ def test_logits(model_type, tokens, monkeypatch):
     with flash.enabled(strict=True):
         on = [logits(model, x, cache) for cache in caches[1::2]]
         calls = flash.status().calls
-    # Some types compute a prompt's attention as many batch elements of one query: those calls are decode, too.
+    # Some types compute a prompt's attention as a batch of single queries, for which cpu_decode runs, too.
     in_all = sum(calls.values())
     assert calls["cpu_decode"] in (in_all, in_all * STEPS / (1 + STEPS))
     assert flash.status().fallbacks == {}
     for patched, unpatched in zip(on, off, strict=True):
         assert close(patched, unpatched)
-        assert not mx.array_equal(patched, unpatched)  # so attention matters to the logits
+        assert not mx.array_equal(
+            patched, unpatched
+        )  # rounding differs, which shows that the logits depend on attention
 
     assert sorted(set(kinds(cache for made in caches for cache in made))) == list(model_types()[model_type].caches)
 

@@ -1,9 +1,9 @@
-"""Patched, mx.fast.scaled_dot_product_attention accepts the arguments that MLX's own accepts, and refuses others."""
+"""With the patch, mx.fast.scaled_dot_product_attention takes the same arguments as without it, and refuses others."""
 
 import warnings
+from contextlib import nullcontext
 
 import mlx.core as mx
-import mlx.nn as nn
 import mlxlm_flash_patch as flash
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def of(dtype, *arrays):
     return [array.astype(dtype) for array in arrays]
 
 
-# (arrays, options) of calls that are flash attention
+# Calls that are flash attention: (arrays, options)
 TAKEN = {
     "no mask": ((Q, K, V), {"scale": 0.25}),
     "causal": ((Q, K, V), {"scale": 0.25, "mask": "causal"}),
@@ -91,7 +91,7 @@ def test_all_that_mlx_takes(arrays, options):
 
 
 def test_a_fused_kernel_that_is_asked_for():
-    """MLX has no fused kernel on the CPU and raises; flash attention counts as one."""
+    """With force_fused, MLX raises on the CPU, where it has no fused kernel. Flash attention is always fused."""
     with pytest.raises(ValueError, match="fused"):
         attention((Q, K, V), {"scale": 0.25, "force_fused": True})
     with flash.enabled(strict=True):
@@ -117,7 +117,7 @@ def test_what_mlx_alone_takes_is_a_counted_fallback(arrays, options, reason):
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize(("arrays", "options"), REFUSED.values(), ids=REFUSED)
 def test_bad_arguments_have_mlx_s_own_error(arrays, options, strict):
-    """A call with bad arguments is not counted, and gives no warning."""
+    """Such a call counts as no fallback, and gives no warning."""
 
     def refused():
         with pytest.raises((TypeError, ValueError)) as error:
@@ -125,8 +125,7 @@ def test_bad_arguments_have_mlx_s_own_error(arrays, options, strict):
         return error.type, str(error.value)
 
     off = refused()
-    request = flash.enabled(strict=strict)
-    with warnings.catch_warnings(), request if not strict else pytest.raises(flash.FlashNeverRanError):
+    with warnings.catch_warnings(), pytest.raises(flash.FlashNeverRanError) if strict else nullcontext():
         warnings.simplefilter("error")
         with flash.enabled(strict=strict):
             on = refused()
@@ -150,21 +149,6 @@ def test_an_argument_that_a_later_mlx_takes(monkeypatch):
     assert given == {"scale": 0.25, "window": 4}
 
 
-def test_nn_multi_head_attention():
-    layer, x = nn.MultiHeadAttention(32, 4), normal(3, 2, 9, 32)
-    mask = layer.create_additive_causal_mask(9)
-    off, on = off_and_on(lambda: layer(x, x, x, mask))
-    assert mx.allclose(on, off, atol=1e-5)
-    assert flash.status().calls == {"cpu_prefill": 1}
-
-
-def test_a_call_is_counted_once():
-    """Fallbacks are counted once, too, even if they end in another library's function."""
-    with flash.enabled():
-        mx.eval(attention((Q, K, V), {"scale": 0.25}))
-    assert flash.status().calls == {"cpu_prefill": 1}
-
-
 @pytest.mark.parametrize("transform", ["compile", "vmap", "jvp", "checkpoint"])
 def test_transforms(transform):
     q, mask = normal(4, 3, 2, 4, 9, 16), mx.where(SEEN, 0.0, -1e9)
@@ -181,29 +165,17 @@ def test_transforms(transform):
             return mx.grad(mx.checkpoint(lambda q: call(q).square().sum()))(q[0])
         return mx.compile(lambda q: call(q))(q[0])
 
-    off, on = run(), None
+    off = run()
     mx.eval(off)
-    with flash.enabled():
+    with flash.enabled():  # without strict, because mx.jvp runs no kernel of flash attention
         on = run()
         mx.eval(on)
     assert flash.status().fallbacks == {}
     assert mx.allclose(on, off, atol=1e-4)
 
 
-def test_the_gradient_of_a_mask_that_is_a_parameter():
-    """A mask may be a parameter: T5 and Swin learn a bias by relative position."""
-    bias = normal(5, 1, 4, 9, 9)
-
-    def loss(bias):
-        return mx.fast.scaled_dot_product_attention(Q, K, V, scale=0.25, mask=bias).square().sum()
-
-    off, on = off_and_on(lambda: mx.grad(lambda bias: loss(bias))(bias))
-    assert mx.abs(off).max() > 1e-3
-    assert mx.allclose(on, off, atol=1e-5)
-
-
 def test_an_exported_function(tmp_path):
-    """MLX can import the function without the patch."""
+    """A function exported with the patch on works without the patch."""
     file = str(tmp_path / "attention.mlxfn")
     with flash.enabled():
         mx.export_function(file, lambda q: mx.fast.scaled_dot_product_attention(q, q, q, scale=0.25), Q)

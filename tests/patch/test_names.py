@@ -1,4 +1,4 @@
-"""Modules' names for attention lead to the patch: bound before it or after, imported late, reloaded or copied."""
+"""Whatever name a module has for an attention function, the name leads to flash attention while the patch is on."""
 
 import importlib
 import importlib.util
@@ -20,7 +20,7 @@ from mlx_lm.utils import load_model
 from mlxlm_flash_patch import patch, patch_points
 
 from tests.patch.arms import calls, calls_of, close
-from tests.patch.model_configs import config, prepared, random_model
+from tests.patch.model_configs import config, random_model
 
 Q = mx.ones((1, 2, 12, 8))
 IMPORTS = {
@@ -54,7 +54,7 @@ def module(monkeypatch):
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 @pytest.mark.parametrize("text", IMPORTS)
 def test_a_name_of_another_package(module, text, before):
-    """The name leads to flash attention while the patch is on; afterwards it is what an import would bind."""
+    """Once the patch is off, the name leads to what an import would give it."""
     expected = dict(vars(module(text)))
     made = module(text)
     if not before:
@@ -69,7 +69,7 @@ def test_a_name_of_another_package(module, text, before):
 
 
 def test_what_is_held_elsewhere_passes_calls_on():
-    """A class, list or closure keeps our function, which calls flash attention while the patch is on, else MLX's."""
+    """A list, for example, may keep the patch's function, which calls MLX's own while the patch is off."""
     flash.enable()
     held = [mx.fast.scaled_dot_product_attention]
     flash.disable()
@@ -83,34 +83,29 @@ def test_what_is_held_elsewhere_passes_calls_on():
 def test_a_model_that_is_imported_while_the_patch_is_on(late, tokens, name):
     with flash.enabled(strict=True):
         module = late(name)
-        model = random_model_of(module, name)
+        model = random_model(name, config(name))
         assert calls_of(lambda: model(tokens())) == 2
     assert not any("mlxlm_flash_patch" in str(getattr(held, "__module__", "")) for held in vars(module).values())
     assert calls_of(lambda: model(tokens())) == 0
 
 
-def random_model_of(module, name):
-    return prepared(module.Model(module.ModelArgs.from_dict(config(name))))
-
-
 @pytest.mark.parametrize("module", [base, cache, gemma2, llama, qwen2], ids=lambda module: module.__name__)
 def test_a_module_that_is_loaded_anew(module, monkeypatch):
-    """A reload leaves the patch on. Once it is off, the new module and old classes have their own functions."""
+    """A reload leaves the patch on. Once it is off, the new module and the old classes have their own functions."""
     for name, held in vars(module).items():
         monkeypatch.setitem(vars(module), name, held)  # restored after the test
-    older = [vars(held).copy() for held in vars(module).values() if isinstance(held, type)]
-    classes = [held for held in vars(module).values() if isinstance(held, type)]
+    classes = {held: vars(held).copy() for held in vars(module).values() if isinstance(held, type)}
     with flash.enabled():
         before = set(flash.status().patched)
         importlib.reload(module)
         assert set(flash.status().patched) == before
     assert flash.status().patched == ()
-    assert all(vars(cls).get("__call__") is held.get("__call__") for cls, held in zip(classes, older, strict=True))
-    assert all(vars(cls).get("make_mask") is held.get("make_mask") for cls, held in zip(classes, older, strict=True))
+    for name in ("__call__", "make_mask"):
+        assert all(vars(cls).get(name) is before.get(name) for cls, before in classes.items())
 
 
 def test_a_module_that_fails_while_it_is_imported(late, monkeypatch):
-    """The module's own error is raised, and the next import is patched as well."""
+    """The import raises the module's own error. The patch replaces the functions of the next, successful import."""
     with flash.enabled():
         monkeypatch.setattr(type(gemma2.__spec__.loader), "get_data", lambda self, path: b"raise ZeroDivisionError")
         monkeypatch.setattr(type(gemma2.__spec__.loader), "path_stats", lambda self, path: {"mtime": 0, "size": 1})
@@ -127,7 +122,7 @@ def test_a_module_that_fails_while_it_is_imported(late, monkeypatch):
 
 @pytest.mark.parametrize("before", [True, False], ids=["loaded before", "loaded after"])
 def test_a_model_that_brings_its_own_file(tmp_path, tokens, before):
-    """mlx-lm loads the `model_file` of config.json without an entry in sys.modules."""
+    """mlx-lm loads the file that config.json calls `model_file`, and does not put the module into sys.modules."""
     with open(llama.__file__) as source:
         (tmp_path / "own.py").write_text(source.read().replace("from .", "from mlx_lm.models."))
     settings = {**config("llama"), "model_file": "own.py"}
@@ -149,18 +144,8 @@ def test_a_model_that_brings_its_own_file(tmp_path, tokens, before):
     assert close(on, off)
 
 
-def test_a_copy_of_a_module(tokens):
-    """A module loaded from mlx-lm's file under another name is patched, too."""
-    spec = importlib.util.spec_from_file_location("mlx_lm.models.a_copy", qwen2.__file__)
-    copy = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(copy)
-    model = random_model_of(copy, "qwen2")
-    with flash.enabled(strict=True):
-        assert calls_of(lambda: model(tokens())) == 2
-
-
 def test_a_lazy_module_is_not_loaded(tmp_path, monkeypatch):
-    """importlib.util.LazyLoader loads a module when an attribute is first read; the patch must not read any."""
+    """importlib.util.LazyLoader loads a module when somebody first reads an attribute. The patch must not read any."""
     (tmp_path / "a_lazy_module.py").write_text("import there_is_no_such_module\n")
     monkeypatch.syspath_prepend(tmp_path)
     spec = importlib.util.find_spec("a_lazy_module")
@@ -175,7 +160,7 @@ def test_a_lazy_module_is_not_loaded(tmp_path, monkeypatch):
 
 
 def test_an_import_that_begins_while_the_patch_goes_in(monkeypatch):
-    """Another thread begins the import after enable() has waited for imports, and ends it after enable() returns."""
+    """Here another thread begins to import a module while enable() runs, and ends it after enable() has returned."""
     name = "mlx_lm.models.gear"
     monkeypatch.setattr(mlx_lm.models, "gear", gear)  # restored after the test
     monkeypatch.delitem(sys.modules, name)
@@ -206,7 +191,7 @@ def test_an_import_that_begins_while_the_patch_goes_in(monkeypatch):
 
 
 def test_an_import_that_fails_has_its_own_error(monkeypatch):
-    """The import's error is raised even if warnings are errors, of which it causes one."""
+    """If an import fails, the program gets the import's error, not the patch's warning, even if warnings are errors."""
     name = "mlx_lm.models.gear"
     monkeypatch.setattr(mlx_lm.models, "gear", gear)  # restored after the test
     monkeypatch.delitem(sys.modules, name)

@@ -1,7 +1,8 @@
-"""If another library replaces the same function, no function is lost, in whatever order both are switched."""
+"""Another library may replace the same function: whichever of the two is switched first, no function is lost."""
 
 import itertools
 import sys
+import threading
 import types
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,7 +11,7 @@ import mlxlm_flash_patch as flash
 import pytest
 from mlx_lm.models import base
 
-from tests.patch.arms import calls
+from tests.patch.arms import calls_of
 
 Q = mx.random.normal((1, 2, 12, 16))
 
@@ -67,27 +68,18 @@ def library(request, monkeypatch):
 
 def ran():
     """How many kernels of flash attention run in one call of mx.fast.scaled_dot_product_attention."""
-    before = calls()
-    mx.eval(mx.fast.scaled_dot_product_attention(Q, Q, Q, scale=0.25))
-    return calls() - before
+    return calls_of(lambda: mx.fast.scaled_dot_product_attention(Q, Q, Q, scale=0.25))
 
 
 class Patch:
-    is_on = False
-
-    def on(self):
-        flash.enable()
-        self.is_on = True
-
-    def off(self):
-        flash.disable()
-        self.is_on = False
+    on, off = staticmethod(flash.enable), staticmethod(flash.disable)
+    is_on = property(lambda self: flash.status().enabled)
 
 
 @pytest.mark.rotate(1, default=8)
 @pytest.mark.parametrize("order", list(itertools.product("lp", repeat=5)), ids="".join)
 def test_every_order(library, order, mlx_own):
-    """Each letter of `order` switches the library or the patch. After every step, a call reaches those that are on."""
+    """Each letter of `order` switches the library or the patch on or off. Each call reaches whatever is then on."""
     patch = Patch()
     for name in order:
         one = {"l": library, "p": patch}[name]
@@ -120,8 +112,8 @@ def test_theirs_is_on_top_where_it_comes_last(library):
     library.off()
 
 
-def test_mlx_lm_s_calls_reach_what_lies_over_ours(library):
-    """mlx-lm's patched function bypasses mx.fast, but not if another library wraps our function."""
+def test_mlx_lm_s_calls_reach_a_library_that_wraps_the_patch(library):
+    """mlx-lm's patched function may bypass mx.fast's, but not where another library wraps mx.fast's."""
     flash.enable()
     base.scaled_dot_product_attention(Q, Q, Q, None, 1.0, None)
     library.on()
@@ -133,12 +125,12 @@ def test_mlx_lm_s_calls_reach_what_lies_over_ours(library):
 
 
 def test_a_fallback_is_theirs_and_counted_once(library):
-    """A call that flash attention cannot take goes to the function that ours replaced, which may itself wrap ours."""
+    """A call that flash attention cannot compute goes to the library's function, which may wrap the patch's."""
     q = mx.ones((1, 1, 3, 600))
     flash.enable()
     library.on()
     flash.disable()
-    flash.enable()  # ours wraps theirs, which wraps our earlier one
+    flash.enable()  # the patch's function wraps the library's, which wraps the patch's earlier one
     with pytest.warns(flash.FlashFallbackWarning, match="head_dim over 512"):
         mx.eval(mx.fast.scaled_dot_product_attention(q, q, q, scale=0.25))
     assert flash.status().fallbacks == {"head_dim over 512": 1}
@@ -147,20 +139,16 @@ def test_a_fallback_is_theirs_and_counted_once(library):
     library.off()
 
 
-def test_an_older_wrapper_gets_what_was_given():
-    """A wrapper written for an older MLX gets no arguments that it does not know."""
+def test_an_older_wrapper_gets_what_was_given(monkeypatch):
+    """A library's wrapper without the newer argument `sinks` does not get it."""
 
     def theirs(q, k, v, *, scale, mask=None):
         return own(q, k, v, scale=scale, mask=mask)
 
-    own = mx.fast.scaled_dot_product_attention
-    mx.fast.scaled_dot_product_attention = theirs
-    q = mx.ones((1, 1, 3, 600))
-    try:
-        with flash.enabled(), pytest.warns(flash.FlashFallbackWarning):
-            mx.eval(mx.fast.scaled_dot_product_attention(q, q, q, scale=0.25))
-    finally:
-        mx.fast.scaled_dot_product_attention = own
+    own, q = mx.fast.scaled_dot_product_attention, mx.ones((1, 1, 3, 600))
+    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", theirs)
+    with flash.enabled(), pytest.warns(flash.FlashFallbackWarning):
+        mx.eval(mx.fast.scaled_dot_product_attention(q, q, q, scale=0.25))
 
 
 def test_a_function_of_mlx_lm_that_is_theirs(monkeypatch):
@@ -185,32 +173,30 @@ def test_a_function_of_mlx_lm_that_is_theirs(monkeypatch):
 def test_threads_that_switch_both(mlx_own):
     """Threads switch two libraries and the patch as often as they can; in the end MLX's own function is back."""
 
-    def switch_library(_):
+    lock_of_libraries = threading.Lock()
+
+    def switch_library():
         library = Library()
         for _ in range(30):
-            q = mx.fast.scaled_dot_product_attention(Q, Q, Q, scale=0.25)
-            with lock_of_libraries:  # the two libraries are not made for each other
+            mx.fast.scaled_dot_product_attention(Q, Q, Q, scale=0.25)
+            with lock_of_libraries:  # two libraries at once would take each other's function for MLX's
                 library.on()
                 library.off()
-        return q
 
-    def switch_patch(_):
+    def switch_patch():
         for _ in range(30):
             with flash.enabled():
                 mx.fast.scaled_dot_product_attention(Q, Q, Q, scale=0.25)
 
-    import threading
-
-    lock_of_libraries = threading.Lock()
     with ThreadPoolExecutor(4) as pool:
-        work = [pool.submit(switch, None) for switch in (switch_library, switch_patch) * 2]
+        work = [pool.submit(switch) for switch in (switch_library, switch_patch) * 2]
     assert not any(each.exception() for each in work)
     assert mx.fast.scaled_dot_product_attention is mlx_own
     assert type(mx.fast) is type(mx)
 
 
 class SwitchedTwice(Library):
-    """Installs its function again if another has replaced it, and calls what it saved last, perhaps the patch's."""
+    """Installs its function again if another has replaced it, and saves the other, which may be the patch's."""
 
     def __init__(self):
         super().__init__()
@@ -228,7 +214,7 @@ class SwitchedTwice(Library):
 
 
 def test_a_library_that_is_switched_on_twice(mlx_own):
-    """The library has saved our function, and ours has saved the library's: a call still ends at MLX's."""
+    """The library's function calls the patch's, which falls back to the library's. Calls still end at MLX's own."""
     library = SwitchedTwice()
     try:
         library.on()

@@ -1,6 +1,6 @@
-"""Everything that needs no home directory works without one, and with one that cannot be written to.
+"""Commands work if the home folder is missing, or nobody can write to it.
 
-HOME is /proc or a folder in it, where not even root can create files. (Modes would not stop root.)
+HOME is /proc or a folder in /proc, because not even root can create files there.
 """
 
 import os

@@ -1,6 +1,5 @@
-"""observe() sees the calls of attention, with the patch off or on, and changes nothing."""
+"""Functions given to observe() see attention calls, with the patch off or on, and change no result."""
 
-import importlib
 from contextlib import nullcontext
 
 import mlx.core as mx
@@ -8,13 +7,7 @@ import mlxlm_flash_patch as flash
 import pytest
 from mlx_lm.models import qwen2
 
-from tests.patch.model_configs import config, prepared
-
-
-def small(model_type):
-    """A random model of two layers."""
-    module = importlib.import_module(f"mlx_lm.models.{model_type}")
-    return prepared(module.Model(module.ModelArgs.from_dict(config(model_type))))
+from tests.patch.model_configs import config, random_model
 
 
 @pytest.mark.rotate(1, default=3)
@@ -22,16 +15,16 @@ def small(model_type):
 @pytest.mark.parametrize(
     ("model_type", "calls"),
     [
-        ("qwen2", 2),  # through the function that models share
-        ("plamo2", 1),  # through MLX's own function; the other layer has no attention
-        ("gear", 2),  # written out, in a function of its own
-        ("phi3small", 2),  # one layer written out, one through the shared function
-        ("gemma2", 0),  # written out in the same function as the projections
+        ("qwen2", 2),  # both layers call mlx-lm's function
+        ("plamo2", 1),  # one layer calls MLX's function, and the other has no attention
+        ("gear", 2),  # both layers call a function of gear's module
+        ("phi3small", 2),  # one layer calls a function of its class, and the other mlx-lm's function
+        ("gemma2", 0),  # one function computes projections and attention, so observe() cannot wrap attention alone
     ],
 )
 def test_calls_that_are_seen(model_type, calls, arm):
-    """The observer gets every call and its result; the logits stay the same, bit by bit."""
-    model, seen = small(model_type), []
+    """The observer gets every call and its result. The logits stay the same, bit for bit."""
+    model, seen = random_model(model_type, config(model_type)), []
 
     def observer(attention, *arguments, **others):
         seen.append(attention(*arguments, **others))

@@ -1,4 +1,4 @@
-"""patch_model() patches the calls of one model; every other model in the process runs as before."""
+"""patch_model() patches the attention calls of one model. All other models in the process run as before."""
 
 import copy
 import gc
@@ -18,10 +18,6 @@ from mlx_lm.tuner.trainer import grad_checkpoint
 
 from tests.patch.arms import calls_of, close
 from tests.patch.model_configs import ARCHITECTURES, config, random_model
-
-COPIES = pytest.mark.parametrize(
-    "again", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["deepcopy", "pickle"]
-)
 
 
 def arrays(model):
@@ -47,14 +43,14 @@ def pair(tiny):
 @pytest.fixture
 def x(tokens):
     x = tokens()
-    mx.eval(x)  # evaluate here: its stream belongs to this thread
+    mx.eval(x)  # here, because another thread could not use this thread's stream
     return x
 
 
 @pytest.mark.rotate(1, default=4)
 @pytest.mark.parametrize("model_type", [*ARCHITECTURES, "gemma2", "gear", "phi3small", "plamo2", "deepseek_v41"])
 def test_this_model_and_no_other(model_type, x):
-    """All ways to attention are patched: deepseek_v41 calls it from a function of its module, not from a class."""
+    """Attention is patched wherever a model calls it: deepseek_v41 does so in a function of its module, not a class."""
 
     def make(seed=0):
         return random_model(model_type, config(model_type), seed=seed)
@@ -83,7 +79,7 @@ def test_this_model_and_no_other(model_type, x):
 
 
 def test_it_is_the_same_model(tiny):
-    """Patching keeps a model's parameters, children, names and repr(), and isinstance() gives the same."""
+    """A patched model keeps its parameters, module names and repr(), and is an instance of its own classes."""
     model = tiny()
     before = arrays(model), repr(model), [name for name, _ in model.named_modules()]
     types = types_of(model)
@@ -96,7 +92,9 @@ def test_it_is_the_same_model(tiny):
     assert arrays(model) == before[0]
 
 
-@COPIES
+@pytest.mark.parametrize(
+    "again", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["deepcopy", "pickle"]
+)
 @pytest.mark.parametrize("unpatched", [0, 1], ids=["the model", "the copy"])
 def test_copies_are_patched_too(pair, x, again, unpatched):
     both = pair[0], again(pair[0])
@@ -108,7 +106,7 @@ def test_copies_are_patched_too(pair, x, again, unpatched):
 
 
 def test_a_module_made_of_a_patched_one_s_class(pair):
-    """The new module is patched as long as it lives, even when the first model no longer is."""
+    """The new module is patched, and stays so after unpatch_model() of the first."""
     model, _ = pair
     attention = type(model.layers[0].self_attn)(model.args)
     flash.unpatch_model(model)
@@ -129,7 +127,7 @@ def test_twice_is_once(tiny, x):
 
 
 def test_with_enable(pair, x):
-    """Either enable() or patch_model() is enough, and undoing one does not undo the other."""
+    """A model is patched if enable() or patch_model() patches it. The end of one does not end the other."""
     model, other = pair
     with flash.enabled():
         assert calls_of_each(x, model, other) == [2, 2]
@@ -179,7 +177,7 @@ def test_after_an_exception(pair, x, error, monkeypatch):
 
 
 def test_a_layer_that_is_computed_again(pair, x, monkeypatch):
-    """mx.checkpoint runs a layer again for the gradient, outside of the model's own call."""
+    """For gradients, mx.checkpoint runs a layer a second time, when the model's own call has ended."""
     model, other = pair
 
     def gradient(model):
@@ -190,19 +188,19 @@ def test_a_layer_that_is_computed_again(pair, x, monkeypatch):
 
     before = flash.status().calls
     mx.eval(gradient(model))
-    assert flash.status().calls == {**before, "cpu_prefill": 4, "cpu_backward": 2}  # 2 layers, run twice
+    assert flash.status().calls == {**before, "cpu_prefill": 4, "cpu_backward": 2}  # each layer runs twice
     mx.eval(gradient(other))
     assert flash.status().calls == {**before, "cpu_prefill": 4, "cpu_backward": 2}
 
 
 def test_a_part_of_a_model_that_is_called_alone(pair, x):
-    """A part of a patched model is patched, too: generation calls only the language model of a vision model."""
+    """A module of a patched model is patched, too. Generation calls, for example, a vision model's language model."""
     model, other = pair
     assert calls_of_each(x, model.model, other.model) == [2, 0]
 
 
 def test_a_model_of_any_package(mlx_own):
-    """nn.TransformerEncoder, for example, is MLX's own, and has no class of mlx-lm."""
+    """The model need not be mlx-lm's: nn.TransformerEncoder is MLX's."""
     model, other, x = nn.TransformerEncoder(1, 16, 2), nn.TransformerEncoder(1, 16, 2), mx.ones((1, 12, 16))
     expected = model(x, None)
     flash.patch_model(model)
@@ -212,64 +210,41 @@ def test_a_model_of_any_package(mlx_own):
     assert mx.fast.scaled_dot_product_attention is mlx_own
 
 
-def test_nothing_is_left_of_the_last_one(tiny, original):
-    """The patch holds models weakly: without unpatch_model(), the next switch of any kind restores all functions."""
+def test_nothing_is_left_of_the_last_one(tiny, mlx_own, original):
+    """The patch does not keep models alive. When they are gone, status() restores the functions."""
     finders, model, other = list(sys.meta_path), tiny(), tiny()
     flash.patch_model(model)
     flash.patch_model(other)
     assert flash.status().instances == 2
     del model, other
     gc.collect()
-    assert flash.status().instances == 0
-    flash.disable()
+    now = flash.status()
+    assert (now.instances, now.patched) == (0, ())
+    assert mx.fast.scaled_dot_product_attention is mlx_own
     assert qwen2.scaled_dot_product_attention is original
     assert sys.meta_path == finders
     assert type(mx.fast) is type(mx)
 
 
-@pytest.mark.parametrize(
-    ("model", "error", "says"),
-    [
-        ("qwen2", TypeError, r"\[patch_model\] model is 'qwen2', expected an mlx.nn.Module"),
-        (None, TypeError, "model is None"),
-    ],
-    ids=["a name", "None"],
-)
-def test_what_cannot_be_patched(model, error, says):
-    with pytest.raises(error, match=says):
-        flash.patch_model(model)
-    with pytest.raises(error, match=says.replace("patch_model", "unpatch_model")):
-        flash.unpatch_model(model)
+@pytest.mark.parametrize("switch", [flash.patch_model, flash.unpatch_model])
+@pytest.mark.parametrize("model", ["qwen2", None])
+def test_what_cannot_be_patched(switch, model):
+    says = rf"\[{switch.__name__}\] model is {model!r}, expected an mlx.nn.Module"
+    with pytest.raises(TypeError, match=says):
+        switch(model)
 
 
-class Registered(nn.Module):
-    def __init_subclass__(cls, *, key, **options):
-        super().__init_subclass__(**options)
+class Refuses(nn.Sequential):
+    """A class of which Python makes no subclass without the argument `key`."""
 
-
-class Refuses(Registered, key="a"):
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Linear(2, 2)
-
-    def __call__(self, x):
-        return self.inner(x)
+    def __init_subclass__(cls, *, key):
+        pass
 
 
 def test_a_class_that_cannot_be_derived_from_leaves_the_model_as_it_was(mlx_own):
-    model = nn.Sequential(nn.MultiHeadAttention(8, 2), Refuses())
-    classes = [type(module) for module in model.modules()]
+    model = nn.Sequential(nn.MultiHeadAttention(8, 2), Refuses(nn.Linear(2, 2)))
+    classes = types_of(model)
     with pytest.raises(TypeError, match="key"):
         flash.patch_model(model)
-    assert [type(module) for module in model.modules()] == classes
-    assert mx.fast.scaled_dot_product_attention is mlx_own
-
-
-def test_functions_come_back_when_the_model_is_gone(mlx_own):
-    """status() restores the functions, not the garbage collector in the middle of a collection."""
-    model = nn.TransformerEncoder(1, 32, 4)
-    flash.patch_model(model)
-    del model
-    gc.collect()
-    assert flash.status().patched == ()
+    assert types_of(model) == classes
     assert mx.fast.scaled_dot_product_attention is mlx_own

@@ -1,4 +1,4 @@
-"""The patch replaces the functions of POINTS and no others, each only if its source is known, and restores them all."""
+"""The patch replaces the functions in POINTS, and no others, and restores them. It replaces only known source texts."""
 
 import importlib
 import importlib.util
@@ -20,18 +20,6 @@ from tests.patch.arms import calls_of
 from tests.patch.model_configs import config, random_model
 
 
-@pytest.fixture(scope="module")
-def modules():
-    """All modules of mlx_lm.models that can be imported here, by name."""
-    found = {}
-    for info in pkgutil.iter_modules(mlx_lm.models.__path__):
-        try:
-            found[info.name] = importlib.import_module(f"mlx_lm.models.{info.name}")
-        except SystemExit:  # olmo calls exit() when a package of its own is missing
-            assert info.name == "olmo"
-    return found
-
-
 def test_all_are_exchanged_and_restored():
     before = {point.name: point.current for point in POINTS}
     assert None not in before.values()
@@ -41,12 +29,15 @@ def test_all_are_exchanged_and_restored():
     assert {point.name: point.current for point in POINTS} == before
 
 
-def test_nothing_else_changes(modules):
+def test_nothing_else_changes():
     """In mlx-lm's modules and classes, only names of the replaced functions change."""
+    names = {f"mlx_lm.models.{info.name}" for info in pkgutil.iter_modules(mlx_lm.models.__path__)}
+    names.remove("mlx_lm.models.olmo")  # calls exit() if a package of its own is missing
+    modules = [(name, importlib.import_module(name)) for name in sorted(names)]
     originals = {id(point.current) for point in POINTS}
 
     def contents():
-        owners = [(f"mlx_lm.models.{name}", module) for name, module in modules.items()]
+        owners = list(modules)
         owners += [(f"{at}.{c.__qualname__}", c) for at, m in owners for c in vars(m).values() if isinstance(c, type)]
         return {f"{at}.{name}": id(value) for at, owner in owners for name, value in vars(owner).items()}
 
@@ -59,7 +50,7 @@ def test_nothing_else_changes(modules):
 
 @pytest.fixture
 def reads(monkeypatch):
-    """reads(function, text): its source has text[1] for text[0]; with None, it has no source."""
+    """reads(function, (old, new)): Python reads a source with `new` in place of `old`. With None, it finds none."""
 
     def instead(function, text):
         file = function.__code__.co_filename
@@ -74,7 +65,7 @@ def reads(monkeypatch):
 
 
 def test_an_edited_gemma2_is_left_alone(reads, tokens):
-    """The patch warns in one line, and patches everything else: llama is not affected."""
+    """The patch leaves an edited function alone, warns in one line, and replaces all others, so it patches llama."""
     own = gemma2.Attention.__call__
     reads(own, ("queries = queries * self.scale", "queries = queries * self.scale * 1"))
     with pytest.warns(flash.FlashFallbackWarning) as warned:
@@ -101,7 +92,7 @@ def test_a_function_without_source(reads):
 
 
 def test_another_signature(monkeypatch):
-    """mlx-lm's attention over quantised caches is known by its signature, as its source has changed with releases."""
+    """The source of mlx-lm's attention over quantised caches differs between releases, so its signature decides."""
     name = "quantized_scaled_dot_product_attention"
     monkeypatch.setattr(base, name, base.quantized_scaled_dot_product_attention)
     exec(f"def {name}(q, k, v): ...", vars(base))
@@ -143,7 +134,7 @@ print(llama.__file__.endswith(".pyc"), flash.status().calls, sorted(str(w.messag
 
 @pytest.mark.slow("2 seconds")
 def test_a_bytecode_only_mlx_lm(light, tmp_path):
-    """Bundled applications have no sources: functions known by their source are not replaced, and llama is patched."""
+    """In an mlx-lm without sources, functions that the patch knows by source stay. Llama needs none of them."""
     folder = tmp_path / "mlx_lm"
     subprocess.run(["cp", "-rL", f"{light['PYTHONPATH']}/mlx_lm", folder], check=True)
     subprocess.run([sys.executable, "-m", "compileall", "-q", "-b", folder], check=True)
@@ -174,7 +165,7 @@ def test_without_mlx_lm():
 
 
 def test_what_is_no_module():
-    """Programs put all kinds of objects into sys.modules."""
+    """enable() passes over objects in sys.modules that are no modules."""
     sys.modules["a thing"], sys.modules["another"] = types.SimpleNamespace(x=1), 5
     try:
         with flash.enabled():

@@ -1,4 +1,4 @@
-"""soak.py runs, and each of its checks fails when it should."""
+"""A short soak finds nothing wrong. For each planted fault or leak, a check of the soak fails."""
 
 import dataclasses
 import gc
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow("20 seconds")
 
 @pytest.fixture(scope="module")
 def made():
-    """A soak that does only the quickest kind of work."""
+    """A Soak that does only the quickest kind of work."""
     soaked = soak.Soak(seed=0, other_types=("gemma2", "gpt_oss"), kinds=["another model type"])
     yield soaked
     soaked.thread.shutdown()
@@ -35,7 +35,7 @@ def made():
 
 @pytest.fixture
 def quick(made, monkeypatch):
-    """The soak of made(), its random numbers and statistics reset."""
+    """The Soak made(), with its random numbers and statistics reset."""
     monkeypatch.setattr(made, "rng", random.Random(0))
     monkeypatch.setattr(made, "seen", soak.Seen())
     return made
@@ -54,7 +54,7 @@ def test_a_kind_of_work(kind):
 
 
 def test_all_ways_and_all_that_comes_between(quick):
-    """A short soak has all ways to switch and all disturbances; its report names them."""
+    """A short soak switches the patch on in all ways and has all disturbances. Its report names them."""
     assert soak.run(quick, 0, rounds=80) == (None, False)
     assert set(quick.seen.ways) == set(soak.WAYS)
     between = {"nothing", "bad call", "Ctrl-C", "import", "switched by another thread", "in a second thread"}
@@ -70,7 +70,9 @@ def test_a_seed_repeats_the_sequence(quick, monkeypatch):
         monkeypatch.setattr(quick, "rng", random.Random(3))
         monkeypatch.setattr(quick, "seen", soak.Seen())
         soak.run(quick, 0, rounds=8)
-        between = {name: n for name, n in quick.seen.between.items() if name != "cut short by Ctrl-C"}  # varies
+        between = {
+            name: n for name, n in quick.seen.between.items() if name != "cut short by Ctrl-C"
+        }  # depends on timing
         return quick.seen.ways, between, quick.seen.worst
 
     assert sequence() == sequence()
@@ -174,7 +176,7 @@ def test_tokens_may_differ_at_a_near_tie_alone():
         difference(Result(np.array([1.0])), Result(np.array([np.nan])), 1e-3)
 
 
-@pytest.mark.nightly("a process that makes every kind of work ready first")
+@pytest.mark.nightly("a process that prepares every kind of work")
 def test_the_command_and_control_c():
     """At Ctrl-C the command prints the report of the rounds that were finished."""
     command = [sys.executable, soak.__file__, "--seed", "5"]

@@ -49,7 +49,7 @@ def test_it_does_not_change_afterwards(tiny, tokens):
 
 
 def test_when_counting_begins(tiny, tokens):
-    """Counting starts again when the patch goes in; nested blocks and a second enable() continue it."""
+    """Counts start again when the patch is switched on, but not in a nested block or at a second enable()."""
     for _ in range(2):
         with flash.enabled():
             tiny()(tokens()).tolist()

@@ -1,4 +1,4 @@
-"""mlxlm-flash tune: the calls for which it chooses a kernel, and what it prints."""
+"""mlxlm-flash tune chooses a kernel for each kind of call that models make, and prints a line for it."""
 
 import json
 from dataclasses import replace
@@ -26,12 +26,12 @@ SHORT = [
 
 
 def run(*arguments):
-    return CliRunner().invoke(cli, ["tune", *arguments], standalone_mode=False, catch_exceptions=True)
+    return CliRunner().invoke(cli, ["tune", *arguments], standalone_mode=False)
 
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """gpu(decide): pretends that a GPU chooses kernels by decide(); returns the list of calls that it was asked for."""
+    """gpu(decide): pretends that decide() chooses a GPU's kernels. Returns the list of calls that it decided."""
 
     def play(decide):
         asked = []
@@ -155,7 +155,7 @@ def of(tmp_path):
 
 @pytest.fixture
 def layers(of):
-    """of()'s calls, with all lengths set to 1."""
+    """layers(model_type, **changes): the calls that of() returns, without their lengths."""
     return lambda *about, **changes: {replace(call, query_len=1, key_len=1) for call in of(*about, **changes)}
 
 

@@ -1,4 +1,4 @@
-"""The patch replaces attention that models write out: gemma2's with soft-cap, gear's, phi3small's block-sparse one."""
+"""The patch replaces attention that the models gemma2, gear and phi3small write out in MLX operations."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,10 +9,8 @@ from flashattn_core import flash_attention
 from mlx_lm.models import gemma2
 from mlx_lm.models.cache import BatchKVCache, KVCache
 
-from tests.patch.arms import close, error, off_and_on, peak_beyond
+from tests.patch.arms import close, off_and_on, peak_beyond
 from tests.patch.model_configs import config, random_model
-
-TYPES = pytest.mark.parametrize("model_type", ["gemma2", "gear", "phi3small"])
 
 
 def small(model_type="gemma2", dtype=mx.float32, **changes):
@@ -42,7 +40,7 @@ def test_what_is_written_out_is_seen_in_the_logits(model_type, attribute, value,
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
 def test_sixteen_bits_are_float32_inside(dtype):
-    """Gemma 2's results equal, bit by bit, those of casting to float32 before attention, and back after it."""
+    """Gemma 2's 16-bit results equal, bit for bit, attention in float32 whose result is rounded once."""
     layer, x = small(dtype=dtype).layers[0].self_attn, mx.random.normal((1, 20, 64)).astype(dtype)
     with flash.enabled(strict=True):
         on = layer(x, causal())
@@ -55,7 +53,7 @@ def test_sixteen_bits_are_float32_inside(dtype):
     assert mx.array_equal(on, layer.o_proj(out.swapaxes(1, 2).reshape(1, 20, -1)))
 
 
-@TYPES
+@pytest.mark.parametrize("model_type", ["gemma2", "gear", "phi3small"])
 def test_a_call_that_falls_back_is_the_model_s_own(model_type, too_wide):
     layer = small(model_type, mx.float16).layers[0].self_attn
     x = mx.random.normal((1, 20, 64)).astype(mx.float16)
@@ -71,7 +69,7 @@ def test_a_call_that_falls_back_is_the_model_s_own(model_type, too_wide):
 
 
 def test_a_batch_with_padding(tokens):
-    """Each row of a padded batch has the results it has alone. (mlx-lm's own mask does not fit gemma2's scores.)"""
+    """Each row has the results that it has alone. Without the patch, mlx-lm cannot compute this batch."""
     model, padding, x = small(), [0, 5, 11], tokens(3, 20)
     cache = [BatchKVCache(padding) for _ in model.layers]
     with flash.enabled(strict=True):
@@ -83,23 +81,8 @@ def test_a_batch_with_padding(tokens):
         assert close(together[1][row], model(x[row : row + 1, :1], cache=alone)[0])
 
 
-def test_gradients(tokens):
-    """A query projection gets the same gradient through attention."""
-    model, x = small(), tokens()
-    projection = model.layers[0].self_attn.q_proj
-    before = projection.weight
-
-    def loss(weight):
-        projection.weight = weight
-        return mx.logsumexp(model(x), axis=-1).sum()
-
-    off, on = off_and_on(lambda: mx.grad(loss)(before))
-    assert error(on, off) < 1e-3
-    assert flash.status().calls["cpu_backward"] == 2
-
-
 def test_neither_model_nor_module_is_touched(tokens):
-    """Stand-ins for both live for one call only, so that threads may share a model."""
+    """The patch changes neither gemma2's module nor the model during a call, so threads may share a model."""
     model, x = small(), tokens()
 
     def state():
@@ -127,7 +110,7 @@ def test_a_function_kept_from_then_is_the_model_s_own(tokens, monkeypatch):
 @pytest.mark.slow("12 seconds")
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
 def test_memory_is_linear(dtype):
-    """Gemma 2's attention takes twice the memory at 4,096 tokens as at 2,048, and at most a tenth of all scores."""
+    """Gemma 2's attention takes twice the memory at twice the length, and far less than an array of all scores."""
     layer = small(dtype=dtype, num_attention_heads=8, num_key_value_heads=4, head_dim=32).layers[0].self_attn
 
     def peak(length, times=7):
@@ -136,7 +119,7 @@ def test_memory_is_linear(dtype):
         # MLX's thread may lag behind in freeing arrays, which changes the peak by up to a fifth.
         return max(peak_beyond(lambda: layer(x, mask)) for _ in range(times))
 
-    assert peak(1024, times=1) > 8 * 1024 * 1024 * dtype.size  # unpatched
+    assert peak(1024, times=1) > 8 * 1024 * 1024 * dtype.size  # the unpatched model holds all scores
     with flash.enabled(strict=True):
         half, whole = peak(2048), peak(4096)
     assert whole < 2.2 * half

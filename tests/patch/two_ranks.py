@@ -1,4 +1,4 @@
-"""Runs programs with mlx.launch, as two processes on this machine."""
+"""Runs a program with mlx.launch, as two processes on this machine."""
 
 import contextlib
 import os
@@ -13,10 +13,10 @@ MLX_LAUNCH = "from mlx._distributed_utils.launch import main; main()"  # also wo
 
 
 def launch(*program, backend="ring", during=lambda process: None, **variables):
-    """The output of two processes of a program, stdout and stderr; `variables` are added to their environment."""
+    """Runs two processes of a program, with `variables` in their environment. Returns their stdout and stderr."""
     port = "--nccl-port" if backend == "nccl" else "--starting-port"
     options = ["-n", "2", "--backend", backend, port, str(_two_free_ports())]
-    # In a session of their own, so that the test can end a rank that waits for the other.
+    # In a session of their own, so that the test can kill both ranks, which may wait for each other.
     with subprocess.Popen(
         [sys.executable, "-c", MLX_LAUNCH, *options, *map(str, program)],
         env={**os.environ, **variables},

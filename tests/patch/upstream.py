@@ -1,12 +1,13 @@
-"""Runs mlx-lm's own tests with the patch off, on, strict, and on with masks kept as the arrays that mlx-lm makes:
-`python -m tests.patch.upstream FOLDER [PYTEST ARGUMENTS]`.
+"""Runs mlx-lm's own tests four times: `python -m tests.patch.upstream FOLDER [PYTEST ARGUMENTS]`.
 
-FOLDER holds the tests of the installed mlx-lm: they come with its source distribution, not with its wheel
-(`pip download --no-deps --no-binary mlx-lm mlx-lm==VERSION`). Prints the differences between the runs. Exits with 1 if
-a test passes without the patch and fails with it; with strict, only if none of the test's calls fell back.
+The patch is off, on, on with strict, and on without descriptions of masks, so that kernels read mlx-lm's mask arrays.
+FOLDER holds the tests of the installed mlx-lm, which come with its source distribution, not with its wheel
+(`pip download --no-deps --no-binary mlx-lm mlx-lm==VERSION`).
 
-The runs need no network: the shipped demo model replaces the one model that most of these tests download. A test that
-needs another model, Metal or a missing package fails in each run alike.
+The script prints the differences between the runs. It exits with 1 if a test passes with the patch off and fails with
+it on; if the test's calls fall back, it may fail with strict. The runs need no network: the shipped demo model replaces
+the one model that most of these tests download. A test that needs another model, Metal or a missing package fails in
+each run alike.
 """
 
 import json
@@ -51,7 +52,7 @@ class Watch:
         self.outcomes: dict[str, Outcome] = {}
 
     def pytest_runtest_logstart(self, nodeid):
-        mx.random.seed(0)  # so that random models are the same in each run
+        mx.random.seed(0)  # random models are then the same in each run
         self.before = counts()
 
     def pytest_runtest_logreport(self, report):
@@ -93,11 +94,11 @@ def stand_in(hub: Path) -> None:
 def main(folder: str, *arguments: str) -> int:
     with tempfile.TemporaryDirectory() as hub:
         stand_in(Path(hub))
-        os.environ.update(HF_HUB_CACHE=hub, HF_HUB_OFFLINE="1")  # read by the processes below
+        os.environ.update(HF_HUB_CACHE=hub, HF_HUB_OFFLINE="1")  # the processes below read these
         runs = {}
         for arm in ARMS:
             print(f"\n=== {arm}", flush=True)
-            # One process per run, so that no run affects the next.
+            # Each run has a process of its own, so that none affects the next.
             with ProcessPoolExecutor(1, get_context("spawn")) as process:
                 begin = perf_counter()
                 runs[arm] = process.submit(run, arm, ["--rootdir", folder, folder, *arguments]).result()
@@ -106,7 +107,7 @@ def main(folder: str, *arguments: str) -> int:
 
 
 def report(runs: dict[str, dict[str, Outcome]]) -> int:
-    """Prints the tests that differ or fall back, and the sums. Returns the exit code."""
+    """Prints the tests whose outcomes differ, or that fell back, and sums for each run. Returns the exit code."""
     nothing = Outcome("missing")
     wrong = 0
     print("\noff     on      strict  arrays  test")
