@@ -15,7 +15,7 @@ bool is_packed(const Strides& strides, int columns) {
   return strides.column == 1 || columns == 1;
 }
 
-// Kernels index rows and threadgroups with ints; besides, no GPU takes more than kMost threadgroups along an axis.
+// Returns n. Throws NoKernelError if n is more than a kernel's ints, and the axis of a grid on any GPU, can count.
 int64_t countable(int64_t n, const std::string& what) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   if (n > kMost) {

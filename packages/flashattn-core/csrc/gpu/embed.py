@@ -1,12 +1,12 @@
-"""Writes a GPU backend's kernels into a C++ file: each kernel as one string, with all its includes.
+"""Writes the text of a GPU backend's kernels into a C++ file. Each kernel is one string, with all its includes.
 
     embed.py CSRC BACKEND OUTPUT.cpp OUTPUT.d
 
 Kernels are the files of CSRC/BACKEND/kernels that are not headers. An include is looked up beside the including file,
 then in BACKEND/kernels, in gpu/kernels, which all GPU backends share, and in CSRC.
 
-The text is compiled when a kernel is first used, so building the module needs no GPU tools, and the module carries the
-same kernels on every platform, where tests can reach them. #line keeps each line's number and its file.
+Kernels are compiled when they are first used. So building the module needs no GPU tools, and on every platform the
+module has all kernels, where tests can reach them. #line directives tell compilers the file and number of each line.
 """
 
 import re
@@ -43,11 +43,6 @@ class SourceError(Exception):
         super().__init__(f"{file}:{number}: error: {reason}")
 
 
-def included_file(name: str, folders: list[Path]) -> Path | None:
-    candidates = [(folder / name).resolve() for folder in folders]
-    return next((candidate for candidate in candidates if candidate.is_file()), None)
-
-
 def resolved(file: Path, folders: list[Path], seen: list[Path]) -> str:
     """The text of `file`, with each included file's text in place of its #include, once; `seen` collects the files.
 
@@ -66,15 +61,16 @@ def resolved(file: Path, folders: list[Path], seen: list[Path]) -> str:
         if match := CONDITION.match(line):
             conditions += 1 if match[1] == "if" else -1
         if match := INCLUDE.match(line):
-            included = included_file(match[1], [file.parent, *folders])
+            candidates = [(folder / match[1]).resolve() for folder in (file.parent, *folders)]
+            included = next((candidate for candidate in candidates if candidate.is_file()), None)
             if included is None:
                 raise SourceError(file, number, f"{match[1]} does not exist")
-            if conditions > 0:  # a later include of the same file would be dropped, whatever the condition says
+            if conditions > 0:  # a later include of the same file is dropped, even if this condition is false
                 raise SourceError(file, number, f"{match[1]} is included under a condition")
             if included not in seen:
                 text += [resolved(included, folders, seen), f'#line {number + 1} "{name}"\n']
                 continue
-            line = ""  # the text has it already; an empty line keeps numbers
+            line = ""  # the text already has that file; an empty line keeps line numbers
         elif PRAGMA_ONCE.match(line):
             line = ""
         text.append(line + "\n")

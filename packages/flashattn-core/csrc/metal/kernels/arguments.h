@@ -1,5 +1,5 @@
-// The arguments of kernels: a call's arrays and structs, at the indices of launch.h's buffer_of(). source_text()
-// defines these indices, and the constants that a kernel is specialised for, before this text.
+// Macros for the arguments of kernels: a call's arrays and structs, at the indices that buffer_of() of launch.h gives
+// them. source_text() defines these indices, and the function constants, before this text.
 #pragma once
 
 #include "call/params.h"
@@ -11,7 +11,7 @@
 #define FLASHATTN_WRITTEN(T, name) device T* name FLASHATTN_BOUND(name)
 #define FLASHATTN_VALUE(T, name) const constant T& name FLASHATTN_BOUND(name)
 
-// An optional input. The comma comes first, because lists of inputs.def expand to a series of these.
+// An optional input. The comma comes first, because lists of inputs.def expand to a series of such arguments.
 #define FLASHATTN_OPTIONAL(name, called, dtype, axes) \
   , const device FLASHATTN_ELEMENT_##dtype* name [[buffer(FLASHATTN_BUFFER_##name), function_constant(has_##name)]]
 
@@ -20,12 +20,12 @@
   FLASHATTN_VALUE(AttentionParams, params), FLASHATTN_READ(T, query), FLASHATTN_READ(K, key), \
       FLASHATTN_READ(K, value) FLASHATTN_MASKS(FLASHATTN_OPTIONAL) FLASHATTN_GROUPS(FLASHATTN_OPTIONAL)
 
-// Outputs, and the sinks, which are read when a row is finished.
+// The outputs, and the sinks, which a kernel reads when it finishes a row.
 #define FLASHATTN_OUTPUT_ARGUMENTS(T)                       \
   FLASHATTN_WRITTEN(T, out), FLASHATTN_WRITTEN(float, lse), \
       FLASHATTN_WRITTEN(float, row_stats) FLASHATTN_SINKS(FLASHATTN_OPTIONAL)
 
-// What both kernels of the gradient read in addition. delta: (*B, H_q, L), contiguous.
+// Further inputs of backward_dq and backward_dkv. delta: (*B, H_q, L), contiguous.
 #define FLASHATTN_BACKWARD_ARGUMENTS(T)                                                                 \
   FLASHATTN_VALUE(BackwardParams, backward), FLASHATTN_READ(float, row_stats), FLASHATTN_READ(T, dout), \
       FLASHATTN_READ(float, delta)

@@ -1,11 +1,11 @@
-// delta: one number per row. dq reads it once, dk and dv for each tile of keys. Its own launch lets the kernels of dq
-// and of dk and dv run side by side, without the forward pass's output.
+// Computes delta, one number per row, for the other two kernels of the gradient. With a launch of its own for delta,
+// those two can run concurrently, and need not read the forward pass's output.
 #include "arguments.h"
 #include "score_gradient.h"
 
 using namespace flashattn;
 
-// Each SIMD group has a row. Grid: (queries / ROWS, heads, batch) threadgroups of ROWS SIMD groups.
+// Each SIMD group computes one row. Grid: (queries / ROWS, heads, batch) threadgroups of ROWS SIMD groups.
 template <typename T, typename Sizes>
 [[kernel, max_total_threads_per_threadgroup(Sizes::rows* FLASHATTN_LANES)]] void backward_delta(
     FLASHATTN_VALUE(AttentionParams, params), FLASHATTN_VALUE(BackwardParams, backward), FLASHATTN_READ(T, out),

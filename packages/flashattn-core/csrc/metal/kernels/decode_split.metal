@@ -22,7 +22,7 @@ template <typename T, typename Sizes, typename K = T>
                                  int(group.x * simdgroups + simdgroup), 0, lane);
 }
 
-// Rows beyond a threadgroup's go to other threadgroups. Grid: (chunks * blocks of rows, kv_heads, batch).
+// Several threadgroups read the same chunk if it has many rows. Grid: (chunks * threadgroups of each, kv_heads, batch).
 template <typename T, typename Sizes, typename K = T>
 [[kernel, max_total_threads_per_threadgroup(Sizes::simdgroups* FLASHATTN_LANES)]] void decode_split_shared(
     FLASHATTN_INPUT_ARGUMENTS(T, K), FLASHATTN_PARTIALS(FLASHATTN_WRITTEN),
@@ -31,7 +31,7 @@ template <typename T, typename Sizes, typename K = T>
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, ROWS = Sizes::rows, SIMDGROUPS = Sizes::simdgroups;
   using Rows = DecodeRows<T, D, DV, ROWS>;
   using Element = typename Stored<K>::Element;
-  constexpr int kBudget = 15 * 1024 / int(sizeof(Element));  // elements; two tiles take 30 of 32 KB
+  constexpr int kBudget = 15 * 1024 / int(sizeof(Element));  // elements per tile: two tiles take up to 30 of 32 KB
   constexpr int kFitting = kBudget / (Rows::kWidest + 16) / Rows::kKeys * Rows::kKeys;
   constexpr int kTile = kFitting < 32 ? kFitting : 32;
   static_assert(kTile > 0, "not even one batch of keys fits");
