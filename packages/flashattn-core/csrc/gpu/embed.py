@@ -12,6 +12,7 @@ module has all kernels, where tests can reach them. #line directives tell compil
 import re
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 INCLUDE = re.compile(r'\s*#\s*include\s*"([^"]+)"')
 CONDITION = re.compile(r"\s*#\s*(if|endif)")
@@ -36,11 +37,9 @@ FOOTER = """\
 """
 
 
-class SourceError(Exception):
-    """A line that cannot be embedded: its file, its number and the reason."""
-
-    def __init__(self, file: Path, number: int, reason: str) -> None:
-        super().__init__(f"{file}:{number}: error: {reason}")
+def fail(file: Path, number: int, reason: str) -> NoReturn:
+    """Ends the program because a line of a file cannot be embedded."""
+    sys.exit(f"{file}:{number}: error: {reason}")
 
 
 def resolved(file: Path, folders: list[Path], seen: list[Path]) -> str:
@@ -54,19 +53,19 @@ def resolved(file: Path, folders: list[Path], seen: list[Path]) -> str:
     conditions = 0  # open #if
     for number, raw in enumerate(file.read_bytes().splitlines(), start=1):
         if not raw.isascii():
-            raise SourceError(file, number, "a byte that is not ASCII, and MLX takes kernels as ASCII")
+            fail(file, number, "a byte that is not ASCII, and MLX takes kernels as ASCII")
         line = raw.decode("ascii")
         if f'){DELIMITER}"' in line:
-            raise SourceError(file, number, f'){DELIMITER}" would end the string that carries the kernel')
+            fail(file, number, f'){DELIMITER}" would end the string that carries the kernel')
         if match := CONDITION.match(line):
             conditions += 1 if match[1] == "if" else -1
         if match := INCLUDE.match(line):
             candidates = [(folder / match[1]).resolve() for folder in (file.parent, *folders)]
             included = next((candidate for candidate in candidates if candidate.is_file()), None)
             if included is None:
-                raise SourceError(file, number, f"{match[1]} does not exist")
+                fail(file, number, f"{match[1]} does not exist")
             if conditions > 0:  # a later include of the same file is dropped, even if this condition is false
-                raise SourceError(file, number, f"{match[1]} is included under a condition")
+                fail(file, number, f"{match[1]} is included under a condition")
             if included not in seen:
                 text += [resolved(included, folders, seen), f'#line {number + 1} "{name}"\n']
                 continue
@@ -75,7 +74,7 @@ def resolved(file: Path, folders: list[Path], seen: list[Path]) -> str:
             line = ""
         text.append(line + "\n")
     if conditions != 0:
-        raise SourceError(file, number, "#if and #endif do not pair")
+        fail(file, number, "#if and #endif do not pair")
     return "".join(text)
 
 
@@ -94,7 +93,4 @@ def main(csrc: str, backend: str, output: str, depfile: str) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(*sys.argv[1:])
-    except SourceError as error:
-        sys.exit(str(error))
+    main(*sys.argv[1:])

@@ -122,14 +122,10 @@ FLASHATTN_FUNC void decode_merge_body(RowOutputs<T> outputs, FLASHATTN_UNIFORM A
   for (int chunk = int(lane); chunk < split.num_chunks; chunk += FLASHATTN_LANES) {
     chunk_max = maximum(chunk_max, partials.max[first + chunk]);
   }
-  OnlineSoftmax whole = empty_row();
+  OnlineSoftmax whole;
   whole.raise(FLASHATTN_LANE_MAX(chunk_max));
 
-  float output[kColumns];
-  FLASHATTN_UNROLL
-  for (int i = 0; i < kColumns; ++i) {
-    output[i] = 0;
-  }
+  float output[kColumns] = {};
   // Each lane computes the weight of one chunk. Then all lanes together add up the outputs of these chunks, up to 32.
   for (int chunks = 0; chunks < split.num_chunks; chunks += FLASHATTN_LANES) {
     int count = minimum(FLASHATTN_LANES, split.num_chunks - chunks);

@@ -41,12 +41,8 @@ FLASHATTN_FUNC void rowwise_body(const FLASHATTN_DEVICE T* query, StoredInputs<K
     bool inside = row_index <= last_row && (D == head_dim || column < head_dim);
     query_columns[chunk] = inside ? float(queries[query_layout.offset(row.query, column)]) : 0.0f;
   }
-  float output[kValueChunks];
-  FLASHATTN_UNROLL
-  for (int chunk = 0; chunk < kValueChunks; ++chunk) {
-    output[chunk] = 0;
-  }
-  OnlineSoftmax softmax = empty_row();
+  float output[kValueChunks] = {};
+  OnlineSoftmax softmax;
 
   auto keys = keys_of(stored, params, batch, kv_head);
   auto values = values_of(stored, params, batch, kv_head);

@@ -25,6 +25,12 @@
   FLASHATTN_WRITTEN(T, out), FLASHATTN_WRITTEN(float, lse), \
       FLASHATTN_WRITTEN(float, row_stats) FLASHATTN_SINKS(FLASHATTN_OPTIONAL)
 
+// Which thread this is. Every kernel has these arguments.
+#define FLASHATTN_POSITION                                                                        \
+  uint3 group [[threadgroup_position_in_grid]], uint3 grid [[threadgroups_per_grid]],             \
+      uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]], \
+      uint thread_index [[thread_index_in_threadgroup]]
+
 // Further inputs of backward_dq and backward_dkv. delta: (*B, H_q, L), contiguous.
 #define FLASHATTN_BACKWARD_ARGUMENTS(T)                                                                 \
   FLASHATTN_VALUE(BackwardParams, backward), FLASHATTN_READ(float, row_stats), FLASHATTN_READ(T, dout), \

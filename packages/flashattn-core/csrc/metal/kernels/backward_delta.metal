@@ -10,8 +10,7 @@ template <typename T, typename Sizes>
 [[kernel, max_total_threads_per_threadgroup(Sizes::rows* FLASHATTN_LANES)]] void backward_delta(
     FLASHATTN_VALUE(AttentionParams, params), FLASHATTN_VALUE(BackwardParams, backward), FLASHATTN_READ(T, out),
     FLASHATTN_READ(T, dout) FLASHATTN_OPTIONAL(dlse, "", float32, ), FLASHATTN_WRITTEN(float, delta),
-    uint3 group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
-    uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+    FLASHATTN_POSITION) {
   constexpr int ROWS = Sizes::rows;
   int query = int(group.x) * ROWS + int(simdgroup), head = int(group.y), batch = int(group.z);
   if (query >= params.query_len) {

@@ -15,8 +15,7 @@ using namespace flashattn;
 template <typename T, typename Sizes>
 [[kernel, max_total_threads_per_threadgroup(Sizes::simdgroups* FLASHATTN_LANES)]] void backward_dkv(
     FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_BACKWARD_ARGUMENTS(T), FLASHATTN_WRITTEN(T, dk),
-    FLASHATTN_WRITTEN(T, dv), uint3 group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
-    uint simdgroup [[simdgroup_index_in_threadgroup]], uint thread_index [[thread_index_in_threadgroup]]) {
+    FLASHATTN_WRITTEN(T, dv), FLASHATTN_POSITION) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, SIMDGROUPS = Sizes::simdgroups, ROWS = Sizes::rows,
                 PARTS = Sizes::parts;
   constexpr int kKeys = SIMDGROUPS * 8, kRowFragments = ROWS / 8, kDepth = D / 8, kColumns = DV / 8;
@@ -40,13 +39,9 @@ template <typename T, typename Sizes>
   int own_first = first_key + int(simdgroup) * 8;  // the SIMD group's first key
   int own_key = own_first + fragment_r;
   constexpr int kSums = PARTS == 1 ? kDepth + kColumns : kDepth > kColumns ? kDepth : kColumns;
-  Fragment sums[kSums];
+  Fragment sums[kSums] = {};
   thread Fragment* dk_sums = sums;
   thread Fragment* dv_sums = sums + (PARTS == 1 ? kDepth : 0);
-  FLASHATTN_UNROLL
-  for (int c = 0; c < kSums; ++c) {
-    sums[c] = Fragment{0.0f, 0.0f};
-  }
 
   // Own keys, and then own values, stay in registers, as long as they, the sums, scores and gradients take at most 96.
   constexpr int kBusy = 2 * kSums + ROWS / 2;

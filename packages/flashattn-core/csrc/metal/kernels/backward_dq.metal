@@ -12,10 +12,7 @@ using namespace flashattn;
 // Grid: (queries / rows of a threadgroup, heads, batch) threadgroups of SIMDGROUPS SIMD groups.
 template <typename T, typename Sizes>
 [[kernel, max_total_threads_per_threadgroup(Sizes::simdgroups* FLASHATTN_LANES)]] void backward_dq(
-    FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_BACKWARD_ARGUMENTS(T), FLASHATTN_WRITTEN(T, dq),
-    uint3 group [[threadgroup_position_in_grid]], uint3 grid [[threadgroups_per_grid]],
-    uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]],
-    uint thread_index [[thread_index_in_threadgroup]]) {
+    FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_BACKWARD_ARGUMENTS(T), FLASHATTN_WRITTEN(T, dq), FLASHATTN_POSITION) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, SIMDGROUPS = Sizes::simdgroups, KEYS = Sizes::keys;
   constexpr int kRows = SIMDGROUPS * 8, kKeyFragments = KEYS / 8, kDepth = D / 8;
   using KeyLoader = TileLoader<T, KEYS, D, SIMDGROUPS * FLASHATTN_LANES>;
@@ -35,11 +32,7 @@ template <typename T, typename Sizes>
   Row row = visibility.row(own_query + fragment_r, head);
   SavedRow saved = saved_row(head_of(row_stats, params, params.row_stats, batch, head),
                              delta + delta_offset(params, batch, head), params, row.query);
-  Fragment sums[kDepth];
-  FLASHATTN_UNROLL
-  for (int c = 0; c < kDepth; ++c) {
-    sums[c] = Fragment{0.0f, 0.0f};
-  }
+  Fragment sums[kDepth] = {};
 
   // Own rows of query, and then of dout, stay in registers, as long as they and the sums take at most 64.
   constexpr int kQueryRegisters = D * int(sizeof(T)) / 16, kDoutRegisters = DV * int(sizeof(T)) / 16;

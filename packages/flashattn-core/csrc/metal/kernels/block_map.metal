@@ -9,9 +9,7 @@ template <int DTYPE>
 [[kernel, max_total_threads_per_threadgroup(256)]] void block_map(FLASHATTN_VALUE(ArrayParams, array_params),
                                                                   FLASHATTN_READ(uchar, mask),
                                                                   FLASHATTN_WRITTEN(uchar, found_blocks),
-                                                                  uint lane [[thread_index_in_simdgroup]],
-                                                                  uint simdgroup [[simdgroup_index_in_threadgroup]],
-                                                                  uint3 group [[threadgroup_position_in_grid]]) {
+                                                                  FLASHATTN_POSITION) {
   int64_t index = int64_t(group.x) * 8 + simdgroup;
   if (index < array_params.count) {
     MaskBlock block = mask_block(array_params, index);

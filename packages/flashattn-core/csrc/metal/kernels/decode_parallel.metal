@@ -7,9 +7,9 @@ using namespace flashattn;
 
 // Grid: (1, heads, batch) threadgroups of 1024 threads.
 template <typename T, typename Sizes, typename K = T>
-[[kernel, max_total_threads_per_threadgroup(1024)]] void decode_parallel(
-    FLASHATTN_INPUT_ARGUMENTS(T, K), FLASHATTN_OUTPUT_ARGUMENTS(T), uint3 group [[threadgroup_position_in_grid]],
-    uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+[[kernel, max_total_threads_per_threadgroup(1024)]] void decode_parallel(FLASHATTN_INPUT_ARGUMENTS(T, K),
+                                                                         FLASHATTN_OUTPUT_ARGUMENTS(T),
+                                                                         FLASHATTN_POSITION) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim;
   using Rows = DecodeRows<T, D, DV, 1>;
   constexpr int kSimdgroups = 32;
@@ -37,7 +37,7 @@ template <typename T, typename Sizes, typename K = T>
     partial_sum[simdgroup] = rows.softmax[0].row_sum;
   }
   float weight = 0;
-  RowResult result = RowResult{0.0f, 0.0f, empty_row()};
+  RowResult result = {};
   RowOutputs<T> outputs = FLASHATTN_ROW_OUTPUTS(T);
   device T* row = outputs.out_row(params, batch, head, 0);
   FLASHATTN_UNROLL
@@ -54,7 +54,7 @@ template <typename T, typename Sizes, typename K = T>
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     if (pass == 0) {
       float lane_max = partial_max[lane];
-      OnlineSoftmax whole = empty_row();
+      OnlineSoftmax whole;
       whole.raise(metal::simd_max(lane_max));
       weight = whole.probability(lane_max);
       whole.row_sum = metal::simd_sum(weight * partial_sum[lane]);

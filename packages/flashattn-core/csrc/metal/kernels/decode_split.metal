@@ -12,9 +12,7 @@ using namespace flashattn;
 template <typename T, typename Sizes, typename K = T>
 [[kernel, max_total_threads_per_threadgroup(128)]] void decode_split(FLASHATTN_INPUT_ARGUMENTS(T, K),
                                                                      FLASHATTN_PARTIALS(FLASHATTN_WRITTEN),
-                                                                     uint3 group [[threadgroup_position_in_grid]],
-                                                                     uint lane [[thread_index_in_simdgroup]],
-                                                                     uint simdgroup [[simdgroup_index_in_threadgroup]],
+                                                                     FLASHATTN_POSITION,
                                                                      uint simdgroups [[simdgroups_per_threadgroup]]) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, ROWS = Sizes::rows;
   decode_split_body<D, DV, ROWS>(query, FLASHATTN_STORED_INPUTS(K), params, FLASHATTN_MASK_INPUTS,
@@ -25,9 +23,7 @@ template <typename T, typename Sizes, typename K = T>
 // Several threadgroups read the same chunk if it has many rows. Grid: (chunks * threadgroups of each, kv_heads, batch).
 template <typename T, typename Sizes, typename K = T>
 [[kernel, max_total_threads_per_threadgroup(Sizes::simdgroups* FLASHATTN_LANES)]] void decode_split_shared(
-    FLASHATTN_INPUT_ARGUMENTS(T, K), FLASHATTN_PARTIALS(FLASHATTN_WRITTEN),
-    uint3 group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
-    uint simdgroup [[simdgroup_index_in_threadgroup]], uint thread_index [[thread_index_in_threadgroup]]) {
+    FLASHATTN_INPUT_ARGUMENTS(T, K), FLASHATTN_PARTIALS(FLASHATTN_WRITTEN), FLASHATTN_POSITION) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, ROWS = Sizes::rows, SIMDGROUPS = Sizes::simdgroups;
   using Rows = DecodeRows<T, D, DV, ROWS>;
   using Element = typename Stored<K>::Element;
@@ -54,8 +50,7 @@ template <typename T, typename Sizes>
 [[kernel, max_total_threads_per_threadgroup(32)]] void decode_merge(FLASHATTN_OUTPUT_ARGUMENTS(T),
                                                                     FLASHATTN_VALUE(AttentionParams, params),
                                                                     FLASHATTN_PARTIALS(FLASHATTN_READ),
-                                                                    uint3 group [[threadgroup_position_in_grid]],
-                                                                    uint lane [[thread_index_in_simdgroup]]) {
+                                                                    FLASHATTN_POSITION) {
   constexpr int DV = Sizes::value_dim;
   decode_merge_body<DV>(FLASHATTN_ROW_OUTPUTS(T), params, sinks, {partials, params, split}, split, int(group.z),
                         int(group.y), int(group.x), lane);

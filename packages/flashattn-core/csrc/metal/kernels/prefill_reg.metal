@@ -48,9 +48,7 @@ using namespace flashattn;
 // Grid: (queries / rows of a threadgroup, heads, batch) threadgroups of SIMDGROUPS SIMD groups.
 template <typename T, typename Sizes, typename K = T>
 [[kernel, max_total_threads_per_threadgroup(Sizes::simdgroups* FLASHATTN_LANES)]] void prefill_reg(
-    FLASHATTN_INPUT_ARGUMENTS(T, K), FLASHATTN_OUTPUT_ARGUMENTS(T), uint3 group [[threadgroup_position_in_grid]],
-    uint3 grid [[threadgroups_per_grid]], uint lane [[thread_index_in_simdgroup]],
-    uint simdgroup [[simdgroup_index_in_threadgroup]], uint thread_index [[thread_index_in_threadgroup]]) {
+    FLASHATTN_INPUT_ARGUMENTS(T, K), FLASHATTN_OUTPUT_ARGUMENTS(T), FLASHATTN_POSITION) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, SIMDGROUPS = Sizes::simdgroups, KEYS = Sizes::keys;
   constexpr int kRows = SIMDGROUPS * 8;
   constexpr int kColumns = DV / 8, kKeyFragments = KEYS / 8;
@@ -70,12 +68,8 @@ template <typename T, typename Sizes, typename K = T>
   int fragment_r = fragment_row(lane), fragment_c = fragment_column(lane);
   int own_query = first_query + int(simdgroup) * 8;  // the SIMD group's first query
   Row row = visibility.row(own_query + fragment_r, head);
-  OnlineSoftmax softmax = empty_row();
-  Fragment output[kColumns];
-  FLASHATTN_UNROLL
-  for (int c = 0; c < kColumns; ++c) {
-    output[c] = Fragment{0.0f, 0.0f};
-  }
+  OnlineSoftmax softmax;
+  Fragment output[kColumns] = {};
 
   // Queries stay in registers, in their own dtype, if the output leaves room for them.
   constexpr bool kKeepQueries = 4 * DV + int(sizeof(T)) * D <= 1024;

@@ -14,10 +14,8 @@ using namespace flashattn;
 // Rows of a key/value head are numbered query after query, and for each query head after head. D and DV: head_dim and
 // value_dim, rounded up to 8. Grid: (rows / rows of a threadgroup, kv_heads, batch) threadgroups of 128 threads.
 template <typename T, typename Sizes>
-[[kernel, max_total_threads_per_threadgroup(128)]] void prefill_tg(
-    FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_OUTPUT_ARGUMENTS(T),
-    uint3 threadgroup_index [[threadgroup_position_in_grid]], uint3 grid [[threadgroups_per_grid]],
-    uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+[[kernel, max_total_threads_per_threadgroup(128)]] void prefill_tg(FLASHATTN_INPUT_ARGUMENTS(T, T),
+                                                                   FLASHATTN_OUTPUT_ARGUMENTS(T), FLASHATTN_POSITION) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, ROW_FRAGMENTS = Sizes::row_fragments;
   constexpr int kSimdgroups = 4, kKeys = 8 * kSimdgroups;  // each SIMD group has one fragment of keys
   constexpr int kRows = ROW_FRAGMENTS * 8, kRowsEach = kRows / kSimdgroups;
@@ -28,9 +26,9 @@ template <typename T, typename Sizes>
   threadgroup float rescales[2][kRows];
   threadgroup float normalise[kRows];
 
-  int batch = int(threadgroup_index.z), kv_head = int(threadgroup_index.y);
-  int group = params.num_heads / params.num_kv_heads, row_count = params.query_len * group;
-  int first_row = int(grid.x - 1 - threadgroup_index.x) * kRows;  // as in prefill_reg.metal, the last queries first
+  int batch = int(group.z), kv_head = int(group.y);
+  int heads = params.num_heads / params.num_kv_heads, row_count = params.query_len * heads;
+  int first_row = int(grid.x - 1 - group.x) * kRows;  // as in prefill_reg.metal, the last queries first
   int last_row = metal::min(first_row + kRows, row_count) - 1;
   Visibility visibility = visibility_of(params, FLASHATTN_MASK_INPUTS, batch);
 
@@ -38,32 +36,24 @@ template <typename T, typename Sizes>
   Row rows[ROW_FRAGMENTS];
   using Queries = LaneRow<T, D, ROW_FRAGMENTS * D <= 128>;
   Queries queries[ROW_FRAGMENTS];
-  Fragment output[ROW_FRAGMENTS][kColumns];
+  Fragment output[ROW_FRAGMENTS][kColumns] = {};
   FLASHATTN_UNROLL
   for (int i = 0; i < ROW_FRAGMENTS; ++i) {
     int r = first_row + i * 8 + fragment_r;
-    rows[i] = visibility.row(r / group, kv_head * group + r % group);
+    rows[i] = visibility.row(r / heads, kv_head * heads + r % heads);
     queries[i] = Queries(head_of(query, params, params.query, batch, rows[i].head), row_layout(params.query),
                          rows[i].query, params.query_len, fragment_c, head_dim);
-    FLASHATTN_UNROLL
-    for (int c = 0; c < kColumns; ++c) {
-      output[i][c] = Fragment{0.0f, 0.0f};
-    }
   }
   OnlineSoftmax softmax[kRowsEach];  // for the rows that this SIMD group reduces
-  FLASHATTN_UNROLL
-  for (int r = 0; r < kRowsEach; ++r) {
-    softmax[r] = empty_row();
-  }
 
   const device T* keys = head_of(key, params, params.key, batch, kv_head);
   const device T* values = head_of(value, params, params.value, batch, kv_head);
   RowLayout key_layout = row_layout(params.key), value_layout = row_layout(params.value);
-  KeySpan any = visibility.seen_by_any(first_row / group, last_row / group);
-  KeySpan all = visibility.unmasked(first_row / group, last_row / group);
+  KeySpan any = visibility.seen_by_any(first_row / heads, last_row / heads);
+  KeySpan all = visibility.unmasked(first_row / heads, last_row / heads);
   int turn = 1;
   for (int first = any.begin; first < any.end; first += kKeys) {
-    int blocks = visibility.blocks(kv_head * group, group, first_row / group, last_row / group - first_row / group + 1,
+    int blocks = visibility.blocks(kv_head * heads, heads, first_row / heads, last_row / heads - first_row / heads + 1,
                                    first, kKeys);
     if (!(blocks & kBlockShows)) {
       continue;
@@ -73,11 +63,7 @@ template <typename T, typename Sizes>
 
     // Multiplies all rows by this SIMD group's eight keys.
     int own_first = first + int(simdgroup) * 8;
-    Fragment product[ROW_FRAGMENTS];
-    FLASHATTN_UNROLL
-    for (int i = 0; i < ROW_FRAGMENTS; ++i) {
-      product[i] = Fragment{0.0f, 0.0f};
-    }
+    Fragment product[ROW_FRAGMENTS] = {};
     if (own_first < any.end) {
       FLASHATTN_UNROLL
       for (int d = 0; d < kDepth; ++d) {
@@ -174,11 +160,11 @@ template <typename T, typename Sizes>
   if (lane == 0) {
     FLASHATTN_UNROLL
     for (int r = 0; r < kRowsEach; ++r) {
-      int row = first_row + int(simdgroup) * kRowsEach + r, head = kv_head * group + row % group;
+      int row = first_row + int(simdgroup) * kRowsEach + r, head = kv_head * heads + row % heads;
       if (row <= last_row) {
         RowResult result = finish_row(softmax[r], sinks, params, batch, head);
         normalise[int(simdgroup) * kRowsEach + r] = result.normalise;
-        outputs.store_result(params, batch, head, row / group, result);
+        outputs.store_result(params, batch, head, row / heads, result);
       }
     }
   }
