@@ -6,8 +6,8 @@
 //   output = sum over keys of     (probability * scale) q + probability * bias
 //
 // Both products are computed transposed: the 16 rows of a tensor core's tile are keys, or columns of values, and its 8
-// columns are queries. So up to 8 queries fill the tile, as in a decode step of one group. A lane has four neighbouring
-// keys, whose scales it loads at once.
+// columns are queries. A decode step has few queries, which would fill no more than half of 16 rows. A
+// lane has four neighbouring keys, whose scales it loads at once.
 #pragma once
 
 #include "warp_rows.h"
@@ -341,7 +341,7 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
   }
 
   // output += probabilities times values. The operands are bfloat for every T, since probability * scale may underflow
-  // in half. The sum of two bfloat represents this factor; the rest is multiplied by the mean of all integers.
+  // in half. The sum of two bfloat represents this factor; the rest is multiplied by the mean of all possible q.
   FLASHATTN_FUNC void add_values(const Scores& probabilities, IntegerTile<DV> values, int lane) {
     constexpr float kMean = ((1 << kBits) - 1) / 2.0f;
     auto scales = values.scales.quad(lane), biases = values.biases.quad(lane);

@@ -44,7 +44,7 @@ FLASHATTN_FUNC uint warp_index() {
 struct BlockPosition {
   int head;
   int batch;
-  int part;   // number of the block's rows, or rows and keys, within the head
+  int part;   // which rows of the head, or which rows and keys
   int parts;  // valid only if no two blocks have the same rows
 };
 FLASHATTN_FUNC BlockPosition block_position(const AttentionParams& params, int heads, uint block = blockIdx.x) {

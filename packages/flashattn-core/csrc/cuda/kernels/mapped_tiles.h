@@ -39,7 +39,7 @@ FLASHATTN_FUNC int blocks_between(Visibility visibility, int head, Range queries
   return found;
 }
 
-// A tile's number, and for each part of the block's rows two bits of the block map.
+// A tile's number in the lower 16 bits; above it the block map's two bits for each part of the block's rows.
 struct ListedTile {
   static constexpr uint kEnd = ~0u;  // ends the list
   uint bits;

@@ -22,7 +22,7 @@ FLASHATTN_FUNC BlockShare share_of_block(const SplitParams& split) {
 // the row's sum, its maximum and its sum.
 template <int ROWS, int DV>
 struct BlockPartials {
-  static constexpr int kPitch = DV + cuda::kPartialPadding;  // whole float4
+  static constexpr int kPitch = DV + cuda::kPartialPadding;  // a multiple of four floats
 
   float* memory;
 

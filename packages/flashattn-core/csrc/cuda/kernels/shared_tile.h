@@ -23,8 +23,7 @@ struct SharedTile {
   FLASHATTN_FUNC uint piece(uint row, uint c) const {
     return memory + c / 8 * kPanel + row * 128 + ((c % 8 ^ row % 8) << 4);
   }
-  // piece_at() with this offset is piece 2 * step + odd of `row`, or of a row a multiple of 8 below. A step costs one
-  // xor.
+  // With this offset, piece_at() gives piece 2 * step + odd of `row`, or of a row 8 n below. A step costs one xor.
   static FLASHATTN_FUNC uint lane_offset(uint row, uint odd) { return row * 128 + ((odd ^ row % 8) << 4); }
   FLASHATTN_FUNC uint piece_at(uint lane_offset, int further_rows, int step) const {
     return memory + step / 4 * kPanel + further_rows * 128 + (lane_offset ^ step % 4 << 5);

@@ -35,7 +35,7 @@ FLASHATTN_FUNC void store_slice(const MergedSlice& merged, int column, RowOutput
   if (column == 0) outputs.store_result(params, batch, position.head, position.query, result);
 }
 
-// Merges the partial results of row_count rows of a key/value head, in the order of the chunks, by a block's THREADS.
+// The THREADS threads of a block merge the results of row_count rows of a key/value head, in the order of the chunks.
 template <int THREADS, typename T>
 FLASHATTN_FUNC void merge_chunks(RowOutputs<T> outputs, const AttentionParams& params, const uchar* sinks,
                                  Partials<float*> partials, const SplitParams& split, int batch, int kv_head,

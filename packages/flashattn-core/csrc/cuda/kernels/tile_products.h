@@ -1,7 +1,7 @@
 // The products that a warp computes for its 16 rows and a tile of keys, on tensor cores with the accuracy of float32:
-// scores = query key^T, and output += probabilities value. Products of 16-bit floats are exact, and two of these
-// represent a probability. Two TF32 numbers represent a float32, so its product takes three products; the small ones
-// have a sum of their own, since tensor cores truncate sums.
+// scores = query key^T, and output += probabilities value. Products of 16-bit floats are exact, and a probability is
+// the sum of two such floats. A float32 is the sum of two TF32 numbers, so multiplying two float32 takes three
+// products. The small products have a sum of their own, since tensor cores truncate sums.
 //
 // Lane n has rows n / 4 and n / 4 + 8 of scores and output. Of the scores' columns it has 8 j + 2 (n % 4) + {0, 1}.
 #pragma once

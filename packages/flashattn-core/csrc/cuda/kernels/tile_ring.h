@@ -18,8 +18,8 @@ FLASHATTN_FUNC void load_boxes(Tile tile, const cuda::TensorMap& map, int row, i
   }
 }
 
-// A ring of STAGES stages. A tile has PARTS parts, each of which takes a stage. The block numbers its tiles: n. It
-// numbers the parts of all tiles in the order of loading: turn.
+// A ring of STAGES stages. A tile has PARTS parts, each of which takes a stage. n: the number of a tile in the block's
+// loop. turn: the number of a part, counted over all tiles.
 template <typename Tile, int STAGES, int PARTS = 1>
 struct TileRing {
   static constexpr int kParts = PARTS;

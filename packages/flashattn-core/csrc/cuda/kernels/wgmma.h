@@ -31,8 +31,7 @@ FLASHATTN_FUNC void begin_multiply_keys(Fragment (&scores)[KEYS / 8], SharedTile
   commit_products();
 }
 
-// Starts sums += probabilities times part value_part of the tile's values, of VALUE_PARTS. With `fresh` sums start at
-// 0.
+// Starts sums += probabilities times one of VALUE_PARTS parts of the tile's values. With `fresh` the sums start at 0.
 template <int VALUE_PARTS, int PARTS, typename T, int KEYS, int DV>
 FLASHATTN_FUNC void begin_add_values(Fragment (&sums)[DV / 8], const uint (&probabilities)[KEYS / 16][PARTS][4],
                                      SharedTile<T, KEYS, DV> values, int value_part = 0, bool fresh = false) {

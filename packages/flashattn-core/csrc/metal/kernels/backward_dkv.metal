@@ -26,8 +26,8 @@ template <typename T, typename Sizes>
   threadgroup SavedRow saved_rows[ROWS];
   threadgroup int finite_rows[SIMDGROUPS];  // for each SIMD group: whether all elements that it loaded are finite
 
-  // The first threadgroups get the first keys, which most queries see under a causal mask: long work should start
-  // first.
+  // The first threadgroups get the first keys, which most queries see under a causal mask, since long work should
+  // start first.
   int first_key = int(group.x) / PARTS * kKeys;
   int last_key = metal::min(first_key + kKeys, params.key_len) - 1;
   bool with_dk = PARTS == 1 || group.x % 2 == 0, with_dv = PARTS == 1 || group.x % 2 == 1;
@@ -43,7 +43,7 @@ template <typename T, typename Sizes>
   thread Fragment* dk_sums = sums;
   thread Fragment* dv_sums = sums + (PARTS == 1 ? kDepth : 0);
 
-  // Own keys, and then own values, stay in registers, as long as they, the sums, scores and gradients take at most 96.
+  // Own keys, and then own values, stay in registers if they, sums, scores and gradients take at most 96 registers.
   constexpr int kBusy = 2 * kSums + ROWS / 2;
   constexpr int kKeyRegisters = D * int(sizeof(T)) / 16, kValueRegisters = DV * int(sizeof(T)) / 16;
   constexpr bool kKeepKeys = kBusy + kKeyRegisters <= 96;

@@ -34,7 +34,7 @@ template <typename T, typename Sizes>
                              delta + delta_offset(params, batch, head), params, row.query);
   Fragment sums[kDepth] = {};
 
-  // Own rows of query, and then of dout, stay in registers, as long as they and the sums take at most 64.
+  // Own rows of query, and then of dout, stay in registers if they and the sums take at most 64 registers.
   constexpr int kQueryRegisters = D * int(sizeof(T)) / 16, kDoutRegisters = DV * int(sizeof(T)) / 16;
   constexpr bool kKeepQueries = D / 4 + kQueryRegisters <= 64;
   constexpr bool kKeepDout = D / 4 + kQueryRegisters + kDoutRegisters <= 64;

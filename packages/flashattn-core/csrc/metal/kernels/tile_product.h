@@ -8,7 +8,7 @@
 namespace flashattn {
 
 // The left operand of a product: a lane's elements of eight rows, in COLUMNS / 8 neighbouring fragments. With KEEP they
-// stay in registers, in their own dtype. Without, the lane reads them again for each tile.
+// stay in registers, in their own dtype. Without KEEP the lane reads them again for each tile.
 template <typename T, int COLUMNS, bool KEEP>
 struct LaneRow {
   const device T* source;
