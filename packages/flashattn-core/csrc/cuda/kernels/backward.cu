@@ -11,6 +11,8 @@ FLASHATTN_KERNEL backward(const cuda::BackwardArguments& arguments) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, WARPS = Sizes::warps, COLUMNS = Sizes::columns,
                 PARTS = Sizes::parts, OF = Sizes::of;
   constexpr bool IS_PART = Sizes::is_part;
+  FLASHATTN_INPUT_ARGUMENTS(T, T);
+  FLASHATTN_BACKWARD_ARGUMENTS(T);
   constexpr int kRows = WARPS * kWarpRows, kThreads = WARPS * FLASHATTN_LANES;
   using Own = CopiedTiles<T, kRows, D, DV, 1, kThreads>;
   using Tiles = CopiedTiles<T, COLUMNS, D, DV, 2, kThreads>;
@@ -18,7 +20,7 @@ FLASHATTN_KERNEL backward(const cuda::BackwardArguments& arguments) {
   extern __shared__ __align__(1024) uchar shared[];
 
   float4* saved_columns = reinterpret_cast<float4*>(shared + Own::kBytes + Tiles::kBytes);  // for two tiles
-  Block block(arguments, reinterpret_cast<uint*>(saved_columns + 2 * COLUMNS));
+  Block block(FLASHATTN_GRADIENT_BLOCK(T, reinterpret_cast<uint*>(saved_columns + 2 * COLUMNS)));
   block.template find<kThreads>();
   if (has_block_map) __syncthreads();
   int lane = lane_index(), warp = warp_index(), warp_row = warp * kWarpRows, own_row = block.first_row + warp_row;

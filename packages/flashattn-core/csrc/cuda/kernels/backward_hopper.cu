@@ -52,6 +52,8 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, CONSUMERS = Sizes::consumers, COLUMNS = Sizes::columns,
                 STAGES = Sizes::stages, PARTS = Sizes::parts, OF = Sizes::of;
   constexpr bool IS_PART = Sizes::is_part;
+  FLASHATTN_INPUT_ARGUMENTS(T, T);
+  FLASHATTN_BACKWARD_ARGUMENTS(T);
   constexpr int kRows = CONSUMERS * kWarpgroupRows, kReaders = CONSUMERS * 4;
   constexpr int kLaunched = 65536 / Sizes::blocks / ((CONSUMERS + 1) * kWarpgroup) / 8 * 8;
   static_assert(Sizes::consumer_registers * CONSUMERS + Sizes::producer_registers <= kLaunched * (CONSUMERS + 1),
@@ -72,7 +74,8 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
   int lane = lane_index(), warp = int(warp_index()), group = __shfl_sync(~0u, warp / 4, 0);
   // For dq, two consumers were faster without ping-pong.
   PingPong<Block::kOfKeys ? CONSUMERS : 1> ping_pong = {own_arrived.address + kBarrierBytes, group};
-  Block block(arguments, static_cast<uint*>(shared_pointer(ping_pong.barriers + ping_pong.kBarriers)));
+  Block block(
+      FLASHATTN_GRADIENT_BLOCK(T, static_cast<uint*>(shared_pointer(ping_pong.barriers + ping_pong.kBarriers))));
   if (threadIdx.x == 0) {
     ring.initialise(kReaders);
     own_arrived.initialise(1);

@@ -98,6 +98,8 @@ FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, COLUMNS = Sizes::columns, FIRST_STAGES = Sizes::first_stages,
                 SECOND_STAGES = Sizes::second_stages, OF = Sizes::of;
   constexpr bool IS_PART = Sizes::is_part;
+  FLASHATTN_INPUT_ARGUMENTS(T, T);
+  FLASHATTN_BACKWARD_ARGUMENTS(T);
   using Element = typename Operand<T>::Element;
   constexpr int kParts = Operand<T>::kParts, kRows = kWarpgroupRows, kWarps = 4, kGroups = 2;
   static_assert(FIRST_STAGES < 2 * kParts, "the next tile's S would not wait until the other warpgroup has taken P");
@@ -126,7 +128,7 @@ FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
   Scores handed = {handed_memory, {own_arrived.address + kBarrierBytes}};
 
   uint* tile_lists = static_cast<uint*>(shared_pointer(handed.given.address + kBarrierBytes));
-  Block block(arguments, tile_lists);
+  Block block(FLASHATTN_GRADIENT_BLOCK(T, tile_lists));
   int lane = lane_index(), warp = int(warp_index()), group = __shfl_sync(~0u, warp / kWarps, 0);
   if (threadIdx.x == 0) {
     firsts.initialise(kGroups * kWarps);
@@ -188,7 +190,7 @@ FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
       if constexpr (Block::kFirst) add_tile<Element>(sums, scores, seconds, n);
     }
     if constexpr (Block::kFirst) {
-      BlockOfFirst(arguments, tile_lists).store(sums, none, rows.largest, own_row, lane);
+      BlockOfFirst(FLASHATTN_GRADIENT_BLOCK(T, tile_lists)).store(sums, none, rows.largest, own_row, lane);
     }
   } else {
     Fragment dscores[COLUMNS / 8], sums[D / 8] = {};
@@ -201,7 +203,7 @@ FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
       FLASHATTN_TO_GRADIENTS((has_softcap ? kBoth : kToGradients), scores, dscores);
       add_tile<Element>(sums, dscores, firsts, n);
     }
-    BlockOfSecond(arguments, tile_lists).store(none, sums, rows.largest, own_row, lane);
+    BlockOfSecond(FLASHATTN_GRADIENT_BLOCK(T, tile_lists)).store(none, sums, rows.largest, own_row, lane);
   }
 #undef FLASHATTN_TO_GRADIENTS
 }

@@ -14,6 +14,22 @@
 #include "score_gradient.h"
 #include "warp_rows.h"
 
+#define FLASHATTN_BACKWARD_ARGUMENTS(T)      \
+  FLASHATTN_VALUE(BackwardParams, backward); \
+  FLASHATTN_READ(T, dout);                   \
+  FLASHATTN_READ(float4, saved_rows);        \
+  FLASHATTN_WRITTEN(T, dq);                  \
+  FLASHATTN_WRITTEN(T, dk);                  \
+  FLASHATTN_WRITTEN(T, dv);                  \
+  FLASHATTN_WRITTEN(float, dk_parts);        \
+  FLASHATTN_WRITTEN(float, dv_parts)
+// Arguments for GradientBlock's constructor, from a kernel's arguments. tile_lists: shared memory for the lists.
+#define FLASHATTN_GRADIENT_BLOCK(T, tile_lists)                                                          \
+  params, FLASHATTN_MASK_INPUTS, backward,                                                               \
+      GradientArrays<T>{query, key, value, dout, saved_rows, dq, dk, dv, dk_parts, dv_parts}, TileList { \
+    tile_lists                                                                                           \
+  }
+
 namespace flashattn {
 
 // What to_gradients() computes: P from S, dS from dP and P, or both. With soft-cap it must compute both at once, since
@@ -80,18 +96,9 @@ struct GradientBlock {
 
   TileList lists;  // with a block map: one list if all heads share the map, else one for each
 
-  // tile_lists: shared memory for the lists.
-  FLASHATTN_FUNC GradientBlock(const cuda::BackwardArguments& arguments, uint* tile_lists)
-      : backward(arguments.backward), lists{tile_lists} {
-    FLASHATTN_INPUT_ARGUMENTS(T, T);
-    FLASHATTN_READ(T, dout);
-    FLASHATTN_READ(float4, saved_rows);
-    FLASHATTN_WRITTEN(T, dq);
-    FLASHATTN_WRITTEN(T, dk);
-    FLASHATTN_WRITTEN(T, dv);
-    FLASHATTN_WRITTEN(float, dk_parts);
-    FLASHATTN_WRITTEN(float, dv_parts);
-    arrays = {query, key, value, dout, saved_rows, dq, dk, dv, dk_parts, dv_parts};
+  FLASHATTN_FUNC GradientBlock(const AttentionParams& params, MaskInputs masks, const BackwardParams& backward,
+                               GradientArrays<T> arrays, TileList lists)
+      : backward(backward), arrays(arrays), lists(lists) {
     int group = params.num_heads / params.num_kv_heads, chunks = kOfKeys ? head_chunks(params, backward) : 1;
     BlockPosition block = block_position(params, kOfKeys ? params.num_kv_heads * chunks : params.num_heads);
     batch = block.batch;
@@ -103,7 +110,7 @@ struct GradientBlock {
     part = (chunk * int(params.batch_size) + batch) * params.num_kv_heads + kv_head;
     first_row = kOfKeys ? block.part * ROWS : first_query(params, block.part, ROWS);
     last_row = minimum(first_row + ROWS, kOfKeys ? params.key_len : params.query_len) - 1;
-    visibility = visibility_of(params, FLASHATTN_MASK_INPUTS, batch);
+    visibility = visibility_of(params, masks, batch);
     any = columns_of(first_row, last_row);
   }
 

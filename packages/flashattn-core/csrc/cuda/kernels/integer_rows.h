@@ -113,7 +113,13 @@ struct GroupTile {
     uint words[kRow];
 
     FLASHATTN_FUNC float of(int key, int g) const {
-      return load_float(reinterpret_cast<const uchar*>(words), group_dtype, key * GROUPS + g);
+      int i = key * GROUPS + g;
+      if (group_dtype == 0) return __uint_as_float(words[i]);
+      uint bits = i % 2 == 0 ? words[i / 2] & 0xffff : words[i / 2] >> 16;
+      if (group_dtype == 2) return __uint_as_float(i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xffff0000);
+      half number;
+      number.bits = ushort(bits);
+      return float(number);
     }
   };
 
@@ -240,7 +246,11 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
   struct alignas(4 * kApart) Neighbours {  // neighbouring elements of a query
     uint pairs[kApart];
 
-    FLASHATTN_FUNC float element(int n) const { return float(reinterpret_cast<const T*>(pairs)[n]); }
+    FLASHATTN_FUNC float element(int n) const {
+      T number;
+      number.bits = ushort(pairs[n / 2] >> n % 2 * 16);
+      return float(number);
+    }
   };
   Neighbours read[kBlocks][kPieces];
   uint queries[kBlocks][kPieces][kApart];  // second operands of the tensor cores, times 2^kRaised

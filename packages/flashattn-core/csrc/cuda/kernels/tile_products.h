@@ -29,9 +29,11 @@ FLASHATTN_FUNC void split_pair(float& low, float& high, uint (&parts)[PARTS]) {
   FLASHATTN_UNROLL
   for (int part = PARTS - 1; part >= 0; --part) {
     parts[part] = rounded_pair<T>(low, high);
-    const T* rounded = reinterpret_cast<const T*>(&parts[part]);
-    low -= float(rounded[0]);
-    high -= float(rounded[1]);
+    T first, second;
+    first.bits = ushort(parts[part]);
+    second.bits = ushort(parts[part] >> 16);
+    low -= float(first);
+    high -= float(second);
   }
 }
 

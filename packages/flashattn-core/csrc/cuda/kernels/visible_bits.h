@@ -136,9 +136,11 @@ FLASHATTN_FUNC float2 bias_pair(Visibility visibility, Row row, int key) {
   int query = minimum(row.query, visibility.params->query_len - 1);
   const uchar* from = visibility.inputs.bias + visibility.bias_offset(row.head, query, key) * size_of_dtype(bias_dtype);
   if (bias_dtype == 0) return *reinterpret_cast<const float2*>(from);
-  uint loaded = *reinterpret_cast<const uint*>(from);
-  const uchar* pair = reinterpret_cast<const uchar*>(&loaded);
-  return {load_float(pair, bias_dtype, 0), load_float(pair, bias_dtype, 1)};
+  uint pair = *reinterpret_cast<const uint*>(from);
+  if (bias_dtype == 2) return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000)};
+  half low, high;
+  low.bits = ushort(pair), high.bits = ushort(pair >> 16);
+  return {float(low), float(high)};
 }
 
 }  // namespace flashattn

@@ -58,7 +58,7 @@ struct DecodeRows {
   static_assert(2 * kKeys * kWidest / 32 <= FLASHATTN_LANES, "a lane for each scale and bias, see QuantisedBatch");
 
   float query[ROWS][kColumns];
-  float output[ROWS][kValueColumns] = {};
+  float output[ROWS][kValueColumns];
   OnlineSoftmax softmax[ROWS];
   float slope[ROWS];  // ALiBi's
   RowPosition first;  // the first row's; computing the others from it saves registers
@@ -72,6 +72,10 @@ struct DecodeRows {
     RowPosition position = first;
     FLASHATTN_UNROLL
     for (int r = 0; r < ROWS; ++r) {
+      FLASHATTN_UNROLL
+      for (int i = 0; i < kValueColumns; ++i) {
+        output[r][i] = 0;
+      }
       bool exists = position.query < params.query_len;
       slope[r] = visibility.row(position.query, position.head).slope;
       const FLASHATTN_DEVICE T* source = head_of(tensor, params, params.query, batch, position.head);
