@@ -54,6 +54,7 @@ struct LaneRows {
   FLASHATTN_FUNC void begin(Visibility visibility, int first_row, int kv_head, int group, int lane) {
     FLASHATTN_UNROLL
     for (int h = 0; h < ROWS; ++h) {
+      softmax[h] = empty_row();
       RowPosition position = row_position(first_row + Own::own_row(h, lane), kv_head, group);
       rows[h] = visibility.row(position.query, position.head);
     }

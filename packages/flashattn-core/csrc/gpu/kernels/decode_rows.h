@@ -72,6 +72,7 @@ struct DecodeRows {
     RowPosition position = first;
     FLASHATTN_UNROLL
     for (int r = 0; r < ROWS; ++r) {
+      softmax[r] = empty_row();
       FLASHATTN_UNROLL
       for (int i = 0; i < kValueColumns; ++i) {
         output[r][i] = 0;

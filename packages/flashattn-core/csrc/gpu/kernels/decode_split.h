@@ -122,7 +122,7 @@ FLASHATTN_FUNC void decode_merge_body(RowOutputs<T> outputs, FLASHATTN_UNIFORM A
   for (int chunk = int(lane); chunk < split.num_chunks; chunk += FLASHATTN_LANES) {
     chunk_max = maximum(chunk_max, partials.max[first + chunk]);
   }
-  OnlineSoftmax whole;
+  OnlineSoftmax whole = empty_row();
   whole.raise(FLASHATTN_LANE_MAX(chunk_max));
 
   float output[kColumns] = {};

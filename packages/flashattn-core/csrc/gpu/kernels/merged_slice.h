@@ -13,7 +13,7 @@ struct alignas(kSlice * sizeof(float)) Slice {
 
 // A slice of a row, merged over several parts of the keys.
 struct MergedSlice {
-  OnlineSoftmax softmax;
+  OnlineSoftmax softmax = empty_row();
   Slice slice = {};
 
   // Adds `parts` partial results, and loads AT_ONCE together. result_of(part, softmax, slice) reads one of them.
@@ -21,10 +21,12 @@ struct MergedSlice {
   FLASHATTN_FUNC void merge(int parts, F result_of) {
     for (int first = 0; first < parts; first += AT_ONCE) {
       OnlineSoftmax softmaxes[AT_ONCE];
-      Slice slices[AT_ONCE] = {};
+      Slice slices[AT_ONCE];
       float largest = -INFINITY;
       FLASHATTN_UNROLL
       for (int n = 0; n < AT_ONCE; ++n) {
+        softmaxes[n] = empty_row();
+        slices[n] = Slice{};
         if (first + n < parts) result_of(first + n, softmaxes[n], slices[n]);
       }
       FLASHATTN_UNROLL

@@ -6,8 +6,8 @@
 namespace flashattn {
 
 struct OnlineSoftmax {
-  float row_max = -INFINITY;
-  float row_sum = 0;
+  float row_max;
+  float row_sum;
 
   // The number to subtract from scores before exponentiating them: the maximum, or 0 as long as the row sees no key.
   // Then hidden scores of -inf get probability 0, whereas -inf - -inf would give NaN.
@@ -28,5 +28,9 @@ struct OnlineSoftmax {
     return rescale;
   }
 };
+
+FLASHATTN_FUNC OnlineSoftmax empty_row() {
+  return OnlineSoftmax{-INFINITY, 0.0f};
+}
 
 }  // namespace flashattn

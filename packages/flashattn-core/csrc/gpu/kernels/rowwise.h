@@ -42,7 +42,7 @@ FLASHATTN_FUNC void rowwise_body(const FLASHATTN_DEVICE T* query, StoredInputs<K
     query_columns[chunk] = inside ? float(queries[query_layout.offset(row.query, column)]) : 0.0f;
   }
   float output[kValueChunks] = {};
-  OnlineSoftmax softmax;
+  OnlineSoftmax softmax = empty_row();
 
   auto keys = keys_of(stored, params, batch, kv_head);
   auto values = values_of(stored, params, batch, kv_head);

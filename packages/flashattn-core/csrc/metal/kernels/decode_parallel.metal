@@ -37,7 +37,7 @@ template <typename T, typename Sizes, typename K = T>
     partial_sum[simdgroup] = rows.softmax[0].row_sum;
   }
   float weight = 0;
-  RowResult result = {};
+  RowResult result = RowResult{0.0f, 0.0f, empty_row()};
   RowOutputs<T> outputs = FLASHATTN_ROW_OUTPUTS(T);
   device T* row = outputs.out_row(params, batch, head, 0);
   FLASHATTN_UNROLL
@@ -54,7 +54,7 @@ template <typename T, typename Sizes, typename K = T>
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);
     if (pass == 0) {
       float lane_max = partial_max[lane];
-      OnlineSoftmax whole;
+      OnlineSoftmax whole = empty_row();
       whole.raise(metal::simd_max(lane_max));
       weight = whole.probability(lane_max);
       whole.row_sum = metal::simd_sum(weight * partial_sum[lane]);

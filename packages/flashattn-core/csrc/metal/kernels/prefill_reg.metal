@@ -68,7 +68,7 @@ template <typename T, typename Sizes, typename K = T>
   int fragment_r = fragment_row(lane), fragment_c = fragment_column(lane);
   int own_query = first_query + int(simdgroup) * 8;  // the SIMD group's first query
   Row row = visibility.row(own_query + fragment_r, head);
-  OnlineSoftmax softmax;
+  OnlineSoftmax softmax = empty_row();
   Fragment output[kColumns] = {};
 
   // Queries stay in registers, in their own dtype, if the output leaves room for them.

@@ -45,6 +45,10 @@ template <typename T, typename Sizes>
                          rows[i].query, params.query_len, fragment_c, head_dim);
   }
   OnlineSoftmax softmax[kRowsEach];  // for the rows that this SIMD group reduces
+  FLASHATTN_UNROLL
+  for (int r = 0; r < kRowsEach; ++r) {
+    softmax[r] = empty_row();
+  }
 
   const device T* keys = head_of(key, params, params.key, batch, kv_head);
   const device T* values = head_of(value, params, params.value, batch, kv_head);
