@@ -21,11 +21,6 @@ int simdgroups_for(int rows, int dim) {
   return rows > 64 && dim <= 128 ? 8 : 4;
 }
 
-// Keys per tile: 32, unless these would take more than 17 of the 32 KB of threadgroup memory.
-int keys_of_tile(int dim, int element_size) {
-  return 32 * (dim * element_size + 16) <= 17 * 1024 ? 32 : 16;
-}
-
 Launch launch(const Call& call, bool packed, Instance instance) {
   return gpu::launch(Backend::metal, call, packed, std::move(instance));
 }
@@ -68,7 +63,9 @@ Instance queries_by_eights(const Call& call, std::string function, std::vector<A
   const AttentionParams& p = call.params;
   int dim = round_up(p.head_dim, 8), value_dim = round_up(p.value_dim, 8), widest = std::max(dim, value_dim);
   int simdgroups = simdgroups_for(p.query_len, widest);
-  int keys = keys_of_tile(widest, static_cast<int>(size_of(is_quantised(call) ? Dtype::float32 : call.dtype)));
+  // A tile has 32 keys, unless these would take more than 17 of the 32 KB of threadgroup memory.
+  int row_bytes = widest * static_cast<int>(size_of(is_quantised(call) ? Dtype::float32 : call.dtype)) + 16;
+  int keys = 32 * row_bytes <= 17 * 1024 ? 32 : 16;
   if (call.tiling % 2 == 1) simdgroups /= 2;
   if (call.tiling >= 2) keys /= 2;
   return {.function = std::move(function),

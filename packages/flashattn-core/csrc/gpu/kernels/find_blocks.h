@@ -33,6 +33,10 @@ struct Entries {
   bool shows;
   bool changes;
 
+  FLASHATTN_FUNC void add_visible(bool visible) FLASHATTN_THREAD {
+    shows = shows || visible;
+    changes = changes || !visible;
+  }
   FLASHATTN_FUNC void add_bias(float bias) FLASHATTN_THREAD {
     shows = shows || bias != -INFINITY;
     changes = changes || bias != 0;
@@ -48,7 +52,11 @@ FLASHATTN_FUNC Entries entries_of_key(FLASHATTN_UNIFORM ArrayParams& params, con
   for (int r = 0; r < kBlockSize; ++r) {
     if (key < block.keys && r < block.rows) {
       int64_t at = block.offset + key * params.strides[params.ndim - 1] + r * params.strides[params.ndim - 2];
-      entries.add_bias(DTYPE >= 0 ? load_float(mask, DTYPE, at) : mask[at] != 0 ? 0.0f : -INFINITY);
+      if (DTYPE < 0) {
+        entries.add_visible(mask[at] != 0);
+      } else {
+        entries.add_bias(load_float(mask, DTYPE, at));
+      }
     }
   }
   return entries;

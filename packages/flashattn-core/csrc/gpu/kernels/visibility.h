@@ -177,14 +177,13 @@ struct Visibility {
 
   // The score after masks. It is -inf for a hidden key, even if the score is NaN, since hidden keys may hold NaN.
   FLASHATTN_FUNC float masked(float score, Row row, int key) const FLASHATTN_THREAD {
-    return row.seen.contains(key, 1) ? masked_by_arrays(score, row, key) : -INFINITY;
-  }
-  // Like masked(), for a key within the row's span.
-  FLASHATTN_FUNC float masked_by_arrays(float score, Row row, int key) const FLASHATTN_THREAD {
+    if (!row.seen.contains(key, 1)) {
+      return -INFINITY;
+    }
     bool visible = !has_visible || visible_row(row.head, row.query)[key * params->visible.column];
     return masked_by_arrays(score, row, key, visible);
   }
-  // visible: the bool array's entry, or true if the call has no such array.
+  // Like masked(), for a key within the row's span. visible: the bool array's entry, or true if there is no such array.
   FLASHATTN_FUNC float masked_by_arrays(float score, Row row, int key, bool visible) const FLASHATTN_THREAD {
     if (!visible || (has_tree && !tree_shows(row.query, key))) {
       return -INFINITY;
