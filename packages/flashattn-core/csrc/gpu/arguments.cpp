@@ -70,7 +70,7 @@ bool backward_is_packed(const Call& call, const BackwardParams& backward) {
 std::vector<Constant> constants(const Call& call, bool packed, bool whole_rows, bool whole_keys) {
   const AttentionParams& p = call.params;
   std::vector<Constant> result;
-  result.reserve(2 * kNumBindings);  // runs for every call: allocate once
+  result.reserve(2 * kNumBindings);  // one allocation, since this runs for every call
   result = {
       {"head_dim", p.head_dim},
       {"value_dim", p.value_dim},

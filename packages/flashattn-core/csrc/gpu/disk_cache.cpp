@@ -27,7 +27,7 @@ std::string sums_of(const std::string& key, const std::string& bytes) {
 
 }  // namespace
 
-// FNV-1a.
+// The hash function FNV-1a.
 std::string sum_of(const std::string& text) {
   uint64_t sum = 0xcbf29ce484222325;
   for (unsigned char c : text) {

@@ -20,38 +20,38 @@
 namespace flashattn::gpu {
 
 // Names of kernel arguments: the inputs of inputs.def, then these. X(name).
-#define FLASHATTN_FURTHER_BINDINGS(X)                                               \
-  X(params) /* AttentionParams */                                                   \
-  /* Outputs of the forward pass, inputs of the gradient. */                        \
-  X(out)                                                                            \
-  X(lse)                                                                            \
-  X(row_stats)                                                                      \
-  X(partials) /* Partials of decode_split.h or of shared_keys.h, float32 scratch */ \
-  X(split)    /* SplitParams */                                                     \
-  /* Only the gradient has these. */                                                \
-  X(dout)  /* upstream gradient of out */                                           \
-  X(dlse)  /* upstream gradient of lse; optional */                                 \
-  X(delta) /* (*B, H_q, L), float32; the gradient's first launch writes it */       \
-  X(dq)                                                                             \
-  X(dk)                                                                             \
-  X(dv)                                                                             \
-  X(backward) /* BackwardParams */                                                  \
-  /* Scratch of CUDA's gradient: four numbers per query; sums of dk and dv over     \
-     some of a group's heads. */                                                    \
-  X(saved_rows)                                                                     \
-  X(dk_parts)                                                                       \
-  X(dv_parts)                                                                       \
-  /* Scratch of cuda_decode: counts the blocks that have finished a row. */         \
-  X(arrivals)                                                                       \
-  /* Scratch of CUDA's kernels for Hopper: float32 arrays as bfloat16 arrays, see   \
-     float_parts.h. */                                                              \
-  X(key_parts)                                                                      \
-  X(value_parts)                                                                    \
-  X(query_parts)                                                                    \
-  X(dout_parts)                                                                     \
-  /* Arguments of the kernel that computes a mask's block map. */                   \
-  X(array_params) /* ArrayParams of the mask */                                     \
-  X(mask)                                                                           \
+#define FLASHATTN_FURTHER_BINDINGS(X)                                             \
+  X(params) /* AttentionParams */                                                 \
+  /* Outputs of the forward pass, inputs of the gradient. */                      \
+  X(out)                                                                          \
+  X(lse)                                                                          \
+  X(row_stats)                                                                    \
+  X(partials) /* float32 scratch for Partials, or for CUDA's BlockPartials */     \
+  X(split)    /* SplitParams */                                                   \
+  /* Only the gradient has these. */                                              \
+  X(dout)  /* upstream gradient of out */                                         \
+  X(dlse)  /* upstream gradient of lse; optional */                               \
+  X(delta) /* (*B, H_q, L), float32; the gradient's first launch writes it */     \
+  X(dq)                                                                           \
+  X(dk)                                                                           \
+  X(dv)                                                                           \
+  X(backward) /* BackwardParams */                                                \
+  /* Scratch of CUDA's gradient: four numbers per query; sums of dk and dv over   \
+     some of a group's heads. */                                                  \
+  X(saved_rows)                                                                   \
+  X(dk_parts)                                                                     \
+  X(dv_parts)                                                                     \
+  /* Scratch of cuda_decode: counts the blocks that have finished a row. */       \
+  X(arrivals)                                                                     \
+  /* Scratch of CUDA's kernels for Hopper: float32 arrays as bfloat16 arrays, see \
+     float_parts.h. */                                                            \
+  X(key_parts)                                                                    \
+  X(value_parts)                                                                  \
+  X(query_parts)                                                                  \
+  X(dout_parts)                                                                   \
+  /* Arguments of the kernel that computes a mask's block map. */                 \
+  X(array_params) /* ArrayParams of the mask */                                   \
+  X(mask)                                                                         \
   X(found_blocks)
 
 #define FLASHATTN_ENUMERATOR(name, ...) name,
@@ -141,7 +141,7 @@ struct Device {
   int shared_memory = 227 * 1024;  // bytes, the most that a block can have
 };
 
-// A call, as far as its launches depend on it.
+// Everything about a call on which its launches depend.
 struct Call {
   AttentionParams params;
   Dtype dtype;                                  // of query and out, and of key and value if they are not quantised

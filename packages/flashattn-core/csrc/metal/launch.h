@@ -13,7 +13,7 @@ gpu::Launches launches(Kernel kernel, const gpu::Call& call);
 // Without queries or keys some launches would write nothing, and are left out.
 gpu::Launches backward_launches(const gpu::Call& call, const BackwardParams& backward);
 
-// The buffer index of an argument. Metal has 31 indices, so the gradient's arguments reuse those of decode scratch.
+// The buffer index of an argument. Metal has 31 indices, so the gradient reuses those of decode_split's scratch.
 constexpr int buffer_of(gpu::Binding binding) {
   constexpr int kShared = gpu::index(gpu::Binding::partials), kGradient = gpu::index(gpu::Binding::dout);
   constexpr int kBlockMap = gpu::index(gpu::Binding::array_params);

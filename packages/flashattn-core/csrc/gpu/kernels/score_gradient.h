@@ -23,8 +23,7 @@ FLASHATTN_FUNC int64_t delta_offset(FLASHATTN_UNIFORM AttentionParams& params, i
   return (int64_t(batch) * params.num_heads + head) * params.query_len;
 }
 
-// A row that sees no key or does not exist gets an infinite sum, so its probabilities are 0. row_stats, delta: the
-// head's.
+// A row that sees no key or does not exist gets an infinite sum: its probabilities are 0. row_stats, delta: the head's.
 FLASHATTN_FUNC SavedRow saved_row(const FLASHATTN_DEVICE float* row_stats, const FLASHATTN_DEVICE float* delta,
                                   FLASHATTN_UNIFORM AttentionParams& params, int query) {
   if (query >= params.query_len) {
@@ -54,7 +53,7 @@ FLASHATTN_FUNC float probability_of(float difference, SavedRow saved, bool hidde
   return hidden ? 0.0f : fast_exp2(at_most_zero(exponent_of(difference, saved)));
 }
 
-// dS. dprobability: the dot product of dout and value. derivative: Visibility::derivative(). unmasked: of the tile.
+// dS. dprobability: dot product of dout and value. derivative: Visibility::derivative(). unmasked: nothing is hidden.
 FLASHATTN_FUNC float gradient_of(float probability, float dprobability, float derivative, SavedRow saved,
                                  bool unmasked) {
   float gradient = probability * (dprobability - saved.delta) * derivative;
