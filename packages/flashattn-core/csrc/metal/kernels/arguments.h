@@ -6,6 +6,9 @@
 #include "dialect.h"
 #include "elements.h"
 
+// Precedes a kernel. SIMDGROUPS: how many a threadgroup has.
+#define FLASHATTN_KERNEL(SIMDGROUPS) [[kernel, max_total_threads_per_threadgroup((SIMDGROUPS) * FLASHATTN_LANES)]] void
+
 #define FLASHATTN_BOUND(name) [[buffer(FLASHATTN_BUFFER_##name)]]
 #define FLASHATTN_READ(T, name) const device T* name FLASHATTN_BOUND(name)
 #define FLASHATTN_WRITTEN(T, name) device T* name FLASHATTN_BOUND(name)

@@ -7,10 +7,10 @@ using namespace flashattn;
 
 // Each SIMD group computes one row. Grid: (queries / ROWS, heads, batch) threadgroups of ROWS SIMD groups.
 template <typename T, typename Sizes>
-[[kernel, max_total_threads_per_threadgroup(Sizes::rows* FLASHATTN_LANES)]] void backward_delta(
-    FLASHATTN_VALUE(AttentionParams, params), FLASHATTN_VALUE(BackwardParams, backward), FLASHATTN_READ(T, out),
-    FLASHATTN_READ(T, dout) FLASHATTN_OPTIONAL(dlse, "", float32, ), FLASHATTN_WRITTEN(float, delta),
-    FLASHATTN_POSITION) {
+FLASHATTN_KERNEL(Sizes::rows)
+backward_delta(FLASHATTN_VALUE(AttentionParams, params), FLASHATTN_VALUE(BackwardParams, backward),
+               FLASHATTN_READ(T, out), FLASHATTN_READ(T, dout) FLASHATTN_OPTIONAL(dlse, "", float32, ),
+               FLASHATTN_WRITTEN(float, delta), FLASHATTN_POSITION) {
   constexpr int ROWS = Sizes::rows;
   int query = int(group.x) * ROWS + int(simdgroup), head = int(group.y), batch = int(group.z);
   if (query >= params.query_len) {

@@ -13,9 +13,9 @@ using namespace flashattn;
 // of dk and dv together would need too many registers. With 2, threadgroups for dk and for dv alternate in the grid.
 // Grid: (key_len / keys of a threadgroup * PARTS, kv_heads, batch) threadgroups of SIMDGROUPS SIMD groups.
 template <typename T, typename Sizes>
-[[kernel, max_total_threads_per_threadgroup(Sizes::simdgroups* FLASHATTN_LANES)]] void backward_dkv(
-    FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_BACKWARD_ARGUMENTS(T), FLASHATTN_WRITTEN(T, dk),
-    FLASHATTN_WRITTEN(T, dv), FLASHATTN_POSITION) {
+FLASHATTN_KERNEL(Sizes::simdgroups)
+backward_dkv(FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_BACKWARD_ARGUMENTS(T), FLASHATTN_WRITTEN(T, dk),
+             FLASHATTN_WRITTEN(T, dv), FLASHATTN_POSITION) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, SIMDGROUPS = Sizes::simdgroups, ROWS = Sizes::rows,
                 PARTS = Sizes::parts;
   constexpr int kKeys = SIMDGROUPS * 8, kRowFragments = ROWS / 8, kDepth = D / 8, kColumns = DV / 8;

@@ -11,8 +11,9 @@ using namespace flashattn;
 // D and DV: head_dim and value_dim, rounded up to whole fragments. KEYS: keys per tile.
 // Grid: (queries / rows of a threadgroup, heads, batch) threadgroups of SIMDGROUPS SIMD groups.
 template <typename T, typename Sizes>
-[[kernel, max_total_threads_per_threadgroup(Sizes::simdgroups* FLASHATTN_LANES)]] void backward_dq(
-    FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_BACKWARD_ARGUMENTS(T), FLASHATTN_WRITTEN(T, dq), FLASHATTN_POSITION) {
+FLASHATTN_KERNEL(Sizes::simdgroups)
+backward_dq(FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_BACKWARD_ARGUMENTS(T), FLASHATTN_WRITTEN(T, dq),
+            FLASHATTN_POSITION) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, SIMDGROUPS = Sizes::simdgroups, KEYS = Sizes::keys;
   constexpr int kRows = SIMDGROUPS * 8, kKeyFragments = KEYS / 8, kDepth = D / 8;
   using KeyLoader = TileLoader<T, KEYS, D, SIMDGROUPS * FLASHATTN_LANES>;

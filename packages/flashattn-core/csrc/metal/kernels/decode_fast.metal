@@ -6,8 +6,8 @@ using namespace flashattn;
 
 // Grid: (1, heads, batch) threadgroups of 32 threads.
 template <typename T, typename Sizes, typename K = T>
-[[kernel, max_total_threads_per_threadgroup(32)]] void decode_fast(FLASHATTN_INPUT_ARGUMENTS(T, K),
-                                                                   FLASHATTN_OUTPUT_ARGUMENTS(T), FLASHATTN_POSITION) {
+FLASHATTN_KERNEL(1)
+decode_fast(FLASHATTN_INPUT_ARGUMENTS(T, K), FLASHATTN_OUTPUT_ARGUMENTS(T), FLASHATTN_POSITION) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim;
   int batch = int(group.z), head = int(group.y);
   int kv_head = head / (params.num_heads / params.num_kv_heads);

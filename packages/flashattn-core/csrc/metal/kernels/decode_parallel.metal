@@ -7,9 +7,8 @@ using namespace flashattn;
 
 // Grid: (1, heads, batch) threadgroups of 1024 threads.
 template <typename T, typename Sizes, typename K = T>
-[[kernel, max_total_threads_per_threadgroup(1024)]] void decode_parallel(FLASHATTN_INPUT_ARGUMENTS(T, K),
-                                                                         FLASHATTN_OUTPUT_ARGUMENTS(T),
-                                                                         FLASHATTN_POSITION) {
+FLASHATTN_KERNEL(32)
+decode_parallel(FLASHATTN_INPUT_ARGUMENTS(T, K), FLASHATTN_OUTPUT_ARGUMENTS(T), FLASHATTN_POSITION) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim;
   using Rows = DecodeRows<T, D, DV, 1>;
   constexpr int kSimdgroups = 32;

@@ -47,8 +47,8 @@ using namespace flashattn;
 // D and DV: head_dim and value_dim, rounded up to whole fragments. KEYS: keys per tile.
 // Grid: (queries / rows of a threadgroup, heads, batch) threadgroups of SIMDGROUPS SIMD groups.
 template <typename T, typename Sizes, typename K = T>
-[[kernel, max_total_threads_per_threadgroup(Sizes::simdgroups* FLASHATTN_LANES)]] void prefill_reg(
-    FLASHATTN_INPUT_ARGUMENTS(T, K), FLASHATTN_OUTPUT_ARGUMENTS(T), FLASHATTN_POSITION) {
+FLASHATTN_KERNEL(Sizes::simdgroups)
+prefill_reg(FLASHATTN_INPUT_ARGUMENTS(T, K), FLASHATTN_OUTPUT_ARGUMENTS(T), FLASHATTN_POSITION) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, SIMDGROUPS = Sizes::simdgroups, KEYS = Sizes::keys;
   constexpr int kRows = SIMDGROUPS * 8;
   constexpr int kColumns = DV / 8, kKeyFragments = KEYS / 8;

@@ -14,8 +14,8 @@ using namespace flashattn;
 // Rows of a key/value head are numbered query after query, and for each query head after head. D and DV: head_dim and
 // value_dim, rounded up to 8. Grid: (rows / rows of a threadgroup, kv_heads, batch) threadgroups of 128 threads.
 template <typename T, typename Sizes>
-[[kernel, max_total_threads_per_threadgroup(128)]] void prefill_tg(FLASHATTN_INPUT_ARGUMENTS(T, T),
-                                                                   FLASHATTN_OUTPUT_ARGUMENTS(T), FLASHATTN_POSITION) {
+FLASHATTN_KERNEL(4)
+prefill_tg(FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_OUTPUT_ARGUMENTS(T), FLASHATTN_POSITION) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, ROW_FRAGMENTS = Sizes::row_fragments;
   constexpr int kSimdgroups = 4, kKeys = 8 * kSimdgroups;  // each SIMD group has one fragment of keys
   constexpr int kRows = ROW_FRAGMENTS * 8, kRowsEach = kRows / kSimdgroups;
