@@ -23,7 +23,7 @@ struct Rescaling {
 // ROWS rows, shared by LANES lanes that are STEP apart. Own, the derived class, supplies for its layout of products:
 //   own_row(h, lane)    which of the warp's rows is a lane's row h
 //   for_each(scores, first_key, lane, function)    calls function(score, h, key) for the lane's scores of a tile
-//   mask(scores, visibility, first_key, lane)    sets scores to -inf where the rows do not see the keys
+//   mask(scores, visibility, first_key, lane)    sets scores of hidden keys to -inf, and adds an additive mask
 //   highest(scores, h)    the maximum of the lane's scores in row h
 //   kScoreUnit    the factor that turns what tensor cores return into the product of query and key
 //   kBelowMax    how far row_max stays below the maximum, in powers of two
