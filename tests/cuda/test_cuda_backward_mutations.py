@@ -49,7 +49,7 @@ FAULTS = {
     "hopper: products not waited for": of_hopper(
         "wait_for_products<0>(first_sums);\n      wait_for_products<0>(second_sums);"
     ),
-    "hopper: the last turn is not passed": of_hopper("if (n > 0) turns.pass(lane);\n  block.store", dim=128),
+    "hopper: the last turn is not passed": of_hopper("if (n > 0) ping_pong.pass(lane);\n  block.store", dim=128),
     "hopper: P before S is there": of_hopper("wait_for_products<Block::kSecond ? 1 : 0>(scores);"),
     # The kernel that computes float32 products in parts.
     "parts: rows before they are there": of_parts("own_arrived.wait(0);"),
@@ -73,9 +73,9 @@ FAULTS = {
         "output_column<E>(c, lane);\n      float x", "output_column<T>(c, lane);\n      float x"
     ),
     "parts: softcap in two steps": of_parts("has_softcap ? kBoth", "false ? kBoth", options={"softcap": 1.5}),
-    "parts: hidden NaN": of_parts("spoilt[h] = row <= last_row && !finite", "spoilt[h] = false", mask="NaN"),
+    "parts: hidden NaN": of_parts("not_finite[h] = row <= last_row && !finite", "not_finite[h] = false", mask="NaN"),
     # Bounds.
-    "rows beyond the last": Fault(BACKWARD, "if (row > last_row || spoilt[h]) continue;", "if (spoilt[h]) continue;"),
+    "rows beyond the last": Fault(BACKWARD, "row > last_row || not_finite[h]", "not_finite[h]"),
     "delta: rows beyond the last": Fault(DELTA, "minimum(first + r * kStep, params.query_len - 1)", "first + r"),
     "merge: keys beyond the last": Fault(MERGE, "if (key >= params.key_len) continue;"),
     # The mathematics.
@@ -93,10 +93,10 @@ FAULTS = {
     # Heads of a group.
     "each block has the first heads": Fault(BACKWARD, "chunk = kOfKeys ? block.head % chunks : 0", "chunk = 0"),
     "merge: a part left out": Fault(MERGE, "int n = 0; n < count", "int n = 1; n < count"),
-    "parts over each other": Fault(BACKWARD, "part = (chunk * int(p.batch_size) + batch)", "part = (chunk + batch)"),
+    "parts over each other": Fault(BACKWARD, "(chunk * int(params.batch_size) + batch)", "(chunk + batch)"),
     # Masks.
-    "masks ignored": Fault(BACKWARD, "visibility.open_to_all(first, last).contains", "KeySpan{0, 1 << 30}.contains"),
-    "hopper: masks ignored": of_hopper("visibility.open_to_all(first, last).contains", "KeySpan{0, 1 << 30}.contains"),
+    "masks ignored": Fault(BACKWARD, "visibility.unmasked(first, last).contains", "KeySpan{0, 1 << 30}.contains"),
+    "hopper: masks ignored": of_hopper("visibility.unmasked(first, last).contains", "KeySpan{0, 1 << 30}.contains"),
     # The block map, and the bits of a bool array.
     "a block that hides some taken for whole": Fault(BACKWARD, OPEN, "true", **BLOCKS),
     "hopper: a block that hides some taken for whole": of_hopper(OPEN, "true", **BLOCKS),
@@ -108,10 +108,10 @@ FAULTS = {
         BACKWARD, "last) - offset + params->window", "last) - offset + params->window - 1", mask=SlidingWindow(34),
         lengths=(128, 128),
     ),
-    "hidden NaN": Fault(BACKWARD, "spoilt[h] = row <= last_row && !finite", "spoilt[h] = false", mask="NaN"),
-    "hopper: hidden NaN": of_hopper("spoilt[h] = row <= last_row && !finite", "spoilt[h] = false", mask="NaN"),
+    "hidden NaN": Fault(BACKWARD, "not_finite[h] = row <= last_row && !finite", "not_finite[h] = false", mask="NaN"),
+    "hopper: hidden NaN": of_hopper("not_finite[h] = row <= last_row && !finite", "not_finite[h] = false", mask="NaN"),
     "hidden NaN in the products": Fault(
-        BACKWARD, "shown || probability != 0 ? gradient", "true ? gradient", mask="NaN"
+        BACKWARD, "unmasked || probability != 0 ? gradient", "true ? gradient", mask="NaN"
     ),
 }  # fmt: skip
 

@@ -57,7 +57,7 @@ FAULTS = {
         "STAGES - 2>();\n    __syncwarp", "STAGES - 1>();\n    __syncwarp", **FEW_WARPS
     ),
     "decode: a tile over the one that is read": of_decode(
-        "bring(tile + STAGES - 1, ", "bring(tile + STAGES, ", **FEW_WARPS
+        "load(tile + STAGES - 1, ", "load(tile + STAGES, ", **FEW_WARPS
     ),
     "decode: lanes do not meet": of_decode("__syncwarp();  // the tile is there", **FEW_WARPS),
     "decode: results over tiles": of_decode(WAIT + "\n  __syncthreads();", WAIT),
@@ -172,7 +172,7 @@ FAULTS = {
         PREFILL, "multiply_add_tile<T>(sums[c], a_small, b0[c], b1[c]);"
     ),
     "hidden NaN: rows are not attended again": Fault(
-        PREFILL, "attend_again(spoilt,", "attend_again(0 * spoilt,", mask="NaN"
+        PREFILL, "attend_again(not_finite,", "attend_again(0 * not_finite,", mask="NaN"
     ),
     "hidden NaN: other rows are attended again": Fault(PREFILL, "<< Own::own_row(h, lane)", "<< h", mask="NaN"),
     "decode, hidden NaN: chunks are not attended again": of_decode(

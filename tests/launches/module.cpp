@@ -122,16 +122,16 @@ nb::list described(const gpu::Work& work, Backend backend) {
     description["source"] = is_cuda ? cuda::source_text(launch) : metal::source_text(launch);
     description["dynamic_shared"] = launch.dynamic_shared;
     description["with_next"] = launch.with_next;
-    nb::list boxes;
-    for (const gpu::Boxes& each : launch.boxes) boxes.append(std::string(gpu::name(each.array)));
-    description["boxes"] = boxes;
+    nb::list mapped;
+    for (const gpu::MappedArray& each : launch.tensor_maps) mapped.append(std::string(gpu::name(each.array)));
+    description["boxes"] = mapped;
     description["function"] = launch.function;
     description["constants"] = constants;
     description["grid"] = size(launch.grid);
     description["threadgroup"] = size(launch.threadgroup);
     nb::dict buffers = buffers_of(work, launch, written);
-    if (!launch.boxes.empty()) {
-      buffers["boxes"] = nb::bytes(launch.boxes.data(), launch.boxes.size() * sizeof(gpu::Boxes));
+    if (!launch.tensor_maps.empty()) {
+      buffers["boxes"] = nb::bytes(launch.tensor_maps.data(), launch.tensor_maps.size() * sizeof(gpu::MappedArray));
     }
     description["buffers"] = buffers;
     nb::list outputs, scratch;

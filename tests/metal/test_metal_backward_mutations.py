@@ -55,7 +55,7 @@ FAULTS = {
         DKV, "last) - offset + params->window", "last) - offset + params->window - 1", mask=SlidingWindow(34),
         lengths=(128, 128),
     ),
-    "dkv: masks ignored": Fault(DKV, "open_to_all(first, last).contains(first_key, kKeys)", "keys.contains(0, 1)"),
+    "dkv: masks ignored": Fault(DKV, "unmasked(first, last).contains(first_key, kKeys)", "keys.contains(0, 1)"),
     "dq: masks ignored": Fault(DQ, "all.contains(first, KEYS)", "all.contains(first, 1)"),
     "dq: a block that hides some taken for whole": Fault(DQ, " && !(blocks & kBlockChanges)", "", **BLOCKS),
     "dkv: a block that hides some taken for whole": Fault(DKV, "!(blocks & kBlockChanges)", "true", **BLOCKS),
@@ -68,7 +68,7 @@ FAULTS = {
     "dkv: only one of two tiles is looked at": Fault(
         DKV, "finite_queries && finite_dout", "finite_queries", mask="NaN"
     ),
-    "hidden NaN in the products": Fault(DQ, "shown || probability != 0 ? gradient", "true ? gradient", mask="NaN"),
+    "hidden NaN in the products": Fault(DQ, "unmasked || probability != 0 ? gradient", "true ? gradient", mask="NaN"),
     # Layout.
     "dkv: dv in dk's sums": Fault(DKV, "sums + (PARTS == 1 ? kDepth : 0)", "sums"),
     "dkv, in two parts: the wrong one": Fault(

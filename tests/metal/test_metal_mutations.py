@@ -116,7 +116,7 @@ FAULTS = {
         PARALLEL, "(i * FLASHATTN_LANES + int(lane)) * kStride", "(i + int(lane)) * kStride", dim=64
     ),
     "hidden NaN: weighs 0 instead of nothing": Fault(REG, "if (!finite_tile) {", "if (false) {", mask="NaN"),
-    "decode, hidden NaN: weighs 0 instead of nothing": Fault(FAST, "shown || scores[r][k] != 0", "true", mask="NaN"),
+    "decode, hidden NaN: weighs 0 instead of nothing": Fault(FAST, "unmasked || scores[r][k] != 0", "true", mask="NaN"),
     # Quantised keys and values: element = scale * q + bias.
     "bias ignored": quantised_fault(REG, "float(q), scale_and_bias.y)", "float(q), 0.0f)"),
     "the next element's bits": quantised_fault(SPLIT, " & ((1u << quant_bits) - 1)", bits=4),

@@ -65,7 +65,7 @@ def _registration(launch: Mapping[str, Any], bindings: list[Binding]) -> str:
             assigned.append(f"arguments.arrays[{launch['numbers'][binding.argument]}] = {pointer};")
     return f"""
         static flashattn::cuda::TensorMap cuda_map(void* array, const void* boxes, int place) {{
-          struct Boxes {{ int array, rows; long sizes[4], steps[3]; }};  // gpu::Boxes
+          struct Boxes {{ int array, rows; long sizes[4], steps[3]; }};  // gpu::MappedArray
           const auto& [binding, rows, sizes, steps] = static_cast<const Boxes*>(boxes)[place];
           for (long size : sizes) if (size == 0) cuda_fail("a box of an array without elements");
           const CudaMap map = {{static_cast<char*>(array), {{sizes[0], sizes[1], sizes[2], sizes[3]}},

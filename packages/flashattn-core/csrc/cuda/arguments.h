@@ -1,4 +1,5 @@
-// The arguments of kernels, passed by value: a call's structs, and its arrays' addresses. Host C++ includes it too.
+// The structs that kernels get as their argument, by value: a call's parameters, and the addresses of its arrays. Host
+// C++ and kernels include this file.
 #pragma once
 
 #include "call/params.h"
@@ -12,23 +13,23 @@ namespace cuda {
 
 enum : int {
   kMaxArrays = 42,
-  kPartialPadding = 4,  // numbers beside a row's output in cuda_prefill's partial results: maximum, sum, two unused
-  kSavedTile = 64,      // queries: what is saved for the gradient is padded to whole tiles of this size
+  kPartialPadding = 4,  // numbers after a row's output in cuda_prefill's partial results: maximum, sum, two unused
+  kSavedTile = 64,      // saved_rows has room for a multiple of this many queries per head
 };
 
-// How the tensor memory accelerator (TMA) sees an array, a CUtensorMap. The driver makes it.
+// A CUtensorMap, which describes an array to the tensor memory accelerator (TMA). The driver writes it.
 struct alignas(64) TensorMap {
   uint64_t opaque[16];
 };
 
 struct Arguments {
-  void* arrays[kMaxArrays];  // by gpu::Binding; null: the launch does not have the array
+  void* arrays[kMaxArrays];  // by gpu::Binding; null if the launch does not use the array
   SplitParams split;
   AttentionParams params;
   ArrayParams array_params;
 };
 
-// For launches with boxes. Other launches need not copy these bytes.
+// For launches that use the TMA. It is a struct of its own, since other launches need not copy these bytes.
 struct BoxArguments : Arguments {
   TensorMap key_map, value_map, query_map, dout_map;
 };

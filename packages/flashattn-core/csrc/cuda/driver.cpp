@@ -1,4 +1,4 @@
-// Builds kernels, behind two caches: functions by their specialisation, machine code (cubins) by its source text.
+// Builds kernels. Two caches keep functions by their specialisation, and machine code (cubins) by source text.
 #include "driver.h"
 
 #include <algorithm>
@@ -23,7 +23,7 @@ std::string with_point(int major, int minor) {
 
 std::string architecture(int device) {
   int capability = properties(device).compute_capability;
-  // The code runs only on this device, so it may use features that only this architecture has (suffix "a").
+  // The code runs only on this device, so the suffix "a" may allow features that only this architecture has.
   return "sm_" + std::to_string(capability) + (capability >= 90 ? "a" : "");
 }
 
@@ -62,8 +62,9 @@ std::string machine_code(const gpu::Launch& launch, const std::string& architect
 
 // Builds a kernel and loads it. It is never unloaded.
 CUfunction built(const gpu::Launch& launch, int device) try {
-  constexpr uint32_t kWithoutAsking = 48 * 1024, kMaxDynamicShared = 8;  // bytes; a CUfunction_attribute
-  CUcontext context = nullptr;                                           // MLX's context, which the thread may lack
+  constexpr uint32_t kDefaultLimit = 48 * 1024;  // bytes of dynamic shared memory
+  constexpr int kMaxDynamicShared = 8;           // a CUfunction_attribute
+  CUcontext context = nullptr;                   // MLX's context, which this thread may not have yet
   FLASHATTN_CALL(cuDevicePrimaryCtxRetain, &context, device);
   FLASHATTN_CALL(cuCtxPushCurrent_v2, context);
   std::unique_ptr<CUcontext, CUresult (*)(CUcontext*)> current(&context, cuCtxPopCurrent_v2);
@@ -76,7 +77,7 @@ CUfunction built(const gpu::Launch& launch, int device) try {
     throw std::runtime_error("[flash_attention] a block needs " + std::to_string(launch.dynamic_shared) +
                              " bytes of shared memory, but the GPU has " + std::to_string(most));
   }
-  if (launch.dynamic_shared > kWithoutAsking) {
+  if (launch.dynamic_shared > kDefaultLimit) {
     FLASHATTN_CALL(cuFuncSetAttribute, function, kMaxDynamicShared, static_cast<int>(launch.dynamic_shared));
   }
   return function;
@@ -102,7 +103,7 @@ gpu::Device properties(int device) {
 }
 
 void check_device(int device) try {
-  thread_local std::set<int> fit;  // the devices that have passed: each call asks
+  thread_local std::set<int> fit;  // devices that have passed, since each call of attention checks its device
   if (fit.contains(device)) return;
   if (!cuTensorMapEncodeTiled) {
     throw NoKernelError(
@@ -122,7 +123,7 @@ void check_device(int device) try {
   }
   fit.insert(device);
 } catch (const std::runtime_error& error) {
-  throw NoKernelError(error.what());  // while another backend can still be chosen
+  throw NoKernelError(error.what());  // the caller may still choose another backend
 }
 
 std::string describe(int device) {
@@ -141,7 +142,7 @@ CUfunction function_of(const gpu::Launch& launch, int device) {
   std::shared_future<CUfunction> wanted = kernel->second;
   lock.unlock();
   try {
-    return wanted.get();  // the first thread that wants the kernel builds it; errors are kept
+    return wanted.get();  // the first thread builds the kernel; the future keeps an error, too
   } catch (const NoMemory&) {
     lock.lock();
     kernels[device].erase(launch.specialisation);

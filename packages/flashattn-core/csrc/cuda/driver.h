@@ -1,4 +1,4 @@
-// The GPU with its driver and NVRTC, and kernels ready to run, which are compiled when they are first asked for.
+// The GPU, its driver and NVRTC; kernels that are ready to run, which are compiled when a caller first asks for them.
 #pragma once
 
 #include "../gpu/launch.h"
@@ -14,8 +14,8 @@ void check_device(int device);
 // "sm_90a, driver for CUDA 13.0, NVRTC 13.0"
 std::string describe(int device);
 
-// The compiled kernel, kept in memory and on disk. If NVRTC or the driver fails, throws a std::runtime_error with the
-// versions. Further calls throw it again, unless memory was short.
+// Returns the compiled kernel, which memory and disk keep. If NVRTC or the driver fails, throws a std::runtime_error
+// that names their versions. Further calls for this kernel throw the same error again, unless memory was short.
 CUfunction function_of(const gpu::Launch& launch, int device);
 
 }  // namespace flashattn::cuda

@@ -20,26 +20,27 @@ namespace {
 
 using namespace gpu;
 
-// Scratch that the calling thread keeps for a stream's next calls, by binding and turn. The arrays have rows of 1,024
-// numbers.
+// Scratch that the calling thread keeps for a stream's next calls. The int numbers the copies of a small array. The
+// arrays have rows of 1,024 numbers.
 thread_local std::map<std::tuple<mx::Stream, Binding, int>, mx::array> kept_scratch;
 
-// Scratch for one call. Calls that share an array run one after another, since each counts as its writer. Small arrays
-// exist kTurns times, and calls take turns: the end of a call, where few blocks are left, then delays no other.
+// Returns scratch for one call. Calls that use the same array run one after another, since each counts as its writer.
+// So a small array has kCopies copies, and successive calls use different ones: a call can start while the last few
+// blocks of the call before it still run.
 const mx::array& kept(const Scratch& wanted, mx::Stream stream, int call) {
   constexpr int64_t kRow = 1024;
-  constexpr int kTurns = 4;
+  constexpr int kCopies = 4;
   constexpr int64_t kSmall = 1 << 20;
   bool is_small =
       wanted.elements <= kSmall && (wanted.binding == Binding::partials || wanted.binding == Binding::arrivals);
-  std::tuple key(stream, wanted.binding, is_small ? call % kTurns : 0);
+  std::tuple key(stream, wanted.binding, is_small ? call % kCopies : 0);
   auto found = kept_scratch.find(key);
   if (found != kept_scratch.end() && static_cast<int64_t>(found->second.size()) >= wanted.elements) {
     return found->second;
   }
   mx::Shape shape = {static_cast<int>(std::bit_ceil(static_cast<uint64_t>(divide_up(wanted.elements, kRow)))), kRow};
-  // MLX reads the stream from the array's primitive. Counters (arrivals) start at 0, and each call leaves them at 0.
-  // The CPU writes the zeros, since a graph with a node for that may fail.
+  // MLX reads the stream from the array's primitive. Each call expects the counters in `arrivals` to be 0, and leaves
+  // them at 0. The CPU writes the first zeros, because a CUDA graph with a memset node may fail.
   mx::array made(shape, mx::float32, std::make_shared<mx::Exp>(stream), {});
   if (wanted.binding == Binding::arrivals) {
     made.set_data(mx::allocator::malloc(made.nbytes()));
@@ -55,17 +56,18 @@ void* address(const mx::array& array) {
   return static_cast<char*>(static_cast<const mx::cu::CudaBuffer*>(array.buffer().ptr())->data) + array.offset();
 }
 
-// Describes boxes in SharedTile's layout. Columns must be contiguous. A float32 array is scratch that holds bfloat16.
-TensorMap tensor_map(const Boxes& boxes, const mx::array& array) {
-  // Values of CUtensorMapDataType and of the other enums. Elements outside the array are read as 0.
+// Describes an array to the TMA, which copies it in the layout of SharedTile. A row's elements must be contiguous. A
+// float32 `array` is scratch that holds bfloat16.
+TensorMap tensor_map(const MappedArray& mapped, const mx::array& array) {
+  // Values of the driver's enums, such as CUtensorMapDataType. Elements outside the array are read as 0.
   constexpr int kFloat16 = 6, kBfloat16 = 9, kNotInterleaved = 0, kSwizzle128 = 3, kIntoL2By256 = 3, kZeros = 0;
-  const auto& [columns, rows, heads, batches] = boxes.sizes;
+  const auto& [columns, rows, heads, batches] = mapped.sizes;
   const auto size = [](int64_t count) { return static_cast<uint64_t>(count); };
   const uint64_t sizes[] = {size(columns), size(rows), size(heads), size(batches)};
   // Strides in bytes. The driver refuses 0, which an axis of one element has.
   const auto step = [](int64_t stride) { return stride != 0 ? static_cast<uint64_t>(2 * stride) : 16; };
-  const uint64_t steps[] = {step(boxes.steps[0]), step(boxes.steps[1]), step(boxes.steps[2])};
-  const uint32_t box[] = {64, static_cast<uint32_t>(boxes.rows), 1, 1}, every[] = {1, 1, 1, 1};
+  const uint64_t steps[] = {step(mapped.steps[0]), step(mapped.steps[1]), step(mapped.steps[2])};
+  const uint32_t box[] = {64, static_cast<uint32_t>(mapped.box_rows), 1, 1}, every[] = {1, 1, 1, 1};
   TensorMap map;
   FLASHATTN_CALL(cuTensorMapEncodeTiled, &map, array.dtype() == mx::float16 ? kFloat16 : kBfloat16, std::size(sizes),
                  address(array), sizes, steps, box, every, kNotInterleaved, kSwizzle128, kIntoL2By256, kZeros);
@@ -75,8 +77,8 @@ TensorMap tensor_map(const Boxes& boxes, const mx::array& array) {
 }  // namespace
 
 void allocate(mx::array& output, mx::Stream stream) {
-  // Of MLX's ops that allocate memory, only Exp is exported. For an input without elements that is not contiguous it
-  // launches nothing.
+  // Exp is the only op that libmlx exports and that allocates its output on the GPU. It launches no kernel for an input
+  // that has no elements and is not contiguous.
   static const auto& inputs = *new std::vector<mx::array>{[] {  // never destroyed: MLX may be gone at exit
     mx::array none({0}, mx::float32, nullptr, {});
     none.copy_shared_buffer(mx::array(0.0f), {0}, {}, 1);
@@ -104,13 +106,13 @@ void encode(const Work& work, mx::Stream stream) {
   for (const Scratch& wanted : launches.scratch) {
     alive.push_back(scratch[index(wanted.binding)].emplace(kept(wanted, stream, call)));
   }
-  if (!alive.empty()) {  // before the first node, which remains even if a later launch throws
+  if (!alive.empty()) {  // before the first node is added, since nodes stay in the graph if a later launch throws
     encoder.add_completed_handler([alive = std::move(alive)] {});
   }
   std::optional<mx::cu::CommandEncoder::ConcurrentContext> concurrent;
   for (const Launch& launch : launches.launches) {
     if (launch.with_next && !concurrent) concurrent.emplace(encoder);
-    // Whatever can fail comes before set_input_array(): otherwise MLX's next node would get this node's dependencies.
+    // All that may throw comes before set_input_array(): otherwise MLX's next node would get this node's dependencies.
     CUfunction function = function_of(launch, stream.device.index);
     BackwardArguments arguments = {{{{}, launches.split, launches.params, launches.array}, {}, {}, {}, {}},
                                    launches.backward};
@@ -118,14 +120,14 @@ void encode(const Work& work, mx::Stream stream) {
       return (scratch[index(binding)] ? scratch : work.arrays)[index(binding)];
     };
     TensorMap* map = &arguments.key_map;
-    for (const Boxes& boxes : launch.boxes) *map++ = tensor_map(boxes, *array_of(boxes.array));
+    for (const MappedArray& mapped : launch.tensor_maps) *map++ = tensor_map(mapped, *array_of(mapped.array));
     for (auto [binding, role] : launch.arguments) {
       const std::optional<mx::array>& array = array_of(binding);
       if (role == Role::value || !array) continue;
       role == Role::input ? encoder.set_input_array(*array) : encoder.set_output_array(*array);
       arguments.arrays[index(binding)] = address(*array);
     }
-    void* parameters[] = {&arguments};  // a kernel whose parameter is a base struct copies only that
+    void* parameters[] = {&arguments};  // for a kernel that takes a base struct, CUDA copies only the base
     encoder.add_kernel_node_raw(function, {launch.grid[0], launch.grid[1], launch.grid[2]},
                                 {launch.threadgroup[0], launch.threadgroup[1], launch.threadgroup[2]}, {},
                                 launch.dynamic_shared, parameters);

@@ -8,13 +8,13 @@ namespace flashattn::cuda {
 
 namespace mx = mlx::core;
 
-// Adds the launches to the stream's command encoder. Arrays are read and written in place, through their strides.
+// Adds a call's launches to the stream's encoder. Kernels read and write arrays in place, through their strides.
 void encode(const gpu::Work& work, mx::Stream stream);
 
-// Gives the array GPU memory, in the order of the stream, as MLX's own ops do.
+// Allocates the array's GPU memory. As with MLX's own ops, the stream orders the allocation among its kernels.
 void allocate(mx::array& output, mx::Stream stream);
 
-// Frees the scratch that the calling thread keeps for its streams' next calls, once the calls under way are done.
+// Frees the scratch that the calling thread keeps for later calls. Calls that run keep theirs until they are done.
 void release_scratch();
 
 // The properties of the first GPU.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <optional>
 #include <stdexcept>
 
 #include "../call/spans.h"
@@ -15,9 +16,10 @@ namespace {
 
 using namespace gpu;
 
-Launch launch(const Call& call, bool packed, std::string function, std::vector<Constant> sizes,
-              std::vector<Argument> arguments, int64_t blocks, int warps, int dynamic_shared) {
-  Launch result = gpu::launch(Backend::cuda, call, packed,
+// packed: the value of the constant packed_rows; by default that of the forward pass.
+Launch launch(const Call& call, std::string function, std::vector<Constant> sizes, std::vector<Argument> arguments,
+              int64_t blocks, int warps, int dynamic_shared = 0, std::optional<bool> packed = std::nullopt) {
+  Launch result = gpu::launch(Backend::cuda, call, packed.value_or(inputs_are_packed(call)),
                               {.function = std::move(function),
                                .sizes = std::move(sizes),
                                .arguments = std::move(arguments),
@@ -26,28 +28,18 @@ Launch launch(const Call& call, bool packed, std::string function, std::vector<C
   result.dynamic_shared = size(dynamic_shared);
   return result;
 }
-Launch launch(const Call& call, std::string function, std::vector<Constant> sizes, std::vector<Argument> arguments,
-              int64_t blocks, int warps, int dynamic_shared = 0) {
-  return launch(call, inputs_are_packed(call), std::move(function), std::move(sizes), std::move(arguments), blocks,
-                warps, dynamic_shared);
-}
 
-// How many blocks a call takes if each has `rows` rows of one query head.
+// The number of blocks that a call needs if each computes `rows` rows of one query head.
 int64_t blocks_of(const Call& call, int rows) {
   return divide_up(call.params.query_len, rows) * call.params.num_heads * call.params.batch_size;
 }
 
-// Bytes of a tile in shared memory. Each row takes whole panels of 128 bytes.
+// Bytes of a tile in shared memory. SharedTile pads each row to a multiple of 128 bytes.
 int tile_bytes(int rows, int columns, int element_bytes) {
   return round_up(columns * element_bytes, 128) * rows;
 }
 
-// Whether quantised keys and values enter the tensor cores as integers, see integer_rows.h.
-bool has_integer_tiles(const Call& call) {
-  return is_quantised(call) && (call.params.bits == 4 || call.params.bits == 8) && call.dtype != Dtype::float32;
-}
-
-// Bytes of a stage: a tile of keys with its values.
+// Bytes of a stage of the pipeline: a tile of keys and the tile of their values.
 int stage_bytes(const Call& call, int keys, int dim, int value_dim) {
   if (!is_quantised(call)) {
     return tile_bytes(keys, dim, size_of(call.dtype)) + tile_bytes(keys, value_dim, size_of(call.dtype));
@@ -61,26 +53,26 @@ int stage_bytes(const Call& call, int keys, int dim, int value_dim) {
 }
 
 Launch rowwise(const Call& call) {
-  constexpr int kRows = 32;  // per block, one warp each
+  constexpr int kRows = 32;  // per block: each of its 32 warps computes one
   return launch(call, "rowwise", whole_lanes(call), whole_call(call),
                 divide_up(rows_of_group(call), kRows) * num_groups(call), kRows);
 }
 
-// How many 16-bit numbers represent a P (probability) or dS in a product: two reach float32's accuracy.
+// The number of 16-bit floats whose sum represents a P (probability) or dS. Two reach float32's accuracy.
 int parts_of_products(const Call& call) {
   return call.dtype != Dtype::float32 && call.precision == Precision::input ? 1 : 2;
 }
 
-// Adds room to `shared` (bytes) for lists of the tiles that the block map does not skip, see kernels/mapped_tiles.h. A
-// list covers `positions` keys or queries. If the lists do not fit, the block map is not used. The room does not depend
-// on lengths: a loaded kernel may not ask for more than at its first call.
+// Adds to `shared` (bytes) the memory for `lists` lists of visible tiles, see kernels/mapped_tiles.h. A list covers
+// `positions` keys or queries in tiles of `tile`. If the lists do not fit, the call ignores its block map. The size
+// does not depend on lengths, because driver.cpp sets a kernel's limit of shared memory only when it loads it.
 void reserve_lists(Call& call, int& shared, int64_t positions, int tile, int64_t lists = 1) {
   if (!call.has(Binding::block_map)) return;
   constexpr int kMost = 8 * 1024;
-  int room = std::clamp(call.device.shared_memory - shared, 0, kMost);
-  bool fits = lists * (divide_up(positions, tile) + 2) * static_cast<int>(sizeof(uint32_t)) <= room;
+  int bytes = std::clamp(call.device.shared_memory - shared, 0, kMost);
+  bool fits = lists * (divide_up(positions, tile) + 2) * static_cast<int>(sizeof(uint32_t)) <= bytes;
   call.present[index(Binding::block_map)] = fits;
-  if (fits) shared += room;
+  if (fits) shared += bytes;
 }
 
 Launch prefill(Call call) {
@@ -90,7 +82,7 @@ Launch prefill(Call call) {
   int dim = round_up(call.params.head_dim, wide ? 8 : 16), value_dim = round_up(call.params.value_dim, wide ? 32 : 16);
   int widest = std::max(dim, value_dim);
   int keys = is_quantised(call) ? 32 : widest <= (wide ? 64 : 128) ? 64 : widest <= 128 ? 32 : 16;
-  int rows = is_quantised(call) && widest > 128 ? 8 : 16;  // as registers allow
+  int rows = is_quantised(call) && widest > 128 ? 8 : 16;  // 16 would not fit in the registers there
   int stage = stage_bytes(call, keys, dim, value_dim);
   const auto shared_by = [&](int warps) {
     return (is_quantised(call) ? 0 : tile_bytes(rows * warps, dim, bytes)) + kStages * stage;
@@ -110,73 +102,85 @@ Launch prefill(Call call) {
   return result;
 }
 
-// Whether the tensor memory accelerator (TMA) can read the array: 16-byte aligned, strides that are multiples of 16
-// bytes and not 0, and rows that do not overlap.
-bool has_box(const Call& call, Binding binding, const Strides& strides, int64_t rows, int64_t heads, int columns) {
-  const auto fits = [](int64_t stride, int64_t size) { return size == 1 || (stride > 0 && stride % 8 == 0); };
-  return call.aligned[index(binding)] && fits(strides.row, rows) && fits(strides.head, heads) &&
-         fits(strides.batch[0], call.params.batch_size) && (strides.row >= columns || rows == 1);
+// Describes an input to the TMA, which copies box_rows rows at a time.
+MappedArray mapped(const Call& call, Binding array, const Strides& strides, int box_rows = 1) {
+  const AttentionParams& p = call.params;
+  bool of_keys = array == Binding::key || array == Binding::value;
+  int columns = array == Binding::key || array == Binding::query ? p.head_dim : p.value_dim;
+  return {array,
+          box_rows,
+          {columns, of_keys ? p.key_len : p.query_len, of_keys ? p.num_kv_heads : p.num_heads, p.batch_size},
+          {strides.row, strides.head, strides.batch[0]}};
 }
 
-// float32 arrays are copied, as three 16-bit parts, see kernels/float_parts.h.
+// Whether the tensor memory accelerator (TMA) can read a 16-bit array. The array must begin at a multiple of 16 bytes,
+// its strides must be positive multiples of 16 bytes, and its rows must not overlap.
+bool can_be_mapped(const Call& call, const MappedArray& mapped) {
+  bool fits = call.aligned[index(mapped.array)];
+  for (int axis = 0; axis < 3; ++axis) {
+    int64_t step = mapped.steps[axis];
+    fits = fits && (mapped.sizes[axis + 1] == 1 || (step > 0 && step % 8 == 0));
+  }
+  return fits && (mapped.steps[0] >= mapped.sizes[0] || mapped.sizes[1] == 1);
+}
+
+// A launch of float_parts.cu copies float32 arrays as this many arrays of bfloat16, see kernels/float_parts.h.
 constexpr int kFloatParts = 3;
 
-// Whether the TMA can read all inputs. float32 is copied first, whatever its strides. Empty arrays have no boxes.
-bool has_boxes(const Call& call) {
+// Whether the TMA can read all inputs. It reads copies of float32 inputs, whatever their strides, but no empty array.
+bool inputs_can_be_mapped(const Call& call) {
   const AttentionParams& p = call.params;
   if (p.query_len == 0 || p.key_len == 0) return false;
   if (call.dtype == Dtype::float32) return true;
-  return inputs_are_packed(call) && p.batch_dims <= 1 &&
-         has_box(call, Binding::query, p.query, p.query_len, p.num_heads, p.head_dim) &&
-         has_box(call, Binding::key, p.key, p.key_len, p.num_kv_heads, p.head_dim) &&
-         has_box(call, Binding::value, p.value, p.key_len, p.num_kv_heads, p.value_dim);
+  return inputs_are_packed(call) && p.batch_dims <= 1 && can_be_mapped(call, mapped(call, Binding::query, p.query)) &&
+         can_be_mapped(call, mapped(call, Binding::key, p.key)) &&
+         can_be_mapped(call, mapped(call, Binding::value, p.value));
 }
 
-// The 16-bit parts of a float32 array, as float_parts.cu writes them: contiguous.
-Boxes boxes_of_parts(const Call& call, Binding parts, int rows, int columns) {
+// Describes the parts of a float32 input to the TMA: contiguous arrays of bfloat16, as float_parts.cu writes them.
+MappedArray mapped_parts(const Call& call, Binding parts, int box_rows) {
   const AttentionParams& p = call.params;
   bool of_keys = parts == Binding::key_parts || parts == Binding::value_parts;
+  int columns = parts == Binding::key_parts || parts == Binding::query_parts ? p.head_dim : p.value_dim;
   int64_t length = of_keys ? p.key_len : p.query_len, heads = of_keys ? p.num_kv_heads : p.num_heads;
-  int64_t step = round_up(columns, 8), head = step * length, part = head * heads;
-  return {parts, rows, {step, length, heads, kFloatParts * p.batch_size}, {step, head, part}};
+  int64_t row = round_up(columns, 8), head = row * length, part = head * heads;
+  return {parts, box_rows, {row, length, heads, kFloatParts * p.batch_size}, {row, head, part}};
 }
 
-// Adds a launch of float_parts.cu and its scratch. first, second: the outputs with rows of head_dim and of value_dim.
-void split_floats(const Call& call, Launches& launches, std::string function, bool packed, Boxes first, Boxes second,
-                  std::vector<Argument> arguments) {
+// Adds a launch of a kernel of float_parts.cu, and the scratch for its outputs `first` and `second`.
+void split_floats(const Call& call, Launches& launches, bool packed, std::string function, Binding first,
+                  Binding second, std::vector<Argument> arguments) {
   constexpr int kThreads = 256, kElements = 8;  // threads per block, elements per thread
   int64_t threads = 0;
-  for (const Boxes& each : {first, second}) {
-    int64_t elements = each.steps[2] * each.sizes[3];
+  for (Binding output : {first, second}) {
+    MappedArray parts = mapped_parts(call, output, 1);
+    int64_t elements = parts.steps[2] * parts.sizes[3];
     threads += elements / kFloatParts / kElements;
-    launches.scratch.push_back({each.array, elements / 2});
-    arguments.push_back({each.array, Role::output});
+    launches.scratch.push_back({output, elements / 2});
+    arguments.push_back({output, Role::output});
   }
   launches.launches.push_back(
-      launch(call, packed, std::move(function),
+      launch(call, std::move(function),
              {{"dim", round_up(call.params.head_dim, 8)}, {"value_dim", round_up(call.params.value_dim, 8)}},
-             std::move(arguments), divide_up(threads, kThreads), kThreads / kLanes, 0));
+             std::move(arguments), divide_up(threads, kThreads), kThreads / kLanes, 0, packed));
   launches.launches.back().source = "float_parts";
-}
-
-Boxes boxes_of(Binding array, const Strides& strides, int rows, std::array<int64_t, 4> sizes) {
-  return {array, rows, sizes, {strides.row, strides.head, strides.batch[0]}};
 }
 
 // Whether cuda_prefill runs prefill_hopper.cu: on compute capability 9.0, where dtype, sizes and strides allow it.
 bool is_prefill_of_hopper(const Call& call) {
   bool is_wide = call.dtype == Dtype::float32 && std::max(call.params.head_dim, call.params.value_dim) > 128;
-  return call.device.compute_capability == 90 && !is_quantised(call) && !is_wide && has_boxes(call);
+  return call.device.compute_capability == 90 && !is_quantised(call) && !is_wide && inputs_can_be_mapped(call);
 }
 
-// Splits the keys of each block of the last, incomplete wave among several blocks: fewer multiprocessors are idle then.
+// The last wave of blocks may leave multiprocessors idle. This function decides whether several blocks share the keys
+// of each block in that wave, and how many do. blocks: all blocks. at_once: how many of them the GPU runs at a time.
 SplitParams share_last_blocks(const Call& call, int64_t blocks, int64_t at_once) {
-  constexpr int kMinKeys = 512, kMaxChunks = 8, kMerging = 1024;  // a merge takes the time of kMerging keys
+  constexpr int kMinKeys = 512, kMaxChunks = 8, kMerging = 1024;  // merging takes as long as computing kMerging keys
   const AttentionParams& p = call.params;
   SplitParams split = {};
   int64_t last = blocks % at_once;
-  // With a causal mask, short blocks fill the gaps. With a window, a block has too few keys to share. How many keys a
-  // block map leaves is not known here.
+  // Under a causal mask short blocks fill the last wave. With a window a block has too few keys to share. With a block
+  // map the number of visible keys is not known here.
   bool are_even = sees_evenly(p.causal != 0, p.window, p.query_len, p.key_len) && !call.has(Binding::block_map);
   double least = 1 - static_cast<double>(kMerging) / std::max(p.key_len, 1);  // as a fraction of a block's time
   for (int chunks = 2; chunks <= std::min(kMaxChunks, p.key_len / kMinKeys); ++chunks) {
@@ -197,12 +201,12 @@ Launch prefill_merge(const Call& call, int value_dim, int rows, int64_t shared_b
                 std::move(arguments), shared_blocks * rows / kWarps, kWarps);
 }
 
-// A block of Hopper's kernels: a producer warpgroup, which loads tiles, and consumer warpgroups, which compute.
+// A block of the kernels for Hopper: a producer warpgroup loads tiles, and consumer warpgroups compute.
 struct HopperBlock {
   struct Registers {
     int consumer, producer;  // per thread
   };
-  int consumers;  // warpgroups with 64 rows each
+  int consumers;  // consumer warpgroups, with 64 rows each
   int stages;     // tiles that shared memory holds
   int blocks;     // blocks that a multiprocessor runs at once
   Registers registers;
@@ -223,7 +227,7 @@ struct HopperBlock {
 HopperBlock prefill_block(const Call& call, int widest) {
   bool in_parts = call.dtype == Dtype::float32;
   if (in_parts) return {.consumers = 2, .stages = widest <= 64 ? 6 : 4, .blocks = 1, .registers = {240, 24}};
-  // With these inputs, or probabilities in two parts, 112 registers are too few.
+  // 112 registers per thread are too few for these inputs, and for probabilities that are sums of two 16-bit floats.
   bool needs_registers = call.has(Binding::bias) || call.has(Binding::tree) || call.has(Binding::alibi_slopes) ||
                          parts_of_products(call) == 2;
   if (widest <= 64 && call.tiling == 0 && !needs_registers) {
@@ -240,7 +244,7 @@ Launches prefill_hopper(Call call) {
   constexpr int kKeys = 64;
   int dim = round_up(call.params.head_dim, 64), value_dim = round_up(call.params.value_dim, 16);
   bool in_parts = call.dtype == Dtype::float32;
-  int parts = in_parts ? kFloatParts : parts_of_products(call);  // 16-bit numbers per probability
+  int parts = in_parts ? kFloatParts : parts_of_products(call);
   HopperBlock block = prefill_block(call, std::max(dim, value_dim));
   int rows = block.rows(), barriers = (4 * block.stages + 1) * 8;
   int shared = (in_parts ? kFloatParts : 1) * tile_bytes(rows, dim, 2) +
@@ -249,17 +253,15 @@ Launches prefill_hopper(Call call) {
   const AttentionParams& p = call.params;
   Launches result = {.params = p};
   std::vector<Argument> arguments = whole_call(call);
-  std::vector<Boxes> boxes;
+  std::vector<MappedArray> maps;
   if (in_parts) {
-    boxes = {boxes_of_parts(call, Binding::key_parts, kKeys, p.head_dim),
-             boxes_of_parts(call, Binding::value_parts, kKeys, p.value_dim)};
-    split_floats(call, result, "float_parts", inputs_are_packed(call), boxes[0], boxes[1],
+    maps = {mapped_parts(call, Binding::key_parts, kKeys), mapped_parts(call, Binding::value_parts, kKeys)};
+    split_floats(call, result, inputs_are_packed(call), "float_parts", Binding::key_parts, Binding::value_parts,
                  gpu::arguments({Binding::key, Binding::value}, {}, {Binding::params}));
-    for (const Boxes& each : boxes) arguments.push_back({each.array, Role::input});
+    for (const MappedArray& each : maps) arguments.push_back({each.array, Role::input});
   } else {
-    boxes = {boxes_of(Binding::key, p.key, kKeys, {p.head_dim, p.key_len, p.num_kv_heads, p.batch_size}),
-             boxes_of(Binding::value, p.value, kKeys, {p.value_dim, p.key_len, p.num_kv_heads, p.batch_size}),
-             boxes_of(Binding::query, p.query, rows, {p.head_dim, p.query_len, p.num_heads, p.batch_size})};
+    maps = {mapped(call, Binding::key, p.key, kKeys), mapped(call, Binding::value, p.value, kKeys),
+            mapped(call, Binding::query, p.query, rows)};
   }
   int64_t count = blocks_of(call, rows);
   if (!in_parts) result.split = share_last_blocks(call, count, int64_t{call.device.multiprocessors} * block.blocks);
@@ -275,7 +277,7 @@ Launches prefill_hopper(Call call) {
                             block.sizes({{"dim", dim}, {"value_dim", value_dim}, {"keys", kKeys}, {"parts", parts}}),
                             std::move(arguments), count, block.warps(), shared);
   attention.blocks_at_once = block.blocks;
-  attention.boxes = std::move(boxes);
+  attention.tensor_maps = std::move(maps);
   result.launches.push_back(std::move(attention));
   if (shared_blocks != 0) result.launches.push_back(prefill_merge(call, value_dim, rows, shared_blocks));
   return result;
@@ -289,10 +291,10 @@ std::vector<Argument> split_call(const Call& call, const Launches& launches) {
   return result;
 }
 
-// Cuts the keys into chunks; the caller adds the launch. A block reads one chunk for up to rows_of_block rows of a
-// group.
+// Returns Launches without a launch, which the caller adds: how the keys are cut into chunks, and the scratch. A block
+// will compute up to rows_of_block rows of a key/value head over one chunk.
 Launches split_keys(const Call& call, int64_t chunks, int min_chunk, int64_t rows_of_block) {
-  constexpr int64_t kMerged = 512 * 1024;  // bytes that a block merges in a few microseconds
+  constexpr int64_t kMerged = 512 * 1024;  // bytes of partial results that a block merges in a few microseconds
   const AttentionParams& p = call.params;
   int64_t bytes_of_chunk = std::min(rows_of_group(call), rows_of_block) * p.value_dim * int64_t{sizeof(float)};
   int max_chunks = static_cast<int>(std::clamp<int64_t>(kMerged / bytes_of_chunk, 4, 512));
@@ -302,13 +304,12 @@ Launches split_keys(const Call& call, int64_t chunks, int min_chunk, int64_t row
   return result;
 }
 
-// What decode() does not support: large heads, and quantisation without integer tiles. A warp has a chunk of keys.
+// For large heads, and quantised keys that tensor cores do not multiply. Each warp reads one chunk of keys.
 Launches decode_split(const Call& call) {
   constexpr int kWarps = 4;
   std::vector<Constant> sizes = whole_lanes(call);
-  int widest = round_up(std::max(call.params.head_dim, call.params.value_dim), kLanes), max_rows = widest <= 128   ? 8
-                                                                                                   : widest <= 256 ? 4
-                                                                                                                   : 2;
+  int widest = round_up(std::max(call.params.head_dim, call.params.value_dim), kLanes);
+  int max_rows = widest <= 128 ? 8 : widest <= 256 ? 4 : 2;
   int rows = static_cast<int>(rows_of_group(call)), rows_each = std::min(rows, max_rows);
   sizes.insert(sizes.end(), {{"rows", rows_each}, {"warps", kWarps}});
   Launches result = split_keys(call, 2048, 64, rows);
@@ -318,14 +319,15 @@ Launches decode_split(const Call& call) {
   return result;
 }
 
-// A block has up to 16 rows and a chunk of keys, and as many warps as fit in memory with two or three stages each.
+// A block computes up to 16 rows over a chunk of keys, with as many warps and stages as fit in shared memory.
 Launches decode(const Call& call) {
-  constexpr int kMaxDim = 256, kPadding = 10;  // numbers: up to 8 added by kPitch, maximum and sum
+  constexpr int kMaxDim = 256, kPadding = 10;  // numbers beside a row's output: up to 8 of padding, maximum and sum
   int bytes = size_of(call.dtype), dim = round_up(call.params.head_dim, bytes == 4 ? 8 : 16);
   int value_dim = round_up(call.params.value_dim, 32);
-  bool integers = has_integer_tiles(call);
+  // Tensor cores multiply quantised keys and values as integers, see kernels/integer_rows.h.
+  bool integers = (call.params.bits == 4 || call.params.bits == 8) && call.dtype != Dtype::float32;
   int widest = std::max(dim, value_dim), keys = integers ? 32 : 16;
-  int rows = integers && (rows_of_group(call) <= 8 || widest > 128) ? 8 : 16;  // for large heads, registers allow 8
+  int rows = integers && (rows_of_group(call) <= 8 || widest > 128) ? 8 : 16;  // 16 rows of 256 exceed the registers
   int queries = integers ? 0 : tile_bytes(rows, dim, bytes), tiles = stage_bytes(call, keys, dim, value_dim);
   for (auto [warps, stages] : {std::pair(8, 3), {4, 3}, {4, 2}, {2, 3}, {2, 2}, {1, 2}}) {
     int results = warps * rows * (value_dim + kPadding) * static_cast<int>(sizeof(float));
@@ -336,7 +338,7 @@ Launches decode(const Call& call) {
     int64_t row_blocks = divide_up(rows_of_group(call), rows);
     int64_t chunks = std::max<int64_t>(1, call.device.multiprocessors / (num_groups(call) * row_blocks));  // per group
     Launches result = split_keys(call, chunks * num_groups(call), 128, rows);
-    if (result.split.num_chunks == 1) result.scratch.clear();  // no result is partial
+    if (result.split.num_chunks == 1) result.scratch.clear();  // blocks write the output itself
     result.launches = {launch(
         call, "decode",
         {{"dim", dim}, {"value_dim", value_dim}, {"rows", rows}, {"warps", warps}, {"keys", keys}, {"stages", stages}},
@@ -361,8 +363,9 @@ Launch backward_delta(const Call& call) {
 struct GradientCall {
   Call call;
   bool packed;
-  bool is_part;             // see kernels/gradient_block.h
-  int block_heads, chunks;  // query heads of a group per block of keys, and how many such chunks of heads a group has
+  bool is_part;     // blocks of keys write sums over some of a group's heads, which backward_merge.cu adds up
+  int block_heads;  // query heads of a group that a block of keys sums over
+  int chunks;       // blocks that together have all heads of a group
   Strides dout;
 
   std::vector<Constant> sizes(Gradient of, std::vector<Constant> further) const {
@@ -371,8 +374,8 @@ struct GradientCall {
   }
 };
 
-// Makes room for the lists of one pass of the gradient. A block of queries has a list of keys. A block of keys has a
-// list of queries, or one per head if the heads' block maps differ.
+// Reserves memory for the lists of one pass of the gradient. A block of queries lists tiles of keys. A block of keys
+// lists tiles of queries, for each of its heads if the heads' block maps differ.
 void reserve_lists(GradientCall& gradient, Gradient of, int& shared, int tile) {
   const AttentionParams& p = gradient.call.params;
   int lists = of != kDq && p.block_map.head != 0 ? gradient.block_heads : 1;
@@ -390,7 +393,7 @@ std::vector<Argument> gradient_arguments(const GradientCall& gradient, Gradient 
   return result;
 }
 
-// How many blocks a pass takes if each has `rows` rows: queries of a head, or keys with a chunk of heads.
+// The number of blocks of one pass. Each has `rows` rows: queries of a head, or keys with block_heads heads.
 int64_t gradient_blocks(const GradientCall& gradient, Gradient of, int rows) {
   const Call& call = gradient.call;
   if (of == kDq) return blocks_of(call, rows);
@@ -402,7 +405,7 @@ Launch backward(GradientCall gradient, Gradient of) {
   const AttentionParams& p = call.params;
   int bytes = size_of(call.dtype), step = bytes == 4 ? 32 : 16;
   int dim = round_up(p.head_dim, step), value_dim = round_up(p.value_dim, step), widest = std::max(dim, value_dim);
-  int columns = (widest <= 64 ? 64 : widest <= 128 ? 32 : 16) / (bytes == 4 && widest <= 128 ? 2 : 1);
+  int columns = (widest <= 64 ? 64 : widest <= 128 ? 32 : 16) / (bytes == 4 && widest <= 128 ? 2 : 1);  // per tile
   const auto shared_by = [&](int warps) {
     int saved = 2 * columns * 4 * static_cast<int>(sizeof(float));
     return tile_bytes(16 * warps + 2 * columns, dim, bytes) + tile_bytes(16 * warps + 2 * columns, value_dim, bytes) +
@@ -412,13 +415,14 @@ Launch backward(GradientCall gradient, Gradient of) {
   while (warps > 1 && shared_by(warps) > call.device.shared_memory) warps /= 2;
   int shared = shared_by(warps);
   reserve_lists(gradient, of, shared, columns);
-  return launch(call, gradient.packed, "backward",
+  return launch(call, "backward",
                 gradient.sizes(of, {{"dim", dim},
                                     {"value_dim", value_dim},
                                     {"warps", warps},
                                     {"columns", columns},
                                     {"parts", parts_of_products(call)}}),
-                gradient_arguments(gradient, of), gradient_blocks(gradient, of, 16 * warps), warps, shared);
+                gradient_arguments(gradient, of), gradient_blocks(gradient, of, 16 * warps), warps, shared,
+                gradient.packed);
 }
 
 HopperBlock backward_block(const Call& call, Gradient of) {
@@ -450,11 +454,9 @@ Launch backward_hopper(GradientCall gradient, Gradient of) {
   result.blocks_at_once = block.blocks;
   const AttentionParams& p = call.params;
   int query_rows = of_keys ? kColumns : rows, key_rows = of_keys ? rows : kColumns;
-  result.boxes = {
-      boxes_of(Binding::key, p.key, key_rows, {p.head_dim, p.key_len, p.num_kv_heads, p.batch_size}),
-      boxes_of(Binding::value, p.value, key_rows, {p.value_dim, p.key_len, p.num_kv_heads, p.batch_size}),
-      boxes_of(Binding::query, p.query, query_rows, {p.head_dim, p.query_len, p.num_heads, p.batch_size}),
-      boxes_of(Binding::dout, gradient.dout, query_rows, {p.value_dim, p.query_len, p.num_heads, p.batch_size})};
+  result.tensor_maps = {mapped(call, Binding::key, p.key, key_rows), mapped(call, Binding::value, p.value, key_rows),
+                        mapped(call, Binding::query, p.query, query_rows),
+                        mapped(call, Binding::dout, gradient.dout, query_rows)};
   return result;
 }
 
@@ -464,21 +466,21 @@ Launch backward_parts(GradientCall gradient, Gradient of) {
   const AttentionParams& p = call.params;
   int dim = round_up(p.head_dim, 64), value_dim = round_up(p.value_dim, 64);
   bool of_keys = of != kDq, narrow = std::max(dim, value_dim) <= 64;
-  int first_stages = narrow ? 5 : 4, second_stages = narrow ? 5 : 3;  // three hold a tile
+  int first_stages = narrow ? 5 : 4, second_stages = narrow ? 5 : 3;  // a tile takes three stages, one for each part
   int first = tile_bytes(kRows, dim, 2), second = tile_bytes(kRows, value_dim, 2);
   int saved = of_keys ? kSavedStages * kColumns * 4 * static_cast<int>(sizeof(float)) : 0;
   int handed = kRows * kColumns * static_cast<int>(sizeof(float));
   int barriers = (2 * (first_stages + second_stages + kSavedStages) + 2) * 8;
-  std::vector<Boxes> boxes = {boxes_of_parts(call, Binding::key_parts, kRows, p.head_dim),
-                              boxes_of_parts(call, Binding::value_parts, kRows, p.value_dim),
-                              boxes_of_parts(call, Binding::query_parts, kRows, p.head_dim),
-                              boxes_of_parts(call, Binding::dout_parts, kRows, p.value_dim)};
   int shared =
       (kFloatParts + first_stages) * first + (kFloatParts + second_stages) * second + saved + handed + barriers;
   reserve_lists(gradient, of, shared, kColumns);
   auto arguments = gradient_arguments(gradient, of);
-  for (const Boxes& each : boxes) arguments.push_back({each.array, Role::input});
-  Launch result = launch(call, gradient.packed, "backward_parts",
+  std::vector<MappedArray> maps;
+  for (Binding parts : {Binding::key_parts, Binding::value_parts, Binding::query_parts, Binding::dout_parts}) {
+    maps.push_back(mapped_parts(call, parts, kRows));
+    arguments.push_back({parts, Role::input});
+  }
+  Launch result = launch(call, "backward_parts",
                          gradient.sizes(of, {{"dim", dim},
                                              {"value_dim", value_dim},
                                              {"columns", kColumns},
@@ -486,13 +488,13 @@ Launch backward_parts(GradientCall gradient, Gradient of) {
                                              {"second_stages", second_stages},
                                              {"consumer_registers", 232},
                                              {"producer_registers", 40}}),
-                         std::move(arguments), gradient_blocks(gradient, of, kRows), kWarps, shared);
-  result.boxes = std::move(boxes);
+                         std::move(arguments), gradient_blocks(gradient, of, kRows), kWarps, shared, gradient.packed);
+  result.tensor_maps = std::move(maps);
   return result;
 }
 
-// How many query heads of a group a block of `keys` keys handles. With a causal mask such blocks are few and uneven, so
-// the heads are dealt to more blocks, until each multiprocessor has several.
+// The number of query heads of a group that a block of `keys` keys sums over. Under a causal mask such blocks are few
+// and uneven, so several blocks share a group's heads, until each multiprocessor has several blocks.
 int heads_of_block(const Call& call, int keys) {
   constexpr int kBlocksOfMultiprocessor = 4;
   int64_t blocks = std::max<int64_t>(1, divide_up(call.params.key_len, keys) * num_groups(call));
@@ -508,8 +510,9 @@ Launch backward_merge(const Call& call) {
                 divide_up(call.params.key_len, kKeys) * num_groups(call), kWarps);
 }
 
-// MLX makes a node wait for the last node that wrote an array, not for nodes that read it. Calls share scratch, so each
-// launch that uses scratch counts as its writer. The next call then cannot overwrite what is still being read.
+// Makes every launch that uses scratch an output of that scratch. MLX makes a node of its CUDA graph wait for the last
+// node that wrote an array, but not for nodes that read it, and calls share scratch. Without this, the next call could
+// overwrite scratch that a launch still reads.
 Launches in_order(Launches launches) {
   for (Launch& launch : launches.launches) {
     for (auto& [binding, role] : launch.arguments) {
@@ -524,7 +527,7 @@ Launches in_order(Launches launches) {
 }  // namespace
 
 std::string source_text(const Launch& launch) {
-  // No warnings about constants that a kernel does not use, and about divisions by constants that are 0 for this call.
+  // Suppresses warnings about unused constants, and about divisions by constants that are 0 for this call.
   std::string text = "#pragma nv_diag_suppress 39, 177\n" + sizes_text(launch, "");
   text += "typedef int int32_t;\ntypedef long long int64_t;\ntypedef unsigned long long uint64_t;\n";
   for (const Constant& constant : launch.constants) {
@@ -537,7 +540,7 @@ std::string source_text(const Launch& launch) {
   }
   bool is_backward = std::any_of(launch.arguments.begin(), launch.arguments.end(),
                                  [](Argument argument) { return argument.binding == Binding::backward; });
-  std::string_view arguments = is_backward ? "Backward" : launch.boxes.empty() ? "" : "Box";
+  std::string_view arguments = is_backward ? "Backward" : launch.tensor_maps.empty() ? "" : "Box";
   return text + text_of(sources(), launch) + "\nextern \"C\" __global__ void __launch_bounds__(" +
          std::to_string(launch.threadgroup[0]) + ", " + std::to_string(launch.blocks_at_once) + ") " + launch.function +
          "(const __grid_constant__ flashattn::cuda::" + std::string(arguments) + "Arguments arguments) {\n  " +
@@ -548,13 +551,14 @@ Launches backward_launches(const Call& call, const BackwardParams& params) {
   const AttentionParams& p = call.params;
   Launches result = {.params = p, .backward = params};
   bool packed = backward_is_packed(call, params);
-  // Scores should equal those of the forward pass bit by bit. The kernel for other GPUs multiplies as cuda_decode does.
+  // Scores should equal the forward pass's to the last bit. backward.cu multiplies as cuda_decode does, so it also
+  // computes the gradients of cuda_decode's calls on compute capability 9.0.
   bool is_90 = call.device.compute_capability == 90 && p.query_len > kMaxCudaDecodeLen;
   bool is_float = call.dtype == Dtype::float32;
-  bool in_parts = is_90 && is_float && has_boxes(call) && std::max(p.head_dim, p.value_dim) <= 128;
-  bool hopper = is_90 && !is_float && packed && has_boxes(call) &&
-                has_box(call, Binding::dout, params.dout, p.query_len, p.num_heads, p.value_dim);
-  // With a window all blocks of keys take equally long: dealing the heads out would only cost.
+  bool in_parts = is_90 && is_float && inputs_can_be_mapped(call) && std::max(p.head_dim, p.value_dim) <= 128;
+  bool hopper = is_90 && !is_float && packed && inputs_can_be_mapped(call) &&
+                can_be_mapped(call, mapped(call, Binding::dout, params.dout));
+  // With a window all blocks of keys take equally long, so sharing a group's heads would only cost time.
   bool is_part = p.window == 0 && group_of(call) > 1;
   int rows = hopper ? backward_block(call, kDk).rows() : 64;
   result.backward.block_heads = is_part ? heads_of_block(call, rows) : group_of(call);
@@ -569,16 +573,13 @@ Launches backward_launches(const Call& call, const BackwardParams& params) {
   add(backward_delta(call));
   result.scratch = {{Binding::saved_rows, p.batch_size * p.num_heads * round_up(p.query_len, kSavedTile) * 4}};
   if (in_parts) {
-    const auto boxes = [&](Binding parts, int columns) { return boxes_of_parts(call, parts, 1, columns); };
-    split_floats(call, result, "float_parts", packed, boxes(Binding::key_parts, p.head_dim),
-                 boxes(Binding::value_parts, p.value_dim),
+    split_floats(call, result, packed, "float_parts", Binding::key_parts, Binding::value_parts,
                  arguments({Binding::key, Binding::value}, {}, {Binding::params}));
-    split_floats(call, result, "float_parts_of_queries", packed, boxes(Binding::query_parts, p.head_dim),
-                 boxes(Binding::dout_parts, p.value_dim),
+    split_floats(call, result, packed, "float_parts_of_queries", Binding::query_parts, Binding::dout_parts,
                  arguments({Binding::query, Binding::dout}, {}, {Binding::params, Binding::backward}));
   }
-  // These passes run side by side, the longest blocks first. If rows are wide, the sums of both dk and dv exceed a
-  // thread's registers.
+  // The passes run concurrently, and the one with the longest blocks starts first. For large heads the sums of both dk
+  // and dv would exceed a thread's registers, so each gets a pass of its own.
   size_t first = result.launches.size();
   if (p.head_dim + p.value_dim <= 256) {
     add(pass(kDkAndDv));

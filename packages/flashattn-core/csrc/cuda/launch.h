@@ -1,4 +1,4 @@
-// What CUDA runs for a call, as plain data that any machine can compute and test. encode.cpp hands it to MLX.
+// CUDA's launches for a call, as plain data that any machine can compute and test. encode.cpp hands them to MLX.
 #pragma once
 
 #include "../call/kernel_table.h"

@@ -1,5 +1,5 @@
-// The functions of NVRTC and NVIDIA's driver that this module calls, declared as in their own headers. libmlx is linked
-// to both, this module only to libmlx. All are weak: with a libmlx that has no CUDA they are null.
+// The functions of NVRTC and of NVIDIA's driver that this module calls, declared as in NVIDIA's headers. This module is
+// linked only to libmlx, which is linked to both. All functions are weak: they are null if libmlx has no CUDA.
 #pragma once
 
 #include <cstddef>
@@ -56,7 +56,7 @@ inline std::string in_words(CUresult error) {
   return words ? words : "error " + std::to_string(error);
 }
 
-// Memory was short: the call may succeed another time.
+// Memory was short, so the same call may succeed later.
 struct NoMemory : std::runtime_error {
   using std::runtime_error::runtime_error;
 };

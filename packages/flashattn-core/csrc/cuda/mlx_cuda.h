@@ -1,7 +1,7 @@
-// The part of libmlx's CUDA backend that this module uses. MLX's own header for it includes the CUDA toolkit's headers,
-// which users need not have. The declarations here have the same mangled names. All are weak, and nothing uses them
-// where mx::cu::is_available() is false. No compiler compares this file with MLX: `make follow` looks for the symbols
-// in each release.
+// The part of libmlx's CUDA backend that this module uses. MLX's own header includes the CUDA toolkit's headers, which
+// users need not have. The declarations here have the same mangled names. All are weak, and no code calls them if
+// mx::cu::is_available() is false. No compiler compares this file with MLX, but `make follow` looks for the symbols in
+// each release.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ struct dim3 {
 
 namespace mlx::core::cu {
 
-// The part of MLX's struct that is read here: an array's buffer().ptr() points to it.
+// An array's buffer().ptr() points to this struct. Only the member that this module reads is declared.
 struct CudaBuffer {
   void* data;
 };
@@ -29,7 +29,7 @@ class CommandEncoder {
  public:
   CommandEncoder() = delete;
 
-  // Declare what the next kernel reads and writes. It then runs after the last kernel that writes any of these arrays.
+  // Declare the arrays that the next kernel reads and writes. It runs after the last kernel that writes one of them.
   FLASHATTN_WEAK void set_input_array(const array& input);
   FLASHATTN_WEAK void set_output_array(const array& output);
   // Copies the parameters before it returns.

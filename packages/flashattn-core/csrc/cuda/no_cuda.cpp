@@ -1,4 +1,4 @@
-// Replaces encode.cpp and driver.cpp on macOS, and with releases of MLX that do not export CUDA's encoder.
+// Replaces encode.cpp and driver.cpp on macOS, and for releases of MLX that do not export CUDA's encoder.
 #include <string>
 
 #include "../call/kernel_table.h"

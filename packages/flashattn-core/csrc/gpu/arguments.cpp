@@ -15,7 +15,7 @@ bool is_packed(const Strides& strides, int columns) {
   return strides.column == 1 || columns == 1;
 }
 
-// Kernels index rows and threadgroups with ints; besides, no GPU takes more than kMost threadgroups along an axis.
+// Returns n. Throws NoKernelError if n is more than a kernel's ints, and the axis of a grid on any GPU, can count.
 int64_t countable(int64_t n, const std::string& what) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   if (n > kMost) {
@@ -70,7 +70,7 @@ bool backward_is_packed(const Call& call, const BackwardParams& backward) {
 std::vector<Constant> constants(const Call& call, bool packed, bool whole_rows, bool whole_keys) {
   const AttentionParams& p = call.params;
   std::vector<Constant> result;
-  result.reserve(2 * kNumBindings);  // runs for every call: allocate once
+  result.reserve(2 * kNumBindings);  // one allocation, since this runs for every call
   result = {
       {"head_dim", p.head_dim},
       {"value_dim", p.value_dim},

@@ -9,20 +9,20 @@ namespace flashattn::gpu {
 
 bool is_quantised(const Call& call);
 
-// A group: the query heads of one key/value head. rows_of_group() throws NoKernelError if its rows are too many.
+// A group: the query heads of one key/value head. rows_of_group() throws NoKernelError if a group has too many rows.
 int group_of(const Call& call);
 int64_t rows_of_group(const Call& call);
 int64_t num_groups(const Call& call);
 
-// Threadgroups along one axis of a grid. Throws NoKernelError if no GPU takes so many.
+// Converts a number of threadgroups along one axis of a grid. Throws NoKernelError if no GPU takes so many.
 uint32_t size(int64_t n);
 uint32_t batches(const Call& call);
 
-// Whether the last axis of every array that the kernel reads by rows has stride 1.
+// Whether the last axis of each of query, key, value and, for the gradient, dout has stride 1.
 bool inputs_are_packed(const Call& call);
 bool backward_is_packed(const Call& call, const BackwardParams& backward);
 
-// Every kernel gets constants of the same names.
+// A kernel's constants. All kernels have constants of the same names.
 std::vector<Constant> constants(const Call& call, bool packed, bool whole_rows, bool whole_keys);
 
 using Bindings = std::initializer_list<Binding>;
@@ -30,7 +30,7 @@ std::vector<Argument> arguments(Bindings inputs, Bindings outputs, Bindings valu
 void add_if_present(std::vector<Argument>& arguments, const Call& call, Bindings optional);
 void add_masks_and_groups(std::vector<Argument>& arguments, const Call& call);
 
-// The arguments of a kernel that computes the whole call in one launch, and those of the gradient's kernels.
+// The arguments of a kernel that computes the whole call in one launch, and the arguments of the gradient's kernels.
 std::vector<Argument> whole_call(const Call& call);
 std::vector<Argument> delta_arguments(const Call& call);
 std::vector<Argument> backward_arguments(const Call& call, Bindings outputs);

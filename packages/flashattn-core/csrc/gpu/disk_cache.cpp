@@ -1,4 +1,4 @@
-// A file: a line with the checksums of key and bytes, then both. A file that does not match its sums is ignored.
+// A file: a line with the checksums of key and bytes, then the key, then the bytes. Files with wrong sums are ignored.
 #include "disk_cache.h"
 
 #include <unistd.h>
@@ -27,7 +27,7 @@ std::string sums_of(const std::string& key, const std::string& bytes) {
 
 }  // namespace
 
-// FNV-1a.
+// The hash function FNV-1a.
 std::string sum_of(const std::string& text) {
   uint64_t sum = 0xcbf29ce484222325;
   for (unsigned char c : text) {
@@ -68,7 +68,7 @@ std::string keep(const std::string& folder, const std::string& key, const std::s
   out << sums_of(key, bytes) << "\n" << key << bytes;
   out.close();
   if (out) {
-    fs::rename(unfinished, file, failed);  // atomic: another process sees the whole file or none
+    fs::rename(unfinished, file, failed);  // atomic, so that another process sees the whole file or none
   }
   if (!out || failed) {
     fs::remove(unfinished, failed);

@@ -1,17 +1,18 @@
-"""Writes a GPU backend's kernels into a C++ file: each kernel as one string, with all its includes.
+"""Writes the text of a GPU backend's kernels into a C++ file. Each kernel is one string, with all its includes.
 
     embed.py CSRC BACKEND OUTPUT.cpp OUTPUT.d
 
 Kernels are the files of CSRC/BACKEND/kernels that are not headers. An include is looked up beside the including file,
 then in BACKEND/kernels, in gpu/kernels, which all GPU backends share, and in CSRC.
 
-The text is compiled when a kernel is first used, so building the module needs no GPU tools, and the module carries the
-same kernels on every platform, where tests can reach them. #line keeps each line's number and its file.
+Kernels are compiled when they are first used. So building the module needs no GPU tools, and on every platform the
+module has all kernels, where tests can reach them. #line directives tell compilers the file and number of each line.
 """
 
 import re
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 INCLUDE = re.compile(r'\s*#\s*include\s*"([^"]+)"')
 CONDITION = re.compile(r"\s*#\s*(if|endif)")
@@ -36,16 +37,9 @@ FOOTER = """\
 """
 
 
-class SourceError(Exception):
-    """A line that cannot be embedded: its file, its number and the reason."""
-
-    def __init__(self, file: Path, number: int, reason: str) -> None:
-        super().__init__(f"{file}:{number}: error: {reason}")
-
-
-def included_file(name: str, folders: list[Path]) -> Path | None:
-    candidates = [(folder / name).resolve() for folder in folders]
-    return next((candidate for candidate in candidates if candidate.is_file()), None)
+def fail(file: Path, number: int, reason: str) -> NoReturn:
+    """Ends the program because a line of a file cannot be embedded."""
+    sys.exit(f"{file}:{number}: error: {reason}")
 
 
 def resolved(file: Path, folders: list[Path], seen: list[Path]) -> str:
@@ -59,27 +53,28 @@ def resolved(file: Path, folders: list[Path], seen: list[Path]) -> str:
     conditions = 0  # open #if
     for number, raw in enumerate(file.read_bytes().splitlines(), start=1):
         if not raw.isascii():
-            raise SourceError(file, number, "a byte that is not ASCII, and MLX takes kernels as ASCII")
+            fail(file, number, "a byte that is not ASCII, and MLX takes kernels as ASCII")
         line = raw.decode("ascii")
         if f'){DELIMITER}"' in line:
-            raise SourceError(file, number, f'){DELIMITER}" would end the string that carries the kernel')
+            fail(file, number, f'){DELIMITER}" would end the string that carries the kernel')
         if match := CONDITION.match(line):
             conditions += 1 if match[1] == "if" else -1
         if match := INCLUDE.match(line):
-            included = included_file(match[1], [file.parent, *folders])
+            candidates = [(folder / match[1]).resolve() for folder in (file.parent, *folders)]
+            included = next((candidate for candidate in candidates if candidate.is_file()), None)
             if included is None:
-                raise SourceError(file, number, f"{match[1]} does not exist")
-            if conditions > 0:  # a later include of the same file would be dropped, whatever the condition says
-                raise SourceError(file, number, f"{match[1]} is included under a condition")
+                fail(file, number, f"{match[1]} does not exist")
+            if conditions > 0:  # a later include of the same file is dropped, even if this condition is false
+                fail(file, number, f"{match[1]} is included under a condition")
             if included not in seen:
                 text += [resolved(included, folders, seen), f'#line {number + 1} "{name}"\n']
                 continue
-            line = ""  # the text has it already; an empty line keeps numbers
+            line = ""  # the text already has that file; an empty line keeps line numbers
         elif PRAGMA_ONCE.match(line):
             line = ""
         text.append(line + "\n")
     if conditions != 0:
-        raise SourceError(file, number, "#if and #endif do not pair")
+        fail(file, number, "#if and #endif do not pair")
     return "".join(text)
 
 
@@ -98,7 +93,4 @@ def main(csrc: str, backend: str, output: str, depfile: str) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(*sys.argv[1:])
-    except SourceError as error:
-        sys.exit(str(error))
+    main(*sys.argv[1:])

@@ -1,4 +1,4 @@
-// Names instantiations of kernels, and the specialisations that are compiled.
+// Builds launches: the names of instantiations and of their specialisations, and their constants.
 #include "instance.h"
 
 #include <algorithm>
@@ -19,7 +19,7 @@ std::string number_of(const Constant& constant) {
   return std::visit([](auto number) { return std::to_string(number); }, constant.value);
 }
 
-// Runs when a launch is made, not for each call.
+// A name followed by the values of constants, which tells compiled kernels apart.
 std::string specialised(std::string function, const std::vector<Constant>& constants) {
   for (const Constant& constant : constants) function += "_" + number_of(constant);
   return function;
@@ -86,7 +86,7 @@ std::string sizes_text(const Launch& launch, std::string_view qualifier) {
 }
 
 Launches block_map_launches(Backend backend, const ArrayParams& mask, std::optional<Dtype> dtype) {
-  constexpr int kThreads = 256, kBlocks = 8;  // per threadgroup: one block per SIMD group
+  constexpr int kThreads = 256, kBlocks = 8;  // per threadgroup; each SIMD group has one block
   std::string number = dtype ? std::to_string(static_cast<int>(*dtype)) : "-1";
   std::string function = std::string(name(backend)) + "_block_map_" + (dtype ? number : "bool");
   auto values = constants({}, false, false, false);

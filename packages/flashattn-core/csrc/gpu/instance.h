@@ -1,4 +1,4 @@
-// Builds a Launch from an instantiation of a kernel template; all GPU backends share it.
+// Builds a Launch from an instantiation of a kernel template, for all GPU backends.
 #pragma once
 
 #include <map>
@@ -11,8 +11,8 @@ namespace flashattn::gpu {
 
 constexpr int kLanes = 32;  // threads that run in lockstep: a warp, or a SIMD group
 
-// An instantiation of `function` for the call's dtype and these sizes. "rowwise<half, Sizes>" of CUDA with dim and
-// value_dim 64 is called "cuda_rowwise_half_64_64"; a kernel that reads quantised keys is "rowwise<half, Sizes, uint>".
+// An instantiation of the template `function` for the call's dtype and these sizes, such as "rowwise<half, Sizes>", or
+// "rowwise<half, Sizes, uint>" for quantised keys. With both sizes 64, CUDA's entry point is "cuda_rowwise_half_64_64".
 struct Instance {
   std::string function;
   std::vector<Constant> sizes;
@@ -30,7 +30,7 @@ std::vector<Constant> whole_lanes(const Call& call);
 // The struct Sizes that precedes a kernel's text. qualifier: what the language demands before a constant member.
 std::string sizes_text(const Launch& launch, std::string_view qualifier);
 
-// Launches that compute a mask's block map. dtype: an additive mask's, or none for bool.
+// The launch that computes a mask's block map. dtype: an additive mask's, or none for a bool mask.
 Launches block_map_launches(Backend backend, const ArrayParams& mask, std::optional<Dtype> dtype);
 
 // The kernel texts that embed.py put into the module, keyed by file name without the ending. ASCII.

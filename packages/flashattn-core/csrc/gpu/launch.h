@@ -1,5 +1,5 @@
-// What to run on a GPU for one call, as plain data without GPU or MLX types, so that any machine can compute and test
-// it. A backend's launch.cpp makes it; its encode.cpp hands it to MLX.
+// The launches of one call on a GPU, as plain data without GPU or MLX types, so that any machine can compute and test
+// them. A backend's launch.cpp makes them, and its encode.cpp hands them to MLX.
 #pragma once
 
 #include <array>
@@ -19,38 +19,39 @@
 
 namespace flashattn::gpu {
 
-// Everything that a kernel's argument can be bound to: the inputs of inputs.def, then these. X(name).
-#define FLASHATTN_FURTHER_BINDINGS(X)                                               \
-  X(params) /* AttentionParams */                                                   \
-  /* Outputs of the forward pass, inputs of the gradient. */                        \
-  X(out)                                                                            \
-  X(lse)                                                                            \
-  X(row_stats)                                                                      \
-  X(partials) /* Partials of decode_split.h or of shared_keys.h, float32 scratch */ \
-  X(split)    /* SplitParams */                                                     \
-  /* Only the gradient has these. */                                                \
-  X(dout)  /* upstream gradient of out */                                           \
-  X(dlse)  /* upstream gradient of lse; optional */                                 \
-  X(delta) /* (*B, H_q, L), float32: the first launch writes it */                  \
-  X(dq)                                                                             \
-  X(dk)                                                                             \
-  X(dv)                                                                             \
-  X(backward) /* BackwardParams */                                                  \
-  /* Scratch of CUDA's gradient: four numbers per query, and dk and dv summed over  \
-     some of a group's heads. */                                                    \
-  X(saved_rows)                                                                     \
-  X(dk_parts)                                                                       \
-  X(dv_parts)                                                                       \
-  /* Scratch of CUDA's decode: how many of the blocks that share rows are done. */  \
-  X(arrivals)                                                                       \
-  /* Scratch for float32 on Hopper: see float_parts.h. */                           \
-  X(key_parts)                                                                      \
-  X(value_parts)                                                                    \
-  X(query_parts)                                                                    \
-  X(dout_parts)                                                                     \
-  /* To find the block map of a mask, which array_params describes. */              \
-  X(array_params) /* ArrayParams */                                                 \
-  X(mask)                                                                           \
+// Names of kernel arguments: the inputs of inputs.def, then these. X(name).
+#define FLASHATTN_FURTHER_BINDINGS(X)                                             \
+  X(params) /* AttentionParams */                                                 \
+  /* Outputs of the forward pass, inputs of the gradient. */                      \
+  X(out)                                                                          \
+  X(lse)                                                                          \
+  X(row_stats)                                                                    \
+  X(partials) /* float32 scratch for Partials, or for CUDA's BlockPartials */     \
+  X(split)    /* SplitParams */                                                   \
+  /* Only the gradient has these. */                                              \
+  X(dout)  /* upstream gradient of out */                                         \
+  X(dlse)  /* upstream gradient of lse; optional */                               \
+  X(delta) /* (*B, H_q, L), float32; the gradient's first launch writes it */     \
+  X(dq)                                                                           \
+  X(dk)                                                                           \
+  X(dv)                                                                           \
+  X(backward) /* BackwardParams */                                                \
+  /* Scratch of CUDA's gradient: four numbers per query; sums of dk and dv over   \
+     some of a group's heads. */                                                  \
+  X(saved_rows)                                                                   \
+  X(dk_parts)                                                                     \
+  X(dv_parts)                                                                     \
+  /* Scratch of cuda_decode: counts the blocks that have finished a row. */       \
+  X(arrivals)                                                                     \
+  /* Scratch of CUDA's kernels for Hopper: float32 arrays as bfloat16 arrays, see \
+     float_parts.h. */                                                            \
+  X(key_parts)                                                                    \
+  X(value_parts)                                                                  \
+  X(query_parts)                                                                  \
+  X(dout_parts)                                                                   \
+  /* Arguments of the kernel that computes a mask's block map. */                 \
+  X(array_params) /* ArrayParams of the mask */                                   \
+  X(mask)                                                                         \
   X(found_blocks)
 
 #define FLASHATTN_ENUMERATOR(name, ...) name,
@@ -67,7 +68,7 @@ constexpr Binding binding_of(Input input) {
 }
 std::string_view name(Binding binding);
 
-// How a launch uses an argument. Arrays are inputs or outputs; structs are passed by value.
+// How a launch uses an argument: arrays are inputs or outputs, and structs are passed by value.
 enum class Role { input, output, value };
 
 struct Argument {
@@ -77,7 +78,7 @@ struct Argument {
   bool operator==(const Argument&) const = default;
 };
 
-// A named compile-time constant of a kernel. Flags remove the code for features that a call does not use.
+// A compile-time constant of a kernel. Constants such as has_softcap remove the code of features that a call lacks.
 struct Constant {
   std::string_view name;
   std::variant<bool, int32_t> value;
@@ -87,17 +88,17 @@ struct Constant {
 
 using Size = std::array<uint32_t, 3>;
 
-// A 16-bit array that the tensor memory accelerator (TMA) copies in boxes of `rows` rows and 64 columns.
-struct Boxes {
+// A 16-bit array as the tensor memory accelerator (TMA) sees it: the TMA copies boxes of box_rows rows and 64 columns.
+struct MappedArray {
   Binding array;
-  int rows;
+  int box_rows;
   std::array<int64_t, 4> sizes;  // numbers of columns, rows, heads and batch elements
-  std::array<int64_t, 3> steps;  // from one row, head or batch element to the next, in elements
+  std::array<int64_t, 3> steps;  // strides of rows, heads and batch elements, in elements
 };
 
 struct Launch {
   std::string source;                // the kernel's file, without its ending: "decode_split"
-  std::string function;              // the instantiation's name: "metal_decode_split_half_64_64_8"
+  std::string function;              // the entry point's name: "metal_decode_split_half_64_64_8"
   std::string instantiation;         // the template with its arguments: "decode_split<half, Sizes>"
   std::vector<Constant> sizes = {};  // the fields of Sizes: {"dim", 64}, {"value_dim", 64}, {"rows", 8}
   std::vector<Constant> constants;
@@ -105,15 +106,15 @@ struct Launch {
   std::vector<Argument> arguments;
   Size grid;         // in threadgroups
   Size threadgroup;  // in threads
-  // CUDA only: dynamic shared memory per block, in bytes; blocks that should fit on a multiprocessor at once.
-  uint32_t dynamic_shared = 0;
-  int blocks_at_once = 1;
-  bool with_next = false;  // CUDA: the next launch may start before this one ends; both wait for the launch before them
-  // CUDA only: the arrays that the TMA copies, in the order keys, values, queries, dout. The last ones may be missing.
-  std::vector<Boxes> boxes = {};
+
+  // CUDA only.
+  uint32_t dynamic_shared = 0;  // bytes of dynamic shared memory per block
+  int blocks_at_once = 1;       // the compiler limits registers so that this many blocks fit on a multiprocessor
+  bool with_next = false;       // the next launch may start before this one ends; both wait for the launch before them
+  std::vector<MappedArray> tensor_maps = {};  // keys, values, queries, dout; the last ones may be missing
 };
 
-// Memory of 32-bit numbers that launches write and read. It lives until the last launch is done.
+// Memory that a call's launches write and read: `elements` numbers of 32 bits. It lives until the last launch is done.
 struct Scratch {
   Binding binding;
   int64_t elements;
@@ -133,14 +134,14 @@ struct Launches {
 // The bytes of an argument that has Role::value.
 std::span<const std::byte> value_of(const Launches& launches, Binding binding);
 
-// The properties of an NVIDIA GPU that decide on kernels and launches. Without a GPU all but the first are an H100's.
+// The properties of an NVIDIA GPU on which launches depend. Without a GPU the last two are an H100's.
 struct Device {
   int compute_capability = 0;  // 90 for 9.0; 0: no GPU
   int multiprocessors = 132;
   int shared_memory = 227 * 1024;  // bytes, the most that a block can have
 };
 
-// Everything that decides on a call's launches.
+// Everything about a call on which its launches depend.
 struct Call {
   AttentionParams params;
   Dtype dtype;                                  // of query and out, and of key and value if they are not quantised
@@ -150,7 +151,7 @@ struct Call {
   std::array<bool, kNumBindings> present = {};  // which arrays the call has
   std::array<bool, kNumBindings> aligned = {};  // which arrays begin at a multiple of 16 bytes
   Device device = {};
-  int tiling = 0;  // which of the kernel's tilings, see kernel_table.h
+  int tiling = 0;  // the number of the kernel's tiling, see Variant in kernel_table.h
   Precision precision = Precision::float32;
 
   bool has(Binding binding) const { return present[index(binding)]; }

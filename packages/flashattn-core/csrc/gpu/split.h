@@ -1,4 +1,4 @@
-// Integer arithmetic for tiles, and how a decode step's keys are cut into chunks.
+// Integer division and rounding, and how a decode step's keys are cut into chunks.
 #pragma once
 
 #include <algorithm>
@@ -16,11 +16,9 @@ constexpr int64_t divide_up(int64_t n, int64_t divisor) {
   return (n + divisor - 1) / divisor;
 }
 
-// How many chunks fill a GPU, and limits. Below min_chunk, a chunk's result takes longer to write and merge than its
-// keys to read.
 struct SplitGoal {
-  int64_t chunks;  // over all batch elements and key/value heads
-  int min_chunk;   // keys
+  int64_t chunks;  // as many as fill the GPU, over all batch elements and key/value heads
+  int min_chunk;   // keys; the result of a smaller chunk takes longer to write and merge than its keys to read
   int max_chunks;  // per key/value head
 };
 
@@ -30,7 +28,7 @@ inline int64_t partials_of(const AttentionParams& p, int64_t num_chunks) {
 }
 
 inline SplitParams split_keys(const AttentionParams& p, SplitGoal goal) {
-  // Partial results take up to 16 MB, so that scratch does not grow with rows times keys. If one chunk per row takes
+  // Partial results may take 16 MB, so that scratch does not grow with rows times keys. If one chunk per row takes
   // more, the rows alone fill a GPU.
   constexpr int64_t kMaxPartials = (16 << 20) / sizeof(float);
   SplitParams split = {};

@@ -1,4 +1,4 @@
-// One call, ready for MLX's GPU backends: the launches, and the arrays that their arguments are bound to.
+// A call that is ready for MLX's GPU backends: its launches, and the arrays of their arguments.
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@ namespace flashattn::gpu {
 
 struct Work {
   std::shared_ptr<const Launches> launches;
-  std::array<std::optional<mlx::core::array>, kNumBindings> arrays;  // by binding; encode() adds the scratch
+  std::array<std::optional<mlx::core::array>, kNumBindings> arrays;  // by Binding; encode() adds the scratch
   std::vector<mlx::core::array> temporaries;                         // alive until the GPU is done
 };
 

@@ -19,7 +19,7 @@ MTL::Size mtl_size(const Size& size) {
   return MTL::Size(size[0], size[1], size[2]);
 }
 
-// Function constants by position, as in source_text(). The list points into `constants`, which must outlive it.
+// The values of the function constants that source_text() declares. The list points into `constants`.
 mx::metal::MTLFCList function_constants(const std::vector<Constant>& constants) {
   mx::metal::MTLFCList list;
   for (size_t i = 0; i < constants.size(); ++i) {
@@ -32,7 +32,7 @@ mx::metal::MTLFCList function_constants(const std::vector<Constant>& constants) 
   return list;
 }
 
-// Compiled at first use. MLX compiles in its safe math mode, which infinities and NaN need.
+// The kernel's pipeline, which MLX compiles at first use, in its safe math mode, as infinities and NaN require.
 MTL::ComputePipelineState* pipeline(mx::metal::Device& device, const Launch& launch) {
   MTL::Library* library = device.get_library("flashattn_core_" FLASHATTN_VERSION "_" + launch.function,
                                              [&] { return source_text(launch); });

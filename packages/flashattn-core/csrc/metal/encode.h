@@ -8,7 +8,7 @@ namespace flashattn::metal {
 
 namespace mx = mlx::core;
 
-// Adds the launches to the stream's command encoder. Arrays are read and written in place, through their strides.
+// Adds a call's launches to the stream's encoder. Kernels read and write arrays in place, through their strides.
 void encode(const gpu::Work& work, mx::Stream stream);
 
 }  // namespace flashattn::metal

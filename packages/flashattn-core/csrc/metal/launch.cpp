@@ -15,53 +15,41 @@ using namespace gpu;
 
 constexpr int kMaxSimdgroups = 32;  // per threadgroup: 1024 threads
 
-// SIMD groups with eight rows each. 64 rows read keys and values half as often as 32; but larger heads need too many
-// registers for so many threads.
+// How many SIMD groups with eight rows each a threadgroup has. 64 rows read keys and values half as often as 32, but so
+// many threads have too few registers for larger heads.
 int simdgroups_for(int rows, int dim) {
   return rows > 64 && dim <= 128 ? 8 : 4;
-}
-
-// Keys per tile: 32, unless these would take more than 17 of the 32 KB of threadgroup memory.
-int keys_of_tile(int dim, int element_size) {
-  return 32 * (dim * element_size + 16) <= 17 * 1024 ? 32 : 16;
 }
 
 Launch launch(const Call& call, bool packed, Instance instance) {
   return gpu::launch(Backend::metal, call, packed, std::move(instance));
 }
 
-Launch single(const Call& call, const std::string& function, std::vector<Constant> sizes, Size grid, int simdgroups,
-              bool whole_rows = false, bool whole_keys = false) {
-  return launch(call, inputs_are_packed(call),
-                {.function = function,
-                 .sizes = std::move(sizes),
-                 .arguments = whole_call(call),
-                 .grid = grid,
-                 .threads = simdgroups * kLanes,
-                 .whole_rows = whole_rows,
-                 .whole_keys = whole_keys});
+// A kernel that computes the whole call.
+Instance single(const Call& call, std::string function, std::vector<Constant> sizes, Size grid, int simdgroups) {
+  return {.function = std::move(function),
+          .sizes = std::move(sizes),
+          .arguments = whole_call(call),
+          .grid = grid,
+          .threads = simdgroups * kLanes};
 }
 
-Launch decode_fast(const Call& call) {
-  return single(call, "decode_fast", whole_lanes(call), {1, size(call.params.num_heads), batches(call)}, 1);
+// One query: each query head has a threadgroup.
+Instance single_query(const Call& call, std::string function, int simdgroups) {
+  return single(call, std::move(function), whole_lanes(call), {1, size(call.params.num_heads), batches(call)},
+                simdgroups);
 }
 
-Launch decode_parallel(const Call& call) {
-  return single(call, "decode_parallel", whole_lanes(call), {1, size(call.params.num_heads), batches(call)},
+Instance rowwise(const Call& call) {
+  return single(call, "rowwise", whole_lanes(call),
+                {size(divide_up(rows_of_group(call), 32)), size(call.params.num_kv_heads), batches(call)},
                 kMaxSimdgroups);
 }
 
-Launch rowwise(const Call& call) {
+Instance prefill_tg(const Call& call) {
   const AttentionParams& p = call.params;
   int64_t rows = rows_of_group(call);
-  return single(call, "rowwise", whole_lanes(call), {size(divide_up(rows, 32)), size(p.num_kv_heads), batches(call)},
-                kMaxSimdgroups);
-}
-
-Launch prefill_tg(const Call& call) {
-  const AttentionParams& p = call.params;
-  int64_t rows = rows_of_group(call);
-  // Two fragments of rows read the keys half as often, as long as queries and output fit in registers.
+  // With two fragments of rows each key is read half as often, as long as queries and output fit in registers.
   int fragments = std::max(p.head_dim, p.value_dim) <= 64 && rows > 8 ? 2 : 1;
   if (call.tiling == 1) fragments = 3 - fragments;
   return single(
@@ -70,17 +58,23 @@ Launch prefill_tg(const Call& call) {
       {size(divide_up(rows, 8 * fragments)), size(p.num_kv_heads), batches(call)}, 4);
 }
 
-Launch prefill_reg(const Call& call) {
+// A kernel whose SIMD groups have eight queries each, and loop over tiles of keys: prefill_reg or backward_dq.
+Instance queries_by_eights(const Call& call, std::string function, std::vector<Argument> arguments) {
   const AttentionParams& p = call.params;
-  int depth = round_up(p.head_dim, 8), columns = round_up(p.value_dim, 8), dim = std::max(depth, columns);
-  int simdgroups = simdgroups_for(p.query_len, dim);
-  int keys = keys_of_tile(dim, static_cast<int>(size_of(is_quantised(call) ? Dtype::float32 : call.dtype)));
+  int dim = round_up(p.head_dim, 8), value_dim = round_up(p.value_dim, 8), widest = std::max(dim, value_dim);
+  int simdgroups = simdgroups_for(p.query_len, widest);
+  // A tile has 32 keys, unless these would take more than 17 of the 32 KB of threadgroup memory.
+  int row_bytes = widest * static_cast<int>(size_of(is_quantised(call) ? Dtype::float32 : call.dtype)) + 16;
+  int keys = 32 * row_bytes <= 17 * 1024 ? 32 : 16;
   if (call.tiling % 2 == 1) simdgroups /= 2;
   if (call.tiling >= 2) keys /= 2;
-  return single(call, "prefill_reg",
-                {{"dim", depth}, {"value_dim", columns}, {"simdgroups", simdgroups}, {"keys", keys}},
-                {size(divide_up(p.query_len, 8 * simdgroups)), size(p.num_heads), batches(call)}, simdgroups,
-                p.query_len % (8 * simdgroups) == 0, p.key_len % keys == 0);
+  return {.function = std::move(function),
+          .sizes = {{"dim", dim}, {"value_dim", value_dim}, {"simdgroups", simdgroups}, {"keys", keys}},
+          .arguments = std::move(arguments),
+          .grid = {size(divide_up(p.query_len, 8 * simdgroups)), size(p.num_heads), batches(call)},
+          .threads = simdgroups * kLanes,
+          .whole_rows = p.query_len % (8 * simdgroups) == 0,
+          .whole_keys = p.key_len % keys == 0};
 }
 
 Launches decode_split(const Call& call) {
@@ -91,7 +85,7 @@ Launches decode_split(const Call& call) {
   const AttentionParams& p = call.params;
   int dim = round_up(p.head_dim, kLanes), value_dim = round_up(p.value_dim, kLanes);
   int rows = group_of(call) * p.query_len;
-  // A thread of a small threadgroup has 128 registers, which hold the queries and the output of all rows.
+  // A thread of a small threadgroup has 128 registers, which must hold the queries and the output of all rows.
   int widest = std::max(dim, value_dim);
   int max_rows = widest <= 128 ? 8 : widest <= 256 ? 4 : 2;
 
@@ -109,7 +103,7 @@ Launches decode_split(const Call& call) {
       .threads = kChunksPerThreadgroup * kLanes,
       .source = "decode_split"};
   if (rows > max_rows) {
-    // With more SIMD groups a thread has fewer registers: half the rows, in up to kMaxSplitSimdgroups SIMD groups.
+    // With up to kMaxSplitSimdgroups SIMD groups a thread has fewer registers, so each has at most half as many rows.
     max_rows /= 2;
     int simdgroups = std::min<int>(kMaxSplitSimdgroups, static_cast<int>(divide_up(rows, max_rows)));
     int rows_each = std::min<int>(max_rows, static_cast<int>(divide_up(rows, simdgroups)));  // leaves none idle
@@ -145,33 +139,19 @@ Instance backward_delta(const Call& call) {
           .threads = kRowsPerThreadgroup * kLanes};
 }
 
-Instance backward_dq(const Call& call) {
-  const AttentionParams& p = call.params;
-  int depth = round_up(p.head_dim, 8), columns = round_up(p.value_dim, 8), dim = std::max(depth, columns);
-  int simdgroups = simdgroups_for(p.query_len, dim);
-  int keys = keys_of_tile(dim, static_cast<int>(size_of(call.dtype)));
-  return {.function = "backward_dq",
-          .sizes = {{"dim", depth}, {"value_dim", columns}, {"simdgroups", simdgroups}, {"keys", keys}},
-          .arguments = backward_arguments(call, {Binding::dq}),
-          .grid = {size(divide_up(p.query_len, 8 * simdgroups)), size(p.num_heads), batches(call)},
-          .threads = simdgroups * kLanes,
-          .whole_rows = p.query_len % (8 * simdgroups) == 0,
-          .whole_keys = p.key_len % keys == 0};
-}
-
 Instance backward_dkv(const Call& call) {
   const AttentionParams& p = call.params;
-  int depth = round_up(p.head_dim, 8), columns = round_up(p.value_dim, 8), dim = std::max(depth, columns);
-  int simdgroups = simdgroups_for(p.key_len, dim);
-  // Threadgroup memory holds a tile of query and one of dout: as many rows as fit in 18 of the 32 KB, at least 8.
-  int64_t row_bytes = (depth + columns) * size_of(call.dtype) + 32;
+  int dim = round_up(p.head_dim, 8), value_dim = round_up(p.value_dim, 8);
+  int simdgroups = simdgroups_for(p.key_len, std::max(dim, value_dim));
+  // Threadgroup memory holds a tile of query and one of dout: as many rows as fit in 18 of the 32 KB, but at least 8.
+  int64_t row_bytes = (dim + value_dim) * size_of(call.dtype) + 32;
   int rows = 32 * row_bytes <= 18 * 1024 ? 32 : 16 * row_bytes <= 18 * 1024 ? 16 : 8;
-  // The sums of dk and of dv for eight keys take (depth + columns) / 4 registers. If these are too many, dk and dv have
-  // threadgroups of their own.
-  int parts = depth + columns <= 256 ? 1 : 2;
+  // The sums of dk and of dv for eight keys take (dim + value_dim) / 4 registers. If these are too many, each
+  // threadgroup computes only one of the two.
+  int parts = dim + value_dim <= 256 ? 1 : 2;
   return {
       .function = "backward_dkv",
-      .sizes = {{"dim", depth}, {"value_dim", columns}, {"simdgroups", simdgroups}, {"rows", rows}, {"parts", parts}},
+      .sizes = {{"dim", dim}, {"value_dim", value_dim}, {"simdgroups", simdgroups}, {"rows", rows}, {"parts", parts}},
       .arguments = backward_arguments(call, {Binding::dk, Binding::dv}),
       .grid = {size(divide_up(p.key_len, 8 * simdgroups) * parts), size(p.num_kv_heads), batches(call)},
       .threads = simdgroups * kLanes,
@@ -179,7 +159,7 @@ Instance backward_dkv(const Call& call) {
       .whole_keys = p.key_len % (8 * simdgroups) == 0};
 }
 
-// Declares constants and bindings, alike for all launches, since MLX gets their values separately; then the sizes.
+// Declares the function constants, whose values MLX gets separately, the buffer indices, and the struct Sizes.
 std::string declarations(const Launch& launch) {
   std::string text = "#include <metal_stdlib>\n";
   int number = 0;
@@ -205,7 +185,8 @@ std::string source_text(const Launch& launch) {
 Launches backward_launches(const Call& call, const BackwardParams& backward) {
   Launches result = {.params = call.params, .backward = backward};
   bool packed = backward_is_packed(call, backward);
-  for (Instance instance : {backward_delta(call), backward_dq(call), backward_dkv(call)}) {
+  Instance dq = queries_by_eights(call, "backward_dq", backward_arguments(call, {Binding::dq}));
+  for (Instance instance : {backward_delta(call), std::move(dq), backward_dkv(call)}) {
     if (std::find(instance.grid.begin(), instance.grid.end(), 0) == instance.grid.end()) {
       result.launches.push_back(launch(call, packed, std::move(instance)));
     }
@@ -214,18 +195,18 @@ Launches backward_launches(const Call& call, const BackwardParams& backward) {
 }
 
 Launches launches(Kernel kernel, const Call& call) {
-  const auto one = [&](Launch launch) {
+  const auto one = [&](Instance instance) {
     Launches result = {.params = call.params};
-    result.launches.push_back(std::move(launch));
+    result.launches.push_back(launch(call, inputs_are_packed(call), std::move(instance)));
     return result;
   };
   switch (kernel) {
     case Kernel::metal_rowwise: return one(rowwise(call));
-    case Kernel::metal_decode_fast: return one(decode_fast(call));
-    case Kernel::metal_decode_parallel: return one(decode_parallel(call));
+    case Kernel::metal_decode_fast: return one(single_query(call, "decode_fast", 1));
+    case Kernel::metal_decode_parallel: return one(single_query(call, "decode_parallel", kMaxSimdgroups));
     case Kernel::metal_decode_split: return decode_split(call);
     case Kernel::metal_prefill_tg: return one(prefill_tg(call));
-    case Kernel::metal_prefill_reg: return one(prefill_reg(call));
+    case Kernel::metal_prefill_reg: return one(queries_by_eights(call, "prefill_reg", whole_call(call)));
     default: throw std::logic_error(std::string(name(kernel)) + " is no forward kernel of Metal's");
   }
 }

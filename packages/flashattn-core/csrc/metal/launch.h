@@ -1,5 +1,5 @@
-// What Metal runs for a call, as plain data that any machine can compute and test (tests/metal runs these very launches
-// on the CPU). encode.cpp hands it to Metal.
+// The launches that Metal runs for a call, as plain data that any machine can compute and test: tests/metal runs them
+// on the CPU. encode.cpp hands them to Metal.
 #pragma once
 
 #include "../call/kernel_table.h"
@@ -9,11 +9,11 @@ namespace flashattn::metal {
 
 gpu::Launches launches(Kernel kernel, const gpu::Call& call);
 
-// The launches for one call's gradients: delta, then dq, then dk and dv. They write every element. Those that would
-// write nothing, for want of queries or keys, are left out.
+// The launches of a call's gradients: delta, then dq, then dk and dv. They write every element of their outputs.
+// Without queries or keys some launches would write nothing, and are left out.
 gpu::Launches backward_launches(const gpu::Call& call, const BackwardParams& backward);
 
-// The buffer index of an argument. Metal has 31 indices, so the gradient reuses those of a decode step's scratch.
+// The buffer index of an argument. Metal has 31 indices, so the gradient reuses those of decode_split's scratch.
 constexpr int buffer_of(gpu::Binding binding) {
   constexpr int kShared = gpu::index(gpu::Binding::partials), kGradient = gpu::index(gpu::Binding::dout);
   constexpr int kBlockMap = gpu::index(gpu::Binding::array_params);

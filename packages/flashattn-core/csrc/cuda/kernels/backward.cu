@@ -1,12 +1,11 @@
-// cuda_backward_dq and cuda_backward_dkv share this kernel: see gradient_block.h.
+// The kernel of cuda_backward_dq and cuda_backward_dkv, see gradient_block.h.
 #include "gradient_block.h"
 
 using namespace flashattn;
 
-// D and DV: head_dim and value_dim, rounded up to whole steps of the tensor cores. COLUMNS: columns per tile. PARTS:
-// 16-bit numbers per P or dS. OF: a Gradient. IS_PART: see GradientBlock. For dq, each head of a batch element has a
-// block for every WARPS * 16 queries; otherwise each chunk of heads of a key/value head has a block for every WARPS *
-// 16 keys.
+// D and DV: head_dim and value_dim, rounded up to whole steps of the tensor cores. PARTS: 16-bit floats per P or dS.
+// OF, COLUMNS, IS_PART: those of GradientBlock. Blocks: for dq, one for every WARPS * 16 queries of each head and batch
+// element; otherwise, head_chunks() for every WARPS * 16 keys of each key/value head and batch element.
 template <typename T, typename Sizes>
 FLASHATTN_KERNEL backward(const cuda::BackwardArguments& arguments) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, WARPS = Sizes::warps, COLUMNS = Sizes::columns,
@@ -28,14 +27,14 @@ FLASHATTN_KERNEL backward(const cuda::BackwardArguments& arguments) {
   KeySpan own_any = block.columns_of(own_row, minimum(own_row + kWarpRows - 1, block.last_row));
 
   Own own = {shared_address(shared), block.own_first(block.head), block.own_second(block.head), threadIdx.x};
-  own.bring(0, block.first_row, block.last_row + 1);
+  own.load(0, block.first_row, block.last_row + 1);
   const auto tiles_of = [&](int head) {
     return Tiles{own.memory + Own::kBytes, block.columns_first(head), block.columns_second(head), threadIdx.x};
   };
   auto next = block.first_tile();
-  const auto bring = [&](int n) {
+  const auto load_next = [&](int n) {
     if (block.is_there(next)) {
-      tiles_of(next.head).bring(n, next.column, block.any.end);
+      tiles_of(next.head).load(n, next.column, block.any.end);
       if (Block::kOfKeys && threadIdx.x < COLUMNS) {
         copy_async(shared_address(saved_columns + n % 2 * COLUMNS + threadIdx.x),
                    block.saved(next.head) + next.column + threadIdx.x, sizeof(float4));
@@ -43,7 +42,7 @@ FLASHATTN_KERNEL backward(const cuda::BackwardArguments& arguments) {
     }
     commit_copies();
   };
-  bring(0);
+  load_next(0);
   auto rows = block.own_rows(own_row, lane);
   Fragment first_sums[Block::kFirst ? DV / 8 : 1] = {}, second_sums[Block::kSecond ? D / 8 : 1] = {};
   for (int n = 0; block.is_there(next); ++n) {
@@ -51,19 +50,19 @@ FLASHATTN_KERNEL backward(const cuda::BackwardArguments& arguments) {
     __syncthreads();  // the tile is there, and the one before has been read
     auto tile = next;
     next = block.next_tile(tile);
-    bring(n + 1);
+    load_next(n + 1);
     if (!block.is_needed(tile, warp, own_any)) continue;
     Tiles tiles = tiles_of(tile.head);
-    bool shown = block.look(rows, warp, own_row, tile, lane);
+    bool unmasked = block.look(rows, warp, own_row, tile, lane);
     Fragment scores[COLUMNS / 8] = {}, dscores[COLUMNS / 8] = {};
     multiply_keys(scores, own_rows(own.keys(0), warp_row), tiles.keys(n), lane);
     if (Block::kSecond) multiply_keys(dscores, own_rows(own.values(0), warp_row), tiles.values(n), lane);
     block.take_columns(rows, saved_columns + n % 2 * COLUMNS, lane);
-    block.template to_gradients<kBoth>(scores, dscores, rows, own_row, saved_columns + n % 2 * COLUMNS, tile, shown,
+    block.template to_gradients<kBoth>(scores, dscores, rows, own_row, saved_columns + n % 2 * COLUMNS, tile, unmasked,
                                        lane);
     if constexpr (Block::kFirst) add_values<PARTS>(first_sums, scores, tiles.values(n), lane);
     if constexpr (Block::kSecond) add_values<PARTS>(second_sums, dscores, tiles.keys(n), lane);
   }
-  wait_for_copies<0>();  // without any tile, the own rows are still being copied
+  wait_for_copies<0>();  // for the own rows, if there was no tile
   block.store(first_sums, second_sums, rows.largest, own_row, lane);
 }

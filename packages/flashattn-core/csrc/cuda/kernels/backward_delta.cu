@@ -1,9 +1,9 @@
-// Computes each row's delta and the numbers that are saved for it: dq reads them once, dk and dv for each tile.
+// Computes delta and saved_rows for each query.
 #include "gradient_block.h"
 
 using namespace flashattn;
 
-// Dot products of ROWS rows of one array with ROWS rows of another, by LANES lanes, always in the same order.
+// LANES lanes compute the dot products of ROWS rows of one array with ROWS rows of another, in a fixed order.
 template <int LANES, int ROWS, typename T>
 struct ProductsOfRows {
   static constexpr int kAtOnce = 16 / sizeof(T);
@@ -55,7 +55,8 @@ struct ProductsOfRows {
   }
 };
 
-// Eight lanes share two rows. Blocks: one per head and batch element for every WARPS * 8 queries, last tile padded.
+// Eight lanes share two rows. Blocks: one per head and batch element for every WARPS * 8 queries, and for the padding
+// of saved_rows.
 template <typename T, typename Sizes>
 FLASHATTN_KERNEL backward_delta(const cuda::BackwardArguments& arguments) {
   constexpr int WARPS = Sizes::warps;
@@ -80,8 +81,7 @@ FLASHATTN_KERNEL backward_delta(const cuda::BackwardArguments& arguments) {
   }
   float sums[kRows] = {};
   products.sum(sums, lane);
-  // One lane writes each row.
-  if (lane >= kRows) return;
+  if (lane >= kRows) return;  // each of the first lanes writes one row
   int query = first + lane * kStep;
   float sum = lane == 0 ? sums[0] : sums[1];
   if (has_dlse) {

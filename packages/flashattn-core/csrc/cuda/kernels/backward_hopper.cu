@@ -1,12 +1,13 @@
-// backward.cu for 16-bit floats on compute capability 9.0. A producer warpgroup loads the tiles; consumer warpgroups
-// have 64 rows each.
+// The gradient of 16-bit floats on compute capability 9.0, in place of backward.cu. A producer warpgroup loads tiles,
+// and consumer warpgroups compute 64 rows each.
 #include "gradient_block.h"
 #include "tile_ring.h"
 #include "wgmma.h"
 
 using namespace flashattn;
 
-// One stage: a tile of both column arrays and, if the columns are queries, their saved rows, which are 1,024 bytes.
+// One stage of the pipeline: a tile of both arrays of columns and, if the columns are queries, their saved_rows. All
+// three have a multiple of 1,024 bytes, as swizzled tiles need.
 template <typename T, int COLUMNS, int D, int DV, bool OF_KEYS>
 struct ColumnTiles {
   using First = SharedTile<T, COLUMNS, D>;
@@ -21,10 +22,10 @@ struct ColumnTiles {
   FLASHATTN_FUNC uint saved() const { return memory + First::kBytes + Second::kBytes; }
 };
 
-// Ping-pong: consumers take turns, one per tile, to start a tile's sums and then S and dP of the next tile. So one of
-// them computes scalars while the other has the tensor cores. With one consumer nobody waits.
+// Ping-pong scheduling: in its turn a consumer starts the sums of its tile, and S and dP of its next tile. So one
+// consumer computes P and dS while the other one uses the tensor cores. GROUPS: consumers; one alone never waits.
 template <int GROUPS>
-struct Turns {
+struct PingPong {
   static constexpr int kBarriers = GROUPS > 1 ? GROUPS* kBarrierBytes : 0;
 
   uint barriers;
@@ -44,8 +45,8 @@ struct Turns {
   }
 };
 
-// D and DV: head_dim and value_dim, rounded up to 16. COLUMNS: columns per tile. PARTS, OF, IS_PART and the blocks are
-// those of backward.cu, with CONSUMERS * 64 rows.
+// D and DV: head_dim and value_dim, rounded up to 16. The other template arguments, and the blocks, are those of
+// backward.cu, with CONSUMERS * 64 rows per block.
 template <typename T, typename Sizes>
 FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, CONSUMERS = Sizes::consumers, COLUMNS = Sizes::columns,
@@ -62,7 +63,7 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
   using OwnSecond = SharedTile<T, kRows, DV>;
   using Columns = ColumnTiles<T, COLUMNS, D, DV, Block::kOfKeys>;
   using Ring = TileRing<Columns, STAGES>;
-  constexpr int kOwnSecondBytes = Block::kSecond ? OwnSecond::kBytes : 0;  // dv alone does not need dP
+  constexpr int kOwnSecondBytes = Block::kSecond ? OwnSecond::kBytes : 0;  // dv alone needs no dP, so no values
   extern __shared__ __align__(1024) uchar shared[];
   OwnFirst own_first = {shared_address(shared)};
   OwnSecond own_second = {own_first.memory + OwnFirst::kBytes};
@@ -71,13 +72,14 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
   Barrier own_arrived = {ring.barriers + Ring::kBarriers};
 
   int lane = lane_index(), warp = int(warp_index()), group = __shfl_sync(~0u, warp / 4, 0);
-  // For dq, two consumers were faster without taking turns.
-  Turns<Block::kOfKeys ? CONSUMERS : 1> turns = {own_arrived.address + kBarrierBytes, group};
-  Block block(FLASHATTN_GRADIENT_BLOCK(T, static_cast<uint*>(shared_pointer(turns.barriers + turns.kBarriers))));
+  // For dq, two consumers were faster without ping-pong.
+  PingPong<Block::kOfKeys ? CONSUMERS : 1> ping_pong = {own_arrived.address + kBarrierBytes, group};
+  Block block(
+      FLASHATTN_GRADIENT_BLOCK(T, static_cast<uint*>(shared_pointer(ping_pong.barriers + ping_pong.kBarriers))));
   if (threadIdx.x == 0) {
     ring.initialise(kReaders);
     own_arrived.initialise(1);
-    turns.initialise();
+    ping_pong.initialise();
     publish_barriers();
   }
   block.template find<(CONSUMERS + 1) * kWarpgroup>();
@@ -92,15 +94,15 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
                  &columns_second = Block::kOfKeys ? arguments.dout_map : arguments.value_map;
       int own_head = Block::kOfKeys ? block.kv_head : block.head;
       own_arrived.arrive_and_expect(OwnFirst::kBytes + kOwnSecondBytes);
-      bring_boxes(own_first, of_first, block.first_row, own_head, block.batch, own_arrived);
-      if (Block::kSecond) bring_boxes(own_second, of_second, block.first_row, own_head, block.batch, own_arrived);
+      load_boxes(own_first, of_first, block.first_row, own_head, block.batch, own_arrived);
+      if (Block::kSecond) load_boxes(own_second, of_second, block.first_row, own_head, block.batch, own_arrived);
       auto tile = block.first_tile();
       for (int n = 0; block.is_there(tile); ++n, tile = block.next_tile(tile)) {
         int first = tile.column, head = Block::kOfKeys ? tile.head : block.kv_head;
         Columns to = ring.tile(n);
         ring.expect(n);
-        bring_boxes(to.first(), columns_first, first, head, block.batch, ring.arrived(n));
-        bring_boxes(to.second(), columns_second, first, head, block.batch, ring.arrived(n));
+        load_boxes(to.first(), columns_first, first, head, block.batch, ring.arrived(n));
+        load_boxes(to.second(), columns_second, first, head, block.batch, ring.arrived(n));
         if (Block::kOfKeys) copy_bytes(to.saved(), block.saved(head) + first, Columns::kSavedBytes, ring.arrived(n));
       }
     }
@@ -124,15 +126,15 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
       Columns columns = ring.tile(n);
       Fragment scores[COLUMNS / 8], dscores[COLUMNS / 8];
       uint parts[COLUMNS / 16][PARTS][4], dparts[COLUMNS / 16][PARTS][4];
-      bool shown = block.look(rows, group, own_row, tile, lane);
+      bool unmasked = block.look(rows, group, own_row, tile, lane);
       begin_products();
       begin_multiply_keys<head_dim>(scores, own_first, group_row, columns.first());
       if (Block::kSecond) begin_multiply_keys<value_dim>(dscores, own_second, group_row, columns.second());
       const float4* saved_columns = static_cast<const float4*>(shared_pointer(columns.saved()));
       block.take_columns(rows, saved_columns, lane);
-      if (n > 0) turns.pass(lane);
+      if (n > 0) ping_pong.pass(lane);
 #define FLASHATTN_TO_GRADIENTS(STEP) \
-  block.template to_gradients<STEP>(scores, dscores, rows, own_row, saved_columns, tile, shown, lane)
+  block.template to_gradients<STEP>(scores, dscores, rows, own_row, saved_columns, tile, unmasked, lane)
       if constexpr (Block::kSecond && has_softcap) {
         wait_for_products<0>(scores);
         wait_for_products<0>(dscores);
@@ -151,18 +153,18 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
         if (Block::kFirst) split_step<T>(scores, i, parts[i]);
         if (Block::kSecond) split_step<T>(dscores, i, dparts[i]);
       }
-      turns.take(n);
+      ping_pong.take(n);
       begin_products();
       if constexpr (Block::kFirst) begin_add_values<1>(first_sums, parts, columns.second());
       if constexpr (Block::kSecond) begin_add_values<1>(second_sums, dparts, columns.first());
       wait_for_products<0>(first_sums);
       wait_for_products<0>(second_sums);
     } else {
-      if (n > 0) turns.pass(lane);
-      turns.take(n);
+      if (n > 0) ping_pong.pass(lane);
+      ping_pong.take(n);
     }
     ring.release(n);
   }
-  if (n > 0) turns.pass(lane);
+  if (n > 0) ping_pong.pass(lane);
   block.store(first_sums, second_sums, rows.largest, own_row, lane);
 }

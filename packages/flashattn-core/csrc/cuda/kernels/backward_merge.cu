@@ -1,14 +1,15 @@
-// Sums dk and dv where each block has left the sum over some of a group's heads. The order is that of the heads.
+// Adds up dk_parts and dv_parts, which hold sums over some of a group's heads, in the order of the heads.
 #include "gradient_block.h"
 
 using namespace flashattn;
 
-// Some neighbouring columns of a row.
+// COUNT neighbouring columns of a row.
 template <typename T, int COUNT>
 struct alignas(sizeof(T) * COUNT) Neighbours {
   T columns[COUNT];
 };
 
+// Sums COUNT columns of a row over `count` parts, which are `step` apart.
 template <int COUNT, typename T>
 FLASHATTN_FUNC void merge_parts(const float* parts, int64_t step, int count, T* to) {
   Neighbours<float, COUNT> sum = {};

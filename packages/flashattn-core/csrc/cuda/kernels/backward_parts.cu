@@ -1,7 +1,8 @@
-// backward_hopper.cu for float32: arrays come as three bfloat16 parts, see float_parts.h. These leave shared memory for
-// only 64 rows per block, so two consumer warpgroups share the rows. One computes S, P and the products of P; the other
-// gets P from it, and computes dP, dS and the products of dS. While one computes scalars, the other has the tensor
-// cores. Tensor cores truncate what they add to a sum, so each tile is summed by itself and added outside.
+// The gradient of float32 arrays on compute capability 9.0. Each array comes as three bfloat16 parts, see
+// float_parts.h. Shared memory then holds only 64 rows per block, so two consumer warpgroups share the rows. One
+// computes S, P and the sum dv. The other gets P from the first, and computes dP, dS and the sum dq or dk. While one
+// computes P or dS, the other uses the tensor cores. Tensor cores truncate the terms of a sum, so each tile has a sum
+// of its own, which ordinary instructions add to the total.
 #include "float_parts.h"
 #include "gradient_block.h"
 #include "tile_ring.h"
@@ -9,7 +10,7 @@
 
 using namespace flashattn;
 
-// The saved rows of a tile's queries, if the columns are queries.
+// If the columns are queries: the saved_rows of a tile's queries.
 template <int COLUMNS, bool OF_KEYS>
 struct SavedTile {
   static constexpr int kBytes = OF_KEYS ? COLUMNS * int(sizeof(float4)) : 0;
@@ -17,16 +18,16 @@ struct SavedTile {
   uint memory;
 };
 
-// One thread loads all tiles of a column array.
+// One thread loads all tiles of an array of columns.
 template <typename Block, typename Ring>
-FLASHATTN_FUNC void bring_columns(const Block& block, Ring ring, const cuda::TensorMap& map) {
+FLASHATTN_FUNC void load_columns(const Block& block, Ring ring, const cuda::TensorMap& map) {
   auto tile = block.first_tile();
   for (int n = 0; block.is_there(tile); ++n, tile = block.next_tile(tile)) {
-    ring.bring(n, map, tile.column, Block::kOfKeys ? tile.head : block.kv_head, block.batch);
+    ring.load(n, map, tile.column, Block::kOfKeys ? tile.head : block.kv_head, block.batch);
   }
 }
 
-// Starts scores = own rows times tile n, one part of the tile after the other, see begin_multiply_keys().
+// Starts scores = own rows times tile n. It multiplies one part of the tile after the other, see begin_multiply_keys().
 template <int WIDTH, int N, typename Own, typename Ring>
 FLASHATTN_FUNC void begin_multiply(Fragment (&scores)[N], Own own, Ring ring, int n) {
   begin_products();
@@ -37,11 +38,11 @@ FLASHATTN_FUNC void begin_multiply(Fragment (&scores)[N], Own own, Ring ring, in
   }
 }
 
-// sums += P or dS, COUNT fragments, times tile n. Each part is released as soon as it has been read, which makes room
-// for a part of the next tile.
+// sums += weights times tile n. The weights are COUNT fragments of P or dS. Releases each part of the tile as soon as
+// the tensor cores have read it, so that the producer can load a part of the next tile.
 template <typename E, int COUNT, int N, typename Ring>
 FLASHATTN_FUNC void add_tile(Fragment (&sums)[N], const Fragment (&weights)[COUNT], Ring ring, int n) {
-  static_assert(Ring::kParts == 3, "they are released one after the other");
+  static_assert(Ring::kParts == 3, "the parts are released one by one");
   uint parts[COUNT / 2][3][4];
   Fragment of_tile[N];
   FLASHATTN_UNROLL
@@ -62,8 +63,8 @@ FLASHATTN_FUNC void add_tile(Fragment (&sums)[N], const Fragment (&weights)[COUN
   for (int i = 0; i < 4 * N; ++i) sums[i / 4][i % 4] += of_tile[i / 4][i % 4];
 }
 
-// Hands COUNT fragments per tile from one warpgroup to the other, each thread to its counterpart. Those of the next
-// tile must wait until these are taken.
+// One warpgroup hands COUNT fragments per tile to another, each thread to its counterpart. It may hand over the next
+// tile's only when the other has taken these.
 template <int COUNT>
 struct Handover {
   static constexpr int kBytes = COUNT * kWarpgroup * int(sizeof(Fragment));
@@ -74,7 +75,7 @@ struct Handover {
   FLASHATTN_FUNC float4* fragment(int i) const {
     return static_cast<float4*>(shared_pointer(memory)) + i * kWarpgroup + threadIdx.x % kWarpgroup;
   }
-  FLASHATTN_FUNC void give(const Fragment (&from)[COUNT]) const {
+  FLASHATTN_FUNC void hand_over(const Fragment (&from)[COUNT]) const {
     FLASHATTN_UNROLL
     for (int i = 0; i < COUNT; ++i) *fragment(i) = {from[i][0], from[i][1], from[i][2], from[i][3]};
     given.arrive();
@@ -89,9 +90,9 @@ struct Handover {
   }
 };
 
-// D and DV: head_dim and value_dim, rounded up to whole panels. COLUMNS: columns per tile. FIRST_STAGES, SECOND_STAGES:
-// how many parts of tiles the rings hold. OF: kDq or kDkAndDv. IS_PART and the blocks are those of backward.cu, with 64
-// rows.
+// D and DV: head_dim and value_dim, rounded up to whole panels. FIRST_STAGES, SECOND_STAGES: how many parts of tiles
+// the rings of first and second arrays hold. OF: kDq or kDkAndDv. COLUMNS, IS_PART and the blocks are those of
+// backward.cu, with 64 rows per block.
 template <typename T, typename Sizes>
 FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, COLUMNS = Sizes::columns, FIRST_STAGES = Sizes::first_stages,
@@ -101,7 +102,7 @@ FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
   FLASHATTN_BACKWARD_ARGUMENTS(T);
   using Element = typename Operand<T>::Element;
   constexpr int kParts = Operand<T>::kParts, kRows = kWarpgroupRows, kWarps = 4, kGroups = 2;
-  static_assert(FIRST_STAGES < 2 * kParts, "S needs a part that comes when P of the tile before has been taken");
+  static_assert(FIRST_STAGES < 2 * kParts, "the next tile's S would not wait until the other warpgroup has taken P");
   static_assert(Sizes::consumer_registers * kGroups + Sizes::producer_registers <= 65536 / kWarpgroup,
                 "more registers than there are");
   using Block = GradientBlock<T, OF, kRows, 1, COLUMNS, IS_PART, Element>;
@@ -149,11 +150,11 @@ FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
     if (lane == 0 && warp % kWarps == 0) {
       int head = Block::kOfKeys ? block.kv_head : block.head;
       own_arrived.arrive_and_expect(kOwnBytes);
-      bring_boxes<kParts>(own_first, of_first, block.first_row, head, block.batch, own_arrived);
-      bring_boxes<kParts>(own_second, of_second, block.first_row, head, block.batch, own_arrived);
-      bring_columns(block, firsts, columns_first);
+      load_boxes<kParts>(own_first, of_first, block.first_row, head, block.batch, own_arrived);
+      load_boxes<kParts>(own_second, of_second, block.first_row, head, block.batch, own_arrived);
+      load_columns(block, firsts, columns_first);
     } else if (lane == 0 && warp % kWarps == 1) {
-      bring_columns(block, seconds, columns_second);
+      load_columns(block, seconds, columns_second);
     } else if (lane == 0 && warp % kWarps == 2 && Block::kOfKeys) {
       auto tile = block.first_tile();
       for (int n = 0; block.is_there(tile); ++n, tile = block.next_tile(tile)) {
@@ -170,22 +171,22 @@ FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
   Fragment scores[COLUMNS / 8], none[1];
   own_arrived.wait(0);
   auto tile = block.first_tile();
-#define FLASHATTN_TO_GRADIENTS(STEP, scores, dscores)                                                  \
-  if (Block::kOfKeys) saved.wait_for_tile(n);                                                          \
-  const float4* saved_columns = static_cast<const float4*>(shared_pointer(saved.tile(n).memory));      \
-  block.take_columns(rows, saved_columns, lane);                                                       \
-  block.template to_gradients<STEP>(scores, dscores, rows, own_row, saved_columns, tile, shown, lane); \
+#define FLASHATTN_TO_GRADIENTS(STEP, scores, dscores)                                                     \
+  if (Block::kOfKeys) saved.wait_for_tile(n);                                                             \
+  const float4* saved_columns = static_cast<const float4*>(shared_pointer(saved.tile(n).memory));         \
+  block.take_columns(rows, saved_columns, lane);                                                          \
+  block.template to_gradients<STEP>(scores, dscores, rows, own_row, saved_columns, tile, unmasked, lane); \
   if (Block::kOfKeys) saved.release(n)
   if (group == 0) {
     Fragment sums[Block::kFirst ? DV / 8 : 1] = {};
     for (int n = 0; block.is_there(tile); ++n, tile = block.next_tile(tile)) {
-      bool shown = block.look(rows, 0, own_row, tile, lane);
+      bool unmasked = block.look(rows, 0, own_row, tile, lane);
       begin_multiply<head_dim>(scores, own_first, firsts, n);
       wait_for_products<0>(scores);
       firsts.release(n);
-      if (has_softcap) handed.give(scores);  // soft-cap's derivative needs the score
+      if (has_softcap) handed.hand_over(scores);  // soft-cap's derivative needs the score
       FLASHATTN_TO_GRADIENTS(kToProbabilities, scores, scores);
-      if (!has_softcap) handed.give(scores);
+      if (!has_softcap) handed.hand_over(scores);
       if constexpr (Block::kFirst) add_tile<Element>(sums, scores, seconds, n);
     }
     if constexpr (Block::kFirst) {
@@ -194,7 +195,7 @@ FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
   } else {
     Fragment dscores[COLUMNS / 8], sums[D / 8] = {};
     for (int n = 0; block.is_there(tile); ++n, tile = block.next_tile(tile)) {
-      bool shown = has_softcap ? block.look(rows, 0, own_row, tile, lane) : block.is_open(tile, 0);
+      bool unmasked = has_softcap ? block.look(rows, 0, own_row, tile, lane) : block.is_unmasked(tile, 0);
       begin_multiply<value_dim>(dscores, own_second, seconds, n);
       wait_for_products<0>(dscores);
       seconds.release(n);

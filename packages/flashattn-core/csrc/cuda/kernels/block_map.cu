@@ -1,10 +1,11 @@
-// Computes a block map, see find_blocks.h: a warp per block, a lane per row (if read 16 bytes at a time) or key.
+// Computes a block map, see find_blocks.h. Each warp has a block. Each lane reads a row of the block in 16-byte loads,
+// or a key's column if the mask's strides do not allow such loads.
 #include "find_blocks.h"
 #include "kernel.h"
 
 using namespace flashattn;
 
-// row: a whole row of a block, at a multiple of 16 bytes.
+// What a lane finds in a row of a block. The row has kBlockSize keys and begins at a multiple of 16 bytes.
 template <int DTYPE>
 FLASHATTN_FUNC Entries entries_of_row(const uchar* row) {
   constexpr int kElement = DTYPE < 0 ? 1 : DTYPE == 0 ? 4 : 2, kWords = kBlockSize * kElement / 4;

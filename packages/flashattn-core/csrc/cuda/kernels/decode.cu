@@ -1,13 +1,13 @@
-// cuda_decode: few queries, many keys. Rows are the queries of all heads that share a key/value head, so that 16 of
-// them read a key and its value once. A block has up to ROWS rows and a chunk of keys. Its warps take turns at the
-// chunk's tiles, each with its own ring: no warp waits for another in the main loop.
+// cuda_decode: few queries, many keys. Rows are the queries of all heads that share a key/value head, so that up to 16
+// rows read a key and its value once. A block computes up to ROWS rows over a chunk of keys. Its warps divide the
+// chunk's tiles among them. Each has its own ring of stages, and waits for no other warp.
 #include "integer_rows.h"
 #include "split_keys.h"
 
 using namespace flashattn;
 
-// ROWS: rows per block, 16, or 8 with quantised keys. KEYS: keys per tile. STAGES: tiles per ring. K: type of keys and
-// values. Blocks: one per key/value head and batch element for every ROWS rows of every chunk.
+// ROWS: rows per block, 16 or 8. KEYS: keys per tile. STAGES: tiles per ring. K: type of keys and values. Blocks: one
+// per key/value head and batch element for every ROWS rows of every chunk.
 template <typename T, typename Sizes, typename K = T>
 FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, ROWS = Sizes::rows, WARPS = Sizes::warps, KEYS = Sizes::keys,
@@ -49,7 +49,7 @@ FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
   }
   FLASHATTN_ROLLED
   for (int tile = 0; tile < STAGES - 1; ++tile) {
-    tiles.bring(tile, first_key(tile), any.end);
+    tiles.load(tile, first_key(tile), any.end);
     if constexpr (!is_quantised<K>) {
       if (tile == 0) queries.template load_rows<kThreads>(row_at, step, head_dim, threadIdx.x);
     }
@@ -71,14 +71,14 @@ FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
   for (int tile = 0; first_key(tile) < any.end; ++tile) {
     wait_for_copies<STAGES - 2>();
     __syncwarp();  // the tile is there, and the one before has been read
-    tiles.bring(tile + STAGES - 1, first_key(tile + STAGES - 1), any.end);
+    tiles.load(tile + STAGES - 1, first_key(tile + STAGES - 1), any.end);
     commit_copies();
-    bool shown = all.contains(first_key(tile), KEYS);
-    rows.template attend<2>(tiles.keys(tile), tiles.values(tile), visibility, first_key(tile), shown, lane);
+    bool unmasked = all.contains(first_key(tile), KEYS);
+    rows.template attend<2>(tiles.keys(tile), tiles.values(tile), visibility, first_key(tile), unmasked, lane);
   }
   rows.finish(visibility);
 
-  // The warps' results replace the tiles.
+  // The warps' results replace queries and tiles in shared memory.
   wait_for_copies<0>();
   __syncthreads();
   float* results = reinterpret_cast<float*>(shared);  // WARPS x rows x pitch
@@ -114,7 +114,7 @@ FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
       partials.sum[index] = merged.softmax.row_sum;
     }
   }
-  // Rows that are not finite: see attend_again().
+  // If a row is not finite, recomputes all rows without tensor cores, see attend_again().
   if (!__syncthreads_and(finite)) {
     for (int row = warp; row < row_count; row += WARPS) {
       auto exact = attended_row<whole_lanes(head_dim), whole_lanes(value_dim)>(

@@ -1,5 +1,6 @@
-// cuda_decode if decode.cu does not apply: large heads, quantisation without integer tiles. A warp has a chunk of keys
-// and ROWS rows of a key/value head. Neighbouring warps have the chunk's other rows; its keys stay cached.
+// cuda_decode for calls that decode.cu does not support: large heads, and quantised keys that tensor cores do not
+// multiply as integers. A warp computes ROWS rows of a key/value head over a chunk of keys. Neighbouring warps compute
+// other rows over the same chunk, whose keys stay in the cache.
 #include "split_keys.h"
 
 using namespace flashattn;

@@ -1,7 +1,7 @@
-// CUDA's definitions of the macros and functions that gpu/kernels uses. They need none of CUDA's headers.
+// CUDA's definitions of the macros and functions that gpu/kernels uses, without CUDA's headers.
 #pragma once
 
-#define FLASHATTN_FUNC __device__ __forceinline__  // in front of a function
+#define FLASHATTN_FUNC __device__ __forceinline__  // precedes a function
 #define FLASHATTN_DEVICE                           // address spaces: CUDA has one
 #define FLASHATTN_UNIFORM const
 #define FLASHATTN_SHARED
@@ -28,7 +28,7 @@ typedef unsigned int uint;  // int32_t, int64_t and uint64_t come from source_te
 
 namespace flashattn {
 
-// 16-bit floats. PTX converts them, since CUDA's headers are not included.
+// 16-bit floats. PTX instructions convert them, since this file does not include CUDA's headers.
 struct half {
   ushort bits;
 
@@ -74,7 +74,7 @@ FLASHATTN_FUNC float at_most_zero(float x) {  // NaN stays NaN
 FLASHATTN_FUNC float multiply_add(float a, float b, float c) {
   return __fmaf_rn(a, b, c);
 }
-// Never fused with an addition: the score must be the one that was compared for the maximum.
+// A product that the compiler never fuses with an addition, so that a score is the same wherever it is computed.
 FLASHATTN_FUNC float rounded_product(float a, float b) {
   return __fmul_rn(a, b);
 }
@@ -90,7 +90,7 @@ FLASHATTN_FUNC float precise_tanh(float x) {
   return tanhf(x);
 }
 
-// Reductions over N lanes, STEP apart. Each of them gets the result.
+// Reductions over N lanes that are STEP apart. Each of these lanes gets the result.
 template <int N, int STEP = 1>
 FLASHATTN_FUNC float lane_sum(float x) {
   FLASHATTN_UNROLL

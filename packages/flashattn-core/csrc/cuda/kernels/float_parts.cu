@@ -1,12 +1,11 @@
-// Splits float32 keys and values, or queries and dout, into sums of bfloat16, stored in the order of their rows, so
-// that the TMA can read them in boxes.
+// Splits float32 keys and values, or queries and dout, into three bfloat16 parts: contiguous arrays for the TMA.
 #include "float_parts.h"
 
 #include "kernel.h"
 
 using namespace flashattn;
 
-// An array, and where its parts go.
+// An array, and the memory for its parts.
 template <typename T>
 struct ToParts {
   const T* from;
@@ -14,8 +13,8 @@ struct ToParts {
   uint4* to;
 };
 
-// D and DV: head_dim and value_dim, rounded up to 8. A thread writes 16 bytes of each part, either of `first`, whose
-// rows have head_dim columns, or of `second`, whose rows have value_dim.
+// D and DV: head_dim and value_dim, rounded up to 8. A thread writes 16 bytes of each part of one array: `first`, whose
+// rows have head_dim columns, or `second`, whose rows have value_dim columns.
 template <int D, int DV, typename T>
 FLASHATTN_FUNC void split_rows(const AttentionParams& params, ToParts<T> first, ToParts<T> second, int heads,
                                int length) {
@@ -27,7 +26,7 @@ FLASHATTN_FUNC void split_rows(const AttentionParams& params, ToParts<T> first, 
   bool of_first = piece < kOfFirst;
   if (!of_first) piece -= kOfFirst;
   const ToParts<T>& array = of_first ? first : second;
-  PlainRows<const T*> rows = {head_of(array.from, params, array.strides, batch, head), row_layout(array.strides)};
+  auto rows = rows_of(array.from, params, array.strides, batch, head);
   EightInParts eight(rows, row, piece * 8, of_first ? head_dim : value_dim, true);
   FLASHATTN_UNROLL
   for (int part = 0; part < Operand<T>::kParts; ++part) {

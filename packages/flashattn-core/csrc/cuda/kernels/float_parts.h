@@ -1,5 +1,5 @@
-// The operands of tensor cores on compute capability 9.0: 16-bit floats, and float32 as the sum of three bfloat16, the
-// smallest first. A product of two such sums omits terms smaller than float32's rounding.
+// The operands of tensor cores on compute capability 9.0: 16-bit floats, or float32 as the sum of three bfloat16, the
+// smallest first. The product of two such sums omits the terms that are smaller than float32's rounding error.
 #pragma once
 
 #include "stored_rows.h"
@@ -18,7 +18,8 @@ struct Operand<float> {
   static constexpr int kParts = 3;
 };
 
-// 16 bytes of each part: 8 neighbours of a row from `column` on; 0 beyond `columns`, or if the row does not exist.
+// The parts of 8 neighbouring float32 elements of a row, from `column` on: 16 bytes of each part. Elements beyond
+// `columns`, and elements of a row that does not exist, are 0.
 struct EightInParts {
   uint4 parts[Operand<float>::kParts];
 

@@ -1,12 +1,12 @@
-// Rows against quantised keys and values, which tensor cores multiply as integers. An element is scale * q + bias. Its
-// integer q, of 4 or 8 bits, is exact as a 16-bit float: so tensor cores multiply integers, and scales and biases are
-// applied in float32, once per group. No dequantised keys or values are written to memory.
+// Attention over quantised keys and values. An element is scale * q + bias, with an integer q of 4 or 8 bits. Such an
+// integer is exact as a 16-bit float, so tensor cores multiply the integers, and scales and biases are applied in
+// float32, once per group of elements. No dequantised keys or values are written to memory.
 //
-//   score  = sum over groups of   scale * (query q) + bias * (sum of the query)
+//   score  = sum over groups of   scale * (query . q) + bias * (sum of the query)
 //   output = sum over keys of     (probability * scale) q + probability * bias
 //
-// Both products are computed transposed: keys, or columns of values, are the 16 rows of a tensor core's tile, and
-// queries are its 8 columns. So a step with one query and the heads of a group leaves no half of the tile idle, and a
+// Both products are computed transposed: the 16 rows of a tensor core's tile are keys, or columns of values, and its 8
+// columns are queries. A decode step has few queries, which would fill no more than half of 16 rows. A
 // lane has four neighbouring keys, whose scales it loads at once.
 #pragma once
 
@@ -14,7 +14,7 @@
 
 namespace flashattn {
 
-// Without quantisation any numbers will do.
+// Calls without quantisation compile this file, too, and need some numbers here.
 constexpr int kBits = quant_bits == 0 ? 8 : quant_bits, kGroupSize = group_size == 0 ? 32 : group_size;
 constexpr int kGroupBytes = group_dtype == 0 ? 4 : 2;
 constexpr int kApart = 16 / kBits;      // elements in 16 bits
@@ -23,13 +23,14 @@ FLASHATTN_FUNC constexpr int group_count(int columns) {
   return columns / kGroupSize;
 }
 
-// A bit mask turns integers into 16-bit floats: their low kLinearBits bits count multiples of the smallest float.
-// Integers take the highest of these bits: tensor cores truncate sums by exponents, and these floats have the lowest.
+// A shift and a bit mask turn an integer into a 16-bit float: the lowest kLinearBits bits of such a float count
+// multiples of the smallest positive float. An integer occupies the highest of these bits. Tensor cores truncate the
+// terms of a sum relative to the largest exponent, and these floats have the lowest one, so nothing is lost.
 template <typename T>
 constexpr int kLinearBits = 8;  // bfloat: multiples of 2^-133
 template <>
 constexpr int kLinearBits<half> = 11;  // multiples of 2^-24
-// Integer q becomes the float q * 2^-kUnit. The other operand is multiplied by 2^kRaised, lest sums underflow float32.
+// Integer q becomes the float q * 2^-kUnit. The other operand is multiplied by 2^kRaised, so that no sum underflows.
 template <typename T>
 constexpr int kRaised = 64;
 template <>
@@ -43,7 +44,7 @@ FLASHATTN_FUNC constexpr float power_of_two(int n) {
   return n == 0 ? 1.0f : n > 0 ? 2.0f * power_of_two(n - 1) : 0.5f * power_of_two(n + 1);
 }
 
-// Element e of both halves of a word, as two 16-bit floats, times 2^-kUnit.
+// Element e of each half of a word, as two 16-bit floats, times 2^-kUnit.
 template <typename T>
 FLASHATTN_FUNC uint integers(uint word, int e) {
   constexpr int kUp = kLinearBits<T> - kBits;
@@ -58,12 +59,13 @@ template <>
 constexpr bool is_quantised<uint> = true;
 
 constexpr int kIntegerKeys = 32;  // keys per tile
-// The four lanes from 4 n on share the keys 4 n to 4 n + 3, one per matrix: row n of matrix m is key 4 n + m.
+// Four lanes, from lane 4 n on, share the keys 4 n to 4 n + 3. ldmatrix gives them row n of four matrices, so the tile
+// stores key 4 n + m as row n of matrix m.
 FLASHATTN_FUNC uint key_of_row(uint row) {
   return row % 8 * 4 + row / 8;
 }
 
-// The words of a tile's keys or values. A row has pieces of 16 bytes; piece c of 8 successive rows shares no bank.
+// The words of a tile's keys or values, in pieces of 16 bytes. Pieces c of 8 successive rows are in different banks.
 template <int COLUMNS>
 struct WordTile {
   static constexpr int kPieces = COLUMNS / kElements;
@@ -75,8 +77,8 @@ struct WordTile {
   static FLASHATTN_FUNC uint swizzle(uint row) { return row * kPitch / 8 % minimum(kPitch, 8); }
   FLASHATTN_FUNC uint piece(uint row, uint c) const { return memory + (row * kPitch + (c ^ swizzle(row))) * 16; }
 
-  // Loads the words of up to `count` keys from key `first` on, and zeros for the other keys. All THREADS threads call
-  // it. WIDE: the rows are contiguous and begin at a multiple of 16 bytes.
+  // Loads the words of up to `count` keys from key `first` on, and zeros for the tile's other keys. All THREADS threads
+  // call it. WIDE: the rows are contiguous and begin at a multiple of 16 bytes.
   template <int THREADS, bool WIDE>
   FLASHATTN_FUNC void load(const uint* words, RowLayout layout, int first, int count, uint thread) const {
     int row = thread / kPitch, c = thread % kPitch, key = key_of_row(row);
@@ -86,7 +88,8 @@ struct WordTile {
     FLASHATTN_UNROLL
     for (int n = 0; n < kIntegerKeys * kPitch; n += THREADS) {
       if (kIntegerKeys * kPitch < THREADS && row >= kIntegerKeys) return;
-      // Rows further down add these to key and piece. They have only bits that are 0 in the thread's own.
+      // A row that is `rows` further down has a key that is `keys` higher. The numbers `rows` and `keys` only have bits
+      // that are 0 in the thread's own row and key.
       int rows = n / kPitch, keys = key_of_row(rows);
       uint to = (own_piece ^ swizzle(rows) * 16) + rows * kPitch * 16;
       bool exists = count >= kIntegerKeys || key + keys < count;
@@ -106,7 +109,7 @@ struct WordTile {
 template <int GROUPS>
 struct GroupTile {
   static constexpr int kRow = GROUPS * kGroupBytes, kBytes = kIntegerKeys * kRow;
-  struct Quad {  // numbers of four keys
+  struct Quad {  // the numbers of four neighbouring keys
     uint words[kRow];
 
     FLASHATTN_FUNC float of(int key, int g) const {
@@ -122,7 +125,7 @@ struct GroupTile {
 
   uint memory;  // the tile's address
 
-  // As WordTile::load().
+  // Like WordTile::load().
   template <int THREADS, bool WIDE>
   FLASHATTN_FUNC void load(const uchar* groups, RowLayout layout, int first, int count, int thread) const {
     if constexpr (WIDE) {
@@ -149,7 +152,7 @@ struct GroupTile {
     }
   }
 
-  // The numbers of a lane's keys.
+  // Reads the numbers of the lane's four keys.
   FLASHATTN_FUNC Quad quad(int lane) const {
     Quad result;
     FLASHATTN_UNROLL
@@ -193,7 +196,7 @@ struct IntegerTile {
   }
 };
 
-// CopiedTiles of shared_tile.h, except that tiles begin at multiples of kIntegerKeys.
+// CopiedTiles of shared_tile.h for quantised keys and values. Tiles begin at multiples of kIntegerKeys.
 template <int D, int DV, int STAGES, int THREADS>
 struct CopiedTiles<uint, kIntegerKeys, D, DV, STAGES, THREADS> {
   using Keys = IntegerTile<D>;
@@ -203,34 +206,34 @@ struct CopiedTiles<uint, kIntegerKeys, D, DV, STAGES, THREADS> {
   uint memory;
   QuantisedRows key_rows;
   QuantisedRows value_rows;
-  uint thread;  // among copying threads
+  uint thread;  // number among the copying threads
 
   FLASHATTN_FUNC Keys keys(int n) const { return Keys::at(memory + n % STAGES * kStage); }
   FLASHATTN_FUNC Values values(int n) const { return Values::at(memory + n % STAGES * kStage + Keys::kBytes); }
 
-  FLASHATTN_FUNC void bring(int n, int first, int end) const {
+  FLASHATTN_FUNC void load(int n, int first, int end) const {
     if (first >= end) return;
     if (Keys::is_wide(key_rows) && Values::is_wide(value_rows)) {
       if (end - first >= kIntegerKeys) {
-        load<true>(n, first, kIntegerKeys);
+        load_rows<true>(n, first, kIntegerKeys);
       } else {
-        load<true>(n, first, end - first);
+        load_rows<true>(n, first, end - first);
       }
     } else {
-      load<false>(n, first, end - first);
+      load_rows<false>(n, first, end - first);
     }
   }
 
  private:
   template <bool WIDE>
-  FLASHATTN_FUNC void load(int n, int first, int count) const {
+  FLASHATTN_FUNC void load_rows(int n, int first, int count) const {
     keys(n).template load<THREADS, WIDE>(key_rows, first, count, thread);
     values(n).template load<THREADS, WIDE>(value_rows, first, count, thread);
   }
 };
 
-// This struct does what AttendingRows of warp_rows.h does. Of each block of 8 rows, lane n has row 2 (n % 4) and the
-// next one; of a tile's keys it has key 4 (n / 4) and the next three. Queries are in registers.
+// AttendingRows of warp_rows.h for quantised keys and values. Of each 8 rows, lane n has row 2 (n % 4) and the next
+// one. Of a tile's keys it has key 4 (n / 4) and the next three. Queries are in registers.
 template <typename T, int ROWS, int D, int DV>
 struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
     : LaneRows<AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>, ROWS / 4, 8, 4> {
@@ -240,7 +243,7 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
   static constexpr int kPieces = D / kElements, kPiecesOfGroup = kGroupSize / kElements;
   using Scores = Fragment[2][kBlocks];  // [i]: the lane's keys 2 i and 2 i + 1
 
-  struct alignas(4 * kApart) Neighbours {  // a query's elements that a lane multiplies by its words of keys
+  struct alignas(4 * kApart) Neighbours {  // neighbouring elements of a query
     uint pairs[kApart];
 
     FLASHATTN_FUNC float element(int n) const {
@@ -250,15 +253,15 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
     }
   };
   Neighbours read[kBlocks][kPieces];
-  uint queries[kBlocks][kPieces][kApart];  // as second operands, times 2^kRaised
-  float query_sums[kOwn][kGroups];         // of each group, divided by kScoreUnit
+  uint queries[kBlocks][kPieces][kApart];  // second operands of the tensor cores, times 2^kRaised
+  float query_sums[kOwn][kGroups];         // sum of a query over each group, divided by kScoreUnit
   Fragment output[DV / 16][kBlocks] = {};
   float bias_sums[kOwn][kValueGroups] = {};  // over the lane's own keys only, like row_sum
 
   static FLASHATTN_FUNC int own_row(int h, int lane) { return h / 2 * 8 + lane % 4 * 2 + h % 2; }
 
-  // Starts to read queries; take_queries() waits for them. Tiles that are requested in between do not delay them.
-  // row_at(row) must point to some row even beyond the last one, where its numbers are not used.
+  // Starts to load the queries that take_queries() needs. The block requests its first tiles in between. row_at(row)
+  // must point to a readable row even if `row` is beyond the last one.
   template <typename F>
   FLASHATTN_FUNC void read_queries(F row_at, int64_t step, int lane) {
     FLASHATTN_UNROLL
@@ -329,10 +332,10 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
 
   template <int PARTS>
   FLASHATTN_FUNC void attend(IntegerTile<D> keys, IntegerTile<DV> values, Visibility visibility, int first_key,
-                             bool shown, int lane) {
+                             bool unmasked, int lane) {
     Scores scores;
     multiply_keys(scores, keys, lane);
-    rescale(this->to_probabilities(scores, visibility, first_key, shown, lane));
+    rescale(this->to_probabilities(scores, visibility, first_key, unmasked, lane));
     add_values(scores, values, lane);
   }
 
@@ -347,8 +350,8 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
     }
   }
 
-  // output += probabilities times `values`. The integers are bfloat for every T, since probability * scale may be below
-  // half's range. That factor is split into two bfloat; the remainder is multiplied by the integers' mean instead.
+  // output += probabilities times values. The operands are bfloat for every T, since probability * scale may underflow
+  // in half. The sum of two bfloat represents this factor; the rest is multiplied by the mean of all possible q.
   FLASHATTN_FUNC void add_values(const Scores& probabilities, IntegerTile<DV> values, int lane) {
     constexpr float kMean = ((1 << kBits) - 1) / 2.0f;
     auto scales = values.scales.quad(lane), biases = values.biases.quad(lane);
@@ -395,7 +398,8 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
     }
   }
 
-  // After the last tile: sums row_sum over all keys, undoes kUnit in the output, adds biases; all relative to row_max.
+  // After the last tile: LaneRows::finish(). Besides, takes 2^-kUnit out of the output, adds the biases, and multiplies
+  // the output by from_max, which becomes 1.
   FLASHATTN_FUNC void finish(Visibility visibility) {
     LaneRows<AttendingRows, kOwn, 8, 4>::finish(visibility);
     FLASHATTN_UNROLL
@@ -434,7 +438,7 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
     }
   }
 
-  // probe() and write() as in WarpRows.
+  // See LaneRows for probe(), write(), for_each(), mask() and highest().
   FLASHATTN_FUNC float probe(int h, int lane) const {
     float result = 0;
     for_columns(h, lane, [&](int, const float(&numbers)[kApart]) {
@@ -453,7 +457,6 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
     });
   }
 
-  // Scores of a tile and their maximum, as LaneRows needs them.
   template <typename F>
   static FLASHATTN_FUNC void for_each(Scores& scores, int first_key, int lane, F function) {
     for_each(scores, [&](float& x, int h, int key) { function(x, h, first_key + lane / 4 * 4 + key); });
@@ -466,7 +469,7 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
   }
 
  private:
-  // The score of the lane's row h and of key number `key` of its four.
+  // The score of the lane's row h and its key number `key`, of four.
   template <typename Each>
   static FLASHATTN_FUNC auto& at(Each& scores, int key, int h) {
     return scores[key / 2][h / 2][key % 2 * 2 + h % 2];

@@ -1,5 +1,6 @@
-// How a kernel begins: macros for its arguments, and its block's position. A kernel is a function of cuda::Arguments or
-// of a struct derived from it. source_text() writes the entry point that calls it, and the constants before this text.
+// The beginning of a kernel: macros for its arguments, and the position of its block. A kernel is a function of
+// cuda::Arguments or of a struct derived from it. source_text() writes the kernel's constants before this text, and
+// after it the entry point that calls the function.
 #pragma once
 
 #include "cuda/arguments.h"
@@ -11,7 +12,7 @@
 #define FLASHATTN_READ(T, name) FLASHATTN_WRITTEN(const T, name)
 #define FLASHATTN_VALUE(T, name) const T& name = arguments.name
 
-// The semicolon comes first, because lists of inputs.def expand to a series of these.
+// The semicolon comes first, because lists of inputs.def expand to a series of such declarations.
 #define FLASHATTN_OPTIONAL(name, called, dtype, axes) \
   ;                                                   \
   FLASHATTN_READ(FLASHATTN_ELEMENT_##dtype, name)
@@ -23,7 +24,7 @@
   FLASHATTN_READ(K, key);                   \
   FLASHATTN_READ(K, value) FLASHATTN_MASKS(FLASHATTN_OPTIONAL) FLASHATTN_GROUPS(FLASHATTN_OPTIONAL)
 
-// Outputs, and the sinks, which are read when a row is finished.
+// The outputs, and the sinks, which a kernel reads when it finishes a row.
 #define FLASHATTN_OUTPUT_ARGUMENTS(T) \
   FLASHATTN_WRITTEN(T, out);          \
   FLASHATTN_WRITTEN(float, lse);      \
@@ -38,26 +39,23 @@ FLASHATTN_FUNC uint warp_index() {
   return threadIdx.x / FLASHATTN_LANES;
 }
 
-// Blocks are numbered along x, the only axis that may have more than 65,535 of them: part after part, and in each part
-// the heads of all batch elements.
+// What a block computes. A grid extends along x, the only axis with room for more than 65,535 blocks: part after part,
+// and in each part the heads of all batch elements.
 struct BlockPosition {
   int head;
   int batch;
-  int part;
+  int part;   // which rows of the head, or which rows and keys
   int parts;  // valid only if no two blocks have the same rows
 };
-FLASHATTN_FUNC BlockPosition block_position(const AttentionParams& params, int heads, uint block) {
+FLASHATTN_FUNC BlockPosition block_position(const AttentionParams& params, int heads, uint block = blockIdx.x) {
   uint heads_and_batches = uint(heads) * uint(params.batch_size);
   uint in_part = block % heads_and_batches;
   return BlockPosition{int(in_part % heads), int(in_part / heads), int(block / heads_and_batches),
                        int(gridDim.x / heads_and_batches)};
 }
-FLASHATTN_FUNC BlockPosition block_position(const AttentionParams& params, int heads) {
-  return block_position(params, heads, blockIdx.x);
-}
 
-// The first query of a part: up to `count` of one head. The last queries come first: under a causal mask they see
-// the most keys, and a long block should not start last.
+// The first of the up to `count` queries that a part has. Part 0 has the last queries: under a causal mask they see the
+// most keys, and long blocks should start first.
 FLASHATTN_FUNC int first_query(const AttentionParams& params, int part, int count) {
   return ((params.query_len - 1) / count - part) * count;
 }

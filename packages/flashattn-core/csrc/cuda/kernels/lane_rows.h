@@ -1,5 +1,5 @@
-// The softmax and the end of a warp's rows, whose columns several lanes share. Which rows and keys a lane has, and
-// where its output is, depends on how the tensor cores multiply: see warp_rows.h and integer_rows.h.
+// The softmax of a warp's rows, and the code that finishes and stores them. Several lanes share a row. The tensor
+// cores' instruction decides which rows and keys a lane has: see warp_rows.h and integer_rows.h.
 #pragma once
 
 #include "single_row.h"
@@ -7,13 +7,13 @@
 
 namespace flashattn {
 
-// Whether a row's maximum is so large that the row is recomputed without tensor cores, see LaneRows.
+// Whether a row's maximum is so large that the row must be recomputed without tensor cores, see LaneRows.
 FLASHATTN_FUNC bool is_large(float row_max) {
   constexpr float kLarge = 1 << 21;
   return row_max <= -kLarge || row_max >= kLarge;
 }
 
-// Factors for a lane's rows.
+// Factors by which a lane's rows of output must be multiplied, if `needed`.
 template <int ROWS>
 struct Rescaling {
   bool needed;
@@ -23,33 +23,34 @@ struct Rescaling {
 // ROWS rows, shared by LANES lanes that are STEP apart. Own, the derived class, supplies for its layout of products:
 //   own_row(h, lane)    which of the warp's rows is a lane's row h
 //   for_each(scores, first_key, lane, function)    calls function(score, h, key) for the lane's scores of a tile
-//   mask(scores, visibility, first_key, lane)    sets scores to -inf where the rows do not see the keys
+//   mask(scores, visibility, first_key, lane)    sets scores of hidden keys to -inf, and adds an additive mask
 //   highest(scores, h)    the maximum of the lane's scores in row h
-//   kScoreUnit    the unit of products; kBelowMax: how far row_max stays below the maximum, in powers of two
-//   probe(h, lane)    the sum of 0 times each number of the lane's output
-//   write(row, h, factor, finite, lane)    all lanes call it: writes these numbers times factor if the row is finite
+//   kScoreUnit    the factor that turns what tensor cores return into the product of query and key
+//   kBelowMax    how far row_max stays below the maximum, in powers of two
+//   probe(h, lane)    the sum of 0 times each number of the lane's output: NaN if one is not finite
+//   write(row, h, factor, finite, lane)    all lanes call it: if `finite`, writes the lane's output times factor
 //
-// Until finish(), row_max is in units of log2, so that one multiply-add precedes exp2. row_max is a rounded product,
-// and the multiply-add does not round its product, so all probabilities of a row are off by the same factor, which
-// finish() removes. A large maximum has so large a rounding error that float32 cannot hold the factor: such a row is
-// recomputed. With an additive mask row_max is a natural score, and is subtracted before the multiplication: many rows
-// may see nothing but the lowest float.
+// Until finish(), row_max is in units of log2, so that one multiply-add precedes exp2. row_max was rounded, but the
+// multiply-add does not round its product, so all probabilities of a row are off by the same factor, which finish()
+// removes. The rounding error of a large maximum is so large that float32 cannot hold the factor: such a row is
+// recomputed. With an additive mask row_max is in natural units, and is subtracted before the multiplication, because
+// many rows may see only keys with the lowest float as their bias.
 template <typename Own, int ROWS, int LANES, int STEP>
 struct LaneRows {
-  // Output and sum are rescaled only when a row's maximum has grown by more than this many powers of two. Until then
-  // probabilities may be as large as 2^8, which costs no accuracy.
+  // Output and sum are rescaled only when a row's maximum has grown by more than kSlack powers of two. Until then
+  // probabilities may be as large as 2^kSlack, which costs no accuracy.
   static constexpr float kSlack = 8;
   static constexpr float kUnit = has_bias ? M_LOG2E_F : 1;  // one unit of row_max before finish(), in powers of two
   static constexpr int kOwn = ROWS;
 
-  OnlineSoftmax softmax[ROWS];  // until finish(), row_sum covers only the lane's own keys
+  OnlineSoftmax softmax[ROWS];  // until finish(), row_sum is the sum over the lane's own keys
   Row rows[ROWS];
-  float from_max[ROWS];  // after finish(): the output must still be multiplied by this
+  float from_max[ROWS];  // after finish(): a factor by which the output must still be multiplied
 
-  // Whether this lane is the one, of those that share rows, that writes what they have in common.
+  // Whether this lane writes the numbers of a row that all lanes of the row have.
   static FLASHATTN_FUNC bool is_first(int lane) { return lane / STEP % LANES == 0; }
 
-  // Starts the warp's rows, first_row and following, of `group` heads that share a key/value head: see row_position().
+  // Starts the warp's rows: first_row and the next ones of a key/value head, numbered as in row_position().
   FLASHATTN_FUNC void begin(Visibility visibility, int first_row, int kv_head, int group, int lane) {
     FLASHATTN_UNROLL
     for (int h = 0; h < ROWS; ++h) {
@@ -59,17 +60,18 @@ struct LaneRows {
     }
   }
 
-  // Turns products of query and key into probabilities. first_key: the tile's first. shown: all rows see all of its
-  // keys. Returns the factors for the output so far, to be applied before these probabilities are added to it.
+  // Turns a tile's products of query and key into probabilities. first_key: the tile's first key. unmasked: masks
+  // neither hide nor change any score of the tile. Returns the factors by which the output must be multiplied before
+  // this tile's values are added to it.
   template <typename Scores>
-  FLASHATTN_FUNC Rescaling<ROWS> to_probabilities(Scores& scores, Visibility visibility, int first_key, bool shown,
+  FLASHATTN_FUNC Rescaling<ROWS> to_probabilities(Scores& scores, Visibility visibility, int first_key, bool unmasked,
                                                   int lane) {
     float factor = product_unit(visibility) * M_LOG2E_F;
     if (!has_products(visibility)) {
       Own::for_each(scores, first_key, lane,
                     [&](float& x, int h, int key) { x = visibility.score(x * Own::kScoreUnit, rows[h], key); });
     }
-    if (!shown) static_cast<Own&>(*this).mask(scores, visibility, first_key, lane);
+    if (!unmasked) static_cast<Own&>(*this).mask(scores, visibility, first_key, lane);
     float score_max[ROWS];
     bool grown = false;
     FLASHATTN_UNROLL
@@ -94,11 +96,11 @@ struct LaneRows {
     return rescaling;
   }
 
-  // After the last tile: turns maxima and sums into those of natural scores, as in all kernels. Scores so large that
-  // the row has to be recomputed give NaN.
+  // After the last tile: turns maxima and sums into those of scores in natural units, as other kernels have them. Sets
+  // from_max to NaN for a row that must be recomputed because of its large maximum.
   FLASHATTN_FUNC void finish(Visibility visibility) {
     float unit = product_unit(visibility), factor = unit * M_LOG2E_F;
-    float rounded = multiply_add(unit, -M_LOG2E_F, factor) / unit;  // the excess of factor / unit over log2(e)
+    float rounded = multiply_add(unit, -M_LOG2E_F, factor) / unit;  // the error of `factor`, relative to `unit`
     FLASHATTN_UNROLL
     for (int h = 0; h < ROWS; ++h) {
       float sum = lane_sum<LANES, STEP>(softmax[h].row_sum), reference = softmax[h].reference();
@@ -111,7 +113,7 @@ struct LaneRows {
     }
   }
 
-  // Writes the finished rows that are finite. Returns the others: bit n stands for the warp's row n.
+  // Writes the rows that are finite. Returns the others: bit n of the result stands for the warp's row n.
   template <typename T>
   FLASHATTN_FUNC uint store(RowOutputs<T> outputs, const AttentionParams& params, const uchar* sinks, int batch,
                             int lane) const {
@@ -131,7 +133,8 @@ struct LaneRows {
   }
 
  private:
-  // Whether scores are products times a factor that the multiply-add before exp2 can apply; otherwise they are natural.
+  // Whether scores stay products until the multiply-add before exp2 applies all factors. If not, to_probabilities()
+  // first computes scores in natural units.
   static FLASHATTN_FUNC bool has_products(Visibility visibility) {
     float unit = visibility.factor * Own::kScoreUnit;
     return visibility.has_plain_scores() && unit > 1e-30f && unit < 1e30f;

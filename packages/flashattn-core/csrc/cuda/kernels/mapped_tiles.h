@@ -1,5 +1,4 @@
-// The tiles that a block has to compute, without those that its block map rules out. All threads list them in shared
-// memory before the first tile.
+// The tiles over which a block of threads loops. With a block map, it first lists the visible tiles in shared memory.
 #pragma once
 
 #include "visibility.h"
@@ -10,16 +9,16 @@ namespace flashattn {
 struct Range {
   int first, last;
 
-  // Returns part n, where each part has SIZE members. Parts after the last one are empty.
+  // Returns the n-th part of SIZE members. It is empty beyond the last member.
   template <int SIZE>
   FLASHATTN_FUNC Range part(int n) const {
     return Range{first + n * SIZE, minimum(first + (n + 1) * SIZE - 1, last)};
   }
 };
 
-// Returns the "or" of the block map's bytes, see call/block_map.h, for some queries of a head and some keys. QUERIES
-// and KEYS are upper bounds of their numbers, as template arguments, so that all bytes are read at once. Both ranges
-// begin at a multiple of their bound, or of 32.
+// Returns the "or" of the block map's bytes, see call/block_map.h, for some queries of a head and some keys. There are
+// at most QUERIES queries and KEYS keys; these bounds are template arguments, so that a thread reads all bytes at once.
+// Both ranges begin at a multiple of their bound, or of 32.
 template <int QUERIES, int KEYS>
 FLASHATTN_FUNC int blocks_between(Visibility visibility, int head, Range queries, Range keys) {
   static_assert(QUERIES % kBlockSize == 0 || kBlockSize % QUERIES == 0, "blocks would be cut");
@@ -40,7 +39,7 @@ FLASHATTN_FUNC int blocks_between(Visibility visibility, int head, Range queries
   return found;
 }
 
-// A tile's number, and the block map's bits for the tile and each part of the block's rows.
+// A tile's number in the lower 16 bits; above it the block map's two bits for each part of the block's rows.
 struct ListedTile {
   static constexpr uint kEnd = ~0u;  // ends the list
   uint bits;
@@ -51,13 +50,14 @@ struct ListedTile {
   FLASHATTN_FUNC bool changes(int part) const { return bits >> (16 + 2 * part) & kBlockChanges; }
 };
 
-// A list in shared memory: those of `count` tiles with a visible key, in their order, then an end mark.
+// A list of visible tiles in shared memory, in the order of the tiles, with an end mark.
 struct TileList {
   uint* words;
 
   FLASHATTN_FUNC ListedTile operator[](int n) const { return ListedTile{words[n]}; }
 
-  // All THREADS threads call it. blocks_of(tile, part): the block map's byte for one of PARTS parts of the rows.
+  // Lists those of `count` tiles that have a visible key. All THREADS threads call it. blocks_of(tile, part): the block
+  // map's bits for a tile and one of PARTS parts of the rows.
   template <int THREADS, int PARTS, typename F>
   FLASHATTN_FUNC void find(int count, F blocks_of) const {
     static_assert(PARTS <= 8 && kBlockShows + kBlockChanges == 3, "two bits each");
@@ -69,7 +69,7 @@ struct TileList {
     }
     __syncthreads();
     if (threadIdx.x >= FLASHATTN_LANES) return;
-    constexpr uint kShows = 0x55550000 * kBlockShows;  // for any part
+    constexpr uint kShows = 0x55550000 * kBlockShows;  // bits of all parts
     int lane = threadIdx.x, kept = 0;
     for (int first = 0; first < count; first += FLASHATTN_LANES) {
       uint bits = first + lane < count ? words[first + lane] : 0;
@@ -82,8 +82,8 @@ struct TileList {
   }
 };
 
-// The tiles of keys that a block loops over, and what the warp's own queries see of them. PARTS: equal parts of the
-// block's ROWS rows, each of which skips tiles on its own. KEYS: keys per tile.
+// The tiles of keys that a block loops over. The block's ROWS rows have PARTS equal parts. Each part, whose own rows a
+// warp or a warpgroup computes, skips tiles that these rows do not see. KEYS: keys per tile.
 template <int ROWS, int PARTS, int KEYS>
 struct KeyTiles {
   static constexpr int kOwn = ROWS / PARTS;
@@ -91,15 +91,15 @@ struct KeyTiles {
   Visibility visibility;
   int own_part;
   KeySpan any;             // keys that some query of the block sees
-  KeySpan own_all;         // keys that all of the warp's own queries see
+  KeySpan own_all;         // keys that all own queries see
   int origin, count;       // the first tile's first key, and how many tiles there are
-  int own_begin, own_end;  // tiles of which, by the spans, an own query sees something
-  int n = 0;               // how many tiles came before
+  int own_begin, own_end;  // the tiles that meet an own query's span
+  int n = 0;               // number of the current tile in the loop
   TileList list;
   ListedTile listed = {0};
 
-  // queries: the block's. chunk: this block's number among `chunks` blocks that share the keys. list: used with a block
-  // map; find() fills it.
+  // queries: the block's. list: memory for the list that find() makes with a block map. chunk: this block's number
+  // among `chunks` blocks that share the keys.
   FLASHATTN_FUNC KeyTiles(Visibility visibility, Range queries, int own_part, TileList list, int chunk = 0,
                           int chunks = 1)
       : visibility(visibility), own_part(own_part), list(list) {
@@ -112,12 +112,12 @@ struct KeyTiles {
     bool exists = own.first <= own.last;
     KeySpan own_any = exists ? visibility.seen_by_any(own.first, own.last) : KeySpan{0, 0};
     own_any = intersection(own_any, KeySpan{origin, origin + count * KEYS});
-    own_all = exists ? visibility.open_to_all(own.first, own.last) : KeySpan{0, 0};
+    own_all = exists ? visibility.unmasked(own.first, own.last) : KeySpan{0, 0};
     bool sees = own_any.begin < own_any.end;
     own_begin = sees ? (own_any.begin - origin) / KEYS : 0;
     own_end = sees ? (own_any.end - origin + KEYS - 1) / KEYS : 0;
   }
-  // All THREADS threads call it, and must synchronise afterwards.
+  // With a block map: lists the visible tiles. All THREADS threads call it, and then synchronise.
   template <int THREADS>
   FLASHATTN_FUNC void find(int head, Range queries) const {
     if constexpr (has_block_map) {
@@ -128,7 +128,7 @@ struct KeyTiles {
       });
     }
   }
-  // Each thread calls it after find() and the synchronisation, when the list can be read.
+  // Moves to the first tile. Each thread calls it when the list can be read.
   FLASHATTN_FUNC void begin() {
     if (has_block_map) listed = list[0];
   }
@@ -136,17 +136,18 @@ struct KeyTiles {
   FLASHATTN_FUNC int tile() const { return has_block_map ? listed.tile() : n; }
   FLASHATTN_FUNC int first() const { return origin + tile() * KEYS; }
   FLASHATTN_FUNC bool is_there() const { return has_block_map ? listed.exists() : n < count; }
-  // Whether the own queries see any tile; with a block map, whether a tile is left.
+  // Whether own queries see any tile. With a block map: whether a tile is left.
   FLASHATTN_FUNC bool sees() const { return has_block_map ? is_there() : own_begin < own_end; }
   FLASHATTN_FUNC void next() {
     ++n;
     if (has_block_map && listed.exists()) listed = list[n];
   }
-  // is_needed(): some own query sees a key of the tile. is_open(): all see all its keys, and no score is changed.
+  // Whether some own query sees a key of the tile.
   FLASHATTN_FUNC bool is_needed() const {
     return own_begin <= tile() && tile() < own_end && (!has_block_map || listed.shows(own_part));
   }
-  FLASHATTN_FUNC bool is_open() const {
+  // Whether masks neither hide nor change any score of the own queries with the tile's keys.
+  FLASHATTN_FUNC bool is_unmasked() const {
     return own_all.contains(first(), KEYS) && !(has_block_map && listed.changes(own_part));
   }
 };

@@ -1,14 +1,14 @@
-// cuda_prefill: many queries of one head. Each warp has its own rows. The block loops over tiles of keys and values:
-// while the tensor cores work on one tile, the next one is copied to the other half of shared memory.
+// cuda_prefill: a block computes many queries of one head, and each of its warps has its own rows. The block loops over
+// tiles of keys and values. While the tensor cores work on one tile, threads copy the next one to shared memory.
 #include "integer_rows.h"
 #include "kernel.h"
 #include "mapped_tiles.h"
 
 using namespace flashattn;
 
-// D and DV: head_dim and value_dim, rounded up to whole steps of the tensor cores. ROWS: rows per warp, 16, or 8 with
-// quantised keys. KEYS: keys per tile. PARTS: 16-bit numbers per probability. K: type of keys and values. Blocks: one
-// per head and batch element for every WARPS * ROWS queries.
+// D and DV: head_dim and value_dim, rounded up to whole steps of the tensor cores. ROWS: rows per warp, 16, or 8 for
+// large heads with quantised keys. KEYS: keys per tile. PARTS: 16-bit floats per probability. K: type of keys and
+// values. Blocks: one per head and batch element for every WARPS * ROWS queries.
 template <typename T, typename Sizes, typename K = T>
 FLASHATTN_KERNEL prefill(const cuda::Arguments& arguments) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, ROWS = Sizes::rows, WARPS = Sizes::warps, KEYS = Sizes::keys,
@@ -45,7 +45,7 @@ FLASHATTN_KERNEL prefill(const cuda::Arguments& arguments) {
     queries.template load<kThreads>(head_queries + layout.offset(first_row, 0), layout, params.query_len - first_row,
                                     head_dim, threadIdx.x);
   }
-  tiles.bring(0, next.first(), next.any.end);
+  tiles.load(0, next.first(), next.any.end);
   commit_copies();
 
   rows.begin(visibility, own_query, head, 1, lane);
@@ -56,17 +56,17 @@ FLASHATTN_KERNEL prefill(const cuda::Arguments& arguments) {
   }
   for (int n = 0; next.is_there(); ++n) {
     int first = next.first();
-    bool is_needed = next.is_needed(), is_open = next.is_open();
+    bool is_needed = next.is_needed(), is_unmasked = next.is_unmasked();
     wait_for_copies<0>();
     __syncthreads();  // the tile is there, and the one before has been read
     next.next();
-    tiles.bring(n + 1, next.first(), next.any.end);
+    tiles.load(n + 1, next.first(), next.any.end);
     commit_copies();
-    if (is_needed) rows.template attend<PARTS>(tiles.keys(n), tiles.values(n), visibility, first, is_open, lane);
+    if (is_needed) rows.template attend<PARTS>(tiles.keys(n), tiles.values(n), visibility, first, is_unmasked, lane);
   }
-  wait_for_copies<0>();  // without any tile, the queries are still being copied
+  wait_for_copies<0>();  // for the queries, if there was no tile
   rows.finish(visibility);
-  uint spoilt = rows.store(FLASHATTN_ROW_OUTPUTS(T), params, sinks, batch, lane);
-  attend_again(spoilt, FLASHATTN_ROW_OUTPUTS(T), query, FLASHATTN_STORED_INPUTS(K), visibility, sinks, batch, head,
+  uint not_finite = rows.store(FLASHATTN_ROW_OUTPUTS(T), params, sinks, batch, lane);
+  attend_again(not_finite, FLASHATTN_ROW_OUTPUTS(T), query, FLASHATTN_STORED_INPUTS(K), visibility, sinks, batch, head,
                own_query, lane);
 }

@@ -1,7 +1,7 @@
-// cuda_prefill on compute capability 9.0. A producer warpgroup loads the tiles; consumer warpgroups have 64 rows each.
-// The scores of the next tile are started before this tile's values are added, so that softmax and tensor cores
-// overlap. float32 comes in parts, see float_parts.h. Tensor cores truncate what they add to a sum, so a float32 tile's
-// values are summed by themselves, and added to the output outside.
+// cuda_prefill on compute capability 9.0. A producer warpgroup loads tiles, and consumer warpgroups compute 64 rows
+// each. A consumer starts the scores of the next tile before it adds this tile's values, so that softmax and tensor
+// cores overlap. float32 arrays come in parts, see float_parts.h. Tensor cores truncate the terms of a sum, so with
+// float32 each tile's values have a sum of their own, which ordinary instructions add to the output.
 #include "float_parts.h"
 #include "kernel.h"
 #include "mapped_tiles.h"
@@ -13,9 +13,9 @@
 
 using namespace flashattn;
 
-// D: head_dim, rounded up to whole panels. DV: value_dim, rounded up to 16. KEYS: keys per tile. PARTS: 16-bit numbers
-// per probability. Blocks: one per head and batch element for every CONSUMERS * 64 queries. The last blocks may share
-// their keys with further blocks.
+// D: head_dim, rounded up to whole panels. DV: value_dim, rounded up to 16. KEYS: keys per tile. PARTS: 16-bit floats
+// per probability. Blocks: one per head and batch element for every CONSUMERS * 64 queries. Several blocks may share
+// the keys of each of the last blocks of rows, see shared_keys.h.
 template <typename T, typename Sizes>
 FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, CONSUMERS = Sizes::consumers, KEYS = Sizes::keys,
@@ -31,7 +31,7 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
   constexpr int kLaunched = 65536 / Sizes::blocks / ((CONSUMERS + 1) * kWarpgroup) / 8 * 8;
   static_assert(Sizes::consumer_registers * CONSUMERS + Sizes::producer_registers <= kLaunched * (CONSUMERS + 1),
                 "more registers than the block has");
-  static_assert(STAGES > kParts, "the next keys are asked for before these values have been read");
+  static_assert(STAGES > kParts, "the producer loads the next tile's keys while consumers read this tile's values");
   using Queries = SharedTile<Element, kRows, D>;
   using Keys = SharedTile<Element, KEYS, D>;
   using Values = SharedTile<Element, KEYS, DV>;
@@ -64,7 +64,7 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
     publish_barriers();
   }
   if constexpr (kFresh) {
-    PlainRows<const T*> from = {head_of(query, params, params.query, batch, head), row_layout(params.query)};
+    auto from = rows_of(query, params, params.query, batch, head);
     for (int at = threadIdx.x; at < kRows * D / 8; at += (CONSUMERS + 1) * kWarpgroup) {
       int row = at / (D / 8), piece = at % (D / 8);
       EightInParts eight(from, first_row + row, piece * 8, head_dim, first_row + row <= last_row);
@@ -84,12 +84,12 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
     if (threadIdx.x % kWarpgroup == 0) {
       if (!kFresh) {
         queries_arrived.arrive_and_expect(Queries::kBytes);
-        bring_boxes(queries, arguments.query_map, first_row, head, batch, queries_arrived);
+        load_boxes(queries, arguments.query_map, first_row, head, batch, queries_arrived);
       }
       for (int n = 0, before = 0; n == 0 || before >= 0; ++n) {
         int first = next.is_there() ? next.first() : -1;
-        if (first >= 0) keys.bring(n, arguments.key_map, first, kv_head, batch);
-        if (n > 0) values.bring(n - 1, arguments.value_map, before, kv_head, batch);
+        if (first >= 0) keys.load(n, arguments.key_map, first, kv_head, batch);
+        if (n > 0) values.load(n - 1, arguments.value_map, before, kv_head, batch);
         before = first;
         next.next();
       }
@@ -109,15 +109,15 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
       begin_multiply_keys<head_dim, kParts>(scores, queries, group * kWarpgroupRows, keys.tile(n, part), part);
     }
   };
-  const auto pass_unseen = [&] {  // skips tiles that the warpgroup does not see
+  const auto pass_unneeded = [&] {  // skips tiles without a key that the warpgroup's rows see
     for (; next.is_there() && !next.is_needed(); next.next()) {
       keys.pass(next.n);
       values.pass(next.n);
     }
   };
   if (!kFresh) queries_arrived.wait(0);
-  pass_unseen();
-  while (next.sees()) {  // again only if the block map rules out tiles in between
+  pass_unneeded();
+  while (next.sees()) {  // more than once only if the block map hides tiles in between
     Fragment scores[KEYS / 8], of_tile[DV / 8];
     uint probabilities[KEYS / 16][PARTS][4];
     Fragment(&sums)[DV / 8] = kFresh ? of_tile : rows.output;
@@ -137,20 +137,20 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
       if constexpr (kFresh) rows.add(sums);
       values.release(n);
     };
-    bool is_open = rows.look(visibility, next.first(), next.is_open(), lane);
+    bool is_unmasked = rows.look(visibility, next.first(), next.is_unmasked(), lane);
     multiply_keys(scores, next.n);
     wait_for_products<0>(scores);
     keys.release(next.n);
-    auto first_rescaling = rows.to_probabilities(scores, visibility, next.first(), is_open, lane);
+    auto first_rescaling = rows.to_probabilities(scores, visibility, next.first(), is_unmasked, lane);
     if (has_block_map) rows.rescale(first_rescaling);
     round_probabilities();
     for (next.next(); next.is_there() && next.is_needed(); next.next()) {
-      is_open = rows.look(visibility, next.first(), next.is_open(), lane);
+      is_unmasked = rows.look(visibility, next.first(), next.is_unmasked(), lane);
       multiply_keys(scores, next.n);
       add_values(next.n - 1);
       wait_for_products<kParts>(scores);
       keys.release(next.n);
-      auto rescaling = rows.to_probabilities(scores, visibility, next.first(), is_open, lane);
+      auto rescaling = rows.to_probabilities(scores, visibility, next.first(), is_unmasked, lane);
       values_added(next.n - 1);
       round_probabilities();
       rows.rescale(rescaling);
@@ -158,7 +158,7 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
     begin_products();
     add_values(next.n - 1);
     values_added(next.n - 1);
-    pass_unseen();
+    pass_unneeded();
     if (!has_block_map) break;
   }
   rows.finish(visibility);
@@ -174,7 +174,7 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
     }
     return;
   }
-  uint spoilt = rows.store(FLASHATTN_ROW_OUTPUTS(T), params, sinks, batch, lane);
-  attend_again(spoilt, FLASHATTN_ROW_OUTPUTS(T), query, FLASHATTN_STORED_INPUTS(T), visibility, sinks, batch, head,
+  uint not_finite = rows.store(FLASHATTN_ROW_OUTPUTS(T), params, sinks, batch, lane);
+  attend_again(not_finite, FLASHATTN_ROW_OUTPUTS(T), query, FLASHATTN_STORED_INPUTS(T), visibility, sinks, batch, head,
                own_query, lane);
 }

@@ -1,4 +1,4 @@
-// Merges the partial results of prefill_hopper.cu's blocks that share keys. Each warp has a row.
+// Merges the partial results of prefill_hopper.cu's blocks that share keys. Each warp merges one row.
 #include "kernel.h"
 #include "merged_slice.h"
 #include "shared_keys.h"
@@ -8,7 +8,7 @@
 
 using namespace flashattn;
 
-// DV and ROWS are those of prefill_hopper. Blocks: one for every WARPS rows.
+// DV: prefill_hopper's. ROWS: rows per block of prefill_hopper. Blocks: one for every WARPS rows.
 template <typename T, typename Sizes>
 FLASHATTN_KERNEL prefill_merge(const cuda::Arguments& arguments) {
   constexpr int DV = Sizes::value_dim, ROWS = Sizes::rows, WARPS = Sizes::warps;

@@ -1,11 +1,11 @@
-// PTX instructions that C++ does not offer: asynchronous copies, and the tensor cores.
+// PTX instructions for which CUDA C++ has no function: asynchronous copies, and the tensor cores' instructions.
 #pragma once
 
 #include "dialect.h"
 
 namespace flashattn {
 
-// Addresses in shared memory have 32 bits: their arithmetic costs half that of pointers.
+// Addresses in shared memory have 32 bits, so computing with them costs half as much as with pointers.
 FLASHATTN_FUNC uint shared_address(const void* pointer) {
   return uint(__cvta_generic_to_shared(pointer));
 }
@@ -13,14 +13,14 @@ FLASHATTN_FUNC void* shared_pointer(uint address) {
   return __cvta_shared_to_generic(address);
 }
 
-// Copies `bytes` bytes to shared memory, and zeros for the rest of 16. Both addresses are multiples of 16.
+// Copies `bytes` bytes to shared memory, and fills up to 16 with zeros. Both addresses are multiples of 16.
 FLASHATTN_FUNC void copy_async(uint to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 FLASHATTN_FUNC void commit_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
-// Waits until at most N of the groups that this thread has committed are under way.
+// Waits until at most N of this thread's committed groups of copies are unfinished.
 template <int N>
 FLASHATTN_FUNC void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
@@ -34,22 +34,24 @@ FLASHATTN_LOAD(load_four, "ld.shared.v4.b32")
 // Loads four matrices with 8 rows of 16 bytes. Lane n gives the address of row n % 8 of matrix n / 8, and gets the four
 // bytes at 4 * (n % 4) of row n / 4 of each matrix.
 FLASHATTN_LOAD(load_matrices, "ldmatrix.sync.aligned.m8n8.x4.shared.b16")
-// The same, transposed, for 16-bit elements: lane n gets rows 2 * (n % 4) and the next, of column n / 4.
+// The same for transposed matrices of 16-bit elements: lane n gets column n / 4 of row 2 * (n % 4) and of the next row.
 FLASHATTN_LOAD(load_matrices_transposed, "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16")
 #undef FLASHATTN_LOAD
 
-// Transposes an 8 x 8 matrix of 16-bit elements: lane n has row n / 4, columns 2 * (n % 4) and the next.
+// Transposes an 8 x 8 matrix of 16-bit elements. Lane n has column 2 * (n % 4) and the next one, of row n / 4.
 FLASHATTN_FUNC uint transposed(uint pair) {
   uint result;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
   return result;
 }
 
-// 8 columns of a warp's 16 rows: lane n has columns 2 * (n % 4) and the next, of row n / 4 and then of row n / 4 + 8.
+// 8 columns of a warp's 16 rows. Lane n has columns 2 * (n % 4) + {0, 1}, of row n / 4 and then of row n / 4 + 8.
 typedef float Fragment[4];
 
-// c += a b. 16-bit floats: a is 16 x 16; lane n has rows n / 4 and n / 4 + 8, columns 2 * (n % 4), the next, and those
-// 8 further. float32, cut to TF32: a is 16 x 8, columns n % 4 and n % 4 + 4. b: rows like a's columns, column n / 4.
+// c += a b, where b has 8 columns. Lane n has rows n / 4 and n / 4 + 8 of a. For 16-bit floats a is 16 x 16, and the
+// lane's columns are 2 * (n % 4), the next one, and those 8 further. For float32, which is cut to TF32, a is 16 x 8,
+// and the lane's columns are n % 4 and n % 4 + 4. The lane has column n / 4 of b, in the rows with the numbers of its
+// columns of a.
 template <typename T>
 FLASHATTN_FUNC void multiply_add_tile(Fragment& c, const uint (&a)[4], uint b0, uint b1);
 #define FLASHATTN_MMA(T, SHAPE)                                                                      \
@@ -64,7 +66,7 @@ FLASHATTN_MMA(half, "m16n8k16.row.col.f32.f16.f16.f32")
 FLASHATTN_MMA(float, "m16n8k8.row.col.f32.tf32.tf32.f32")
 #undef FLASHATTN_MMA
 
-// Two floats rounded to 16 bits, in one register; `low` is in the low half.
+// Rounds two floats to 16 bits, and puts them into one register, with `low` in its low half.
 template <typename T>
 FLASHATTN_FUNC uint rounded_pair(float low, float high);
 #define FLASHATTN_ROUNDED_PAIR(T, TYPES)                                        \

@@ -1,4 +1,4 @@
-// Instructions of compute capability 9.0: barriers, the tensor memory accelerator (TMA), and a warpgroup's products.
+// Instructions of compute capability 9.0: barriers, the tensor memory accelerator (TMA), and products of a warpgroup.
 #pragma once
 
 #include "cuda/arguments.h"
@@ -6,7 +6,7 @@
 
 namespace flashattn {
 
-// A barrier that opens whenever the expected number of arrivals, and of bytes, has come.
+// An mbarrier in shared memory. It opens whenever the expected numbers of arrivals and of bytes have come.
 struct Barrier {
   uint address;
 
@@ -19,7 +19,7 @@ struct Barrier {
   FLASHATTN_FUNC void arrive_and_expect(int bytes) const {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address), "r"(bytes) : "memory");
   }
-  // Waits until it has opened `time` + 1 times.
+  // Waits until the barrier has opened `time` + 1 times.
   FLASHATTN_FUNC void wait(int time) const {
     asm volatile(
         "{ .reg .pred open; AGAIN: mbarrier.try_wait.parity.shared::cta.b64 open, [%0], %1; @open bra DONE; bra AGAIN;"
@@ -30,17 +30,17 @@ struct Barrier {
 };
 constexpr int kBarrierBytes = 8;
 
-// Call after all barriers are initialised, before any wait at one.
+// Makes initialised barriers visible to the TMA. Called before any thread waits at one of them.
 FLASHATTN_FUNC void publish_barriers() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// Makes what threads have written to shared memory visible to products. Call before the barrier between these.
+// Makes what a thread has written to shared memory visible to wgmma. Called before the threads synchronise.
 FLASHATTN_FUNC void publish_operands() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Sets the registers per thread of this warpgroup. Taking more than the block has waits for ever.
+// Sets this warpgroup's registers per thread. take_registers() waits until the block has that many free ones.
 template <int COUNT>
 FLASHATTN_FUNC void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
@@ -50,7 +50,7 @@ FLASHATTN_FUNC void leave_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
-// Copies a box of an array, see tensor_map(), to shared memory, from this row and column on. The barrier counts bytes.
+// Starts to copy a box of an array to shared memory, from this row and column on. The barrier counts the bytes.
 FLASHATTN_FUNC void copy_box(uint to, const cuda::TensorMap& map, int column, int row, int head, int batch,
                              Barrier arrived) {
   asm volatile(
@@ -60,21 +60,22 @@ FLASHATTN_FUNC void copy_box(uint to, const cuda::TensorMap& map, int column, in
       : "memory");
 }
 
-// Copies bytes, a multiple of 16, to shared memory. The barrier counts them.
+// Starts to copy bytes, a multiple of 16, to shared memory. The barrier counts them.
 FLASHATTN_FUNC void copy_bytes(uint to, const void* from, int bytes, Barrier arrived) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                "l"(from), "r"(bytes), "r"(arrived.address)
                : "memory");
 }
 
-// Call before products: completes earlier writes to their registers.
+// Called before products: orders them after earlier writes to their registers.
 FLASHATTN_FUNC void begin_products() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 FLASHATTN_FUNC void commit_products() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-// Waits until at most N committed groups are under way. The compiler must not move uses of results above it.
+// Waits until at most N committed groups of products are unfinished. The empty asm statements keep the compiler from
+// moving uses of `result` above the wait.
 template <int N, int COUNT>
 FLASHATTN_FUNC void wait_for_products(Fragment (&result)[COUNT]) {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
@@ -84,53 +85,49 @@ FLASHATTN_FUNC void wait_for_products(Fragment (&result)[COUNT]) {
   }
 }
 
-// Describes an operand in shared memory: panels of 128-byte rows, as in SharedTile. next_panel: bytes from a panel to
-// the next; only for values, whose rows are summed over.
+// Describes an operand in shared memory, in SharedTile's layout. next_panel: bytes from one panel to the next, needed
+// only for values, whose rows are summed over.
 typedef unsigned long long Descriptor;
 FLASHATTN_FUNC Descriptor descriptor(uint address, uint next_panel) {
   constexpr Descriptor kSwizzle128 = 1ull << 62, kEightRows = Descriptor(1024 >> 4) << 32;
   return (address & 0x3ffff) >> 4 | Descriptor(next_panel >> 4) << 16 | kEightRows | kSwizzle128;
 }
 
-// One instruction: it sums over 16 columns of a, for N columns of the result.
+// A product by one wgmma instruction: it sums over 16 columns of `a`, for N columns of the result.
 template <typename T, int N>
 struct Product;
 
-#define FLASHATTN_TEN(t) \
-  "%" #t "0, %" #t "1, %" #t "2, %" #t "3, %" #t "4, %" #t "5, %" #t "6, %" #t "7, %" #t "8, %" #t "9, "
 #define FLASHATTN_OUTPUTS_16 "%0, %1, %2, %3, %4, %5, %6, %7"
-#define FLASHATTN_OUTPUTS_32 FLASHATTN_TEN() "%10, %11, %12, %13, %14, %15"
-#define FLASHATTN_OUTPUTS_48 FLASHATTN_TEN() FLASHATTN_TEN(1) "%20, %21, %22, %23"
-#define FLASHATTN_THIRTY FLASHATTN_TEN() FLASHATTN_TEN(1) FLASHATTN_TEN(2)
-#define FLASHATTN_OUTPUTS_64 FLASHATTN_THIRTY "%30, %31"
-#define FLASHATTN_OUTPUTS_80 FLASHATTN_THIRTY "%30, %31, %32, %33, %34, %35, %36, %37, %38, %39"
-#define FLASHATTN_OUTPUTS_96 FLASHATTN_THIRTY FLASHATTN_TEN(3) "%40, %41, %42, %43, %44, %45, %46, %47"
-#define FLASHATTN_OUTPUTS_112 FLASHATTN_THIRTY FLASHATTN_TEN(3) FLASHATTN_TEN(4) "%50, %51, %52, %53, %54, %55"
-#define FLASHATTN_OUTPUTS_128 FLASHATTN_THIRTY FLASHATTN_TEN(3) FLASHATTN_TEN(4) FLASHATTN_TEN(5) "%60, %61, %62, %63"
-#define FLASHATTN_R1(i) "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])
-#define FLASHATTN_R2(i) FLASHATTN_R1(i), FLASHATTN_R1(i + 1)
-#define FLASHATTN_R4(i) FLASHATTN_R2(i), FLASHATTN_R2(i + 2)
-#define FLASHATTN_REGISTERS_16 FLASHATTN_R2(0)
-#define FLASHATTN_REGISTERS_32 FLASHATTN_R4(0)
-#define FLASHATTN_REGISTERS_48 FLASHATTN_R4(0), FLASHATTN_R2(4)
-#define FLASHATTN_REGISTERS_64 FLASHATTN_R4(0), FLASHATTN_R4(4)
-#define FLASHATTN_REGISTERS_80 FLASHATTN_REGISTERS_64, FLASHATTN_R2(8)
-#define FLASHATTN_REGISTERS_96 FLASHATTN_REGISTERS_64, FLASHATTN_R4(8)
-#define FLASHATTN_REGISTERS_112 FLASHATTN_REGISTERS_96, FLASHATTN_R2(12)
-#define FLASHATTN_REGISTERS_128 FLASHATTN_REGISTERS_96, FLASHATTN_R4(12)
+#define FLASHATTN_OUTPUTS_32 FLASHATTN_OUTPUTS_16 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define FLASHATTN_OUTPUTS_48 FLASHATTN_OUTPUTS_32 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define FLASHATTN_OUTPUTS_64 FLASHATTN_OUTPUTS_48 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define FLASHATTN_OUTPUTS_80 FLASHATTN_OUTPUTS_64 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define FLASHATTN_OUTPUTS_96 FLASHATTN_OUTPUTS_80 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define FLASHATTN_OUTPUTS_112 FLASHATTN_OUTPUTS_96 ", %48, %49, %50, %51, %52, %53, %54, %55"
+#define FLASHATTN_OUTPUTS_128 FLASHATTN_OUTPUTS_112 ", %56, %57, %58, %59, %60, %61, %62, %63"
+#define FLASHATTN_R(i) "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])
+#define FLASHATTN_REGISTERS_16 FLASHATTN_R(0), FLASHATTN_R(1)
+#define FLASHATTN_REGISTERS_32 FLASHATTN_REGISTERS_16, FLASHATTN_R(2), FLASHATTN_R(3)
+#define FLASHATTN_REGISTERS_48 FLASHATTN_REGISTERS_32, FLASHATTN_R(4), FLASHATTN_R(5)
+#define FLASHATTN_REGISTERS_64 FLASHATTN_REGISTERS_48, FLASHATTN_R(6), FLASHATTN_R(7)
+#define FLASHATTN_REGISTERS_80 FLASHATTN_REGISTERS_64, FLASHATTN_R(8), FLASHATTN_R(9)
+#define FLASHATTN_REGISTERS_96 FLASHATTN_REGISTERS_80, FLASHATTN_R(10), FLASHATTN_R(11)
+#define FLASHATTN_REGISTERS_112 FLASHATTN_REGISTERS_96, FLASHATTN_R(12), FLASHATTN_R(13)
+#define FLASHATTN_REGISTERS_128 FLASHATTN_REGISTERS_112, FLASHATTN_R(14), FLASHATTN_R(15)
 
-// X0 to X5: operands after the outputs. Last numbers in the instruction: two signs; whether rows are summed over.
+// X0 to X5: numbers of the asm statement's operands after the outputs. The last numbers in an instruction are the signs
+// of both operands, and whether it sums over rows of an operand.
 #define FLASHATTN_PRODUCT(T, TYPES, N, X0, X1, X2, X3, X4, X5)                                            \
   template <>                                                                                             \
   struct Product<T, N> {                                                                                  \
-    /* c = a b, or c += a b. a: rows; b: N rows. */                                                       \
+    /* c = a b^T, or c += a b^T. a and b are in shared memory; b has N rows. */                           \
     static FLASHATTN_FUNC void of_rows(Fragment* c, Descriptor a, Descriptor b, bool add) {               \
       asm volatile("{ .reg .pred add; setp.ne.b32 add, " X2 ", 0; wgmma.mma_async.sync.aligned.m64n" #N   \
                    "k16.f32." TYPES " {" FLASHATTN_OUTPUTS_##N "}, " X0 ", " X1 ", add, 1, 1, 0, 0; }"    \
                    : FLASHATTN_REGISTERS_##N                                                              \
                    : "l"(a), "l"(b), "r"(int(add)));                                                      \
     }                                                                                                     \
-    /* The same. b: 16 rows of N columns. */                                                              \
+    /* c = a b, or c += a b. a is in registers; b has 16 rows of N columns. */                            \
     static FLASHATTN_FUNC void of_columns(Fragment* c, const uint (&a)[4], Descriptor b, bool add) {      \
       asm volatile("{ .reg .pred add; setp.ne.b32 add, " X5 ", 0; wgmma.mma_async.sync.aligned.m64n" #N   \
                    "k16.f32." TYPES " {" FLASHATTN_OUTPUTS_##N "}, {" X0 ", " X1 ", " X2 ", " X3 "}, " X4 \

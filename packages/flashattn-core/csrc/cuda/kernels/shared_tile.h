@@ -1,5 +1,6 @@
-// A tile of rows in shared memory, in panels of 128 bytes of columns, one after the other. In a panel, the 16-byte
-// piece c of row r is at c ^ r % 8: so piece c of eight rows, or eight pieces of a row, share no bank.
+// A tile of rows in shared memory. It consists of panels, one after the other, that hold 128 bytes of each row. Within
+// a panel, piece c of row r, which has 16 bytes, is at position c ^ r % 8 of the row. So the pieces c of eight rows,
+// and eight pieces of a row, are in different banks.
 #pragma once
 
 #include "offsets.h"
@@ -22,14 +23,14 @@ struct SharedTile {
   FLASHATTN_FUNC uint piece(uint row, uint c) const {
     return memory + c / 8 * kPanel + row * 128 + ((c % 8 ^ row % 8) << 4);
   }
-  // A lane reads piece 2 * step + `odd` of `row`, and of rows a multiple of 8 below. A step costs one xor.
+  // With this offset, piece_at() gives piece 2 * step + odd of `row`, or of a row 8 n below. A step costs one xor.
   static FLASHATTN_FUNC uint lane_offset(uint row, uint odd) { return row * 128 + ((odd ^ row % 8) << 4); }
   FLASHATTN_FUNC uint piece_at(uint lane_offset, int further_rows, int step) const {
     return memory + step / 4 * kPanel + further_rows * 128 + (lane_offset ^ step % 4 << 5);
   }
 
-  // Loads the rows that row_at(row) points to, `columns` elements that are `step` apart; zeros beyond them, or where
-  // row_at() is null. All THREADS threads call it. Copies may still be under way afterwards.
+  // Loads the rows that row_at(row) points to: `columns` elements that are `step` apart, and zeros beyond them. Null
+  // stands for a row of zeros. All THREADS threads call it. It starts asynchronous copies, which the caller commits.
   template <int THREADS, typename F>
   FLASHATTN_FUNC void load_rows(F row_at, int64_t step, int columns, uint thread) const {
     FLASHATTN_ROLLED
@@ -52,7 +53,7 @@ struct SharedTile {
   FLASHATTN_FUNC void load(const T* rows, RowLayout layout, int count, int columns, uint thread) const {
     bool wide = packed_rows && (reinterpret_cast<unsigned long long>(rows) | (layout.row * sizeof(T))) % 16 == 0;
     if (THREADS % kPieces == 0 && ROWS * kPieces % THREADS == 0 && wide && count >= ROWS && columns == COLUMNS) {
-      constexpr uint kRowsAtOnce = THREADS / kPieces;  // a thread has one column of pieces
+      constexpr uint kRowsAtOnce = THREADS / kPieces;  // a thread copies the same piece of several rows
       uint row = thread / kPieces, c = thread % kPieces;
       const T* from = rows + layout.offset(row, c * kElements);
       FLASHATTN_UNROLL
@@ -66,7 +67,7 @@ struct SharedTile {
   }
 };
 
-// Tiles of keys, each with its values, that threads copy. Tile n replaces tile n - STAGES in shared memory.
+// Tiles of keys and their values, which THREADS threads copy to shared memory. Tile n replaces tile n - STAGES.
 template <typename T, int KEYS, int D, int DV, int STAGES, int THREADS>
 struct CopiedTiles {
   using Keys = SharedTile<T, KEYS, D>;
@@ -76,13 +77,13 @@ struct CopiedTiles {
   uint memory;
   PlainRows<const T*> key_rows;
   PlainRows<const T*> value_rows;
-  uint thread;  // number among copying threads
+  uint thread;  // number among the copying threads
 
   FLASHATTN_FUNC Keys keys(int n) const { return Keys{memory + n % STAGES * kStage}; }
   FLASHATTN_FUNC Values values(int n) const { return Values{keys(n).memory + Keys::kBytes}; }
 
   // Starts to copy the keys first..end-1, if there are any, with their values.
-  FLASHATTN_FUNC void bring(int n, int first, int end) const {
+  FLASHATTN_FUNC void load(int n, int first, int end) const {
     if (first < end) {
       keys(n).template load<THREADS>(key_rows.from(first).data, key_rows.layout, end - first, head_dim, thread);
       values(n).template load<THREADS>(value_rows.from(first).data, value_rows.layout, end - first, value_dim, thread);

@@ -1,4 +1,4 @@
-// Kernels that cut the keys into chunks share this: where partial results go, and how they are merged.
+// Code for kernels whose blocks each compute a chunk of the keys: the last block to finish merges the partial results.
 #pragma once
 
 #include "decode_split.h"
@@ -12,10 +12,10 @@
 
 namespace flashattn {
 
-// Whether the block is the last of `count` that write partial results, and so can read them all. All its threads call
-// it after the writing. arrived: how many blocks have called it; 0 between launches.
+// Whether this block is the last of `count` blocks to call this function, so that it can read the partial results of
+// all. All threads of a block call it after writing their results. arrived: counts the calls; 0 between launches.
 FLASHATTN_FUNC bool is_last(uint* arrived, int count) {
-  __threadfence();  // before the block arrives, its results are visible to all others
+  __threadfence();  // before the block arrives, all other blocks can see its results
   __syncthreads();
   bool last = threadIdx.x == 0 && atomicAdd(arrived, 1u) == uint(count - 1);
   if (last) *arrived = 0;
@@ -24,7 +24,7 @@ FLASHATTN_FUNC bool is_last(uint* arrived, int count) {
   return last;
 }
 
-// Writes some columns of a row, after all its partial results were merged.
+// Writes some columns of a row whose partial results are merged. The thread with the first columns also writes lse.
 template <typename T>
 FLASHATTN_FUNC void store_slice(const MergedSlice& merged, int column, RowOutputs<T> outputs,
                                 const AttentionParams& params, const uchar* sinks, int batch, RowPosition position) {
@@ -35,12 +35,12 @@ FLASHATTN_FUNC void store_slice(const MergedSlice& merged, int column, RowOutput
   if (column == 0) outputs.store_result(params, batch, position.head, position.query, result);
 }
 
-// Merges rows of a key/value head in the order of their chunks. All THREADS threads of a block call it.
+// The THREADS threads of a block merge the results of row_count rows of a key/value head, in the order of the chunks.
 template <int THREADS, typename T>
 FLASHATTN_FUNC void merge_chunks(RowOutputs<T> outputs, const AttentionParams& params, const uchar* sinks,
                                  Partials<float*> partials, const SplitParams& split, int batch, int kv_head,
                                  int first_row, int row_count) {
-  constexpr int kAtOnce = 17;  // half of the chunks per group on an H100 that four groups share
+  constexpr int kAtOnce = 17;  // with four groups, an H100 has 33 chunks per group: two rounds of loads
   for (int at = threadIdx.x; at < row_count * kSlices; at += THREADS) {
     RowPosition position = row_position(first_row + at / kSlices, kv_head, params.num_heads / params.num_kv_heads);
     int column = at % kSlices * kSlice;

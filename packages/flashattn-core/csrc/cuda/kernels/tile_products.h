@@ -1,6 +1,7 @@
-// A warp computes this for its 16 rows and a tile of keys: scores = query key^T, and output += probabilities value, on
-// tensor cores with the accuracy of float32. 16-bit products are exact, and a probability is two 16-bit parts. A
-// float32 is two TF32 parts: three products, the small ones summed apart, since tensor cores truncate sums.
+// The products that a warp computes for its 16 rows and a tile of keys, on tensor cores with the accuracy of float32:
+// scores = query key^T, and output += probabilities value. Products of 16-bit floats are exact, and a probability is
+// the sum of two such floats. A float32 is the sum of two TF32 numbers, so multiplying two float32 takes three
+// products. The small products have a sum of their own, since tensor cores truncate sums.
 //
 // Lane n has rows n / 4 and n / 4 + 8 of scores and output. Of the scores' columns it has 8 j + 2 (n % 4) + {0, 1}.
 #pragma once
@@ -12,7 +13,7 @@ namespace flashattn {
 
 constexpr int kWarpRows = 16;
 
-// Splits floats, given as bits, into a + b. a, in TF32, replaces them; it is rounded, so b is small and of either sign.
+// Splits floats, whose bits are in `a`, into sums a + b. The new a is rounded to TF32, and b is the rounding error.
 FLASHATTN_FUNC void split_tf32(uint (&a)[4], uint (&b)[4]) {
   FLASHATTN_UNROLL
   for (int e = 0; e < 4; ++e) {
@@ -22,7 +23,7 @@ FLASHATTN_FUNC void split_tf32(uint (&a)[4], uint (&b)[4]) {
   }
 }
 
-// Splits two numbers into sums of 16-bit parts, the smallest first. `low` and `high` become the remainders.
+// Splits two numbers into sums of PARTS 16-bit floats, the smallest first. `low` and `high` become the remainders.
 template <typename T, int PARTS>
 FLASHATTN_FUNC void split_pair(float& low, float& high, uint (&parts)[PARTS]) {
   FLASHATTN_UNROLL
@@ -36,7 +37,7 @@ FLASHATTN_FUNC void split_pair(float& low, float& high, uint (&parts)[PARTS]) {
   }
 }
 
-// Splits 16 columns of probabilities, from fragment 2 i on, into parts that are first operands of products with values.
+// Splits 16 columns of probabilities, from fragment 2 i on, into first operands for products with values.
 template <typename T, int PARTS, int N>
 FLASHATTN_FUNC void split_step(const Fragment (&probabilities)[N], int i, uint (&parts)[PARTS][4]) {
   FLASHATTN_UNROLL
@@ -50,7 +51,7 @@ FLASHATTN_FUNC void split_step(const Fragment (&probabilities)[N], int i, uint (
   }
 }
 
-// The rows of a tile from `first` on, which a warp or a warpgroup has.
+// The tile without its rows before `first`, a multiple of 8.
 template <typename T, int ROWS, int COLUMNS>
 FLASHATTN_FUNC SharedTile<T, ROWS, COLUMNS> own_rows(SharedTile<T, ROWS, COLUMNS> tile, int first) {
   return {tile.memory + first * 128};
@@ -90,8 +91,8 @@ FLASHATTN_FUNC void multiply_keys(Fragment (&scores)[KEYS / 8], SharedTile<T, RO
   }
 }
 
-// The output column that a lane has in [0] of fragment c; [1] is `kNext` further. For float32, 16-byte loads of values
-// determine the columns: eight neighbours out of every 32.
+// The output column that a lane has in element 0 of fragment c; element 1 is kNext columns further. For float32 a lane
+// has eight neighbours out of every 32 columns, because it loads 16 bytes of a value at a time.
 template <typename T>
 FLASHATTN_FUNC int output_column(int c, int lane) {
   return sizeof(T) == 4 ? c / 4 * 32 + lane % 4 * 8 + c % 4 : c * 8 + lane % 4 * 2;
@@ -99,7 +100,7 @@ FLASHATTN_FUNC int output_column(int c, int lane) {
 template <typename T>
 constexpr int kNext = sizeof(T) == 4 ? 4 : 1;
 
-// output += probabilities times `values`. PARTS: 16-bit numbers per probability; with 1, probabilities are rounded.
+// output += probabilities times values. PARTS: 16-bit floats per probability. A single one rounds the probability.
 template <int PARTS, typename T, int KEYS, int DV>
 FLASHATTN_FUNC void add_values(Fragment (&output)[DV / 8], const Fragment (&probabilities)[KEYS / 8],
                                SharedTile<T, KEYS, DV> values, int lane) {
@@ -121,10 +122,10 @@ FLASHATTN_FUNC void add_values(Fragment (&output)[DV / 8], const Fragment (&prob
       }
     }
   } else {
-    // Keys come in the order in which lanes hold them, 2 (n % 4) and the next, so that probabilities stay in place.
+    // The sum runs over the keys in the order in which lanes hold their scores, so that probabilities stay in place.
     FLASHATTN_UNROLL
     for (int j = 0; j < DV / 32; ++j) {
-      Fragment sums[4] = {};  // over this tile only: short, and added to the output outside of the tensor core
+      Fragment sums[4] = {};  // over this tile only, since tensor cores truncate the terms of long sums
       FLASHATTN_UNROLL
       for (int i = 0; i < KEYS / 8; ++i) {
         uint a[4], a_small[4];

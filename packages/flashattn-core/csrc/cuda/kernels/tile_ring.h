@@ -1,4 +1,4 @@
-// Tiles that a producer loads and consumers read. Barriers tell what has arrived and what has been read.
+// Tiles that a producer loads and consumers read. Barriers tell when a tile has arrived, and when it has been read.
 #pragma once
 
 #include "ptx_hopper.h"
@@ -6,10 +6,10 @@
 
 namespace flashattn {
 
-// One thread loads all panels of a tile, from `row` on, with zeros outside of the array. If the array is PARTS parts,
-// loads the tiles of all parts, one after the other.
+// One thread loads all panels of a tile, from `row` on, with zeros outside of the array. For an array that comes in
+// PARTS parts, loads the tiles of all parts, one after the other.
 template <int PARTS = 1, typename Tile>
-FLASHATTN_FUNC void bring_boxes(Tile tile, const cuda::TensorMap& map, int row, int head, int batch, Barrier arrived) {
+FLASHATTN_FUNC void load_boxes(Tile tile, const cuda::TensorMap& map, int row, int head, int batch, Barrier arrived) {
   constexpr int kPanels = Tile::kBytes / Tile::kPanel;
   FLASHATTN_UNROLL
   for (int panel = 0; panel < PARTS * kPanels; ++panel) {
@@ -18,7 +18,8 @@ FLASHATTN_FUNC void bring_boxes(Tile tile, const cuda::TensorMap& map, int row, 
   }
 }
 
-// A ring of STAGES tiles. Tile n is the block's n-th. PARTS: a tile's number of parts, each of which takes a stage.
+// A ring of STAGES stages. A tile has PARTS parts, each of which takes a stage. n: the number of a tile in the block's
+// loop. turn: the number of a part, counted over all tiles.
 template <typename Tile, int STAGES, int PARTS = 1>
 struct TileRing {
   static constexpr int kParts = PARTS;
@@ -33,37 +34,37 @@ struct TileRing {
   FLASHATTN_FUNC Barrier arrived(int turn) const { return Barrier{barriers + turn % STAGES * 2 * kBarrierBytes}; }
   FLASHATTN_FUNC Barrier read(int turn) const { return Barrier{arrived(turn).address + kBarrierBytes}; }
 
-  // One thread calls it. readers: warps that read each tile. All their threads arrive: racecheck does not understand
-  // that one thread arrives for the others.
+  // One thread calls it. readers: how many warps read each tile. All threads of these warps arrive at the barrier,
+  // because compute-sanitizer's racecheck does not understand that one thread arrives for its warp.
   FLASHATTN_FUNC void initialise(int readers) const {
     for (int n = 0; n < STAGES; ++n) {
       arrived(n).initialise(1);
       read(n).initialise(readers * FLASHATTN_LANES);
     }
   }
-  // One thread calls it for each tile in order, before it loads the tile.
+  // Waits until the stage is free. The loading thread calls it for each tile in order, before it loads the tile.
   FLASHATTN_FUNC void expect(int n, int part = 0) const {
     int turn = n * PARTS + part;
     if (turn >= STAGES) read(turn).wait(turn / STAGES - 1);
     arrived(turn).arrive_and_expect(Tile::kBytes);
   }
-  FLASHATTN_FUNC void bring(int n, const cuda::TensorMap& map, int row, int head, int batch) const {
+  FLASHATTN_FUNC void load(int n, const cuda::TensorMap& map, int row, int head, int batch) const {
     FLASHATTN_UNROLL
     for (int part = 0; part < PARTS; ++part) {
       expect(n, part);
-      bring_boxes(tile(n, part), map, row, head, batch * PARTS + part, arrived(n * PARTS + part));
+      load_boxes(tile(n, part), map, row, head, batch * PARTS + part, arrived(n * PARTS + part));
     }
   }
   FLASHATTN_FUNC void wait_for_tile(int n, int part = 0) const {
     int turn = n * PARTS + part;
     arrived(turn).wait(turn / STAGES);
   }
-  // The warp has read the tile, or its parts first..end-1.
+  // Tells the producer that the warp has read the tile, or its parts first..end-1.
   FLASHATTN_FUNC void release(int n, int first = 0, int end = PARTS) const {
     FLASHATTN_UNROLL
     for (int part = first; part < end; ++part) read(n * PARTS + part).arrive();
   }
-  // Skips a tile that is not needed.
+  // Skips a tile that the warp does not need.
   FLASHATTN_FUNC void pass(int n) const {
     for (int part = 0; part < PARTS; ++part) wait_for_tile(n, part);
     release(n);

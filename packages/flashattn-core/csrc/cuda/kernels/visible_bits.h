@@ -1,37 +1,28 @@
-// Reads mask arrays for a tile. Lanes read 16 bytes of a bool array at a time, turn them into bits, and exchange these.
-// They read an additive array two numbers at a time.
+// Reads mask arrays for a tile. Lanes read several bytes of a bool array at once, turn them into bits, and exchange the
+// bits. They read an additive array two numbers at a time.
 #pragma once
 
 #include "visibility.h"
 
 namespace flashattn {
 
-// Bit n of the result: whether byte n is not 0. The multiplication moves bits 7, 15, 23 and 31 to the top four without
-// collisions.
+// Bit n of the result tells whether byte n is not 0. The multiplication moves bits 7, 15, 23 and 31 to the top four.
 FLASHATTN_FUNC uint bits_of_word(uint word) {
   uint high = ((word & 0x7f7f7f7f) + 0x7f7f7f7f | word) & 0x80808080;
   return high * 0x204081 >> 28;
 }
 
-// COUNT bytes of a row, from some key on.
+// COUNT neighbouring bytes of a row of a bool array.
 template <int COUNT>
-struct VisibleBytes {
+struct alignas(COUNT) VisibleBytes {
   static_assert(COUNT == 4 || COUNT == 8 || COUNT == 16, "a load");
   uint words[COUNT / 4];
 
-  // row: points to key 0. Bytes beyond the last key are 0.
+  // Reads the bytes from key `first` on. row: points to key 0. step: from key to key. Bytes beyond the last key are 0.
   FLASHATTN_FUNC void read(const bool* row, int64_t step, int first, int key_len) {
     const bool* from = row + first * step;
     if (step == 1 && first + COUNT <= key_len && reinterpret_cast<unsigned long long>(from) % COUNT == 0) {
-      if constexpr (COUNT == 16) {
-        uint4 four = *reinterpret_cast<const uint4*>(from);
-        words[0] = four.x, words[1] = four.y, words[2] = four.z, words[3] = four.w;
-      } else if constexpr (COUNT == 8) {
-        uint2 two = *reinterpret_cast<const uint2*>(from);
-        words[0] = two.x, words[1] = two.y;
-      } else {
-        words[0] = *reinterpret_cast<const uint*>(from);
-      }
+      *this = *reinterpret_cast<const VisibleBytes*>(from);
     } else {
       FLASHATTN_UNROLL
       for (int i = 0; i < COUNT / 4; ++i) words[i] = 0;
@@ -41,7 +32,7 @@ struct VisibleBytes {
       }
     }
   }
-  // Bit n stands for byte n.
+  // Bit n of the result tells whether byte n is not 0.
   FLASHATTN_FUNC uint bits() const {
     uint result = 0;
     FLASHATTN_UNROLL
@@ -50,7 +41,7 @@ struct VisibleBytes {
   }
 };
 
-// Bit n: whether key first_key + n is inside the span.
+// Bit n of the result tells whether key first_key + n is inside the span.
 FLASHATTN_FUNC uint bits_of_span(KeySpan span, int first_key) {
   const auto below = [first_key](int key) {
     int n = clamped(key - first_key, 0, 32);
@@ -59,13 +50,17 @@ FLASHATTN_FUNC uint bits_of_span(KeySpan span, int first_key) {
   return below(span.end) & ~below(span.begin);
 }
 
-// Which of KEYS keys each of a fragment's two rows sees, by its span and by the bool array. The rows are queries; bit i
-// belongs to fragment i / 4. read() requests the bytes and take() waits for them, so that other work fits in between.
-// All lanes call both.
+// Which scores of a tile are visible to a lane: operator[](i) is for element i % 4 of the lane's fragment i / 4. read()
+// starts to load the bool array's bytes, and take() needs them: other work fits in between. All lanes of a warp call
+// both. OF_KEYS: the rows of the fragments are keys, and the columns are COLUMNS queries.
+template <bool OF_KEYS, int COLUMNS>
+struct VisibleBits;
+
+// Rows are queries. The bits combine each row's span and the bool array.
 template <int KEYS>
-struct BitsOfQueries {
-  static constexpr int kWords = (KEYS + 31) / 32, kOwn = KEYS / 4;  // keys that a lane reads of each row
-  VisibleBytes<kOwn> bytes[2];
+struct VisibleBits<false, KEYS> {
+  static constexpr int kWords = (KEYS + 31) / 32, kOwn = KEYS / 4;
+  VisibleBytes<kOwn> bytes[2];  // a lane reads kOwn keys for each of its two rows
   uint words[2][kWords];
 
   FLASHATTN_FUNC void read(Visibility visibility, const Row (&rows)[2], int first_key, int lane) {
@@ -102,13 +97,12 @@ struct BitsOfQueries {
   }
 };
 
-// Like BitsOfQueries, but rows are keys, and columns QUERIES queries of a head. Only the bool array counts, not the
-// spans.
+// Rows are keys, and columns are queries of one head. The bits are those of the bool array, without the spans.
 template <int QUERIES>
-struct BitsOfKeys {
+struct VisibleBits<true, QUERIES> {
   static constexpr int kWords = QUERIES < 32 ? QUERIES / 4 : 8, kReads = (QUERIES + 31) / 32;
   VisibleBytes<16> bytes[kReads];
-  uint words[kWords];  // for a lane's queries, and for those 32 further
+  uint words[kWords];  // for each of the lane's queries; the upper half is for the query 32 further
 
   FLASHATTN_FUNC void read(Visibility visibility, int head, int first_query, int first_key, int lane) {
     const AttentionParams& params = *visibility.params;
@@ -130,15 +124,14 @@ struct BitsOfKeys {
   }
 };
 
-// Whether the numbers of an additive array for two neighbouring keys, the first even, can be loaded together, for all
-// of `count` keys.
+// Whether bias_pair() may load the additive array's numbers for all pairs of the `count` keys from first_key on.
 FLASHATTN_FUNC bool has_bias_pairs(Visibility visibility, int first_key, int count) {
   const Strides& strides = visibility.params->bias;
   auto begin = reinterpret_cast<unsigned long long>(visibility.inputs.bias);
   return strides.column == 1 && (strides.row | strides.head) % 2 == 0 && begin % (2 * size_of_dtype(bias_dtype)) == 0 &&
          first_key + count <= visibility.params->key_len;
 }
-// A row beyond the last query gets the last query's numbers.
+// The additive array's numbers for an even key and the next one; for a row beyond the last query, the last query's.
 FLASHATTN_FUNC float2 bias_pair(Visibility visibility, Row row, int key) {
   int query = minimum(row.query, visibility.params->query_len - 1);
   const uchar* from = visibility.inputs.bias + visibility.bias_offset(row.head, query, key) * size_of_dtype(bias_dtype);
@@ -149,15 +142,5 @@ FLASHATTN_FUNC float2 bias_pair(Visibility visibility, Row row, int key) {
   low.bits = ushort(pair), high.bits = ushort(pair >> 16);
   return {float(low), float(high)};
 }
-
-// BitsOfKeys if a fragment's rows are keys, else BitsOfQueries.
-template <bool OF_KEYS, int COLUMNS>
-struct VisibleBits {
-  using Bits = BitsOfQueries<COLUMNS>;
-};
-template <int COLUMNS>
-struct VisibleBits<true, COLUMNS> {
-  using Bits = BitsOfKeys<COLUMNS>;
-};
 
 }  // namespace flashattn

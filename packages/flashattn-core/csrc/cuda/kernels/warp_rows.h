@@ -1,4 +1,4 @@
-// A warp's 16 rows, from the first key to the last: output, maxima and sums stay in the warp's registers.
+// A warp's 16 rows. Output, maxima and sums stay in the warp's registers from the first key to the last.
 #pragma once
 
 #include "lane_rows.h"
@@ -7,23 +7,23 @@
 
 namespace flashattn {
 
-// Four lanes share two rows, which are `kRowStep` apart.
+// Four lanes share two rows, which are kRowStep apart.
 constexpr int kRowLanes = 4, kRowStep = 8;
 
-// half has no numbers below 2^-24, but many probabilities below that still add up. So for half, row_max stays 7 powers
-// of two below the maximum, and probabilities are up to 2^15.
+// half has no numbers below 2^-24, but many smaller probabilities can add up. So for half row_max stays 7 powers of two
+// below the maximum, and probabilities are as large as 2^15.
 template <typename T>
 constexpr float kBelow = 0;
 template <>
 constexpr float kBelow<half> = 7;
 
-// E: the tensor cores' operand type, which decides on a lane's columns. T: the output's type.
+// T: the output's type. E: the tensor cores' operand type, which decides which columns a lane has.
 template <typename T, int DV, int KEYS, typename E = T>
 struct WarpRows : LaneRows<WarpRows<T, DV, KEYS, E>, 2, kRowLanes, 1> {
   static constexpr float kScoreUnit = 1, kBelowMax = kBelow<T>;
 
   Fragment output[DV / 8] = {};
-  BitsOfQueries<KEYS> visible;  // for the tile that look() was called for
+  VisibleBits<false, KEYS> visible;  // of the last tile that look() got
 
   static FLASHATTN_FUNC int own_row(int h, int lane) { return lane / kRowLanes + h * kRowStep; }
 
@@ -34,12 +34,13 @@ struct WarpRows : LaneRows<WarpRows<T, DV, KEYS, E>, 2, kRowLanes, 1> {
       function(scores[i / 4][i % 4], i % 4 / 2, first_key + i / 4 * 8 + lane % 4 * 2 + i % 2);
     }
   }
-  // Requests the bool array's bytes for a tile, early enough that they have arrived when needed. Returns `shown`.
-  FLASHATTN_FUNC bool look(Visibility visibility, int first_key, bool shown, int lane) {
+  // Starts to load the bool array's bytes for a tile that is not `unmasked`, early enough that they have arrived when
+  // mask() needs them. Returns `unmasked`.
+  FLASHATTN_FUNC bool look(Visibility visibility, int first_key, bool unmasked, int lane) {
     if constexpr (has_visible) {
-      if (!shown) visible.read(visibility, this->rows, first_key, lane);
+      if (!unmasked) visible.read(visibility, this->rows, first_key, lane);
     }
-    return shown;
+    return unmasked;
   }
   FLASHATTN_FUNC void mask(Fragment (&scores)[KEYS / 8], Visibility visibility, int first_key, int lane) {
     if constexpr (has_visible) visible.take(this->rows, first_key, lane);
@@ -49,7 +50,7 @@ struct WarpRows : LaneRows<WarpRows<T, DV, KEYS, E>, 2, kRowLanes, 1> {
       mask_by<false>(scores, visibility, first_key, lane);
     }
   }
-  // BIAS_PAIRS: the additive array's numbers for two keys are loaded together.
+  // BIAS_PAIRS: one load reads the additive array's numbers for two keys.
   template <bool BIAS_PAIRS>
   FLASHATTN_FUNC void mask_by(Fragment (&scores)[KEYS / 8], Visibility visibility, int first_key, int lane) const {
     FLASHATTN_UNROLL
@@ -97,7 +98,7 @@ struct WarpRows : LaneRows<WarpRows<T, DV, KEYS, E>, 2, kRowLanes, 1> {
     return result;
   }
   FLASHATTN_FUNC void write(T* row, int h, float factor, bool finite, int lane) const {
-    if constexpr (DV == value_dim && sizeof(T) == 2) {  // two lanes exchange pairs: each writes four neighbours
+    if constexpr (DV == value_dim && sizeof(T) == 2) {  // two lanes exchange pairs, so each writes four neighbours
       bool odd = lane % 2 != 0;
       FLASHATTN_UNROLL
       for (int c = 0; c < DV / 8; c += 2) {
@@ -138,21 +139,21 @@ struct WarpRows : LaneRows<WarpRows<T, DV, KEYS, E>, 2, kRowLanes, 1> {
   }
 };
 
-// WarpRows whose queries are in shared memory, in a tile of ROWS rows; 16 are the warp's. K: type of keys and values.
+// WarpRows with queries in a tile of ROWS rows in shared memory; 16 are the warp's. K: type of keys and values.
 template <typename T, typename K, int ROWS, int D, int DV, int KEYS>
 struct AttendingRows : WarpRows<T, DV, KEYS> {
-  // The padding puts what lanes write together, 8 rows of two columns or two rows of four, into different banks.
+  // Elements per row of float32 results in shared memory. The padding lets a warp's lanes write to different banks.
   static constexpr int kPitch = DV + (sizeof(T) == 2 ? 8 : 4);
 
   SharedTile<T, ROWS, D> queries;
 
   template <int PARTS>
   FLASHATTN_FUNC void attend(SharedTile<T, KEYS, D> keys, SharedTile<T, KEYS, DV> values, Visibility visibility,
-                             int first_key, bool shown, int lane) {
+                             int first_key, bool unmasked, int lane) {
     Fragment scores[KEYS / 8] = {};
-    this->look(visibility, first_key, shown, lane);
+    this->look(visibility, first_key, unmasked, lane);
     multiply_keys(scores, queries, keys, lane);
-    this->rescale(this->to_probabilities(scores, visibility, first_key, shown, lane));
+    this->rescale(this->to_probabilities(scores, visibility, first_key, unmasked, lane));
     add_values<PARTS>(this->output, scores, values, lane);
   }
 };
@@ -161,8 +162,8 @@ FLASHATTN_FUNC constexpr int whole_lanes(int columns) {
   return (columns + FLASHATTN_LANES - 1) / FLASHATTN_LANES * FLASHATTN_LANES;
 }
 
-// Tensor cores multiply what a row does not see by 0, and 0 times NaN is NaN. So rows whose output is not finite are
-// recomputed without tensor cores. `rows`: bits for a warp's rows, as store() returns them. first: the query of row 0.
+// Tensor cores multiply what a row does not see by 0, and 0 times NaN is NaN. So this function recomputes rows that are
+// not finite, without tensor cores. rows: the result of store(). first: the query of row 0.
 template <typename T, typename K>
 FLASHATTN_FUNC void attend_again(uint rows, RowOutputs<T> outputs, const T* query, StoredInputs<K> stored,
                                  Visibility visibility, const uchar* sinks, int batch, int head, int first, int lane) {

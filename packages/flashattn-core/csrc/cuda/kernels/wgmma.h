@@ -1,5 +1,5 @@
-// What a warpgroup computes for its 64 rows and a tile of keys: the two products of tile_products.h, with the same rows
-// and columns per lane. They run asynchronously, and read operands from shared memory or registers.
+// The two products of tile_products.h, computed by a warpgroup for its 64 rows and a tile of keys. Each lane has the
+// same rows and columns as there. The products run asynchronously, and read operands from shared memory or registers.
 #pragma once
 
 #include "ptx_hopper.h"
@@ -10,13 +10,13 @@ namespace flashattn {
 constexpr int kWarpgroup = 4 * FLASHATTN_LANES, kWarpgroupRows = 4 * kWarpRows;
 
 // Starts scores = the warpgroup's queries, from first_row on, times the tile's keys. If operands have PARTS parts, it
-// takes one part of the keys with those parts of the queries whose products matter, small products first. COLUMNS: the
-// operands' columns, without those that only fill a panel.
+// multiplies part key_part of the keys by those parts of the queries whose products are large enough to matter, the
+// smallest products first. COLUMNS: the operands' columns, without the padding of panels.
 template <int COLUMNS, int PARTS = 1, typename T, int ROWS, int KEYS, int D>
 FLASHATTN_FUNC void begin_multiply_keys(Fragment (&scores)[KEYS / 8], SharedTile<T, ROWS, D> queries, int first_row,
                                         SharedTile<T, KEYS, D> keys, int key_part = 0) {
   uint memory = queries.memory + first_row * 128;
-  if (PARTS > 1) asm volatile("" : "+r"(memory));  // else the compiler keeps all descriptors, in too many registers
+  if (PARTS > 1) asm volatile("" : "+r"(memory));  // keeps the compiler from holding all descriptors in registers
   Descriptor b = descriptor(keys.memory, 0);
   FLASHATTN_UNROLL
   for (int part = PARTS - 1 - key_part; part < PARTS; ++part) {
@@ -31,8 +31,7 @@ FLASHATTN_FUNC void begin_multiply_keys(Fragment (&scores)[KEYS / 8], SharedTile
   commit_products();
 }
 
-// Starts sums += probabilities times part value_part, of VALUE_PARTS, of the tile's values. With `fresh` the sums start
-// at 0.
+// Starts sums += probabilities times one of VALUE_PARTS parts of the tile's values. With `fresh` the sums start at 0.
 template <int VALUE_PARTS, int PARTS, typename T, int KEYS, int DV>
 FLASHATTN_FUNC void begin_add_values(Fragment (&sums)[DV / 8], const uint (&probabilities)[KEYS / 16][PARTS][4],
                                      SharedTile<T, KEYS, DV> values, int value_part = 0, bool fresh = false) {

@@ -1,6 +1,5 @@
-// A few rows attend to keys and values, which are read straight from memory, each once for all the rows. The lanes of a
-// SIMD group share a row: each holds some neighbouring columns, and a score is a sum over the lanes. No threadgroup
-// memory, no barriers.
+// A SIMD group computes a few rows without threadgroup memory. It reads each key and value once for all rows. The lanes
+// share a row: each holds some neighbouring columns, and a score is a sum over the lanes.
 #pragma once
 
 #include "online_softmax.h"
@@ -9,12 +8,12 @@
 
 namespace flashattn {
 
-// Rows of a key/value head are numbered query after query, and within a query by its query heads.
+// A row of a key/value head. Such rows are numbered query after query, and for each query head after head.
 struct RowPosition {
   int query;
   int head;
-  int first_head;  // of the query heads that share a key/value head
-  int group;
+  int first_head;  // of the key/value head's query heads
+  int group;       // how many query heads share a key/value head
 
   FLASHATTN_FUNC void next() FLASHATTN_THREAD {
     ++head;
@@ -29,6 +28,19 @@ FLASHATTN_FUNC RowPosition row_position(int row, int kv_head, int group) {
   return RowPosition{row / group, kv_head * group + row % group, kv_head * group, group};
 }
 
+// Stores a lane's neighbouring columns of a row, times `factor`.
+template <int COLUMNS, typename T>
+FLASHATTN_FUNC void store_lane_columns(FLASHATTN_DEVICE T* row, FLASHATTN_THREAD const float (&columns)[COLUMNS],
+                                       float factor, uint lane) {
+  FLASHATTN_UNROLL
+  for (int i = 0; i < COLUMNS; ++i) {
+    int column = int(lane) * COLUMNS + i;
+    if (COLUMNS * FLASHATTN_LANES == value_dim || column < value_dim) {
+      row[column] = T(columns[i] * factor);
+    }
+  }
+}
+
 // ROWS rows of one SIMD group. D and DV: head_dim and value_dim, rounded up to a multiple of the lanes.
 template <typename T, int D, int DV, int ROWS>
 struct DecodeRows {
@@ -36,8 +48,8 @@ struct DecodeRows {
   static constexpr FLASHATTN_UNIFORM int kColumns = D / FLASHATTN_LANES;  // per lane
   static constexpr FLASHATTN_UNIFORM int kValueColumns = DV / FLASHATTN_LANES;
   static constexpr FLASHATTN_UNIFORM int kWidest = D > DV ? D : DV;
-  // Keys loaded together. Each key needs registers for one score per row and for its columns; the rows need kOwn. A
-  // thread of the smallest GPUs has 128 registers, which also hold addresses and masks: scores and kOwn get 88.
+  // kKeys: how many keys a lane loads together. The rows need kOwn registers, and each key needs one per row for its
+  // score. A thread of the smallest GPUs has 128 registers, of which these may take 88.
   static constexpr FLASHATTN_UNIFORM int kOwn = ROWS * (kColumns + kValueColumns + 2);
   static constexpr FLASHATTN_UNIFORM int kMost = kWidest > 256 ? 1 : kWidest > 128 ? 2 : 4;
   static constexpr FLASHATTN_UNIFORM int kKeys = kOwn + ROWS * kMost <= 88            ? kMost
@@ -49,9 +61,9 @@ struct DecodeRows {
   float output[ROWS][kValueColumns];
   OnlineSoftmax softmax[ROWS];
   float slope[ROWS];  // ALiBi's
-  RowPosition first;  // the other rows' positions follow from it, which saves registers
+  RowPosition first;  // the first row's; computing the others from it saves registers
 
-  // A padding row sees nothing and reads nothing.
+  // Loads the rows' queries, from first_position on. A row beyond the last query is padding, and sees no key.
   FLASHATTN_FUNC void load(const FLASHATTN_DEVICE T* tensor, RowPosition first_position, Visibility visibility,
                            int batch, uint lane) FLASHATTN_THREAD {
     FLASHATTN_UNIFORM AttentionParams& params = *visibility.params;
@@ -78,8 +90,8 @@ struct DecodeRows {
     }
   }
 
-  // Attends to the first kKeys keys of every `step` keys in begin..end-1. `keys` and `values` begin at key number
-  // `origin`. `all`: the keys that all rows see.
+  // Attends to the first kKeys keys of every `step` keys in begin..end-1. keys, values: rows that begin at key number
+  // `origin`. all: the keys that all rows see.
   template <typename Source>
   FLASHATTN_FUNC void attend(Source keys, Source values, Visibility visibility, KeySpan all, int begin, int end,
                              int step, int origin, uint lane) FLASHATTN_THREAD {
@@ -93,23 +105,11 @@ struct DecodeRows {
     }
   }
 
-  // Stores row r's output times `factor`.
-  template <typename U>
-  FLASHATTN_FUNC void store(int r, FLASHATTN_DEVICE U* target, float factor, uint lane) FLASHATTN_THREAD {
-    FLASHATTN_UNROLL
-    for (int i = 0; i < kValueColumns; ++i) {
-      int column = int(lane) * kValueColumns + i;
-      if (DV == value_dim || column < value_dim) {
-        target[column] = U(output[r][i] * factor);
-      }
-    }
-  }
-
  private:
-  // WHOLE: there are kKeys keys, not fewer. Only then are a lane's loads unconditional and wide.
+  // WHOLE: there are kKeys keys, not fewer, so that a lane's loads are unconditional and wide.
   template <bool WHOLE, typename Source>
   FLASHATTN_FUNC void attend_batch(Source keys, Source values, Visibility visibility, int first_key, int count,
-                                   bool shown, uint lane) FLASHATTN_THREAD {
+                                   bool unmasked, uint lane) FLASHATTN_THREAD {
     float scores[ROWS][kKeys];
     auto key_batch = keys.batch(count, head_dim, lane);
     FLASHATTN_UNROLL
@@ -134,7 +134,7 @@ struct DecodeRows {
       FLASHATTN_UNROLL
       for (int k = 0; k < kKeys; ++k) {
         scores[r][k] = visibility.score(scores[r][k], row, first_key + k);
-        if (!shown) {
+        if (!unmasked) {
           bool exists = WHOLE || k < count;
           scores[r][k] = exists ? visibility.masked(scores[r][k], row, first_key + k) : -INFINITY;
         }
@@ -160,7 +160,7 @@ struct DecodeRows {
                                                    WHOLE || k < count);
       FLASHATTN_UNROLL
       for (int r = 0; r < ROWS; ++r) {
-        if (shown || scores[r][k] != 0) {  // a value that the row does not see may be NaN or infinite
+        if (unmasked || scores[r][k] != 0) {  // a value that the row does not see may be NaN or infinite
           FLASHATTN_UNROLL
           for (int i = 0; i < kValueColumns; ++i) {
             output[r][i] = multiply_add(scores[r][k], columns[i], output[r][i]);

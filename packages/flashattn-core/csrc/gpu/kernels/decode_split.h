@@ -1,5 +1,5 @@
-// Decoding: few queries, many keys. Phase 1 cuts the keys into chunks and reads each chunk once for all rows of a
-// key/value head, which are the queries of all its query heads. Phase 2 merges each row's partial results.
+// Decoding: few queries, many keys. The rows of a key/value head are the queries of all its query heads. In phase 1 the
+// keys are cut into chunks, and each chunk is read once for all rows. Phase 2 merges each row's partial results.
 #pragma once
 
 #include "decode_rows.h"
@@ -7,8 +7,8 @@
 
 namespace flashattn {
 
-// Phase 1's results for each row and chunk, as three arrays, one after another: outputs not yet divided by their sums;
-// maxima; sums.
+// The results of phase 1 for each row and chunk. Three arrays lie one after the other in memory: outputs that are not
+// yet divided by their sums, maxima, and sums.
 template <typename Pointer>
 struct Partials {
   Pointer out;
@@ -24,13 +24,14 @@ struct Partials {
   }
 };
 
-// The index of a row's partial result for a chunk. The chunks of a row are neighbours.
+// The index of a row's partial result for a chunk. Results of the same row are neighbours.
 FLASHATTN_FUNC int64_t partial_index(FLASHATTN_UNIFORM AttentionParams& params, FLASHATTN_UNIFORM SplitParams& split,
                                      int batch, int head, int query, int chunk) {
   int64_t row = (int64_t(batch) * params.num_heads + head) * params.query_len + query;
   return row * split.num_chunks + chunk;
 }
 
+// Stores the partial results of `rows` for a chunk.
 template <typename Rows>
 FLASHATTN_FUNC void store_partials(FLASHATTN_THREAD Rows& rows, Partials<FLASHATTN_DEVICE float*> partials,
                                    FLASHATTN_UNIFORM AttentionParams& params, FLASHATTN_UNIFORM SplitParams& split,
@@ -38,9 +39,9 @@ FLASHATTN_FUNC void store_partials(FLASHATTN_THREAD Rows& rows, Partials<FLASHAT
   RowPosition position = rows.first;
   FLASHATTN_UNROLL
   for (int r = 0; r < Rows::kRows; ++r) {
-    if (position.query < params.query_len) {  // otherwise it is padding
+    if (position.query < params.query_len) {  // otherwise the row is padding
       int64_t index = partial_index(params, split, batch, position.head, position.query, chunk);
-      rows.store(r, partials.out + index * value_dim, 1.0f, lane);
+      store_lane_columns(partials.out + index * value_dim, rows.output[r], 1.0f, lane);
       if (lane == 0) {
         partials.max[index] = rows.softmax[r].row_max;
         partials.sum[index] = rows.softmax[r].row_sum;
@@ -57,7 +58,7 @@ FLASHATTN_FUNC KeySpan seen_in_chunk(Visibility visibility, FLASHATTN_UNIFORM Sp
                       KeySpan{begin, begin + split.chunk_len});
 }
 
-// Phase 1 where a SIMD group computes one chunk, for ROWS rows of a key/value head from first_row on.
+// Phase 1, if each SIMD group computes a chunk for ROWS rows of a key/value head, from first_row on.
 template <int D, int DV, int ROWS, typename T, typename K>
 FLASHATTN_FUNC void decode_split_body(const FLASHATTN_DEVICE T* query, StoredInputs<K> stored,
                                       FLASHATTN_UNIFORM AttentionParams& params, MaskInputs masks,
@@ -78,9 +79,9 @@ FLASHATTN_FUNC void decode_split_body(const FLASHATTN_DEVICE T* query, StoredInp
   store_partials(rows, partials, params, split, batch, chunk, lane);
 }
 
-// Phase 1 for more rows: the SIMD groups of a threadgroup share a chunk. Each computes the rows of `Rows` from
-// first_row on. Keys and values pass through threadgroup memory, so they are still read once. TILE: keys per tile, a
-// multiple of Rows::kKeys. A loader copies a tile; all threads call it together.
+// Phase 1 for more rows: the SIMD groups of a threadgroup share a chunk, and each computes Rows::kRows rows from its
+// own first_row on. Keys and values pass through threadgroup memory, so that they are still read once. TILE: keys per
+// tile, a multiple of Rows::kKeys. All threads call KeyLoader and ValueLoader, which copy a tile, together.
 template <typename Rows, int TILE, typename KeyLoader, typename ValueLoader, typename T, typename K, typename Element>
 FLASHATTN_FUNC void decode_split_shared_body(const FLASHATTN_DEVICE T* query, StoredInputs<K> stored,
                                              FLASHATTN_UNIFORM AttentionParams& params, MaskInputs masks,
@@ -124,12 +125,8 @@ FLASHATTN_FUNC void decode_merge_body(RowOutputs<T> outputs, FLASHATTN_UNIFORM A
   OnlineSoftmax whole = empty_row();
   whole.raise(FLASHATTN_LANE_MAX(chunk_max));
 
-  float output[kColumns];
-  FLASHATTN_UNROLL
-  for (int i = 0; i < kColumns; ++i) {
-    output[i] = 0;
-  }
-  // Each lane computes the weight of one chunk; then all lanes add up the outputs of these (up to 32) chunks.
+  float output[kColumns] = {};
+  // Each lane computes the weight of one chunk. Then all lanes together add up the outputs of these chunks, up to 32.
   for (int chunks = 0; chunks < split.num_chunks; chunks += FLASHATTN_LANES) {
     int count = minimum(FLASHATTN_LANES, split.num_chunks - chunks);
     float weight = 0, sum = 0;
@@ -151,14 +148,7 @@ FLASHATTN_FUNC void decode_merge_body(RowOutputs<T> outputs, FLASHATTN_UNIFORM A
     }
   }
   RowResult result = finish_row(whole, sinks, params, batch, head);
-  FLASHATTN_DEVICE T* row = outputs.out_row(params, batch, head, query);
-  FLASHATTN_UNROLL
-  for (int i = 0; i < kColumns; ++i) {
-    int column = int(lane) * kColumns + i;
-    if (DV == value_dim || column < value_dim) {
-      row[column] = T(output[i] * result.normalise);
-    }
-  }
+  store_lane_columns(outputs.out_row(params, batch, head, query), output, result.normalise, lane);
   if (lane == 0) {
     outputs.store_result(params, batch, head, query, result);
   }

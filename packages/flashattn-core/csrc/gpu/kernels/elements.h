@@ -1,4 +1,4 @@
-// The C++ types of inputs.def's dtypes. A dtype that stands for several types is uchar, which load_float() reads.
+// The C++ types of inputs.def's dtypes. For a dtype that stands for several types it is uchar, see load_float().
 #pragma once
 
 #define FLASHATTN_ELEMENT_groups uchar
@@ -11,6 +11,6 @@
 #define FLASHATTN_ELEMENT_slopes float
 #define FLASHATTN_ELEMENT_float32 float  // for dlse, which is not in inputs.def
 
-// The inputs of a list as fields of a struct, and the values of those fields.
+// These turn a list of inputs into the fields of a struct, and into the values of these fields.
 #define FLASHATTN_FIELD(name, called, dtype, axes) const FLASHATTN_DEVICE FLASHATTN_ELEMENT_##dtype* name;
 #define FLASHATTN_FIELD_VALUE(name, called, dtype, axes) name,

@@ -1,5 +1,4 @@
-// Finishes a row after its last key: adds the sink, divides by the sum, and stores lse and what the gradient needs of
-// the softmax.
+// Finishes a row after its last key: adds the sink, divides the output by the sum, and stores lse, maximum and sum.
 #pragma once
 
 #include "offsets.h"
@@ -8,15 +7,15 @@
 namespace flashattn {
 
 struct RowResult {
-  float normalise;  // multiplies the row's output
+  float normalise;  // the factor for the row's output
   float lse;        // natural logarithm
   OnlineSoftmax softmax;
 };
 
-// A sink only adds to the denominator. A row that sees nothing gets output 0 and lse -inf, even with a sink.
+// A sink adds only to the denominator. A row that sees no key gets output 0 and lse -inf, even with a sink.
 FLASHATTN_FUNC RowResult finish_row(OnlineSoftmax softmax, const FLASHATTN_DEVICE uchar* sinks,
                                     FLASHATTN_UNIFORM AttentionParams& params, int batch, int head) {
-  if (softmax.row_sum == 0) {  // nothing visible: otherwise the largest score has added 1 or NaN
+  if (softmax.row_sum == 0) {  // the row sees no key: otherwise its largest score would have added 1 or NaN
     return RowResult{0.0f, -INFINITY, softmax};
   }
   float normalise = 1;

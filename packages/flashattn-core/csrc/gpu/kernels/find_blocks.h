@@ -1,4 +1,4 @@
-// Computes the block map of a mask, see call/block_map.h.
+// Functions that compute the block map of a mask, see call/block_map.h.
 #pragma once
 
 #include "call/block_map.h"
@@ -7,13 +7,13 @@
 
 namespace flashattn {
 
-// One block of a mask: the offset of its first entry, and its numbers of rows and keys.
+// One block of a mask: the offset of its first entry, and how many rows and keys it has.
 struct MaskBlock {
   int64_t offset;
   int rows, keys;
 };
 
-// params: the mask's. `block` numbers the mask's blocks in row-major order.
+// params: the mask's shape and strides. block: the block's number in row-major order.
 FLASHATTN_FUNC MaskBlock mask_block(FLASHATTN_UNIFORM ArrayParams& params, int64_t block) {
   int rows = params.shape[params.ndim - 2], keys = params.shape[params.ndim - 1];
   int row_blocks = (rows + kBlockSize - 1) / kBlockSize, key_blocks = (keys + kBlockSize - 1) / kBlockSize;
@@ -28,7 +28,7 @@ FLASHATTN_FUNC MaskBlock mask_block(FLASHATTN_UNIFORM ArrayParams& params, int64
   return MaskBlock{offset, minimum(rows - first_row, int(kBlockSize)), minimum(keys - first_key, int(kBlockSize))};
 }
 
-// Summary of the entries read so far, in the sense of kBlockShows and kBlockChanges.
+// Whether the entries so far set the flags kBlockShows and kBlockChanges.
 struct Entries {
   bool shows;
   bool changes;
@@ -43,8 +43,7 @@ struct Entries {
   }
 };
 
-// Returns what one lane finds in a key's column of a block. DTYPE is the number that dtype.h gives the mask's dtype, or
-// -1 for bool.
+// Reads the column of one key in a block. DTYPE: the number of the mask's dtype in call/dtype.h, or -1 for bool.
 template <int DTYPE>
 FLASHATTN_FUNC Entries entries_of_key(FLASHATTN_UNIFORM ArrayParams& params, const FLASHATTN_DEVICE uchar* mask,
                                       MaskBlock block, int key) {
@@ -63,7 +62,7 @@ FLASHATTN_FUNC Entries entries_of_key(FLASHATTN_UNIFORM ArrayParams& params, con
   return entries;
 }
 
-// Writes the byte of a block: the "or" of what the lanes of a SIMD group found.
+// Writes the byte of a block: the "or" of the flags that the lanes of a SIMD group found.
 FLASHATTN_FUNC void store_block(Entries entries, FLASHATTN_DEVICE uchar* block, uint lane) {
   int any_shows = int(FLASHATTN_LANE_MAX(entries.shows ? 1.0f : 0.0f));
   int any_changes = int(FLASHATTN_LANE_MAX(entries.changes ? 1.0f : 0.0f));

@@ -1,5 +1,6 @@
-// NaN and infinity. A value that a row does not see must not reach it, but probability 0 stops neither: 0 * NaN is NaN.
-// So products of probabilities and values take both as 0, and add them later for rows that see them.
+// NaN and infinity must not reach a row that does not see their key. But a probability of 0 does not stop them, since
+// 0 * NaN is NaN. So matrix products replace NaN and infinite elements with 0, and the terms of these elements are
+// added separately, for rows with a probability above 0.
 #pragma once
 
 #include "dialect.h"
@@ -13,7 +14,7 @@ FLASHATTN_FUNC float finite_or_zero(float x) {
   return is_finite(x) ? x : 0.0f;
 }
 
-// The term that finite_or_zero() left out.
+// The term that a product omits if finite_or_zero() replaced the value.
 FLASHATTN_FUNC float not_finite_term(float probability, float value) {
   return probability == 0 || is_finite(value) ? 0.0f : probability * value;
 }

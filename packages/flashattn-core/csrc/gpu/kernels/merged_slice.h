@@ -1,22 +1,22 @@
-// Merges a row's partial results from several parts of the keys. Each thread merges some of the row's columns.
+// Merges a row's partial results, each of which covers a part of the keys. Each thread merges some columns of the row.
 #pragma once
 
 #include "online_softmax.h"
 
 namespace flashattn {
 
-// Neighbouring columns of a row, which a thread loads at once.
+// Neighbouring columns of a row, which a thread loads at once. A row has kSlices slices.
 constexpr int kSlice = value_dim % 4 == 0 ? 4 : 1, kSlices = value_dim / kSlice;
 struct alignas(kSlice * sizeof(float)) Slice {
   float columns[kSlice];
 };
 
-// Merges a slice of a row over several parts of the keys. result_of(part, softmax, slice) reads one partial result.
+// A slice of a row, merged over several parts of the keys.
 struct MergedSlice {
   OnlineSoftmax softmax = empty_row();
   Slice slice = {};
 
-  // AT_ONCE: how many partial results are loaded together.
+  // Adds `parts` partial results, and loads AT_ONCE together. result_of(part, softmax, slice) reads one of them.
   template <int AT_ONCE, typename F>
   FLASHATTN_FUNC void merge(int parts, F result_of) {
     for (int first = 0; first < parts; first += AT_ONCE) {

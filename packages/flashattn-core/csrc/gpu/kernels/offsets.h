@@ -6,8 +6,8 @@
 
 namespace flashattn {
 
-// The offset of a batch element, from its number in row-major order. One leading dimension, the usual case, needs no
-// division; for more of them, a rolled loop keeps the code short.
+// The offset of a batch element. batch: its number in row-major order. The usual case of one batch dimension needs no
+// division. For further dimensions a rolled loop keeps the code short.
 FLASHATTN_FUNC int64_t batch_offset(FLASHATTN_UNIFORM AttentionParams& params, FLASHATTN_UNIFORM Strides& strides,
                                     int batch) {
   int64_t offset = 0;
@@ -19,7 +19,7 @@ FLASHATTN_FUNC int64_t batch_offset(FLASHATTN_UNIFORM AttentionParams& params, F
   return offset + batch * strides.batch[0];
 }
 
-// Points to the first row of a head in an input.
+// A pointer to the first row of a head of an input.
 template <typename T>
 FLASHATTN_FUNC const FLASHATTN_DEVICE T* head_of(const FLASHATTN_DEVICE T* tensor,
                                                  FLASHATTN_UNIFORM AttentionParams& params,
@@ -27,14 +27,14 @@ FLASHATTN_FUNC const FLASHATTN_DEVICE T* head_of(const FLASHATTN_DEVICE T* tenso
   return tensor + batch_offset(params, strides, batch) + head * strides.head;
 }
 
-// A row of an output.
+// A pointer to a row of an output.
 template <typename T>
 FLASHATTN_FUNC FLASHATTN_DEVICE T* row_of(FLASHATTN_DEVICE T* tensor, FLASHATTN_UNIFORM AttentionParams& params,
                                           FLASHATTN_UNIFORM Strides& strides, int batch, int head, int row) {
   return tensor + batch_offset(params, strides, batch) + head * strides.head + row * strides.row;
 }
 
-// Reads an element of an array whose dtype is a constant of the kernel: its number in dtype.h.
+// Reads an element of an array. dtype: its dtype's number in call/dtype.h, a constant of the kernel.
 FLASHATTN_FUNC float load_float(const FLASHATTN_DEVICE uchar* array, int dtype, int64_t index) {
   return dtype == 0   ? reinterpret_cast<const FLASHATTN_DEVICE float*>(array)[index]
          : dtype == 1 ? float(reinterpret_cast<const FLASHATTN_DEVICE half*>(array)[index])
@@ -44,7 +44,7 @@ FLASHATTN_FUNC int size_of_dtype(int dtype) {
   return dtype == 0 ? int(sizeof(float)) : int(sizeof(half));
 }
 
-// Strides of a tensor's rows, in elements.
+// Strides within a head of an array, in elements.
 struct RowLayout {
   int64_t row;
   int64_t column;

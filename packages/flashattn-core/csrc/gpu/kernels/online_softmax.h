@@ -9,17 +9,17 @@ struct OnlineSoftmax {
   float row_max;
   float row_sum;
 
-  // Scores minus this number are exponentiated. While nothing is visible it is 0 instead of -inf: scores of -inf then
-  // get weight 0, where -inf - -inf would give NaN.
+  // The number to subtract from scores before exponentiating them: the maximum, or 0 as long as the row sees no key.
+  // Then hidden scores of -inf get probability 0, whereas -inf - -inf would give NaN.
   FLASHATTN_FUNC float reference() const FLASHATTN_THREAD { return row_max == -INFINITY ? 0.0f : row_max; }
 
-  // Multiplies by log2(e) after the subtraction: before it, rounding would lose the differences of large scores.
+  // Multiplies by log2(e) after the subtraction. Before it, rounding would lose the differences of large scores.
   FLASHATTN_FUNC float probability(float score) const FLASHATTN_THREAD {
     return fast_exp2((score - reference()) * M_LOG2E_F);
   }
 
-  // Raises the maximum to that of further scores. Returns the factor for everything summed so far. unit: turns
-  // differences of maxima into exponents of two.
+  // Raises the maximum to at least score_max, and rescales the sum. Returns the factor by which the caller must rescale
+  // the output. unit: the factor that turns a difference of maxima into an exponent of two.
   FLASHATTN_FUNC float raise(float score_max, float unit = M_LOG2E_F) FLASHATTN_THREAD {
     float old_max = row_max;
     row_max = maximum(row_max, score_max);

@@ -1,6 +1,6 @@
-// The textbook schedule: 32 rows against 32 keys, one thread per score. A SIMD group has a row, and each lane a key, so
-// maximum and sum are reductions over the SIMD group. Keys and values pass through threadgroup memory 32 columns at a
-// time, so that any head_dim fits.
+// The textbook schedule: a threadgroup computes 32 rows against 32 keys at a time, one thread per score. Each SIMD
+// group has a row, and each lane a key, so maximum and sum are reductions over the SIMD group. Keys and values pass
+// through threadgroup memory 32 columns at a time, so that any head_dim fits.
 #pragma once
 
 #include "epilogue.h"
@@ -14,12 +14,11 @@ enum : int {
   kRowwiseKeys = FLASHATTN_LANES,
   kRowwiseStride = FLASHATTN_LANES + 1,  // odd: a column's elements are in 32 different banks
   kRowwiseTile = kRowwiseKeys * kRowwiseStride,
-  kRowwiseThreads = kRowwiseRows * FLASHATTN_LANES,
 };
 
-// Computes the rows of a key/value head from first_row on, numbered query after query and within a query by its query
-// heads. D and DV: head_dim and value_dim, rounded up to a multiple of the lanes. tile: kRowwiseTile floats. All
-// kRowwiseThreads threads of a threadgroup must call it.
+// Computes kRowwiseRows rows of a key/value head from first_row on, numbered query after query, and for each query head
+// after head. D and DV: head_dim and value_dim, rounded up to a multiple of the lanes. tile: kRowwiseTile floats. All
+// kRowwiseRows SIMD groups of a threadgroup must call it.
 template <int D, int DV, typename T, typename K>
 FLASHATTN_FUNC void rowwise_body(const FLASHATTN_DEVICE T* query, StoredInputs<K> stored, RowOutputs<T> outputs,
                                  FLASHATTN_UNIFORM AttentionParams& params, MaskInputs masks,
@@ -41,17 +40,13 @@ FLASHATTN_FUNC void rowwise_body(const FLASHATTN_DEVICE T* query, StoredInputs<K
     bool inside = row_index <= last_row && (D == head_dim || column < head_dim);
     query_columns[chunk] = inside ? float(queries[query_layout.offset(row.query, column)]) : 0.0f;
   }
-  float output[kValueChunks];
-  FLASHATTN_UNROLL
-  for (int chunk = 0; chunk < kValueChunks; ++chunk) {
-    output[chunk] = 0;
-  }
+  float output[kValueChunks] = {};
   OnlineSoftmax softmax = empty_row();
 
   auto keys = keys_of(stored, params, batch, kv_head);
   auto values = values_of(stored, params, batch, kv_head);
   KeySpan any = visibility.seen_by_any(first_row / group, last_row / group);
-  KeySpan all = visibility.open_to_all(first_row / group, last_row / group);
+  KeySpan all = visibility.unmasked(first_row / group, last_row / group);
   int own_key = int(thread_index) / FLASHATTN_LANES, own_column = int(thread_index) % FLASHATTN_LANES;
   for (int first = any.begin; first < any.end; first += kRowwiseKeys) {
     int blocks = visibility.blocks(kv_head * group, group, first_row / group, last_row / group - first_row / group + 1,
@@ -74,9 +69,9 @@ FLASHATTN_FUNC void rowwise_body(const FLASHATTN_DEVICE T* query, StoredInputs<K
       }
     }
 
-    bool shown = all.contains(first, kRowwiseKeys) && !(blocks & kBlockChanges);
+    bool unmasked = all.contains(first, kRowwiseKeys) && !(blocks & kBlockChanges);
     float score = visibility.score(product, row, first + int(lane));
-    if (!shown) {
+    if (!unmasked) {
       score = visibility.masked(score, row, first + int(lane));
     }
     float rescale = softmax.raise(FLASHATTN_LANE_MAX(score));
@@ -93,7 +88,7 @@ FLASHATTN_FUNC void rowwise_body(const FLASHATTN_DEVICE T* query, StoredInputs<K
       float sum = output[chunk] * rescale;
       for (int j = 0; j < kRowwiseKeys; ++j) {
         float p = FLASHATTN_LANE_VALUE(probability, j);
-        if (shown || p != 0) {  // a value that the row does not see may be NaN or infinite
+        if (unmasked || p != 0) {  // a value that the row does not see may be NaN or infinite
           sum = multiply_add(p, tile[j * kRowwiseStride + int(lane)], sum);
         }
       }

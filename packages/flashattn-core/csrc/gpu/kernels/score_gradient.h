@@ -2,29 +2,28 @@
 //
 //   P = exp(score - row_max) / row_sum   dP = dO V^T   delta = sum(dO * O) - dlse   dS = P (dP - delta)
 //
-// Hidden scores, and rows that see nothing, get P = 0 and dS = 0 even if a key, value or query holds NaN. Products
-// of P or dS with rows that hold NaN are NaN: see finite.h.
+// Hidden scores, and rows that see no key, get P = 0 and dS = 0 even if a key, value or query holds NaN. The matrix
+// products with P and dS need care where rows hold NaN: see finite.h.
 #pragma once
 
 #include "visibility.h"
 
 namespace flashattn {
 
-// What the gradient needs to recompute a row's probabilities. lse would not do: next to a large maximum it rounds the
-// logarithm of the sum away.
+// What the gradient needs to recompute a row's probabilities, and delta. Maximum and sum are two numbers, because lse
+// would round the logarithm of the sum away next to a large maximum.
 struct SavedRow {
   float row_max;
   float log2_sum;
   float delta;
 };
 
-// The offset of the first delta of a head.
+// The offset of a head's first delta.
 FLASHATTN_FUNC int64_t delta_offset(FLASHATTN_UNIFORM AttentionParams& params, int batch, int head) {
   return (int64_t(batch) * params.num_heads + head) * params.query_len;
 }
 
-// A row that sees nothing, or does not exist, gets a sum of infinity: all its probabilities are 0. `row_stats` and
-// `delta` point to those of the head.
+// A row that sees no key or does not exist gets an infinite sum: its probabilities are 0. row_stats, delta: the head's.
 FLASHATTN_FUNC SavedRow saved_row(const FLASHATTN_DEVICE float* row_stats, const FLASHATTN_DEVICE float* delta,
                                   FLASHATTN_UNIFORM AttentionParams& params, int query) {
   if (query >= params.query_len) {
@@ -43,34 +42,34 @@ struct ScoreGradient {
   float gradient;  // without the factor `scale`: dq and dk are multiplied by it at the end
 };
 
-// log2 of the probability. difference: the score minus the row's maximum.
+// The base-2 logarithm of a probability. difference: the score minus the row's maximum.
 FLASHATTN_FUNC float exponent_of(float difference, SavedRow saved) {
   return multiply_add(difference, M_LOG2E_F, -saved.log2_sum);
 }
 
-// 0 for a hidden score, even if the sum is NaN. Other scores exceed the maximum by no more than a rounding error, which
-// is large for 1e38, so the exponent is capped at 0.
+// 0 for a hidden score, even if the sum is NaN. A score may exceed the row's maximum by a rounding error, which is huge
+// for scores near 1e38, so the exponent is capped at 0.
 FLASHATTN_FUNC float probability_of(float difference, SavedRow saved, bool hidden) {
   return hidden ? 0.0f : fast_exp2(at_most_zero(exponent_of(difference, saved)));
 }
 
-// derivative: from Visibility::derivative(). dprobability: the dot product of dout and value. shown: no score of the
-// tile is hidden.
-FLASHATTN_FUNC float gradient_of(float probability, float dprobability, float derivative, SavedRow saved, bool shown) {
+// dS. dprobability: dot product of dout and value. derivative: Visibility::derivative(). unmasked: nothing is hidden.
+FLASHATTN_FUNC float gradient_of(float probability, float dprobability, float derivative, SavedRow saved,
+                                 bool unmasked) {
   float gradient = probability * (dprobability - saved.delta) * derivative;
-  return shown || probability != 0 ? gradient : 0.0f;
+  return unmasked || probability != 0 ? gradient : 0.0f;
 }
 
 // product: the dot product of query and key.
 FLASHATTN_FUNC ScoreGradient score_gradient(float product, float dprobability, Visibility visibility, Row row,
-                                            SavedRow saved, int key, bool shown) {
+                                            SavedRow saved, int key, bool unmasked) {
   float scaled = visibility.scaled(product), score = visibility.score_of_scaled(scaled, row, key);
-  if (!shown) {
+  if (!unmasked) {
     score = visibility.masked(score, row, key);
   }
-  float probability = probability_of(score - saved.row_max, saved, !shown && score == -INFINITY);
+  float probability = probability_of(score - saved.row_max, saved, !unmasked && score == -INFINITY);
   return ScoreGradient{probability,
-                       gradient_of(probability, dprobability, visibility.derivative(scaled), saved, shown)};
+                       gradient_of(probability, dprobability, visibility.derivative(scaled), saved, unmasked)};
 }
 
 }  // namespace flashattn

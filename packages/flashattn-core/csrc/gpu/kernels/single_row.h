@@ -1,4 +1,4 @@
-// One row, computed by a whole SIMD group.
+// A SIMD group computes one row.
 #pragma once
 
 #include "decode_rows.h"
@@ -6,7 +6,7 @@
 
 namespace flashattn {
 
-// any: the keys that the row attends to. all: keys of `any` that it certainly sees.
+// Computes a row, except for its sink. any: the keys to which it attends. all: keys of `any` that need no mask.
 template <int D, int DV, typename T, typename K>
 FLASHATTN_FUNC DecodeRows<T, D, DV, 1> attended_row(const FLASHATTN_DEVICE T* query, StoredInputs<K> stored,
                                                     Visibility visibility, int batch, int kv_head, RowPosition position,
@@ -19,13 +19,14 @@ FLASHATTN_FUNC DecodeRows<T, D, DV, 1> attended_row(const FLASHATTN_DEVICE T* qu
   return row;
 }
 
+// Finishes and stores a row that attended_row() has computed.
 template <typename Rows, typename T>
 FLASHATTN_FUNC void store_row(FLASHATTN_THREAD Rows& row, RowOutputs<T> outputs,
                               FLASHATTN_UNIFORM AttentionParams& params, const FLASHATTN_DEVICE uchar* sinks, int batch,
                               uint lane) {
   int head = row.first.head, query = row.first.query;
   RowResult result = finish_row(row.softmax[0], sinks, params, batch, head);
-  row.store(0, outputs.out_row(params, batch, head, query), result.normalise, lane);
+  store_lane_columns(outputs.out_row(params, batch, head, query), row.output[0], result.normalise, lane);
   if (lane == 0) {
     outputs.store_result(params, batch, head, query, result);
   }

@@ -1,5 +1,5 @@
-// Rows of keys or values as they are stored: elements of any stride, or MLX's affine quantisation, which is unpacked to
-// floats in registers, a few neighbouring elements at a time.
+// Rows of keys or values as memory stores them: elements with any strides, or MLX's affine quantisation, whose elements
+// a thread unpacks to floats in registers, a few neighbours at a time.
 #pragma once
 
 #include "elements.h"
@@ -17,15 +17,15 @@ struct PlainRows {
     return PlainRows{data + layout.offset(row, 0), layout};
   }
 
-  // Reads nothing ahead, unlike QuantisedRows, which reads the scales and biases of `count` rows.
+  // For kernels that also take QuantisedRows, whose batch() reads scales and biases ahead.
   FLASHATTN_FUNC PlainRows batch(int, int, uint) const FLASHATTN_THREAD { return *this; }
 
   FLASHATTN_FUNC float element(int row, int column) const FLASHATTN_THREAD {
     return float(data[layout.offset(row, column)]);
   }
 
-  // Loads COUNT neighbouring elements; `first` is a multiple of COUNT. Elements beyond `columns`, and of a row that
-  // does not exist, are 0. WIDTH: `columns` rounded up to what the threads divide evenly.
+  // Loads COUNT neighbouring elements from `first` on, a multiple of COUNT. Elements beyond `columns`, and elements of
+  // a row that does not exist, are 0. WIDTH: `columns`, rounded up so that threads divide it evenly.
   template <int WIDTH, int COUNT, typename U>
   FLASHATTN_FUNC void load(FLASHATTN_THREAD U* target, int row, int first, int columns,
                            bool exists) const FLASHATTN_THREAD {
@@ -46,9 +46,9 @@ struct PlainRows {
 
 struct QuantisedBatch;
 
-// Element i of a row is scale * q + bias in float32. q: the quant_bits bits from bit i * quant_bits on of the row's
-// words, read as one little-endian number. scale and bias: those of group i / group_size. A row has whole groups of 32
-// or more elements, so lanes and fragments are full.
+// Quantised rows. Element i of a row is scale * q + bias in float32. q is a number of quant_bits bits, from bit
+// i * quant_bits on of the row's words, read as one little-endian number. scale and bias are those of group i /
+// group_size. Groups have 32 or more elements, so the elements that a lane loads together exist and are in one group.
 struct QuantisedRows {
   const FLASHATTN_DEVICE uint* words;
   const FLASHATTN_DEVICE uchar* scales;  // of group_dtype
@@ -69,7 +69,7 @@ struct QuantisedRows {
     return result;
   }
 
-  // As in PlainRows. COUNT: at most 4.
+  // Like PlainRows::load(), with a COUNT of at most 4.
   template <int WIDTH, int COUNT>
   FLASHATTN_FUNC void load(FLASHATTN_THREAD float* target, int row, int first, int,
                            bool exists) const FLASHATTN_THREAD {
@@ -83,14 +83,14 @@ struct QuantisedRows {
     }
   }
 
-  // Scale and bias of the group of a column.
+  // Scale and bias of a column's group.
   FLASHATTN_FUNC float2 group(int row, int column) const FLASHATTN_THREAD {
     int index = column / group_size;
     return float2{load_float(scales, group_dtype, scale_layout.offset(row, index)),
                   load_float(biases, group_dtype, bias_layout.offset(row, index))};
   }
 
-  // Unpacks COUNT elements of one group; COUNT is 1, 2 or 4, and `column` a multiple of it.
+  // Unpacks COUNT elements of one group, from `column` on, a multiple of COUNT. COUNT: 1, 2 or 4.
   template <int COUNT>
   FLASHATTN_FUNC void unpack(FLASHATTN_THREAD float* target, int row, int column,
                              float2 scale_and_bias) const FLASHATTN_THREAD {
@@ -105,8 +105,8 @@ struct QuantisedRows {
   FLASHATTN_FUNC QuantisedBatch batch(int count, int columns, uint lane) const FLASHATTN_THREAD;
 
  private:
-  // `count` bits of a row from bit `first` on, as the lowest bits of the result; its higher bits are arbitrary. Reads
-  // no byte without wanted bits: 16 and 32 bits are aligned, and all other counts that occur fit in three bytes.
+  // Returns `count` bits of a row, from bit `first` on, in the lowest bits of the result; the others are arbitrary.
+  // Reads only bytes with such bits. 16 and 32 bits are aligned, and other counts that occur fit in three bytes.
   FLASHATTN_FUNC uint load_bits(int row, uint first, uint count) const FLASHATTN_THREAD {
     const FLASHATTN_DEVICE uchar* source = byte(row, first / 8);
     if (count == 32) {
@@ -130,13 +130,13 @@ struct QuantisedRows {
   }
 };
 
-// A few rows that the lanes of a SIMD group read together. Each scale and bias is read once, by one lane.
+// A few quantised rows that the lanes of a SIMD group load together. One lane reads each scale, and one each bias.
 struct QuantisedBatch {
   QuantisedRows rows;
   int groups;  // per row
-  float own;   // lane 2 * (n * groups + g) holds the scale of row n, group g; the next lane its bias
+  float own;   // in lane 2 * (n * groups + g): the scale of row n, group g; in the next lane: its bias
 
-  // As in PlainRows. All lanes of the SIMD group must call it, each with its own columns.
+  // Like PlainRows::load(). All lanes of the SIMD group must call it, each for its own columns.
   template <int WIDTH, int COUNT>
   FLASHATTN_FUNC void load(FLASHATTN_THREAD float* target, int row, int first, int,
                            bool exists) const FLASHATTN_THREAD {
@@ -161,7 +161,7 @@ struct QuantisedBatch {
   }
 };
 
-// `count` rows with at most 16 groups in all: each group needs two lanes.
+// `count` rows that have at most 16 groups in all, since each group takes two lanes.
 FLASHATTN_FUNC QuantisedBatch QuantisedRows::batch(int count, int columns, uint lane) const FLASHATTN_THREAD {
   int groups = columns / group_size;
   int row = int(lane) / 2 / groups, index = int(lane) / 2 % groups;
@@ -196,8 +196,7 @@ FLASHATTN_FUNC QuantisedRows quantised_rows(const FLASHATTN_DEVICE uint* words, 
                        RowLayout{bias_strides.row, bias_strides.column}};
 }
 
-// K, a kernel's template argument, is the type of keys and values, or uint for quantised words. Element is their type
-// in threadgroup memory.
+// K: the type of keys and values, or uint for quantised words. Element: the type that they have in threadgroup memory.
 template <typename K>
 struct Stored {
   typedef K Element;

@@ -1,8 +1,8 @@
 // Which keys a query sees, and how a product of query and key becomes a score. Causal mask, window and key range leave
-// each query one span of keys; tree bits, a bool array and an additive array hide keys within it.
+// each query one span of keys. Tree bits, a bool array and an additive array hide keys within the span.
 //
-// Scores are in natural units (not times log2(e)), as masks and options expect. log2(e) multiplies only differences of
-// scores, before exp2: a large float32 score times log2(e) could overflow.
+// Scores are in natural units, as masks and options expect them. Only differences of scores are multiplied by log2(e),
+// before exp2: a large float32 score times log2(e) could overflow.
 #pragma once
 
 #include "call/block_map.h"
@@ -27,7 +27,7 @@ FLASHATTN_FUNC KeySpan intersection(KeySpan a, KeySpan b) {
   return KeySpan{maximum(a.begin, b.begin), minimum(a.end, b.end)};
 }
 
-// One row of scores: one query of one head.
+// A row of scores: that of one query of one head.
 struct Row {
   int query;
   int head;
@@ -35,7 +35,7 @@ struct Row {
   float slope;  // ALiBi's
 };
 
-// A kernel's mask arguments: arrays that hide keys or change scores. Only those that the call has exist.
+// A kernel's mask arguments: the arrays that hide keys or change scores. Only the call's own arrays exist.
 struct MaskInputs {
   FLASHATTN_MASKS(FLASHATTN_FIELD)
 };
@@ -43,10 +43,10 @@ struct MaskInputs {
 
 struct Visibility {
   FLASHATTN_UNIFORM AttentionParams* params;
-  MaskInputs inputs;  // offset to the batch element, except for key_start and key_stop
+  MaskInputs inputs;  // those of the batch element, except for key_start and key_stop
   KeySpan keys;       // the key range, or all keys
 
-  // Multiplies the product of query and key; gives the score, or the argument of tanh.
+  // The factor that turns the product of query and key into the score or, with soft-cap, into tanh's argument.
   float factor;
 
   // The span of keys that a query sees.
@@ -56,24 +56,25 @@ struct Visibility {
     if (has_causal) {
       span.end = minimum(span.end, diagonal + 1);
     }
-    if (has_window) {  // in 64 bits: a window may be as large as an int
+    if (has_window) {  // in 64 bits, since a window may be as large as an int
       span.begin = int(maximum(int64_t(span.begin), int64_t(diagonal) - params->window + 1));
     }
     return span;
   }
 
-  // The keys that some, or that all, of the queries first..last see. A later query's span never begins or ends earlier.
+  // Keys that some of the queries first..last see, by their spans. No end of a span decreases from query to query.
   FLASHATTN_FUNC KeySpan seen_by_any(int first, int last) const FLASHATTN_THREAD {
     return KeySpan{seen(first).begin, seen(last).end};
   }
+  // Keys that all of the queries first..last see, and whose scores no mask array changes.
   FLASHATTN_FUNC KeySpan seen_by_all(int first, int last) const FLASHATTN_THREAD {
     if (has_visible || has_bias) {
       return KeySpan{0, 0};
     }
-    return open_to_all(first, last);
+    return unmasked(first, last);
   }
-  // seen_by_all() for kernels that also ask blocks(), and so know from the block map what the mask arrays do.
-  FLASHATTN_FUNC KeySpan open_to_all(int first, int last) const FLASHATTN_THREAD {
+  // Like seen_by_all(), but ignores arrays that have a block map, for kernels that also look into the block map.
+  FLASHATTN_FUNC KeySpan unmasked(int first, int last) const FLASHATTN_THREAD {
     if ((has_visible || has_bias) && !has_block_map) {
       return KeySpan{0, 0};
     }
@@ -84,8 +85,7 @@ struct Visibility {
     return span;
   }
 
-  // Returns the "or" of the block map's bytes for these heads, queries and keys: kBlockShows and kBlockChanges of
-  // call/block_map.h. Queries and keys that do not exist are ignored.
+  // The "or" of the block map's bytes, see call/block_map.h, for those heads, queries and keys that exist.
   FLASHATTN_FUNC int blocks(int first_head, int head_count, int first_query, int query_count, int first_key,
                             int key_count) const FLASHATTN_THREAD {
     if (!has_visible && !has_bias) {
@@ -110,7 +110,7 @@ struct Visibility {
     return found;
   }
 
-  // The queries that see at least one of the keys first..last: also one span.
+  // The queries that see at least one of the keys first..last, by their spans. They are a span, too.
   FLASHATTN_FUNC KeySpan seen_from(int first, int last) const FLASHATTN_THREAD {
     KeySpan queries = KeySpan{0, params->query_len};
     int offset = params->key_len - params->query_len;
@@ -128,7 +128,7 @@ struct Visibility {
     return queries;
   }
 
-  // A query index beyond the last query gives a row that sees nothing.
+  // A query beyond the last one gives a row that sees no key.
   FLASHATTN_FUNC Row row(int query, int head) const FLASHATTN_THREAD {
     bool exists = query < params->query_len;
     float slope = has_alibi_slopes && exists ? inputs.alibi_slopes[head * params->alibi_slopes.head] : 0.0f;
@@ -146,13 +146,13 @@ struct Visibility {
     return score_of_scaled(scaled(product), row, key);
   }
 
-  // Whether a score is just the product times `factor`.
+  // Whether each score is just the product times `factor`.
   FLASHATTN_FUNC bool has_plain_scores() const FLASHATTN_THREAD {
     return !has_softcap && !has_alibi_slopes && !has_bias;
   }
 
-  // The two steps of score(); with soft-cap, the gradient needs the result of tanh. With an extreme soft-cap the first
-  // step multiplies by scale only, since scale / softcap may underflow in float32.
+  // score() has two steps, scaled() and score_of_scaled(), because the gradient needs the result of tanh. With an
+  // extreme soft-cap the first step only multiplies by scale, since scale / softcap may underflow in float32.
   FLASHATTN_FUNC float scaled(float product) const FLASHATTN_THREAD {
     float scaled = rounded_product(product, factor);
     return has_softcap && !extreme_softcap ? precise_tanh(scaled) : scaled;
@@ -166,7 +166,7 @@ struct Visibility {
     }
     return score;
   }
-  // The derivative of the score; `scaled` is the result of scaled().
+  // The derivative of the score by scale times the product. scaled: the result of scaled().
   FLASHATTN_FUNC float derivative(float scaled) const FLASHATTN_THREAD {
     if (!has_softcap) {
       return 1;
@@ -175,16 +175,15 @@ struct Visibility {
     return (1 - tanh) * (1 + tanh);
   }
 
-  // -inf if the row does not see the key, even if the score is NaN: hidden keys may hold NaN.
+  // The score after masks. It is -inf for a hidden key, even if the score is NaN, since hidden keys may hold NaN.
   FLASHATTN_FUNC float masked(float score, Row row, int key) const FLASHATTN_THREAD {
-    return row.seen.contains(key, 1) ? masked_by_arrays(score, row, key) : -INFINITY;
-  }
-  // The same for a key within the row's span.
-  FLASHATTN_FUNC float masked_by_arrays(float score, Row row, int key) const FLASHATTN_THREAD {
+    if (!row.seen.contains(key, 1)) {
+      return -INFINITY;
+    }
     bool visible = !has_visible || visible_row(row.head, row.query)[key * params->visible.column];
     return masked_by_arrays(score, row, key, visible);
   }
-  // visible: the bool array's entry, or true without such an array.
+  // Like masked(), for a key within the row's span. visible: the bool array's entry, or true if there is no such array.
   FLASHATTN_FUNC float masked_by_arrays(float score, Row row, int key, bool visible) const FLASHATTN_THREAD {
     if (!visible || (has_tree && !tree_shows(row.query, key))) {
       return -INFINITY;
@@ -196,21 +195,21 @@ struct Visibility {
     if (bias == -INFINITY) {
       return -INFINITY;
     }
-    // Some models hide keys with the lowest float. The sum must stay finite: a row of only such keys is a mean. No
-    // max() here: it would turn NaN into a number.
+    // Some models hide keys by adding the lowest float. The sum must stay finite, so that a row of only such keys
+    // becomes their mean. max() would turn NaN into a number.
     float sum = score + bias;
     return sum < -FLT_MAX ? -FLT_MAX : sum;
   }
   FLASHATTN_FUNC int64_t bias_offset(int head, int query, int key) const FLASHATTN_THREAD {
     return head * params->bias.head + query * params->bias.row + key * params->bias.column;
   }
-  // One row of the bool array, starting at key 0.
+  // A pointer to key 0 in a row of the bool array.
   FLASHATTN_FUNC const FLASHATTN_DEVICE bool* visible_row(int head, int query) const FLASHATTN_THREAD {
     return inputs.visible + head * params->visible.head + query * params->visible.row;
   }
 
  private:
-  // For small x, tanh(x) is x; scaled / softcap could be rounded to 0.
+  // For a small x tanh(x) is x, and scaled / softcap could be rounded to 0.
   FLASHATTN_FUNC float extremely_capped(float scaled) const FLASHATTN_THREAD {
     float small = params->softcap * 1e-4f;
     bool is_small = -small < scaled && scaled < small;
@@ -221,10 +220,10 @@ struct Visibility {
     int other = key - (params->key_len - params->tree_size);
     int node = query + params->tree_size - params->query_len;  // the last query is the last node
     if (other < 0) {
-      return true;  // all keys before the tree
+      return true;  // queries see all keys before the tree
     }
     if (node < 0) {
-      return false;  // a query before the tree
+      return false;  // queries before the tree see none of its keys
     }
     return inputs.tree[node * params->tree.row + other / 32 * params->tree.column] >> (other % 32) & 1;
   }

@@ -1,17 +1,16 @@
-// delta: one number per row. dq reads it once, dk and dv for each tile of keys. Its own launch lets the kernels of dq
-// and of dk and dv run side by side, without the forward pass's output.
+// Computes delta, one number per row, for the other two kernels of the gradient. With a launch of its own for delta,
+// those two can run concurrently, and need not read the forward pass's output.
 #include "arguments.h"
 #include "score_gradient.h"
 
 using namespace flashattn;
 
-// Each SIMD group has a row. Grid: (queries / ROWS, heads, batch) threadgroups of ROWS SIMD groups.
+// Each SIMD group computes one row. Grid: (queries / ROWS, heads, batch) threadgroups of ROWS SIMD groups.
 template <typename T, typename Sizes>
-[[kernel, max_total_threads_per_threadgroup(Sizes::rows* FLASHATTN_LANES)]] void backward_delta(
-    FLASHATTN_VALUE(AttentionParams, params), FLASHATTN_VALUE(BackwardParams, backward), FLASHATTN_READ(T, out),
-    FLASHATTN_READ(T, dout) FLASHATTN_OPTIONAL(dlse, "", float32, ), FLASHATTN_WRITTEN(float, delta),
-    uint3 group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
-    uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+FLASHATTN_KERNEL(Sizes::rows)
+backward_delta(FLASHATTN_VALUE(AttentionParams, params), FLASHATTN_VALUE(BackwardParams, backward),
+               FLASHATTN_READ(T, out), FLASHATTN_READ(T, dout) FLASHATTN_OPTIONAL(dlse, "", float32, ),
+               FLASHATTN_WRITTEN(float, delta), FLASHATTN_POSITION) {
   constexpr int ROWS = Sizes::rows;
   int query = int(group.x) * ROWS + int(simdgroup), head = int(group.y), batch = int(group.z);
   if (query >= params.query_len) {

@@ -1,7 +1,7 @@
 // metal_backward_dkv: the gradients of keys and values. Each SIMD group has 8 keys of one key/value head, and loops
-// over the queries of all heads that share it. So it sums over these heads itself, always in the same order, and no two
-// threadgroups write the same element. Scores are computed transposed, keys down and queries across: probabilities and
-// gradients then are in the registers of a left operand, as the sums need them.
+// over the queries of all heads that share it. So the SIMD group itself sums over these heads, always in the same
+// order, and no two threadgroups write the same element. Scores are computed transposed: their rows are keys and their
+// columns queries. Probabilities and gradients are then in the registers of a left operand, as the sums need them.
 #include "arguments.h"
 #include "score_gradient.h"
 #include "tile_loader.h"
@@ -10,13 +10,12 @@
 using namespace flashattn;
 
 // D and DV: head_dim and value_dim, rounded up to whole fragments. ROWS: queries per tile. PARTS: 1, or 2 if the sums
-// of dk and dv together need too many registers: each then has its own threadgroups, which alternate in the grid. Grid:
-// (key_len / keys of a threadgroup * PARTS, kv_heads, batch) threadgroups of SIMDGROUPS SIMD groups.
+// of dk and dv together would need too many registers. With 2, threadgroups for dk and for dv alternate in the grid.
+// Grid: (key_len / keys of a threadgroup * PARTS, kv_heads, batch) threadgroups of SIMDGROUPS SIMD groups.
 template <typename T, typename Sizes>
-[[kernel, max_total_threads_per_threadgroup(Sizes::simdgroups* FLASHATTN_LANES)]] void backward_dkv(
-    FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_BACKWARD_ARGUMENTS(T), FLASHATTN_WRITTEN(T, dk),
-    FLASHATTN_WRITTEN(T, dv), uint3 group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
-    uint simdgroup [[simdgroup_index_in_threadgroup]], uint thread_index [[thread_index_in_threadgroup]]) {
+FLASHATTN_KERNEL(Sizes::simdgroups)
+backward_dkv(FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_BACKWARD_ARGUMENTS(T), FLASHATTN_WRITTEN(T, dk),
+             FLASHATTN_WRITTEN(T, dv), FLASHATTN_POSITION) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, SIMDGROUPS = Sizes::simdgroups, ROWS = Sizes::rows,
                 PARTS = Sizes::parts;
   constexpr int kKeys = SIMDGROUPS * 8, kRowFragments = ROWS / 8, kDepth = D / 8, kColumns = DV / 8;
@@ -25,9 +24,10 @@ template <typename T, typename Sizes>
   threadgroup T query_tile[QueryLoader::kSize];
   threadgroup T dout_tile[DoutLoader::kSize];
   threadgroup SavedRow saved_rows[ROWS];
-  threadgroup int finite_rows[SIMDGROUPS];  // per SIMD group: whether all that it has loaded is finite
+  threadgroup int finite_rows[SIMDGROUPS];  // for each SIMD group: whether all elements that it loaded are finite
 
-  // The first keys first: under a causal mask the most queries see them.
+  // The first threadgroups get the first keys, which most queries see under a causal mask, since long work should
+  // start first.
   int first_key = int(group.x) / PARTS * kKeys;
   int last_key = metal::min(first_key + kKeys, params.key_len) - 1;
   bool with_dk = PARTS == 1 || group.x % 2 == 0, with_dv = PARTS == 1 || group.x % 2 == 1;
@@ -36,19 +36,14 @@ template <typename T, typename Sizes>
   Visibility visibility = visibility_of(params, FLASHATTN_MASK_INPUTS, batch);
 
   int fragment_r = fragment_row(lane), fragment_c = fragment_column(lane);
-  int own_first = first_key + int(simdgroup) * 8;  // the SIMD group's first
+  int own_first = first_key + int(simdgroup) * 8;  // the SIMD group's first key
   int own_key = own_first + fragment_r;
-  constexpr int kBoth = kDepth + kColumns, kWider = kDepth > kColumns ? kDepth : kColumns;
-  constexpr int kSums = PARTS == 1 ? kBoth : kWider;
-  Fragment sums[kSums];
+  constexpr int kSums = PARTS == 1 ? kDepth + kColumns : kDepth > kColumns ? kDepth : kColumns;
+  Fragment sums[kSums] = {};
   thread Fragment* dk_sums = sums;
   thread Fragment* dv_sums = sums + (PARTS == 1 ? kDepth : 0);
-  FLASHATTN_UNROLL
-  for (int c = 0; c < kSums; ++c) {
-    sums[c] = Fragment{0.0f, 0.0f};
-  }
 
-  // Own rows of keys, and of values, stay in registers if these, sums, scores and gradients take at most 96 registers.
+  // Own keys, and then own values, stay in registers if they, sums, scores and gradients take at most 96 registers.
   constexpr int kBusy = 2 * kSums + ROWS / 2;
   constexpr int kKeyRegisters = D * int(sizeof(T)) / 16, kValueRegisters = DV * int(sizeof(T)) / 16;
   constexpr bool kKeepKeys = kBusy + kKeyRegisters <= 96;
@@ -59,10 +54,9 @@ template <typename T, typename Sizes>
                                          own_key, params.key_len, fragment_c, value_dim);
 
   KeySpan queries_of_any = visibility.seen_from(first_key, last_key);
-  RowLayout query_layout = row_layout(params.query), dout_layout = row_layout(backward.dout);
   for (int head = kv_head * heads; head < (kv_head + 1) * heads; ++head) {
-    PlainRows<const device T*> queries = {head_of(query, params, params.query, batch, head), query_layout};
-    PlainRows<const device T*> douts = {head_of(dout, params, backward.dout, batch, head), dout_layout};
+    auto queries = rows_of(query, params, params.query, batch, head);
+    auto douts = rows_of(dout, params, backward.dout, batch, head);
     const device float* stats = head_of(row_stats, params, params.row_stats, batch, head);
     const device float* deltas = delta + delta_offset(params, batch, head);
     float slope = visibility.row(0, head).slope;
@@ -74,9 +68,9 @@ template <typename T, typename Sizes>
       if (!(blocks & kBlockShows)) {
         continue;
       }
-      bool shown = row_count == ROWS && visibility.open_to_all(first, last).contains(first_key, kKeys) &&
-                   !(blocks & kBlockChanges);
-      bool needed = visibility.seen_by_any(first, last).meets(own_first, 8);  // by this SIMD group
+      bool unmasked =
+          row_count == ROWS && visibility.unmasked(first, last).contains(first_key, kKeys) && !(blocks & kBlockChanges);
+      bool needed = visibility.seen_by_any(first, last).meets(own_first, 8);  // whether a query sees an own key
 
       threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the previous rows have been read
       bool finite_queries = QueryLoader::load(query_tile, queries.from(first), row_count, head_dim, thread_index);
@@ -84,16 +78,13 @@ template <typename T, typename Sizes>
       if (thread_index < ROWS) {
         saved_rows[thread_index] = saved_row(stats, deltas, params, first + int(thread_index));
       }
-      if (!shown) {
-        bool finite = metal::simd_all(finite_queries && finite_dout);
-        if (lane == 0) {
-          finite_rows[simdgroup] = finite;
-        }
+      if (!unmasked) {
+        set_flag(finite_rows, finite_queries && finite_dout, lane, simdgroup);
       }
       threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the rows are there
 
-      Fragment probabilities[kRowFragments];  // at first scores
-      Fragment gradients[kRowFragments];      // gradients of the probabilities, later of the scores
+      Fragment probabilities[kRowFragments];  // at first products of keys and queries
+      Fragment gradients[kRowFragments];      // at first gradients of probabilities, then of scores
       if (needed) {
         multiply_transposed<kRowFragments, QueryLoader::kStride>(probabilities, own_keys, query_tile, lane);
         if (with_dk) {
@@ -106,19 +97,15 @@ template <typename T, typename Sizes>
             int r = k * 8 + fragment_c + e;
             ScoreGradient result =
                 score_gradient(probabilities[k][e], with_dk ? gradients[k][e] : 0.0f, visibility,
-                               visibility.row_with_slope(first + r, head, slope), saved_rows[r], own_key, shown);
+                               visibility.row_with_slope(first + r, head, slope), saved_rows[r], own_key, unmasked);
             probabilities[k][e] = result.probability;
             gradients[k][e] = result.gradient;
           }
         }
       }
 
-      if (!shown) {
-        bool finite_tile = true;
-        FLASHATTN_UNROLL
-        for (int s = 0; s < SIMDGROUPS; ++s) {
-          finite_tile = finite_tile && finite_rows[s] != 0;
-        }
+      if (!unmasked) {
+        bool finite_tile = all_true<SIMDGROUPS>(finite_rows);
         if (!finite_tile) {
           if (needed && with_dk) {
             add_not_finite<ROWS, kDepth>(dk_sums, gradients, query_tile, QueryLoader::kStride, lane);
@@ -134,7 +121,7 @@ template <typename T, typename Sizes>
       }
       FLASHATTN_UNROLL
       for (int k = 0; k < kRowFragments; ++k) {
-        int eighth = first + k * 8;  // the first of 8 queries; if none sees an own key, all terms are 0
+        int eighth = first + k * 8;  // the first of 8 queries, which are left out if none of them sees an own key
         if (visibility.seen_by_any(eighth, metal::min(eighth + 7, last)).meets(own_first, 8)) {
           if (with_dv) {
             add_product<kColumns, DoutLoader::kStride>(dv_sums, probabilities[k],

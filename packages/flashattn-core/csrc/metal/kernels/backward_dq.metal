@@ -1,6 +1,6 @@
 // metal_backward_dq: the gradient of the queries. As in metal_prefill_reg, each SIMD group has 8 rows of one head and
-// loops over tiles of keys. A tile's values come first, so that its keys are still in threadgroup memory when the
-// gradients of the scores are computed.
+// loops over tiles of keys. Values and keys of a tile share threadgroup memory. The values come first, so that the keys
+// are still there for the last product.
 #include "arguments.h"
 #include "score_gradient.h"
 #include "tile_loader.h"
@@ -11,19 +11,17 @@ using namespace flashattn;
 // D and DV: head_dim and value_dim, rounded up to whole fragments. KEYS: keys per tile.
 // Grid: (queries / rows of a threadgroup, heads, batch) threadgroups of SIMDGROUPS SIMD groups.
 template <typename T, typename Sizes>
-[[kernel, max_total_threads_per_threadgroup(Sizes::simdgroups* FLASHATTN_LANES)]] void backward_dq(
-    FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_BACKWARD_ARGUMENTS(T), FLASHATTN_WRITTEN(T, dq),
-    uint3 group [[threadgroup_position_in_grid]], uint3 grid [[threadgroups_per_grid]],
-    uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]],
-    uint thread_index [[thread_index_in_threadgroup]]) {
+FLASHATTN_KERNEL(Sizes::simdgroups)
+backward_dq(FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_BACKWARD_ARGUMENTS(T), FLASHATTN_WRITTEN(T, dq),
+            FLASHATTN_POSITION) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, SIMDGROUPS = Sizes::simdgroups, KEYS = Sizes::keys;
   constexpr int kRows = SIMDGROUPS * 8, kKeyFragments = KEYS / 8, kDepth = D / 8;
   using KeyLoader = TileLoader<T, KEYS, D, SIMDGROUPS * FLASHATTN_LANES>;
   using ValueLoader = TileLoader<T, KEYS, DV, SIMDGROUPS * FLASHATTN_LANES>;
   threadgroup T tile[KeyLoader::kSize > ValueLoader::kSize ? KeyLoader::kSize : ValueLoader::kSize];
-  threadgroup int finite_keys[SIMDGROUPS];  // per SIMD group: whether all that it has loaded is finite
+  threadgroup int finite_keys[SIMDGROUPS];  // for each SIMD group: whether all keys that it loaded are finite
 
-  // The last queries first: under a causal mask they see the most keys, and a long threadgroup should not start last.
+  // The first threadgroups get the last queries, which see most keys under a causal mask: long work should start first.
   int first_query = int(grid.x - 1 - group.x) * kRows;
   int last_query = metal::min(first_query + kRows, params.query_len) - 1;
   int batch = int(group.z), head = int(group.y);
@@ -31,17 +29,13 @@ template <typename T, typename Sizes>
   Visibility visibility = visibility_of(params, FLASHATTN_MASK_INPUTS, batch);
 
   int fragment_r = fragment_row(lane), fragment_c = fragment_column(lane);
-  int own_query = first_query + int(simdgroup) * 8;  // the SIMD group's first
+  int own_query = first_query + int(simdgroup) * 8;  // the SIMD group's first query
   Row row = visibility.row(own_query + fragment_r, head);
   SavedRow saved = saved_row(head_of(row_stats, params, params.row_stats, batch, head),
                              delta + delta_offset(params, batch, head), params, row.query);
-  Fragment sums[kDepth];
-  FLASHATTN_UNROLL
-  for (int c = 0; c < kDepth; ++c) {
-    sums[c] = Fragment{0.0f, 0.0f};
-  }
+  Fragment sums[kDepth] = {};
 
-  // Own rows of query, and of dout, stay in registers if these and the sums take at most 64 registers.
+  // Own rows of query, and then of dout, stay in registers if they and the sums take at most 64 registers.
   constexpr int kQueryRegisters = D * int(sizeof(T)) / 16, kDoutRegisters = DV * int(sizeof(T)) / 16;
   constexpr bool kKeepQueries = D / 4 + kQueryRegisters <= 64;
   constexpr bool kKeepDout = D / 4 + kQueryRegisters + kDoutRegisters <= 64;
@@ -53,7 +47,7 @@ template <typename T, typename Sizes>
   auto keys = rows_of(key, params, params.key, batch, kv_head);
   auto values = rows_of(value, params, params.value, batch, kv_head);
   KeySpan any = visibility.seen_by_any(first_query, last_query);
-  KeySpan all = visibility.open_to_all(first_query, last_query);
+  KeySpan all = visibility.unmasked(first_query, last_query);
   KeySpan own = visibility.seen_by_any(own_query, metal::min(own_query + 7, last_query));
 
   for (int first = any.begin / KEYS * KEYS; first < any.end; first += KEYS) {
@@ -62,24 +56,21 @@ template <typename T, typename Sizes>
     if (!(blocks & kBlockShows)) {
       continue;
     }
-    bool shown = all.contains(first, KEYS) && !(blocks & kBlockChanges);
-    bool needed = own.meets(first, KEYS);  // by this SIMD group
+    bool unmasked = all.contains(first, KEYS) && !(blocks & kBlockChanges);
+    bool needed = own.meets(first, KEYS);  // whether an own query sees a key of the tile
 
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the previous keys have been read
     ValueLoader::load(tile, values.from(first), key_count, value_dim, thread_index);
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the values are there
-    Fragment gradients[kKeyFragments];                       // gradients of the probabilities, later of the scores
+    Fragment gradients[kKeyFragments];                       // at first gradients of probabilities, then of scores
     if (needed) {
       multiply_transposed<kKeyFragments, ValueLoader::kStride>(gradients, own_dout, tile, lane);
     }
 
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the values have been read
     bool finite = KeyLoader::load(tile, keys.from(first), key_count, head_dim, thread_index);
-    if (!shown) {
-      finite = metal::simd_all(finite);
-      if (lane == 0) {
-        finite_keys[simdgroup] = finite;
-      }
+    if (!unmasked) {
+      set_flag(finite_keys, finite, lane, simdgroup);
     }
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the keys are there
     if (needed) {
@@ -90,18 +81,14 @@ template <typename T, typename Sizes>
         FLASHATTN_UNROLL
         for (int e = 0; e < 2; ++e) {
           gradients[k][e] = score_gradient(scores[k][e], gradients[k][e], visibility, row, saved,
-                                           first + k * 8 + fragment_c + e, shown)
+                                           first + k * 8 + fragment_c + e, unmasked)
                                 .gradient;
         }
       }
     }
 
-    if (!shown) {
-      bool finite_tile = true;
-      FLASHATTN_UNROLL
-      for (int s = 0; s < SIMDGROUPS; ++s) {
-        finite_tile = finite_tile && finite_keys[s] != 0;
-      }
+    if (!unmasked) {
+      bool finite_tile = all_true<SIMDGROUPS>(finite_keys);
       if (!finite_tile) {
         if (needed) {
           add_not_finite<KEYS, kDepth>(sums, gradients, tile, KeyLoader::kStride, lane);
@@ -113,7 +100,7 @@ template <typename T, typename Sizes>
     }
     FLASHATTN_UNROLL
     for (int k = 0; k < kKeyFragments; ++k) {
-      if (own.meets(first + k * 8, 8)) {  // otherwise all its gradients are 0
+      if (own.meets(first + k * 8, 8)) {  // otherwise the gradients of these keys are 0
         add_product<kDepth, KeyLoader::kStride>(sums, gradients[k], tile + k * 8 * KeyLoader::kStride, lane);
       }
     }

@@ -6,12 +6,9 @@ using namespace flashattn;
 
 // Grid: (blocks / 8) threadgroups of 256 threads.
 template <int DTYPE>
-[[kernel, max_total_threads_per_threadgroup(256)]] void block_map(FLASHATTN_VALUE(ArrayParams, array_params),
-                                                                  FLASHATTN_READ(uchar, mask),
-                                                                  FLASHATTN_WRITTEN(uchar, found_blocks),
-                                                                  uint lane [[thread_index_in_simdgroup]],
-                                                                  uint simdgroup [[simdgroup_index_in_threadgroup]],
-                                                                  uint3 group [[threadgroup_position_in_grid]]) {
+FLASHATTN_KERNEL(8)
+block_map(FLASHATTN_VALUE(ArrayParams, array_params), FLASHATTN_READ(uchar, mask),
+          FLASHATTN_WRITTEN(uchar, found_blocks), FLASHATTN_POSITION) {
   int64_t index = int64_t(group.x) * 8 + simdgroup;
   if (index < array_params.count) {
     MaskBlock block = mask_block(array_params, index);

@@ -1,4 +1,4 @@
-// metal_decode_fast: one query, few keys. One SIMD group per head, no barriers, no threadgroup memory.
+// metal_decode_fast: one query, few keys. One SIMD group per head computes all keys, without threadgroup memory.
 #include "arguments.h"
 #include "single_row.h"
 
@@ -6,10 +6,8 @@ using namespace flashattn;
 
 // Grid: (1, heads, batch) threadgroups of 32 threads.
 template <typename T, typename Sizes, typename K = T>
-[[kernel, max_total_threads_per_threadgroup(32)]] void decode_fast(FLASHATTN_INPUT_ARGUMENTS(T, K),
-                                                                   FLASHATTN_OUTPUT_ARGUMENTS(T),
-                                                                   uint3 group [[threadgroup_position_in_grid]],
-                                                                   uint lane [[thread_index_in_simdgroup]]) {
+FLASHATTN_KERNEL(1)
+decode_fast(FLASHATTN_INPUT_ARGUMENTS(T, K), FLASHATTN_OUTPUT_ARGUMENTS(T), FLASHATTN_POSITION) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim;
   int batch = int(group.z), head = int(group.y);
   int kv_head = head / (params.num_heads / params.num_kv_heads);

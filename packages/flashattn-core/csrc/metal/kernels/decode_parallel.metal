@@ -1,5 +1,4 @@
-// metal_decode_parallel: one query. 32 SIMD groups per head share the keys; their results are merged in threadgroup
-// memory.
+// metal_decode_parallel: one query. 32 SIMD groups per head share the keys, and merge results in threadgroup memory.
 #include "arguments.h"
 #include "decode_rows.h"
 #include "epilogue.h"
@@ -8,9 +7,8 @@ using namespace flashattn;
 
 // Grid: (1, heads, batch) threadgroups of 1024 threads.
 template <typename T, typename Sizes, typename K = T>
-[[kernel, max_total_threads_per_threadgroup(1024)]] void decode_parallel(
-    FLASHATTN_INPUT_ARGUMENTS(T, K), FLASHATTN_OUTPUT_ARGUMENTS(T), uint3 group [[threadgroup_position_in_grid]],
-    uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+FLASHATTN_KERNEL(32)
+decode_parallel(FLASHATTN_INPUT_ARGUMENTS(T, K), FLASHATTN_OUTPUT_ARGUMENTS(T), FLASHATTN_POSITION) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim;
   using Rows = DecodeRows<T, D, DV, 1>;
   constexpr int kSimdgroups = 32;
@@ -26,7 +24,7 @@ template <typename T, typename Sizes, typename K = T>
   rows.attend(keys, values, visibility, all, any.begin + int(simdgroup) * Rows::kKeys, any.end,
               kSimdgroups * Rows::kKeys, 0, lane);
 
-  // The merge. Lane n reads the result of SIMD group n. Columns are merged in passes that fit in threadgroup memory.
+  // The merge. Lane n reads the result of SIMD group n. Each pass merges as many columns as fit in threadgroup memory.
   // The odd stride puts a column's 32 partial results into 32 banks.
   constexpr int kPass = Rows::kValueColumns < 4 ? Rows::kValueColumns : 4;  // per lane and pass
   constexpr int kStride = kSimdgroups + 1;
@@ -62,7 +60,7 @@ template <typename T, typename Sizes, typename K = T>
       result = finish_row(whole, sinks, params, batch, head);
       weight *= result.normalise;
     }
-    // SIMD group g merges the columns that lane g of each SIMD group had.
+    // SIMD group g merges the columns that lane g of each SIMD group computed.
     FLASHATTN_UNROLL
     for (int i = 0; i < kPass; ++i) {
       if (pass + i < Rows::kValueColumns) {

@@ -10,28 +10,23 @@ using namespace flashattn;
 
 // Grid: (chunks / SIMD groups of a threadgroup, kv_heads, batch).
 template <typename T, typename Sizes, typename K = T>
-[[kernel, max_total_threads_per_threadgroup(128)]] void decode_split(FLASHATTN_INPUT_ARGUMENTS(T, K),
-                                                                     FLASHATTN_PARTIALS(FLASHATTN_WRITTEN),
-                                                                     uint3 group [[threadgroup_position_in_grid]],
-                                                                     uint lane [[thread_index_in_simdgroup]],
-                                                                     uint simdgroup [[simdgroup_index_in_threadgroup]],
-                                                                     uint simdgroups [[simdgroups_per_threadgroup]]) {
+FLASHATTN_KERNEL(4)
+decode_split(FLASHATTN_INPUT_ARGUMENTS(T, K), FLASHATTN_PARTIALS(FLASHATTN_WRITTEN), FLASHATTN_POSITION,
+             uint simdgroups [[simdgroups_per_threadgroup]]) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, ROWS = Sizes::rows;
   decode_split_body<D, DV, ROWS>(query, FLASHATTN_STORED_INPUTS(K), params, FLASHATTN_MASK_INPUTS,
                                  {partials, params, split}, split, int(group.z), int(group.y),
                                  int(group.x * simdgroups + simdgroup), 0, lane);
 }
 
-// Rows beyond a threadgroup's go to other threadgroups. Grid: (chunks * blocks of rows, kv_heads, batch).
+// Several threadgroups read the same chunk if it has many rows. Grid: (chunks * threadgroups of each, kv_heads, batch).
 template <typename T, typename Sizes, typename K = T>
-[[kernel, max_total_threads_per_threadgroup(Sizes::simdgroups* FLASHATTN_LANES)]] void decode_split_shared(
-    FLASHATTN_INPUT_ARGUMENTS(T, K), FLASHATTN_PARTIALS(FLASHATTN_WRITTEN),
-    uint3 group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
-    uint simdgroup [[simdgroup_index_in_threadgroup]], uint thread_index [[thread_index_in_threadgroup]]) {
+FLASHATTN_KERNEL(Sizes::simdgroups)
+decode_split_shared(FLASHATTN_INPUT_ARGUMENTS(T, K), FLASHATTN_PARTIALS(FLASHATTN_WRITTEN), FLASHATTN_POSITION) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, ROWS = Sizes::rows, SIMDGROUPS = Sizes::simdgroups;
   using Rows = DecodeRows<T, D, DV, ROWS>;
   using Element = typename Stored<K>::Element;
-  constexpr int kBudget = 15 * 1024 / int(sizeof(Element));  // elements; two tiles take 30 of 32 KB
+  constexpr int kBudget = 15 * 1024 / int(sizeof(Element));  // elements per tile: two tiles take up to 30 of 32 KB
   constexpr int kFitting = kBudget / (Rows::kWidest + 16) / Rows::kKeys * Rows::kKeys;
   constexpr int kTile = kFitting < 32 ? kFitting : 32;
   static_assert(kTile > 0, "not even one batch of keys fits");
@@ -51,11 +46,9 @@ template <typename T, typename Sizes, typename K = T>
 
 // Grid: (query_len, heads, batch) threadgroups of 32 threads.
 template <typename T, typename Sizes>
-[[kernel, max_total_threads_per_threadgroup(32)]] void decode_merge(FLASHATTN_OUTPUT_ARGUMENTS(T),
-                                                                    FLASHATTN_VALUE(AttentionParams, params),
-                                                                    FLASHATTN_PARTIALS(FLASHATTN_READ),
-                                                                    uint3 group [[threadgroup_position_in_grid]],
-                                                                    uint lane [[thread_index_in_simdgroup]]) {
+FLASHATTN_KERNEL(1)
+decode_merge(FLASHATTN_OUTPUT_ARGUMENTS(T), FLASHATTN_VALUE(AttentionParams, params),
+             FLASHATTN_PARTIALS(FLASHATTN_READ), FLASHATTN_POSITION) {
   constexpr int DV = Sizes::value_dim;
   decode_merge_body<DV>(FLASHATTN_ROW_OUTPUTS(T), params, sinks, {partials, params, split}, split, int(group.z),
                         int(group.y), int(group.x), lane);

@@ -3,40 +3,33 @@
 
 #include <metal_stdlib>
 
-#define FLASHATTN_FUNC METAL_FUNC         // before a function: always inlined
+#define FLASHATTN_FUNC METAL_FUNC         // precedes a function, which is always inlined
 #define FLASHATTN_DEVICE device           // memory of arrays
-#define FLASHATTN_UNIFORM const constant  // read-only memory that all threads share: parameters, constants
+#define FLASHATTN_UNIFORM const constant  // read-only memory that all threads share, for parameters and constants
 #define FLASHATTN_SHARED threadgroup
-#define FLASHATTN_THREAD thread  // private to a thread; stands after methods, too
+#define FLASHATTN_THREAD thread  // memory of one thread; also follows methods of objects in it
 #define FLASHATTN_UNROLL _Pragma("clang loop unroll(full)")
 #define FLASHATTN_ROLLED _Pragma("clang loop unroll(disable)")
 
 // Width of a SIMD group on every Apple GPU.
 #define FLASHATTN_LANES 32
 
-// Where threads synchronise: macros, not functions, so that each use remains a place of its own in the text.
+// Threads synchronise here. These are macros, because the emulator in tests/ tells barriers apart by their lines.
 #define FLASHATTN_BARRIER threadgroup_barrier(metal::mem_flags::mem_threadgroup)
 #define FLASHATTN_LANE_SUM(x) metal::simd_sum(x)
 #define FLASHATTN_LANE_MAX(x) metal::simd_max(x)
 #define FLASHATTN_LANE_VALUE(x, lane) metal::simd_shuffle(x, ushort(lane))
 
-// Types that every dialect has: half, bfloat, uint, uchar, ushort, int64_t, float2; constants: INFINITY,
-// FLT_MAX, M_LOG2E_F, M_LN2_F.
+// Every dialect also has the types half, bfloat, uint, uchar, ushort, int64_t and float2, and the constants INFINITY,
+// FLT_MAX, M_LOG2E_F and M_LN2_F. Metal predefines them.
 namespace flashattn {
 
-METAL_FUNC int minimum(int a, int b) {
+template <typename T>
+METAL_FUNC T minimum(T a, T b) {
   return metal::min(a, b);
 }
-METAL_FUNC int64_t minimum(int64_t a, int64_t b) {
-  return metal::min(a, b);
-}
-METAL_FUNC int maximum(int a, int b) {
-  return metal::max(a, b);
-}
-METAL_FUNC int64_t maximum(int64_t a, int64_t b) {
-  return metal::max(a, b);
-}
-METAL_FUNC float maximum(float a, float b) {
+template <typename T>
+METAL_FUNC T maximum(T a, T b) {
   return metal::max(a, b);
 }
 METAL_FUNC int clamped(int x, int lowest, int highest) {
@@ -52,7 +45,7 @@ METAL_FUNC float at_most_zero(float x) {  // NaN stays NaN
 METAL_FUNC float multiply_add(float a, float b, float c) {
   return metal::fma(a, b, c);
 }
-// Never fused with an addition: the score must be the one that was compared for the maximum.
+// A product that the compiler never fuses with an addition, so that a score is the same wherever it is computed.
 METAL_FUNC float rounded_product(float a, float b) {
 #pragma clang fp contract(off)
   return a * b;

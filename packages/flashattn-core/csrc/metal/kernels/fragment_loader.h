@@ -1,7 +1,7 @@
 // Loads a lane's elements of an 8x8 fragment straight from device memory.
 //
-// Rows beyond the last one are read as the last: their results are masked or not stored, and an unconditional load
-// needs no branch. Columns from `columns` on are 0. COLUMNS: `columns` rounded up to whole fragments.
+// For a row beyond the last one the functions read the last row, since an unconditional load needs no branch, and such
+// results are masked or not stored. Columns from `columns` on are 0. COLUMNS: `columns`, rounded up to whole fragments.
 #pragma once
 
 #include "mma.h"

@@ -1,6 +1,6 @@
-// 8x8 matrices spread over a SIMD group. A lane holds two neighbouring elements of one row, as Apple's GPUs lay them
-// out:   row = lane bits 4 2 1,   column = lane bits 3 0, times two
-// Arithmetic is float32 whatever the storage: products of float32 fragments, accumulated in float32.
+// 8x8 matrices spread over a SIMD group. As on Apple's GPUs, a lane holds two neighbouring elements of one row:
+//   row = lane bits 4 2 1,   column = lane bits 3 0, times two
+// All fragments are float32, whatever the arrays' dtype, and products accumulate in float32.
 #pragma once
 
 #include <metal_simdgroup>
@@ -19,7 +19,7 @@ METAL_FUNC int fragment_column(uint lane) {
   return int((lane & 1) * 2 | (lane >> 3 & 1) * 4);
 }
 
-// The lane that holds an element.
+// The lane that holds the element (row, column).
 METAL_FUNC ushort fragment_lane(int row, int column) {
   return ushort((column >> 1 & 1) | (row & 3) << 1 | (column >> 2 & 1) << 3 | (row >> 2 & 1) << 4);
 }
@@ -37,7 +37,7 @@ METAL_FUNC Fragment multiply(Fragment left, Fragment right, Fragment accumulator
   return Fragment{c.thread_elements()[0], c.thread_elements()[1]};
 }
 
-// Element (row of this lane, column) of a matrix.
+// The element of this lane's row in some column.
 METAL_FUNC float row_element(Fragment fragment, int column, uint lane) {
   ushort holder = fragment_lane(fragment_row(lane), column);
   float even = metal::simd_shuffle(fragment.x, holder), odd = metal::simd_shuffle(fragment.y, holder);

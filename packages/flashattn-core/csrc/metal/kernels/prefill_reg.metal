@@ -1,6 +1,5 @@
-// metal_prefill_reg: many queries of one head. Each SIMD group has 8 rows, whose output, scores and probabilities stay
-// in its registers, as 8x8 fragments, from the first key to the last. Keys and values alternate in one buffer of
-// threadgroup memory.
+// metal_prefill_reg: many queries of one head. Each SIMD group has 8 rows. Their output, scores and probabilities stay
+// in registers, as 8x8 fragments. The keys of a tile, and after them its values, use the same threadgroup memory.
 #include "arguments.h"
 #include "epilogue.h"
 #include "fragment_loader.h"
@@ -11,11 +10,11 @@
 
 namespace flashattn {
 
-// Turns a lane's products of query and key, from fragments side by side, into probabilities. first_key: the key of the
-// first product. Returns the factor for the row's output so far. row_sum covers only the lane's own keys.
+// Turns a lane's products of query and key, in neighbouring fragments, into probabilities. first_key: the key of the
+// first product. Returns the factor for the row's output so far. row_sum is then the sum over the lane's own keys.
 template <int FRAGMENTS>
 METAL_FUNC float to_probabilities(thread Fragment* scores, thread OnlineSoftmax& softmax, Visibility visibility,
-                                  Row row, int first_key, bool shown) {
+                                  Row row, int first_key, bool unmasked) {
   float score_max = -INFINITY;
   FLASHATTN_UNROLL
   for (int k = 0; k < FRAGMENTS; ++k) {
@@ -23,7 +22,7 @@ METAL_FUNC float to_probabilities(thread Fragment* scores, thread OnlineSoftmax&
     for (int e = 0; e < 2; ++e) {
       int key = first_key + k * 8 + e;
       float score = visibility.score(scores[k][e], row, key);
-      scores[k][e] = shown ? score : visibility.masked(score, row, key);
+      scores[k][e] = unmasked ? score : visibility.masked(score, row, key);
       score_max = metal::max(score_max, scores[k][e]);
     }
   }
@@ -48,10 +47,8 @@ using namespace flashattn;
 // D and DV: head_dim and value_dim, rounded up to whole fragments. KEYS: keys per tile.
 // Grid: (queries / rows of a threadgroup, heads, batch) threadgroups of SIMDGROUPS SIMD groups.
 template <typename T, typename Sizes, typename K = T>
-[[kernel, max_total_threads_per_threadgroup(Sizes::simdgroups* FLASHATTN_LANES)]] void prefill_reg(
-    FLASHATTN_INPUT_ARGUMENTS(T, K), FLASHATTN_OUTPUT_ARGUMENTS(T), uint3 group [[threadgroup_position_in_grid]],
-    uint3 grid [[threadgroups_per_grid]], uint lane [[thread_index_in_simdgroup]],
-    uint simdgroup [[simdgroup_index_in_threadgroup]], uint thread_index [[thread_index_in_threadgroup]]) {
+FLASHATTN_KERNEL(Sizes::simdgroups)
+prefill_reg(FLASHATTN_INPUT_ARGUMENTS(T, K), FLASHATTN_OUTPUT_ARGUMENTS(T), FLASHATTN_POSITION) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, SIMDGROUPS = Sizes::simdgroups, KEYS = Sizes::keys;
   constexpr int kRows = SIMDGROUPS * 8;
   constexpr int kColumns = DV / 8, kKeyFragments = KEYS / 8;
@@ -59,9 +56,9 @@ template <typename T, typename Sizes, typename K = T>
   using KeyLoader = TileLoader<Element, KEYS, D, SIMDGROUPS * FLASHATTN_LANES>;
   using ValueLoader = TileLoader<Element, KEYS, DV, SIMDGROUPS * FLASHATTN_LANES>;
   threadgroup Element tile[KeyLoader::kSize > ValueLoader::kSize ? KeyLoader::kSize : ValueLoader::kSize];
-  threadgroup int finite_values[SIMDGROUPS];  // per SIMD group: whether all that it has loaded is finite
+  threadgroup int finite_values[SIMDGROUPS];  // for each SIMD group: whether all values that it loaded are finite
 
-  // The last queries first: under a causal mask they see the most keys, and a long threadgroup should not start last.
+  // The first threadgroups get the last queries, which see most keys under a causal mask: long work should start first.
   int first_query = int(grid.x - 1 - group.x) * kRows;
   int last_query = metal::min(first_query + kRows, params.query_len) - 1;
   int batch = int(group.z), head = int(group.y);
@@ -69,14 +66,10 @@ template <typename T, typename Sizes, typename K = T>
   Visibility visibility = visibility_of(params, FLASHATTN_MASK_INPUTS, batch);
 
   int fragment_r = fragment_row(lane), fragment_c = fragment_column(lane);
-  int own_query = first_query + int(simdgroup) * 8;  // the SIMD group's first
+  int own_query = first_query + int(simdgroup) * 8;  // the SIMD group's first query
   Row row = visibility.row(own_query + fragment_r, head);
   OnlineSoftmax softmax = empty_row();
-  Fragment output[kColumns];
-  FLASHATTN_UNROLL
-  for (int c = 0; c < kColumns; ++c) {
-    output[c] = Fragment{0.0f, 0.0f};
-  }
+  Fragment output[kColumns] = {};
 
   // Queries stay in registers, in their own dtype, if the output leaves room for them.
   constexpr bool kKeepQueries = 4 * DV + int(sizeof(T)) * D <= 1024;
@@ -86,7 +79,7 @@ template <typename T, typename Sizes, typename K = T>
   auto keys = keys_of(FLASHATTN_STORED_INPUTS(K), params, batch, kv_head);
   auto values = values_of(FLASHATTN_STORED_INPUTS(K), params, batch, kv_head);
   KeySpan any = visibility.seen_by_any(first_query, last_query);
-  KeySpan all = visibility.open_to_all(first_query, last_query);
+  KeySpan all = visibility.unmasked(first_query, last_query);
   KeySpan own = visibility.seen_by_any(own_query, metal::min(own_query + 7, last_query));
 
   for (int first = any.begin / KEYS * KEYS; first < any.end; first += KEYS) {
@@ -95,8 +88,8 @@ template <typename T, typename Sizes, typename K = T>
     if (!(blocks & kBlockShows)) {
       continue;
     }
-    bool shown = all.contains(first, KEYS) && !(blocks & kBlockChanges);
-    bool needed = own.meets(first, KEYS);  // by this SIMD group
+    bool unmasked = all.contains(first, KEYS) && !(blocks & kBlockChanges);
+    bool needed = own.meets(first, KEYS);  // whether an own query sees a key of the tile
 
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the previous values have been read
     KeyLoader::load(tile, keys.from(first), key_count, head_dim, thread_index);
@@ -109,14 +102,11 @@ template <typename T, typename Sizes, typename K = T>
 
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the keys have been read
     bool finite = ValueLoader::load(tile, values.from(first), key_count, value_dim, thread_index);
-    if (!shown) {
-      finite = metal::simd_all(finite);
-      if (lane == 0) {
-        finite_values[simdgroup] = finite;
-      }
+    if (!unmasked) {
+      set_flag(finite_values, finite, lane, simdgroup);
     }
     if (needed) {
-      float rescale = to_probabilities<kKeyFragments>(scores, softmax, visibility, row, first + fragment_c, shown);
+      float rescale = to_probabilities<kKeyFragments>(scores, softmax, visibility, row, first + fragment_c, unmasked);
       FLASHATTN_UNROLL
       for (int c = 0; c < kColumns; ++c) {
         output[c] *= rescale;
@@ -124,12 +114,8 @@ template <typename T, typename Sizes, typename K = T>
     }
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the values are there
 
-    if (!shown) {
-      bool finite_tile = true;
-      FLASHATTN_UNROLL
-      for (int s = 0; s < SIMDGROUPS; ++s) {
-        finite_tile = finite_tile && finite_values[s] != 0;
-      }
+    if (!unmasked) {
+      bool finite_tile = all_true<SIMDGROUPS>(finite_values);
       if (!finite_tile) {
         if (needed) {
           add_not_finite<KEYS, kColumns>(output, scores, tile, ValueLoader::kStride, lane);
@@ -141,7 +127,7 @@ template <typename T, typename Sizes, typename K = T>
     }
     FLASHATTN_UNROLL
     for (int k = 0; k < kKeyFragments; ++k) {
-      if (own.meets(first + k * 8, 8)) {  // otherwise all its probabilities are 0
+      if (own.meets(first + k * 8, 8)) {  // otherwise the probabilities of these keys are 0
         add_product<kColumns, ValueLoader::kStride>(output, scores[k], tile + k * 8 * ValueLoader::kStride, lane);
       }
     }

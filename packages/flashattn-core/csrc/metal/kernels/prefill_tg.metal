@@ -1,62 +1,48 @@
 // metal_prefill_tg: a short prompt, or few queries with many heads per key/value head. Four SIMD groups share the same
-// 8 or 16 rows. They divide the keys for the scores, and the columns for the output. Each reads its keys and values
-// from device memory itself, no element twice. Scores and probabilities pass through threadgroup memory.
+// 8 or 16 rows. For the scores they divide the keys among them, and for the output the columns. So each reads keys and
+// values from device memory, and no element is read twice. Scores and probabilities pass through threadgroup memory.
 #include "arguments.h"
 #include "epilogue.h"
 #include "finite.h"
 #include "fragment_loader.h"
 #include "mma.h"
+#include "tile_product.h"
 #include "visibility.h"
 
 using namespace flashattn;
 
-// Rows of a key/value head are numbered query after query, and within a query by its heads. D and DV: head_dim and
+// Rows of a key/value head are numbered query after query, and for each query head after head. D and DV: head_dim and
 // value_dim, rounded up to 8. Grid: (rows / rows of a threadgroup, kv_heads, batch) threadgroups of 128 threads.
 template <typename T, typename Sizes>
-[[kernel, max_total_threads_per_threadgroup(128)]] void prefill_tg(
-    FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_OUTPUT_ARGUMENTS(T),
-    uint3 threadgroup_index [[threadgroup_position_in_grid]], uint3 grid [[threadgroups_per_grid]],
-    uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+FLASHATTN_KERNEL(4)
+prefill_tg(FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_OUTPUT_ARGUMENTS(T), FLASHATTN_POSITION) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, ROW_FRAGMENTS = Sizes::row_fragments;
-  constexpr int kSimdgroups = 4, kKeys = 8 * kSimdgroups;  // a fragment of keys for each SIMD group
+  constexpr int kSimdgroups = 4, kKeys = 8 * kSimdgroups;  // each SIMD group has one fragment of keys
   constexpr int kRows = ROW_FRAGMENTS * 8, kRowsEach = kRows / kSimdgroups;
   constexpr int kDepth = D / 8, kColumns = (DV / 8 + kSimdgroups - 1) / kSimdgroups;
-  constexpr int kStride = kKeys + 4;  // a fragment's eight rows are in different banks
-  // Two buffers: the next tile's scores are written while this tile's probabilities are still being read.
+  constexpr int kStride = kKeys + 4;  // puts a fragment's eight rows into different banks
+  // Two buffers, since the next tile's scores are written while this tile's probabilities are still being read.
   threadgroup float scores[2][kRows * kStride];
   threadgroup float rescales[2][kRows];
   threadgroup float normalise[kRows];
 
-  int batch = int(threadgroup_index.z), kv_head = int(threadgroup_index.y);
-  int group = params.num_heads / params.num_kv_heads, row_count = params.query_len * group;
-  int first_row = int(grid.x - 1 - threadgroup_index.x) * kRows;  // last queries first: they may see the most keys
+  int batch = int(group.z), kv_head = int(group.y);
+  int heads = params.num_heads / params.num_kv_heads, row_count = params.query_len * heads;
+  int first_row = int(grid.x - 1 - group.x) * kRows;  // as in prefill_reg.metal, the last queries first
   int last_row = metal::min(first_row + kRows, row_count) - 1;
   Visibility visibility = visibility_of(params, FLASHATTN_MASK_INPUTS, batch);
 
   int fragment_r = fragment_row(lane), fragment_c = fragment_column(lane);
   Row rows[ROW_FRAGMENTS];
-  // Queries stay in registers, in their own dtype, if there is room; otherwise they are read again for each tile.
-  constexpr bool kKeepQueries = ROW_FRAGMENTS * D <= 128;
-  metal::vec<T, 2> kept_queries[ROW_FRAGMENTS][kKeepQueries ? kDepth : 1];
-  const device T* queries[ROW_FRAGMENTS];  // the beginning of each row's head
-  Fragment output[ROW_FRAGMENTS][kColumns];
-  RowLayout query_layout = row_layout(params.query);
+  using Queries = LaneRow<T, D, ROW_FRAGMENTS * D <= 128>;
+  Queries queries[ROW_FRAGMENTS];
+  Fragment output[ROW_FRAGMENTS][kColumns] = {};
   FLASHATTN_UNROLL
   for (int i = 0; i < ROW_FRAGMENTS; ++i) {
     int r = first_row + i * 8 + fragment_r;
-    rows[i] = visibility.row(r / group, kv_head * group + r % group);
-    queries[i] = head_of(query, params, params.query, batch, rows[i].head);
-    if constexpr (kKeepQueries) {
-      FLASHATTN_UNROLL
-      for (int d = 0; d < kDepth; ++d) {
-        kept_queries[i][d] =
-            load_pair<D>(queries[i], query_layout, rows[i].query, d * 8 + fragment_c, params.query_len, head_dim);
-      }
-    }
-    FLASHATTN_UNROLL
-    for (int c = 0; c < kColumns; ++c) {
-      output[i][c] = Fragment{0.0f, 0.0f};
-    }
+    rows[i] = visibility.row(r / heads, kv_head * heads + r % heads);
+    queries[i] = Queries(head_of(query, params, params.query, batch, rows[i].head), row_layout(params.query),
+                         rows[i].query, params.query_len, fragment_c, head_dim);
   }
   OnlineSoftmax softmax[kRowsEach];  // for the rows that this SIMD group reduces
   FLASHATTN_UNROLL
@@ -67,25 +53,21 @@ template <typename T, typename Sizes>
   const device T* keys = head_of(key, params, params.key, batch, kv_head);
   const device T* values = head_of(value, params, params.value, batch, kv_head);
   RowLayout key_layout = row_layout(params.key), value_layout = row_layout(params.value);
-  KeySpan any = visibility.seen_by_any(first_row / group, last_row / group);
-  KeySpan all = visibility.open_to_all(first_row / group, last_row / group);
+  KeySpan any = visibility.seen_by_any(first_row / heads, last_row / heads);
+  KeySpan all = visibility.unmasked(first_row / heads, last_row / heads);
   int turn = 1;
   for (int first = any.begin; first < any.end; first += kKeys) {
-    int blocks = visibility.blocks(kv_head * group, group, first_row / group, last_row / group - first_row / group + 1,
+    int blocks = visibility.blocks(kv_head * heads, heads, first_row / heads, last_row / heads - first_row / heads + 1,
                                    first, kKeys);
     if (!(blocks & kBlockShows)) {
       continue;
     }
     turn = 1 - turn;
-    bool shown = all.contains(first, kKeys) && !(blocks & kBlockChanges);
+    bool unmasked = all.contains(first, kKeys) && !(blocks & kBlockChanges);
 
     // Multiplies all rows by this SIMD group's eight keys.
     int own_first = first + int(simdgroup) * 8;
-    Fragment product[ROW_FRAGMENTS];
-    FLASHATTN_UNROLL
-    for (int i = 0; i < ROW_FRAGMENTS; ++i) {
-      product[i] = Fragment{0.0f, 0.0f};
-    }
+    Fragment product[ROW_FRAGMENTS] = {};
     if (own_first < any.end) {
       FLASHATTN_UNROLL
       for (int d = 0; d < kDepth; ++d) {
@@ -93,14 +75,7 @@ template <typename T, typename Sizes>
             load_pair_transposed<D>(keys, key_layout, own_first + fragment_c, d * 8 + fragment_r, any.end, head_dim));
         FLASHATTN_UNROLL
         for (int i = 0; i < ROW_FRAGMENTS; ++i) {
-          Fragment q;
-          if constexpr (kKeepQueries) {
-            q = to_fragment(kept_queries[i][d]);
-          } else {
-            q = to_fragment(
-                load_pair<D>(queries[i], query_layout, rows[i].query, d * 8 + fragment_c, params.query_len, head_dim));
-          }
-          product[i] = multiply(q, transposed, product[i]);
+          product[i] = multiply(queries[i].fragment(d), transposed, product[i]);
         }
       }
     }
@@ -111,7 +86,7 @@ template <typename T, typename Sizes>
         int key_index = own_first + fragment_c + e;
         float score = visibility.score(product[i][e], rows[i], key_index);
         scores[turn][(i * 8 + fragment_r) * kStride + int(simdgroup) * 8 + fragment_c + e] =
-            shown ? score : visibility.masked(score, rows[i], key_index);
+            unmasked ? score : visibility.masked(score, rows[i], key_index);
       }
     }
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);
@@ -157,7 +132,7 @@ template <typename T, typename Sizes>
           if (column < DV) {
             Fragment v = to_fragment(load_pair<DV>(values, value_layout, first + k * 8 + fragment_r,
                                                    column + fragment_c, any.end, value_dim));
-            if (!shown) {
+            if (!unmasked) {
               finite = finite && is_finite(v.x) && is_finite(v.y);
               v = Fragment{finite_or_zero(v.x), finite_or_zero(v.y)};
             }
@@ -189,11 +164,11 @@ template <typename T, typename Sizes>
   if (lane == 0) {
     FLASHATTN_UNROLL
     for (int r = 0; r < kRowsEach; ++r) {
-      int row = first_row + int(simdgroup) * kRowsEach + r, head = kv_head * group + row % group;
+      int row = first_row + int(simdgroup) * kRowsEach + r, head = kv_head * heads + row % heads;
       if (row <= last_row) {
         RowResult result = finish_row(softmax[r], sinks, params, batch, head);
         normalise[int(simdgroup) * kRowsEach + r] = result.normalise;
-        outputs.store_result(params, batch, head, row / group, result);
+        outputs.store_result(params, batch, head, row / heads, result);
       }
     }
   }

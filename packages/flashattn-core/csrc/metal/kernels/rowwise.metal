@@ -7,10 +7,8 @@ using namespace flashattn;
 
 // Grid: (rows / 32, kv_heads, batch) threadgroups of 1024 threads.
 template <typename T, typename Sizes, typename K = T>
-[[kernel, max_total_threads_per_threadgroup(kRowwiseThreads)]] void rowwise(
-    FLASHATTN_INPUT_ARGUMENTS(T, K), FLASHATTN_OUTPUT_ARGUMENTS(T), uint3 group [[threadgroup_position_in_grid]],
-    uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]],
-    uint thread_index [[thread_index_in_threadgroup]]) {
+FLASHATTN_KERNEL(kRowwiseRows)
+rowwise(FLASHATTN_INPUT_ARGUMENTS(T, K), FLASHATTN_OUTPUT_ARGUMENTS(T), FLASHATTN_POSITION) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim;
   threadgroup float tile[kRowwiseTile];
   rowwise_body<D, DV>(query, FLASHATTN_STORED_INPUTS(K), FLASHATTN_ROW_OUTPUTS(T), params, FLASHATTN_MASK_INPUTS, sinks,

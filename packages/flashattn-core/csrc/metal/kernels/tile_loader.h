@@ -1,4 +1,4 @@
-// Copies rows of keys or values from device to threadgroup memory, by all threads of the threadgroup together.
+// All threads of a threadgroup together copy rows from device to threadgroup memory.
 #pragma once
 
 #include "finite.h"
@@ -6,17 +6,35 @@
 
 namespace flashattn {
 
+// Each SIMD group of a threadgroup sets its flag: whether `condition` holds in all its threads.
+METAL_FUNC void set_flag(threadgroup int* flags, bool condition, uint lane, uint simdgroup) {
+  bool in_all = metal::simd_all(condition);
+  if (lane == 0) {
+    flags[simdgroup] = in_all;
+  }
+}
+// Whether all of COUNT flags are set.
+template <int COUNT>
+METAL_FUNC bool all_true(const threadgroup int* flags) {
+  bool result = true;
+  FLASHATTN_UNROLL
+  for (int s = 0; s < COUNT; ++s) {
+    result = result && flags[s] != 0;
+  }
+  return result;
+}
+
 template <typename T, int ROWS, int COLUMNS, int THREADS>
 struct TileLoader {
-  // With 16 bytes of padding per row, the rows of an 8x8 fragment start in different banks, down a column too.
+  // 16 bytes of padding per row put the rows of an 8x8 fragment, and the elements of its columns, into different banks.
   static constexpr constant int kStride = COLUMNS + 16 / int(sizeof(T));
   static constexpr constant int kSize = ROWS * kStride;
-  static constexpr constant int kRun = 4;  // neighbouring elements that a thread copies at once
+  static constexpr constant int kRun = 4;  // how many neighbouring elements a thread copies at once
   static constexpr constant int kRuns = COLUMNS / kRun;
   static_assert(COLUMNS % kRun == 0, "a row is made of whole runs");
 
-  // Rows from `rows` on, and columns from `columns` on, become 0. Returns whether all elements that this thread has
-  // copied are finite.
+  // Rows from `rows` on, and columns from `columns` on, become 0. Returns whether all elements that the thread copied
+  // are finite.
   template <typename Source>
   METAL_FUNC static bool load(threadgroup T* tile, Source source, int rows, int columns, uint thread_index) {
     float zero = 0;  // stays 0 unless something is not finite

@@ -7,15 +7,17 @@
 
 namespace flashattn {
 
-// A lane's elements of eight rows as left operand, in fragments side by side. They are kept in registers in their own
-// dtype or, if there is no room, read again for each tile.
+// The left operand of a product: a lane's elements of eight rows, in COLUMNS / 8 neighbouring fragments. With KEEP they
+// stay in registers, in their own dtype. Without KEEP the lane reads them again for each tile.
 template <typename T, int COLUMNS, bool KEEP>
 struct LaneRow {
   const device T* source;
   RowLayout layout;
-  int row, rows, column, columns;  // load_pair()'s arguments
+  int row, rows, column, columns;
   metal::vec<T, 2> kept[KEEP ? COLUMNS / 8 : 1];
 
+  LaneRow() = default;
+  // The arguments are those of load_pair().
   METAL_FUNC LaneRow(const device T* source, RowLayout layout, int row, int rows, int column, int columns)
       : source(source), layout(layout), row(row), rows(rows), column(column), columns(columns) {
     if constexpr (KEEP) {
@@ -70,7 +72,7 @@ METAL_FUNC void add_product(thread Fragment* sums, Fragment weights, const threa
   }
 }
 
-// The terms of weights @ tile that are not finite, see finite.h. They are rare: the loop over rows is not unrolled.
+// Adds the terms of weights @ tile that are not finite, see finite.h. They are rare, so one loop is not unrolled.
 template <int ROWS, int COLUMNS, typename T>
 METAL_FUNC void add_not_finite(thread Fragment* sums, thread const Fragment* weights, const threadgroup T* tile,
                                int stride, uint lane) {
@@ -90,7 +92,7 @@ METAL_FUNC void add_not_finite(thread Fragment* sums, thread const Fragment* wei
   }
 }
 
-// Stores a lane's elements of a row, from fragments side by side. COLUMNS: `columns` rounded up to whole fragments.
+// Stores a lane's elements of a row, in neighbouring fragments. COLUMNS: `columns`, rounded up to whole fragments.
 template <int COLUMNS, typename T>
 METAL_FUNC void store_row(device T* target, thread const Fragment* row, float factor, int fragment_c, int columns) {
   FLASHATTN_UNROLL
