@@ -1,6 +1,5 @@
 """The CUDA kernels of the gradient, run on the CPU, pass the tests of tests/metal/test_backward.py."""
 
-import functools
 from dataclasses import replace
 
 import mlx.core as mx
@@ -10,14 +9,12 @@ from tests import launches
 from tests.core import gradient_oracle, test_gradients
 from tests.core.array_cases import hiding_most
 from tests.core.gradient_oracle import assert_obeys_the_rule, draw_call
-from tests.cuda.cuda_attention import on_cpu
-from tests.cuda.cuda_attention import run as forward
+from tests.cuda import cuda_attention
+from tests.cuda.cuda_attention import run_backward as run
 from tests.metal import metal_backward
 from tests.metal import test_backward as rules
 
 pytestmark = [pytest.mark.rotate(40), pytest.mark.usefixtures("requires_clang")]
-
-run = functools.partial(metal_backward.run, device="cuda", prepared=on_cpu)
 
 
 @pytest.fixture(autouse=True, params=[(227, 90), (227, 100), (99, 89)], ids=["9.0", "10.0", "8.9"])
@@ -46,9 +43,8 @@ def test_behind_a_forward_kernel(rng, form):
     call = draw_call(rng, heads=4, kv_heads=2, length=70, key_len=60, dim=64, dtype="float16")
     sinks = mx.array(rng.standard_normal(4), mx.float16)
     call = replace(call, mask="causal", softcap=4.0, sinks=sinks)
-    got = forward(
-        call.query, call.key, call.value, mask="causal", softcap=4.0, sinks=sinks, kernel=f"cuda_prefill{form}"
-    )
+    options = {"mask": "causal", "softcap": 4.0, "sinks": sinks, "kernel": f"cuda_prefill{form}"}
+    got = cuda_attention.run(call.query, call.key, call.value, **options)
     assert_obeys_the_rule(call, run(call, saved=(got.out, got.lse, got.row_stats)))
 
 

@@ -7,8 +7,6 @@ import pytest
 from tests import launches
 from tests.core.gradient_oracle import Call
 from tests.cuda import cuda_attention
-from tests.cuda.cuda_attention import on_cpu
-from tests.metal import metal_backward
 from tests.metal import test_metal_large_gradients as rules
 
 pytestmark = [pytest.mark.rotate(6), pytest.mark.usefixtures("requires_clang")]
@@ -24,9 +22,7 @@ def gradients(request):
         with launches.shared_memory(*request.param):
             saved = cuda_attention.run(query, key, value, scale, kernel=kernel)
             call = Call(query, key, value, dout, scale=scale)
-            got = metal_backward.run(
-                call, saved=(saved.out, saved.lse, saved.row_stats), edit=edit, device="cuda", prepared=on_cpu
-            )
+            got = cuda_attention.run_backward(call, saved=(saved.out, saved.lse, saved.row_stats), edit=edit)
         return got.dq, got.dk, got.dv
 
     return of

@@ -1,7 +1,4 @@
-"""The CUDA kernels, run on the CPU, pass the core's own tests.
-
-Each kernel runs each test, with the lengths that it is for, and with its own schedule of threads.
-"""
+"""The CUDA kernels, run on the CPU, pass the core's own tests: each kernel with suitable lengths and its own schedule."""
 
 import functools
 import math
@@ -18,39 +15,34 @@ from tests.kernel_rules import assert_same_but_for_tensor_cores, rules, run_thro
 pytestmark = [pytest.mark.rotate(144, nightly=12), pytest.mark.usefixtures("requires_clang")]  # 4,700 cases
 
 
-def decode(query: mx.array, dim: int, quantised: bool) -> str:
+def decode(query: mx.array, dim: int, quantised: bool = False) -> str:
     if query.shape[-2] <= 16:
         return "cuda_decode"
     return "cuda_prefill" if dim <= 256 and not quantised else "cuda_rowwise"
 
 
-def prefill(query: mx.array, dim: int, quantised: bool) -> str:
+def prefill(query: mx.array, dim: int, quantised: bool = False) -> str:
     if dim > 256 or quantised:
         return "cuda_rowwise"
     return "cuda_prefill" if query.dtype == mx.float32 and dim > 128 else "cuda_prefill_hopper"
 
 
-def rowwise(query: mx.array, dim: int, quantised: bool) -> str:
+def rowwise(query: mx.array, dim: int, quantised: bool = False) -> str:
     return "cuda_rowwise"
 
 
-def other_gpus(query: mx.array, dim: int, quantised: bool) -> str:
-    """For GPUs without wgmma."""
-    return decode(query, dim, quantised)
+TEAMS = {  # functions that choose a kernel, a schedule of threads, and KiB of shared memory per block
+    "decode": (decode, "greedy", 227),
+    "prefill": (prefill, "reverse", 227),
+    "rowwise": (rowwise, "random:3", 227),
+    "GPUs with less shared memory": (decode, "random:5", 99),
+}
 
 
-# Each team's schedule, and KiB of shared memory per block.
-TEAMS = {decode: ("greedy", 227), prefill: ("reverse", 227), rowwise: ("random:3", 227), other_gpus: ("random:5", 99)}
-
-
-@pytest.fixture(autouse=True, params=TEAMS, ids=lambda team: team.__name__)
+@pytest.fixture(autouse=True, params=TEAMS)
 def through_cuda(request, monkeypatch):
-    schedule, kilobytes = TEAMS[request.param]
+    kernel_for, schedule, kilobytes = TEAMS[request.param]
     on_cpu = functools.partial(flash_attention, schedule=schedule)
-
-    def kernel_for(query, dim, quantised=False):
-        return request.param(query, dim, quantised)
-
     run_through(monkeypatch, on_cpu, on_cpu, kernel_for, assert_same_but_for_tensor_cores)
     with launches.shared_memory(kilobytes):
         yield

@@ -14,8 +14,7 @@ from flashattn_core.reference import reference_attention
 from tests import launches
 from tests.core.gradient_oracle import draw_call, unfused_gradients
 from tests.core.oracle import assert_matches_reference, assert_same_bits, draw, to_numpy
-from tests.cuda.cuda_attention import flash_attention, on_cpu
-from tests.metal import metal_backward
+from tests.cuda.cuda_attention import flash_attention, run_backward
 
 pytestmark = [pytest.mark.rotate(4), pytest.mark.usefixtures("requires_clang")]
 
@@ -52,7 +51,7 @@ def error_of(rng, kernel: str, dtype: str, edit: Edit = unchanged) -> float:
 
 def gradients(call, capability: int, precision: str, edit: Edit = unchanged):
     with launches.shared_memory(227, capability):
-        return metal_backward.run(call, device="cuda", prepared=on_cpu, precision=precision, edit=edit)
+        return run_backward(call, precision=precision, edit=edit)
 
 
 def errors_of_gradients(rng, capability: int, precision: str, dtype: str, edit: Edit = unchanged) -> list[float]:

@@ -12,7 +12,7 @@ from tests import launches
 from tests.core.gradient_oracle import Call, Gradients
 from tests.emulators.metal_on_cpu import Counts, Undefined
 from tests.emulators.metal_on_cpu.program import Buffer
-from tests.metal.metal_attention import NUMPY_DTYPES, execute, on_metal, to_mlx
+from tests.metal.metal_attention import NUMPY_DTYPES, execute, to_mlx
 
 Saved = tuple[mx.array, mx.array, mx.array]
 """out, lse and row_stats, as the forward kernels leave them."""
@@ -45,7 +45,6 @@ def run(
     schedule: str = "forward",
     edit=lambda source: source,
     device: str = "metal",
-    prepared=on_metal,
     precision: str = "float32",
 ):
     """Runs the backward pass on `saved`, a forward's results (None: exact). Other arguments: metal_attention.run's."""
@@ -56,7 +55,7 @@ def run(
     written: dict[str, Buffer] = {name: Undefined(like.shape, NUMPY_DTYPES[dtype]) for name, like in tensors.items()}
     if call.query.size == 0:
         written["delta"] = np.zeros(1, np.float32)  # no launch writes it
-    counts = execute(each, written, schedule, edit, prepared)
+    counts = execute(each, written, schedule, edit, device)
     names = [launch["function"].split("_" + type_name(dtype))[0].removeprefix(f"{device}_") for launch in each]
     results = [to_mlx(written[name], dtype) if like.size else like for name, like in tensors.items()]
     dsinks = None

@@ -12,7 +12,7 @@ from flashattn_core.reference import reference_attention
 from tests.core.oracle import assert_matches_reference, draw, to_numpy
 from tests.core.test_grid import cast_arrays, mask_kinds, option_kinds
 from tests.gpu_calls import described
-from tests.metal.metal_attention import run
+from tests.metal.metal_attention import flash_attention, run
 
 SCHEDULES = ["forward", "reverse", "greedy", "random:1", "random:2"]
 
@@ -49,13 +49,8 @@ def test_grid(rng, kernel, dtype, group):
         mask = cast_arrays(masks[(turn + i) % len(masks)](), query.dtype)
         schedule = SCHEDULES[(turn + i) % len(SCHEDULES)]
         assert_matches_reference(
-            query, key, value, mask=mask, kernel=kernel, attention=on_metal, schedule=schedule, **options
+            query, key, value, mask=mask, kernel=kernel, attention=flash_attention, schedule=schedule, **options
         )
-
-
-def on_metal(*args, return_lse, **options):
-    result = run(*args, **options)
-    return result.out, result.lse
 
 
 # Tilings that `mlxlm-flash tune` may prefer to the default tiles.
@@ -76,7 +71,7 @@ def test_tilings(rng, kernel, dim):
     for i, (length, key_len) in enumerate(TILINGS[kernel][3::4]):
         dtype = ("float32", "float16", "bfloat16")[i % 3]
         query, key, value = draw(rng, heads=4, kv_heads=2, dtype=dtype, length=length, key_len=key_len, dim=dim)
-        assert_matches_reference(query, key, value, mask="causal", kernel=kernel, attention=on_metal)
+        assert_matches_reference(query, key, value, mask="causal", kernel=kernel, attention=flash_attention)
 
 
 @pytest.mark.parametrize("kernel", TILINGS)
@@ -111,7 +106,7 @@ def test_head_dims(rng, kernel, dims):
         for dtype in ("float32", "bfloat16"):
             sizes = {"length": length, "key_len": key_len, "dim": dims[0], "value_dim": dims[1]}
             query, key, value = draw(rng, heads=4, dtype=dtype, **sizes)
-            assert_matches_reference(query, key, value, mask="causal", kernel=kernel, attention=on_metal)
+            assert_matches_reference(query, key, value, mask="causal", kernel=kernel, attention=flash_attention)
 
 
 # --- With quantised keys and values, too ------------------------------------------------------------------
@@ -149,7 +144,7 @@ def test_more_rows_than_a_threadgroup_holds(rng, length, group, bits):
     arrays, floats = operands(rng, group, length, 70, bits=bits)
 
     def attention(_query, _key, _value, *args, **options):
-        return on_metal(*arrays, *args, bits=bits, **options)
+        return flash_attention(*arrays, *args, bits=bits, **options)
 
     assert_matches_reference(*floats, mask="causal", kernel="metal_decode_split", attention=attention)
 
