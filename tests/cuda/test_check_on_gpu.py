@@ -1,4 +1,4 @@
-"""On a GPU, the first call of a kind, wherever it comes from, settles the kernel; later calls look the kernel up."""
+"""On a GPU, the first call of a kind settles its kernel: it checks and chooses one, which later calls look up."""
 
 import itertools
 import threading
@@ -10,7 +10,7 @@ from flashattn_core.arguments import lowered
 
 pytestmark = pytest.mark.usefixtures("requires_gpu")
 
-DIMS = itertools.count(24, 8)  # a check's result lasts as long as the process: each test has its own head_dim
+DIMS = itertools.count(24, 8)  # each test has its own head_dim, because the process remembers the results of checks
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def arrays(tmp_path, monkeypatch):
     monkeypatch.setenv("FLASHATTN_CHECK", "once")
     dim = next(DIMS)
     drawn = [mx.random.normal((1, heads, 40, dim), mx.float16, key=mx.random.key(heads)) for heads in (4, 2, 2)]
-    mx.eval(drawn)  # else only this thread's stream could evaluate them
+    mx.eval(drawn)  # MLX lets no other thread evaluate them later
     return drawn
 
 
@@ -41,17 +41,13 @@ def matches(out, arrays):
     return mx.allclose(out.astype(mx.float32), expected, atol=2e-3)
 
 
-def test_a_kernel_is_checked_once(arrays, checked):
-    for _ in range(3):
-        assert matches(flash_attention(*arrays, mask="causal"), arrays)
-    assert len(checked) == 1
-
-
-def test_checks_are_not_counted(arrays, checked):
+def test_a_kernel_is_checked_once_and_the_check_is_not_counted(arrays, checked):
     reset_stats()
-    mx.eval(flash_attention(*arrays, mask="causal"))
+    outputs = [flash_attention(*arrays, mask="causal") for _ in range(3)]
+    mx.eval(outputs)
+    assert sum(stats().values()) == 3
+    assert all(matches(out, arrays) for out in outputs)
     assert len(checked) == 1
-    assert sum(stats().values()) == 1
 
 
 @pytest.mark.parametrize("shapeless", [False, True])
@@ -76,18 +72,24 @@ def test_the_first_call_has_a_stream_of_its_own(arrays, checked):
     assert len(checked) == 1
 
 
-def test_the_first_calls_come_from_two_threads(arrays, checked):
-    right = []
+def in_two_threads(call):
+    """The results of call(), which two threads call at once, each on a stream of its own."""
+    results = []
 
-    def call():
+    def on_own_stream():
         with mx.stream(mx.new_stream(mx.gpu)):
-            right.append(bool(matches(flash_attention(*arrays, mask="causal"), arrays)))
+            results.append(call())
 
-    threads = [threading.Thread(target=call) for _ in range(2)]
+    threads = [threading.Thread(target=on_own_stream) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    return results
+
+
+def test_the_first_calls_come_from_two_threads(arrays, checked):
+    right = in_two_threads(lambda: bool(matches(flash_attention(*arrays, mask="causal"), arrays)))
     assert right == [True, True]
     assert 1 <= len(checked) <= 2
 
@@ -109,13 +111,9 @@ def test_without_memory_for_a_check_the_next_call_is_checked(arrays, monkeypatch
 # --- Kinds that are settled -----------------------------------------------------------------------------------
 
 
-def asks_nobody(monkeypatch):
-    monkeypatch.setattr(attention, "decide", lambda *args: pytest.fail("a call that was settled asks Python"))
-
-
 def test_calls_like_one_that_was_settled_ask_nobody(arrays, checked, monkeypatch):
     flash_attention(*arrays, mask="causal")
-    asks_nobody(monkeypatch)
+    monkeypatch.setattr(attention, "decide", lambda *args: pytest.fail("a call that was settled asks Python"))
     query, key, value = arrays
     for few in (arrays, (query, key[:, :, :38], value[:, :, :38])):  # 40 and 38 round up to one power of two
         assert matches(flash_attention(*few, mask="causal"), few)
@@ -135,8 +133,9 @@ def settle(arrays, kernel="cuda_prefill", wrong="", left=None, precision="input"
     _ext.settle(call, mx.default_device(), kernel, [], wrong, left, "a kind")
 
 
-def quick(arrays, rounds, may_leave):
-    return _ext.quick(*arrays, None, None, None, rounds, may_leave)
+def quick(arrays, is_input_precision, may_leave):
+    """False: leaves the call to MLX. None: the call is not settled."""
+    return _ext.quick(*arrays, None, None, None, is_input_precision, may_leave)
 
 
 def test_what_nobody_settled_goes_the_long_way(arrays):
@@ -149,8 +148,8 @@ def test_what_mlxs_own_is_faster_at_is_left_to_it_and_counted(arrays):
     settle(arrays, precision="float32")
     assert [quick(arrays, True, True) for _ in range(2)] == [False, False]
     assert _ext.left_calls() == [("a kind", 0.001, 0.002, 2)]
-    for rounds, may_leave in ((True, False), (False, True)):  # may not be left to MLX; in float32
-        assert isinstance(quick(arrays, rounds, may_leave), mx.array)
+    assert isinstance(quick(arrays, True, False), mx.array)
+    assert isinstance(quick(arrays, False, True), mx.array)
     assert isinstance(flash_attention(*arrays, precision="input"), mx.array)
     assert _ext.left_calls() == [("a kind", 0.001, 0.002, 2)]
     _ext.reset_left_calls()
@@ -181,7 +180,7 @@ def test_a_shapeless_function_of_other_lengths(arrays, checked):
 
 @pytest.fixture
 def timed(monkeypatch):
-    """Each contest's contestants."""
+    """For each contest, the names of the kernels that were timed against each other."""
     names, times = [], contest.times
 
     def noted(call, contestants, stream):
@@ -226,17 +225,9 @@ def test_a_call_that_mlxs_own_raises_for_is_ours(arrays, monkeypatch):
 
 
 def test_first_calls_of_two_threads_are_timed(of_a_model, timed):
-    right = []
-
-    def call():
-        with mx.stream(mx.new_stream(mx.gpu)):
-            out = flash_attention(*of_a_model, sinks=mx.zeros(4, mx.bfloat16), precision="input")
-            right.append(bool(mx.isfinite(out).all()))
+    def is_finite():
+        out = flash_attention(*of_a_model, sinks=mx.zeros(4, mx.bfloat16), precision="input")
+        return bool(mx.isfinite(out).all())
 
     mx.eval(of_a_model)
-    threads = [threading.Thread(target=call) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert right == [True, True]
+    assert in_two_threads(is_finite) == [True, True]

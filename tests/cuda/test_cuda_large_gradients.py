@@ -8,6 +8,7 @@ from tests import launches
 from tests.core.gradient_oracle import Call
 from tests.cuda import cuda_attention
 from tests.metal import test_metal_large_gradients as rules
+from tests.metal.planted_faults import replacing
 
 pytestmark = [pytest.mark.rotate(6), pytest.mark.usefixtures("requires_clang")]
 
@@ -48,13 +49,6 @@ FAULTS = {
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_noticed(rng, name, gradients):
-    old, new = FAULTS[name]
-
-    def edit(source: str) -> str:
-        assert old in source
-        return source.replace(old, new)
-
+    with_fault = functools.partial(gradients, edit=replacing(*FAULTS[name]))
     with pytest.raises(AssertionError, match=r"d[qkv]"):
-        rules.assert_obey_the_rule_beside_large_scores(
-            rng, "bfloat16", 1e3, functools.partial(gradients, edit=edit), 40
-        )
+        rules.assert_obey_the_rule_beside_large_scores(rng, "bfloat16", 1e3, with_fault, 40)

@@ -1,4 +1,4 @@
-"""The CUDA kernels, run on the CPU, pass the core's own tests: each kernel with suitable lengths and its own schedule."""
+"""The CUDA kernels, run on the CPU, pass the core's own tests, each with suitable lengths and its own schedule."""
 
 import functools
 import math

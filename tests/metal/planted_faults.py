@@ -78,6 +78,16 @@ def assert_is_noticed(fault: Fault, call: Callable[[Callable[[str], str]], None]
     assert any(planted), "no launch of this call has this text"
 
 
+def replacing(old: str, new: str = "") -> Callable[[str], str]:
+    """An edit of a source that must have the text `old`."""
+
+    def edit(source: str) -> str:
+        assert old in source
+        return source.replace(old, new)
+
+    return edit
+
+
 def blocks(length: int, key_len: int) -> np.ndarray:
     """A mask that hides some blocks of 32 x 32 wholly, some not at all, and some in part. It differs for each head and
     batch element."""
