@@ -32,17 +32,13 @@ def of_parts(old: str, new: str = "", **how) -> Fault:
 FAULTS = {
     # Barriers and asynchronous copies.
     "a tile before it is there, or over one that is read": Fault(BACKWARD, "__syncthreads();  // the tile", **LONG),
-    "a tile not waited for": Fault(
-        BACKWARD, "wait_for_copies<0>();\n    __syncthreads();", "__syncthreads();", **LONG
-    ),
+    "a tile not waited for": Fault(BACKWARD, "wait_for_copies<0>();\n    __syncthreads();", "__syncthreads();", **LONG),
     "what is saved of the tile before": Fault(
         BACKWARD, "saved_columns + n % 2 * COLUMNS, tile", "saved_columns, tile", **LONG
     ),
     "hopper: rows before they are there": of_hopper("own_arrived.wait(0);"),
     "hopper: a tile before it is there": of_hopper("ring.wait_for_tile(n);"),
-    "hopper: a tile over one that is read": of_hopper(
-        "ring.expect(n);", "ring.arrived(n).arrive_and_expect(Columns::kBytes);"
-    ),
+    "hopper: a tile over another": of_hopper("ring.expect(n);", "ring.arrived(n).arrive_and_expect(Columns::kBytes);"),
     "hopper: tiles are not released": of_hopper("ring.release(n);"),
     "hopper: without what is saved": of_hopper("if (Block::kOfKeys) copy_bytes", "if (false) copy_bytes"),
     "hopper: products not waited for": of_hopper(

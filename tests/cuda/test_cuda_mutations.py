@@ -42,6 +42,7 @@ def of_integers(old: str, new: str = "", **how) -> Fault:
 
 
 WAIT = "wait_for_copies<0>();"
+WAIT_FOR_TILE = "wait_for_copies<STAGES - 2>();\n    "
 FAULTS = {
     # Barriers and asynchronous copies.
     "prefill: a tile before it is there, or over one that is read": Fault(PREFILL, "__syncthreads();  // the tile"),
@@ -49,18 +50,12 @@ FAULTS = {
     "prefill: one stage instead of two": Fault(PREFILL, "n % STAGES * kStage", "0"),
     "prefill: copies not committed": Fault(PREFILL, "any.end);\n    commit_copies();", "any.end);"),
     "decode: queries before they are there": of_decode("__syncthreads();  // the queries are there"),
-    "decode: queries not waited for": of_decode(
-        "wait_for_copies<STAGES - 2>();\n    __syncthreads();", "__syncthreads();"
-    ),
-    "decode: a tile not waited for": of_decode(
-        "wait_for_copies<STAGES - 2>();\n    __syncwarp", "__syncwarp", **FEW_WARPS
-    ),
+    "decode: queries not waited for": of_decode(WAIT_FOR_TILE + "__syncthreads();", "__syncthreads();"),
+    "decode: a tile not waited for": of_decode(WAIT_FOR_TILE + "__syncwarp", "__syncwarp", **FEW_WARPS),
     "decode: waited for too few": of_decode(
         "STAGES - 2>();\n    __syncwarp", "STAGES - 1>();\n    __syncwarp", **FEW_WARPS
     ),
-    "decode: a tile over the one that is read": of_decode(
-        "bring(tile + STAGES - 1, ", "bring(tile + STAGES, ", **FEW_WARPS
-    ),
+    "decode: a tile over one being read": of_decode("bring(tile + STAGES - 1, ", "bring(tile + STAGES, ", **FEW_WARPS),
     "decode: lanes do not meet": of_decode("__syncwarp();  // the tile is there", **FEW_WARPS),
     "decode: results over tiles": of_decode(WAIT + "\n  __syncthreads();", WAIT),
     "decode: results before they are there": of_decode("  __syncthreads();\n  bool finite", "  bool finite"),
@@ -98,9 +93,7 @@ FAULTS = {
         PREFILL, "(own_any.end - origin + KEYS - 1) / KEYS", "(own_any.end - origin) / KEYS", mask=SlidingWindow(9)
     ),
     # The block map, and the bits of a bool array.
-    "a block that hides some taken for whole": Fault(
-        PREFILL, "!(has_block_map && listed.changes(own_part))", "true", **BLOCKS
-    ),
+    "a mixed block taken for whole": Fault(PREFILL, "!(has_block_map && listed.changes(own_part))", "true", **BLOCKS),
     "hopper: a block that hides some taken for whole": of_hopper(
         "!(has_block_map && listed.changes(own_part))", "true", mask="blocks"
     ),
@@ -140,15 +133,11 @@ FAULTS = {
     # How a warp's lanes share rows and columns.
     "a row's maximum of one lane": Fault(PREFILL, "lane_max<LANES, STEP>(score", "(score", **GROWING),
     "a row's sum of more lanes": Fault(PREFILL, "lane_sum<LANES, STEP>(softmax", "lane_sum<2 * LANES, STEP>(softmax"),
-    "keys as rows of the first operand": Fault(
-        PREFILL, "lane % 8 + lane / 16 * 8, lane / 8 % 2", "lane % 16, lane / 16"
-    ),
+    "keys as rows of operand a": Fault(PREFILL, "lane % 8 + lane / 16 * 8, lane / 8 % 2", "lane % 16, lane / 16"),
     "the swizzle of another row": Fault(PREFILL, "(odd ^ row % 8) << 4", "(odd ^ row % 4) << 4"),
     "columns of the output": Fault(PREFILL, "c / 4 * 32 + lane % 4 * 8 + c % 4", "c * 8 + lane % 4 * 2"),
     "the small parts of keys forgotten": Fault(PREFILL, "multiply_add_tile<T>(small[j], a, b_small[0], b_small[1]);"),
-    "the small parts of probabilities forgotten": Fault(
-        PREFILL, "multiply_add_tile<T>(sums[c], a_small, b0[c], b1[c]);"
-    ),
+    "small parts of probabilities forgotten": Fault(PREFILL, "multiply_add_tile<T>(sums[c], a_small, b0[c], b1[c]);"),
     "hidden NaN: rows are not attended again": Fault(
         PREFILL, "attend_again(spoilt,", "attend_again(0 * spoilt,", mask="NaN"
     ),
@@ -166,16 +155,12 @@ FAULTS = {
     "scales of the first group": of_integers("scales.of(key, g), product", "scales.of(key, 0), product"),
     "keys in the order of rows": of_integers("return row % 8 * 4 + row / 8;", "return row;"),
     "a row's maximum of four keys": of_integers("lane_max<LANES, STEP>(score", "(score", **GROWING),
-    "output of integers not rescaled": of_integers(
-        "output[c / 2][h / 2][c % 2 * 2 + h % 2] *= rescaling.by[h];", **GROWING
-    ),
+    "integers: not rescaled": of_integers("output[c / 2][h / 2][c % 2 * 2 + h % 2] *= rescaling.by[h];", **GROWING),
     "value biases not rescaled": of_integers("bias_sums[h][g] *= rescaling.by[h];", **GROWING),
     "probabilities not transposed": of_integers("= transposed(parts[key][b][part])", "= parts[key][b][part]"),
     "value biases forgotten": of_integers("multiply_add(p[0], bias, ", "multiply_add(p[0], 0, "),
     "value biases of four keys": of_integers("lane_sum<8, 4>(bias_sums[h][g])", "bias_sums[h][g]"),
-    "value biases of the first group": of_integers(
-        "lane_sum<8, 4>(bias_sums[h][g])", "lane_sum<8, 4>(bias_sums[h][0])"
-    ),
+    "value biases of one group": of_integers("lane_sum<8, 4>(bias_sums[h][g])", "lane_sum<8, 4>(bias_sums[h][0])"),
     "a row's sum of four keys": of_integers("lane_sum<LANES, STEP>(softmax", "(softmax"),
     "the small parts of integers forgotten": of_integers(
         "for (int part = 0; part < 2; ++part) {", "for (int part = 1; part < 2; ++part) {"
@@ -200,13 +185,9 @@ FAULTS = {
     "hopper: output not waited for": of_hopper("wait_for_products<0>(sums);"),
     "hopper: a tile never given back": of_hopper("rows.add(sums);\n      values.release(n);", "rows.add(sums);"),
     "hopper: a warp less reads": of_hopper("keys.initialise(kReaders)", "keys.initialise(kReaders - 1)"),
-    "hopper: bytes of another tile": of_hopper(
-        "arrive_and_expect(Tile::kBytes)", "arrive_and_expect(Tile::kBytes / 2)"
-    ),
+    "hopper: bytes of half a tile": of_hopper("arrive_and_expect(Tile::kBytes)", "arrive_and_expect(Tile::kBytes / 2)"),
     "hopper: a panel's columns": of_hopper("panel % kPanels * 64, row", "panel % kPanels * 32, row", dim=72),
-    "hopper: rows of the warpgroup before": of_hopper(
-        "queries, group * kWarpgroupRows, keys", "queries, 0, keys", dim=72
-    ),
+    "hopper: rows of another group": of_hopper("queries, group * kWarpgroupRows, keys", "queries, 0, keys", dim=72),
     "hopper: values of another step": of_hopper("i * 16 * 128", "i * 8 * 128"),
     # Hopper's kernel that computes float32 products in parts.
     "parts: those of queries forgotten": of_parts("part = PARTS - 1 - key_part", "part = PARTS - 1"),

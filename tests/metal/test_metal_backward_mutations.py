@@ -37,9 +37,7 @@ FAULTS = {
     "delta: dlse's sign": Fault(DELTA, "sum -= head_of", "sum += head_of"),
     "delta left out": Fault(DQ, "dprobability - saved.delta", "dprobability"),
     "softcap: no derivative": Fault(DKV, ") * derivative;", ");", options={"softcap": 1.5}),
-    "softcap: derivative of another function": Fault(
-        DQ, "(1 - tanh) * (1 + tanh)", "(1 - tanh)", options={"softcap": 1.5}
-    ),
+    "softcap: another derivative": Fault(DQ, "(1 - tanh) * (1 + tanh)", "(1 - tanh)", options={"softcap": 1.5}),
     "dq not scaled": Fault(DQ, "store_row<D>(target, sums, params.scale", "store_row<D>(target, sums, 1.0f"),
     "dk not scaled": Fault(DKV, "dk_sums, params.scale", "dk_sums, 1.0f"),
     "dv scaled": Fault(DKV, "dv_sums, 1.0f", "dv_sums, params.scale"),
@@ -65,15 +63,11 @@ FAULTS = {
     "dkv: padding rows in whole tiles": Fault(DKV, "row_count == ROWS && ", "", mask="infinite key"),
     "dq, hidden NaN: weighs 0 instead of nothing": Fault(DQ, "if (!finite_tile) {", "if (false) {", mask="NaN"),
     "dkv, hidden NaN: weighs 0 instead of nothing": Fault(DKV, "if (!finite_tile) {", "if (false) {", mask="NaN"),
-    "dkv: only one of two tiles is looked at": Fault(
-        DKV, "finite_queries && finite_dout", "finite_queries", mask="NaN"
-    ),
+    "dkv: only one of two tiles checked": Fault(DKV, "finite_queries && finite_dout", "finite_queries", mask="NaN"),
     "hidden NaN in the products": Fault(DQ, "shown || probability != 0 ? gradient", "true ? gradient", mask="NaN"),
     # Layout.
     "dkv: dv in dk's sums": Fault(DKV, "sums + (PARTS == 1 ? kDepth : 0)", "sums"),
-    "dkv, in two parts: the wrong one": Fault(
-        DKV, "group.x % 2 == 0", "group.x % 2 == 1", dim=160, lengths=(33, 40)
-    ),
+    "dkv, in two parts: the wrong one": Fault(DKV, "group.x % 2 == 0", "group.x % 2 == 1", dim=160, lengths=(33, 40)),
     "dkv: the transposed product's rows": Fault(
         DKV, "(k * 8 + fragment_c) * STRIDE + d * 8 + fragment_r", "(k * 8 + fragment_r) * STRIDE + d * 8 + fragment_c"
     ),
