@@ -1,4 +1,4 @@
-"""Compiles kernels by NVRTC, of the package nvidia-cuda-nvrtc, which compiles for any GPU and needs none."""
+"""Compiles kernels with NVRTC from the package nvidia-cuda-nvrtc. NVRTC compiles for any GPU, and needs none itself."""
 
 import ctypes
 import importlib.metadata
@@ -26,7 +26,7 @@ def _library() -> ctypes.CDLL:
         files = importlib.metadata.files("nvidia-cuda-nvrtc") or []
     except importlib.metadata.PackageNotFoundError:
         lacking("no NVRTC: uv sync --all-groups")
-    *_, library = [  # libnvrtc finds a libnvrtc-builtins that is loaded, by name
+    *_, library = [  # builtins first: libnvrtc looks for them by name among the loaded libraries
         ctypes.CDLL(str(file.locate()))
         for pattern in (r"libnvrtc-builtins\.so\..*", r"libnvrtc\.so\.\d+")
         for file in files
@@ -39,7 +39,11 @@ def _library() -> ctypes.CDLL:
 def compiled(text: str, architecture: str) -> Compiled:
     """Compiles a launch's text as csrc/cuda/driver.cpp does. Fails with the compiler's log."""
     nvrtc, program, size = _library(), ctypes.c_void_p(), ctypes.c_size_t()
-    asked = (f"--gpu-architecture={architecture}", "--ptxas-options=-v", "--no-cache")  # cached code has no log
+    asked = (
+        f"--gpu-architecture={architecture}",
+        "--ptxas-options=-v",
+        "--no-cache",
+    )  # code from the cache would have no log
     options = (ctypes.c_char_p * len(asked))(*(option.encode() for option in asked))
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernel.cu", 0, None, None)
     failed = nvrtc.nvrtcCompileProgram(program, len(options), options)

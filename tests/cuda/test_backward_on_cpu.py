@@ -27,7 +27,7 @@ def through_cuda(request, monkeypatch):
         yield
 
 
-OF_METAL = {
+OF_METAL = {  # these name Metal's kernels or count their work; two have versions for CUDA below
     "test_head_dims_above_256_are_refused",
     "test_behind_a_forward_kernel",
     "test_hidden_tiles_are_left_out",
@@ -63,8 +63,8 @@ def test_hidden_tiles_are_left_out(rng):
     ("dtype", "dim", "kernel"),
     [("float", 128, "parts_float"), ("float", 136, "float"), ("half", 136, "hopper_half"), ("bfloat", 132, "bfloat")],
 )
-def test_who_computes_on_compute_capability_9(rng, request, dtype, dim, kernel):
-    """Hopper's own kernels must take float32 up to a head_dim of 128 (in parts), and 16-bit rows that the TMA reads."""
+def test_which_kernels_run_on_hopper(rng, request, dtype, dim, kernel):
+    """Kernels for Hopper must run for float32 up to head_dim 128, and for 16-bit rows that the TMA can read."""
     name = {"float": "float32", "half": "float16", "bfloat": "bfloat16"}[dtype]
     call = draw_call(rng, heads=2, length=20, key_len=6, dim=dim, dtype=name)
     functions = [launch["function"] for launch in metal_backward.described(call, device="cuda")]

@@ -13,7 +13,7 @@ from tests.cuda.nvrtc import compiled
 from tests.gpu_calls import lowered_call
 from tests.metal import metal_backward
 
-# Each with the KiB of shared memory that a block can have, on which the tiles depend.
+# KiB of shared memory that a block can have. The tiles depend on it.
 ARCHITECTURES = {"sm_80": 163, "sm_89": 99, "sm_90a": 227, "sm_100a": 227, "sm_120a": 99}
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 LENGTHS = {"cuda_decode": 3, "cuda_rowwise": 40}

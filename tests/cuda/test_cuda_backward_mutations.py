@@ -14,10 +14,7 @@ BACKWARD, HOPPER, PARTS, DELTA, MERGE = (
     f"cuda_backward{name}" for name in ("", "_hopper", "_parts", "_delta", "_merge")
 )
 LONG = {"lengths": (150, 300)}
-
-
-# Calls with an array mask that hides whole blocks.
-BLOCKS = {"lengths": (70, 150), "mask": "blocks"}
+BLOCKS = {"lengths": (70, 150), "mask": "blocks"}  # an array mask that hides whole blocks
 OPEN = "!(has_block_map && tile.listed.changes(own_part))"
 
 
@@ -46,7 +43,7 @@ FAULTS = {
     ),
     "hopper: the last turn is not passed": of_hopper("if (n > 0) turns.pass(lane);\n  block.store", dim=128),
     "hopper: P before S is there": of_hopper("wait_for_products<Block::kSecond ? 1 : 0>(scores);"),
-    # The kernel that computes float32 products in parts.
+    # Hopper's kernel for float32, which splits each number into 16-bit parts.
     "parts: rows before they are there": of_parts("own_arrived.wait(0);"),
     "parts: a tile before it is there": of_parts("ring.wait_for_tile(n, part);\n    begin_multiply"),
     "parts: a tile over one that is read": of_parts("if (turn >= STAGES) read(turn)", "if (false) read(turn)"),

@@ -1,4 +1,4 @@
-"""The CUDA kernels' gradients of rows with large maxima, run on the CPU, pass the tests of tests/metal."""
+"""CUDA's gradients of rows with a large maximum, run on the CPU, pass the tests of test_metal_large_gradients.py."""
 
 import functools
 
@@ -37,7 +37,7 @@ def test_behind_a_decode_step(rng, dtype, size, gradients):
     rules.assert_obey_the_rule_beside_large_scores(rng, dtype, size, gradients, 9)
 
 
-# Faults in the handling of rows with large scores, which the tensor cores leave out. The call below has such rows.
+# Tensor cores leave out rows with large scores, which other code computes. These faults are in both.
 FAULTS = {
     "not left out": ("? INFINITY : saved.log2_sum", "? saved.log2_sum : saved.log2_sum"),
     "not added": ("is_left_out(largest)) != 0", "false) != 0"),

@@ -17,15 +17,13 @@ def of_decode(old: str, new: str = "", *, length: int = 1, key_len: int = 300, *
     return Fault(DECODE, old, new, lengths=(length, key_len), **how)
 
 
-# A head_dim with which a warp of cuda_decode has more than one tile.
+# Sizes with which a warp of cuda_decode has more than one tile.
 FEW_WARPS = {"key_len": 700, "dim": 200}
-# Scores that grow by more than a row can take without rescaling.
+# The scores of these calls grow so much from tile to tile that rows must be rescaled.
 GROWING = {"lengths": (33, 140), "options": {"scale": 1.0}}
 
-
-# Calls with an array mask that hides whole blocks.
-BLOCKS = {"lengths": (70, 150), "mask": "blocks"}
-# The first warpgroup does not see keys that the others see.
+BLOCKS = {"lengths": (70, 150), "mask": "blocks"}  # an array mask that hides whole blocks
+# The first 64 queries, those of a warpgroup, do not see keys 60 to 199. The other queries do.
 GAP = (mx.arange(300) < 60) | (mx.arange(300) >= 200) | (mx.arange(150)[:, None] >= 64)
 
 
@@ -114,7 +112,7 @@ FAULTS = {
     "rescaled by the other row": Fault(PREFILL, "rescaling.by[i % 4 / 2]", "rescaling.by[1 - i % 4 / 2]", **GROWING),
     "key groups and chunks not weighed": of_decode("+= weight * slices[n]", "+= slices[n]"),
     "merge: sum not rescaled": of_decode("softmax.row_sum += weight * softmaxes", "softmax.row_sum += softmaxes"),
-    # Large scores, and the conversion of maxima and sums to the units of other kernels.
+    # Large scores. Maxima and sums, which a kernel keeps in its own unit and saves in the common one.
     "large: not computed again": Fault(PREFILL, "lost ? 0 * INFINITY", "false ? 0 * INFINITY", options={"scale": 1e9}),
     "large: scores rounded in one place": Fault(
         ROWWISE,
@@ -189,7 +187,7 @@ FAULTS = {
     "hopper: a panel's columns": of_hopper("panel % kPanels * 64, row", "panel % kPanels * 32, row", dim=72),
     "hopper: rows of another group": of_hopper("queries, group * kWarpgroupRows, keys", "queries, 0, keys", dim=72),
     "hopper: values of another step": of_hopper("i * 16 * 128", "i * 8 * 128"),
-    # Hopper's kernel that computes float32 products in parts.
+    # Hopper's kernel for float32, which splits each number into 16-bit parts.
     "parts: those of queries forgotten": of_parts("part = PARTS - 1 - key_part", "part = PARTS - 1"),
     "parts: those of probabilities forgotten": of_parts("part = VALUE_PARTS - 1 - value_part", "part = PARTS - 1"),
     "parts: one tile for all": of_parts("batch * PARTS + part, arrived", "batch * PARTS, arrived"),

@@ -15,7 +15,7 @@ PRECISIONS = ("float32", "input")
 
 
 def unreadable(x):
-    """Reverses the rows in memory: compute capability 9.0 then takes the kernel's form for other GPUs."""
+    """Reverses the rows in memory. Compute capability 9.0 then runs the version of the kernel for other GPUs."""
     return mx.contiguous(x[..., ::-1, :])[..., ::-1, :]
 
 

@@ -1,4 +1,4 @@
-"""On compute capability 9.0 cuda_prefill has Hopper's form if the tensor memory accelerator (TMA) reads the arrays."""
+"""cuda_prefill has a version for Hopper, which runs if the tensor memory accelerator (TMA) can read the arrays."""
 
 import mlx.core as mx
 import pytest
@@ -88,7 +88,7 @@ def test_quantised_keys_are_no_hoppers():
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float32])
 def test_arrays_without_rows_are_none_of_its_boxes(dtype):
-    """The driver accepts no tensor map of an empty array, and no launch that copies no rows."""
+    """The driver refuses a tensor map of an empty array, and a launch that copies no rows."""
     query, none = mx.zeros((1, 1, ROWS, COLUMNS), dtype), mx.zeros((1, 1, 0, COLUMNS), dtype)
     assert not is_hoppers(query, none, none)
 

@@ -39,7 +39,7 @@ class Run:
     lse: mx.array
     row_stats: mx.array
     counts: tuple[Counts, ...]  # one per launch
-    chunks: int  # into which the split kernel cuts the keys
+    chunks: int  # how many chunks of keys the kernel computed apart
 
 
 def run(

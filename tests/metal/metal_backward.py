@@ -1,4 +1,4 @@
-"""Gradients by the Metal kernels, run on the CPU. The op computes the gradient of sinks from the kernels' results."""
+"""Gradients by Metal's or CUDA's kernels, run on the CPU. The kernels leave the gradient of sinks to the op."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ class CountedGradients(Gradients):
 
 
 def exactly_saved(call: Call) -> Saved:
-    """The results of a forward without errors. Any number near a row's maximum can take its place in row_stats: with
-    lse - 2, sums are about 7."""
+    """What an exact forward pass saves.
+
+    row_stats holds each row's maximum and its sum of exponentials. Any number near the maximum serves as well: here it
+    is lse - 2, for which the sum is exp(2).
+    """
     out, lse = call.forward()
     row_max = (lse - 2).astype(np.float32)
     with np.errstate(invalid="ignore"):

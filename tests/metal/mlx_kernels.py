@@ -1,4 +1,4 @@
-"""Runs MLX's own kernels on the CPU, from the headers in its wheel, to compare results and what a launch costs.
+"""Runs MLX's own kernels on the CPU, from the headers in MLX's wheel, to compare their results and counts with ours.
 
 Query, key and value have the shapes of flash_attention's. The mask is "causal" or None; the scale is head_dim**-0.5.
 """
@@ -44,7 +44,7 @@ def program(source: str) -> Program:
 
 
 def complete(done: Result, dtype: mx.Dtype) -> Done:
-    """Returns the result, buffer 3 in all kernels here, every element of which must be written."""
+    """Returns buffer 3, the result of all kernels here, and the counts. Every element must have been written."""
     assert not any(done.unwritten.values())
     return to_mlx(done.buffers[3], dtype), done.counts
 

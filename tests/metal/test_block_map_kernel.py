@@ -1,4 +1,4 @@
-"""The kernels that find a mask's block map, on Metal and on CUDA, find what block_map.h defines."""
+"""Metal's and CUDA's kernels compute a mask's block map as csrc/call/block_map.h defines it."""
 
 import mlx.core as mx
 import numpy as np

@@ -1,4 +1,4 @@
-"""Each kernel obeys the rule for each dtype, groups of 1, 2 and 7 heads, every mask and option, and ragged lengths.
+"""Each kernel is as exact as oracle.py demands: for each dtype, groups of 1, 2 and 7 heads, every mask and option.
 
 Lengths surround every tile edge. Each call takes the next mask, options, lengths and schedule, so each kernel meets
 all of them. The harness checks every run for races, bounds and uninitialised memory.

@@ -1,6 +1,7 @@
-"""Gradients of rows with a large maximum obey the rule, although the sum vanishes beside the maximum in a float32 lse.
+"""Gradients of rows with a large maximum are exact, although a float32 lse would lose the sum beside the maximum.
 
-The backward kernels compute probabilities from maximum and sum of the forward kernels. Both must compute equal scores.
+The forward kernels save each row's maximum and sum apart. From these the backward kernels compute probabilities, for
+which both must round scores alike.
 """
 
 import math
