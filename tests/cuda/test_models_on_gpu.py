@@ -19,8 +19,8 @@ from tests.patch.model_configs import config, random_model
 pytestmark = pytest.mark.usefixtures("requires_gpu")
 
 PROMPT, STEPS, PADDING = 100, 4, [0, 17, 70]
-# In turn: grouped heads; normalised queries and keys; soft-cap; windows; windows and sinks; latent attention, whose keys
-# are wider than its values. All experts are chosen, so that rounding cannot change the choice.
+# In turn: grouped heads; normalised queries and keys; soft-cap; windows; windows and sinks; latent attention, whose
+# values have another head_dim. All experts are chosen, so that rounding cannot change the choice.
 FAMILIES = {
     "qwen2": {"hidden_size": 512},
     "qwen3": {"head_dim": 80},
