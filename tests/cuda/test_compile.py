@@ -9,13 +9,13 @@ from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree
 
 from tests import launches
 from tests.core.gradient_oracle import draw_call
+from tests.core.oracle import DTYPES
 from tests.cuda.nvrtc import compiled
 from tests.gpu_calls import lowered_call
 from tests.metal import metal_backward
 
 # KiB of shared memory that a block can have. The tiles depend on it.
 ARCHITECTURES = {"sm_80": 163, "sm_89": 99, "sm_90a": 227, "sm_100a": 227, "sm_120a": 99}
-DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 LENGTHS = {"cuda_decode": 3, "cuda_rowwise": 40}
 LENGTHS |= dict.fromkeys(("cuda_prefill", "cuda_prefill_rounded"), 100)
 LENGTHS |= dict.fromkeys(("cuda_prefill_hopper", "cuda_prefill_hopper_rounded"), 100)

@@ -21,6 +21,7 @@ from tests.emulators.metal_on_cpu import Counts, Program, Undefined, View
 from tests.emulators.metal_on_cpu.program import Buffer
 
 NUMPY_DTYPES = {mx.float32: np.float32, mx.float16: np.float16, mx.bfloat16: np.uint16}
+TYPES = {mx.float32: "float", mx.float16: "half", mx.bfloat16: "bfloat"}  # in kernels' text
 
 
 program = functools.cache(Program)

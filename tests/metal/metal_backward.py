@@ -12,7 +12,7 @@ from tests import launches
 from tests.core.gradient_oracle import Call, Gradients
 from tests.emulators.metal_on_cpu import Counts, Undefined
 from tests.emulators.metal_on_cpu.program import Buffer
-from tests.metal.metal_attention import NUMPY_DTYPES, execute, to_mlx
+from tests.metal.metal_attention import NUMPY_DTYPES, TYPES, execute, to_mlx
 
 Saved = tuple[mx.array, mx.array, mx.array]
 """out, lse and row_stats, as the forward kernels leave them."""
@@ -59,13 +59,9 @@ def run(
     if call.query.size == 0:
         written["delta"] = np.zeros(1, np.float32)  # no launch writes it
     counts = execute(each, written, schedule, edit, device)
-    names = [launch["function"].split("_" + type_name(dtype))[0].removeprefix(f"{device}_") for launch in each]
+    names = [launch["function"].split("_" + TYPES[dtype])[0].removeprefix(f"{device}_") for launch in each]
     results = [to_mlx(written[name], dtype) if like.size else like for name, like in tensors.items()]
     dsinks = None
     if call.sinks is not None and call.query.size:
         dsinks = launches.sinks_gradient(call.sinks, *saved[1:], mx.array(written["delta"]).reshape(saved[1].shape))
     return CountedGradients(*results, dsinks=dsinks, counts=dict(zip(names, counts, strict=True)))
-
-
-def type_name(dtype: mx.Dtype) -> str:
-    return {mx.float32: "float", mx.float16: "half", mx.bfloat16: "bfloat"}[dtype]

@@ -14,12 +14,10 @@ import numpy as np
 
 from tests.emulators.metal_on_cpu import Counts, Program, Result, Undefined
 from tests.emulators.metal_on_cpu.program import Buffer
-from tests.metal.metal_attention import as_numpy, to_mlx
+from tests.metal.metal_attention import TYPES, as_numpy, to_mlx
 
 INCLUDE = Path(mx.__file__).parent / "include"
 INCLUDE_DIRS = (Path(__file__).parent / "mlx_headers", INCLUDE)  # first the headers that replace MLX's
-
-TYPES = {mx.float32: "float", mx.float16: "half", mx.bfloat16: "bfloat"}
 
 VECTOR_SOURCE = """
 #include "mlx/backend/metal/kernels/utils.h"

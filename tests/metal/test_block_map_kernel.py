@@ -6,12 +6,13 @@ import pytest
 
 from tests import launches
 from tests.core.array_cases import expected_map
+from tests.core.oracle import DTYPES as FLOATS
 from tests.emulators.metal_on_cpu import Undefined
 from tests.metal.metal_attention import execute
 from tests.metal.planted_faults import Fault, assert_is_noticed
 
 DEVICES = ["metal", "cuda"]
-DTYPES = {"bool": mx.bool_, "float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
+DTYPES = {"bool": mx.bool_, **FLOATS}
 SHAPES = [(1, 1), (33, 31), (64, 96), (2, 3, 40, 64), (100, 333)]  # also whole blocks, and rows of them
 
 

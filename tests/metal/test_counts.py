@@ -9,14 +9,12 @@ import pytest
 from flashattn_core.masks import KeyRange, SlidingWindow
 
 from tests.core.gradient_oracle import draw_call
-from tests.core.oracle import draw
+from tests.core.oracle import DTYPES, draw
 from tests.core.test_quantised import normal, quantised
 from tests.emulators.metal_on_cpu import Counts
 from tests.metal.beside_mlx import GROUP, HEAD_DIMS, decode, gradient, prefill, total, visible_eighths
 from tests.metal.metal_attention import run
 from tests.metal.metal_backward import run as run_backward
-
-DTYPES = ["float32", "float16", "bfloat16"]
 
 
 def assert_no_more(ours: Counts, theirs: Counts, row_bytes: int = 0) -> None:
