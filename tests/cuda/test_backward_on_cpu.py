@@ -8,7 +8,7 @@ import pytest
 from tests import launches
 from tests.core import gradient_oracle, test_gradients
 from tests.core.array_cases import hiding_most
-from tests.core.gradient_oracle import assert_obeys_the_rule, draw_call
+from tests.core.gradient_oracle import draw_call
 from tests.cuda import cuda_attention
 from tests.cuda.cuda_attention import run_backward as run
 from tests.metal import metal_backward
@@ -40,12 +40,7 @@ globals().update(
 
 @pytest.mark.parametrize("form", ["", "_rounded"])
 def test_behind_a_forward_kernel(rng, form):
-    call = draw_call(rng, heads=4, kv_heads=2, length=70, key_len=60, dim=64, dtype="float16")
-    sinks = mx.array(rng.standard_normal(4), mx.float16)
-    call = replace(call, mask="causal", softcap=4.0, sinks=sinks)
-    options = {"mask": "causal", "softcap": 4.0, "sinks": sinks, "kernel": f"cuda_prefill{form}"}
-    got = cuda_attention.run(call.query, call.key, call.value, **options)
-    assert_obeys_the_rule(call, run(call, saved=(got.out, got.lse, got.row_stats)))
+    rules.assert_right_behind(rng, f"cuda_prefill{form}", cuda_attention.run)
 
 
 def test_hidden_tiles_are_left_out(rng):

@@ -21,9 +21,8 @@ def gradients(request):
     def of(query, key, value, dout, scale, edit=lambda source: source):
         kernel = "cuda_decode" if query.shape[-2] <= 16 else "cuda_prefill_hopper" if is_hopper else "cuda_prefill"
         with launches.shared_memory(*request.param):
-            saved = cuda_attention.run(query, key, value, scale, kernel=kernel)
-            call = Call(query, key, value, dout, scale=scale)
-            got = cuda_attention.run_backward(call, saved=(saved.out, saved.lse, saved.row_stats), edit=edit)
+            saved = cuda_attention.run(query, key, value, scale, kernel=kernel).saved
+            got = cuda_attention.run_backward(Call(query, key, value, dout, scale=scale), saved, edit=edit)
         return got.dq, got.dk, got.dv
 
     return of

@@ -42,6 +42,11 @@ class Run:
     counts: tuple[Counts, ...]  # one per launch
     chunks: int  # how many chunks of keys the kernel computed apart
 
+    @property
+    def saved(self) -> tuple[mx.array, mx.array, mx.array]:
+        """What the backward pass needs."""
+        return self.out, self.lse, self.row_stats
+
 
 def run(
     query: mx.array,

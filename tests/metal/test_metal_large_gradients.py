@@ -25,10 +25,8 @@ def gradients():
 
     def of(query, key, value, dout, scale):
         kernel = DECODE if query.shape[-2] <= 8 else PREFILL
-        saved = metal_attention.run(query, key, value, scale, kernel=kernel)
-        got = metal_backward.run(
-            Call(query, key, value, dout, scale=scale), saved=(saved.out, saved.lse, saved.row_stats)
-        )
+        saved = metal_attention.run(query, key, value, scale, kernel=kernel).saved
+        got = metal_backward.run(Call(query, key, value, dout, scale=scale), saved)
         return got.dq, got.dk, got.dv
 
     return of
