@@ -18,7 +18,7 @@ from tests.core.array_cases import hiding_most
 from tests.core.gradient_oracle import assert_equal_weights, assert_obeys_the_rule, draw_call
 from tests.core.oracle import DTYPES, to_numpy
 from tests.core.test_gradients import with_options
-from tests.core.test_grid import mask_kinds, option_kinds
+from tests.core.test_grid import MASK_KINDS, mask_kinds, option_kinds
 from tests.core.test_hidden_nan import MASKS
 from tests.core.test_strides import column_major, reversed_rows, transposed
 from tests.metal import metal_attention
@@ -53,13 +53,13 @@ def test_grid(rng, dtype, group):
             rng, batch=(2,), heads=group, kv_heads=1, length=length, key_len=key_len, dim=(64, 40)[i % 2], dtype=dtype,
             dlse=i % 3 != 0,
         )  # fmt: skip
-        mask = mask_kinds(rng, length, key_len)[(turn + i) % 12]()
+        mask = mask_kinds(rng, length, key_len)[(turn + i) % MASK_KINDS]()
         call = with_options(call, mask, option_kinds(rng, group)[(turn + 3 * i) % 8])
         assert_obeys_the_rule(call, run(call, schedule=SCHEDULES[(turn + i) % len(SCHEDULES)]))
 
 
 @pytest.mark.rotate(12)
-@pytest.mark.parametrize("mask_turn", range(12))
+@pytest.mark.parametrize("mask_turn", range(MASK_KINDS))
 def test_each_mask_with_each_option(rng, mask_turn):
     for option_turn in range(8):
         for length, key_len in [(5, 97), (33, 97), (97, 33)]:

@@ -92,7 +92,9 @@ def test_prefill_reg_writes_only_keys_and_values_to_threadgroup_memory(rng, dtyp
     assert counts.threadgroup_written == threadgroups * (arrays[1].nbytes + arrays[2].nbytes)
 
 
-MASKS = {
+ONE_QUERY = [(f"metal_decode_{name}", 1) for name in ("fast", "parallel", "split")]
+EIGHT_QUERIES = [(f"metal_{name}", 8) for name in ("decode_split", "prefill_tg", "prefill_reg", "rowwise")]
+MASKS = {  # each with the number of keys that a query sees
     "window": (SlidingWindow(20), 20),
     "key range": (KeyRange(100, 140), 40),
     "window and range": (SlidingWindow(50) & KeyRange(0, 480), 30),
@@ -101,18 +103,7 @@ MASKS = {
 
 @pytest.mark.rotate(10)
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize(
-    ("kernel", "length"),
-    [
-        ("metal_decode_fast", 1),
-        ("metal_decode_parallel", 1),
-        ("metal_decode_split", 1),
-        ("metal_decode_split", 8),
-        ("metal_prefill_tg", 8),
-        ("metal_prefill_reg", 8),
-        ("metal_rowwise", 8),
-    ],
-)
+@pytest.mark.parametrize(("kernel", "length"), ONE_QUERY + EIGHT_QUERIES)
 def test_hidden_tiles_are_not_read(rng, kernel, length, mask):
     query, key, value = draw(rng, heads=1, kv_heads=1, length=length, key_len=500, dim=64)
     described, seen = MASKS[mask]

@@ -10,7 +10,7 @@ import pytest
 from flashattn_core.reference import reference_attention
 
 from tests.core.oracle import assert_matches_reference, draw, to_numpy
-from tests.core.test_grid import cast_arrays, mask_kinds, option_kinds
+from tests.core.test_grid import MASK_KINDS, in_dtype, mask_kinds, option_kinds
 from tests.gpu_calls import described
 from tests.metal.metal_attention import flash_attention, run
 
@@ -43,24 +43,17 @@ def test_grid(rng, kernel, dtype, group):
     for i, (length, key_len) in enumerate(CASES[kernel]):
         sizes = {"length": length, "key_len": key_len, "dim": (64, 40)[i % 2]}
         query, key, value = draw(rng, batch=(2,), heads=group, kv_heads=1, dtype=dtype, **sizes)
-        masks = mask_kinds(rng, length, key_len)
+        mask = mask_kinds(rng, length, key_len)[(turn + i) % MASK_KINDS]()
         options = option_kinds(rng, group)[(turn + 3 * i) % 8]
-        options = {k: v.astype(query.dtype) if k == "sinks" else v for k, v in options.items()}
-        mask = cast_arrays(masks[(turn + i) % len(masks)](), query.dtype)
-        schedule = SCHEDULES[(turn + i) % len(SCHEDULES)]
-        assert_matches_reference(
-            query, key, value, mask=mask, kernel=kernel, attention=flash_attention, schedule=schedule, **options
-        )
+        how = {"kernel": kernel, "attention": flash_attention, "schedule": SCHEDULES[(turn + i) % len(SCHEDULES)]}
+        assert_matches_reference(query, key, value, **in_dtype(query.dtype, mask, options), **how)
 
 
 # Tilings that `mlxlm-flash tune` may prefer to the default tiles.
 TILINGS = {
-    "metal_decode_split@1": FEW,
-    "metal_decode_split@2": FEW,
-    "metal_prefill_tg@1": SHORT,
-    "metal_prefill_reg@1": LONG + LONGER,
-    "metal_prefill_reg@2": LONG + LONGER,
-    "metal_prefill_reg@3": LONG + LONGER,
+    f"{kernel}@{number}": CASES[kernel]
+    for kernel, count in (("metal_decode_split", 2), ("metal_prefill_tg", 1), ("metal_prefill_reg", 3))
+    for number in range(1, count + 1)
 }
 
 
