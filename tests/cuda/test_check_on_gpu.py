@@ -52,7 +52,7 @@ def test_a_kernel_is_checked_once_and_the_check_is_not_counted(arrays, checked):
 
 @pytest.mark.parametrize("shapeless", [False, True])
 def test_the_first_call_is_compiled(arrays, checked, shapeless):
-    """The gradient may be asked for, so its kernel must be checked, too."""
+    """MLX may differentiate a compiled call later, so the gradient's kernel must be checked, too."""
     compiled = mx.compile(lambda *arrays: flash_attention(*arrays, mask="causal"), shapeless=shapeless)
     for _ in range(2):
         assert matches(compiled(*arrays), arrays)
@@ -73,7 +73,7 @@ def test_the_first_call_has_a_stream_of_its_own(arrays, checked):
 
 
 def in_two_threads(call):
-    """The results of call(), which two threads call at once, each on a stream of its own."""
+    """Two threads run call() at once, each on its own stream. Returns both results."""
     results = []
 
     def on_own_stream():
@@ -134,7 +134,7 @@ def settle(arrays, kernel="cuda_prefill", wrong="", left=None, precision="input"
 
 
 def quick(arrays, is_input_precision, may_leave):
-    """False: leaves the call to MLX. None: the call is not settled."""
+    """Returns False if the call is left to MLX, and None if its kernel is not settled."""
     return _ext.quick(*arrays, None, None, None, is_input_precision, may_leave)
 
 
@@ -206,7 +206,7 @@ def test_mlxs_own_is_timed_for_the_inputs_precision_alone(of_a_model, timed):
     for _ in range(2):
         mx.eval(flash_attention(*of_a_model, **call, precision="input"), attend(*of_a_model))
     contestants = [[name.partition("@")[0] for name in names] for names in timed]  # without the tiling's number
-    assert contestants == [["cuda_prefill", contest.MLX]] * 2  # with the gradient, and without
+    assert contestants == [["cuda_prefill", contest.MLX]] * 2  # a call with a gradient, and one without
 
 
 def test_what_mlx_does_not_fuse_is_not_timed(of_a_model, timed):

@@ -1,4 +1,4 @@
-"""Every kernel that launches ask for compiles for each generation of GPUs; those that models call spill no register."""
+"""Every kernel compiles for each generation of GPUs. Kernels that models call spill no register."""
 
 import itertools
 from dataclasses import replace
@@ -48,7 +48,7 @@ def runs_on(kernel, dtype, architecture, dim=128):
 
 
 def cases(*further):
-    """All kernels and dtypes on the architectures that have them, combined with the elements of `further`."""
+    """Every kernel with every dtype and architecture for which it exists, combined with the elements of `further`."""
     every = itertools.product(LENGTHS, DTYPES, ARCHITECTURES, *further)
     return [case for case in every if runs_on(*case[:3])]
 
@@ -97,7 +97,7 @@ MASKS = {
 
 
 def columns_apart(key):
-    """The same numbers, in memory a column after the other, which the TMA cannot read."""
+    """The same numbers, but column by column in memory. The tensor memory accelerator cannot read them so."""
     return mx.contiguous(key.swapaxes(2, 3)).swapaxes(2, 3)
 
 

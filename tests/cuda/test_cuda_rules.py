@@ -15,7 +15,7 @@ def prefill(query: mx.array, dim: int, quantised: bool = False) -> str:
 
 
 def prefill_elsewhere(query: mx.array, dim: int, quantised: bool = False) -> str:
-    """The form of cuda_prefill for other GPUs, which compute capability 9.0 runs for unreadable() keys."""
+    """cuda_prefill's version for other GPUs. Compute capability 9.0 runs it for keys from unreadable()."""
     if mx.device_info(mx.gpu)["compute_capability_major"] != 9:
         pytest.skip("compute capability 9.0: elsewhere it is the only form")
     if query.dtype == mx.float32:

@@ -50,7 +50,7 @@ def through_cuda(request, monkeypatch):
 
 globals().update(
     rules(
-        # test_quantised_on_cpu.py has these two with lengths for the harness.
+        # These two take the harness too long. test_quantised_on_cpu.py compares with float64 instead.
         "test_equals_the_dequantised",
         "test_a_decode_step_equals_the_row_of_a_prefill",
         "test_gradients_of_views_that_begin_in_the_middle_of_an_element",  # test_backward_on_cpu.py has gradients
@@ -59,7 +59,7 @@ globals().update(
 
 
 def test_large_and_small_numbers_in_parts(rng):
-    """Rows must be right although numbers beyond bfloat16's largest have an infinite part."""
+    """Float32 numbers beyond bfloat16's largest, whose first 16-bit part is infinite, must give right results."""
     query, key, value = draw(rng, heads=2, length=70, key_len=90, dim=40)
     value[:, :, 7] = 3.4e38
     key[:, :, 11] *= 1e-30
@@ -70,7 +70,7 @@ def test_large_and_small_numbers_in_parts(rng):
 @pytest.mark.parametrize("kernel", ["cuda_decode", "cuda_prefill", "cuda_prefill_hopper"])
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
 def test_many_keys_of_little_weight(kernel, dtype):
-    """One key has nearly all weight and the value 0: out sums the others, whose weights are below float16's range."""
+    """One key has nearly all weight, and its value is 0. So out sums values whose weights are too small for float16."""
     length, key_len, dim, weight = (1 if kernel == "cuda_decode" else 17), 2048, 32, 2.0**-25.5
     query = mx.ones((1, 1, length, dim)).astype(dtype)
     key = mx.where(mx.arange(key_len)[:, None] == 0, 1, 0) * mx.ones((1, 1, key_len, dim))

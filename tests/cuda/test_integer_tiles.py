@@ -1,4 +1,4 @@
-"""For 16-bit queries and 4- or 8-bit keys, tensor cores give float32's result, rounded: emulated, and on a GPU."""
+"""For 16-bit queries and 4- or 8-bit keys, tensor cores give float32's result, rounded: on the CPU, and on a GPU."""
 
 import functools
 
@@ -67,7 +67,7 @@ def test_is_float32s(rng, attention, kernel, length, group, dtype, group_size, b
     assert_is_float32s(attention, query, key, value, None, given.pop("mask"), how=how, kernel=kernel, **given)
 
 
-# (columns of an array, slice of them): queries that cannot be copied 16 bytes at a time.
+# Queries that cannot be copied 16 bytes at a time: an array's number of columns, and the columns to take.
 APART, MISALIGNED = (192, slice(0, None, 2)), (97, slice(1, None))
 
 
@@ -124,7 +124,7 @@ def test_values_of_other_sizes(rng, attention, size, bits, dtype, kernel, length
 @calls
 @each_bits
 def test_numbers_of_any_size(rng, attention, bits, kernel, length, group):
-    """Results must be right where scaling queries or scales up would overflow, and where the sum of chunks would."""
+    """Results must be right where scaled-up queries or scales would overflow, and where a sum over chunks would."""
     how = {"group_size": 64, "bits": bits}
     query = normal(rng, 1, 2 * group, length, 64, dtype=mx.bfloat16)
     key, value = (quantised(rng, 1, 2, 600, 64, **how) for _ in range(2))

@@ -41,7 +41,7 @@ def uncompiled():
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(monkeypatch):
-    """Leaves no call to MLX's own attention, however fast it is for small calls: the tests count kernels."""
+    """Leaves no call to MLX's own attention, which may be faster for small calls: the tests count our kernels."""
     monkeypatch.setattr(contest, "mlx_is_fused", lambda *_: False)
 
 
@@ -126,7 +126,7 @@ def test_float32(family):
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_16_bits(family, dtype):
-    """With the patch, logits may be 10% further from those of the same weights in float32 than without."""
+    """The logits' error, against the same weights in float32, may be 10% larger with the patch than without."""
     model, x = small(family, dtype), tokens()
     off, on = off_and_on(lambda: logits(model, x, make_prompt_cache(model)))
     assert_kernels_ran()

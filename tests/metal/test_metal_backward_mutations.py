@@ -12,8 +12,6 @@ from tests.metal.metal_backward import exactly_saved, run
 from tests.metal.planted_faults import BARRIER, Fault, assert_is_noticed, blocks
 
 DQ, DKV, DELTA = "metal_backward_dq", "metal_backward_dkv", "metal_backward_delta"
-LONG = (70, 33)  # under the causal mask some rows see nothing
-
 BLOCKS = {"lengths": (70, 150), "mask": "blocks"}  # an array mask that hides whole blocks
 FAULTS = {
     # Barriers.

@@ -5,10 +5,9 @@ checks every run for races, bounds and uninitialised memory.
 """
 
 import mlx.core as mx
-import numpy as np
 import pytest
 
-from tests.core.oracle import DTYPES, assert_matches_reference, to_numpy
+from tests.core.oracle import DTYPES, assert_matches_reference
 from tests.core.test_grid import MASK_KINDS, in_dtype, mask_kinds, option_kinds
 from tests.core.test_quantised import BITS, GROUP_SIZES, dequantised, each_bits, normal, quantised
 from tests.metal.metal_attention import run
@@ -65,11 +64,3 @@ def test_head_dims(rng, kernel, dims):
         key, value = (quantised(rng, 1, 2, key_len, columns, **how) for columns in (dim, value_dim))
         query = normal(rng, 1, 4, length, dim, dtype=dtype)
         assert_matches(query, key, value, mask="causal", kernel=kernel, **how)
-
-
-@pytest.mark.parametrize("kernel", ["metal_decode_fast", "metal_decode_parallel", "metal_decode_split"])
-def test_a_decode_step_equals_the_row_of_a_prefill(rng, kernel):
-    query, packed = normal(rng, 1, 7, 33, 64), quantised(rng, 1, 1, 150, 64, bits=4)
-    whole = run(query, packed, packed, mask="causal", kernel="metal_prefill_reg", bits=4)
-    last = run(query[:, :, -1:], packed, packed, mask="causal", kernel=kernel, bits=4)
-    np.testing.assert_allclose(to_numpy(last.out), to_numpy(whole.out[:, :, -1:]), atol=2e-6)
