@@ -104,9 +104,8 @@ def assert_right_behind(rng, kernel, attention):
 
 
 def behind_a_forward(call):
-    return run(
-        call, metal_attention.run(call.query, call.key, call.value, mask=call.mask, kernel="metal_prefill_reg").saved
-    )
+    forward = metal_attention.run(call.query, call.key, call.value, mask=call.mask, kernel="metal_prefill_reg")
+    return run(call, forward.saved)
 
 
 @pytest.mark.parametrize("lowest", [float(np.finfo(np.float32).min), -1e9])

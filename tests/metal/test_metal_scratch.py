@@ -13,7 +13,7 @@ def chunks_within_bound(kernel, shape):
     """Asserts the bound. Returns the number of chunks into which the keys are cut."""
     batch, heads, kv_heads, length, keys, dim = shape
     sizes = {"batch": batch, "heads": heads, "kv_heads": kv_heads, "length": length, "keys": keys, "dim": dim}
-    launch = described(kernel, **sizes, is_huge=True)[0]
+    launch = described(kernel, **sizes, mask=None, is_huge=True)[0]
     (_, _, chunks), partials = launch["split"], launch["buffers"]["partials"]
     of_one_chunk = batch * heads * length * (dim + 2) * 4  # bytes of out, maximum and sum
     assert partials == chunks * of_one_chunk
