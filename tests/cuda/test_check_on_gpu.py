@@ -36,14 +36,18 @@ def checked(monkeypatch):
     return names
 
 
+def attend(*arrays, **options):
+    return flash_attention(*arrays, mask="causal", **options)
+
+
 def matches(out, arrays):
-    expected = flash_attention(*(x.astype(mx.float32) for x in arrays), mask="causal", stream=mx.cpu)
+    expected = attend(*(x.astype(mx.float32) for x in arrays), stream=mx.cpu)
     return mx.allclose(out.astype(mx.float32), expected, atol=2e-3)
 
 
 def test_a_kernel_is_checked_once_and_the_check_is_not_counted(arrays, checked):
     reset_stats()
-    outputs = [flash_attention(*arrays, mask="causal") for _ in range(3)]
+    outputs = [attend(*arrays) for _ in range(3)]
     mx.eval(outputs)
     assert sum(stats().values()) == 3
     assert all(matches(out, arrays) for out in outputs)
@@ -53,7 +57,7 @@ def test_a_kernel_is_checked_once_and_the_check_is_not_counted(arrays, checked):
 @pytest.mark.parametrize("shapeless", [False, True])
 def test_the_first_call_is_compiled(arrays, checked, shapeless):
     """MLX may differentiate a compiled call later, so the gradient's kernel must be checked, too."""
-    compiled = mx.compile(lambda *arrays: flash_attention(*arrays, mask="causal"), shapeless=shapeless)
+    compiled = mx.compile(attend, shapeless=shapeless)
     for _ in range(2):
         assert matches(compiled(*arrays), arrays)
     assert len(checked) == 2
@@ -61,14 +65,12 @@ def test_the_first_call_is_compiled(arrays, checked, shapeless):
 
 
 def test_the_first_call_is_mapped(arrays, checked):
-    mapped = mx.vmap(lambda *arrays: flash_attention(*arrays, mask="causal"))
-    assert matches(mapped(*(x[None] for x in arrays))[0], arrays)
+    assert matches(mx.vmap(attend)(*(x[None] for x in arrays))[0], arrays)
     assert checked
 
 
 def test_the_first_call_has_a_stream_of_its_own(arrays, checked):
-    out = flash_attention(*arrays, mask="causal", stream=mx.new_stream(mx.gpu))
-    assert matches(out, arrays)
+    assert matches(attend(*arrays, stream=mx.new_stream(mx.gpu)), arrays)
     assert len(checked) == 1
 
 
@@ -89,7 +91,7 @@ def in_two_threads(call):
 
 
 def test_the_first_calls_come_from_two_threads(arrays, checked):
-    right = in_two_threads(lambda: bool(matches(flash_attention(*arrays, mask="causal"), arrays)))
+    right = in_two_threads(lambda: bool(matches(attend(*arrays), arrays)))
     assert right == [True, True]
     assert 1 <= len(checked) <= 2
 
@@ -103,8 +105,8 @@ def test_without_memory_for_a_check_the_next_call_is_checked(arrays, monkeypatch
 
     monkeypatch.setattr(check, "of_call", has_none)
     with pytest.raises(NoKernelError, match="no memory to check a kernel"):
-        flash_attention(*arrays, mask="causal")
-    assert matches(flash_attention(*arrays, mask="causal"), arrays)
+        attend(*arrays)
+    assert matches(attend(*arrays), arrays)
     assert len(checked) == 1
 
 
@@ -112,18 +114,18 @@ def test_without_memory_for_a_check_the_next_call_is_checked(arrays, monkeypatch
 
 
 def test_calls_like_one_that_was_settled_ask_nobody(arrays, checked, monkeypatch):
-    flash_attention(*arrays, mask="causal")
+    attend(*arrays)
     monkeypatch.setattr(attention, "decide", lambda *args: pytest.fail("a call that was settled asks Python"))
     query, key, value = arrays
     for few in (arrays, (query, key[:, :, :38], value[:, :, :38])):  # 40 and 38 round up to one power of two
-        assert matches(flash_attention(*few, mask="causal"), few)
-        out, _ = flash_attention(*few, mask="causal", return_lse=True, stream=mx.new_stream(mx.gpu))
+        assert matches(attend(*few), few)
+        out, _ = attend(*few, return_lse=True, stream=mx.new_stream(mx.gpu))
         assert matches(out, few)
 
 
 def test_plan_says_what_was_settled(arrays, checked):
     before = plan(*arrays, mask="causal")
-    flash_attention(*arrays, mask="causal")
+    attend(*arrays)
     after = plan(*arrays, mask="causal")
     assert (after.kernel, after.reason) == (before.kernel, "an earlier call of this kind chose this kernel")
 
@@ -165,7 +167,7 @@ def test_where_no_kernel_is_left_calls_and_plan_say_why(arrays):
 
 
 def test_a_shapeless_function_of_other_lengths(arrays, checked):
-    compiled = mx.compile(lambda *arrays: flash_attention(*arrays, mask="causal"), shapeless=True)
+    compiled = mx.compile(attend, shapeless=True)
     assert matches(compiled(*arrays), arrays)
     reset_stats()
     for length in (40, 17, 1):
@@ -199,12 +201,11 @@ def of_a_model(arrays):
 
 def test_mlxs_own_is_timed_for_the_inputs_precision_alone(of_a_model, timed):
     """MLX must be timed once per kind, wherever the first call comes from."""
-    call = {"mask": "causal"}
-    mx.eval(flash_attention(*of_a_model, **call))
+    mx.eval(attend(*of_a_model))
     assert timed == []
-    attend = mx.compile(lambda *arrays: flash_attention(*arrays, **call, precision="input"))
+    compiled = mx.compile(lambda *arrays: attend(*arrays, precision="input"))
     for _ in range(2):
-        mx.eval(flash_attention(*of_a_model, **call, precision="input"), attend(*of_a_model))
+        mx.eval(attend(*of_a_model, precision="input"), compiled(*of_a_model))
     contestants = [[name.partition("@")[0] for name in names] for names in timed]  # without the tiling's number
     assert contestants == [["cuda_prefill", contest.MLX]] * 2  # a call with a gradient, and one without
 
@@ -221,7 +222,7 @@ def test_a_call_that_mlxs_own_raises_for_is_ours(arrays, monkeypatch):
         raise RuntimeError("[scaled_dot_product_attention] no")
 
     monkeypatch.setattr(contest, "mlx_attention", refuses)
-    assert matches(flash_attention(*arrays, mask="causal", precision="input"), arrays)
+    assert matches(attend(*arrays, precision="input"), arrays)
 
 
 def test_first_calls_of_two_threads_are_timed(of_a_model, timed):
