@@ -1,4 +1,4 @@
-"""Every kernel compiles for each generation of GPUs. Kernels that models call spill no register, with two exceptions."""
+"""Every kernel compiles for each generation of GPUs. Kernels that models call spill no register, but for two."""
 
 import itertools
 from dataclasses import replace
