@@ -80,10 +80,10 @@ def cmake(folder: Path, *arguments: str) -> None:
 
 
 def failing(folder: Path, *arguments: str) -> str:
-    """The first failing test's line, or an empty string. Any other error of pytest ends the program."""
+    """The line of the first test that fails, or whose fixture does, or an empty string if none does."""
     done = run(folder, PYTHON, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *arguments)
-    line = next((line for line in done.stdout.splitlines() if line.startswith("FAILED")), "")
-    if done.returncode != bool(line):
+    line = next((line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))), "")
+    if done.returncode != bool(line):  # 1: tests failed; 2: tests could not be collected
         raise SystemExit(f"pytest does not run:\n{done.stdout}{done.stderr}")
     return line
 

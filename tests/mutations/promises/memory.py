@@ -26,10 +26,9 @@ MUTATIONS: list[Mutation] = [
     ),
     Mutation(
         "a bool array is broadcast to L*S",
-        f"{CORE}/arguments.py",
-        "given: Any = lower(mask)",
-        "given: Any = {k: a | mx.zeros((query.shape[-2], key.shape[-2]), mx.bool_) if k == 'visible' else a"
-        " for k, a in lower(mask).items()}",
+        f"{CORE}/masks.py",
+        '_only("bool array", lowered.get("visible"), part)',
+        '_only("bool array", lowered.get("visible"), part | mx.zeros(2 * part.shape[-1:], mx.bool_))',
         "core/test_memory.py::test_extra_memory_is_the_outputs",
     ),
     Mutation(
