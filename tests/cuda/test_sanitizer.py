@@ -81,8 +81,8 @@ def report(tool, program, **names):
 
 
 def assert_nothing_is_found(tool, program, dim, length, **names):
-    # MLX allocates pages of 16 KB. With 2048 // dim heads each array fills whole pages, so that memcheck notices a read
-    # behind its last row. racecheck is slow, and looks at one block at a time: it needs only one key/value head.
+    # MLX allocates pages of 16 KB. With 2048 // dim heads, keys and values fill whole pages, so that memcheck notices a
+    # read behind their last row. racecheck is slow, and looks at one block at a time: one key/value head is enough.
     heads = {"memcheck": 2048 // dim, "racecheck": 2}[tool]
     said = report(tool, START + program, DIM=dim, LENGTH=length, HEADS=heads, **names)
     assert "all calls ran" in said, said
