@@ -21,7 +21,7 @@ pytestmark = pytest.mark.rotate(15)
 # Kernel, queries, query heads per key head. step: 7 rows; steps: 35, in blocks of 16; prefill: whole and ragged blocks.
 CALLS = {"step": ("cuda_decode", 1, 7), "steps": ("cuda_decode", 5, 7), "prefill": ("cuda_prefill", 70, 2)}
 calls = pytest.mark.parametrize(("kernel", "length", "group"), CALLS.values(), ids=CALLS)
-dtypes = pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
+dtypes = pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=["float16", "bfloat16"])
 each_bits = pytest.mark.parametrize("bits", [4, 8])
 
 

@@ -19,8 +19,8 @@ DECODE, PREFILL = "metal_decode_split", "metal_prefill_reg"
 ROUNDING = {"float32": 2.0**-22, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 
-@pytest.fixture
-def gradients():
+@pytest.fixture(params=["metal"])  # the name is a part of the random numbers' seed
+def gradients(request):
     """Computes a call's gradients from the results of the forward kernel for its number of queries."""
 
     def of(query, key, value, dout, scale):
