@@ -1,8 +1,9 @@
-"""Kinds of calls, and helpers that run flashattn_core.check on kernels in the CPU harness (tests/emulators)."""
+"""Tests of flashattn_core.check, which every kernel must pass, with kernels that run on the CPU (tests/emulators)."""
 
 from collections.abc import Callable
 
 import mlx.core as mx
+import pytest
 from flashattn_core import flash_attention, quantized_flash_attention
 from flashattn_core.check import Lengths, error_of, failure
 from flashattn_core.drawn import Kind
@@ -76,3 +77,45 @@ def nan_where(condition: str, text: str) -> Callable[[str], str]:
 
 def does_not_compile(source: str) -> str:
     return source + "\nthis is no text of a kernel\n"
+
+
+def rules(
+    run: Callable[..., Run],
+    decode: str,
+    prefill: str,
+    lengths: dict[str, int],
+    other_kinds: dict[str, tuple[str, Kind]],
+    nan: dict[str, Callable[[str], str]],
+) -> dict[str, Callable[..., None]]:
+    """Returns the tests that Metal's and CUDA's kernels share.
+
+    decode, prefill: a kernel for few queries, and one for many. lengths: each kernel's number of queries. other_kinds:
+    further kinds, with a kernel for each. nan: for some kernels, an edit that makes an output of the last tile NaN.
+    """
+
+    @pytest.mark.parametrize("given", GIVEN)
+    @pytest.mark.parametrize("kernel", lengths)
+    def test_nothing_is_found(kernel, given):
+        assert found(run, kernel, kind(lengths[kernel], given)) == ""
+
+    @pytest.mark.parametrize("name", other_kinds)
+    def test_nothing_is_found_in_other_kinds(name):
+        assert found(run, *other_kinds[name]) == ""
+
+    @pytest.mark.parametrize("kernel", lengths)
+    def test_one_percent_in_a_head_is_found(kernel):
+        wrong = found(run, kernel, kind(lengths[kernel], "causal"), wrong_where("head == 1 && batch == 1"))
+        assert "out is wrong in" in wrong
+
+    @pytest.mark.parametrize("kernel", nan)
+    def test_nan_in_the_last_tile_is_found(kernel):
+        assert "out is wrong in" in found(run, kernel, kind(lengths[kernel]), nan[kernel])
+
+    def test_what_does_not_compile_is_found():
+        assert "this is no text" in found(run, prefill, kind(77), does_not_compile)
+
+    def test_what_is_wrong_for_more_keys_than_are_tried_is_not_found():
+        assert f"{MANY_KEYS} keys" in found(run, decode, kind(1), wrong_where(f"params.key_len >= {MANY_KEYS}"))
+        assert found(run, decode, kind(1), wrong_where(f"params.key_len > {MANY_KEYS}")) == ""
+
+    return {name: test for name, test in locals().items() if name.startswith("test_")}

@@ -9,7 +9,7 @@ from flashattn_core import _ext
 
 from tests.demanded import lacking
 
-# By default MLX computes float32 products in TF32 on a GPU; tests compare with float32's. MLX reads the variable once.
+# On a GPU MLX computes float32 products in TF32 by default. Tests need float32. MLX reads this variable only once.
 os.environ["MLX_ENABLE_TF32"] = "0"
 
 
@@ -22,7 +22,7 @@ def requires_gpu():
 
 @pytest.fixture
 def requires_plants():
-    """Requires a build that can plant faults in kernels (FLASHATTN_PLANT), which only builds for tests can."""
+    """Requires a build that reads FLASHATTN_PLANT, which changes the kernels' text. Only builds for tests do."""
     if b"FLASHATTN_PLANT" not in (Path(_ext.__file__).parents[1] / "libflashattn_kernels.so").read_bytes():
         lacking("flashattn-core takes no plants: install it with -C cmake.define.FLASHATTN_PLANTS=ON")
 

@@ -1,4 +1,4 @@
-"""Run as a program with FLASHATTN_PLANT: prints a model's tokens without and with the patch, and the warnings."""
+"""Program that prints a model's tokens without and with the patch, and the warnings. FLASHATTN_PLANT plants a fault."""
 
 import json
 import warnings

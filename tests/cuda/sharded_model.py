@@ -1,5 +1,7 @@
-"""Run as a program with a model type, alone or as one of several ranks, to which the model's heads are distributed.
-Prints the patched model's tokens, how far each logprob leads the second largest, and the kernels that ran."""
+"""Program that runs a model of the given type under the patch, alone or as one of several ranks that share its heads.
+
+It prints the tokens, how far each token's logprob is above the second largest, and the kernels that ran.
+"""
 
 import json
 import sys

@@ -1,6 +1,5 @@
 """The CUDA kernels of the gradient, run on the CPU, pass the tests of tests/metal/test_backward.py."""
 
-import functools
 from dataclasses import replace
 
 import mlx.core as mx
@@ -9,15 +8,13 @@ import pytest
 from tests import launches
 from tests.core import gradient_oracle, test_gradients
 from tests.core.array_cases import hiding_most
-from tests.core.gradient_oracle import assert_obeys_the_rule, draw_call
-from tests.cuda.cuda_attention import on_cpu
-from tests.cuda.cuda_attention import run as forward
+from tests.core.gradient_oracle import draw_call
+from tests.cuda import cuda_attention
+from tests.cuda.cuda_attention import run_backward as run
 from tests.metal import metal_backward
 from tests.metal import test_backward as rules
 
 pytestmark = [pytest.mark.rotate(40), pytest.mark.usefixtures("requires_clang")]
-
-run = functools.partial(metal_backward.run, device="cuda", prepared=on_cpu)
 
 
 @pytest.fixture(autouse=True, params=[(227, 90), (227, 100), (99, 89)], ids=["9.0", "10.0", "8.9"])
@@ -30,7 +27,7 @@ def through_cuda(request, monkeypatch):
         yield
 
 
-OF_METAL = {
+OF_METAL = {  # these name Metal's kernels or count their work; two have versions for CUDA below
     "test_head_dims_above_256_are_refused",
     "test_behind_a_forward_kernel",
     "test_hidden_tiles_are_left_out",
@@ -43,13 +40,7 @@ globals().update(
 
 @pytest.mark.parametrize("form", ["", "_rounded"])
 def test_behind_a_forward_kernel(rng, form):
-    call = draw_call(rng, heads=4, kv_heads=2, length=70, key_len=60, dim=64, dtype="float16")
-    sinks = mx.array(rng.standard_normal(4), mx.float16)
-    call = replace(call, mask="causal", softcap=4.0, sinks=sinks)
-    got = forward(
-        call.query, call.key, call.value, mask="causal", softcap=4.0, sinks=sinks, kernel=f"cuda_prefill{form}"
-    )
-    assert_obeys_the_rule(call, run(call, saved=(got.out, got.lse, got.row_stats)))
+    rules.assert_right_behind(rng, f"cuda_prefill{form}", cuda_attention.run)
 
 
 def test_hidden_tiles_are_left_out(rng):
@@ -67,8 +58,8 @@ def test_hidden_tiles_are_left_out(rng):
     ("dtype", "dim", "kernel"),
     [("float", 128, "parts_float"), ("float", 136, "float"), ("half", 136, "hopper_half"), ("bfloat", 132, "bfloat")],
 )
-def test_who_computes_on_compute_capability_9(rng, request, dtype, dim, kernel):
-    """Hopper's own kernels must take float32 up to a head_dim of 128 (in parts), and 16-bit rows that the TMA reads."""
+def test_which_kernels_run_on_hopper(rng, request, dtype, dim, kernel):
+    """Kernels for Hopper must run for float32 up to head_dim 128, and for 16-bit rows that the TMA can read."""
     name = {"float": "float32", "half": "float16", "bfloat": "bfloat16"}[dtype]
     call = draw_call(rng, heads=2, length=20, key_len=6, dim=dim, dtype=name)
     functions = [launch["function"] for launch in metal_backward.described(call, device="cuda")]

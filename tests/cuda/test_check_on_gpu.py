@@ -1,4 +1,4 @@
-"""On a GPU, the first call of a kind, wherever it comes from, settles the kernel; later calls look the kernel up."""
+"""On a GPU, the first call of a kind settles its kernel: it checks and chooses one, which later calls look up."""
 
 import itertools
 import threading
@@ -10,7 +10,7 @@ from flashattn_core.arguments import lowered
 
 pytestmark = pytest.mark.usefixtures("requires_gpu")
 
-DIMS = itertools.count(24, 8)  # a check's result lasts as long as the process: each test has its own head_dim
+DIMS = itertools.count(24, 8)  # each test has its own head_dim, because the process remembers the results of checks
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def arrays(tmp_path, monkeypatch):
     monkeypatch.setenv("FLASHATTN_CHECK", "once")
     dim = next(DIMS)
     drawn = [mx.random.normal((1, heads, 40, dim), mx.float16, key=mx.random.key(heads)) for heads in (4, 2, 2)]
-    mx.eval(drawn)  # else only this thread's stream could evaluate them
+    mx.eval(drawn)  # MLX lets no other thread evaluate them later
     return drawn
 
 
@@ -36,28 +36,28 @@ def checked(monkeypatch):
     return names
 
 
+def attend(*arrays, **options):
+    return flash_attention(*arrays, mask="causal", **options)
+
+
 def matches(out, arrays):
-    expected = flash_attention(*(x.astype(mx.float32) for x in arrays), mask="causal", stream=mx.cpu)
+    expected = attend(*(x.astype(mx.float32) for x in arrays), stream=mx.cpu)
     return mx.allclose(out.astype(mx.float32), expected, atol=2e-3)
 
 
-def test_a_kernel_is_checked_once(arrays, checked):
-    for _ in range(3):
-        assert matches(flash_attention(*arrays, mask="causal"), arrays)
-    assert len(checked) == 1
-
-
-def test_checks_are_not_counted(arrays, checked):
+def test_a_kernel_is_checked_once_and_the_check_is_not_counted(arrays, checked):
     reset_stats()
-    mx.eval(flash_attention(*arrays, mask="causal"))
+    outputs = [attend(*arrays) for _ in range(3)]
+    mx.eval(outputs)
+    assert sum(stats().values()) == 3
+    assert all(matches(out, arrays) for out in outputs)
     assert len(checked) == 1
-    assert sum(stats().values()) == 1
 
 
 @pytest.mark.parametrize("shapeless", [False, True])
 def test_the_first_call_is_compiled(arrays, checked, shapeless):
-    """The gradient may be asked for, so its kernel must be checked, too."""
-    compiled = mx.compile(lambda *arrays: flash_attention(*arrays, mask="causal"), shapeless=shapeless)
+    """MLX may differentiate a compiled call later, so the gradient's kernel must be checked, too."""
+    compiled = mx.compile(attend, shapeless=shapeless)
     for _ in range(2):
         assert matches(compiled(*arrays), arrays)
     assert len(checked) == 2
@@ -65,29 +65,33 @@ def test_the_first_call_is_compiled(arrays, checked, shapeless):
 
 
 def test_the_first_call_is_mapped(arrays, checked):
-    mapped = mx.vmap(lambda *arrays: flash_attention(*arrays, mask="causal"))
-    assert matches(mapped(*(x[None] for x in arrays))[0], arrays)
+    assert matches(mx.vmap(attend)(*(x[None] for x in arrays))[0], arrays)
     assert checked
 
 
 def test_the_first_call_has_a_stream_of_its_own(arrays, checked):
-    out = flash_attention(*arrays, mask="causal", stream=mx.new_stream(mx.gpu))
-    assert matches(out, arrays)
+    assert matches(attend(*arrays, stream=mx.new_stream(mx.gpu)), arrays)
     assert len(checked) == 1
 
 
-def test_the_first_calls_come_from_two_threads(arrays, checked):
-    right = []
+def in_two_threads(call):
+    """Two threads run call() at once, each on its own stream. Returns both results."""
+    results = []
 
-    def call():
+    def on_own_stream():
         with mx.stream(mx.new_stream(mx.gpu)):
-            right.append(bool(matches(flash_attention(*arrays, mask="causal"), arrays)))
+            results.append(call())
 
-    threads = [threading.Thread(target=call) for _ in range(2)]
+    threads = [threading.Thread(target=on_own_stream) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    return results
+
+
+def test_the_first_calls_come_from_two_threads(arrays, checked):
+    right = in_two_threads(lambda: bool(matches(attend(*arrays), arrays)))
     assert right == [True, True]
     assert 1 <= len(checked) <= 2
 
@@ -101,31 +105,27 @@ def test_without_memory_for_a_check_the_next_call_is_checked(arrays, monkeypatch
 
     monkeypatch.setattr(check, "of_call", has_none)
     with pytest.raises(NoKernelError, match="no memory to check a kernel"):
-        flash_attention(*arrays, mask="causal")
-    assert matches(flash_attention(*arrays, mask="causal"), arrays)
+        attend(*arrays)
+    assert matches(attend(*arrays), arrays)
     assert len(checked) == 1
 
 
 # --- Kinds that are settled -----------------------------------------------------------------------------------
 
 
-def asks_nobody(monkeypatch):
-    monkeypatch.setattr(attention, "decide", lambda *args: pytest.fail("a call that was settled asks Python"))
-
-
 def test_calls_like_one_that_was_settled_ask_nobody(arrays, checked, monkeypatch):
-    flash_attention(*arrays, mask="causal")
-    asks_nobody(monkeypatch)
+    attend(*arrays)
+    monkeypatch.setattr(attention, "decide", lambda *args: pytest.fail("a call that was settled asks Python"))
     query, key, value = arrays
     for few in (arrays, (query, key[:, :, :38], value[:, :, :38])):  # 40 and 38 round up to one power of two
-        assert matches(flash_attention(*few, mask="causal"), few)
-        out, _ = flash_attention(*few, mask="causal", return_lse=True, stream=mx.new_stream(mx.gpu))
+        assert matches(attend(*few), few)
+        out, _ = attend(*few, return_lse=True, stream=mx.new_stream(mx.gpu))
         assert matches(out, few)
 
 
 def test_plan_says_what_was_settled(arrays, checked):
     before = plan(*arrays, mask="causal")
-    flash_attention(*arrays, mask="causal")
+    attend(*arrays)
     after = plan(*arrays, mask="causal")
     assert (after.kernel, after.reason) == (before.kernel, "an earlier call of this kind chose this kernel")
 
@@ -135,8 +135,9 @@ def settle(arrays, kernel="cuda_prefill", wrong="", left=None, precision="input"
     _ext.settle(call, mx.default_device(), kernel, [], wrong, left, "a kind")
 
 
-def quick(arrays, rounds, may_leave):
-    return _ext.quick(*arrays, None, None, None, rounds, may_leave)
+def quick(arrays, is_input_precision, may_leave):
+    """Returns False if the call is left to MLX, and None if its kernel is not settled."""
+    return _ext.quick(*arrays, None, None, None, is_input_precision, may_leave)
 
 
 def test_what_nobody_settled_goes_the_long_way(arrays):
@@ -149,8 +150,8 @@ def test_what_mlxs_own_is_faster_at_is_left_to_it_and_counted(arrays):
     settle(arrays, precision="float32")
     assert [quick(arrays, True, True) for _ in range(2)] == [False, False]
     assert _ext.left_calls() == [("a kind", 0.001, 0.002, 2)]
-    for rounds, may_leave in ((True, False), (False, True)):  # may not be left to MLX; in float32
-        assert isinstance(quick(arrays, rounds, may_leave), mx.array)
+    assert isinstance(quick(arrays, True, False), mx.array)
+    assert isinstance(quick(arrays, False, True), mx.array)
     assert isinstance(flash_attention(*arrays, precision="input"), mx.array)
     assert _ext.left_calls() == [("a kind", 0.001, 0.002, 2)]
     _ext.reset_left_calls()
@@ -166,7 +167,7 @@ def test_where_no_kernel_is_left_calls_and_plan_say_why(arrays):
 
 
 def test_a_shapeless_function_of_other_lengths(arrays, checked):
-    compiled = mx.compile(lambda *arrays: flash_attention(*arrays, mask="causal"), shapeless=True)
+    compiled = mx.compile(attend, shapeless=True)
     assert matches(compiled(*arrays), arrays)
     reset_stats()
     for length in (40, 17, 1):
@@ -181,7 +182,7 @@ def test_a_shapeless_function_of_other_lengths(arrays, checked):
 
 @pytest.fixture
 def timed(monkeypatch):
-    """Each contest's contestants."""
+    """For each contest, the names of the kernels that were timed against each other."""
     names, times = [], contest.times
 
     def noted(call, contestants, stream):
@@ -200,14 +201,13 @@ def of_a_model(arrays):
 
 def test_mlxs_own_is_timed_for_the_inputs_precision_alone(of_a_model, timed):
     """MLX must be timed once per kind, wherever the first call comes from."""
-    call = {"mask": "causal"}
-    mx.eval(flash_attention(*of_a_model, **call))
+    mx.eval(attend(*of_a_model))
     assert timed == []
-    attend = mx.compile(lambda *arrays: flash_attention(*arrays, **call, precision="input"))
+    compiled = mx.compile(lambda *arrays: attend(*arrays, precision="input"))
     for _ in range(2):
-        mx.eval(flash_attention(*of_a_model, **call, precision="input"), attend(*of_a_model))
+        mx.eval(attend(*of_a_model, precision="input"), compiled(*of_a_model))
     contestants = [[name.partition("@")[0] for name in names] for names in timed]  # without the tiling's number
-    assert contestants == [["cuda_prefill", contest.MLX]] * 2  # with the gradient, and without
+    assert contestants == [["cuda_prefill", contest.MLX]] * 2  # a call with a gradient, and one without
 
 
 def test_what_mlx_does_not_fuse_is_not_timed(of_a_model, timed):
@@ -222,21 +222,13 @@ def test_a_call_that_mlxs_own_raises_for_is_ours(arrays, monkeypatch):
         raise RuntimeError("[scaled_dot_product_attention] no")
 
     monkeypatch.setattr(contest, "mlx_attention", refuses)
-    assert matches(flash_attention(*arrays, mask="causal", precision="input"), arrays)
+    assert matches(attend(*arrays, precision="input"), arrays)
 
 
 def test_first_calls_of_two_threads_are_timed(of_a_model, timed):
-    right = []
-
-    def call():
-        with mx.stream(mx.new_stream(mx.gpu)):
-            out = flash_attention(*of_a_model, sinks=mx.zeros(4, mx.bfloat16), precision="input")
-            right.append(bool(mx.isfinite(out).all()))
+    def is_finite():
+        out = flash_attention(*of_a_model, sinks=mx.zeros(4, mx.bfloat16), precision="input")
+        return bool(mx.isfinite(out).all())
 
     mx.eval(of_a_model)
-    threads = [threading.Thread(target=call) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert right == [True, True]
+    assert in_two_threads(is_finite) == [True, True]

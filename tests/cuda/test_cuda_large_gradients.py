@@ -1,4 +1,4 @@
-"""The CUDA kernels' gradients of rows with large maxima, run on the CPU, pass the tests of tests/metal."""
+"""CUDA's gradients of rows with a large maximum, run on the CPU, pass the tests of test_metal_large_gradients.py."""
 
 import functools
 
@@ -7,9 +7,8 @@ import pytest
 from tests import launches
 from tests.core.gradient_oracle import Call
 from tests.cuda import cuda_attention
-from tests.cuda.cuda_attention import on_cpu
-from tests.metal import metal_backward
 from tests.metal import test_metal_large_gradients as rules
+from tests.metal.planted_faults import replacing
 
 pytestmark = [pytest.mark.rotate(6), pytest.mark.usefixtures("requires_clang")]
 
@@ -22,11 +21,8 @@ def gradients(request):
     def of(query, key, value, dout, scale, edit=lambda source: source):
         kernel = "cuda_decode" if query.shape[-2] <= 16 else "cuda_prefill_hopper" if is_hopper else "cuda_prefill"
         with launches.shared_memory(*request.param):
-            saved = cuda_attention.run(query, key, value, scale, kernel=kernel)
-            call = Call(query, key, value, dout, scale=scale)
-            got = metal_backward.run(
-                call, saved=(saved.out, saved.lse, saved.row_stats), edit=edit, device="cuda", prepared=on_cpu
-            )
+            saved = cuda_attention.run(query, key, value, scale, kernel=kernel).saved
+            got = cuda_attention.run_backward(Call(query, key, value, dout, scale=scale), saved, edit=edit)
         return got.dq, got.dk, got.dv
 
     return of
@@ -40,7 +36,7 @@ def test_behind_a_decode_step(rng, dtype, size, gradients):
     rules.assert_obey_the_rule_beside_large_scores(rng, dtype, size, gradients, 9)
 
 
-# Faults in the handling of rows with large scores, which the tensor cores leave out. The call below has such rows.
+# Tensor cores leave out rows with large scores, which other code computes. These faults are in both.
 FAULTS = {
     "not left out": ("? INFINITY : saved.log2_sum", "? saved.log2_sum : saved.log2_sum"),
     "not added": ("is_left_out(largest)) != 0", "false) != 0"),
@@ -52,13 +48,6 @@ FAULTS = {
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_noticed(rng, name, gradients):
-    old, new = FAULTS[name]
-
-    def edit(source: str) -> str:
-        assert old in source
-        return source.replace(old, new)
-
+    with_fault = functools.partial(gradients, edit=replacing(*FAULTS[name]))
     with pytest.raises(AssertionError, match=r"d[qkv]"):
-        rules.assert_obey_the_rule_beside_large_scores(
-            rng, "bfloat16", 1e3, functools.partial(gradients, edit=edit), 40
-        )
+        rules.assert_obey_the_rule_beside_large_scores(rng, "bfloat16", 1e3, with_fault, 40)

@@ -1,4 +1,7 @@
-"""Each fault that is planted in the CUDA kernels is noticed, by the harness or by a wrong result."""
+"""Each fault that is planted in the CUDA kernels is noticed, by the harness or by a wrong result.
+
+test_metal_mutations.py plants faults in most of the text that both GPUs' kernels share (csrc/gpu).
+"""
 
 import mlx.core as mx
 import pytest
@@ -14,16 +17,13 @@ def of_decode(old: str, new: str = "", *, length: int = 1, key_len: int = 300, *
     return Fault(DECODE, old, new, lengths=(length, key_len), **how)
 
 
-# A head_dim with which a warp of cuda_decode has more than one tile.
+# Sizes with which a warp of cuda_decode has more than one tile.
 FEW_WARPS = {"key_len": 700, "dim": 200}
-# Scores that grow by more than a row can take without rescaling.
+# The scores of these calls grow so much from tile to tile that rows must be rescaled.
 GROWING = {"lengths": (33, 140), "options": {"scale": 1.0}}
 
-
-# Calls with an array mask that hides whole blocks.
-BLOCKS = {"lengths": (70, 150), "mask": "blocks"}
-OF_BLOCKS = {"mask": "blocks", "lengths": (150, 300)}
-# The first warpgroup does not see keys that the others see.
+BLOCKS = {"lengths": (70, 150), "mask": "blocks"}  # an array mask that hides whole blocks
+# The first 64 queries, those of a warpgroup, do not see keys 60 to 199. The other queries do.
 GAP = (mx.arange(300) < 60) | (mx.arange(300) >= 200) | (mx.arange(150)[:, None] >= 64)
 
 
@@ -40,6 +40,7 @@ def of_integers(old: str, new: str = "", **how) -> Fault:
 
 
 WAIT = "wait_for_copies<0>();"
+WAIT_FOR_TILE = "wait_for_copies<STAGES - 2>();\n    "
 FAULTS = {
     # Barriers and asynchronous copies.
     "prefill: a tile before it is there, or over one that is read": Fault(PREFILL, "__syncthreads();  // the tile"),
@@ -47,18 +48,12 @@ FAULTS = {
     "prefill: one stage instead of two": Fault(PREFILL, "n % STAGES * kStage", "0"),
     "prefill: copies not committed": Fault(PREFILL, "any.end);\n    commit_copies();", "any.end);"),
     "decode: queries before they are there": of_decode("__syncthreads();  // the queries are there"),
-    "decode: queries not waited for": of_decode(
-        "wait_for_copies<STAGES - 2>();\n    __syncthreads();", "__syncthreads();"
-    ),
-    "decode: a tile not waited for": of_decode(
-        "wait_for_copies<STAGES - 2>();\n    __syncwarp", "__syncwarp", **FEW_WARPS
-    ),
+    "decode: queries not waited for": of_decode(WAIT_FOR_TILE + "__syncthreads();", "__syncthreads();"),
+    "decode: a tile not waited for": of_decode(WAIT_FOR_TILE + "__syncwarp", "__syncwarp", **FEW_WARPS),
     "decode: waited for too few": of_decode(
         "STAGES - 2>();\n    __syncwarp", "STAGES - 1>();\n    __syncwarp", **FEW_WARPS
     ),
-    "decode: a tile over the one that is read": of_decode(
-        "load(tile + STAGES - 1, ", "load(tile + STAGES, ", **FEW_WARPS
-    ),
+    "decode: a tile over one being read": of_decode("load(tile + STAGES - 1, ", "load(tile + STAGES, ", **FEW_WARPS),
     "decode: lanes do not meet": of_decode("__syncwarp();  // the tile is there", **FEW_WARPS),
     "decode: results over tiles": of_decode(WAIT + "\n  __syncthreads();", WAIT),
     "decode: results before they are there": of_decode("  __syncthreads();\n  bool finite", "  bool finite"),
@@ -74,8 +69,6 @@ FAULTS = {
     "merge: arrivals are left": of_decode("if (last) *arrived = 0;"),
     "merge: one count for all heads": of_decode("(batch * params.num_kv_heads + kv_head) *", "0 *"),
     "merge: one count for all rows": of_decode(" + first_row / ROWS", length=16),
-    "rowwise: keys before they are there": Fault(ROWWISE, "FLASHATTN_BARRIER;", occurrence=1),
-    "rowwise: values over values": Fault(ROWWISE, "FLASHATTN_BARRIER;", occurrence=2),
     # Bounds.
     "tile: a row too many": Fault(PREFILL, "int(row) < count", "int(row) <= count", mask=None, lengths=(33, 71)),
     "tile: a column too many": Fault(PREFILL, "e < count ? from", "e <= count ? from", dim=39),
@@ -87,9 +80,7 @@ FAULTS = {
         "return position.query < params.query_len ? row_of", "return true ? row_of", length=4
     ),
     "decode: the next chunk's keys": of_decode("end - first, head_dim", "end - first + 1, head_dim"),
-    # Masks and options.
-    "causal: a key too many": Fault(PREFILL, "diagonal + 1", "diagonal + 2"),
-    "window: a key too few": Fault(PREFILL, "- params->window + 1", "- params->window + 2", mask=SlidingWindow(9)),
+    # Masks.
     "a span's begin ignored": of_decode(
         "row.seen.contains(key + e, 1)", "key + e < row.seen.end", length=8, mask=SlidingWindow(9) & KeyRange(3)
     ),
@@ -100,50 +91,28 @@ FAULTS = {
         PREFILL, "(own_any.end - origin + KEYS - 1) / KEYS", "(own_any.end - origin) / KEYS", mask=SlidingWindow(9)
     ),
     # The block map, and the bits of a bool array.
-    "a block that hides some taken for whole": Fault(
-        PREFILL, "!(has_block_map && listed.changes(own_part))", "true", **BLOCKS
-    ),
+    "a mixed block taken for whole": Fault(PREFILL, "!(has_block_map && listed.changes(own_part))", "true", **BLOCKS),
     "hopper: a block that hides some taken for whole": of_hopper(
-        "!(has_block_map && listed.changes(own_part))", "true", **OF_BLOCKS
+        "!(has_block_map && listed.changes(own_part))", "true", mask="blocks"
     ),
     "a tile too far": Fault(PREFILL, "ListedTile{words[n]}", "ListedTile{words[n + 1]}", **BLOCKS),
-    "hopper: a tile too far": of_hopper("ListedTile{words[n]}", "ListedTile{words[n + 1]}", **OF_BLOCKS),
-    "a warp's rows see less than they do": Fault(
-        PREFILL,
-        "listed.shows(own_part)",
-        "listed.changes(own_part)",
-        **BLOCKS,
-    ),
+    "hopper: a tile too far": of_hopper("ListedTile{words[n]}", "ListedTile{words[n + 1]}", mask="blocks"),
+    "a warp's rows see less": Fault(PREFILL, "listed.shows(own_part)", "listed.changes(own_part)", **BLOCKS),
     "hopper: output not rescaled behind a gap": of_hopper(
-        "if (has_block_map) rows.rescale(first_rescaling);",
-        dim=128,
-        lengths=(150, 300),
-        mask=GAP,
-        options={"scale": 4.0},
+        "if (has_block_map) rows.rescale(first_rescaling);", dim=128, mask=GAP, options={"scale": 4.0}
     ),
     "bits of bytes in the wrong place": Fault(PREFILL, "0x204081", "0x102040", **BLOCKS),
     "bits of the other lanes": Fault(PREFILL, "own < 2 ? bits : others", "own < 2 ? others : bits", **BLOCKS),
     "a key beyond the last in the bits": Fault(PREFILL, "if (first + i < key_len) words", "if (true) words", **BLOCKS),
-    "softcap ignored": Fault(
-        PREFILL, "? rounded_product(params->softcap, scaled)", "? scaled", options={"softcap": 1.5}
-    ),
-    "ALiBi's sign": of_decode("score -= row.slope", "score += row.slope", options={"alibi_slopes": True}),
-    "sinks twice": of_decode(
-        "row_sum += softmax.probability(sink)", "row_sum += 2 * softmax.probability(sink)", options={"sinks": True}
-    ),
     "the head of a group": Fault(
         PREFILL, "kv_head = head / (params.num_heads / params.num_kv_heads)", "kv_head = head % params.num_kv_heads"
     ),
     # The online softmax.
     "output not rescaled": Fault(PREFILL, "output[i / 4][i % 4] *= rescaling.by[i % 4 / 2];", **GROWING),
     "rescaled by the other row": Fault(PREFILL, "rescaling.by[i % 4 / 2]", "rescaling.by[1 - i % 4 / 2]", **GROWING),
-    "sum not rescaled": Fault(PREFILL, "row_sum *= rescale;", **GROWING),
     "key groups and chunks not weighed": of_decode("+= weight * slices[n]", "+= slices[n]"),
     "merge: sum not rescaled": of_decode("softmax.row_sum += weight * softmaxes", "softmax.row_sum += softmaxes"),
-    "nothing visible: -inf - -inf": Fault(
-        ROWWISE, "row_max == -INFINITY ? 0.0f : row_max", "row_max", lengths=(70, 33)
-    ),
-    # Large scores, and the conversion of maxima and sums to the units of other kernels.
+    # Large scores. Maxima and sums, which a kernel keeps in its own unit and saves in the common one.
     "large: not computed again": Fault(PREFILL, "lost ? 0 * INFINITY", "false ? 0 * INFINITY", options={"scale": 1e9}),
     "large: scores rounded in one place": Fault(
         ROWWISE,
@@ -162,15 +131,11 @@ FAULTS = {
     # How a warp's lanes share rows and columns.
     "a row's maximum of one lane": Fault(PREFILL, "lane_max<LANES, STEP>(score", "(score", **GROWING),
     "a row's sum of more lanes": Fault(PREFILL, "lane_sum<LANES, STEP>(softmax", "lane_sum<2 * LANES, STEP>(softmax"),
-    "keys as rows of the first operand": Fault(
-        PREFILL, "lane % 8 + lane / 16 * 8, lane / 8 % 2", "lane % 16, lane / 16"
-    ),
+    "keys as rows of operand a": Fault(PREFILL, "lane % 8 + lane / 16 * 8, lane / 8 % 2", "lane % 16, lane / 16"),
     "the swizzle of another row": Fault(PREFILL, "(odd ^ row % 8) << 4", "(odd ^ row % 4) << 4"),
     "columns of the output": Fault(PREFILL, "c / 4 * 32 + lane % 4 * 8 + c % 4", "c * 8 + lane % 4 * 2"),
     "the small parts of keys forgotten": Fault(PREFILL, "multiply_add_tile<T>(small[j], a, b_small[0], b_small[1]);"),
-    "the small parts of probabilities forgotten": Fault(
-        PREFILL, "multiply_add_tile<T>(sums[c], a_small, b0[c], b1[c]);"
-    ),
+    "small parts of probabilities forgotten": Fault(PREFILL, "multiply_add_tile<T>(sums[c], a_small, b0[c], b1[c]);"),
     "hidden NaN: rows are not attended again": Fault(
         PREFILL, "attend_again(not_finite,", "attend_again(0 * not_finite,", mask="NaN"
     ),
@@ -188,16 +153,12 @@ FAULTS = {
     "scales of the first group": of_integers("scales.of(key, g), product", "scales.of(key, 0), product"),
     "keys in the order of rows": of_integers("return row % 8 * 4 + row / 8;", "return row;"),
     "a row's maximum of four keys": of_integers("lane_max<LANES, STEP>(score", "(score", **GROWING),
-    "output of integers not rescaled": of_integers(
-        "output[c / 2][h / 2][c % 2 * 2 + h % 2] *= rescaling.by[h];", **GROWING
-    ),
+    "integers: not rescaled": of_integers("output[c / 2][h / 2][c % 2 * 2 + h % 2] *= rescaling.by[h];", **GROWING),
     "value biases not rescaled": of_integers("bias_sums[h][g] *= rescaling.by[h];", **GROWING),
     "probabilities not transposed": of_integers("= transposed(parts[key][b][part])", "= parts[key][b][part]"),
     "value biases forgotten": of_integers("multiply_add(p[0], bias, ", "multiply_add(p[0], 0, "),
     "value biases of four keys": of_integers("lane_sum<8, 4>(bias_sums[h][g])", "bias_sums[h][g]"),
-    "value biases of the first group": of_integers(
-        "lane_sum<8, 4>(bias_sums[h][g])", "lane_sum<8, 4>(bias_sums[h][0])"
-    ),
+    "value biases of one group": of_integers("lane_sum<8, 4>(bias_sums[h][g])", "lane_sum<8, 4>(bias_sums[h][0])"),
     "a row's sum of four keys": of_integers("lane_sum<LANES, STEP>(softmax", "(softmax"),
     "the small parts of integers forgotten": of_integers(
         "for (int part = 0; part < 2; ++part) {", "for (int part = 1; part < 2; ++part) {"
@@ -222,15 +183,11 @@ FAULTS = {
     "hopper: output not waited for": of_hopper("wait_for_products<0>(sums);"),
     "hopper: a tile never given back": of_hopper("rows.add(sums);\n      values.release(n);", "rows.add(sums);"),
     "hopper: a warp less reads": of_hopper("keys.initialise(kReaders)", "keys.initialise(kReaders - 1)"),
-    "hopper: bytes of another tile": of_hopper(
-        "arrive_and_expect(Tile::kBytes)", "arrive_and_expect(Tile::kBytes / 2)"
-    ),
+    "hopper: bytes of half a tile": of_hopper("arrive_and_expect(Tile::kBytes)", "arrive_and_expect(Tile::kBytes / 2)"),
     "hopper: a panel's columns": of_hopper("panel % kPanels * 64, row", "panel % kPanels * 32, row", dim=72),
-    "hopper: rows of the warpgroup before": of_hopper(
-        "queries, group * kWarpgroupRows, keys", "queries, 0, keys", dim=72
-    ),
+    "hopper: rows of another group": of_hopper("queries, group * kWarpgroupRows, keys", "queries, 0, keys", dim=72),
     "hopper: values of another step": of_hopper("i * 16 * 128", "i * 8 * 128"),
-    # Hopper's kernel that computes float32 products in parts.
+    # Hopper's kernel for float32, which splits each number into 16-bit parts.
     "parts: those of queries forgotten": of_parts("part = PARTS - 1 - key_part", "part = PARTS - 1"),
     "parts: those of probabilities forgotten": of_parts("part = VALUE_PARTS - 1 - value_part", "part = PARTS - 1"),
     "parts: one tile for all": of_parts("batch * PARTS + part, arrived", "batch * PARTS, arrived"),

@@ -1,35 +1,26 @@
-"""The CUDA kernels pass the core's own tests, each kernel with all lengths."""
+"""On a GPU, the CUDA kernels pass the core's own tests, each kernel with all lengths."""
 
 import flashattn_core
 import mlx.core as mx
 import pytest
 
+from tests.cuda.test_cuda_rules_on_cpu import decode, rowwise
 from tests.kernel_rules import assert_same_but_for_tensor_cores, rules, run_through
 
 pytestmark = pytest.mark.usefixtures("requires_gpu")
 
 
-def decode_and_prefill(query: mx.array, dim: int, quantised: bool) -> str:
-    if query.shape[-2] <= 16:
-        return "cuda_decode"
+def prefill(query: mx.array, dim: int, quantised: bool = False) -> str:
     return "cuda_prefill" if dim <= 256 and not quantised else "cuda_rowwise"
 
 
-def prefill(query: mx.array, dim: int, quantised: bool) -> str:
-    return "cuda_prefill" if dim <= 256 and not quantised else "cuda_rowwise"
-
-
-def prefill_elsewhere(query: mx.array, dim: int, quantised: bool) -> str:
-    """The form of cuda_prefill for other GPUs, run on compute capability 9.0: see unreadable()."""
+def prefill_elsewhere(query: mx.array, dim: int, quantised: bool = False) -> str:
+    """cuda_prefill's version for other GPUs. Compute capability 9.0 runs it for keys from unreadable()."""
     if mx.device_info(mx.gpu)["compute_capability_major"] != 9:
         pytest.skip("compute capability 9.0: elsewhere it is the only form")
     if query.dtype == mx.float32:
         pytest.skip("float32 is copied for Hopper's form, whatever its strides are")
     return prefill(query, dim, quantised)
-
-
-def rowwise(query: mx.array, dim: int, quantised: bool) -> str:
-    return "cuda_rowwise"
 
 
 def unreadable(attention):
@@ -43,17 +34,11 @@ def unreadable(attention):
     return attend
 
 
-@pytest.fixture(
-    autouse=True, params=[decode_and_prefill, prefill, prefill_elsewhere, rowwise], ids=lambda f: f.__name__
-)
+@pytest.fixture(autouse=True, params=[decode, prefill, prefill_elsewhere, rowwise], ids=lambda f: f.__name__)
 def through_cuda(request, monkeypatch):
     plain, quantised = flashattn_core.flash_attention, flashattn_core.quantized_flash_attention
     plain = unreadable(plain) if request.param is prefill_elsewhere else plain
-
-    def kernel_for(query, dim, quantised=False):
-        return request.param(query, dim, quantised)
-
-    run_through(monkeypatch, plain, quantised, kernel_for, assert_same_but_for_tensor_cores)
+    run_through(monkeypatch, plain, quantised, request.param, assert_same_but_for_tensor_cores)
 
 
 globals().update(rules())

@@ -1,7 +1,4 @@
-"""The CUDA kernels, run on the CPU, pass the core's own tests.
-
-Each kernel runs each test, with the lengths that it is for, and with its own schedule of threads.
-"""
+"""The CUDA kernels, run on the CPU, pass the core's own tests, each with suitable lengths and its own schedule."""
 
 import functools
 import math
@@ -18,39 +15,34 @@ from tests.kernel_rules import assert_same_but_for_tensor_cores, rules, run_thro
 pytestmark = [pytest.mark.rotate(144, nightly=12), pytest.mark.usefixtures("requires_clang")]  # 4,700 cases
 
 
-def decode(query: mx.array, dim: int, quantised: bool) -> str:
+def decode(query: mx.array, dim: int, quantised: bool = False) -> str:
     if query.shape[-2] <= 16:
         return "cuda_decode"
     return "cuda_prefill" if dim <= 256 and not quantised else "cuda_rowwise"
 
 
-def prefill(query: mx.array, dim: int, quantised: bool) -> str:
+def prefill(query: mx.array, dim: int, quantised: bool = False) -> str:
     if dim > 256 or quantised:
         return "cuda_rowwise"
     return "cuda_prefill" if query.dtype == mx.float32 and dim > 128 else "cuda_prefill_hopper"
 
 
-def rowwise(query: mx.array, dim: int, quantised: bool) -> str:
+def rowwise(query: mx.array, dim: int, quantised: bool = False) -> str:
     return "cuda_rowwise"
 
 
-def other_gpus(query: mx.array, dim: int, quantised: bool) -> str:
-    """For GPUs without wgmma."""
-    return decode(query, dim, quantised)
+TEAMS = {  # functions that choose a kernel, a schedule of threads, and KiB of shared memory per block
+    "decode": (decode, "greedy", 227),
+    "prefill": (prefill, "reverse", 227),
+    "rowwise": (rowwise, "random:3", 227),
+    "other_gpus": (decode, "random:5", 99),
+}
 
 
-# Each team's schedule, and KiB of shared memory per block.
-TEAMS = {decode: ("greedy", 227), prefill: ("reverse", 227), rowwise: ("random:3", 227), other_gpus: ("random:5", 99)}
-
-
-@pytest.fixture(autouse=True, params=TEAMS, ids=lambda team: team.__name__)
+@pytest.fixture(autouse=True, params=TEAMS)
 def through_cuda(request, monkeypatch):
-    schedule, kilobytes = TEAMS[request.param]
+    kernel_for, schedule, kilobytes = TEAMS[request.param]
     on_cpu = functools.partial(flash_attention, schedule=schedule)
-
-    def kernel_for(query, dim, quantised=False):
-        return request.param(query, dim, quantised)
-
     run_through(monkeypatch, on_cpu, on_cpu, kernel_for, assert_same_but_for_tensor_cores)
     with launches.shared_memory(kilobytes):
         yield
@@ -58,7 +50,7 @@ def through_cuda(request, monkeypatch):
 
 globals().update(
     rules(
-        # test_quantised_on_cpu.py has these two with lengths for the harness.
+        # These two take the harness too long. test_quantised_on_cpu.py compares with float64 instead.
         "test_equals_the_dequantised",
         "test_a_decode_step_equals_the_row_of_a_prefill",
         "test_gradients_of_views_that_begin_in_the_middle_of_an_element",  # test_backward_on_cpu.py has gradients
@@ -67,7 +59,7 @@ globals().update(
 
 
 def test_large_and_small_numbers_in_parts(rng):
-    """Rows must be right although numbers beyond bfloat16's largest have an infinite part."""
+    """Float32 numbers beyond bfloat16's largest, whose first 16-bit part is infinite, must give right results."""
     query, key, value = draw(rng, heads=2, length=70, key_len=90, dim=40)
     value[:, :, 7] = 3.4e38
     key[:, :, 11] *= 1e-30
@@ -78,7 +70,7 @@ def test_large_and_small_numbers_in_parts(rng):
 @pytest.mark.parametrize("kernel", ["cuda_decode", "cuda_prefill", "cuda_prefill_hopper"])
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
 def test_many_keys_of_little_weight(kernel, dtype):
-    """One key has nearly all weight and the value 0: out sums the others, whose weights are below float16's range."""
+    """One key has nearly all weight, and its value is 0. So out sums values whose weights are too small for float16."""
     length, key_len, dim, weight = (1 if kernel == "cuda_decode" else 17), 2048, 32, 2.0**-25.5
     query = mx.ones((1, 1, length, dim)).astype(dtype)
     key = mx.where(mx.arange(key_len)[:, None] == 0, 1, 0) * mx.ones((1, 1, key_len, dim))

@@ -1,81 +1,60 @@
-"""Scratch is kept for the next call. MLX orders a launch after the last writer of an array, not after its readers.
+"""The next call does not overwrite scratch memory that a launch still reads.
 
-So MLX is told that launches write scratch even if they only read it: the next call waits for them.
+Scratch memory is kept from call to call. MLX orders a launch after the last writer of an array, not after its readers.
+So launches tell MLX that they write scratch memory, even if they only read it.
 """
 
 from dataclasses import replace
 
 import mlx.core as mx
 import pytest
-from flashattn_core.arguments import lowered
 from flashattn_core.masks import SlidingWindow
 
 from tests import launches
 from tests.core.gradient_oracle import draw_call
+from tests.gpu_calls import described
 from tests.metal import metal_backward
+from tests.metal.test_metal_scratch import chunks_within_bound
 
 
-def forward(dtype, length, kernel):
-    query, key = mx.zeros((1, 4, length, 64), dtype), mx.zeros((1, 2, 3000, 64), dtype)
-    kernel, precision, gpu = launches.form(kernel)
-    with gpu:
-        return launches.forward(lowered(query, key, key, None, "causal", kernel=kernel, **precision), "cuda")
-
-
-def gradient(rng, dtype, mask, length=70):
+def gradient(rng, dtype, mask="causal", length=70):
     call = draw_call(rng, heads=4, kv_heads=2, length=length, key_len=90, dim=64, dtype=dtype)
     return metal_backward.described(replace(call, mask=mask), device="cuda")
 
 
-def assert_ordered(described, scratch):
-    assert {name for launch in described for name in launch["scratch"]} == scratch
-    for launch in described:
+def assert_ordered(found, scratch):
+    assert {name for launch in found for name in launch["scratch"]} == scratch
+    for launch in found:
         assert scratch & launch["buffers"].keys() <= set(launch["outputs"])
 
 
 def test_of_forward_passes():
-    assert_ordered(forward(mx.bfloat16, 1, "cuda_decode"), {"partials", "arrivals"})
-    assert_ordered(forward(mx.float32, 100, "cuda_prefill_hopper"), {"key_parts", "value_parts"})
+    assert_ordered(described("cuda_decode", length=1, keys=3000), {"partials", "arrivals"})
+    in_parts = described("cuda_prefill_hopper", dtype=mx.float32, keys=3000)
+    assert_ordered(in_parts, {"key_parts", "value_parts"})
 
 
-@pytest.mark.parametrize(
-    ("shape", "bound"),  # batch, heads, key/value heads, queries, keys, head_dim
-    [
-        ((1, 28, 4, 8, 131_072, 128), 16 << 20),
-        ((8, 128, 1, 4, 8192, 512), 16 << 20),
-        ((8, 128, 1, 16, 8192, 512), 8 * 128 * 16 * 514 * 4),  # one chunk
-    ],
-)
-def test_of_decode_steps(shape, bound):
-    batch, heads, kv_heads, length, keys, dim = shape
-    row = mx.zeros((1, 1, 1, 1), mx.bfloat16)  # broadcast: takes no memory
-    query, key = mx.broadcast_to(row, (batch, heads, length, dim)), mx.broadcast_to(row, (batch, kv_heads, keys, dim))
-    (launch,) = launches.forward(lowered(query, key, key, kernel="cuda_decode"), "cuda")
-    assert launch["buffers"]["partials"] <= bound
+# Batch, heads, key/value heads, queries, keys, head_dim. The last shape's keys stay in one chunk.
+@pytest.mark.parametrize("shape", [(1, 28, 4, 8, 131_072, 128), (8, 128, 1, 4, 8192, 512), (8, 128, 1, 16, 8192, 512)])
+def test_of_decode_steps(shape):
+    chunks_within_bound("cuda_decode", shape)
 
 
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_of_gradients(rng, dtype, capability):
-    parts = (
-        {"query_parts", "key_parts", "value_parts", "dout_parts"} if (dtype, capability) == ("float32", 90) else set()
-    )
+    is_in_parts = (dtype, capability) == ("float32", 90)
+    parts = {"query_parts", "key_parts", "value_parts", "dout_parts"} if is_in_parts else set()
     with launches.shared_memory(227, capability):
-        described = gradient(rng, dtype, "causal")
-        assert len([launch for launch in described if "saved_rows" in launch["buffers"]]) == 3
-        assert_ordered(described, {"saved_rows", "dk_parts", "dv_parts"} | parts)
+        found = gradient(rng, dtype)
+        assert len([launch for launch in found if "saved_rows" in launch["buffers"]]) == 3
+        assert_ordered(found, {"saved_rows", "dk_parts", "dv_parts"} | parts)
         assert_ordered(gradient(rng, dtype, SlidingWindow(20)), {"saved_rows"} | parts)
 
 
+# The launches: delta, dk with dv, dq, merging. Without queries: dk with dv, merging.
+@pytest.mark.parametrize(("length", "with_next"), [(70, [False, True, False, False]), (0, [False, False])])
 @pytest.mark.parametrize("capability", [80, 90])
-def test_dq_runs_beside_dk_and_dv(rng, capability):
+def test_which_launch_runs_beside_the_next(rng, capability, length, with_next):
     with launches.shared_memory(227, capability):
-        delta, dk_and_dv, dq, merge = gradient(rng, "bfloat16", "causal")
-    assert [launch["with_next"] for launch in (delta, dk_and_dv, dq, merge)] == [False, True, False, False]
-
-
-@pytest.mark.parametrize("capability", [80, 90])
-def test_merging_waits_where_there_is_no_query(rng, capability):
-    with launches.shared_memory(227, capability):
-        dk_and_dv, merge = gradient(rng, "bfloat16", "causal", length=0)
-    assert [dk_and_dv["with_next"], merge["with_next"]] == [False, False]
+        assert [launch["with_next"] for launch in gradient(rng, "bfloat16", length=length)] == with_next

@@ -1,4 +1,6 @@
-"""For 16-bit queries and 4- or 8-bit keys, tensor cores give float32's result, rounded: emulated, and on a GPU."""
+"""For 16-bit queries and 4- or 8-bit keys, tensor cores give float32's result, rounded: on the CPU, and on a GPU."""
+
+import functools
 
 import flashattn_core
 import mlx.core as mx
@@ -9,14 +11,18 @@ from flashattn_core.masks import KeyRange
 from flashattn_core.reference import reference_attention
 
 from tests.core.oracle import to_numpy
+from tests.core.test_grid import in_dtype
 from tests.core.test_quantised import GROUP_SIZES, VIEWS, dequantised, masks_and_options, normal, quantised
-from tests.cuda.cuda_attention import flash_attention, run
+from tests.cuda.cuda_attention import flash_attention
+from tests.metal.planted_faults import replacing
 
 pytestmark = pytest.mark.rotate(15)
 
 # Kernel, queries, query heads per key head. step: 7 rows; steps: 35, in blocks of 16; prefill: whole and ragged blocks.
 CALLS = {"step": ("cuda_decode", 1, 7), "steps": ("cuda_decode", 5, 7), "prefill": ("cuda_prefill", 70, 2)}
-DTYPES = {"float16": mx.float16, "bfloat16": mx.bfloat16}
+calls = pytest.mark.parametrize(("kernel", "length", "group"), CALLS.values(), ids=CALLS)
+dtypes = pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=["float16", "bfloat16"])
+each_bits = pytest.mark.parametrize("bits", [4, 8])
 
 
 @pytest.fixture(params=["in the harness", "on a GPU"])
@@ -28,116 +34,103 @@ def attention(request):
     return flash_attention
 
 
-def assert_is_float32s(attention, query, key, value, mask=None, scale=None, *, how, **options):
-    found = attention(query, key, value, scale, mask, return_lse=True, **how, **options)
-    options.pop("kernel")
+def in_float32(query, key, value, scale=None, mask=None, *, how, **options):
+    """out and lse by the reference, for dequantised keys and values."""
     in_numpy = {name: to_numpy(x) if isinstance(x, mx.array) else x for name, x in options.items()}
     floats = (to_numpy(dequantised(x, **how)) for x in (key, value))
-    expected = reference_attention(to_numpy(query), *floats, scale, mask, **in_numpy)
-    for got, wanted in zip(found, expected, strict=True):
-        assert difference(got, mx.array(wanted.astype(np.float32))) == ""
+    return reference_attention(to_numpy(query), *floats, scale, mask, **in_numpy)
 
 
-@pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("dtype", DTYPES)
+def assert_is(found, expected):
+    assert difference(found, mx.array(expected.astype(np.float32))) == ""
+
+
+def assert_is_float32s(attention, *arguments, kernel, how, **options):
+    found = attention(*arguments, kernel=kernel, return_lse=True, **how, **options)
+    for got, expected in zip(found, in_float32(*arguments, how=how, **options), strict=True):
+        assert_is(got, expected)
+
+
+@calls
+@dtypes
 @pytest.mark.parametrize("group_size", GROUP_SIZES)
-@pytest.mark.parametrize("bits", [4, 8])
+@each_bits
 @pytest.mark.parametrize("turn", range(7))
-def test_is_float32s(rng, attention, name, dtype, group_size, bits, turn):
-    kernel, length, group = CALLS[name]
-    how, key_len, of = {"group_size": group_size, "bits": bits}, (33, 150, 577)[turn % 3], DTYPES[dtype]
-    group_dtype = (of, of, mx.float32)[turn % 3]
+def test_is_float32s(rng, attention, kernel, length, group, dtype, group_size, bits, turn):
+    how, key_len = {"group_size": group_size, "bits": bits}, (33, 150, 577)[turn % 3]
+    group_dtype = (dtype, dtype, mx.float32)[turn % 3]
     dim, value_dim = (128, 128) if turn % 2 else (group_size, 128 if group_size < 128 else 256)
     key, value = (quantised(rng, 2, 2, key_len, columns, dtype=group_dtype, **how) for columns in (dim, value_dim))
     masks, options = masks_and_options(rng, 2 * group, length, key_len)
-    mask = masks[turn].astype(of) if turn == 6 else masks[turn]
-    given = {n: x.astype(of) if n == "sinks" else x for n, x in options[turn % len(options)].items()}
-    query = normal(rng, 2, 2 * group, length, dim, dtype=of)
-    assert_is_float32s(attention, query, key, value, mask, how=how, kernel=kernel, **given)
+    given = in_dtype(dtype, masks[turn], options[turn % len(options)])
+    query = normal(rng, 2, 2 * group, length, dim, dtype=dtype)
+    assert_is_float32s(attention, query, key, value, None, given.pop("mask"), how=how, kernel=kernel, **given)
 
 
-# (columns of an array, slice of them): queries that cannot be copied 16 bytes at a time.
+# Queries that cannot be copied 16 bytes at a time: an array's number of columns, and the columns to take.
 APART, MISALIGNED = (192, slice(0, None, 2)), (97, slice(1, None))
 
 
-@pytest.mark.parametrize("name", CALLS)
+@calls
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
 @pytest.mark.parametrize("queries", [APART, MISALIGNED], ids=["apart", "misaligned"])
-def test_strides(rng, attention, queries, view, name):
-    (kernel, length, group), (columns, own) = CALLS[name], queries
-    how = {"group_size": 32, "bits": 8}
+def test_strides(rng, attention, queries, view, kernel, length, group):
+    (columns, own), how = queries, {"group_size": 32, "bits": 8}
     key, value = (tuple(view(x) for x in quantised(rng, 2, 2, 70, 96, dtype=mx.bfloat16, **how)) for _ in range(2))
     query = normal(rng, 2, 2 * group, length, columns, dtype=mx.bfloat16)[..., own]
-    assert_is_float32s(attention, query, key, value, "causal", how=how, kernel=kernel)
+    assert_is_float32s(attention, query, key, value, None, "causal", how=how, kernel=kernel)
 
 
-@pytest.mark.parametrize("name", CALLS)
+@calls
 @pytest.mark.parametrize("key_len", [256, 333])
 @pytest.mark.parametrize("group_size", GROUP_SIZES)
-def test_caches_of_mlx_lm_are_copied_16_bytes_at_a_time(requires_clang, rng, group_size, key_len, name):
+def test_caches_of_mlx_lm_are_copied_by_16_bytes(requires_clang, rng, group_size, key_len, kernel, length, group):
     """Results must be right without the code that copies other rows, also where a row is one group with one scale."""
-    kernel, length, group = CALLS[name]
     how = {"group_size": group_size, "bits": 4}
     cache = [quantised(rng, 1, 2, 512, group_size, dtype=mx.bfloat16, **how) for _ in range(2)]
     key, value = (tuple(x[..., :key_len, :] for x in each) for each in cache)
-    other_rows = "load<false>(n, first, end - first);"
-
-    def without(source):
-        assert other_rows in source
-        return source.replace(other_rows, "")
-
-    def attention(*args, **options):
-        result = run(*args, edit=without, **options)
-        return result.out, result.lse
-
+    attention = functools.partial(flash_attention, edit=replacing("load<false>(n, first, end - first);"))
     query = normal(rng, 1, 2 * group, length, group_size, dtype=mx.bfloat16)
-    assert_is_float32s(attention, query, key, value, "causal", how=how, kernel=kernel)
+    assert_is_float32s(attention, query, key, value, None, "causal", how=how, kernel=kernel)
 
 
-@pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@calls
+@dtypes
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_hidden_scales_reach_nothing(rng, attention, bad, dtype, name):
-    kernel, length, group = CALLS[name]
+def test_hidden_scales_reach_nothing(rng, attention, bad, dtype, kernel, length, group):
     how = {"group_size": 64, "bits": 8}
-    query, packed = normal(rng, 1, 2 * group, length, 64, dtype=DTYPES[dtype]), quantised(rng, 1, 2, 400, 64)
+    query, packed = normal(rng, 1, 2 * group, length, 64, dtype=dtype), quantised(rng, 1, 2, 400, 64)
     visible = (mx.arange(400) >= 7) & (mx.arange(400) < 390)
     spoilt = tuple(x if x.dtype == mx.uint32 else mx.where(visible[:, None], x, bad) for x in packed)
     for mask in (KeyRange(7, 390), visible):
         out = attention(query, spoilt, spoilt, None, mask, kernel=kernel, **how)
-        floats = to_numpy(dequantised(packed, **how))
-        expected, _ = reference_attention(to_numpy(query), floats, floats, None, mask)
-        assert difference(out, mx.array(expected.astype(np.float32))) == ""
+        assert_is(out, in_float32(query, packed, packed, None, mask, how=how)[0])
 
 
-@pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("bits", [4, 8])
+@calls
+@dtypes
+@each_bits
 @pytest.mark.parametrize("size", [2**-8, 2**8])
-def test_values_of_other_sizes(rng, attention, size, bits, dtype, name):
+def test_values_of_other_sizes(rng, attention, size, bits, dtype, kernel, length, group):
     """out must scale with values by powers of two, even if probability * scale is out of float16's range."""
-    kernel, length, group = CALLS[name]
     how = {"group_size": 64, "bits": bits}
     key, value = (quantised(rng, 1, 2, 300, 64, **how) for _ in range(2))
     value = (value[0], value[1] * size, value[2] * size)
-    query = normal(rng, 1, 2 * group, length, 64, dtype=DTYPES[dtype])
-    floats = (to_numpy(dequantised(x, **how)) for x in (key, value))
-    expected, _ = reference_attention(to_numpy(query), *floats, None, "causal")
+    query = normal(rng, 1, 2 * group, length, 64, dtype=dtype)
     out = attention(query, key, value, None, "causal", kernel=kernel, **how)
-    assert difference(out / size, mx.array((expected / size).astype(np.float32))) == ""
+    assert_is(out / size, in_float32(query, key, value, None, "causal", how=how)[0] / size)
 
 
-@pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("bits", [4, 8])
-def test_numbers_of_any_size(rng, attention, bits, name):
-    """Results must be right where scaling queries or scales up would overflow, and where the sum of chunks would."""
-    kernel, length, group = CALLS[name]
+@calls
+@each_bits
+def test_numbers_of_any_size(rng, attention, bits, kernel, length, group):
+    """Results must be right where scaled-up queries or scales would overflow, and where a sum over chunks would."""
     how = {"group_size": 64, "bits": bits}
-    query, key = normal(rng, 1, 2 * group, length, 64, dtype=mx.bfloat16), quantised(rng, 1, 2, 600, 64, **how)
-    value = quantised(rng, 1, 2, 600, 64, **how)
-    assert_is_float32s(attention, query * 4e19, key, value, how=how, kernel=kernel, scale=2e-21)
-    assert_is_float32s(attention, query * 1e-19, key, value, how=how, kernel=kernel, scale=1e18)
+    query = normal(rng, 1, 2 * group, length, 64, dtype=mx.bfloat16)
+    key, value = (quantised(rng, 1, 2, 600, 64, **how) for _ in range(2))
+    assert_is_float32s(attention, query * 4e19, key, value, 2e-21, how=how, kernel=kernel)
+    assert_is_float32s(attention, query * 1e-19, key, value, 1e18, how=how, kernel=kernel)
     large = (value[0], value[1] * 1e16, value[2] * 1e16 + 8e16)
     out = attention(query * 0, key, large, None, kernel=kernel, **how)
     expected = to_numpy(dequantised(large, **how)).mean(-2, keepdims=True).repeat(group, 1).repeat(length, 2)
-    assert difference(out / 2**57, mx.array((expected / 2**57).astype(np.float32))) == ""
+    assert_is(out / 2**57, expected / 2**57)

@@ -19,8 +19,8 @@ from tests.patch.model_configs import config, random_model
 pytestmark = pytest.mark.usefixtures("requires_gpu")
 
 PROMPT, STEPS, PADDING = 100, 4, [0, 17, 70]
-# In turn: grouped heads; normalised queries and keys; soft-cap; windows; windows and sinks; latent attention (D_v is
-# not D). All experts are chosen, so rounding does not decide which.
+# In turn: grouped heads; normalised queries and keys; soft-cap; windows; windows and sinks; latent attention, whose
+# values have another head_dim. All experts are chosen, so that rounding cannot change the choice.
 FAMILIES = {
     "qwen2": {"hidden_size": 512},
     "qwen3": {"head_dim": 80},
@@ -41,7 +41,7 @@ def uncompiled():
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(monkeypatch):
-    """Leaves no call to MLX's own attention, however fast it is for small calls: the tests count kernels."""
+    """Leaves no call to MLX's own attention, which may be faster for small calls: the tests count our kernels."""
     monkeypatch.setattr(contest, "mlx_is_fused", lambda *_: False)
 
 
@@ -50,10 +50,10 @@ gather_mm = mx.gather_mm  # MLX's own
 
 @pytest.fixture(autouse=True)
 def unsorted_experts(monkeypatch):
-    """Keeps MLX from sorting experts: it reads their rows wrong at times, with and without the patch (next test).
+    """Keeps MLX from sorting experts: sorted, it reads wrong rows at times, also without the patch.
 
-    The sum of an expert's output and bias reuses the memory and strides of either. The bias came through expand_dims,
-    so its axis of length one has stride 1.
+    The next test has the cause: an axis of length one with stride 1. The biases of experts have one, from
+    expand_dims, and the sum of an output and its bias may take over the bias's memory and strides.
     """
     monkeypatch.setattr(mx, "gather_mm", lambda *args, sorted_indices, **options: gather_mm(*args, **options))
 
@@ -126,7 +126,7 @@ def test_float32(family):
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_16_bits(family, dtype):
-    """With the patch, logits may be 10% further from those of the same weights in float32 than without."""
+    """The logits' error, against the same weights in float32, may be 10% larger with the patch than without."""
     model, x = small(family, dtype), tokens()
     off, on = off_and_on(lambda: logits(model, x, make_prompt_cache(model)))
     assert_kernels_ran()
@@ -149,10 +149,10 @@ def test_left_padded_batches(family):
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
 @pytest.mark.parametrize("bits", [4, 8])
 def test_quantised_cache(monkeypatch, bits, dtype):
-    """The model has one layer: its keys do not depend on attention, so the patch does not change their bits.
+    """The model has one layer, so its keys do not depend on attention, and the patch does not change their bits.
 
-    mlx-lm's own attention runs on the CPU: on CUDA it fails (test_mlx_lms_own_quantised_attention). It computes in
-    float32: in bfloat16 the CPU sums up in bfloat16, which leaves 3% of the logits wrong.
+    mlx-lm's own attention fails on CUDA (see the next test), so it runs on the CPU here. It runs in float32, because
+    MLX's CPU adds bfloat16 products in bfloat16, which is too inexact.
     """
     own = base.quantized_scaled_dot_product_attention
 
@@ -182,8 +182,8 @@ def fails_in_mlx(error):
 )
 def test_mlx_lms_own_quantised_attention(keys):
     """Each query head must see its own head's keys, whether they fill the cache or not."""
-    query, key, value = (normal(seed, 1, heads, n, 128) for seed, heads, n in ((0, 4, 1), (1, 2, keys), (2, 2, keys)))
-    query, key, value = (x.astype(mx.bfloat16) for x in (query, key, value))
+    query = normal(0, 1, 4, 1, 128, dtype=mx.bfloat16)
+    key, value = (normal(seed, 1, 2, keys, 128, dtype=mx.bfloat16) for seed in (1, 2))
     stored = QuantizedKVCache(64, 8).update_and_fetch(key, value)
     exact = [mx.dequantize(*x, group_size=64, bits=8).astype(mx.float32) for x in stored]
     exact = mx.fast.scaled_dot_product_attention(query.astype(mx.float32), *exact, scale=128**-0.5)

@@ -1,27 +1,21 @@
 """On a GPU, precision="input" costs one rounding at most, and only where probabilities go into 16-bit tensor cores."""
 
 import mlx.core as mx
-import numpy as np
 import pytest
 from flashattn_core import flash_attention, plan, quantized_flash_attention
 from flashattn_core.reference import reference_attention
 
 from tests.core.gradient_oracle import draw_call, unfused_gradients
 from tests.core.oracle import assert_same_bits, draw, to_numpy
+from tests.cuda.test_rounded import GRADIENTS, is_exact, is_rounded_once, roundings
 
 pytestmark = pytest.mark.usefixtures("requires_gpu")
 
 PRECISIONS = ("float32", "input")
 
 
-def roundings(got, exact):
-    """The error's root mean square, divided by that of rounding the exact result."""
-    rounded = to_numpy(mx.array(exact.astype(np.float32)).astype(got.dtype))
-    return np.sqrt(np.mean((to_numpy(got) - exact) ** 2) / np.mean((rounded - exact) ** 2))
-
-
 def unreadable(x):
-    """Reverses the rows in memory: compute capability 9.0 then takes the kernel's form for other GPUs."""
+    """Reverses the rows in memory. Compute capability 9.0 then runs the version of the kernel for other GPUs."""
     return mx.contiguous(x[..., ::-1, :])[..., ::-1, :]
 
 
@@ -36,8 +30,8 @@ def test_the_error_is_that_of_one_rounding(rng, kernel, dim, dtype, layout):
         roundings(flash_attention(query, layout(key), value, mask="causal", precision=precision, kernel=kernel), exact)
         for precision in PRECISIONS
     )
-    assert by_float32 <= 1.02
-    assert 1.05 < by_input < 1.5
+    assert is_exact(by_float32)
+    assert is_rounded_once(by_input)
 
 
 def gradients(call, precision):
@@ -53,14 +47,9 @@ def test_the_error_of_gradients(rng, dim, dtype):
     """The gradients also have the error of `out`, which the forward pass rounds."""
     call = draw_call(rng, heads=4, length=300, key_len=500, dim=dim, dtype=dtype)
     exact = unfused_gradients(call)
-    errors = [
-        [
-            roundings(got, getattr(exact, name))
-            for got, name in zip(gradients(call, precision), ("dq", "dk", "dv"), strict=True)
-        ]
-        for precision in PRECISIONS
-    ]
-    for by_float32, by_input in zip(*errors, strict=True):
+    got = [gradients(call, precision) for precision in PRECISIONS]
+    for name, *both in zip(GRADIENTS, *got, strict=True):
+        by_float32, by_input = (roundings(gradient, getattr(exact, name)) for gradient in both)
         assert by_float32 <= 1.1
         assert 1.05 < by_input < 1.6
         assert by_input > by_float32
@@ -88,4 +77,4 @@ def test_a_compiled_function_keeps_the_precision(rng, shapeless):
     compiled = mx.compile(lambda *arrays: flash_attention(*arrays, precision="input"), shapeless=shapeless)
     mx.eval(compiled(*(x[:, :, :200] for x in arrays)))
     exact, _ = reference_attention(*map(to_numpy, arrays), None, None)
-    assert 1.05 < roundings(compiled(*arrays), exact) < 1.5
+    assert is_rounded_once(roundings(compiled(*arrays), exact))

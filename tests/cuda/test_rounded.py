@@ -1,9 +1,5 @@
-"""With precision="input", CUDA's kernels of many queries round P, and in the gradient dS, once to 16 bits.
+"""With precision="input", CUDA's kernels for many queries round P, and in the gradient dS, once to 16 bits."""
 
-Errors are root mean squares, divided by the error of rounding the exact result.
-"""
-
-from collections.abc import Callable
 from dataclasses import replace
 
 import mlx.core as mx
@@ -14,8 +10,7 @@ from flashattn_core.reference import reference_attention
 from tests import launches
 from tests.core.gradient_oracle import draw_call, unfused_gradients
 from tests.core.oracle import assert_matches_reference, assert_same_bits, draw, to_numpy
-from tests.cuda.cuda_attention import flash_attention, on_cpu
-from tests.metal import metal_backward
+from tests.cuda.cuda_attention import flash_attention, run_backward
 
 pytestmark = [pytest.mark.rotate(4), pytest.mark.usefixtures("requires_clang")]
 
@@ -24,14 +19,13 @@ CAPABILITIES = [80, 90]
 DTYPES = ["float16", "bfloat16"]
 GRADIENTS = ("dq", "dk", "dv")
 
-Edit = Callable[[str], str]
-
 
 def unchanged(source: str) -> str:
     return source
 
 
 def roundings(got: mx.array, exact: np.ndarray) -> float:
+    """The error's root mean square, divided by that of rounding the exact result."""
     rounded = to_numpy(mx.array(exact.astype(np.float32)).astype(got.dtype))
     return float(np.sqrt(np.mean((to_numpy(got) - exact) ** 2) / np.mean((rounded - exact) ** 2)))
 
@@ -44,18 +38,18 @@ def is_rounded_once(error: float) -> bool:
     return 1.05 < error < 1.5
 
 
-def error_of(rng, kernel: str, dtype: str, edit: Edit = unchanged) -> float:
+def error_of(rng, kernel: str, dtype: str, edit=unchanged) -> float:
     arrays = draw(rng, length=100, key_len=200, dim=64, dtype=dtype)
     exact, _ = reference_attention(*map(to_numpy, arrays), None, None)
     return roundings(flash_attention(*arrays, kernel=kernel, edit=edit), exact)
 
 
-def gradients(call, capability: int, precision: str, edit: Edit = unchanged):
+def gradients(call, capability: int, precision: str, edit=unchanged):
     with launches.shared_memory(227, capability):
-        return metal_backward.run(call, device="cuda", prepared=on_cpu, precision=precision, edit=edit)
+        return run_backward(call, precision=precision, edit=edit)
 
 
-def errors_of_gradients(rng, capability: int, precision: str, dtype: str, edit: Edit = unchanged) -> list[float]:
+def errors_of_gradients(rng, capability: int, precision: str, dtype: str, edit=unchanged) -> list[float]:
     call = draw_call(rng, heads=2, kv_heads=2, length=130, key_len=190, dim=64, dtype=dtype)
     exact = unfused_gradients(call)
     got = gradients(call, capability, precision, edit)
@@ -85,8 +79,6 @@ def test_the_error_of_gradients_is_that_of_one_rounding(rng, capability, dtype):
     assert all(map(is_rounded_once, errors_of_gradients(rng, capability, "input", dtype)))
 
 
-# --- Calls that have the same bits in both precisions -------------------------------------------------------
-
 SAME = {
     "float32": ("cuda_prefill", 40, "float32", None),
     "float32 on Hopper": ("cuda_prefill_hopper", 40, "float32", None),
@@ -101,9 +93,8 @@ def test_all_other_calls_have_the_same_bits(rng, name):
     kernel, length, dtype, bits = SAME[name]
     query, *stored = draw(rng, length=length, key_len=70, dim=64, dtype=dtype)
     stored = [mx.quantize(x, bits=bits) for x in stored] if bits else stored
-    how = {"mask": "causal", "bits": bits}
     by_float32, by_input = (
-        flash_attention(query, *stored, kernel=form, **how) for form in (kernel, f"{kernel}_rounded")
+        flash_attention(query, *stored, mask="causal", bits=bits, kernel=form) for form in (kernel, f"{kernel}_rounded")
     )
     assert_same_bits(by_input, by_float32)
 
@@ -116,19 +107,17 @@ def test_gradients_in_float32_have_the_same_bits(rng, capability):
         assert_same_bits(getattr(by_input, name), getattr(by_float32, name))
 
 
-# --- A kernel that ignores how many parts it is to compute with ------------------------------------------------
+# --- Faults: a kernel that always, or never, splits probabilities into two 16-bit parts ------------------------
 
-FORWARD = {
-    "cuda_prefill": "rows.template attend<{}>",
-    "cuda_prefill_hopper": "uint probabilities[KEYS / 16][{}][4];",
-}
+FORWARD = {"cuda_prefill": "rows.template attend<{}>", "cuda_prefill_hopper": "uint probabilities[KEYS / 16][{}][4];"}
 BACKWARD = {
     "P": {80: "add_values<{}>(first_sums", 90: "uint parts[COLUMNS / 16][{}][4]"},
     "dS": {80: "add_values<{}>(second_sums", 90: " dparts[COLUMNS / 16][{}][4]"},
 }
 
 
-def always(parts: int, text: str) -> Edit:
+def always(parts: int, text: str):
+    """An edit of a kernel's source that puts `parts` in place of the number of parts, PARTS, in this text."""
     planted = []
 
     def edit(source: str) -> str:

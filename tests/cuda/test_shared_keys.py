@@ -2,12 +2,11 @@
 
 import mlx.core as mx
 import pytest
-from flashattn_core.arguments import lowered
 from flashattn_core.masks import KeyRange, SlidingWindow
 
-from tests import launches
 from tests.core.oracle import assert_matches_reference, draw, to_numpy
 from tests.cuda.cuda_attention import flash_attention
+from tests.gpu_calls import described
 
 FORM = "cuda_prefill_hopper"
 MANY = 2100  # keys
@@ -15,27 +14,16 @@ MANY = 2100  # keys
 harness = pytest.mark.usefixtures("requires_clang")
 
 
-def described(heads=28, length=2048, keys=26624, dim=128, mask="causal", dtype=mx.bfloat16):
-    query, key = (
-        mx.zeros((1, heads, length, dim), dtype),
-        mx.zeros((1, heads // 4, keys, dim), dtype),
-    )  # never evaluated
-    kernel, precision, gpu = launches.form(FORM)
-    with gpu:
-        return launches.forward(lowered(query, key, key, None, mask, kernel=kernel, **precision), "cuda")
+def of_a_model(heads=28, length=2048, keys=26624, **options):
+    return described(FORM, heads=heads, kv_heads=heads // 4, length=length, keys=keys, dim=128, **options)
 
 
 @pytest.mark.parametrize(
-    ("heads", "length", "keys", "whole", "shared"),  # blocks of 192 rows, of which 132 run at once
-    [
-        (28, 2048, 26624, 264, 44 * 3),
-        (32, 2048, 26624, 264, 88 * 3),
-        (28, 512, 9000, 0, 84 * 3),
-        (4, 100, 3000, 0, 4 * 5),
-    ],
+    ("heads", "length", "keys", "whole", "shared"),  # blocks of 192 rows; 132 blocks run at once
+    [(28, 2048, 26624, 264, 44 * 3), (32, 2048, 26624, 264, 88 * 3), (28, 512, 9000, 0, 84 * 3), (4, 100, 3000, 0, 20)],
 )
 def test_the_last_blocks_fill_the_gpu(heads, length, keys, whole, shared):
-    attention, merge = described(heads, length, keys)
+    attention, merge = of_a_model(heads, length, keys)
     assert attention["grid"][0] == whole + shared
     assert attention["buffers"]["partials"] == merge["buffers"]["partials"]
     assert "partials" in merge["outputs"]  # the next call waits until they are merged
@@ -44,7 +32,7 @@ def test_the_last_blocks_fill_the_gpu(heads, length, keys, whole, shared):
 @pytest.mark.parametrize(
     "call",
     [
-        {"length": 4096, "keys": 4096},  # under a causal mask short blocks fill the gaps
+        {"length": 4096, "keys": 4096},  # under a causal mask, blocks with few keys fill the gaps
         {"mask": SlidingWindow(1024)},
         {"heads": 4, "length": 100, "keys": 1000},  # merging takes longer than it saves
         {"heads": 132, "length": 192},
@@ -53,7 +41,7 @@ def test_the_last_blocks_fill_the_gpu(heads, length, keys, whole, shared):
     ids=str,
 )
 def test_all_other_blocks_have_all_their_keys(call):
-    assert not any("partials" in launch["buffers"] for launch in described(**call))
+    assert not any("partials" in launch["buffers"] for launch in of_a_model(**call))
 
 
 @harness
@@ -62,14 +50,13 @@ def test_all_other_blocks_have_all_their_keys(call):
 @pytest.mark.parametrize("mask", [None, "causal", "key range", "bool"])
 def test_the_result_is_that_of_all_keys(rng, mask, length, dim):
     """The key range lets the second sequence of the batch see keys of the last chunk only."""
-    query, key, value = draw(
-        rng, batch=(2,), heads=2, kv_heads=1, length=length, key_len=MANY, dim=dim, dtype="bfloat16"
-    )
+    sizes = {"batch": (2,), "heads": 2, "kv_heads": 1, "length": length, "key_len": MANY, "dim": dim}
+    arrays = draw(rng, **sizes, dtype="bfloat16")
     if mask == "key range":
         mask = KeyRange(mx.array([3, MANY - 50]))
     elif mask == "bool":
         mask = mx.array(rng.random((length, MANY)) < 0.5)
-    assert_matches_reference(query, key, value, mask=mask, kernel=FORM, attention=flash_attention)
+    assert_matches_reference(*arrays, mask=mask, kernel=FORM, attention=flash_attention)
 
 
 @harness
@@ -82,25 +69,23 @@ def test_rows_that_see_nothing_are_zero(rng):
 
 @harness
 def test_hidden_nan_reaches_nothing(rng):
-    """The hidden key's tile has visible keys: the merged row is not finite, and must be computed again."""
-    query, key, value = draw(rng, length=20, key_len=MANY, dim=64, dtype="float16")
+    """The hidden key's tile has visible keys, so a merged row is not finite, and must be computed again."""
+    query, *stored = draw(rng, length=20, key_len=MANY, dim=64, dtype="float16")
     hidden = mx.arange(MANY) == 700
-    key, value = (mx.where(hidden[:, None], mx.nan, x) for x in (key, value))
-    out = flash_attention(query, key, value, mask=~hidden[None], kernel=FORM)
-    clean = flash_attention(
-        query, *(mx.where(hidden[:, None], 0, x) for x in (key, value)), mask=~hidden[None], kernel=FORM
+    out, clean = (
+        flash_attention(
+            query, *(mx.where(hidden[:, None], x, array) for array in stored), mask=~hidden[None], kernel=FORM
+        )
+        for x in (mx.nan, 0)
     )
     assert abs(to_numpy(out) - to_numpy(clean)).max() < 1e-3
 
 
 @harness
 def test_large_scores_are_computed_again():
-    """The largest score is 1e9, where float32 numbers are 64 apart."""
+    """All scores are about 3e9, where neighbouring float32 numbers are 256 apart."""
+    attention, _ = described(FORM, heads=1, kv_heads=1, length=20, keys=MANY, dim=8, mask=None)
+    assert "partials" in attention["outputs"]  # blocks share these keys
     query, key = mx.full((1, 1, 20, 8), 3000.0, mx.bfloat16), mx.full((1, 1, MANY, 8), 3000.0, mx.bfloat16)
-    how = {"scale": 1000 / 24, "mask": None}
-    kernel, precision, gpu = launches.form(FORM)
-    with gpu:
-        attention, _ = launches.forward(lowered(query, key, key, kernel=kernel, **precision, **how), "cuda")
-    assert "partials" in attention["outputs"]
-    out = flash_attention(query, key, mx.ones_like(key), **how, kernel=FORM)
+    out = flash_attention(query, key, mx.ones_like(key), 1000 / 24, kernel=FORM)
     assert (to_numpy(out) == 1).all()

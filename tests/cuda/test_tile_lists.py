@@ -1,25 +1,26 @@
-"""A block lists in shared memory the tiles that a mask's block map does not hide. Memory is requested when a kernel
-is loaded, for its first call, so the list's size must not depend on lengths."""
+"""A block of threads lists in shared memory the tiles that a mask's block map does not hide.
+
+A kernel gets its shared memory when it is loaded, for its first call. So the list's size must not depend on lengths.
+"""
 
 from dataclasses import replace
 
 import mlx.core as mx
 import pytest
-from flashattn_core.arguments import lowered
 
 from tests import launches
 from tests.core.gradient_oracle import draw_call
+from tests.gpu_calls import described
 from tests.metal import metal_backward
 
-ROOM = 8 * 1024
+LIST_BYTES = 8 * 1024
 
 
-def forward(key_len, dtype=mx.bfloat16, capability=90):
-    query, key = (mx.zeros((1, 2, n, 64), dtype) for n in (100, key_len))
-    mask = mx.ones((1, key_len), mx.bool_)
+def forward(keys, dtype=mx.bfloat16, capability=90):
+    """The launch that attends, which has the most shared memory: others copy keys, or merge."""
     with launches.shared_memory(227, capability):
-        described = launches.forward(lowered(query, key, key, None, mask, kernel="cuda_prefill"), "cuda")
-    return max(described, key=lambda launch: launch["dynamic_shared"])  # other launches copy keys, or merge
+        found = described("cuda_prefill", heads=2, keys=keys, dtype=dtype, mask=mx.ones((1, keys), mx.bool_))
+    return max(found, key=lambda launch: launch["dynamic_shared"])
 
 
 def has_map(launch):
@@ -29,7 +30,7 @@ def has_map(launch):
 @pytest.mark.parametrize("capability", [0, 90])
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float32], ids=str)
 def test_the_room_is_the_same_for_all_lengths(dtype, capability):
-    short, long = (forward(key_len, dtype, capability) for key_len in (300, 20_000))
+    short, long = (forward(keys, dtype, capability) for keys in (300, 20_000))
     assert has_map(short)
     assert has_map(long)
     assert short["function"] == long["function"]
@@ -39,7 +40,7 @@ def test_the_room_is_the_same_for_all_lengths(dtype, capability):
 def test_a_list_that_is_too_long_leaves_out_the_map():
     launch = forward(140_000)
     assert not has_map(launch)
-    assert launch["dynamic_shared"] == forward(300)["dynamic_shared"] - ROOM
+    assert launch["dynamic_shared"] == forward(300)["dynamic_shared"] - LIST_BYTES
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -47,6 +48,6 @@ def test_the_gradient_fits(rng, dtype):
     call = draw_call(rng, heads=4, length=300, key_len=300, dim=128, dtype=dtype)
     for mask in (mx.ones((300, 300), mx.bool_), mx.ones((4, 300, 300), mx.bool_)):  # one list, or one for each head
         with launches.shared_memory(227, 90):
-            described = metal_backward.described(replace(call, mask=mask), device="cuda")
-        assert any(has_map(launch) for launch in described)
-        assert all(launch["dynamic_shared"] <= 227 * 1024 for launch in described)
+            found = metal_backward.described(replace(call, mask=mask), device="cuda")
+        assert any(has_map(launch) for launch in found)
+        assert all(launch["dynamic_shared"] <= 227 * 1024 for launch in found)

@@ -46,7 +46,7 @@ def models(tmp_path_factory, texts):
 
 
 @pytest.fixture(autouse=True)
-def one_gpu():  # no test notices when MLX mends this
+def one_gpu():  # no test tells when MLX has mended this
     if mx.device_count(mx.gpu) > 1:
         pytest.skip("MLX's own training fails where it sees two GPUs: CUDA_VISIBLE_DEVICES=0")
 

@@ -13,7 +13,7 @@ from tests.patch.two_ranks import launch
 
 SHARDED = Path(__file__).with_name("sharded_model.py")
 EVALUATE = "from flash_evals.cli import main; main()"
-TIE = 1e-4  # of logits: the float32 sums of two ranks' shares differ from one sum in the last bits
+TIE = 1e-4  # logprobs this close are a tie, which rounding decides: two ranks add float32 numbers in another order
 
 
 @pytest.fixture(autouse=True)

@@ -21,6 +21,11 @@ def compile_text(text: str) -> Program:
     return Program(PREAMBLE + text)
 
 
+def run_text(text: str, kernel: str = "k", **options: Any) -> Result:
+    """Runs a kernel of this text, unless `options` say otherwise with one threadgroup of 32 threads."""
+    return compile_text(text).run(kernel, **{"grid": (1, 1, 1), "threadgroup": (32, 1, 1), **options})
+
+
 def run(
     body: str,
     arguments: str = OUT,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.emulators.metal_on_cpu import BindingError, CompileError
-from tests.emulators.small_kernels import compile_text, run
+from tests.emulators.small_kernels import compile_text, run, run_text
 
 TEXT = """
 constant bool has_bias [[function_constant(1)]];
@@ -19,8 +19,7 @@ GOOD = {0: F + 1, 3: F, 5: np.array([5, 0], np.int32)}
 
 
 def launch(buffers=GOOD, constants=None, kernel="k", text=TEXT, outputs=(3,)):
-    size = {"grid": (1, 1, 1), "threadgroup": (32, 1, 1)}
-    return compile_text(text).run(kernel, **size, buffers=buffers, outputs=outputs, constants=constants or {})
+    return run_text(text, kernel, buffers=buffers, outputs=outputs, constants=constants)
 
 
 def test_program_tells_its_kernels_and_constants():

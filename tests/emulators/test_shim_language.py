@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 
 from tests.emulators.metal_on_cpu import CompileError
-from tests.emulators.small_kernels import compile_text
+from tests.emulators.small_kernels import compile_text, run_text
 
 
 def launch(text):
-    size = {"grid": (1, 1, 1), "threadgroup": (32, 1, 1)}
-    return compile_text(text).run("k", **size, buffers={0: np.zeros(32, np.float32)}, outputs={0}).buffers[0]
+    return run_text(text, buffers={0: np.zeros(32, np.float32)}, outputs={0}).buffers[0]
 
 
 def test_built_in_values():
@@ -24,7 +23,7 @@ def test_built_in_values():
       }
     }"""
     buffers = {0: np.zeros(12, np.uint32)}
-    done = compile_text(text).run("k", grid=(2, 1, 3), threadgroup=(8, 4, 2), buffers=buffers, outputs={0})
+    done = run_text(text, grid=(2, 1, 3), threadgroup=(8, 4, 2), buffers=buffers, outputs={0})
     index = 5 + 3 * 8 + 1 * 32
     np.testing.assert_array_equal(done.buffers[0], [2, 1, 3, 8, 4, 2, index, index % 32, index // 32, 2, 2, 1])
 

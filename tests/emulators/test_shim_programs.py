@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from tests.emulators.metal_on_cpu import CompileError, OutOfBoundsError, Program
-from tests.emulators.small_kernels import compile_text
+from tests.emulators.small_kernels import compile_text, run_text
 
-SIZE = {"grid": (1, 1, 1), "threadgroup": (32, 1, 1)}
 ONES = np.ones(64, np.int32)
 
 
@@ -40,8 +39,8 @@ ADD = """constant int n [[function_constant(0)]];
 def test_a_launch_is_known_by_all_that_it_is_made_of(monkeypatch, change):
     def launch(**change):
         before = Program.runs["executed"]
-        call = {"kernel": "k", **SIZE, "buffers": {0: ONES}, "outputs": {0}, "constants": {0: 3}, **change}
-        return compile_text(ADD).run(**call).buffers[0], Program.runs["executed"] - before
+        call = {"buffers": {0: ONES}, "outputs": {0}, "constants": {0: 3}, **change}
+        return run_text(ADD, **call).buffers[0], Program.runs["executed"] - before
 
     monkeypatch.setattr(Program, "remembers", False)
     first, executed = zip(launch(), launch(**change), strict=True)
@@ -64,7 +63,7 @@ LINES = """kernel void k(device int* out [[buffer(0)]],
 def test_an_error_names_the_line(monkeypatch, remembers):
     monkeypatch.setattr(Program, "remembers", remembers)
     with pytest.raises(OutOfBoundsError, match=r"row_max\.h:77"):
-        compile_text(LINES).run("k", **SIZE, buffers={0: ONES})
+        run_text(LINES, buffers={0: ONES})
 
 
 def test_an_error_of_the_compiler_names_the_line():

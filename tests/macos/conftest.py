@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 PROGRAMS = Path(__file__).parents[2] / "packages/flashattn-core/macos"
-CANNOT = 2  # exit status of the programs, and of uv itself, if something is missing on this machine
+CANNOT = 2  # the exit status of the programs, and of uv, if something is missing on this machine
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -25,14 +25,16 @@ class Built:
     printed: str
 
     @property
-    def module(self) -> bytes:
-        with zipfile.ZipFile(self.wheel) as archive:
-            return archive.read(self.module_name)
+    def names(self) -> list[str]:
+        return zipfile.ZipFile(self.wheel).namelist()
 
     @property
     def module_name(self) -> str:
-        with zipfile.ZipFile(self.wheel) as archive:
-            return next(name for name in archive.namelist() if "/_ext." in name and name.endswith(".so"))
+        return next(name for name in self.names if "/_ext." in name and name.endswith(".so"))
+
+    @property
+    def module(self) -> bytes:
+        return zipfile.ZipFile(self.wheel).read(self.module_name)
 
 
 @pytest.fixture(scope="session")

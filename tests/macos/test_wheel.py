@@ -1,6 +1,4 @@
-"""A Mac would load the wheel for macOS that is built here, as far as that can be known without a Mac."""
-
-import zipfile
+"""A Mac would load the wheel for macOS that is built here, as far as a machine without macOS can tell."""
 
 import pytest
 from release_table import releases
@@ -20,8 +18,7 @@ def test_every_check_passes(built):
 def test_name_and_content(built):
     assert built.wheel.name.endswith("-cp311-abi3-macosx_14_0_arm64.whl")  # one for every CPython from 3.11 on
     assert built.module_name == f"flashattn_core/_mlx_{MLX_VERSION.replace('.', '_')}/_ext.abi3.so"
-    with zipfile.ZipFile(built.wheel) as archive:
-        assert {"flashattn_core/__init__.py", "flashattn_core/_ext.pyi"} <= set(archive.namelist())
+    assert {"flashattn_core/__init__.py", "flashattn_core/_ext.pyi"} <= set(built.names)
 
 
 def test_has_the_kernels_of_both_processors(built):

@@ -1,6 +1,6 @@
 """Counts what our kernels and MLX's own do on the same shapes. As a program, prints the tables of docs/dev/metal.md.
 
-The gradient is compared with the least work of its seven products: MLX has no kernel for it.
+MLX has no kernel for the gradient. So ours is compared with the least work that its seven matrix products need.
 
     uv run python -m tests.metal.beside_mlx [float32|float16|bfloat16]
 
@@ -31,7 +31,7 @@ def total(counts: tuple[Counts, ...]) -> Counts:
 
 
 def prefill(rng: np.random.Generator, dim: int, dtype: str, length: int, causal: bool) -> dict[str, Counts]:
-    """Counts for one query head: in both kernels a threadgroup has one."""
+    """Counts for one query head, because a threadgroup of either kernel has one."""
     arrays = draw(rng, heads=1, kv_heads=1, length=length, key_len=length, dim=dim, dtype=dtype)
     mask = "causal" if causal else None
     _, theirs = mlx_kernels.steel_attention(*arrays, mask=mask)
@@ -54,11 +54,12 @@ def visible_eighths(length: int, tile: int = 8) -> int:
 
 
 def gradient(rng: np.random.Generator, dim: int, dtype: str, length: int) -> dict[str, Counts]:
-    """Counts for a group of query heads, causal. "least": products of visible blocks, arrays accessed once."""
-    call = draw_call(
-        rng, heads=GROUP, kv_heads=1, length=length, key_len=length, dim=dim, dtype=dtype, dlse=False
-    )  # fmt: skip
-    call = dataclasses.replace(call, mask="causal")
+    """Counts for a group of query heads under a causal mask.
+
+    "least": the work of a kernel that multiplies visible blocks only, and accesses each array once.
+    """
+    sizes = {"length": length, "key_len": length, "dim": dim, "dtype": dtype}
+    call = dataclasses.replace(draw_call(rng, heads=GROUP, kv_heads=1, dlse=False, **sizes), mask="causal")
     rows, pairs = GROUP * length, GROUP * visible_eighths(length)
     least = Counts(
         mma=7 * pairs * dim // 8,

@@ -1,7 +1,7 @@
-"""flash_attention() and quantized_flash_attention() through the Metal kernels, run on the CPU; on a Mac, on its GPU.
+"""flash_attention() and quantized_flash_attention() through Metal's or CUDA's kernels, run on the CPU.
 
-On the CPU the launches are those that the extension would give to a GPU: source text, function constants, grid, buffers
-with their strides and offsets. Nothing of that is repeated here.
+The launches are those that the extension would give to a GPU: source text, function constants, grid, buffers with their
+strides and offsets. Nothing of that is repeated here. On a Mac, Metal's kernels run on its GPU.
 """
 
 from __future__ import annotations
@@ -16,17 +16,21 @@ import numpy as np
 from flashattn_core.arguments import lowered
 
 from tests import launches
+from tests.emulators.cuda_on_cpu import CudaProgram
 from tests.emulators.metal_on_cpu import Counts, Program, Undefined, View
 from tests.emulators.metal_on_cpu.program import Buffer
 
 NUMPY_DTYPES = {mx.float32: np.float32, mx.float16: np.float16, mx.bfloat16: np.uint16}
+TYPES = {mx.float32: "float", mx.float16: "half", mx.bfloat16: "bfloat"}  # in kernels' text
 
 
 program = functools.cache(Program)
 
 
-def on_metal(launch, source: str):
+def prepared(launch, source: str, device: str):
     """Returns what a launch runs with: the program, the indices of its buffers by name, and its constants."""
+    if device == "cuda":
+        return CudaProgram(launch, source), {name: number for number, name in enumerate(launch["buffers"])}, {}
     return program(source), launch["numbers"], dict(enumerate(launch["constants"].values()))
 
 
@@ -36,7 +40,12 @@ class Run:
     lse: mx.array
     row_stats: mx.array
     counts: tuple[Counts, ...]  # one per launch
-    chunks: int  # into which the split kernel cuts the keys
+    chunks: int  # how many chunks of keys the kernel computed apart
+
+    @property
+    def saved(self) -> tuple[mx.array, mx.array, mx.array]:
+        """What the backward pass needs."""
+        return self.out, self.lse, self.row_stats
 
 
 def run(
@@ -46,9 +55,6 @@ def run(
     scale: float | None = None,
     mask=None,
     *,
-    softcap: float | None = None,
-    sinks: mx.array | None = None,
-    alibi_slopes: mx.array | None = None,
     group_size: int = 64,
     bits: int | None = None,
     kernel: str = "auto",
@@ -56,48 +62,42 @@ def run(
     schedule: str = "forward",
     edit=lambda source: source,
     device: str = "metal",
-    prepared=on_metal,
+    **options,
 ) -> Run:
     """Runs one call. `bits`: None, or those of quantised key and value, which are then (weights, scales, biases).
 
     Without `return_lse`, CUDA's kernels get no array for lse. `edit` changes the source before it is compiled, to plant
-    a fault. `schedule`: the order of threads; a GPU has its own. `prepared`: see on_metal().
+    a fault. `schedule`: the order of threads; a GPU has its own. `options`: softcap, sinks, alibi_slopes.
     """
-    quantised = {} if bits is None else {"group_size": group_size, "bits": bits}
+    if bits is not None:
+        options |= {"group_size": group_size, "bits": bits}
     if device == "metal" and mx.metal.is_available():
-        call = flashattn_core.quantized_flash_attention if quantised else flashattn_core.flash_attention
-        out, lse = call(
-            query, key, value, scale, mask, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes,
-            return_lse=True, kernel=kernel, stream=mx.gpu, **quantised,
-        )  # fmt: skip
-        return Run(out, lse, mx.zeros(0), (), 0)
+        attention = flashattn_core.flash_attention if bits is None else flashattn_core.quantized_flash_attention
+        call = {"return_lse": True, "kernel": kernel, "stream": mx.gpu, **options}
+        return Run(*attention(query, key, value, scale, mask, **call), mx.zeros(0), (), 0)
     kernel, precision, gpu = launches.form(kernel)
-    options = {"softcap": softcap, "sinks": sinks, "alibi_slopes": alibi_slopes, "kernel": kernel, **precision}
-    with_lse = return_lse or device == "metal"  # Metal's kernels write it in any case
-    arguments = lowered(query, key, value, scale, mask, **options, **quantised)
+    arguments = lowered(query, key, value, scale, mask, kernel=kernel, **precision, **options)
     value_dim = value.shape[-1] if bits is None else value[0].shape[-1] * 32 // bits
+    rows = query.shape[:-1]
     if min(query.shape) == 0:  # nothing to launch, as in eval_gpu
-        return Run(
-            mx.zeros((*query.shape[:-1], value_dim), query.dtype), mx.zeros(query.shape[:-1]), mx.zeros(0), (), 0
-        )
+        return Run(mx.zeros((*rows, value_dim), query.dtype), mx.zeros(rows), mx.zeros(0), (), 0)
+    with_lse = return_lse or device == "metal"  # Metal's kernels write it in any case
     with gpu:
         described = launches.forward(arguments, device, with_lse)
-    written: dict[str, Buffer] = {
-        "out": Undefined((*query.shape[:-1], value_dim), NUMPY_DTYPES[query.dtype]),
-    }
+    written: dict[str, Buffer] = {"out": Undefined((*rows, value_dim), NUMPY_DTYPES[query.dtype])}
     if with_lse:
-        written["lse"] = Undefined(query.shape[:-1], np.float32)
-        written["row_stats"] = Undefined((*query.shape[:-1], 2), np.float32)
-    counts = execute(described, written, schedule, edit, prepared)
+        written["lse"] = Undefined(rows, np.float32)
+        written["row_stats"] = Undefined((*rows, 2), np.float32)
+    counts = execute(described, written, schedule, edit, device)
     out = to_mlx(written["out"], query.dtype)
     lse, row_stats = (mx.array(written.get(name, np.zeros(0))) for name in ("lse", "row_stats"))
     return Run(out, lse, row_stats, counts, described[0]["split"][2])
 
 
-def execute(described, written: dict[str, Buffer], schedule: str, edit, prepared=on_metal) -> tuple[Counts, ...]:
-    """Runs the described launches. `written`: the outputs, which the results replace; scratch is added.
+def execute(described, written: dict[str, Buffer], schedule: str, edit, device: str) -> tuple[Counts, ...]:
+    """Runs the described launches. Replaces the outputs in `written` by the results, and adds scratch arrays to it.
 
-    If several launches write an output, each must write other elements.
+    If several launches write one output, no two may write the same element.
     """
     counts = []
     writers = Counter(name for launch in described for name in launch["outputs"] if name not in launch["scratch"])
@@ -117,7 +117,7 @@ def execute(described, written: dict[str, Buffer], schedule: str, edit, prepared
             else:  # the size in bytes of an array that the launches write
                 buffers[name] = written.setdefault(name, Undefined(content // 4, np.float32))
         assert min(launch["grid"]) > 0, "no GPU takes a launch without blocks"
-        program, numbers, constants = prepared(launch, edit(launch["source"]))
+        program, numbers, constants = prepared(launch, edit(launch["source"]), device)
         result = program.run(
             launch["function"],
             grid=launch["grid"],

@@ -1,4 +1,4 @@
-"""Gradients by the Metal kernels, run on the CPU. The op computes the gradient of sinks from the kernels' results."""
+"""Gradients by Metal's or CUDA's kernels, run on the CPU. The kernels leave the gradient of sinks to the op."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests import launches
 from tests.core.gradient_oracle import Call, Gradients
 from tests.emulators.metal_on_cpu import Counts, Undefined
 from tests.emulators.metal_on_cpu.program import Buffer
-from tests.metal.metal_attention import NUMPY_DTYPES, execute, on_metal, to_mlx
+from tests.metal.metal_attention import NUMPY_DTYPES, TYPES, execute, to_mlx
 
 Saved = tuple[mx.array, mx.array, mx.array]
 """out, lse and row_stats, as the forward kernels leave them."""
@@ -24,8 +24,11 @@ class CountedGradients(Gradients):
 
 
 def exactly_saved(call: Call) -> Saved:
-    """The results of a forward without errors. Any number near a row's maximum can take its place in row_stats: with
-    lse - 2, sums are about 7."""
+    """What an exact forward pass saves.
+
+    row_stats holds each row's maximum and its sum of exponentials. Any number near the maximum serves as well: here it
+    is lse - 2, for which the sum is exp(2).
+    """
     out, lse = call.forward()
     row_max = (lse - 2).astype(np.float32)
     with np.errstate(invalid="ignore"):
@@ -45,7 +48,6 @@ def run(
     schedule: str = "forward",
     edit=lambda source: source,
     device: str = "metal",
-    prepared=on_metal,
     precision: str = "float32",
 ):
     """Runs the backward pass on `saved`, a forward's results (None: exact). Other arguments: metal_attention.run's."""
@@ -56,14 +58,10 @@ def run(
     written: dict[str, Buffer] = {name: Undefined(like.shape, NUMPY_DTYPES[dtype]) for name, like in tensors.items()}
     if call.query.size == 0:
         written["delta"] = np.zeros(1, np.float32)  # no launch writes it
-    counts = execute(each, written, schedule, edit, prepared)
-    names = [launch["function"].split("_" + type_name(dtype))[0].removeprefix(f"{device}_") for launch in each]
+    counts = execute(each, written, schedule, edit, device)
+    names = [launch["function"].split("_" + TYPES[dtype])[0].removeprefix(f"{device}_") for launch in each]
     results = [to_mlx(written[name], dtype) if like.size else like for name, like in tensors.items()]
     dsinks = None
     if call.sinks is not None and call.query.size:
         dsinks = launches.sinks_gradient(call.sinks, *saved[1:], mx.array(written["delta"]).reshape(saved[1].shape))
     return CountedGradients(*results, dsinks=dsinks, counts=dict(zip(names, counts, strict=True)))
-
-
-def type_name(dtype: mx.Dtype) -> str:
-    return {mx.float32: "float", mx.float16: "half", mx.bfloat16: "bfloat"}[dtype]

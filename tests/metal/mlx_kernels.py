@@ -1,4 +1,4 @@
-"""Runs MLX's own kernels on the CPU, from the headers in its wheel, to compare results and what a launch costs.
+"""Runs MLX's own kernels on the CPU, from the headers in MLX's wheel, to compare their results and counts with ours.
 
 Query, key and value have the shapes of flash_attention's. The mask is "causal" or None; the scale is head_dim**-0.5.
 """
@@ -14,12 +14,10 @@ import numpy as np
 
 from tests.emulators.metal_on_cpu import Counts, Program, Result, Undefined
 from tests.emulators.metal_on_cpu.program import Buffer
-from tests.metal.metal_attention import as_numpy, to_mlx
+from tests.metal.metal_attention import TYPES, as_numpy, to_mlx
 
 INCLUDE = Path(mx.__file__).parent / "include"
 INCLUDE_DIRS = (Path(__file__).parent / "mlx_headers", INCLUDE)  # first the headers that replace MLX's
-
-TYPES = {mx.float32: "float", mx.float16: "half", mx.bfloat16: "bfloat"}
 
 VECTOR_SOURCE = """
 #include "mlx/backend/metal/kernels/utils.h"
@@ -44,7 +42,7 @@ def program(source: str) -> Program:
 
 
 def complete(done: Result, dtype: mx.Dtype) -> Done:
-    """Returns the result, buffer 3 in all kernels here, every element of which must be written."""
+    """Returns buffer 3, the result of all kernels here, and the counts. Every element must have been written."""
     assert not any(done.unwritten.values())
     return to_mlx(done.buffers[3], dtype), done.counts
 

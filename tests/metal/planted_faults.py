@@ -33,14 +33,14 @@ class Fault:
     kernel: str
     old: str
     new: str = ""
-    occurrence: int = 0
+    occurrence: int = 0  # of `old` in the source: how many come before the one to replace
     lengths: tuple[int, int] | None = None
-    mask: object = "causal"
-    options: dict[str, object] = field(default_factory=dict)
+    mask: object = "causal"  # also a name of call()'s masks
+    options: dict[str, object] = field(default_factory=dict)  # True stands for random numbers, one for each head
     dim: int = 40
     dtype: str = "float32"
     bits: int | None = None  # of keys and values, if they are quantised
-    source: str = ""  # the file to plant in, if it is not the kernel's own
+    source: str = ""  # the name of the file to plant in; empty: the kernel's own file
 
     def __post_init__(self) -> None:
         backend, _, _ = self.kernel.partition("_")
@@ -51,14 +51,12 @@ class Fault:
         """The given lengths, or lengths that suit the kernel."""
         return self.lengths or ((1, 70) if "decode" in self.kernel else (33, 70))
 
-    # Returns the source with the fault in it, or unchanged if the source is not that of the faulty launch.
     def plant(self, source: str) -> str:
+        """A launch's source with the fault in it. A call has several launches; the source of others is unchanged."""
         backend, _, kernel = self.kernel.partition("_")
-        if f'"{backend}/kernels/{self.source or kernel}.' not in source:
-            return source  # another launch of the same call
         parts = source.split(self.old)
-        if len(parts) < self.occurrence + 2:
-            return source  # another launch, from the same file
+        if f'"{backend}/kernels/{self.source or kernel}.' not in source or len(parts) < self.occurrence + 2:
+            return source
         head, tail = parts[: self.occurrence + 1], parts[self.occurrence + 1 :]
         return self.old.join(head) + self.new + self.old.join(tail)
 
@@ -76,6 +74,16 @@ def assert_is_noticed(fault: Fault, call: Callable[[Callable[[str], str]], None]
     with pytest.raises((MetalError, AssertionError)):
         call(edit)
     assert any(planted), "no launch of this call has this text"
+
+
+def replacing(old: str, new: str = "") -> Callable[[str], str]:
+    """An edit of a source that must have the text `old`."""
+
+    def edit(source: str) -> str:
+        assert old in source
+        return source.replace(old, new)
+
+    return edit
 
 
 def blocks(length: int, key_len: int) -> np.ndarray:
@@ -100,30 +108,28 @@ def call(fault: Fault, rng: np.random.Generator, edit: Callable[[str], str], run
         "blocks": lambda: mx.array(blocks(length, key_len)),
     }
     mask = masks[fault.mask]() if fault.mask in list(masks) else fault.mask
-    value_on_metal = value
-    if fault.mask == "NaN":
-        value_on_metal = mx.where((mx.arange(key_len) == 40)[:, None], mx.nan, value)
     options = {
         name: mx.array(rng.random(6, dtype=np.float32)) if given is True else given
         for name, given in fault.options.items()
     }
-
-    key_on_metal, how = key, {}
+    stored, how = [key, value], {}
+    if fault.mask == "NaN":
+        stored[1] = mx.where((mx.arange(key_len) == 40)[:, None], mx.nan, value)
     if fault.bits is not None:
         how = {"group_size": 32, "bits": fault.bits}
-        key_on_metal, value_on_metal = (mx.quantize(x.astype(mx.float16), **how) for x in (key, value))
+        stored = [mx.quantize(x.astype(mx.float16), **how) for x in (key, value)]
         if fault.dtype == "float32":  # values get other strides than keys
-            value_on_metal = tuple(mx.repeat(x, 2, axis=2)[:, :, ::2] for x in value_on_metal)
-        key, value = dequantised(key_on_metal, **how), dequantised(value_on_metal, **how)
+            stored[1] = tuple(mx.repeat(x, 2, axis=2)[:, :, ::2] for x in stored[1])
+        key, value = (dequantised(x, **how) for x in stored)
 
-    def attention(query, key, value, *args, return_lse, **options):
-        result = run(query, key_on_metal, value_on_metal, *args, edit=edit, **how, **options)
+    def attention(query, _key, _value, *args, return_lse, **options):
+        result = run(query, *stored, *args, edit=edit, **how, **options)
         return result.out, result.lse
 
     if fault.bits is not None and fault.dtype != "float32":  # the unfused formula would be in float32
-        scale, own = options.get("scale"), {"kernel": fault.kernel, "edit": edit, **how}
-        out = run(query, key_on_metal, value_on_metal, scale, mask, **own).out
-        expected, _ = reference_attention(*(to_numpy(x) for x in (query, key, value)), scale, mask)
+        scale = options.get("scale")
+        out = run(query, *stored, scale, mask, kernel=fault.kernel, edit=edit, **how).out
+        expected, _ = reference_attention(*map(to_numpy, (query, key, value)), scale, mask)
         assert difference(out, mx.array(expected.astype(np.float32))) == ""
         return
     assert_matches_reference(query, key, value, mask=mask, kernel=fault.kernel, attention=attention, **options)

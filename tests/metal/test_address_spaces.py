@@ -1,22 +1,19 @@
-"""Every kernel's source also compiles with address spaces as in Metal: no pointer changes its address space."""
+"""No pointer of a Metal kernel changes its address space, in any instance of the kernels' templates."""
 
 import mlx.core as mx
 import pytest
-from flashattn_core.arguments import lowered
 
-from tests import launches
 from tests.core.gradient_oracle import draw_call
 from tests.core.oracle import DTYPES
 from tests.emulators.metal_on_cpu import AddressSpaceError, check_address_spaces
-from tests.metal.metal_backward import described
+from tests.gpu_calls import described
+from tests.metal import metal_backward
 from tests.metal.test_metal_kernels import CASES, QUANTISED
 
 
-def sources(kernel, length, group, dtype, dim=64, bits=None):
-    query, key = mx.zeros((1, group, length, dim), DTYPES[dtype]), mx.zeros((1, 1, 300, dim), DTYPES[dtype])
-    key = key if bits is None else mx.quantize(key, bits=bits)
-    arguments = lowered(query, key, key, kernel=kernel, group_size=64, bits=bits)
-    return [launch["source"] for launch in launches.forward(arguments)]
+def check(found):
+    for launch in found:
+        check_address_spaces(launch["source"])
 
 
 @pytest.mark.rotate(8)
@@ -25,24 +22,23 @@ def sources(kernel, length, group, dtype, dim=64, bits=None):
 def test_kernels(kernel, bits, dtype):
     lengths = {"metal_decode_split": (1, 8), "metal_prefill_reg": (60, 70), "metal_prefill_tg": (1, 16)}
     for length in lengths.get(kernel, (1,)):
-        for source in sources(kernel, length, 7, dtype, bits=bits):
-            check_address_spaces(source)
+        sizes = {"heads": 7, "kv_heads": 1, "length": length, "dtype": DTYPES[dtype], "bits": bits, "group_size": 64}
+        check(described(kernel, **sizes, mask=None))
 
 
 def test_wide_queries_that_are_not_kept_in_registers():
-    for source in sources("metal_prefill_reg", 70, 1, "float32", dim=256):
-        check_address_spaces(source)
+    check(described("metal_prefill_reg", length=70, dim=256, dtype=mx.float32, mask=None))
 
 
 @pytest.mark.parametrize("dim", [64, 256])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gradients(rng, dtype, dim):
-    for launch in described(draw_call(rng, length=70, key_len=70, dim=dim, dtype=dtype)):
-        check_address_spaces(launch["source"])
+    check(metal_backward.described(draw_call(rng, length=70, key_len=70, dim=dim, dtype=dtype)))
 
 
 def test_a_mistake_is_noticed():
-    (source,) = sources("metal_prefill_reg", 60, 1, "float32")
+    [launch] = described("metal_prefill_reg", length=60, dtype=mx.float32, mask=None)
+    source = launch["source"]
     wrong = source.replace("const threadgroup U* corner = tile +", "const device U* corner = tile +")
     assert wrong != source
     with pytest.raises(AddressSpaceError):

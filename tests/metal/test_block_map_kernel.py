@@ -1,4 +1,4 @@
-"""The kernels that find a mask's block map, on Metal and on CUDA, find what block_map.h defines."""
+"""Metal's and CUDA's kernels compute a mask's block map as csrc/call/block_map.h defines it."""
 
 import mlx.core as mx
 import numpy as np
@@ -6,13 +6,13 @@ import pytest
 
 from tests import launches
 from tests.core.array_cases import expected_map
-from tests.cuda.cuda_attention import on_cpu
+from tests.core.oracle import DTYPES as FLOATS
 from tests.emulators.metal_on_cpu import Undefined
-from tests.metal.metal_attention import execute, on_metal
+from tests.metal.metal_attention import execute
 from tests.metal.planted_faults import Fault, assert_is_noticed
 
-PREPARED = {"metal": on_metal, "cuda": on_cpu}
-DTYPES = {"bool": mx.bool_, "float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
+DEVICES = ["metal", "cuda"]
+DTYPES = {"bool": mx.bool_, **FLOATS}
 SHAPES = [(1, 1), (33, 31), (64, 96), (2, 3, 40, 64), (100, 333)]  # also whole blocks, and rows of them
 
 
@@ -30,11 +30,11 @@ def found(device, mask, edit=lambda source: source):
     (launch,) = launches.block_map(mask, device)
     shape = (*mask.shape[:-2], *(-(-n // 32) for n in mask.shape[-2:]))
     written = {"found_blocks": Undefined(shape, np.dtype(np.uint8))}
-    execute([launch], written, "forward", edit, PREPARED[device])
+    execute([launch], written, "forward", edit, device)
     return written["found_blocks"]
 
 
-@pytest.mark.parametrize("device", PREPARED)
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_it_says(rng, dtype, device):
     for shape in SHAPES:
@@ -42,7 +42,7 @@ def test_what_it_says(rng, dtype, device):
         np.testing.assert_array_equal(found(device, mask), expected_map(mask))
 
 
-@pytest.mark.parametrize("device", PREPARED)
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", ["bool", "bfloat16"])
 def test_of_views(rng, dtype, device):
     """The map must be right for rows that cannot be read in whole words, and for rows that are read backwards."""

@@ -1,4 +1,4 @@
-"""The kernels do no more than MLX's own on the same shapes, by counts: prefill and decode of Qwen2-0.5B and 7B.
+"""The kernels do no more than MLX's own, by counts of operations and bytes: prefill and decode of Qwen2-0.5B and 7B.
 
 Calls have one key/value head and the query heads that share it: every other head costs the same.
 """
@@ -9,14 +9,12 @@ import pytest
 from flashattn_core.masks import KeyRange, SlidingWindow
 
 from tests.core.gradient_oracle import draw_call
-from tests.core.oracle import draw
+from tests.core.oracle import DTYPES, draw
 from tests.core.test_quantised import normal, quantised
 from tests.emulators.metal_on_cpu import Counts
 from tests.metal.beside_mlx import GROUP, HEAD_DIMS, decode, gradient, prefill, total, visible_eighths
 from tests.metal.metal_attention import run
 from tests.metal.metal_backward import run as run_backward
-
-DTYPES = ["float32", "float16", "bfloat16"]
 
 
 def assert_no_more(ours: Counts, theirs: Counts, row_bytes: int = 0) -> None:
@@ -68,7 +66,7 @@ def test_decode_split_reads_quantised_keys_and_values_once(rng, bits, dim, group
     key, value = (quantised(rng, 1, 1, 300, dim, bits=bits, dtype=mx.float16) for _ in range(2))
     query = normal(rng, 1, group, length, dim, dtype=mx.float16)
     result = run(query, key, value, kernel="metal_decode_split", bits=bits)
-    # A lane loads runs of 4 elements, or its 2 of 64 columns: for each run, every byte that holds bits of it.
+    # A lane loads a run of elements at a time: 2 of 64 columns, else 4. It reads every byte that holds bits of the run.
     through_registers = group * length <= 8
     run_of = 2 if dim == 64 and through_registers else 4
     words = 2 * 300 * sum(bytes_of(first * bits, run_of * bits) for first in range(0, dim, run_of))
@@ -87,14 +85,16 @@ def bytes_of(first, count):
 @pytest.mark.parametrize("dim", [64, 128, 256])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_prefill_reg_writes_only_keys_and_values_to_threadgroup_memory(rng, dtype, dim):
-    # Without a mask, each threadgroup copies each key and value once, and nothing else.
+    # There is no mask, so each threadgroup copies each key and value once, and nothing else.
     arrays = draw(rng, heads=1, kv_heads=1, length=128, key_len=96, dim=dim, dtype=dtype)
     (counts,) = run(*arrays, kernel="metal_prefill_reg").counts
     threadgroups = 2 if dim <= 128 else 4  # with 64 or 32 queries each
     assert counts.threadgroup_written == threadgroups * (arrays[1].nbytes + arrays[2].nbytes)
 
 
-MASKS = {
+ONE_QUERY = [(f"metal_decode_{name}", 1) for name in ("fast", "parallel", "split")]
+EIGHT_QUERIES = [(f"metal_{name}", 8) for name in ("decode_split", "prefill_tg", "prefill_reg", "rowwise")]
+MASKS = {  # each with the number of keys that a query sees
     "window": (SlidingWindow(20), 20),
     "key range": (KeyRange(100, 140), 40),
     "window and range": (SlidingWindow(50) & KeyRange(0, 480), 30),
@@ -103,24 +103,13 @@ MASKS = {
 
 @pytest.mark.rotate(10)
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize(
-    ("kernel", "length"),
-    [
-        ("metal_decode_fast", 1),
-        ("metal_decode_parallel", 1),
-        ("metal_decode_split", 1),
-        ("metal_decode_split", 8),
-        ("metal_prefill_tg", 8),
-        ("metal_prefill_reg", 8),
-        ("metal_rowwise", 8),
-    ],
-)
+@pytest.mark.parametrize(("kernel", "length"), ONE_QUERY + EIGHT_QUERIES)
 def test_hidden_tiles_are_not_read(rng, kernel, length, mask):
     query, key, value = draw(rng, heads=1, kv_heads=1, length=length, key_len=500, dim=64)
     described, seen = MASKS[mask]
     counts = total(run(query, key, value, mask=described, kernel=kernel).counts)
-    # Allowed are the keys that some query sees and the rest of their tiles; queries and key ranges, which each of 32
-    # SIMD groups reads; partial results.
+    # A kernel may read the keys that some query sees, and the rest of their tiles. Each of 32 SIMD groups may read the
+    # queries and key ranges. Partial results may be read once.
     keys = seen + length - 1 + (64 if kernel == "metal_prefill_reg" else 0)
     assert counts.device_read <= 2 * keys * 64 * 4 + 32 * (query.nbytes + 2 * 4 * 32) + counts.device_written
     assert counts.device_read < (key.nbytes + value.nbytes) / 2
@@ -179,7 +168,7 @@ def test_gradient_beside_seven_products(rng, model, dtype):
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_the_gradient_keeps_in_threadgroup_memory(rng, dtype, dim):
-    # No mask. dq loads keys and values; dkv loads the rows of all heads of the group, with maximum, sum and delta.
+    # dq loads keys and values. dkv loads the rows of all heads of the group, with their maximum, sum and delta.
     length, key_len = 128, 192
     call = draw_call(rng, heads=GROUP, kv_heads=1, length=length, key_len=key_len, dim=dim, dtype=dtype)
     counts = run_backward(call).counts

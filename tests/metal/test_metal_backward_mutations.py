@@ -12,8 +12,6 @@ from tests.metal.metal_backward import exactly_saved, run
 from tests.metal.planted_faults import BARRIER, Fault, assert_is_noticed, blocks
 
 DQ, DKV, DELTA = "metal_backward_dq", "metal_backward_dkv", "metal_backward_delta"
-LONG = (70, 33)  # under the causal mask some rows see nothing
-
 BLOCKS = {"lengths": (70, 150), "mask": "blocks"}  # an array mask that hides whole blocks
 FAULTS = {
     # Barriers.
@@ -37,9 +35,7 @@ FAULTS = {
     "delta: dlse's sign": Fault(DELTA, "sum -= head_of", "sum += head_of"),
     "delta left out": Fault(DQ, "dprobability - saved.delta", "dprobability"),
     "softcap: no derivative": Fault(DKV, ") * derivative;", ");", options={"softcap": 1.5}),
-    "softcap: derivative of another function": Fault(
-        DQ, "(1 - tanh) * (1 + tanh)", "(1 - tanh)", options={"softcap": 1.5}
-    ),
+    "softcap: another derivative": Fault(DQ, "(1 - tanh) * (1 + tanh)", "(1 - tanh)", options={"softcap": 1.5}),
     "dq not scaled": Fault(DQ, "store_row<D>(target, sums, params.scale", "store_row<D>(target, sums, 1.0f"),
     "dk not scaled": Fault(DKV, "dk_sums, params.scale", "dk_sums, 1.0f"),
     "dv scaled": Fault(DKV, "dv_sums, 1.0f", "dv_sums, params.scale"),
@@ -65,15 +61,11 @@ FAULTS = {
     "dkv: padding rows in whole tiles": Fault(DKV, "row_count == ROWS && ", "", mask="infinite key"),
     "dq, hidden NaN: weighs 0 instead of nothing": Fault(DQ, "if (!finite_tile) {", "if (false) {", mask="NaN"),
     "dkv, hidden NaN: weighs 0 instead of nothing": Fault(DKV, "if (!finite_tile) {", "if (false) {", mask="NaN"),
-    "dkv: only one of two tiles is looked at": Fault(
-        DKV, "finite_queries && finite_dout", "finite_queries", mask="NaN"
-    ),
+    "dkv: only one of two tiles checked": Fault(DKV, "finite_queries && finite_dout", "finite_queries", mask="NaN"),
     "hidden NaN in the products": Fault(DQ, "unmasked || probability != 0 ? gradient", "true ? gradient", mask="NaN"),
     # Layout.
     "dkv: dv in dk's sums": Fault(DKV, "sums + (PARTS == 1 ? kDepth : 0)", "sums"),
-    "dkv, in two parts: the wrong one": Fault(
-        DKV, "group.x % 2 == 0", "group.x % 2 == 1", dim=160, lengths=(33, 40)
-    ),
+    "dkv, in two parts: the wrong one": Fault(DKV, "group.x % 2 == 0", "group.x % 2 == 1", dim=160, lengths=(33, 40)),
     "dkv: the transposed product's rows": Fault(
         DKV, "(k * 8 + fragment_c) * STRIDE + d * 8 + fragment_r", "(k * 8 + fragment_r) * STRIDE + d * 8 + fragment_c"
     ),
@@ -83,20 +75,13 @@ FAULTS = {
 def check(fault: Fault, rng: np.random.Generator, edit, run=run) -> None:
     """Runs the fault's call by a backend's `run`. Raises if the fault is noticed."""
     length, key_len = fault.query_and_key_lengths
-    call = draw_call(
-        rng, batch=(2,), heads=6, kv_heads=2, length=length, key_len=key_len, dim=fault.dim, dtype=fault.dtype
-    )
-    call = replace(call, **fault.options)
-    if fault.mask == "blocks":
-        call = replace(call, mask=mx.array(blocks(length, key_len)))
-        assert_obeys_the_rule(call, run(call, edit=edit))
-    elif fault.mask == "NaN":  # in a key and a value that no row sees, and in dout of a row that sees nothing
+    sizes = {"length": length, "key_len": key_len, "dim": fault.dim, "dtype": fault.dtype}
+    call = replace(draw_call(rng, batch=(2,), heads=6, kv_heads=2, **sizes), **fault.options)
+    if fault.mask == "NaN":  # in a key and a value that no row sees, and in dout of a row that sees nothing
         call = replace(call, mask=(mx.arange(key_len) != 20) & (mx.arange(length) != 10)[:, None])
         key, row = (mx.arange(key_len) == 20)[:, None], (mx.arange(length) == 10)[:, None]
-        poisoned = replace(
-            call, key=mx.where(key, mx.nan, call.key), value=mx.where(key, mx.nan, call.value),
-            dout=mx.where(row, mx.nan, call.dout),
-        )  # fmt: skip
+        at = {"key": key, "value": key, "dout": row}
+        poisoned = replace(call, **{name: mx.where(where, mx.nan, getattr(call, name)) for name, where in at.items()})
         assert_obeys_the_rule(call, run(poisoned, saved=exactly_saved(call), edit=edit))
     elif fault.mask == "no sum":
         out, lse, row_stats = exactly_saved(call)
@@ -109,8 +94,7 @@ def check(fault: Fault, rng: np.random.Generator, edit, run=run) -> None:
     elif fault.mask == "infinite key":  # its scores are all -inf, so it has no weight
         query = mx.abs(call.query) + 0.1
         key = mx.where((mx.arange(key_len) == 20)[:, None], -mx.inf, call.key)
-        got = run(replace(call, query=query, key=key), edit=edit)
-        assert not mx.isnan(got.dv).any()
+        assert not mx.isnan(run(replace(call, query=query, key=key), edit=edit).dv).any()
     elif fault.mask == "rounded":  # as if the forward rounded scores otherwise; the last place is worth at most 64
         call = replace(call, scale=1e7)
         out, lse, row_stats = exactly_saved(call)
@@ -118,7 +102,7 @@ def check(fault: Fault, rng: np.random.Generator, edit, run=run) -> None:
         saved = out, lse, mx.stack([below, row_stats[..., 1]], axis=-1)
         assert np.isfinite(np.asarray(run(call, saved=saved, edit=edit).dq)).all()
     else:
-        call = replace(call, mask=fault.mask)
+        call = replace(call, mask=mx.array(blocks(length, key_len)) if fault.mask == "blocks" else fault.mask)
         assert_obeys_the_rule(call, run(call, edit=edit))
 
 

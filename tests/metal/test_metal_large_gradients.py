@@ -1,6 +1,7 @@
-"""Gradients of rows with a large maximum obey the rule, although the sum vanishes beside the maximum in a float32 lse.
+"""Gradients of rows with a large maximum are exact, although a float32 lse would lose the sum beside the maximum.
 
-The backward kernels compute probabilities from maximum and sum of the forward kernels. Both must compute equal scores.
+The forward kernels save each row's maximum and sum apart. From these the backward kernels compute probabilities, for
+which both must round scores alike.
 """
 
 import math
@@ -18,16 +19,14 @@ DECODE, PREFILL = "metal_decode_split", "metal_prefill_reg"
 ROUNDING = {"float32": 2.0**-22, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 
-@pytest.fixture(params=["metal"])
+@pytest.fixture(params=["metal"])  # the name is a part of the random numbers' seed
 def gradients(request):
     """Computes a call's gradients from the results of the forward kernel for its number of queries."""
 
     def of(query, key, value, dout, scale):
         kernel = DECODE if query.shape[-2] <= 8 else PREFILL
-        saved = metal_attention.run(query, key, value, scale, kernel=kernel)
-        got = metal_backward.run(
-            Call(query, key, value, dout, scale=scale), saved=(saved.out, saved.lse, saved.row_stats)
-        )
+        saved = metal_attention.run(query, key, value, scale, kernel=kernel).saved
+        got = metal_backward.run(Call(query, key, value, dout, scale=scale), saved)
         return got.dq, got.dk, got.dv
 
     return of

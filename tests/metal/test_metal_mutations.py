@@ -37,9 +37,7 @@ FAULTS = {
     "parallel: a pass over the previous one": Fault(PARALLEL, BARRIER, occurrence=0, dim=256),
     "split: a tile over the previous one": Fault(SPLIT, SHARED_BARRIER, occurrence=0, lengths=(8, 70)),
     "split: tiles before they are there": Fault(SPLIT, SHARED_BARRIER, occurrence=1, lengths=(8, 70)),
-    "reg: a barrier that not all pass": Fault(
-        REG, BARRIER + "  // the values are there", "if (own.end > first) " + BARRIER
-    ),
+    "reg: a barrier in a branch": Fault(REG, BARRIER + "  // the values are there", "if (own.end > first) " + BARRIER),
     # Bounds.
     "loader: one row too many": Fault(REG, "columns, row < rows", "columns, row <= rows", mask=None),
     "loader: one column too many": Fault(REG, "first + i < columns", "first + i <= columns", dim=39),
@@ -66,22 +64,16 @@ FAULTS = {
     "additive array: in the wrong unit": Fault(REG, "score + bias", "score + M_LN2_F * added", mask="additive"),
     "partly visible tiles taken for whole ones": Fault(REG, "all.contains(first, KEYS)", "all.contains(first, 1)"),
     # The block map.
-    "reg: a hidden block taken for the next": Fault(
-        REG, "if (!(blocks & kBlockShows))", "if (blocks & kBlockShows)", **BLOCKS
-    ),
+    "reg: shown blocks left out": Fault(REG, "if (!(blocks & kBlockShows))", "if (blocks & kBlockShows)", **BLOCKS),
     "reg: a block that hides some taken for whole": Fault(REG, " && !(blocks & kBlockChanges)", "", **BLOCKS),
     "tg: a block that hides some taken for whole": Fault(TG, " && !(blocks & kBlockChanges)", "", **BLOCKS),
     "rowwise: a block that hides some taken for whole": Fault(ROWWISE, " && !(blocks & kBlockChanges)", "", **BLOCKS),
-    "the map of the first head": Fault(REG, "head * params->block_map.head + ", "", **BLOCKS),
-    "the map of the first batch element": Fault(
+    "map: the first head's": Fault(REG, "head * params->block_map.head + ", "", **BLOCKS),
+    "map: the first batch element's": Fault(
         REG, "inputs.block_map += batch_offset", "inputs.block_map += 0 * batch_offset", **BLOCKS
     ),
-    "the map's rows of one query": Fault(
-        REG, "row <= last_query / kBlockSize", "row <= first_query / kBlockSize", **BLOCKS
-    ),
-    "the map's keys of one block": Fault(
-        TG, "block <= last_key / kBlockSize", "block < last_key / kBlockSize", **BLOCKS
-    ),
+    "map: one row of blocks": Fault(REG, "row <= last_query / kBlockSize", "row <= first_query / kBlockSize", **BLOCKS),
+    "map: one block too few": Fault(TG, "block <= last_key / kBlockSize", "block < last_key / kBlockSize", **BLOCKS),
     "hidden eights: one too many left out": Fault(
         REG, "first < end && begin < first + count", "first < end - 1 && begin < first + count", lengths=(33, 66)
     ),
@@ -89,10 +81,7 @@ FAULTS = {
     "softcap ignored": Fault(TG, "? rounded_product(params->softcap, scaled)", "? scaled", options={"softcap": 1.5}),
     "ALiBi's sign": Fault(FAST, "score -= row.slope", "score += row.slope", options={"alibi_slopes": True}),
     "sinks twice": Fault(
-        SPLIT,
-        "row_sum += softmax.probability(sink)",
-        "row_sum += 2 * softmax.probability(sink)",
-        options={"sinks": True},
+        SPLIT, "+= softmax.probability(sink)", "+= 2 * softmax.probability(sink)", options={"sinks": True}
     ),
     "the head of a group": Fault(REG, "head / (params.num_heads / params.num_kv_heads)", "head % params.num_kv_heads"),
     # The online softmax.
@@ -106,9 +95,7 @@ FAULTS = {
     # How lanes share rows and columns.
     "fragments: rows of a row-major layout": Fault(REG, "(lane >> 1 & 3) | (lane >> 2 & 4)", "lane >> 2"),
     "fragments: columns of a row-major layout": Fault(TG, "(lane & 1) * 2 | (lane >> 3 & 1) * 4", "(lane & 3) * 2"),
-    "rows: a neighbour in the wrong lane": Fault(
-        REG, "simd_shuffle_xor(x, ushort(8))", "simd_shuffle_xor(x, ushort(2))"
-    ),
+    "rows: a wrong neighbour": Fault(REG, "simd_shuffle_xor(x, ushort(8))", "simd_shuffle_xor(x, ushort(2))"),
     "keys not transposed": Fault(
         REG, "(k * 8 + fragment_c) * STRIDE + d * 8 + fragment_r", "(k * 8 + fragment_r) * STRIDE + d * 8 + fragment_c"
     ),

@@ -1,10 +1,11 @@
 """The Metal kernels pass the core's own tests.
 
-Three teams of kernels, each with its own schedule of threads, let all six kernels run each test at suitable lengths.
+Each test runs three times: with another pair of kernels for few and many queries, and another schedule of threads.
 """
 
 import functools
 
+import mlx.core as mx
 import pytest
 
 from tests.kernel_rules import rules, run_through
@@ -13,18 +14,18 @@ from tests.metal.metal_attention import flash_attention
 pytestmark = pytest.mark.rotate(72)  # 3,500 cases, most of which differ only in the team of kernels
 
 
-def fast_and_tg(length: int, dim: int, quantised: bool) -> str:
+def fast_and_tg(query: mx.array, dim: int, quantised: bool = False) -> str:
     if quantised:  # metal_prefill_tg takes no quantised keys
-        return parallel_and_reg(length, dim).replace("parallel", "fast")
-    return "metal_decode_fast" if length <= 1 else "metal_prefill_tg" if dim <= 256 else "metal_rowwise"
+        return parallel_and_reg(query, dim).replace("parallel", "fast")
+    return "metal_decode_fast" if query.shape[-2] <= 1 else "metal_prefill_tg" if dim <= 256 else "metal_rowwise"
 
 
-def parallel_and_reg(length: int, dim: int, quantised: bool = False) -> str:
-    return "metal_decode_parallel" if length <= 1 else "metal_prefill_reg" if dim <= 256 else "metal_rowwise"
+def parallel_and_reg(query: mx.array, dim: int, quantised: bool = False) -> str:
+    return "metal_decode_parallel" if query.shape[-2] <= 1 else "metal_prefill_reg" if dim <= 256 else "metal_rowwise"
 
 
-def split_and_rowwise(length: int, dim: int, quantised: bool) -> str:
-    return "metal_decode_split" if length <= 8 else "metal_rowwise"
+def split_and_rowwise(query: mx.array, dim: int, quantised: bool = False) -> str:
+    return "metal_decode_split" if query.shape[-2] <= 8 else "metal_rowwise"
 
 
 TEAMS = {fast_and_tg: "reverse", parallel_and_reg: "greedy", split_and_rowwise: "random:3"}
@@ -33,13 +34,8 @@ TEAMS = {fast_and_tg: "reverse", parallel_and_reg: "greedy", split_and_rowwise: 
 @pytest.fixture(autouse=True, params=TEAMS, ids=lambda team: team.__name__)
 def through_metal(request, monkeypatch):
     on_metal = functools.partial(flash_attention, schedule=TEAMS[request.param])
-    run_through(
-        monkeypatch,
-        on_metal,
-        on_metal,
-        lambda query, dim, quantised=False: request.param(query.shape[-2], dim, quantised),
-    )
+    run_through(monkeypatch, on_metal, on_metal, request.param)
 
 
-# test_quantised_kernels.py has these two tests with lengths for the harness.
+# These two take the harness too long. test_quantised_kernels.py and test_metal_kernels.py have shorter ones.
 globals().update(rules("test_equals_the_dequantised", "test_a_decode_step_equals_the_row_of_a_prefill"))

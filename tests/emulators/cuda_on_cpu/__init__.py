@@ -1,4 +1,4 @@
-"""Runs CUDA kernels on this machine's CPU, in the harness that runs Metal's: see tests/emulators/README.md."""
+"""Runs CUDA kernels on this machine's CPU, with the runtime that also runs Metal's: see tests/emulators/README.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from tests.emulators.metal_on_cpu import Program, toolchain
 from .translate import translate
 
 HERE = Path(__file__).parent
-DEFINES = ["-D__CUDACC_RTC__=1"]
 
 
 class CudaProgram(Program):
@@ -20,7 +19,7 @@ class CudaProgram(Program):
 
     def __init__(self, launch: Mapping[str, Any], source: str) -> None:
         def translated():
-            return translate(toolchain.preprocess(source, defines=DEFINES), launch)
+            return translate(toolchain.preprocess(source, defines=["-D__CUDACC_RTC__=1"]), launch)
 
         shared, names = str(launch["dynamic_shared"]), ",".join(launch["buffers"])
         self.folder = toolchain.program(translated, (HERE,), source, shared, names)

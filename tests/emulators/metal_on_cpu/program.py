@@ -155,10 +155,9 @@ def _describe(
     for index, buffer in sorted(buffers.items()):
         if not 0 <= index < 32:
             raise errors.BindingError(f"buffer {index}: indices end at 31")
-        offset = buffer.offset if isinstance(buffer, View) else 0
-        is_undefined = isinstance(buffer, Undefined)
+        offset, is_undefined = 0, isinstance(buffer, Undefined)
         if isinstance(buffer, View):
-            array = np.asarray(buffer.array)
+            array, offset = np.asarray(buffer.array), buffer.offset
         elif isinstance(buffer, Undefined):
             array = np.empty(buffer.shape, buffer.dtype)
         elif isinstance(buffer, bytes):

@@ -1,0 +1,39 @@
+"""Describes forward passes on a GPU by their sizes alone: all arrays are zero."""
+
+import mlx.core as mx
+from flashattn_core.arguments import lowered
+
+from tests import launches
+
+
+def lowered_call(
+    *,
+    batch=1,
+    heads=4,
+    kv_heads=2,
+    length=100,
+    keys=300,
+    dim=64,
+    value_dim=None,
+    dtype=mx.bfloat16,
+    mask="causal",
+    is_huge=False,
+    key_layout=lambda key: key,
+    **options,
+):
+    """A call with these sizes. `is_huge`: arrays repeat one number in memory, which Hopper's kernels cannot read."""
+
+    def array(*shape):
+        return mx.broadcast_to(mx.zeros(1, dtype), shape) if is_huge else mx.zeros(shape, dtype)
+
+    key, value = (array(batch, kv_heads, keys, columns) for columns in (dim, value_dim or dim))
+    if options.get("bits"):
+        key, value = (mx.quantize(x, options["group_size"], options["bits"]) for x in (key, value))
+    return lowered(array(batch, heads, length, dim), key_layout(key), value, None, mask, **options)
+
+
+def described(form, **sizes):
+    """The launches of a call by this form of a kernel, such as "cuda_prefill_hopper"."""
+    kernel, precision, gpu = launches.form(form)
+    with gpu:
+        return launches.forward(lowered_call(kernel=kernel, **precision, **sizes), kernel.partition("_")[0])
