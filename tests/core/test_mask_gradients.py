@@ -15,7 +15,7 @@ SHAPES = [(33, 65), (65,), (1,), (2, 4, 33, 65), (2, 1, 33, 1), (4, 1, 65), (1, 
 
 
 def partly_hidden(rng, bias):
-    """Sets some of the bias to -inf, unless it is one number: -inf would hide everything."""
+    """Sets some elements of the bias to -inf. A single element stays: -inf would hide everything."""
     return mx.where(mx.array(rng.random(bias.shape) > 0.8), -mx.inf, bias) if bias.size > 1 else bias
 
 
@@ -80,7 +80,7 @@ def test_what_only_hides_has_zeros(rng, kind):
     query, key, value = draw(rng, length=9, key_len=9)
     _, (gradient,) = mx.vjp(lambda m: flash_attention(query, key, value, mask=of(m)), [given], [query])
     assert gradient.shape == given.shape
-    if kind != "whole numbers added":  # MLX's conversion to floats makes this gradient
+    if kind != "whole numbers added":  # MLX's conversion to floats computes this gradient
         assert gradient.dtype == given.dtype
         assert not gradient.any()
 

@@ -47,7 +47,7 @@ def assert_matches(query, key, value, scale=None, mask=None, *, group_size=64, b
 
 
 def masks_and_options(rng, heads, length, key_len):
-    """Masks and options: each case takes the next of both lists."""
+    """Returns a list of masks and a list of options. Each case takes the next of both."""
     tree_size = min(length, key_len, 20)
     sinks, slopes = normal(rng, heads), mx.array(rng.random(heads, dtype=np.float32))
     masks = [

@@ -128,17 +128,16 @@ def test_a_contestant_without_a_time_is_the_last():
 
 
 @pytest.mark.parametrize(
-    ("mlx", "is_left"), [(90, True), (97, True), (97.08, True), (97.1, False), (100, False), (120, False)]
+    ("mlx", "left"),
+    [
+        *((90, 0.09), (97, 0.097), (97.08, 0.09708), (97.1, None), (100, None), (120, None)),
+        *(((90, 300), 0.09), ((300, 50), 0.05)),  # faster in one of two ways of calling
+    ],
 )
-def test_mlxs_own_is_preferred_where_it_is_faster_by_three_percent(mlx, is_left):
+def test_mlxs_own_is_preferred_where_it_is_faster_by_three_percent(mlx, left):
     got = decision(Clock(mlx=mlx, cuda_prefill=100))
     assert got.kernel == "cuda_prefill"  # for callers that leave no call to MLX
-    assert got.left() == ((mlx / 1000, 0.1) if is_left else None)
-
-
-def test_it_is_preferred_where_it_is_faster_in_one_of_two_ways():
-    assert decision(Clock(mlx=(90, 300), cuda_prefill=100)).left() == (0.09, 0.1)
-    assert decision(Clock(mlx=(300, 50), cuda_prefill=100), length=200).left() == (0.05, 0.1)
+    assert got.left() == (left and (left, 0.1))
 
 
 def test_it_is_compared_with_the_kernel_that_is_taken():

@@ -1,8 +1,8 @@
 """An environment for another program, with the program from the package index and this project's wheels.
 
-tests/builds.py caches it until a version or one of our wheels changes. If the index does not have a requirement, the
-test is skipped; if a requirement conflicts with our wheels, the test fails. mlx-lm is installed only if the program
-requires it: the patch must work without it.
+tests/builds.py keeps the environment until a version or one of our wheels changes. If the index lacks a requirement,
+the test is skipped. If a requirement conflicts with our wheels, the test fails. mlx-lm is installed only if the program
+requires it: the patch must work without mlx-lm.
 """
 
 import os
