@@ -10,7 +10,7 @@ SIZES = [(1, 1), (1, 70), (3, 5), (5, 3), (33, 64), (64, 33), (65, 65), (8, 130)
 
 
 def seen_by_kernel(mask, length, key_len, batch=1):
-    """Which keys each query sees, as (batch, L, S). Every key has a value column of its own."""
+    """Which keys each query sees, as (batch, L, S). The values are a unit matrix, so out has the weight of each key."""
     query, key = mx.zeros((batch, 1, length, 8)), mx.zeros((batch, 1, key_len, 8))
     value = mx.broadcast_to(mx.eye(key_len), (batch, 1, key_len, key_len))
     return np.asarray(flash_attention(query, key, value, mask=mask) > 0)[:, 0]

@@ -1,4 +1,4 @@
-"""Prefill, decode and gradient allocate no array of size L*S. After calls only scratch stays, which can be released.
+"""Prefill, decode and gradient allocate no array of size L*S. After a call only the threads' scratch memory stays.
 
 The tests measure whole processes.
 """
@@ -82,7 +82,7 @@ def test_a_decode_step_keeps_the_results_of_a_few_runs_of_keys(shape):
     measured = json.loads(python(PRINT_PEAK + DECODE.format(shape=shape), FLASHATTN_NUM_THREADS=str(threads)).stdout)
     run = heads // kv_heads * length * (dim + 2) * 4
     kept = max(2 << 20, (4 * threads + 1) * run)
-    assert batch * kv_heads * keys // 512 * run > 3 * kept + 3e6  # results of all splits would exceed the limit
+    assert batch * kv_heads * keys // 512 * run > 3 * kept + 3e6  # the results of all splits would exceed the limit
     assert measured["extra"] <= kept + 1.2 * measured["out"] + 2e6
 
 
@@ -148,7 +148,7 @@ def test_nothing_grows(everything):
     assert grown == {"active": 0, "cache": 0, "threads": 0, "files": 0}
 
 
-# In one thread, because the scratch of several depends on which of them took part in a call.
+# In one thread: with several, scratch depends on which threads took part in a call.
 IN_ONE_THREAD = """
 import flashattn_core, mlx.core as mx
 
@@ -240,5 +240,5 @@ def test_forward_and_backward_with_masks(length, mask):
 
 @pytest.mark.slow("starts processes")
 def test_many_query_heads_of_one_key_head():
-    """query's gradient is most of the call's memory, and its sum in a float32 array would take twice as much."""
+    """Here query's gradient takes most of the memory. A float32 array for its sum would take twice as much."""
     assert_keeps_the_account(Call(8192, heads=7, kv_heads=1, dtype="bfloat16", mask="window"))

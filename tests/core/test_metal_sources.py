@@ -1,4 +1,4 @@
-"""The module embeds the Metal kernels as text that Metal can compile unchanged, with #line directives to the files."""
+"""The module embeds the Metal kernels as text that Metal can compile unchanged. #line directives name the files."""
 
 import re
 import subprocess

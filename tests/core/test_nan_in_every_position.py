@@ -1,7 +1,7 @@
 """NaN or infinity in one element of any input reaches only outputs that depend on it; all others keep their bits.
 
 The mask decides which outputs depend on an input: a key that a row does not see is in none of the row's sums, forward
-or backward. NaN must reach every output that depends on it. Infinity may not: a key with a score of -inf has no weight.
+or backward. NaN must reach every output that depends on it. Infinity need not: a key of score -inf has no weight.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -18,7 +18,7 @@ from tests.core.oracle import to_numpy
 from tests.core.test_quantised import normal, quantised
 
 POISONS = [np.nan, np.inf, -np.inf]
-POSITIONS = 8  # elements tried per input; all if it has fewer
+POSITIONS = 8  # elements tried in each input, or all elements if it has fewer
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ SUFFIX = EXTENSION_SUFFIXES[-1]  # .so
     ids=["package", "module"],
 )
 def test_another_mlx_is_refused_before_anything_runs(tmp_path, code):
-    """The module, imported from its folder, must refuse another MLX by itself: there the package does not check it."""
+    """The extension module must refuse another MLX even if it is imported from its folder, without the package."""
     source, library = tmp_path / "other.cpp", tmp_path / "other.so"
     source.write_text('namespace mlx::core { const char* version() { return "0.99.1"; } }')
     run("c++", "-shared", "-fPIC", source, "-o", library)

@@ -24,7 +24,7 @@ def normal(rng, *shape, dtype=mx.float32):
 
 
 def quantised(rng, *shape, group_size=64, bits=8, dtype=mx.float32):
-    # On the CPU: MLX's CUDA backend has no kernel for 1 bit, and leaves the result unwritten.
+    # Runs on the CPU, because MLX's CUDA backend has no kernel for 1 bit and leaves the result unwritten.
     return mx.quantize(normal(rng, *shape, dtype=dtype), group_size=group_size, bits=bits, stream=mx.cpu)
 
 

@@ -1,4 +1,7 @@
-"""Each call on a GPU looks up which kernel was settled for its kind. The tests name Metal's kernels, but run none."""
+"""The first GPU call of a kind settles which kernel runs such calls. Later calls look that kernel up.
+
+The tests name Metal's kernels, but run none.
+"""
 
 import itertools
 
@@ -64,7 +67,7 @@ def test_one_kind(heads, settled, other):
     assert kernel_of(call(heads, **other)) == "metal_prefill_tg@1"
 
 
-OTHERS = {  # name -> what the settled call has, and what a call of another kind has
+OTHERS = {  # name -> arguments of the settled call, arguments of a call of another kind
     "fewer queries": ({}, {"length": 64}),
     "more queries": ({}, {"length": 129}),
     "few queries": ({"length": 3}, {"length": 4}),  # a kernel may be compiled for one number of queries
@@ -83,7 +86,7 @@ OTHERS = {  # name -> what the settled call has, and what a call of another kind
     "bool array": ({}, {"mask": mx.ones((100, 300), mx.bool_)}),
     "additive array": ({}, {"mask": mx.ones((100, 300), mx.float16)}),
     "softcap": ({}, {"softcap": 5.0}),
-    "slopes": ({}, {}),  # the test adds them, one for each head
+    "slopes": ({}, {}),  # the test adds one slope for each head
     "precision": ({}, {"precision": "input"}),
     "kernel": ({}, {"kernel": "metal_prefill_tg@1"}),
 }

@@ -1,4 +1,4 @@
-"""Where several kernels cover a call on a GPU, or MLX's own attention is fused, times on this machine decide."""
+"""If several kernels can run a GPU call, or MLX has a fused kernel for it, times on this machine decide which runs."""
 
 import mlx.core as mx
 import pytest
@@ -18,9 +18,10 @@ def cache(tmp_path, monkeypatch):
 
 
 class Clock:
-    """Stands in for contest.times(). A contestant takes the given milliseconds per call, or else 9.
+    """Stands in for contest.times(), which times contestants: our kernels, and MLX's own attention.
 
-    A pair of numbers gives the times of independent and of dependent calls. `asked` lists each contest's contestants.
+    A contestant takes the given milliseconds per call, or else 9. A pair of numbers gives the times of independent and
+    of dependent calls. `asked` lists the contestants of each contest.
     """
 
     def __init__(self, **milliseconds):
@@ -89,17 +90,24 @@ def test_where_there_is_one_choice_nothing_is_timed(device, how):
         (128, 2048, 2048, "causal", "float32", "cuda_prefill"),
         (128, 4096, 4096, "causal", "float32", "cuda_prefill"),
         (128, 512, 9000, "causal", "float32", "cuda_prefill@1"),
-        (128, 1000, 9000, "causal", "float32", "cuda_prefill"),  # the keys of the last blocks are split
+        (128, 1000, 9000, "causal", "float32", "cuda_prefill"),  # the last blocks split their keys
         (64, 512, 512, "causal", "input", "cuda_prefill@1"),
         (64, 1024, 1024, "causal", "input", "cuda_prefill@1"),
         (64, 1024, 1024, None, "input", "cuda_prefill"),
         (64, 2048, 2048, "causal", "input", "cuda_prefill"),
         (64, 4096, 4096, SlidingWindow(128), "input", "cuda_prefill@1"),
         (64, 512, 9000, "causal", "input", "cuda_prefill"),
-        (64, 512, 9000, mx.ones((512, 9000), mx.bool_), "input", "cuda_prefill@1"),  # keys are not split
+        (
+            64,
+            512,
+            9000,
+            mx.ones((512, 9000), mx.bool_),
+            "input",
+            "cuda_prefill@1",
+        ),  # with an array mask no block splits its keys
         (64, 32, 9000, "causal", "input", "cuda_prefill@1"),
         (64, 2080, 2080, None, "input", "cuda_prefill@1"),  # the last block of each head has 32 rows
-        (64, 256, 256, None, "input", "cuda_prefill@1"),  # too few keys
+        (64, 256, 256, None, "input", "cuda_prefill@1"),  # too few keys to split
         (64, 512, 512, "causal", "float32", "cuda_prefill"),  # there is one tiling
     ],
 )
@@ -136,7 +144,7 @@ def test_a_contestant_without_a_time_is_the_last():
 )
 def test_mlxs_own_is_preferred_where_it_is_faster_by_three_percent(mlx, left):
     got = decision(Clock(mlx=mlx, cuda_prefill=100))
-    assert got.kernel == "cuda_prefill"  # for callers that leave no call to MLX
+    assert got.kernel == "cuda_prefill"  # flash_attention() runs it: only the patch leaves calls to MLX
     assert got.left() == (left and (left, 0.1))
 
 
@@ -193,7 +201,7 @@ TIMED, KEPT = ([["cuda_prefill", "mlx"]], (0.001, 0.002)), ([], (0.001, 0.002))
 
 
 def asked_and_left(**how):
-    """The contests of a call, and its times if it is left to MLX. Times are kept on disk only, not in the process."""
+    """The contestants that a call times, and the times by which it is left to MLX. A process reads times from disk."""
     got = decision(clock := Clock(mlx=1, cuda_prefill=2), **how)
     return clock.asked, got.left()
 

@@ -144,7 +144,7 @@ def test_of_a_call_whose_gradient_is_wrong_that_is_the_reason():
     for _ in range(2):
         got = traced(check)
         assert (got.kernel, got.wrong) == (None, "metal_backward_dq is wrong")
-    assert decision(check, device="metal", dtype=mx.float32).kernel == "metal_prefill_reg"  # without a gradient
+    assert decision(check, device="metal", dtype=mx.float32).kernel == "metal_prefill_reg"  # its gradient is not wanted
 
 
 def test_what_has_no_gradient_is_checked_without():

@@ -113,17 +113,20 @@ nb::list described(const gpu::Work& work, Backend backend) {
   nb::set written;
   for (const gpu::Launch& launch : work.launches->launches) {
     nb::dict constants, numbers, description;
+    nb::list boxes, outputs, scratch;
     for (const gpu::Constant& constant : launch.constants) {
       constants[nb::cast(constant.name)] = std::visit([](auto number) { return nb::cast(number); }, constant.value);
     }
     for (auto [binding, role] : launch.arguments) {
-      numbers[std::string(gpu::name(binding)).c_str()] = is_cuda ? gpu::index(binding) : metal::buffer_of(binding);
+      nb::object name = nb::cast(gpu::name(binding));
+      numbers[name] = is_cuda ? gpu::index(binding) : metal::buffer_of(binding);
+      if (role == gpu::Role::output) outputs.append(name);
     }
+    for (const gpu::Boxes& each : launch.boxes) boxes.append(nb::cast(gpu::name(each.array)));
+    for (const gpu::Scratch& each : work.launches->scratch) scratch.append(nb::cast(gpu::name(each.binding)));
     description["source"] = is_cuda ? cuda::source_text(launch) : metal::source_text(launch);
     description["dynamic_shared"] = launch.dynamic_shared;
     description["with_next"] = launch.with_next;
-    nb::list boxes;
-    for (const gpu::Boxes& each : launch.boxes) boxes.append(std::string(gpu::name(each.array)));
     description["boxes"] = boxes;
     description["function"] = launch.function;
     description["constants"] = constants;
@@ -134,11 +137,6 @@ nb::list described(const gpu::Work& work, Backend backend) {
       buffers["boxes"] = nb::bytes(launch.boxes.data(), launch.boxes.size() * sizeof(gpu::Boxes));
     }
     description["buffers"] = buffers;
-    nb::list outputs, scratch;
-    for (auto [binding, role] : launch.arguments) {
-      if (role == gpu::Role::output) outputs.append(std::string(gpu::name(binding)));
-    }
-    for (const gpu::Scratch& each : work.launches->scratch) scratch.append(std::string(gpu::name(each.binding)));
     description["outputs"] = outputs;
     description["scratch"] = scratch;
     description["numbers"] = numbers;
