@@ -31,8 +31,6 @@ NOT_OF_THE_KERNELS = {
     "test_transforms",
     "test_there_is_no_gradient",
     "test_plan",
-    "test_plan_on_metal",
-    "test_plan_on_cuda",
     "test_errors",
     "test_flash_attention_takes_no_tuples",
 }

@@ -9,21 +9,18 @@ from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree
 
 from tests.core.gradient_oracle import Call, Gradients, assert_obeys_the_rule, draw_call
 from tests.core.oracle import DTYPES, draw
+from tests.core.test_quantised import normal
 
 SHAPES = [(33, 65), (65,), (1,), (2, 4, 33, 65), (2, 1, 33, 1), (4, 1, 65), (1, 4, 1, 1)]
 
 
-def normal(rng, *shape, dtype="float32"):
-    return mx.array(rng.standard_normal(shape)).astype(DTYPES[dtype])
-
-
 def partly_hidden(rng, bias):
-    """Sets some of the bias to -inf, unless it is one number: -inf would hide everything."""
+    """Sets some elements of the bias to -inf. A single element stays: -inf would hide everything."""
     return mx.where(mx.array(rng.random(bias.shape) > 0.8), -mx.inf, bias) if bias.size > 1 else bias
 
 
 def mask_gradients(call: Call, others, bias):
-    """The gradients of bias and slopes in the call with the mask `others & bias`."""
+    """The gradients of bias and slopes in the call with the mask `others & bias`. `others`: other masks, or None."""
 
     def results(bias, slopes=None):
         options = {"softcap": call.softcap, "sinks": call.sinks, "alibi_slopes": slopes}
@@ -40,7 +37,7 @@ def mask_gradients(call: Call, others, bias):
 def test_additive_mask(rng, shape, dtype):
     """The gradient must be summed over the axes along which the mask is broadcast."""
     call = draw_call(rng, batch=(2,), heads=4, kv_heads=2, length=33, key_len=65, value_dim=24, dtype=dtype)
-    bias = partly_hidden(rng, normal(rng, *shape, dtype=dtype))
+    bias = partly_hidden(rng, normal(rng, *shape, dtype=DTYPES[dtype]))
     got = mask_gradients(call, None, bias)
     assert got.dbias.dtype == bias.dtype
     assert_obeys_the_rule(replace(call, mask=bias), got)
@@ -83,7 +80,7 @@ def test_what_only_hides_has_zeros(rng, kind):
     query, key, value = draw(rng, length=9, key_len=9)
     _, (gradient,) = mx.vjp(lambda m: flash_attention(query, key, value, mask=of(m)), [given], [query])
     assert gradient.shape == given.shape
-    if kind != "whole numbers added":  # MLX's conversion to floats makes this gradient
+    if kind != "whole numbers added":  # MLX's conversion to floats computes this gradient
         assert gradient.dtype == given.dtype
         assert not gradient.any()
 
@@ -91,7 +88,7 @@ def test_what_only_hides_has_zeros(rng, kind):
 @pytest.mark.parametrize("kind", [*MASKS_THAT_HIDE, "additive"])
 @pytest.mark.parametrize("compiled", [False, True], ids=["", "compiled"])
 def test_checkpoints_take_masks_as_arguments(rng, kind, compiled):
-    """mlx_lm.lora --grad-checkpoint passes masks to checkpoints."""
+    """`mlx_lm.lora --grad-checkpoint` passes masks to checkpointed functions."""
     of, given = MASKS_THAT_HIDE.get(kind, (lambda m: m, normal(rng, 9, 9)))
     x = draw(rng, length=9, key_len=9)[0]
 
@@ -111,18 +108,17 @@ def test_a_gradient_that_nobody_evaluates_takes_no_memory(rng):
     before = mx.get_active_memory()
     mx.reset_peak_memory()
     mx.eval(mx.grad(lambda x: attend(x, mask).sum())(x))
-    assert mx.get_peak_memory() - before < 8 * 1024 * 1024 * 4  # 8 heads' scores; a quarter of that is enough
+    assert mx.get_peak_memory() - before < 8 * 1024 * 1024 * 4  # the scores of 8 heads
 
 
 @pytest.mark.parametrize("axes", [(0, None, 0), (0, 0, None), (None, 1, None), (0, 0, 0)], ids=str)
 def test_vmap(rng, axes):
-    """vmap over queries, mask or slopes: an argument that is not mapped must get one gradient per mapped call."""
+    """Under vmap, an argument that is not mapped must get one gradient for each mapped call."""
     key, value = draw(rng, batch=(2,), heads=4, kv_heads=2, length=5, key_len=7)[1:]
-    primals = normal(rng, 3, 2, 4, 5, 16), normal(rng, 3, 3, 4, 1, 7), normal(rng, 3, 4)
-    mapped = [a if axis is not None else a[0] for a, axis in zip(primals, axes, strict=True)]
-    mapped[1] = mapped[1][:, 0] if axes[1] == 0 else mapped[1] if axes[1] == 1 else mapped[1][0]
-    if axes[1] == 1:
-        mapped[1] = mapped[1][0].swapaxes(0, 1)
+    mapped = [
+        normal(rng, *(shape if axis is None else (*shape[:axis], 3, *shape[axis:])))
+        for shape, axis in zip([(2, 4, 5, 16), (4, 1, 7), (4,)], axes, strict=True)
+    ]
 
     def loss(query, bias, slopes):
         return flash_attention(query, key, value, mask=Causal() & bias, alibi_slopes=slopes).square().sum()
@@ -136,16 +132,20 @@ def test_vmap(rng, axes):
 
 
 def test_batch_dimensions_that_vmap_adds_are_summed_over(rng):
-    """The gradient is taken outside of the mapped function."""
+    """mx.grad is outside of mx.vmap, so the mask's gradient has no axis for the mapped calls."""
     queries = normal(rng, 3, 1, 4, 5, 16)
     key, value = draw(rng, heads=4, kv_heads=2, length=5, key_len=7)[1:]
 
-    def loss(bias, slopes, attend):
-        return attend(lambda q: flash_attention(q, key, value, mask=bias, alibi_slopes=slopes)).square().sum()
-
     given = normal(rng, 4, 1, 7), normal(rng, 4)
-    mapped = mx.grad(lambda *g: loss(*g, lambda f: mx.vmap(f)(queries)), argnums=(0, 1))(*given)
-    each = mx.grad(lambda *g: loss(*g, lambda f: mx.stack([f(q) for q in queries])), argnums=(0, 1))(*given)
+
+    def gradient(for_all):
+        def loss(bias, slopes):
+            return for_all(lambda q: flash_attention(q, key, value, mask=bias, alibi_slopes=slopes)).square().sum()
+
+        return mx.grad(loss, argnums=(0, 1))(*given)
+
+    mapped = gradient(lambda attend: mx.vmap(attend)(queries))
+    each = gradient(lambda attend: mx.stack([attend(query) for query in queries]))
     for got, expected in zip(mapped, each, strict=True):
         assert mx.allclose(got, expected, rtol=1e-5, atol=1e-5)
 
@@ -175,7 +175,7 @@ def test_without_keys_or_queries(rng, shape):
 
 
 def test_with_quantised_keys_and_values(rng):
-    """Masks must have gradients; query's gradient must be refused."""
+    """A mask must have its gradient. Asking for query's gradient must raise."""
     query, key, value = draw(rng, heads=4, kv_heads=2, length=5, key_len=7, dim=64)
     packed = [mx.quantize(x, 64, 4) for x in (key, value)]
     plain = [mx.dequantize(*x, group_size=64, bits=4) for x in packed]

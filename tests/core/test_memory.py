@@ -1,4 +1,4 @@
-"""Prefill, decode and gradient allocate no array of size L*S. After calls only scratch stays, which can be released.
+"""Prefill, decode and gradient allocate no array of size L*S. After a call only the threads' scratch memory stays.
 
 The tests measure whole processes.
 """
@@ -14,59 +14,55 @@ import pytest
 from tests.core.backward_memory import Call, peak_extra
 from tests.core.programs import python
 
-PEAK = """
-import json, mlx.core as mx, flashattn_core
+# print_peak() prints by how many bytes the process grows during a call, and the bytes of the call's output.
+PRINT_PEAK = """
+import json, mlx.core as mx
+from flashattn_core import flash_attention, plan
 from flashattn_core.masks import KeyRange, SlidingWindow
 
 def resident(field):
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(field))
 
+def print_peak(call):
+    before = resident("VmRSS")
+    open("/proc/self/clear_refs", "w").write("5")  # from now on VmHWM is the peak
+    out = call()
+    mx.eval(out)
+    print(json.dumps({"extra": resident("VmHWM") - before, "out": out.nbytes}))
+"""
+PREFILL = """
 L = {length}
-shape = (1, 4, L, 64)
-q, k, v = (mx.random.normal(shape) for _ in range(3))
-mx.eval(q, k, v, flashattn_core.flash_attention(q[:, :, :256], k, v))  # threads and their scratch are there now
-before = resident("VmRSS")
-open("/proc/self/clear_refs", "w").write("5")
-out = flashattn_core.flash_attention(q, k, v, mask={mask})
-mx.eval(out)
-print(json.dumps({{"extra": resident("VmHWM") - before, "tensors": 4 * q.nbytes + q.nbytes // 64}}))
+q, k, v = (mx.random.normal((1, 4, L, 64)) for _ in range(3))
+mx.eval(q, k, v, flash_attention(q[:, :, :256], k, v))  # makes the threads and their scratch
+print_peak(lambda: flash_attention(q, k, v, mask={mask}))
 """
 
 
 @pytest.mark.rotate(1, default=3)
 @pytest.mark.parametrize(
-    "mask", ["None", "'causal'", "SlidingWindow(300)", "KeyRange(mx.array([5]))", "mx.arange({length}) > 3"]
+    "mask", ["None", "'causal'", "SlidingWindow(300)", "KeyRange(mx.array([5]))", "mx.arange(L) > 3"]
 )
 @pytest.mark.parametrize(
     "length", [2048, pytest.param(8192, marks=pytest.mark.nightly("twice as long is linear, too"))]
 )
 def test_extra_memory_is_the_outputs(length, mask):
-    measured = json.loads(python(PEAK.format(length=length, mask=mask.format(length=length))).stdout)
+    measured = json.loads(python(PRINT_PEAK + PREFILL.format(length=length, mask=mask)).stdout)
+    tensors = measured["out"] * (4 + 1 / 64)  # query, key, value, out and lse
     # Scores alone would take 4 * L * L * 4 bytes: 67 MB at 2048. The outputs are a quarter of the tensors.
-    assert measured["extra"] <= 0.3 * measured["tensors"] + 2e6
+    assert measured["extra"] <= 0.3 * tensors + 2e6
 
 
-DECODE_PEAK = """
-import json, mlx.core as mx
-from flashattn_core import flash_attention, plan
-
-def resident(field):
-    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(field))
-
+DECODE = """
 batch, heads, kv_heads, length, keys, dim = {shape}
 query = mx.random.normal((batch, heads, length, 16)).astype(mx.bfloat16)
 key, value = (mx.random.normal((batch, kv_heads, 1, d)).astype(mx.bfloat16) for d in (16, dim))
 
-def attention(keys):  # broadcast from one
+def attention(keys):  # all keys are one key, broadcast
     return flash_attention(query, *(mx.broadcast_to(x, (*x.shape[:2], keys, x.shape[3])) for x in (key, value)))
 
-mx.eval(query, key, value, attention(600))  # threads and their scratch are there now
-before = resident("VmRSS")
-open("/proc/self/clear_refs", "w").write("5")
-out = attention(keys)
-mx.eval(out)
+mx.eval(query, key, value, attention(600))  # makes the threads and their scratch
+print_peak(lambda: attention(keys))
 assert plan(query, query, query, device="cpu").kernel == "cpu_decode"
-print(json.dumps({{"extra": resident("VmHWM") - before, "out": out.nbytes}}))
 """
 
 
@@ -83,10 +79,10 @@ print(json.dumps({{"extra": resident("VmHWM") - before, "out": out.nbytes}}))
 def test_a_decode_step_keeps_the_results_of_a_few_runs_of_keys(shape):
     batch, heads, kv_heads, length, keys, dim = shape
     threads = 2
-    measured = json.loads(python(DECODE_PEAK.format(shape=shape), FLASHATTN_NUM_THREADS=str(threads)).stdout)
+    measured = json.loads(python(PRINT_PEAK + DECODE.format(shape=shape), FLASHATTN_NUM_THREADS=str(threads)).stdout)
     run = heads // kv_heads * length * (dim + 2) * 4
     kept = max(2 << 20, (4 * threads + 1) * run)
-    assert batch * kv_heads * keys // 512 * run > 3 * kept + 3e6  # results of all splits would exceed the limit
+    assert batch * kv_heads * keys // 512 * run > 3 * kept + 3e6  # the results of all splits would exceed the limit
     assert measured["extra"] <= kept + 1.2 * measured["out"] + 2e6
 
 
@@ -152,7 +148,7 @@ def test_nothing_grows(everything):
     assert grown == {"active": 0, "cache": 0, "threads": 0, "files": 0}
 
 
-# One thread, so that the scratch does not depend on which threads took part.
+# In one thread: with several, scratch depends on which threads took part in a call.
 IN_ONE_THREAD = """
 import flashattn_core, mlx.core as mx
 
@@ -244,5 +240,5 @@ def test_forward_and_backward_with_masks(length, mask):
 
 @pytest.mark.slow("starts processes")
 def test_many_query_heads_of_one_key_head():
-    """query's gradient is most of the call's memory, and its sum in a float32 array would take twice as much."""
+    """Here query's gradient takes most of the memory. A float32 array for its sum would take twice as much."""
     assert_keeps_the_account(Call(8192, heads=7, kv_heads=1, dtype="bfloat16", mask="window"))

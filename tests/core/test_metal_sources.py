@@ -1,4 +1,4 @@
-"""The module embeds the Metal kernels as text that Metal can compile unchanged, with #line directives to the files."""
+"""The module embeds the Metal kernels as text that Metal can compile unchanged. #line directives name the files."""
 
 import re
 import subprocess
@@ -13,10 +13,6 @@ CSRC = Path(__file__).parents[2] / "packages/flashattn-core/csrc"
 KERNELS = CSRC / "metal/kernels"
 NAMES = sorted(path.stem for path in KERNELS.glob("*.metal"))
 SHARED = CSRC / "gpu/kernels"
-
-
-def test_every_kernel_is_there():
-    assert sorted(launches.sources()) == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)

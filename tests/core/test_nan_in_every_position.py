@@ -1,7 +1,7 @@
 """NaN or infinity in one element of any input reaches only outputs that depend on it; all others keep their bits.
 
-Which outputs depend on it follows from which rows see which keys: a key that a row does not see is in none of the row's
-sums, forward or backward. NaN reaches all of these outputs. Infinity may not: a key with a score of -inf has no weight.
+The mask decides which outputs depend on an input: a key that a row does not see is in none of the row's sums, forward
+or backward. NaN must reach every output that depends on it. Infinity need not: a key of score -inf has no weight.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -18,7 +18,7 @@ from tests.core.oracle import to_numpy
 from tests.core.test_quantised import normal, quantised
 
 POISONS = [np.nan, np.inf, -np.inf]
-POSITIONS = 8  # elements tried per input; all if it has fewer
+POSITIONS = 8  # elements tried in each input, or all elements if it has fewer
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Shape:
         return f"{self.length}x{self.key_len}"
 
 
-# Shapes of decode and prefill: within one vector, within one tile, with several splits, tiles and bands of rows.
+# Some shapes fit in one SIMD vector or one tile; others take several splits, tiles and bands of rows.
 SHAPES = [
     Shape(1, 1),
     Shape(3, 5),
@@ -72,7 +72,7 @@ def some_pair(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def reached(visible: np.ndarray, shape: Shape, bad: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Which elements of the outputs depend on the bad ones; `visible`: (1, heads, L, S)."""
+    """Which elements of the outputs depend on bad elements of the inputs. `visible` has shape (1, heads, L, S)."""
     group = shape.heads // shape.kv_heads
     none = np.zeros(1, bool)
     bad_sinks, bad_slopes = (bad.get(name, none)[:, None] for name in ("sinks", "alibi_slopes"))
@@ -100,7 +100,7 @@ def reached(visible: np.ndarray, shape: Shape, bad: dict[str, np.ndarray]) -> di
     }
 
 
-def spoilt(rng, array: mx.array, poisons):
+def with_one_bad_element(rng, array: mx.array, poisons):
     """For some elements, yields the array with a bad number there, that number, and a mask of the element."""
     for flat in rng.permutation(array.size)[:POSITIONS]:
         bad = (np.arange(array.size) == flat).reshape(array.shape)
@@ -137,8 +137,8 @@ def test_it_reaches_what_depends_on_it(rng, shape, mask, dtype):
     clean = outputs(call, described, **arrays)
     untouched = {name: np.zeros(a.shape, bool) for name, a in arrays.items()}
     for name, array in arrays.items():
-        # A bias of -inf is not replaced: that would make a hidden key visible.
-        for changed, poison, bad in spoilt(rng, array, POISONS[:2] if name == "bias" else POISONS):
+        # A bias of -inf is not replaced, because another number would make the hidden key visible.
+        for changed, poison, bad in with_one_bad_element(rng, array, POISONS[:2] if name == "bias" else POISONS):
             if name == "bias" and np.isneginf(to_numpy(array)[bad]):
                 continue
             got = outputs(call, described, **{**arrays, name: changed})
@@ -163,7 +163,7 @@ def test_in_the_scales_of_quantised_keys_and_values(rng, shape, name, bits_each)
     clean = outputs(packed)
     of, part = name.split()
     index = ["weights", "scales", "biases"].index(part)
-    for changed, _, bad in spoilt(rng, packed[of][index], [np.nan]):
+    for changed, _, bad in with_one_bad_element(rng, packed[of][index], [np.nan]):
         parts = [changed if i == index else a for i, a in enumerate(packed[of])]
         bad = np.repeat(np.repeat(bad, shape.heads // shape.kv_heads, axis=1), 32, axis=-1)
         rows = some_pair(visible, bad)

@@ -30,7 +30,7 @@ def test_against_reference(rng, option, mask, length, key_len):
 
 @pytest.mark.parametrize("length", [1, 65])
 def test_softcap_is_exact_far_from_and_close_to_zero(length):
-    # Each row has one key, so its lse is its capped score.
+    # Each row has one key, so a row's lse is its capped score.
     scores = np.concatenate([[0.0, 1e-30], np.logspace(-8, 4, 61)]).astype(np.float32)
     scores = np.concatenate([scores, -scores])
     query = mx.broadcast_to(mx.array(scores)[:, None, None, None], (scores.size, 1, length, 1))
@@ -41,7 +41,7 @@ def test_softcap_is_exact_far_from_and_close_to_zero(length):
 
 
 def test_softcap_rounds_no_query():
-    """The sums of these numbers' products are exact, unless the kernel divides queries by softcap first."""
+    """With these numbers the scores are exact, unless the kernel divides the queries by softcap and so rounds them."""
     rng = np.random.default_rng(0)
     query, key, value = (
         mx.array(rng.integers(-24, 25, (1, heads, rows, 96)).astype(np.float32) / 8)
@@ -56,11 +56,12 @@ def test_softcap_rounds_no_query():
     assert error <= 2 * unfused_error + 1e-6
 
 
-def test_sinks_may_have_a_dtype_of_their_own(rng):
-    arrays, sinks = draw(rng, heads=4, length=9, key_len=33), mx.array([1.0, -3.0, 8.0, 2.0])
-    expected = flash_attention(*arrays, sinks=sinks)
-    for dtype in (mx.float16, mx.bfloat16, mx.int32):
-        assert mx.array_equal(flash_attention(*arrays, sinks=sinks.astype(dtype)), expected)
+@pytest.mark.parametrize("option", ["sinks", "alibi_slopes"])
+def test_sinks_and_slopes_may_have_a_dtype_of_their_own(rng, option):
+    arrays, numbers = draw(rng, heads=4, length=9, key_len=33), mx.array([1.0, 3.0, 8.0, 2.0])
+    expected = flash_attention(*arrays, **{option: numbers})
+    for dtype in (mx.float16, mx.bfloat16, *([mx.int32] if option == "sinks" else [])):
+        assert mx.array_equal(flash_attention(*arrays, **{option: numbers.astype(dtype)}), expected)
 
 
 @pytest.mark.parametrize("length", [1, 65])
@@ -84,11 +85,3 @@ def test_alibi_counts_distance_on_both_sides():
     out = flash_attention(query, key, value, alibi_slopes=mx.array([1.0]))
     expected = np.exp([-1.0, 0.0, -1.0])
     np.testing.assert_allclose(to_numpy(out)[0, 0, 1], expected / expected.sum(), rtol=1e-6)
-
-
-@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
-def test_alibi_slopes_of_any_floating_dtype(rng, dtype):
-    query, key, value = draw(rng, length=9, key_len=33, dtype="bfloat16")
-    slopes = mx.array([0.5, 0.25])
-    out = flash_attention(query, key, value, alibi_slopes=slopes.astype(dtype))
-    assert mx.array_equal(out, flash_attention(query, key, value, alibi_slopes=slopes))

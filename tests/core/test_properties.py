@@ -25,7 +25,7 @@ def dequantised(words, scales, biases, group_size, bits):
 
 @given(cases(quantised=True))
 def test_quantised_agrees_with_the_reference(case):
-    """float32 calls must agree with calls on dequantised arrays; test_16_bits_outside_... tests 16-bit calls."""
+    """Compares float32 calls with calls on dequantised arrays. 16-bit calls have a test of their own."""
     case.arrays["query"] = case.arrays["query"].astype(mx.float32)
     arguments = case.arguments()
     how = {name: arguments.pop(name) for name in ("group_size", "bits")}
@@ -64,19 +64,9 @@ def test_gradients_agree_with_the_reference(case, data):
     assert_obeys_the_rule(Call(**arguments, dout=dout, dlse=data.draw(st.sampled_from([None, dlse]))))
 
 
-@given(seeds, st.integers(1, 70), st.integers(1, 140), st.floats(1, 1000))
-def test_large_scores(seed, length, key_len, size):
-    """Scores up to +-1000, which give all weight to one or few keys, must not overflow."""
-    rng = np.random.default_rng(seed)
-    scores = rng.uniform(-size, size, (1, 1, length, key_len)).astype(np.float32)
-    query, key = mx.zeros((1, 1, length, 4)), mx.zeros((1, 1, key_len, 4))
-    value = mx.array(rng.standard_normal((1, 1, key_len, 8), dtype=np.float32))
-    assert_matches_reference(query, key, value, mask=mx.array(scores))
-
-
 @given(seeds, st.integers(1, 40), st.integers(1, 300), st.integers(1, 299))
 def test_parts_merge_by_their_lse(seed, length, key_len, cut):
-    """Attention over all keys must be the lse-weighted sum of attention over two parts of the keys."""
+    """Attention over all keys must be the sum of attention over two parts of the keys, weighted by their lse."""
     rng = np.random.default_rng(seed)
     query, key, value = (
         mx.array(rng.standard_normal((1, 2, n, 16), dtype=np.float32)) for n in (length, key_len, key_len)

@@ -9,7 +9,7 @@ import pytest
 from flashattn_core import flash_attention, plan, quantized_flash_attention
 from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree
 
-from tests.core.oracle import assert_matches_reference, packs_one_bit
+from tests.core.oracle import DTYPES, assert_matches_reference, packs_one_bit
 
 BITS = [1, 2, 3, 4, 5, 6, 8]
 GROUP_SIZES = [32, 64, 128]
@@ -24,7 +24,7 @@ def normal(rng, *shape, dtype=mx.float32):
 
 
 def quantised(rng, *shape, group_size=64, bits=8, dtype=mx.float32):
-    # On the CPU: MLX's CUDA backend has no kernel for 1 bit, and leaves the result unwritten.
+    # Runs on the CPU, because MLX's CUDA backend has no kernel for 1 bit and leaves the result unwritten.
     return mx.quantize(normal(rng, *shape, dtype=dtype), group_size=group_size, bits=bits, stream=mx.cpu)
 
 
@@ -47,7 +47,7 @@ def assert_matches(query, key, value, scale=None, mask=None, *, group_size=64, b
 
 
 def masks_and_options(rng, heads, length, key_len):
-    """Masks and options: each case takes the next of both lists."""
+    """Returns a list of masks and a list of options. Each case takes the next of both."""
     tree_size = min(length, key_len, 20)
     sinks, slopes = normal(rng, heads), mx.array(rng.random(heads, dtype=np.float32))
     masks = [
@@ -122,42 +122,40 @@ def test_there_is_no_gradient(rng):
         mx.grad(lambda q: quantized_flash_attention(q, packed, packed).sum())(normal(rng, 1, 4, 5, 64))
 
 
-@pytest.mark.parametrize(("length", "kernel"), [(1, "cpu_decode"), (8, "cpu_decode"), (9, "cpu_prefill")])
-def test_plan(rng, length, kernel):
-    packed = quantised(rng, 1, 2, 40, 64, bits=4)
-    chosen = plan(mx.zeros((1, 4, length, 64)), packed, packed, bits=4, device="cpu")
-    assert chosen.kernel == kernel
-    assert str(chosen).startswith(f"L {length}, S 40, heads 4/2, D 64, float32, keys and values of 4 bits on cpu")
+REFUSED = {
+    "metal_prefill_tg": "metal_prefill_tg takes no quantised keys and values",
+    "cuda_prefill": "cuda_prefill takes quantised keys and values only with 4 or 8 bits and 16-bit queries",
+}
 
 
 @pytest.mark.parametrize(
-    ("length", "dim", "kernel"),
-    [(9, 64, "metal_prefill_reg"), (64, 256, "metal_prefill_reg"), (9, 288, "metal_rowwise")],
-)
-def test_plan_on_metal(rng, length, dim, kernel):
-    """plan() must not choose metal_prefill_tg, which takes no quantised keys. test_plan.py tests all kernels."""
-    query, packed = mx.zeros((1, 4, length, dim)), quantised(rng, 1, 2, 300, dim, group_size=32)
-    assert plan(query, packed, packed, group_size=32, device="metal").kernel == kernel
-    answer = plan(query, packed, packed, group_size=32, device="metal", kernel="metal_prefill_tg")
-    assert (answer.kernel, answer.reason) == (None, "metal_prefill_tg takes no quantised keys and values")
-
-
-@pytest.mark.parametrize(
-    ("dtype", "bits", "length", "kernel"),
+    ("kernel", "length", "dim", "dtype", "bits", "refused"),
     [
-        (mx.bfloat16, 8, 16, "cuda_decode"),
-        (mx.bfloat16, 8, 17, "cuda_prefill"),
-        (mx.float16, 4, 17, "cuda_prefill"),
-        (mx.float16, 6, 17, "cuda_rowwise"),
-        (mx.float32, 8, 17, "cuda_rowwise"),
+        ("cpu_decode", 1, 64, "float32", 4, None),
+        ("cpu_decode", 8, 64, "float32", 4, None),
+        ("cpu_prefill", 9, 64, "float32", 4, None),
+        ("metal_prefill_reg", 9, 64, "float32", 8, "metal_prefill_tg"),
+        ("metal_prefill_reg", 64, 256, "float32", 8, "metal_prefill_tg"),
+        ("metal_rowwise", 9, 288, "float32", 8, "metal_prefill_tg"),
+        ("cuda_decode", 16, 64, "bfloat16", 8, None),
+        ("cuda_prefill", 17, 64, "bfloat16", 8, None),
+        ("cuda_prefill", 17, 64, "float16", 4, None),
+        ("cuda_rowwise", 17, 64, "float16", 6, "cuda_prefill"),
+        ("cuda_rowwise", 17, 64, "float32", 8, "cuda_prefill"),
     ],
 )
-def test_plan_on_cuda(rng, dtype, bits, length, kernel):
-    query, packed = mx.zeros((1, 4, length, 64), dtype), quantised(rng, 1, 2, 300, 64, bits=bits)
-    assert plan(query, packed, packed, bits=bits, device="cuda").kernel == kernel
-    answer = plan(query, packed, packed, bits=bits, device="cuda", kernel="cuda_prefill")
-    reason = "cuda_prefill takes quantised keys and values only with 4 or 8 bits and 16-bit queries"
-    assert kernel != "cuda_rowwise" or (answer.kernel, answer.reason) == (None, reason)
+def test_plan(rng, kernel, length, dim, dtype, bits, refused):
+    """plan() must choose `kernel`, and say why `refused` cannot run the call."""
+    query = mx.zeros((1, 4, length, dim), DTYPES[dtype])
+    packed = quantised(rng, 1, 2, 300, dim, group_size=32, bits=bits)
+    how = {"group_size": 32, "bits": bits, "device": kernel.split("_")[0]}
+    chosen = plan(query, packed, packed, **how)
+    assert chosen.kernel == kernel
+    shape = f"L {length}, S 300, heads 4/2, D {dim}, {dtype}, keys and values of {bits} bits"
+    assert str(chosen).startswith(f"{shape} on {how['device']}: {kernel}")
+    if refused:
+        answer = plan(query, packed, packed, **how, kernel=refused)
+        assert (answer.kernel, answer.reason) == (None, REFUSED[refused])
 
 
 def zeros(heads=2, dim=64):

@@ -1,4 +1,4 @@
-"""Calls that need no conversion go straight to C++, with the results and error messages of the way through Python."""
+"""Plain calls go straight to C++. They give the results and error messages of the longer way through Python."""
 
 import mlx.core as mx
 import numpy as np

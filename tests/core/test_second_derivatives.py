@@ -1,5 +1,7 @@
 """Second derivatives, in every order of forward and reverse mode, agree with central differences in float64."""
 
+import itertools
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -60,11 +62,10 @@ def test_hessian_times_vector(rng, mask_turn, option_turn):
     for position, point in enumerate(points):
         expected = np.zeros(point.shape)
         for index in np.ndindex(point.shape):
-            for sign in (1, -1):
-                for other in (1, -1):
-                    moved = [p + other * s for p, s in zip(points, steps, strict=True)]
-                    moved[position][index] += sign * STEP
-                    expected[index] += sign * other * exact_loss(moved) / (4 * STEP**2)
+            for sign, other in itertools.product((1, -1), repeat=2):
+                moved = [p + other * s for p, s in zip(points, steps, strict=True)]
+                moved[position][index] += sign * STEP
+                expected[index] += sign * other * exact_loss(moved) / (4 * STEP**2)
         for result in results:
             np.testing.assert_allclose(to_numpy(result[position]), expected, rtol=1e-5, atol=2e-5)
 

@@ -1,4 +1,7 @@
-"""C++ looks up, once per call, what was settled for its kind on a GPU. The tests name Metal's kernels, but run none."""
+"""The first GPU call of a kind settles which kernel runs such calls. Later calls look that kernel up.
+
+The tests name Metal's kernels, but run none.
+"""
 
 import itertools
 
@@ -11,13 +14,14 @@ from flashattn_core.masks import Causal, KeyRange, SlidingWindow
 from tests import launches
 
 GPU = mx.Device(mx.gpu)
-HEADS = itertools.count(1)  # settled kinds last as long as the process: each test has its own number of heads
+HEADS = itertools.count(1)  # each test has its own number of heads, because the process keeps what was settled
 
 
 @pytest.fixture(autouse=True)
 def metal():
     if mx.cuda.is_available():
         pytest.skip("the GPU is one of CUDA's: test_check_on_gpu.py has the same on it")
+    launches.reset_left_calls()
 
 
 @pytest.fixture
@@ -25,9 +29,10 @@ def heads():
     return next(HEADS)
 
 
-def call(heads, length=100, key_len=300, dim=64, mask="causal", dtype=mx.float16, batch=1, group=2, value=None, **how):
-    query, key = (mx.zeros((batch, n, rows, dim), dtype) for n, rows in ((group * heads, length), (heads, key_len)))
-    return lowered(query, key, mx.zeros((batch, heads, key_len, value), dtype) if value else key, None, mask, **how)
+def call(heads, length=100, key_len=300, mask="causal", dims=(64, 64), dtype=mx.float16, batch=1, group=2, **how):
+    query = mx.zeros((batch, group * heads, length, dims[0]), dtype)
+    key, value = (mx.zeros((batch, heads, key_len, dim), dtype) for dim in dims)
+    return lowered(query, key, value, None, mask, **how)
 
 
 def settle(arguments, kernel="metal_prefill_tg@1", *, failed=(), wrong="", left=None, words="a kind"):
@@ -45,55 +50,55 @@ def test_what_was_settled_is_found(heads):
     assert launches.looked_up(call(heads), GPU) == ("metal_prefill_tg@1", False)
 
 
-@pytest.mark.parametrize(("length", "key_len", "is_like"), [
-    (100, 300, True), (65, 300, True), (128, 512, True), (100, 257, True),
-    (64, 300, False), (129, 300, False), (100, 256, False), (100, 513, False),
-])  # fmt: skip
-def test_lengths_up_to_the_same_power_of_two_are_one_kind(heads, length, key_len, is_like):
-    settle(call(heads))
-    assert (kernel_of(call(heads, length, key_len)) is not None) == is_like
+@pytest.mark.parametrize(
+    ("settled", "other"),
+    [
+        ({}, {"length": 65}),
+        ({}, {"length": 128, "key_len": 512}),
+        ({}, {"key_len": 257}),
+        ({"mask": SlidingWindow(9)}, {"mask": SlidingWindow(16)}),
+        ({"softcap": 5.0}, {"softcap": 6.0}),
+    ],
+    ids=str,
+)
+def test_one_kind(heads, settled, other):
+    """Lengths and windows up to the same power of two must be one kind, and so must all soft-caps."""
+    settle(call(heads, **settled))
+    assert kernel_of(call(heads, **other)) == "metal_prefill_tg@1"
 
 
-def test_few_queries_are_a_kind_for_each_number(heads):
-    """A kernel may be compiled for one number of queries."""
-    settle(call(heads, length=3))
-    assert kernel_of(call(heads, length=4)) is None
-
-
-CHANGES = {
-    "dtype": {"dtype": mx.bfloat16},
-    "head_dim": {"dim": 72},
-    "value_dim": {"value": 32},
-    "heads of a group": {"group": 4},
-    "batch": {"batch": 2},
-    "no mask": {"mask": None},
-    "window": {"mask": SlidingWindow(9)},
-    "range": {"mask": Causal() & KeyRange(3)},
-    "bool array": {"mask": mx.ones((100, 300), mx.bool_)},
-    "additive array": {"mask": mx.ones((100, 300), mx.float16)},
-    "softcap": {"softcap": 5.0},
-    "slopes": {"alibi_slopes": mx.zeros(2)},
-    "precision": {"precision": "input"},
-    "kernel": {"kernel": "metal_prefill_tg@1"},
+OTHERS = {  # name -> arguments of the settled call, arguments of a call of another kind
+    "fewer queries": ({}, {"length": 64}),
+    "more queries": ({}, {"length": 129}),
+    "few queries": ({"length": 3}, {"length": 4}),  # a kernel may be compiled for one number of queries
+    "fewer keys": ({}, {"key_len": 256}),
+    "more keys": ({}, {"key_len": 513}),
+    "dtype": ({}, {"dtype": mx.bfloat16}),
+    "head_dim": ({}, {"dims": (72, 72)}),
+    "value_dim": ({}, {"dims": (64, 32)}),
+    "heads of a group": ({}, {"group": 4}),
+    "batch": ({}, {"batch": 2}),
+    "no mask": ({}, {"mask": None}),
+    "window": ({}, {"mask": SlidingWindow(9)}),
+    "narrower window": ({"mask": SlidingWindow(9)}, {"mask": SlidingWindow(8)}),
+    "wider window": ({"mask": SlidingWindow(9)}, {"mask": SlidingWindow(17)}),
+    "range": ({}, {"mask": Causal() & KeyRange(3)}),
+    "bool array": ({}, {"mask": mx.ones((100, 300), mx.bool_)}),
+    "additive array": ({}, {"mask": mx.ones((100, 300), mx.float16)}),
+    "softcap": ({}, {"softcap": 5.0}),
+    "slopes": ({}, {}),  # the test adds one slope for each head
+    "precision": ({}, {"precision": "input"}),
+    "kernel": ({}, {"kernel": "metal_prefill_tg@1"}),
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", OTHERS)
 def test_another_kind_is_not_settled(heads, change):
-    options = {"alibi_slopes": mx.zeros(CHANGES[change].get("group", 2) * heads)} if change == "slopes" else {}
-    settle(call(heads))
-    assert kernel_of(call(heads, **CHANGES[change] | options)) is None
-
-
-@pytest.mark.parametrize(("window", "is_like"), [(9, True), (16, True), (17, False), (8, False), (1000, False)])
-def test_windows_up_to_the_same_power_of_two_are_one_kind(heads, window, is_like):
-    settle(call(heads, mask=SlidingWindow(9)))
-    assert (kernel_of(call(heads, mask=SlidingWindow(window))) is not None) == is_like
-
-
-def test_numbers_are_no_kind(heads):
-    settle(call(heads, softcap=5.0))
-    assert kernel_of(call(heads, softcap=6.0)) is not None
+    settled, other = OTHERS[change]
+    if change == "slopes":
+        other = {"alibi_slopes": mx.zeros(2 * heads)}
+    settle(call(heads, **settled))
+    assert kernel_of(call(heads, **other)) is None
 
 
 def test_a_traced_call_is_a_kind_of_its_own(heads):
@@ -171,18 +176,10 @@ def test_a_name_that_does_not_cover_them_raises(heads):
 # --- Calls that are left to MLX's own attention -------------------------------------------------------------
 
 
-@pytest.fixture
-def nothing_left():
-    launches.reset_left_calls()
-    yield
-    launches.reset_left_calls()
-
-
 def leave(arguments):
     return launches.looked_up(arguments, GPU, may_leave=True)
 
 
-@pytest.mark.usefixtures("nothing_left")
 def test_calls_that_are_left_are_counted_by_their_kind(heads):
     settle(call(heads), left=(0.001, 0.002), words="prompts")
     settle(call(heads, length=1), "metal_decode_fast", left=(0.003, 0.004), words="steps")
@@ -193,14 +190,12 @@ def test_calls_that_are_left_are_counted_by_their_kind(heads):
     assert launches.left_calls() == []
 
 
-@pytest.mark.usefixtures("nothing_left")
 def test_who_does_not_leave_calls_counts_none(heads):
     settle(call(heads), left=(0.001, 0.002))
     assert launches.looked_up(call(heads), GPU) == ("metal_prefill_tg@1", True)
     assert launches.left_calls() == []
 
 
-@pytest.mark.usefixtures("nothing_left")
 def test_counts_survive_that_the_kind_is_settled_again(heads):
     """Two threads may settle a kind at once, and one of them may measure that our kernel is faster."""
     settle(call(heads), left=(0.001, 0.002))

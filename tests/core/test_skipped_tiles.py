@@ -7,7 +7,7 @@ import pytest
 from tests.core.programs import run
 
 CASES = {
-    # kernel, query_len, key_len, causal, window, start, stop -> begin and end of the keys seen
+    # (kernel, query_len, key_len, causal, window, start, stop), (the first visible key, the key after the last)
     "decode, window 1024 of 32k": (["decode", 1, 32768, 1, 1024, 0, 32768], (31744, 32768)),
     "decode, 8 queries, window": (["decode", 8, 32768, 1, 100, 0, 32768], (32661, 32768)),
     "decode, key range": (["decode", 1, 8192, 0, 0, 3000, 3100], (3000, 3100)),

@@ -76,7 +76,7 @@ def in_the_middle_of_an_element(a):
 
 
 def with_unaligned_views(rng, length, dtype):
-    """A call, its arrays, and views of them that begin in the middle of an element."""
+    """A function that calls flash_attention, its arrays, and views of these that begin in the middle of an element."""
     arrays = draw(rng, heads=4, length=length, key_len=70, dim=24, dtype=dtype)
     arrays += tuple(mx.array(rng.standard_normal(shape)).astype(DTYPES[dtype]) for shape in ((length, 70), 4))
 

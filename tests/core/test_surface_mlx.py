@@ -20,11 +20,11 @@ NUMBERS = [mx.bool_, mx.uint8, mx.int8, mx.int32, mx.int64, mx.float64, mx.compl
 
 
 def off_by(n):
-    """`n`, or at times n + 1 or n - 1."""
+    """Draws `n`, or rarely n + 1 or n - 1."""
     return st.sampled_from([n] * 40 + [n + 1, max(n - 1, 1)])
 
 
-# With empty inputs MLX 0.32.4 writes beyond its memory on the CPU (glibc.malloc.check=3 shows it), so none is drawn.
+# No input is empty: with empty ones MLX 0.32.4 writes beyond its memory on the CPU, as glibc.malloc.check=3 shows.
 some = lengths.filter(bool)
 
 

@@ -23,6 +23,11 @@ def equal(results, expected):
     return all(mx.array_equal(a, b) for a, b in zip(results, expected, strict=True))
 
 
+def of_arrays(case):
+    """The call as a function of its arrays."""
+    return lambda *arrays: case.run(dict(zip(case.arrays, arrays, strict=True)))
+
+
 def calls():
     return {kernel: n for kernel, n in stats().items() if n}
 
@@ -57,20 +62,19 @@ def test_plan_names_the_kernel_that_runs_or_the_reason_why_none_does(case, kerne
 
 @given(any_case, st.booleans())
 def test_compile(case, shapeless):
-    names, arrays = list(case.arrays), list(case.arrays.values())
-    compiled = mx.compile(lambda *given: case.run(dict(zip(names, given, strict=True))), shapeless=shapeless)
-    assert equal(compiled(*arrays), case.run())
+    compiled = mx.compile(of_arrays(case), shapeless=shapeless)
+    assert equal(compiled(*case.arrays.values()), case.run())
 
 
 @given(any_case, st.data())
 def test_vmap(case, data):
-    """mx.vmap must work over any of the arrays (tensors, masks, ranges, trees, sinks), along any of their axes."""
+    """mx.vmap must work over any of the arrays (tensors, masks, ranges, trees, sinks) and along any axis."""
     size = data.draw(st.integers(1, 3))
     names = list(case.arrays)
     mapped = data.draw(st.sets(st.sampled_from(names), min_size=1))
     axes = [data.draw(st.integers(0, case.arrays[name].ndim)) if name in mapped else None for name in names]
 
-    def variant(name, i):  # the same numbers, moved by i
+    def variant(name, i):  # the same numbers, rolled by i
         a = case.arrays[name]
         return mx.roll(a.reshape(-1), i).reshape(a.shape) if name in mapped and a.size else a
 
@@ -79,8 +83,7 @@ def test_vmap(case, data):
         case.arrays[name] if axis is None else mx.stack([v[name] for v in variants], axis=axis)
         for name, axis in zip(names, axes, strict=True)
     ]
-    function = mx.vmap(lambda *given: case.run(dict(zip(names, given, strict=True))), in_axes=tuple(axes))
-    out, lse = function(*stacked)
+    out, lse = mx.vmap(of_arrays(case), in_axes=tuple(axes))(*stacked)
     for i, arrays in enumerate(variants):
         assert equal((out[i], lse[i]), case.run(arrays))
 
@@ -88,11 +91,7 @@ def test_vmap(case, data):
 @given(cases(max_dim=80), seeds)
 def test_checkpoint(case, seed):
     """mx.checkpoint must change no bit of out, lse and the gradients of all arrays, masks among them."""
-    names, primals = list(case.arrays), list(case.arrays.values())
-
-    def function(*given):
-        return case.run(dict(zip(names, given, strict=True)))
-
+    function, primals = of_arrays(case), list(case.arrays.values())
     key = mx.random.key(seed)
     cotangents = [mx.random.normal(a.shape, key=key).astype(a.dtype) for a in function(*primals)]
     plain = mx.vjp(function, primals, cotangents)
@@ -103,12 +102,10 @@ def test_checkpoint(case, seed):
 @given(any_case, st.booleans())
 def test_export(case, shapeless):
     """An exported function must give the call's numbers, but for rounding."""
-    names, arrays = list(case.arrays), list(case.arrays.values())
+    arrays = case.arrays.values()
     with tempfile.TemporaryDirectory() as folder:
         file = f"{folder}/f.mlxfn"
-        mx.export_function(
-            file, lambda *given: case.run(dict(zip(names, given, strict=True))), *arrays, shapeless=shapeless
-        )
+        mx.export_function(file, of_arrays(case), *arrays, shapeless=shapeless)
         got = mx.import_function(file)(*arrays)
         mx.eval(got)
     for a, b in zip(got, case.run(), strict=True):
@@ -118,7 +115,7 @@ def test_export(case, shapeless):
 
 
 def test_vmap_over_trees_of_one_node(rng):
-    """The trees' bits are packed within the mapped function."""
+    """Tree() packs a tree's bits inside of the mapped function."""
     query = mx.array(rng.standard_normal((2, 1, 1, 8), np.float32))
     seen = mx.vmap(lambda x, tree: flash_attention(x[None], x[None], x[None], mask=Tree(tree)))(
         query, mx.ones((2, 1, 1), mx.bool_)

@@ -1,6 +1,7 @@
 """Threads change no bit of a result: neither the pool's threads nor Python's, which have their own streams."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import mlx.core as mx
 import numpy as np
@@ -16,7 +17,7 @@ LENGTHS = (1, 7, 33, 130)
 
 @pytest.mark.parametrize("threads", ["2", "3", "7"])
 def test_promises(drivers, threads):
-    """The pool must keep the promises that driver/pool.cpp tests."""
+    """driver/pool.cpp tests the promises of the thread pool."""
     run(drivers / "pool", FLASHATTN_NUM_THREADS=threads)
 
 
@@ -32,31 +33,22 @@ def results(arrays, stream):
 
 
 def test_many_threads_with_many_streams(rng):
-    """Each call must get the bits that it gets alone."""
+    """Each call must get the bits that it gets without other threads."""
     calls = [draw(rng, heads=6, length=length, key_len=600, dim=40) for length in LENGTHS]
     numbers = [[np.array(a) for a in arrays] for arrays in calls]
     expected = [results(list(arrays), mx.cpu) for arrays in calls]
-    wrong, start = [], threading.Barrier(THREADS)
+    start = threading.Barrier(THREADS, timeout=60)
 
     def work(first):
-        try:
-            streams = [mx.new_stream(mx.cpu) for _ in range(3)]
-            start.wait()
-            for i in range(first, first + ROUNDS):
-                which, stream = i % len(calls), streams[i % len(streams)]
-                got = results([mx.array(a) for a in numbers[which]], stream)
-                if not all(np.array_equal(a, b) for a, b in zip(got, expected[which], strict=True)):
-                    wrong.append(LENGTHS[which])
-        except Exception as error:
-            wrong.append(error)
-            start.abort()  # the others would wait for this one
+        streams = [mx.new_stream(mx.cpu) for _ in range(3)]
+        start.wait()
+        for i in range(first, first + ROUNDS):
+            which, stream = i % len(calls), streams[i % len(streams)]
+            got = results([mx.array(a) for a in numbers[which]], stream)
+            assert all(np.array_equal(a, b) for a, b in zip(got, expected[which], strict=True)), LENGTHS[which]
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    with ThreadPoolExecutor(THREADS) as threads:
+        list(threads.map(work, range(THREADS)))  # raises what a thread raised
 
 
 PRINT_BITS = """
@@ -73,7 +65,7 @@ for length, key_len in [(1, 1), (1, 3000), (8, 1025), (33, 97), (200, 513), (700
                 return flashattn_core.flash_attention(q, k, v, mask=mask, sinks=mx.zeros(heads), return_lse=True)
             outputs, gradients = mx.vjp(attention, [q, k, v], [q, q[..., 0]])
             print(hashlib.sha256(b"".join(np.asarray(a).tobytes() for a in (*outputs, *gradients))).hexdigest())
-# A decode step of so many rows and keys that their partial results are not kept all at once.
+# This decode step has so many rows and keys that it does not keep all partial results at once.
 q, k, v = (mx.array(rng.standard_normal((2, *shape), dtype=np.float32)) for shape in
            [(60, 8, 8), (2, 10000, 8), (2, 10000, 500)])
 print(hashlib.sha256(np.asarray(flashattn_core.flash_attention(q, k, v, mask="causal")).tobytes()).hexdigest())

@@ -1,8 +1,4 @@
-"""Where several kernels cover a call on a GPU, or MLX's own attention is fused, times on this machine decide."""
-
-import json
-import subprocess
-import sys
+"""If several kernels can run a GPU call, or MLX has a fused kernel for it, times on this machine decide which runs."""
 
 import mlx.core as mx
 import pytest
@@ -17,12 +13,16 @@ from tests import launches
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("FLASHATTN_CACHE", str(tmp_path))
     monkeypatch.setenv("FLASHATTN_CHECK", "once")
-    monkeypatch.setattr(decide, "_verdicts", {})  # as at the start of a process
+    monkeypatch.setattr(decide, "_verdicts", {})  # this process has checked nothing yet
     return tmp_path
 
 
 class Clock:
-    """Returns these milliseconds, or 9, as each contestant's times of independent and of dependent calls."""
+    """Stands in for contest.times(), which times contestants: our kernels, and MLX's own attention.
+
+    A contestant takes the given milliseconds per call, or else 9. A pair of numbers gives the times of independent and
+    of dependent calls. `asked` lists the contestants of each contest.
+    """
 
     def __init__(self, **milliseconds):
         both = {name: ms if isinstance(ms, tuple) else (ms, ms) for name, ms in milliseconds.items()}
@@ -41,6 +41,11 @@ def call(length=100, key_len=300, dtype=mx.float16, precision="input", dim=64, *
 
 def decision(clock, *, device="cuda", check=lambda kernel: "", mlx_is_fused=True, driver="a driver", **how):
     return launches.decision(call(**how), device, times=clock, check=check, mlx_is_fused=mlx_is_fused, driver=driver)[0]
+
+
+def fails(kernel):
+    """Returns a check that this kernel fails, and no other."""
+    return lambda name: "wrong" if name.partition("@")[0] == kernel else ""
 
 
 # --- Our kernels --------------------------------------------------------------------------------------------
@@ -63,12 +68,19 @@ def test_where_they_are_as_fast_as_each_other_the_tables_first_is_taken():
     assert decision(Clock(), device="metal", length=1, precision="float32").kernel == "metal_decode_parallel"
 
 
-@pytest.mark.parametrize("length", [1, 100])
-def test_cudas_kernels_were_measured_where_they_were_made(length):
-    """Only one kernel suits many queries, and only one few queries."""
-    clock = Clock()
-    decision(clock, length=length, precision="float32")
+@pytest.mark.parametrize(
+    ("device", "how"),
+    [
+        ("cuda", {"precision": "float32", "length": 1}),  # the kernel table knows the fastest of CUDA's kernels
+        ("cuda", {"precision": "float32", "length": 100}),
+        ("cuda", {"kernel": "cuda_rowwise"}),
+        ("metal", {"kernel": "metal_prefill_tg@1"}),
+    ],
+)
+def test_where_there_is_one_choice_nothing_is_timed(device, how):
+    got = decision(clock := Clock(), device=device, **how)
     assert clock.asked == []
+    assert got.kernel == how.get("kernel", got.kernel)
 
 
 @pytest.mark.parametrize(
@@ -78,22 +90,29 @@ def test_cudas_kernels_were_measured_where_they_were_made(length):
         (128, 2048, 2048, "causal", "float32", "cuda_prefill"),
         (128, 4096, 4096, "causal", "float32", "cuda_prefill"),
         (128, 512, 9000, "causal", "float32", "cuda_prefill@1"),
-        (128, 1000, 9000, "causal", "float32", "cuda_prefill"),  # the last blocks share the many keys
+        (128, 1000, 9000, "causal", "float32", "cuda_prefill"),  # the last blocks split their keys
         (64, 512, 512, "causal", "input", "cuda_prefill@1"),
         (64, 1024, 1024, "causal", "input", "cuda_prefill@1"),
         (64, 1024, 1024, None, "input", "cuda_prefill"),
         (64, 2048, 2048, "causal", "input", "cuda_prefill"),
         (64, 4096, 4096, SlidingWindow(128), "input", "cuda_prefill@1"),
         (64, 512, 9000, "causal", "input", "cuda_prefill"),
-        (64, 512, 9000, mx.ones((512, 9000), mx.bool_), "input", "cuda_prefill@1"),  # blocks share nothing
+        (
+            64,
+            512,
+            9000,
+            mx.ones((512, 9000), mx.bool_),
+            "input",
+            "cuda_prefill@1",
+        ),  # with an array mask no block splits its keys
         (64, 32, 9000, "causal", "input", "cuda_prefill@1"),
-        (64, 2080, 2080, None, "input", "cuda_prefill@1"),  # the last block of a head: 32 rows
-        (64, 256, 256, None, "input", "cuda_prefill@1"),  # too few keys
+        (64, 2080, 2080, None, "input", "cuda_prefill@1"),  # the last block of each head has 32 rows
+        (64, 256, 256, None, "input", "cuda_prefill@1"),  # too few keys to split
         (64, 512, 512, "causal", "float32", "cuda_prefill"),  # there is one tiling
     ],
 )
 def test_few_blocks_have_fewer_rows_on_hopper(dim, length, keys, mask, precision, kernel):
-    """Smaller blocks must be chosen where larger ones would leave many of 132 multiprocessors idle, or rows unused."""
+    """The smaller tiling must be chosen if larger blocks leave many of 132 multiprocessors idle, or rows unused."""
     query, key = (mx.zeros((1, heads, rows, dim), mx.float16) for heads, rows in ((28, length), (4, keys)))
     with launches.shared_memory(227, compute_capability=90):
         got = launches.decision(lowered(query, key, key, None, mask, precision=precision))[0]
@@ -101,11 +120,8 @@ def test_few_blocks_have_fewer_rows_on_hopper(dim, length, keys, mask, precision
 
 
 def test_the_fastest_that_fails_its_check_is_replaced_by_the_next():
-    def check(kernel):
-        return "wrong" if kernel.startswith("metal_decode_split") else ""
-
     clock = Clock(metal_decode_split__1=1, metal_decode_split=2, metal_prefill_tg=3, metal_decode_fast=4)
-    got = decision(clock, device="metal", length=1, check=check)
+    got = decision(clock, device="metal", length=1, check=fails("metal_decode_split"))
     assert (got.kernel, got.failed, got.wrong) == ("metal_prefill_tg", ["metal_decode_split"], "")
 
 
@@ -116,46 +132,31 @@ def test_a_contestant_without_a_time_is_the_last():
     assert decision(some, device="metal", length=1).kernel == "metal_decode_split"
 
 
-@pytest.mark.parametrize("device", ["metal", "cuda"])
-def test_a_kernel_by_name_is_not_timed(device):
-    clock = Clock()
-    kernel = {"metal": "metal_prefill_tg@1", "cuda": "cuda_rowwise"}[device]
-    assert decision(clock, device=device, kernel=kernel).kernel == kernel
-    assert clock.asked == []
-
-
 # --- MLX's own attention ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("mlx", "is_left"), [(90, True), (97, True), (97.08, True), (97.1, False), (100, False), (120, False)]
+    ("mlx", "left"),
+    [
+        *((90, 0.09), (97, 0.097), (97.08, 0.09708), (97.1, None), (100, None), (120, None)),
+        *(((90, 300), 0.09), ((300, 50), 0.05)),  # faster in one of two ways of calling
+    ],
 )
-def test_mlxs_own_is_preferred_where_it_is_faster_by_three_percent(mlx, is_left):
+def test_mlxs_own_is_preferred_where_it_is_faster_by_three_percent(mlx, left):
     got = decision(Clock(mlx=mlx, cuda_prefill=100))
-    assert got.kernel == "cuda_prefill"  # for callers that leave no call to MLX
-    assert got.left() == ((mlx / 1000, 0.1) if is_left else None)
+    assert got.kernel == "cuda_prefill"  # flash_attention() runs it: only the patch leaves calls to MLX
+    assert got.left() == (left and (left, 0.1))
 
 
-def test_it_is_preferred_where_it_is_faster_in_one_of_two_ways():
-    assert decision(Clock(mlx=(90, 300), cuda_prefill=100)).left() == (0.09, 0.1)
-    assert decision(Clock(mlx=(300, 50), cuda_prefill=100), length=200).left() == (0.05, 0.1)
-
-
-def test_it_is_compared_with_the_kernel_that_is_taken(monkeypatch):
-    def check(kernel):
-        return "wrong" if kernel == "metal_prefill_reg" else ""
-
-    assert decision(Clock(mlx=5, metal_prefill_reg=4), device="metal").left() is None
-    decide._verdicts.clear()
-    monkeypatch.setenv("FLASHATTN_CHECK", "always")  # else not checked again
-    assert decision(Clock(mlx=5, metal_prefill_reg=4), device="metal", check=check).left() == (0.005, 0.009)
+def test_it_is_compared_with_the_kernel_that_is_taken():
+    clock = Clock(mlx=5, metal_prefill_reg=4)
+    assert decision(clock, device="metal").left() is None
+    got = decision(clock, device="metal", dim=72, check=fails("metal_prefill_reg"))
+    assert got.left() == (0.005, 0.009)
 
 
 def test_it_is_not_preferred_to_a_kernel_that_nobody_timed():
-    def check(kernel):
-        return "wrong" if kernel == "cuda_prefill" else ""
-
-    got = decision(Clock(mlx=1, cuda_prefill=9), check=check)
+    got = decision(Clock(mlx=1, cuda_prefill=9), check=fails("cuda_prefill"))
     assert (got.kernel, got.left()) == ("cuda_rowwise", None)
 
 
@@ -194,46 +195,36 @@ def test_an_interrupt_leaves_nothing_and_the_next_call_is_timed(cache):
     assert decision(Clock(mlx=1)).left()
 
 
-# --- Another process ----------------------------------------------------------------------------------------
+# --- The next process ----------------------------------------------------------------------------------------
 
-PROCESS = """
-import sys
-{before}
-sys.path[:0] = {path!r}
-from tests.core.test_timed_kernels import Clock, decision
-clock = Clock(mlx=1, cuda_prefill=2)
-got = decision(clock, length={length}, driver={driver!r})
-import json
-print(json.dumps([clock.asked, got.left()]))
-"""
-TIMED, KEPT = [[["cuda_prefill", "mlx"]], [0.001, 0.002]], [[], [0.001, 0.002]]
+TIMED, KEPT = ([["cuda_prefill", "mlx"]], (0.001, 0.002)), ([], (0.001, 0.002))
 
 
-def another_process(driver="a driver", before="", length=100):
-    program = PROCESS.format(path=sys.path, driver=driver, before=before, length=length)
-    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(done.stdout)
+def asked_and_left(**how):
+    """The contestants that a call times, and the times by which it is left to MLX. A process reads times from disk."""
+    got = decision(clock := Clock(mlx=1, cuda_prefill=2), **how)
+    return clock.asked, got.left()
 
 
-def test_times_are_kept_for_the_next_process_and_lengths_like_these():
-    assert another_process() == TIMED
-    assert another_process() == another_process(length=128) == KEPT
-    assert another_process(length=200) == TIMED
+def test_times_are_kept_for_lengths_like_these():
+    assert asked_and_left() == TIMED
+    assert asked_and_left() == asked_and_left(length=128) == KEPT
+    assert asked_and_left(length=200) == TIMED
 
 
 def test_another_driver_is_timed():
-    assert another_process() == TIMED
-    assert another_process("a newer driver") == TIMED
+    assert asked_and_left() == TIMED
+    assert asked_and_left(driver="a newer driver") == TIMED
 
 
-def test_each_process_times_always(monkeypatch):
+def test_always(monkeypatch):
     monkeypatch.setenv("FLASHATTN_CHECK", "always")
     for _ in range(2):
-        assert another_process() == TIMED
+        assert asked_and_left() == TIMED
 
 
 def test_other_contestants_are_timed():
-    """An update of MLX may fuse its attention: then the contest must be held again."""
+    """If an update of MLX fuses its attention, the contest must be held again."""
     assert decision(Clock(), device="metal", mlx_is_fused=False).times
     clock = Clock(mlx=1)
     assert decision(clock, device="metal").left()
@@ -242,20 +233,7 @@ def test_other_contestants_are_timed():
 
 @pytest.mark.parametrize("damage", [lambda text: text[:-3], lambda text: b"", lambda text: text.replace(b"1", b"2")])
 def test_a_broken_file_is_not_believed(cache, damage):
-    assert another_process() == TIMED
+    assert asked_and_left() == TIMED
     [file] = (cache / "timed").iterdir()
     file.write_bytes(damage(file.read_bytes()))
-    assert another_process() == TIMED
-
-
-def test_a_full_disk(cache):
-    full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20, 20))"  # bytes per file
-    for _ in range(2):
-        assert another_process(before=full) == TIMED
-    assert list((cache / "timed").iterdir()) == []
-
-
-def test_without_a_place_to_keep_them_each_process_measures(monkeypatch):
-    monkeypatch.setenv("FLASHATTN_CACHE", "/dev/null")
-    for _ in range(2):
-        assert another_process() == TIMED
+    assert asked_and_left() == TIMED

@@ -1,6 +1,7 @@
-"""Calls work under mx.compile, mx.vmap and streams, and in graphs.
+"""Calls work under mx.compile and mx.vmap, and on streams.
 
-test_surface_transforms.py tests compile, vmap and checkpoint with drawn calls."""
+test_surface_transforms.py tests compile, vmap and checkpoint with drawn calls.
+"""
 
 import mlx.core as mx
 import pytest
@@ -42,7 +43,7 @@ def test_compile_merges_equal_calls_and_keeps_different_ones(rng):
 
 
 def test_calls_with_and_without_lse_in_one_graph(rng):
-    """Only the call with lse has three outputs, and only `x` is traced."""
+    """The compiled function has a call with one output and a call with three. Neither depends on the traced `x`."""
     arrays = draw(rng, length=9, key_len=33)
     out, lse = flash_attention(*arrays, return_lse=True)
     compiled = mx.compile(lambda x: (x + flash_attention(*arrays), flash_attention(*arrays, return_lse=True)[1]))

@@ -1,8 +1,10 @@
-"""A GPU's kernel is checked before its first result on a machine; a kernel that fails is not used."""
+"""On each machine a GPU's kernel is checked before its first result. A kernel that fails its check is not used.
+
+tests/cuda/test_cubin_cache.py tests the files in which passed checks are kept: broken files, full disks, many writers.
+"""
 
 import itertools
-import subprocess
-import sys
+from unittest.mock import Mock
 
 import mlx.core as mx
 import pytest
@@ -10,18 +12,19 @@ from flashattn_core import _ext, decide
 from flashattn_core.arguments import lowered
 
 from tests import launches
+from tests.core.programs import python
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("FLASHATTN_CACHE", str(tmp_path))
     monkeypatch.setenv("FLASHATTN_CHECK", "once")
-    monkeypatch.setattr(decide, "_verdicts", {})  # as at the start of a process
+    monkeypatch.setattr(decide, "_verdicts", {})  # this process has checked nothing yet
     return tmp_path
 
 
 class Check:
-    """A check that fails for the given kernels."""
+    """A check that fails for the `bad` kernels and notes in `asked` which kernels it was called for."""
 
     def __init__(self, *bad):
         self.bad, self.asked = bad, []
@@ -39,17 +42,11 @@ def decision(check, *, device="cuda", length=100, dim=64, dtype=mx.float16, kern
 
 @pytest.mark.parametrize(("device", "kernel"), [("cuda", "cuda_prefill"), ("metal", "metal_prefill_reg")])
 def test_a_kernel_is_checked_once(device, kernel):
+    """One check must do for calls that differ only in the number of queries."""
     check = Check()
-    for _ in range(2):
-        assert decision(check, device=device).kernel == kernel
+    for length in (100, 100, 101, 128, 777):
+        assert decision(check, device=device, length=length).kernel == kernel
     assert check.asked == [kernel]
-
-
-def test_another_kind_of_call_is_checked():
-    check = Check()
-    decision(check)
-    decision(check, length=1)
-    assert check.asked == ["cuda_prefill", "cuda_decode"]
 
 
 def test_each_precision_is_checked():
@@ -92,14 +89,6 @@ def test_each_tiling_is_checked():
     for kernel in ("metal_decode_split@1", "metal_decode_split", "metal_decode_split@2"):
         assert decision(check, device="metal", length=1, kernel=kernel).kernel == kernel
     assert check.asked == ["metal_decode_split@1", "metal_decode_split", "metal_decode_split@2"]
-
-
-@pytest.mark.parametrize(("device", "kernel"), [("cuda", "cuda_prefill"), ("metal", "metal_prefill_reg")])
-def test_lengths_are_no_kind(device, kernel):
-    check = Check()
-    for length in (100, 101, 128, 777):
-        decision(check, device=device, length=length)
-    assert check.asked == [kernel]
 
 
 def test_what_fails_is_not_used():
@@ -155,7 +144,7 @@ def test_of_a_call_whose_gradient_is_wrong_that_is_the_reason():
     for _ in range(2):
         got = traced(check)
         assert (got.kernel, got.wrong) == (None, "metal_backward_dq is wrong")
-    assert decision(check, device="metal", dtype=mx.float32).kernel == "metal_prefill_reg"  # without a gradient
+    assert decision(check, device="metal", dtype=mx.float32).kernel == "metal_prefill_reg"  # its gradient is not wanted
 
 
 def test_what_has_no_gradient_is_checked_without():
@@ -164,23 +153,18 @@ def test_what_has_no_gradient_is_checked_without():
     assert check.asked == ["cuda_rowwise"]
 
 
-def test_an_interrupted_check_is_made_again():
-    def interrupted(kernel):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        decision(interrupted)
-    check = Check()
-    decision(check)
-    assert check.asked == ["cuda_prefill"]
-
-
-def test_without_memory_for_a_check_the_next_call_is_checked():
-    def has_none(kernel):
-        raise MemoryError("no memory to check a kernel")
-
-    with pytest.raises(_ext.NoKernelError, match="no memory to check a kernel"):
-        decision(has_none)
+@pytest.mark.parametrize(
+    ("inside", "outside"),
+    [
+        (KeyboardInterrupt("Ctrl-C"), KeyboardInterrupt),
+        (MemoryError("no memory to check a kernel"), _ext.NoKernelError),
+    ],
+    ids=["interrupt", "no memory"],
+)
+def test_a_check_that_does_not_finish_is_made_again(inside, outside):
+    """A check that raises `inside` raises `outside` in the call. The next call must check again."""
+    with pytest.raises(outside, match=str(inside)):
+        decision(Mock(side_effect=inside))
     check = Check()
     decision(check)
     assert check.asked == ["cuda_prefill"]
@@ -189,26 +173,14 @@ def test_without_memory_for_a_check_the_next_call_is_checked():
 # --- Another process ----------------------------------------------------------------------------------------
 
 PROCESS = """
-import sys
-{before}
-sys.path[:0] = {path!r}
 from tests.core.test_trusted_kernels import Check, decision
-check = Check()
-decision(check, dim={dim}, driver={driver!r})
+decision(check := Check(), driver={driver!r})
 print(*check.asked)
 """
 
 
-def another_process(driver="a driver", before="", dim=64):
-    program = PROCESS.format(path=sys.path, dim=dim, driver=driver, before=before)
-    return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-
-
-def asked_by_another_process(*arguments, **options):
-    with another_process(*arguments, **options) as process:
-        asked = process.stdout.read().strip()
-    assert process.returncode == 0
-    return asked
+def asked_by_another_process(driver="a driver"):
+    return python(PROCESS.format(driver=driver)).stdout.strip()
 
 
 def test_what_passed_is_not_checked_by_the_next_process():
@@ -216,8 +188,10 @@ def test_what_passed_is_not_checked_by_the_next_process():
     assert asked_by_another_process() == ""
 
 
-def test_always(monkeypatch):
-    monkeypatch.setenv("FLASHATTN_CHECK", "always")
+@pytest.mark.parametrize(("variable", "text"), [("FLASHATTN_CHECK", "always"), ("FLASHATTN_CACHE", "/dev/null")])
+def test_each_process_checks(monkeypatch, variable, text):
+    """Each process must check if it is told to, or if no verdict can be kept."""
+    monkeypatch.setenv(variable, text)
     for _ in range(2):
         assert asked_by_another_process() == "cuda_prefill"
 
@@ -229,9 +203,16 @@ def test_never(monkeypatch):
     assert check.asked == []
 
 
-def test_nonsense_is_refused(monkeypatch):
-    monkeypatch.setenv("FLASHATTN_CHECK", "sometimes")
-    with pytest.raises(ValueError, match="FLASHATTN_CHECK is 'sometimes', expected 'once', 'always' or 'never'"):
+@pytest.mark.parametrize(
+    ("variable", "text", "expected"),
+    [
+        ("FLASHATTN_CHECK", "sometimes", "'once', 'always' or 'never'"),
+        ("FLASHATTN_PLANT", "RowResult", "'old => new'"),
+    ],
+)
+def test_nonsense_in_the_environment_is_refused(monkeypatch, variable, text, expected):
+    monkeypatch.setenv(variable, text)
+    with pytest.raises(ValueError, match=f"{variable} is '{text}', expected {expected}"):
         decision(Check())
 
 
@@ -246,58 +227,16 @@ def test_another_text_is_checked(monkeypatch):
     assert asked_by_another_process() == "cuda_prefill"
 
 
-def test_a_plant_that_is_none_is_refused(monkeypatch):
-    monkeypatch.setenv("FLASHATTN_PLANT", "RowResult")
-    with pytest.raises(ValueError, match="FLASHATTN_PLANT is 'RowResult', expected 'old => new'"):
-        decision(Check())
-
-
 def test_what_failed_is_checked_by_the_next_process():
     assert decision(Check("cuda_prefill"), kernel="cuda_prefill").wrong
     assert asked_by_another_process() == "cuda_prefill"
 
 
-def test_a_broken_file_is_not_believed(cache):
-    asked_by_another_process()
-    [file] = (cache / "checked").iterdir()
-    file.write_bytes(file.read_bytes()[:-3])
-    assert asked_by_another_process() == "cuda_prefill"
-
-
-def test_without_a_place_to_keep_it_each_process_checks(monkeypatch):
-    monkeypatch.setenv("FLASHATTN_CACHE", "/dev/null")
-    for _ in range(2):
-        assert asked_by_another_process() == "cuda_prefill"
-
-
-def test_two_processes_at_once(cache):
-    asked = [process.communicate()[0].strip() for process in [another_process() for _ in range(2)]]
-    assert "cuda_prefill" in asked
-    assert asked_by_another_process() == ""
-    assert len(list((cache / "checked").iterdir())) == 1  # no unfinished file is left
-
-
-def test_a_full_disk(cache):
-    full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20, 20))"  # bytes per file
-    for _ in range(2):
-        assert asked_by_another_process(before=full) == "cuda_prefill"
-    assert list((cache / "checked").iterdir()) == []
-
-
 def test_a_file_that_can_be_neither_read_nor_replaced(cache):
-    """The file may be another user's or in a read-only folder. A folder in its place has the same effect."""
+    """A folder in the file's place stands for a file of another user and for one in a read-only folder."""
     asked_by_another_process()
     [file] = (cache / "checked").iterdir()
     file.unlink()
     (file / "within").mkdir(parents=True)
     for _ in range(2):
         assert asked_by_another_process() == "cuda_prefill"
-
-
-def test_a_file_of_something_else_is_not_believed(cache):
-    asked_by_another_process()
-    [file] = (cache / "checked").iterdir()
-    asked_by_another_process(dim=72)
-    [of_other] = set((cache / "checked").iterdir()) - {file}
-    of_other.write_bytes(file.read_bytes())
-    assert asked_by_another_process(dim=72) == "cuda_prefill"

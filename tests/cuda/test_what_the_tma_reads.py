@@ -39,7 +39,7 @@ def is_hoppers(query, key, value, precision="float32"):
     (launch,) = launches.forward(lowered(query, key, value, kernel="cuda_prefill", precision=precision), "cuda")
     assert launch["kernel"] == "cuda_prefill"
     is_form = launch["function"].startswith("cuda_prefill_hopper_")
-    assert is_form == (launch["boxes"] != [])
+    assert is_form == (launch["tensor_maps"] != [])
     return is_form
 
 
@@ -56,13 +56,13 @@ def test_one_of_the_three(layout, precision, which):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_float32_is_copied_from_anywhere(layout):
     call = lowered(*[array(layout, mx.float32)] * 3, kernel="cuda_prefill")
-    assert [launch["boxes"] for launch in launches.forward(call, "cuda")] == [[], ["key_parts", "value_parts"]]
+    assert [launch["tensor_maps"] for launch in launches.forward(call, "cuda")] == [[], ["key_parts", "value_parts"]]
 
 
 def test_quantised_keys_are_no_hoppers():
     stored = mx.quantize(array(), bits=4)
     call = lowered(array(), stored, stored, bits=4, group_size=64, kernel="cuda_prefill")
-    assert [launch["boxes"] for launch in launches.forward(call, "cuda")] == [[]]
+    assert [launch["tensor_maps"] for launch in launches.forward(call, "cuda")] == [[]]
 
 
 BY_OTHERS = {

@@ -1,11 +1,14 @@
-"""Describes the launches of a call on a GPU as plain data, on any machine, by a module that is built for tests only.
+"""Describes the launches of a call on a GPU as plain data, on any machine, with a module that is built for tests only.
 
-Each launch is a dict. `kernel`: its kernel, in a forward pass. `source`: the text that Metal or NVRTC compiles.
-`function`, `outputs` (the buffers that MLX takes for written), `scratch` (the buffers of all of the call's launches
-that are kept for the next call), `constants`, `grid` (in threadgroups), `threadgroup` (in threads), `split` (first_key,
-chunk_len, num_chunks). `buffers`, by name: for an input its memory, and the offset in bytes of the element at index 0
-(strides may be negative or 0); for an array that launches write, its size in bytes (a call's launches share it);
-for a struct, its bytes. `numbers`: the index by which the kernel finds each buffer.
+Each launch is a dict:
+
+- `kernel`, only in a forward pass; `function`; `source`, the text that Metal or NVRTC compiles; `constants`.
+- `grid`, in threadgroups; `threadgroup`, in threads; `split`: (first_key, chunk_len, num_chunks).
+- `buffers`, by name. An input has its memory and the offset in bytes of the element at index 0, since strides may be
+  negative. An array that launches write has its size in bytes; all launches of the call share it. A struct has its
+  bytes.
+- `numbers`: the index by which the kernel finds each buffer.
+- `outputs`: the buffers that MLX treats as written. `scratch`: buffers of the call that are kept for the next call.
 """
 
 import contextlib
@@ -72,10 +75,10 @@ def decision(
     times=lambda names: {},
     mlx_is_fused=True,
 ):
-    """Returns what decide.py settles for a call on a GPU, and the functions for which it asks NVRTC and the driver.
+    """Returns what decide.py settles for a call on a GPU, and the functions that it asks NVRTC and the driver for.
 
-    refuses: whether NVRTC and the driver refuse. check: gets a kernel's name, returns what is wrong with it. times:
-    gets contestants' names, with MLX's own attention where it is fused, and returns their times.
+    refuses: whether NVRTC and the driver refuse. check: returns what is wrong with the kernel of a name. times: returns
+    the times of contestants, among which MLX's own attention is named "mlx". mlx_is_fused: whether MLX takes part.
     """
     there = SimpleNamespace(device=mx.Device(mx.gpu))
     stand_ins = {name: getattr(_load(), name) for name in ("candidates", "backward_kernel", "pipelines", "compile")}
@@ -91,8 +94,8 @@ def decision(
 
 
 def form(kernel: str) -> tuple[str, dict[str, str], contextlib.AbstractContextManager[None]]:
-    """For a kernel's form, as tests name it, returns the kernel, further arguments of its call, and a context that sets
-    the GPU. "_hopper": the form for compute capability 9.0; "_rounded": the form that rounds probabilities once."""
+    """Tests name a kernel's form by a suffix: "_hopper" for compute capability 9.0, "_rounded" for rounding the
+    probabilities once. Returns the kernel's name, further arguments of its call, and a context that sets the GPU."""
     name = kernel.removesuffix("_rounded")
     given = {"precision": "input"} if name != kernel else {}
     is_hopper = name.endswith("_hopper")
@@ -101,13 +104,10 @@ def form(kernel: str) -> tuple[str, dict[str, str], contextlib.AbstractContextMa
 
 @contextlib.contextmanager
 def shared_memory(kilobytes: int, compute_capability: int = 0) -> Iterator[None]:
-    """In this context launches are for an NVIDIA GPU with `kilobytes` KiB of shared memory per block and this compute
-    capability (90 for 9.0; 0: unknown). Outside of it the GPU has an H100's 227 KiB."""
-    before = _load().shared_memory(), _load().compute_capability()
-    _load().set_shared_memory(kilobytes * 1024)
-    _load().set_compute_capability(compute_capability)
+    """In this context, launches are for an NVIDIA GPU with `kilobytes` KiB of shared memory per block and this compute
+    capability (90 for 9.0; 0: unknown). Outside of the context, a block has an H100's 227 KiB."""
+    before = _load().exchange_gpu(kilobytes * 1024, compute_capability)
     try:
         yield
     finally:
-        _load().set_shared_memory(before[0])
-        _load().set_compute_capability(before[1])
+        _load().exchange_gpu(*before)

@@ -1,4 +1,4 @@
-// Describes the launches of a call on a GPU in Python's own types: texts, constants, grids, the bytes that they read.
+// Describes the launches of a call on a GPU in Python's own types: texts, constants, grids, and the bytes of inputs.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
@@ -30,10 +30,10 @@ namespace nb = nanobind;
 using namespace nb::literals;
 using namespace flashattn;
 
-// Stand-ins for the functions of encode.cpp and driver.cpp, for a GPU that need not be there.
+// Stand-ins for functions of encode.cpp and driver.cpp: they need no GPU.
 namespace flashattn::cuda {
 
-gpu::Device asked_about;
+gpu::Device asked_about;  // the GPU that launches are for
 bool refuses = false;
 std::vector<std::string> wanted;  // the functions that were asked for
 
@@ -59,7 +59,7 @@ std::string describe(int) {
 
 namespace {
 
-// The memory from an array's lowest element to its highest, and in it the offset in bytes of the element at index 0.
+// The memory from an array's lowest element to its highest, and the offset in bytes of the element at index 0 in it.
 nb::tuple memory(const mx::array& array) {
   if (array.size() == 0) {
     return nb::make_tuple(nb::bytes("", 0), 0);
@@ -75,7 +75,7 @@ nb::tuple memory(const mx::array& array) {
       -lowest * itemsize);
 }
 
-// The size in bytes of an array that only launches write.
+// The size in bytes of an array that has no contents before the launches.
 nb::object unwritten(const gpu::Work& work, gpu::Binding binding) {
   for (const gpu::Scratch& scratch : work.launches->scratch) {
     if (scratch.binding == binding) {
@@ -106,39 +106,40 @@ nb::tuple size(const gpu::Size& size) {
   return nb::make_tuple(size[0], size[1], size[2]);
 }
 
-// Inputs must be evaluated; nothing reads the outputs' memory.
+// The call's inputs must be evaluated. Outputs need no memory.
 nb::list described(const gpu::Work& work, Backend backend) {
   const bool is_cuda = backend == Backend::cuda;
   nb::list result;
   nb::set written;
   for (const gpu::Launch& launch : work.launches->launches) {
     nb::dict constants, numbers, description;
+    nb::list tensor_maps, outputs, scratch;
     for (const gpu::Constant& constant : launch.constants) {
       constants[nb::cast(constant.name)] = std::visit([](auto number) { return nb::cast(number); }, constant.value);
     }
     for (auto [binding, role] : launch.arguments) {
-      numbers[std::string(gpu::name(binding)).c_str()] = is_cuda ? gpu::index(binding) : metal::buffer_of(binding);
+      nb::object name = nb::cast(gpu::name(binding));
+      numbers[name] = is_cuda ? gpu::index(binding) : metal::buffer_of(binding);
+      if (role == gpu::Role::output) outputs.append(name);
     }
+    for (const gpu::MappedArray& each : launch.tensor_maps) {
+      tensor_maps.append(nb::cast(gpu::name(each.array)));
+    }
+    for (const gpu::Scratch& each : work.launches->scratch) scratch.append(nb::cast(gpu::name(each.binding)));
     description["source"] = is_cuda ? cuda::source_text(launch) : metal::source_text(launch);
     description["dynamic_shared"] = launch.dynamic_shared;
     description["with_next"] = launch.with_next;
-    nb::list mapped;
-    for (const gpu::MappedArray& each : launch.tensor_maps) mapped.append(std::string(gpu::name(each.array)));
-    description["boxes"] = mapped;
+    description["tensor_maps"] = tensor_maps;
     description["function"] = launch.function;
     description["constants"] = constants;
     description["grid"] = size(launch.grid);
     description["threadgroup"] = size(launch.threadgroup);
     nb::dict buffers = buffers_of(work, launch, written);
     if (!launch.tensor_maps.empty()) {
-      buffers["boxes"] = nb::bytes(launch.tensor_maps.data(), launch.tensor_maps.size() * sizeof(gpu::MappedArray));
+      buffers["tensor_maps"] =
+          nb::bytes(launch.tensor_maps.data(), launch.tensor_maps.size() * sizeof(gpu::MappedArray));
     }
     description["buffers"] = buffers;
-    nb::list outputs, scratch;
-    for (auto [binding, role] : launch.arguments) {
-      if (role == gpu::Role::output) outputs.append(std::string(gpu::name(binding)));
-    }
-    for (const gpu::Scratch& each : work.launches->scratch) scratch.append(std::string(gpu::name(each.binding)));
     description["outputs"] = outputs;
     description["scratch"] = scratch;
     description["numbers"] = numbers;
@@ -153,7 +154,7 @@ mx::array not_allocated(mx::Shape shape, mx::Dtype dtype) {
   return mx::array(std::move(shape), dtype, nullptr, std::vector<mx::array>{});
 }
 
-// A primitive's inputs. An array mask gets its block map however few keys it has.
+// A primitive's inputs. Unlike in the op, an array mask has a block map even if the keys are few.
 struct PrimitiveInputs {
   std::vector<mx::array> arrays;
   Present present;
@@ -216,7 +217,6 @@ nb::list backward(const Arguments& arguments, const mx::array& out, const mx::ar
                    backend);
 }
 
-// The kernel that a call takes, and whether MLX's own attention is faster; nullopt: such calls are not settled.
 std::optional<std::pair<std::string, bool>> looked_up(const Arguments& arguments, mx::Device device, bool may_leave) {
   std::optional<Decision> decision = decided(arguments, backend_of(device), device);
   if (!decision) return std::nullopt;
@@ -224,7 +224,6 @@ std::optional<std::pair<std::string, bool>> looked_up(const Arguments& arguments
   return std::pair(name(decision->variant), decision->left != nullptr);
 }
 
-// The kernel of a decided call, after shapeless compilation gave it another call's arrays.
 std::string with_other_lengths(const Arguments& decided_for, const Arguments& now, mx::Device device) {
   Backend backend = backend_of(device);
   return name(variant_for(decided(decided_for, backend, device).value(), Inputs(now), now.options, backend));
@@ -249,30 +248,34 @@ nb::list block_map(mx::array mask, const std::string& device) {
 NB_MODULE(flashattn_launches, m) {
   nb::module_::import_("flashattn_core");  // registers the arguments' type
   m.def("sources", &metal::sources, "The Metal kernels' texts by the name of their file.");
-  m.def("cuda_sources", &cuda::sources, "The CUDA kernels' texts likewise.");
   m.def("forward", &forward, "arguments"_a, "device"_a = "metal", "with_lse"_a = true,
-        "The launches of a call. Raises as it does.");
-  m.def("shared_memory", [] { return cuda::asked_about.shared_memory; });
-  m.def("compute_capability", [] { return cuda::asked_about.compute_capability; });
+        "The launches of a call. Raises what the call raises.");
   m.def(
-      "set_compute_capability", [](int n) { cuda::asked_about.compute_capability = n; }, "n"_a,
-      "Of that GPU: 90 for 9.0.");
-  m.def(
-      "set_shared_memory", [](int bytes) { cuda::asked_about.shared_memory = bytes; }, "bytes"_a,
-      "How much a block can have on the NVIDIA GPU of which forward() is asked; at first an H100's.");
+      "exchange_gpu",
+      [](int shared_memory, int compute_capability) {
+        gpu::Device before = cuda::asked_about;
+        cuda::asked_about.shared_memory = shared_memory;
+        cuda::asked_about.compute_capability = compute_capability;
+        return std::pair(before.shared_memory, before.compute_capability);
+      },
+      "shared_memory"_a, "compute_capability"_a,
+      "Sets the NVIDIA GPU that launches are for: the bytes that a block can have, and 90 for 9.0. Returns the last.");
   bind_decisions(m);
   m.def(
       "wanted", [] { return std::exchange(cuda::wanted, {}); },
-      "The functions that were asked of NVRTC and the driver since the last look.");
-  m.def("set_refuses", [](bool refuses) { cuda::refuses = refuses; }, "refuses"_a, "Whether these refuse.");
+      "The functions that NVRTC and the driver were asked for since wanted() was called last.");
+  m.def(
+      "set_refuses", [](bool refuses) { cuda::refuses = refuses; }, "refuses"_a,
+      "Sets whether NVRTC and the driver refuse to build functions.");
   m.def("backward", &backward, "arguments"_a, "out"_a, "lse"_a, "row_stats"_a, "out_gradient"_a,
-        "lse_gradient"_a.none(), "device"_a = "metal", "The launches of its gradients; none for lse means zeros.");
+        "lse_gradient"_a.none(), "device"_a = "metal",
+        "The launches of a call's gradients. lse_gradient: None means zeros.");
   m.def("looked_up", &looked_up, "arguments"_a, "device"_a, "may_leave"_a = false,
-        "What was settled for such calls on the GPU of this MLX: the kernel, and whether MLX's own is faster. "
-        "may_leave:\n"
-        "then the call is counted as left. None: nobody has settled them. Raises as the call does.");
+        "(The kernel that was settled for such calls, whether MLX's own attention is faster); None if nothing was\n"
+        "settled. Raises what the call raises. may_leave: count the call as left to MLX if MLX is faster.");
   m.def("with_other_lengths", &with_other_lengths, "decided_for"_a, "now"_a, "device"_a,
-        "What a call of the first kind runs that shapeless compilation gives the arrays of the second.");
+        "The kernel of a call that was decided for the first arguments and then, by shapeless compilation, got the\n"
+        "arrays of the second.");
   m.def(
       "sinks_gradient",
       [](const mx::array& sinks, const mx::array& lse, const mx::array& row_stats, const mx::array& delta) {
@@ -280,6 +283,6 @@ NB_MODULE(flashattn_launches, m) {
         return sinks_gradient(sinks, {lse, &lse, &row_stats}, delta, mx::to_stream({}));
       },
       "sinks"_a, "lse"_a, "row_stats"_a, "delta"_a,
-      "The gradient of sinks by what kernels leave, computed on MLX's default device.");
+      "The gradient of sinks, computed on MLX's default device from arrays that kernels wrote.");
   m.def("block_map", &block_map, "mask"_a, "device"_a = "metal", "The launch that finds a mask's block map.");
 }

@@ -1,22 +1,19 @@
-"""Fixtures of the tests of other programs: each has an environment, and a script, run without flash attention, with
-it, and under `mlxlm-flash run`.
-"""
+"""Fixtures of the tests of other programs: environments, and the results of the scripts that run in them."""
 
 import json
 from collections import Counter
 from pathlib import Path
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from tests.programs.environments import SCRIPTS, Environment, kernels_of
 
 
 class Arms:
-    """The results of a script's cases in three processes: stock MLX, enable(), and `mlxlm-flash run` of stock MLX.
-
-    `pytest -s` shows the figures.
-    """
+    """The results of a script's cases in three processes: with stock MLX ("off"), after enable() ("on"), and under
+    `mlxlm-flash run` ("run"). `pytest -s` shows the figures."""
 
     def __init__(self, environment: Environment, script: str, folder: Path) -> None:
         self.folder = folder
@@ -27,19 +24,27 @@ class Arms:
         self.on = json.loads(environment.check("python", path, "on", folder / "on").stdout)
         self.run_kernels = kernels_of(environment.check("mlxlm-flash", "run", path, "off", folder / "run"))
 
+    def check(self, case, kernels, tolerance=1e-5):
+        """These kernels must run under enable(). Its results, and those of `mlxlm-flash run`, must be stock MLX's."""
+        for arm in ("on", "run"):
+            assert self.error(case, arm) < tolerance
+        assert self.kernels(case) == kernels
+        assert self.run_kernels == sum((Counter(each["kernels"]) for each in self.on.values()), Counter())
+
     def arrays(self, arm, case):
         return mx.load(str(self.folder / arm / f"{case}.npz"))
 
-    def error(self, case, arm="on"):
+    def error(self, case, arm):
         """The largest difference from stock MLX, relative to the largest number of its array."""
         off, on = self.arrays("off", case), self.arrays(arm, case)
-        assert off.keys() == on.keys()
-        error = max(difference(off[name], on[name]) for name in off)
+        kinds = [{name: (a.shape, a.dtype) for name, a in arrays.items()} for arrays in (off, on)]
+        assert kinds[0] == kinds[1]
+        error = np.max([(mx.abs(a - on[name]).max() / mx.abs(a).max()).item() for name, a in off.items()])
         print(f"{case}: the results differ by {error:.1e}")
         return error
 
     def not_finite(self, case, arm):
-        """How many numbers are NaN or infinite."""
+        """Counts NaN and infinity in the case's results."""
         return sum((~mx.isfinite(array)).sum().item() for array in self.arrays(arm, case).values())
 
     def kernels(self, case):
@@ -53,26 +58,17 @@ class Arms:
         print(f"{case}: {off:.0f} MB without flash attention, {on:.0f} MB with it")
         return off, on
 
-    def all_kernels(self):
-        """How often each kernel ran in all cases."""
-        return sum((Counter(case["kernels"]) for case in self.on.values()), Counter())
-
-
-def difference(off, on):
-    assert (off.shape, off.dtype) == (on.shape, on.dtype)
-    return (mx.abs(off - on).max() / mx.abs(off).max()).item()
-
 
 @pytest.fixture(scope="session")
 def environment_of(wheel):
-    """environment_of(*requirements): an environment with these requirements and this project's wheels."""
+    """Returns a function that makes an environment with the given requirements and this project's wheels."""
     wheels = [wheel("flashattn-core"), wheel("mlxlm-flash-patch")]
     return lambda *requirements, **options: Environment(wheels, *requirements, **options)
 
 
 @pytest.fixture(scope="session")
 def arms_of(environment_of, tmp_path_factory):
-    """arms_of(script, *requirements): the results of the script's cases."""
+    """Returns a function that runs a script in an environment with the given requirements."""
     return lambda script, *requirements, **options: Arms(
         environment_of(*requirements, **options), script, tmp_path_factory.mktemp(script)
     )

@@ -1,8 +1,8 @@
 """An environment for another program, with the program from the package index and this project's wheels.
 
-tests/builds.py caches it until a version or one of our wheels changes. If the index does not have a requirement, the
-test is skipped; if a requirement conflicts with our wheels, the test fails. mlx-lm is installed only if the program
-requires it: the patch must work without it.
+tests/builds.py keeps the environment until a version or one of our wheels changes. If the index lacks a requirement,
+the test is skipped. If a requirement conflicts with our wheels, the test fails. mlx-lm is installed only if the program
+requires it: the patch must work without mlx-lm.
 """
 
 import os
@@ -11,7 +11,6 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -45,16 +44,11 @@ class Environment:
         if not brings_mlx_lm:
             uv("pip", "uninstall", "--quiet", "--python", folder / "bin/python", "mlx-lm")
 
-    def run(self, name: str, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Runs one of the environment's programs, without a network; `variables` are added to its environment."""
-        offline = {"HF_HUB_OFFLINE": "1", "PATH": f"{self.bin}{os.pathsep}{os.environ['PATH']}"}
+    def check(self, name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+        """Runs one of the environment's programs, without a network. Its exit code must be 0."""
+        env = {**clean_environment(), "HF_HUB_OFFLINE": "1", "PATH": f"{self.bin}{os.pathsep}{os.environ['PATH']}"}
         command = [str(self.bin / name), *map(str, arguments)]
-        env = {**clean_environment(), **offline, **variables}
-        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=600, check=False)
-
-    def check(self, name: str, *arguments: object, **variables: str) -> Any:
-        """Like run(), but the exit code must be 0."""
-        done = self.run(name, *arguments, **variables)
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600, check=False)
         assert done.returncode == 0, f"{name} {arguments}: {done.returncode}\n{done.stdout}{done.stderr}"
         return done
 

@@ -1,4 +1,4 @@
-"""Versions of mlx-lm other than the workspace's give the same logits with flash attention."""
+"""mlx-lm gives the same logits with flash attention, also in versions that this project does not install."""
 
 import pytest
 
@@ -6,7 +6,7 @@ pytestmark = pytest.mark.nightly("installs mlx-lm three times")
 
 LAYERS, STEPS = 2, 4
 KERNELS = {"cpu_prefill": LAYERS, "cpu_decode": LAYERS * STEPS}
-# A rounding error can move a quantised key of the next layer by one of 256 steps.
+# With quantised keys, a rounding error in one layer can move a key of the next layer by one of 256 steps.
 TOLERANCE = {"llama": 1e-5, "gemma2": 1e-5, "gpt_oss": 1e-5, "llama_with_a_quantised_cache": 5e-3}
 
 
@@ -18,11 +18,4 @@ def arms(request, arms_of):
 @pytest.mark.parametrize("case", TOLERANCE)
 def test_the_same_logits(arms, case):
     """The largest difference seen was 8e-7."""
-    assert arms.error(case) < TOLERANCE[case]
-    assert arms.kernels(case) == KERNELS
-
-
-@pytest.mark.parametrize("case", TOLERANCE)
-def test_under_the_command(arms, case):
-    assert arms.error(case, "run") < TOLERANCE[case]
-    assert arms.run_kernels == arms.all_kernels()
+    arms.check(case, KERNELS, tolerance=TOLERANCE[case])

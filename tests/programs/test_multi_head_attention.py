@@ -1,4 +1,4 @@
-"""MLX's layers give equal results with flash attention: nn.MultiHeadAttention, and nn.Transformer, which uses it."""
+"""MLX's layers nn.MultiHeadAttention and nn.Transformer give equal results with flash attention."""
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -7,28 +7,18 @@ import pytest
 from mlx.utils import tree_flatten
 
 
-@pytest.fixture(autouse=True)
-def off_afterwards():
-    yield
-    flash.disable()
-
-
-def off_and_on(run):
-    """The arrays that `run` returns without flash attention and with it, and which kernels ran."""
+def kernels_of(run):
+    """Returns which kernels flash attention ran. Asserts that `run` returns the same arrays without it."""
     off = dict(tree_flatten({"result": run()}))
     mx.eval(off)
-    flash.enable(strict=True)
-    on = dict(tree_flatten({"result": run()}))
-    mx.eval(on)
-    kernels = flash.status().calls
-    flash.disable()
-    return off, on, kernels
-
-
-def assert_same(off, on):
+    with flash.enabled(strict=True):
+        on = dict(tree_flatten({"result": run()}))
+        mx.eval(on)
+        kernels = flash.status().calls
     assert off.keys() == on.keys()
     for name in off:
         assert mx.abs(off[name] - on[name]).max() <= 1e-5 * mx.abs(off[name]).max(), name
+    return kernels
 
 
 def causal(length):
@@ -38,19 +28,15 @@ def causal(length):
 @pytest.mark.parametrize("masked", [False, True])
 def test_a_layer(masked):
     layer, x = nn.MultiHeadAttention(96, 4), mx.random.normal((2, 50, 96), key=mx.random.key(0))
-    off, on, kernels = off_and_on(lambda: layer(x, x, x, causal(50) if masked else None))
-    assert_same(off, on)
-    assert kernels == {"cpu_prefill": 1}
+    assert kernels_of(lambda: layer(x, x, x, causal(50) if masked else None)) == {"cpu_prefill": 1}
 
 
 def test_a_transformer():
-    """Two encoder layers have self-attention; two decoder layers have that and cross-attention."""
+    """Two encoder layers have self-attention. Two decoder layers have self-attention and cross-attention."""
     model = nn.Transformer(dims=64, num_heads=4, num_encoder_layers=2, num_decoder_layers=2, mlp_dims=96)
     model.eval()
     source, target = (mx.random.normal((2, length, 64), key=mx.random.key(length)) for length in (40, 30))
-    off, on, kernels = off_and_on(lambda: model(source, target, None, causal(30), None))
-    assert_same(off, on)
-    assert kernels == {"cpu_prefill": 2 + 2 * 2}
+    assert kernels_of(lambda: model(source, target, None, causal(30), None)) == {"cpu_prefill": 2 + 2 * 2}
 
 
 def test_a_step_of_training():
@@ -59,6 +45,4 @@ def test_a_step_of_training():
     # The exact gradient of the keys' bias is zero: only rounding errors would be compared.
     layer.key_proj.freeze(keys=["bias"])
     step = nn.value_and_grad(layer, lambda layer: layer(x, x, x, causal(50)).square().mean())
-    off, on, kernels = off_and_on(lambda: step(layer))
-    assert_same(off, on)
-    assert kernels == {"cpu_prefill": 1, "cpu_backward": 1}
+    assert kernels_of(lambda: step(layer)) == {"cpu_prefill": 1, "cpu_backward": 1}

@@ -54,8 +54,8 @@ def _registration(launch: Mapping[str, Any], bindings: list[Binding]) -> str:
         is_input = str(not isinstance(content, int)).lower()
         described.append(f'{{"{binding.argument}", {constant}, {binding.index}, {is_input}, false, true, 1}}')
         pointer = f"thread->buffers[{binding.index}]"
-        if binding.argument == "boxes":
-            for place, name in enumerate(launch["boxes"]):
+        if binding.argument == "tensor_maps":
+            for place, name in enumerate(launch["tensor_maps"]):
                 array = f"arguments.arrays[{launch['numbers'][name]}]"
                 assigned.append(f"(&arguments.key_map)[{place}] = cuda_map({array}, {pointer}, {place});")
         elif constant == "true":
@@ -64,9 +64,9 @@ def _registration(launch: Mapping[str, Any], bindings: list[Binding]) -> str:
         else:
             assigned.append(f"arguments.arrays[{launch['numbers'][binding.argument]}] = {pointer};")
     return f"""
-        static flashattn::cuda::TensorMap cuda_map(void* array, const void* boxes, int place) {{
-          struct Boxes {{ int array, rows; long sizes[4], steps[3]; }};  // gpu::MappedArray
-          const auto& [binding, rows, sizes, steps] = static_cast<const Boxes*>(boxes)[place];
+        static flashattn::cuda::TensorMap cuda_map(void* array, const void* tensor_maps, int place) {{
+          struct MappedArray {{ int array, rows; long sizes[4], steps[3]; }};  // as gpu::MappedArray
+          const auto& [binding, rows, sizes, steps] = static_cast<const MappedArray*>(tensor_maps)[place];
           for (long size : sizes) if (size == 0) cuda_fail("a box of an array without elements");
           const CudaMap map = {{static_cast<char*>(array), {{sizes[0], sizes[1], sizes[2], sizes[3]}},
                                {{2, 2 * steps[0], 2 * steps[1], 2 * steps[2]}}, rows}};

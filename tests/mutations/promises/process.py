@@ -169,7 +169,7 @@ MUTATIONS: list[Mutation] = [
         f"{CPP}/python/bindings.cpp",
         "if (found != built) {",
         "if (found.empty()) {",
-        "core/test_process.py::test_the_module_itself_refuses_another_mlx",
+        "core/test_process.py::test_another_mlx_is_refused_before_anything_runs",
     ),
     Mutation(
         "the newest module is taken beside any mlx that has one",

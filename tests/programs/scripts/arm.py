@@ -1,8 +1,8 @@
-"""Runs the models of a script with flash attention or without: `python SCRIPT off|on FOLDER`.
+"""Runs the models of a script with flash attention or without: `python SCRIPT on|off FOLDER`.
 
-Each arm is a process of its own, because a function that one arm has compiled keeps that arm's attention. A script
-passes its cases to main(): functions that build a small random model and return a function to run. Each case's results
-go to FOLDER/CASE.npz; the kernels that ran, the calls that fell back and the peak memory go to stdout, as JSON.
+"on" and "off" need two processes: a compiled function keeps the attention that it was compiled with. A script passes
+its cases to main(): functions that build a small random model and return a function to run. Each case's results go to
+FOLDER/CASE.npz. The kernels that ran, the calls that fell back and the peak memory go to stdout, as JSON.
 """
 
 import json
@@ -23,7 +23,7 @@ def measured(case, arm, folder):
     run = case()
     if arm == "off":
         return {"peak": save(run, folder / case.__name__)}
-    import mlxlm_flash_patch as flash  # not at the top: the other arm must not import it
+    import mlxlm_flash_patch as flash  # not at the top: with "off" nothing may import it
 
     flash.enable()
     peak = save(run, folder / case.__name__)

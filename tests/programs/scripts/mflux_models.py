@@ -20,7 +20,7 @@ def z_image():
 
 
 def flux2():
-    """The input is 64 patches and 12 tokens of text. Blocks have two streams, or one. Heads have 32 elements."""
+    """The input is 64 patches and 12 text tokens. Two blocks have two streams, two have one. Heads have 32 elements."""
     sizes = {"num_layers": 2, "num_single_layers": 2, "attention_head_dim": 32, "num_attention_heads": 4}
     model = Flux2Transformer(in_channels=16, joint_attention_dim=48, axes_dims_rope=(8, 8, 8, 8), **sizes)
     patches, text = mx.random.normal((1, 64, 16)), mx.random.normal((1, 12, 48))

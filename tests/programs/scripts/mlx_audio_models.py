@@ -1,4 +1,7 @@
-"""mlx-audio: speech recognition by an audio encoder and a Qwen3; and by Whisper, which writes attention out."""
+"""mlx-audio: speech recognition by an audio encoder and a Qwen3, and by Whisper.
+
+Whisper computes attention by matrix products and softmax, without MLX's function.
+"""
 
 import mlx.core as mx
 from arm import main

@@ -1,4 +1,4 @@
-"""mlx-embeddings: encoders with padded batches. ModernBERT's mask is additive, and int32 in layers with windows."""
+"""mlx-embeddings: encoders with padded batches. ModernBERT's mask is additive; in layers with windows it is int32."""
 
 import mlx.core as mx
 from arm import main

@@ -35,7 +35,7 @@ def relative_positions():
 
 
 def two_minutes():
-    """To measure memory: subsampling makes 1,500 of 12,000 frames."""
+    """Serves to measure memory. Subsampling turns the 12,000 frames into 1,500."""
     return encode("rel_pos", 12_000)
 
 
