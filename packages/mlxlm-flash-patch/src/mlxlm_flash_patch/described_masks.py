@@ -22,7 +22,7 @@ Describe = Callable[..., Mask | None]
 class _Remembered(NamedTuple):
     description: Mask
     lengths: tuple[int, int]  # the L and S for which the description holds
-    batch: tuple[int, ...] | None  # the batch shape of its key ranges; None: any
+    batch: tuple[int, ...] | None  # the batch shape for which the description holds; None: any
     array: mx.array  # while this lives, no other array gets its id
     forget: weakref.ref[mx.array]  # removes this entry when the mask is deleted
 
@@ -73,7 +73,7 @@ def causal(
 
 
 def rotating(self: Any, N: int, window_size: int | None = None, return_array: bool = False) -> Mask | None:
-    """Describes the mask of RotatingKVCache.make_mask() for one query. For more, it calls create_causal_mask()."""
+    """Describes the mask of RotatingKVCache.make_mask() for one query; others come from create_causal_mask()."""
     if N > 1 or window_size is None:
         return None
     # The newest key is at stop - 1, and older ones are before it. A window that wraps around would be two ranges.
@@ -90,7 +90,7 @@ def batch_rotating(self: Any, N: int, window_size: int | None = None, return_arr
 
 
 def _remember(mask: mx.array, description: Mask) -> None:
-    key, shape, pop = array_id(mask), mask.shape, _remembered.pop  # at exit the global may go before the mask does
+    key, shape, pop = array_id(mask), mask.shape, _remembered.pop  # at exit Python may clear globals before the mask
     forget = weakref.ref(mask, lambda _: pop(key, None))
     lengths = (shape[-2] if mask.ndim > 1 else 1, shape[-1])
     batch = shape[:-3] if mask.ndim > 3 else None

@@ -58,7 +58,7 @@ class Request:
     strict: bool
     precision: Precision
     from_enable: bool
-    before: Counts = field(init=False)  # when the request began
+    before: Counts = field(init=False)  # the counts when the request began
 
     def __post_init__(self) -> None:
         if self.precision not in get_args(Precision):
@@ -396,7 +396,7 @@ def _patched(cls: Any) -> Any:
         def __call__(self, *arguments: Any, **options: Any) -> Any:
             if is_active():
                 return super().__call__(*arguments, **options)
-            if id(self) not in _patched_modules:  # a copy
+            if id(self) not in _patched_modules:  # a copy of a patched module
                 with lock:
                     _serve([self])
             with active(True):

@@ -34,7 +34,7 @@ class PatchPoint:
     """A function or a method that the patch replaces, with its replacement."""
 
     module: str
-    path: str  # as in `Attention.__call__`
+    path: str  # of the function in its module, such as `Attention.__call__`
     replacement: Callable[[Any], Any]  # original -> the function that replaces it
     texts: frozenset[str] = frozenset()  # fingerprints of tested sources; if empty, the signature is compared instead
     is_attention: bool = True  # whether observe() shows its calls
@@ -138,7 +138,7 @@ def _mask(module: str, path: str, describe: described_masks.Describe, text: str)
     return PatchPoint(module, path, describing, frozenset({text}), is_attention=False)
 
 
-# The sources are the same in mlx-lm 0.31.3 to 0.32.2.
+# mlx-lm 0.31.3 to 0.32.2 have the same sources of these functions.
 POINTS: Sequence[PatchPoint] = (
     MX_ATTENTION,
     PatchPoint(BASE, "quantized_scaled_dot_product_attention", mlx_lm_functions.quantised),

@@ -125,8 +125,9 @@ def flash_or(
     """Returns the result of `flash`, which calls attend(), or else of `original`, which calls the replaced function.
 
     `original` computes a call while the patch is off, if MLX's own attention is faster, and if `flash` raises. Only the
-    last case counts as a fallback, and its warning says that `whose` attention computed the call. If `original` raises,
-    too, the arguments are bad: the caller gets that error, and no fallback is counted.
+    last case counts as a fallback: the first for each reason warns that `whose` attention computed the call, and under
+    strict each raises FlashFallbackError. If `original` raises, too, the arguments are bad: the caller gets that error,
+    and no fallback is counted.
     """
     reason = None
     if is_active():
@@ -142,13 +143,8 @@ def flash_or(
         if reason is not None:
             error.add_note(f"flash attention cannot compute this call either: {reason}")
         raise
-    if reason is not None:
-        fall_back(reason, whose)
-    return out
-
-
-def fall_back(reason: str, whose: str) -> None:
-    """Counts a fallback, and warns of the first for this reason. Raises FlashFallbackError if strict."""
+    if reason is None:
+        return out
     with state.lock:
         state.fallbacks[reason] += 1
         first = state.fallbacks[reason] == 1
@@ -157,6 +153,7 @@ def fall_back(reason: str, whose: str) -> None:
     if first:
         message = f"{whose} attention computed this call, because: {reason} (warned once; status() counts every call)"
         warnings.warn(message, FlashFallbackWarning, stacklevel=2 + frames_of_libraries(sys._getframe(1)))
+    return out
 
 
 def frames_of_libraries(frame: FrameType | None) -> int:
