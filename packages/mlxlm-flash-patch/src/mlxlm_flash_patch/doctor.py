@@ -140,7 +140,7 @@ def extension() -> Iterator[Finding]:
         cure = re.search(r"pip install .*", what)  # flashattn_core names this if it was built for another mlx
         yield problem("extension", what.splitlines()[0], cure[0] if cure else again)
         return
-    # For each ABI version that modules of nanobind domain "mlx" have, nanobind keeps an entry in the interpreter's dict.
+    # For each ABI version that modules of nanobind domain "mlx" have, the interpreter's dict has an entry.
     names = [name for name in _interpreter_dict() if isinstance(name, str) and "nb_internals" in name]
     domains = sorted(match[1] for name in names if (match := re.search(r"_(v\d+)_(?:\w+_)?mlx__$", name)))
     if len(domains) > 1:
