@@ -56,10 +56,11 @@ def _attend(
     arrays: Any, scale: Any, mask: Any, sinks: Any, force_fused: bool = False, stream: Any = None, **later: Any
 ) -> mx.array | None:
     """Ignores `force_fused`: flash attention always fuses. Raises TypeError for arguments of another release of MLX."""
-    if len(arrays) > 3 or later or scale is None:
+    q, k, v, *others = arrays
+    if others or later or scale is None:
         raise TypeError(f"flash attention does not support the arguments {', '.join(later) or 'of this call'}")
     with nullcontext() if stream is None else mx.stream(stream):
-        return attend(*arrays, float(scale), mask, sinks)
+        return attend(q, k, v, float(scale), mask, sinks)
 
 
 def _call(original: Function, arrays: tuple[Any, ...], **options: Any) -> mx.array:
