@@ -7,6 +7,8 @@ model's function also contains projections, rope and the cache's update, that fu
 
 import contextlib
 import functools
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -14,20 +16,26 @@ import mlx.core as mx
 from .router import Function, active, attend, flash_or, is_active, plain_call, state
 
 
+def _replacement(original: Function, flash: Callable[..., mx.array | None]) -> Function:
+    """A function with the parameters of `flash`, which calls attend(). `original` computes what attend() cannot."""
+
+    @functools.wraps(original)
+    def flash_or_original(*arguments: Any, **options: Any) -> mx.array:
+        return flash_or(lambda: original(*arguments, **options), lambda: flash(*arguments, **options))
+
+    flash_or_original.__signature__ = inspect.signature(flash)  # type: ignore[attr-defined]
+    return flash_or_original
+
+
 def quantised(original: Function) -> Function:
     """Replaces mlx-lm's attention over quantised caches."""
 
-    @functools.wraps(original)
-    def quantized_scaled_dot_product_attention(
+    def flash(
         queries: mx.array, q_keys: Any, q_values: Any, scale: float, mask: Any, group_size: int = 64, bits: int = 8
-    ) -> mx.array:
-        storage = {"group_size": group_size, "bits": bits}
-        return flash_or(
-            lambda: original(queries, q_keys, q_values, scale, mask, group_size, bits),
-            lambda: attend(queries, q_keys, q_values, scale, mask, storage=storage),
-        )
+    ) -> mx.array | None:
+        return attend(queries, q_keys, q_values, scale, mask, storage={"group_size": group_size, "bits": bits})
 
-    return quantized_scaled_dot_product_attention
+    return _replacement(original, flash)
 
 
 def any_cache(original: Function) -> Function:
@@ -112,36 +120,21 @@ def gemma2(original: Function) -> Function:
 def gear(original: Function) -> Function:
     """Replaces GEAR's attention, which has a softcap."""
 
-    @functools.wraps(original)
-    def softcap_attention(
-        queries: mx.array, keys: Any, values: Any, scale: float, softcap: float, mask: Any
-    ) -> mx.array:
-        return flash_or(
-            lambda: original(queries, keys, values, scale, softcap, mask),
-            lambda: attend(queries, keys, values, scale, mask, softcap=softcap),
-        )
+    def flash(queries: mx.array, keys: Any, values: Any, scale: float, softcap: float, mask: Any) -> mx.array | None:
+        return attend(queries, keys, values, scale, mask, softcap=softcap)
 
-    return softcap_attention
+    return _replacement(original, flash)
 
 
 def phi3small(original: Function) -> Function:
     """Replaces the attention of Phi-3-small's block-sparse layers."""
 
-    def visible_and_bias(self: Any, queries: mx.array, keys: mx.array, mask: Any) -> mx.array:
-        _, visible = self._block_sparse_mask(queries.shape[2], keys.shape[2])
-        visible = visible.reshape(-1, *visible.shape[-2:])  # (H_kv, group, L, S) -> (H, L, S)
-        # mlx-lm adds even a bool mask to the scores: it adds 1 where True, and hides nothing.
-        return visible if mask is None else mx.where(visible, mask.astype(queries.dtype), -float("inf"))
+    def flash(self: Any, queries: mx.array, keys: Any, values: Any, scale: float, mask: Any) -> mx.array | None:
+        if isinstance(keys, mx.array):  # otherwise attend() raises an error that says why
+            _, visible = self._block_sparse_mask(queries.shape[2], keys.shape[2])
+            visible = visible.reshape(-1, *visible.shape[-2:])  # (H_kv, group, L, S) -> (H, L, S)
+            # mlx-lm adds even a bool mask to the scores: it adds 1 where True, and hides nothing.
+            mask = visible if mask is None else mx.where(visible, mask.astype(queries.dtype), -float("inf"))
+        return attend(queries, keys, values, scale, mask)
 
-    @functools.wraps(original)
-    def block_sparse_attention(
-        self: Any, queries: mx.array, keys: Any, values: Any, scale: float, mask: Any
-    ) -> mx.array:
-        def flash() -> mx.array | None:
-            is_array = isinstance(keys, mx.array)  # otherwise attend() raises an error that says why
-            whole = visible_and_bias(self, queries, keys, mask) if is_array else None
-            return attend(queries, keys, values, scale, whole)
-
-        return flash_or(lambda: original(self, queries, keys, values, scale, mask), flash)
-
-    return block_sparse_attention
+    return _replacement(original, flash)

@@ -372,9 +372,8 @@ def _can_attend(module: Module) -> bool:
     A module without submodules computes no attention: it projects, normalises or rotates. All others get the class, not
     only the model itself, because mx.checkpoint computes a layer again outside the model's call.
     """
-    cls = type(module)
-    has_call = any("__call__" in vars(base) for base in cls.__mro__)
-    return has_call and not _is_patched(cls) and bool(module.children())  # type: ignore[no-untyped-call]
+    has_modules = bool(module.children())  # type: ignore[no-untyped-call]
+    return has_modules and callable(module) and not _is_patched(type(module))
 
 
 def _is_patched(cls: type) -> bool:
