@@ -18,9 +18,10 @@ from flash_evals.work.measure import peak_memory
 from measure_cuda_table import Attention, Call, call, in_turns, mlx_own, ours
 
 TRIALS = 11
-# Passes in one evaluation, whose fixed time on the host they share. FEW_AT_ONCE if a pass needs a gigabyte.
+# How many passes one evaluation computes: together they share its fixed time on the host. FEW_AT_ONCE holds if a pass
+# needs a gigabyte.
 AT_ONCE, FEW_AT_ONCE = 16, 4
-LARGEST_CHECKED = 4096  # most queries for which errors are computed: the CPU computes the exact ones
+LARGEST_CHECKED = 4096  # queries; longer calls have no errors, for the CPU computes the exact gradients
 
 TABLE = {
     "causal, 28/4x128, 4096²": call("28/4x128", 4096, 4096),

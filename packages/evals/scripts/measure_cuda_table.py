@@ -35,7 +35,8 @@ from msgspec.structs import replace
 # A trial repeats short calls for TRIAL_SECONDS: one evaluation alone costs half a millisecond.
 TRIALS, TRIAL_SECONDS = 15, 0.03
 PRODUCTS, MEMORY = 800e12, 3.0e12  # an H100's: FLOP/s of bfloat16 matrix products, bytes/s
-CHAIN_BYTES, CHAIN_LENGTH = 256e6, 128  # bytes of a chain's keys and values, more than the GPU's cache; most layers
+# The bytes of a chain's keys and values, which are more than the GPU's cache holds; the most layers of a chain.
+CHAIN_BYTES, CHAIN_LENGTH = 256e6, 128
 ROWS = 47  # queries, in each of two heads, whose errors are computed
 
 Attention = Callable[[mx.array, Any, Any], mx.array]
@@ -195,7 +196,8 @@ def errors(call: Call, drawn: Sequence[Any], outputs: Sequence[mx.array]) -> lis
             words, scales, biases = (x[:1, mx.array([0, -1])] for x in array)
             scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
             return np.array(mx.dequantize(words, scales, biases, GROUP_SIZE, call.kv_bits), np.float64)
-        picked = array[: len(call.padding) or 1, mx.array([0, -1])][:, :, rows]  # a copy: numpy moves what it reads
+        # A copy, because numpy moves the array that it reads to the host.
+        picked = array[: len(call.padding) or 1, mx.array([0, -1])][:, :, rows]
         return np.array(picked.astype(mx.float32), np.float64)
 
     query, key, value, sinks = drawn

@@ -1,8 +1,8 @@
 """Trains from scratch the small Qwen2 that `flash_evals` contains: tokenizer, weights, model card.
 
-It needs flash-evals and its dependencies, but no network and no GPU. MLX's Linux wheel multiplies matrices with a
-slow reference BLAS: there, preload OpenBLAS (apt install libopenblas0-pthread). More than one BLAS thread hardly
-helps: most of the time goes into exp(), in softmax and SiLU, which MLX computes on one thread.
+The script needs flash-evals and its dependencies, but no network and no GPU. On Linux, preload OpenBLAS (apt install
+libopenblas0-pthread), because MLX's wheel multiplies matrices with a slow reference BLAS. More than one BLAS thread
+hardly helps: most of the time goes into exp(), in softmax and SiLU, which MLX computes on one thread.
 
     OPENBLAS_NUM_THREADS=1 LD_PRELOAD=libopenblas.so.0 python packages/evals/scripts/train_demo_model.py
 

@@ -1,5 +1,6 @@
-"""Writes a model of a published shape, with random weights and the tokenizer of flash_evals' demo model. Without
-a hub, it serves to measure speed, memory, and how far two implementations differ.
+"""Writes a model of a published shape, with random weights and the tokenizer of flash_evals' demo model.
+
+Such a model needs no hub, and serves to measure speed, memory, and how far two implementations differ.
 
     uv run packages/evals/scripts/write_random_model.py gpt-oss-20b FOLDER --dtype bfloat16 num_hidden_layers=4
     uv run flash-eval speed --model FOLDER

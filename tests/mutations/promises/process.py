@@ -237,8 +237,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "with the patch every call is in float32",
         f"{PATCH}/router.py",
-        'self.may_round = precision == "input"',
-        "self.may_round = False",
+        'rounds, marked = state.precision == "input", here.get()',
+        "rounds, marked = False, here.get()",
         "patch/test_patched_precision.py::test_each_precision_reaches_flash_attention",
     ),
     Mutation(
@@ -251,14 +251,14 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "strict takes calls that are left to MLX for none",
         f"{PATCH}/patch.py",
-        "not self.before.calls_since() and _left_calls() <= self.before.left",
+        "not self.before.calls_since() and Counts().left <= self.before.left",
         "not self.before.calls_since()",
         "patch/test_patched_precision.py::test_strict_is_about_fallbacks_alone",
     ),
     Mutation(
         "observers do not see the calls that take the quick way",
         f"{PATCH}/router.py",
-        "if state.observed or not (state.on",
+        "if observers or not (state.on",
         "if not (state.on",
         "patch/test_patched_precision.py::test_observers_see_calls_that_are_left",
     ),

@@ -40,7 +40,7 @@ class LazyGroup(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> object:
-        try:  # here, so that -h is fast
+        try:  # imported here, so that -h need not wait for MLX
             from mlxlm_flash_patch import enable  # noqa: F401  raises where MLX or flashattn_core does not load
         except ImportError as error:
             raise EvalError(one_line(error)) from error
@@ -48,7 +48,7 @@ class LazyGroup(click.Group):
 
         before = signal.signal(signal.SIGTERM, _terminate)
         try:
-            with interruptible():  # with several ranks, class Ranks replaces this handler, and finishes the step
+            with interruptible():  # Ctrl-C ends long calls; with several ranks, Ranks lets the step finish instead
                 return super().invoke(ctx)
         except KeyboardInterrupt as stopped:
             # Commands that already have results catch this themselves.
@@ -72,4 +72,4 @@ def main() -> None:
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # so that a terminal without Δ does not lose the result
+            stream.reconfigure(errors="replace")  # a terminal that cannot show Δ shows a ?

@@ -15,8 +15,10 @@ try:
         unpatch_model,
     )
     from .router import FlashFallbackError, FlashFallbackWarning
-except ImportError as error:  # flashattn_core does not load. Using a name of this package raises this error, and
-    _why = error  # importing the package does not: `mlxlm-flash doctor` must be able to start
+except ImportError as error:
+    # MLX or flashattn_core does not load. The package itself must import all the same, so that `mlxlm-flash doctor` can
+    # start. Whoever uses a name of the package gets the error.
+    _why = error
 
     def __getattr__(name: str) -> object:
         if name in __all__:

@@ -1,7 +1,8 @@
 """Finds the BLAS that MLX's linear layers use on a Linux CPU, and replaces it.
 
 MLX's Linux wheel contains the reference BLAS, with one thread and no vector code. MLX calls the first BLAS that the
-loader finds, so one in LD_PRELOAD wins. The loader reads LD_PRELOAD only when a program starts, hence a second start.
+loader finds, and the loader looks in LD_PRELOAD first. It reads LD_PRELOAD only when a program starts, so preload()
+starts the program a second time.
 """
 
 import contextlib
@@ -16,8 +17,7 @@ import mlx.core as mx
 
 REFERENCE = "MLX multiplies matrices with the slow reference BLAS, which limits tokens/s: --blas auto preloads OpenBLAS"
 INSTALL = "apt-get install libopenblas0-pthread"
-STARTED_AGAIN = "MLXLM_FLASH_BLAS"  # the process id: the second start has the same one, a child process does not
-MAPS = Path("/proc/self/maps")
+STARTED_AGAIN = "MLXLM_FLASH_BLAS"  # holds the process id, which a second start keeps and a child process does not
 
 
 def blas() -> str | None:
@@ -27,7 +27,7 @@ def blas() -> str | None:
 
 
 def name_of(library: str) -> str:
-    """The name of a BLAS, from its file and folder: Debian names OpenBLAS's file libblas.so.3, too."""
+    """The name of a BLAS, by its file and folder: on Debian OpenBLAS's file may be openblas-pthread/libblas.so.3."""
     *_, folder, file = Path(library).parts
     own = file.partition(".")[0].removeprefix("lib")
     other = "reference" if own.startswith(("blas", "cblas")) else own
@@ -35,14 +35,14 @@ def name_of(library: str) -> str:
 
 
 def preload(choice: str) -> None:
-    """Makes MLX call the library at path `choice`. `auto`: openblas(), unless MLX already calls a fast BLAS.
+    """Makes MLX call the library at path `choice`. `auto` means openblas(), unless MLX already calls a fast BLAS.
 
     Restarts this program, once, with the library in LD_PRELOAD. Returns if MLX calls the library. Raises ValueError
     with one line if there is no such library, or MLX cannot or does not call it.
     """
     is_second = os.environ.pop(STARTED_AGAIN, None) == str(os.getpid())
     called = _called()
-    if sys.platform != "linux" or called is None:
+    if called is None:
         raise ValueError("--blas works only with MLX's CPU build on Linux")
     is_fast = name_of(called) != "reference"
     if choice == "auto":
@@ -74,15 +74,18 @@ def openblas() -> str | None:
 
 
 def _known() -> Iterator[str]:
-    """Conda's OpenBLAS (others may not work with conda's Fortran library), Debian's, then what the loader finds: of
-    Fedora's two first the threaded one. MLX cannot call NumPy's and SciPy's: these prefix all function names."""
+    """The files or names under which an OpenBLAS may be installed, in the order of preference.
+
+    Conda's comes first, because others may not work with conda's Fortran library. Fedora has two; libopenblasp is the
+    one with threads. NumPy's and SciPy's are left out: they prefix all function names, so MLX cannot call them.
+    """
     yield from map(str, Path(sys.base_prefix, "lib").glob("libopenblas.so.0"))
     yield from map(str, Path("/usr/lib").glob("*/openblas-pthread/libopenblas.so.0"))
     yield from filter(None, map(find_library, ("openblasp", "openblas")))
 
 
 def _file(choice: str) -> str:
-    """The path of a library that MLX can call and LD_PRELOAD can name. Raises ValueError."""
+    """The absolute path of a library that MLX can call. Raises ValueError, also if LD_PRELOAD cannot hold the path."""
     library = os.path.abspath(choice)
     if not os.path.isfile(library):
         raise ValueError(f"--blas takes auto or the file of a library, not {choice!r}")
@@ -109,15 +112,10 @@ def _load(library: str) -> ctypes.CDLL:
 
 def _called() -> str | None:
     """The file whose cblas_sgemm MLX calls: the program's, if it has one, else that of MLX's own libraries."""
-    brought = ctypes.CDLL(mx.__file__)
-    if not MAPS.exists() or not hasattr(brought, "cblas_sgemm"):
+    brought, program = ctypes.CDLL(mx.__file__), ctypes.CDLL(None)
+    if sys.platform != "linux" or not hasattr(brought, "cblas_sgemm"):
         return None
-    first = ctypes.CDLL(None)
-    function = (first if hasattr(first, "cblas_sgemm") else brought).cblas_sgemm
-    address = ctypes.cast(function, ctypes.c_void_p).value or 0
-    for line in MAPS.read_text().splitlines():
-        span, *_, file = line.split(maxsplit=5)
-        begin, end = (int(edge, 16) for edge in span.split("-"))
-        if begin <= address < end:
-            return file
-    return None
+    function = (program if hasattr(program, "cblas_sgemm") else brought).cblas_sgemm
+    info = (ctypes.c_char_p * 4)()  # a Dl_info, which begins with the name of the file
+    program.dladdr(function, info)
+    return os.path.realpath(os.fsdecode(info[0])) if info[0] else None

@@ -1,4 +1,4 @@
-"""The command mlxlm-flash. Each subcommand imports only what it needs, so `doctor` works even if MLX does not load."""
+"""The command mlxlm-flash. Each subcommand has its own imports, so `doctor` works even if MLX does not load."""
 
 import os
 import platform
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 class Refusal(click.ClickException):
-    """The command cannot do what was asked: one line on stderr, and the exit code of a usage error."""
+    """Ends the command with one line on stderr and the exit code of a usage error."""
 
     exit_code = 2
 
 
 class Verbatim(click.Command):
-    """Passes everything after COMMAND on unchanged: an -h after COMMAND belongs to COMMAND."""
+    """A click command that passes all words after COMMAND on unchanged: an -h there is meant for COMMAND."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         args = args or ["-h"]
@@ -37,7 +37,7 @@ class Verbatim(click.Command):
 
 
 def _writable(context: click.Context, parameter: click.Parameter, file: Path | None) -> Path | None:
-    """Raises BadParameter before the work starts if the file cannot be written. Keeps the file's present content."""
+    """Raises BadParameter before the work starts if the file cannot be written. Leaves the file as it is."""
     if file is not None:
         is_new = not file.exists()
         try:
@@ -60,7 +60,7 @@ def _preload(context: click.Context, parameter: click.Parameter, choice: str | N
             raise Refusal(str(error)) from error
 
 
-# flash-eval has this option, too. Eager: the program restarts before it does any work.
+# flash-eval has this option, too. The option is eager, so that the program restarts before it does any work.
 blas_option = click.option(
     "--blas",
     metavar="PATH|auto",
@@ -157,7 +157,7 @@ def doctor(ctx: click.Context, model: str | None, kernels: bool, tune: bool, fil
     """
     from .doctor import counts, examine, in_json
 
-    click.echo(f"{_environment()}\n")
+    click.echo(f"environment: {sys.prefix}, Python {platform.python_version()}\n")
     findings = []
     try:
         for finding in examine(model, kernels, tune):
@@ -199,16 +199,12 @@ def tune(quick: bool, model: str | None) -> None:
 
 
 def _require_package() -> None:
-    """Raises the ImportError of the first import: a second import of a broken MLX may crash the process."""
+    """Raises the error with which MLX or flashattn_core failed to load; importing MLX again may crash the process."""
     from . import enable  # noqa: F401
 
 
-def _environment() -> str:
-    return f"environment: {sys.prefix}, Python {platform.python_version()}"
-
-
 def main() -> None:
-    """Entry point. The program runs outside click, which would handle Ctrl-C and broken pipes in its own way."""
+    """The command's entry point. It starts the program outside click, which would catch its Ctrl-C and broken pipes."""
     mode = os.environ.get("MLXLM_FLASH", "1")
     try:
         started: Started | int | None = cli.main(prog_name="mlxlm-flash", standalone_mode=False)

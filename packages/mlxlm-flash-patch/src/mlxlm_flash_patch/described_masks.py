@@ -1,8 +1,8 @@
 """Replaces the L*S mask arrays that mlx-lm builds by descriptions from flashattn_core.masks, which need no memory.
 
-mlx-lm's own functions still run and return their arrays, which are lazy: an array that nobody evaluates takes no
-memory. This module remembers each array's description, and finds it when attention gets that same array. If a model
-computes a new mask from the array, the new one has no description, and attention reads the array itself.
+mlx-lm's own functions still run and return their arrays. MLX's arrays are lazy: one that nobody evaluates takes no
+memory. This module remembers a description of each array, and finds it when attention gets that same array. A mask that
+a model computes from such an array has no description, so attention reads that mask itself.
 """
 
 import contextlib
@@ -22,12 +22,12 @@ Describe = Callable[..., Mask | None]
 class _Remembered(NamedTuple):
     description: Mask
     lengths: tuple[int, int]  # the L and S for which the description holds
-    batch: tuple[int, ...] | None  # the batch shape of its key ranges; None: any
-    array: mx.array  # keeps the id from being given to another array
-    forget: weakref.ref[mx.array]
+    batch: tuple[int, ...] | None  # the batch shape for which the description holds; None: any
+    array: mx.array  # while this lives, no other array gets its id
+    forget: weakref.ref[mx.array]  # removes this entry when the mask is deleted
 
 
-_remembered: dict[int, _Remembered] = {}  # by array_id(), which changes when an operator writes in place
+_remembered: dict[int, _Remembered] = {}  # by array_id(), which changes when a program writes to the array
 
 
 def description_of(mask: Any, query: mx.array, key_len: int) -> Any:
@@ -47,7 +47,7 @@ def describing(original: Function, describe: Describe) -> Function:
     def make_and_describe(*args: Any, **kwargs: Any) -> Any:
         mask = original(*args, **kwargs)
         if isinstance(mask, mx.array):
-            # A window of 0 or 8.5 keys, which mlx-lm accepts and flashattn_core.masks does not, stays an array.
+            # flashattn_core.masks refuses windows of 0 or 8.5 keys, which mlx-lm accepts: such a mask stays an array.
             with contextlib.suppress(ValueError):
                 description = describe(*args, **kwargs)
                 if description is not None:
@@ -73,10 +73,10 @@ def causal(
 
 
 def rotating(self: Any, N: int, window_size: int | None = None, return_array: bool = False) -> Mask | None:
-    """Describes the mask of RotatingKVCache.make_mask() for one query; for more, that calls create_causal_mask()."""
+    """Describes the mask of RotatingKVCache.make_mask() for one query; others come from create_causal_mask()."""
     if N > 1 or window_size is None:
         return None
-    # The newest key is at stop - 1, older ones before it. None for a window that wraps around: it is two ranges.
+    # The newest key is at stop - 1, and older ones are before it. A window that wraps around would be two ranges.
     stop = 1 + (self._idx if self._idx < self.max_size else 0)
     return KeyRange(stop - window_size, stop) if window_size <= stop <= self.offset + 1 else None
 
@@ -84,13 +84,13 @@ def rotating(self: Any, N: int, window_size: int | None = None, return_array: bo
 def batch_rotating(self: Any, N: int, window_size: int | None = None, return_array: bool = False) -> Mask | None:
     """Describes the mask of BatchRotatingKVCache.make_mask()."""
     if N == 1 and (self.rotated or self._idx >= self.max_size):
-        return None  # keys wrap around elsewhere in each row, so no range fits. The array is small: (B, 1, 1, S)
-    trimmed = max(0, self._idx - self.max_size + 1) if N > 1 else 0  # keys that update_and_fetch() will drop
+        return None  # each row wraps around at another key, so no range fits. The array is small: (B, 1, 1, S)
+    trimmed = max(0, self._idx - self.max_size + 1) if N > 1 else 0  # update_and_fetch() will drop so many keys
     return SlidingWindow(window_size or self.max_size) & KeyRange(self.left_padding - trimmed)
 
 
 def _remember(mask: mx.array, description: Mask) -> None:
-    key, shape, pop = array_id(mask), mask.shape, _remembered.pop  # at exit the global may be gone before the mask
+    key, shape, pop = array_id(mask), mask.shape, _remembered.pop  # at exit Python may clear globals before the mask
     forget = weakref.ref(mask, lambda _: pop(key, None))
     lengths = (shape[-2] if mask.ndim > 1 else 1, shape[-1])
     batch = shape[:-3] if mask.ndim > 3 else None

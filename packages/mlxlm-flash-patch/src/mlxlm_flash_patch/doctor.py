@@ -1,12 +1,13 @@
 """`mlxlm-flash doctor`: prints what is installed, slow or broken, one line each, with its cure.
 
-Later checks depend on earlier ones; doctor stops where a failure makes the rest pointless. Each check has its own
-imports, so doctor works even if the package does not load.
+doctor stops after a failure that makes all later checks pointless. Each check has its own imports, so doctor works even
+if the package does not load.
 """
 
 import contextlib
 import ctypes
 import json
+import operator
 import os
 import platform
 import re
@@ -17,14 +18,16 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
+from functools import partial
 from importlib.metadata import PackageNotFoundError, distributions, requires, version
 from typing import Any
 
-# Distributions that install libmlx on Linux, all as the same file -> the extra of mlx that requires them.
+# Each of these distributions installs libmlx on Linux, all as the same file -> the extra of mlx that requires it.
 LIBMLX = {"mlx-cuda-12": "mlx[cuda12]", "mlx-cuda-13": "mlx[cuda13]", "mlx-cpu": "mlx[cpu]"}
-PINNED = ("flashattn-core", "mlxlm-flash-patch")  # their requirements name tested versions
+PINNED = ("flashattn-core", "mlxlm-flash-patch")  # this project's packages, which require tested versions of others
 MODES = ("0", "1", "strict", "float32", "float32,strict")  # values of MLXLM_FLASH
 CPU_VARIABLES = ("FLASHATTN_CPU_ISA", "FLASHATTN_NUM_THREADS")
+RELATIONS = {"==": operator.eq, ">=": operator.ge, "<=": operator.le}  # between versions, as lists of numbers
 
 
 class Mark(Enum):
@@ -44,23 +47,19 @@ class Finding:
         return f"{self.mark.value} {self.subject}: {self.what}" + (f" · cure: {self.cure}" if self.cure else "")
 
 
-def ok(subject: str, what: str) -> Finding:
-    return Finding(Mark.OK, subject, what)
-
-
-def warning(subject: str, what: str, cure: str = "") -> Finding:
-    return Finding(Mark.WARNING, subject, what, cure)
-
-
-def problem(subject: str, what: str, cure: str) -> Finding:
-    return Finding(Mark.PROBLEM, subject, what, cure)
+ok = partial(Finding, Mark.OK)
+warning = partial(Finding, Mark.WARNING)
+problem = partial(Finding, Mark.PROBLEM)
 
 
 def examine(model: str | None = None, with_kernels: bool = False, with_times: bool = False) -> Iterator[Finding]:
-    """All findings. `model`: a folder that mlx-lm loads, or a hub id whose configuration is in the local hub cache.
+    """Runs the checks and yields their findings.
 
-    with_kernels: also compare each kernel of MLX's default device with the CPU's; this takes minutes.
-    with_times: also time the kernels, as `mlxlm-flash tune --quick` does.
+    Args:
+      model: also look at the attention of this model: a folder that mlx-lm loads, or a hub id whose configuration is in
+        the local hub cache.
+      with_kernels: also compare each kernel of MLX's default device with the CPU's; this takes minutes.
+      with_times: also time the kernels, as `mlxlm-flash tune --quick` does.
     """
     for check in (versions, variable, extension, cpu, matrix_products, numbers, seam, checks_before):
         broken = False
@@ -87,7 +86,8 @@ def versions() -> Iterator[Finding]:
             continue
         yield ok("versions", f"{package} {version(package)}")
         for line in required:
-            needed = re.fullmatch(r"([\w-]+)((?:(?:==|>=|<=)[\d.]+,?)+)", line)  # no match for extras: a marker follows
+            # A requirement of an extra does not match, because a marker follows it.
+            needed = re.fullmatch(r"([\w-]+)((?:(?:==|>=|<=)[\d.]+,?)+)", line)
             if needed and needed[1] not in PINNED:
                 yield _needed(needed[1], dict(re.findall(r"(==|>=|<=)([\d.]+)", needed[2])))
 
@@ -103,17 +103,11 @@ def _needed(name: str, limits: dict[str, str]) -> Finding:
         if limits.keys() == {">="}:
             return warning("versions", f"{name} is not installed, so the patch replaces only MLX's own function", cure)
         return problem("versions", f"{name} is not installed", cure)
-    if all(_holds(found, relation, limit) for relation, limit in limits.items()):
+    if all(RELATIONS[relation](_numbers(found), _numbers(limit)) for relation, limit in limits.items()):
         return ok("versions", f"{name} {found}")
     lowest = limits.get("==") or limits[">="]
     highest = f" to {limits['<=']}" if "<=" in limits else " or later" * (">=" in limits)
     return problem("versions", f"found {name} {found}, expected {lowest}{highest}", cure)
-
-
-def _holds(found: str, relation: str, limit: str) -> bool:
-    if relation == "==":
-        return found == limit
-    return _numbers(found) >= _numbers(limit) if relation == ">=" else _numbers(found) <= _numbers(limit)
 
 
 def _numbers(release: str) -> list[int]:
@@ -121,7 +115,7 @@ def _numbers(release: str) -> list[int]:
 
 
 def _mlx() -> str:
-    """mlx with the extra of the installed libmlx, as a pip requirement: another extra would overwrite that libmlx."""
+    """A pip requirement: mlx with the extra of the installed libmlx. Another extra would overwrite that libmlx."""
     installed = {distribution.name for distribution in distributions()}
     return next((extra for name, extra in LIBMLX.items() if name in installed), "mlx")
 
@@ -129,14 +123,11 @@ def _mlx() -> str:
 def variable() -> Iterator[Finding]:
     """Whether MLXLM_FLASH in the environment is valid."""
     mode = os.environ.get("MLXLM_FLASH")
-    if mode is None:
-        yield ok("MLXLM_FLASH", "not set")
-    elif mode not in MODES:
-        yield problem(
-            "MLXLM_FLASH", f"{mode!r} is not a valid value", f"unset MLXLM_FLASH, or set one of {', '.join(MODES)}"
-        )
+    if mode is None or mode in MODES:
+        yield ok("MLXLM_FLASH", mode or "not set")
     else:
-        yield ok("MLXLM_FLASH", mode)
+        cure = f"unset MLXLM_FLASH, or set one of {', '.join(MODES)}"
+        yield problem("MLXLM_FLASH", f"{mode!r} is not a valid value", cure)
 
 
 def extension() -> Iterator[Finding]:
@@ -146,30 +137,23 @@ def extension() -> Iterator[Finding]:
         from . import enable  # noqa: F401  raises the error of the first import
     except ImportError as error:
         what = str(error)
-        cure = re.search(r"pip install .*", what)  # flashattn_core's cure, if built for another mlx
+        cure = re.search(r"pip install .*", what)  # flashattn_core names this if it was built for another mlx
         yield problem("extension", what.splitlines()[0], cure[0] if cure else again)
         return
-    domains = _nanobind_domains()
+    # For each ABI version that modules of nanobind domain "mlx" have, the interpreter's dict has an entry.
+    names = [name for name in _interpreter_dict() if isinstance(name, str) and "nb_internals" in name]
+    domains = sorted(match[1] for name in names if (match := re.search(r"_(v\d+)_(?:\w+_)?mlx__$", name)))
     if len(domains) > 1:
         yield problem("extension", f"flashattn_core and mlx use different nanobind ABIs: {', '.join(domains)}", again)
     else:
         yield ok("extension", f"flashattn_core loads, and uses the same nanobind ABI as MLX: {', '.join(domains)}")
 
 
-def _nanobind_domains() -> list[str]:
-    """The nanobind ABI versions among the loaded modules of nanobind domain "mlx".
-
-    nanobind stores what such modules share in the interpreter's dict, under a name with the ABI version.
-    """
-    names = [name for name in _interpreter_dict() if isinstance(name, str) and "nb_internals" in name]
-    return sorted(match[1] for name in names if (match := re.search(r"_(v\d+)_(?:\w+_)?mlx__$", name)))
-
-
 def _interpreter_dict() -> dict[object, object]:
     api = ctypes.pythonapi
     api.PyInterpreterState_Get.restype = ctypes.c_void_p
     api.PyInterpreterState_GetDict.argtypes = [ctypes.c_void_p]
-    api.PyInterpreterState_GetDict.restype = ctypes.c_void_p  # a borrowed reference, which py_object would release
+    api.PyInterpreterState_GetDict.restype = ctypes.c_void_p  # py_object would release this borrowed reference
     address = api.PyInterpreterState_GetDict(api.PyInterpreterState_Get())
     shared: dict[object, object] = ctypes.cast(address, ctypes.py_object).value
     return shared
@@ -191,7 +175,7 @@ def cpu() -> Iterator[Finding]:
         what, _, cure = description.partition(": ")
         if not cure:
             yield ok(name, what)
-        elif mx.cuda.is_available():  # then the GPU is MLX's default device
+        elif mx.cuda.is_available():  # then MLX computes on that GPU by default
             yield problem(name, what, cure)
         else:
             yield warning(name, what, cure)
@@ -202,16 +186,12 @@ def cpu() -> Iterator[Finding]:
     if forced := [name for name in CPU_VARIABLES if name in os.environ]:
         free = {name: value for name, value in os.environ.items() if name not in CPU_VARIABLES}
         code = "import flashattn_core; print(flashattn_core.backends()['cpu'])"
-        left_alone = subprocess.run(
-            [sys.executable, "-c", code], env=free, capture_output=True, text=True
-        ).stdout.strip()
-        if left_alone != backends["cpu"]:
+        command = [sys.executable, "-c", code]
+        default = subprocess.run(command, env=free, capture_output=True, text=True).stdout.strip()
+        if default != backends["cpu"]:
             settings = ", ".join(f"{name}={os.environ[name]}" for name in forced)
-            yield warning(
-                "cpu",
-                f"{settings} is set; by default the CPU backend would be {left_alone}",
-                f"unset {' '.join(forced)}",
-            )
+            what = f"{settings} is set; by default the CPU backend would be {default}"
+            yield warning("cpu", what, f"unset {' '.join(forced)}")
 
 
 def matrix_products() -> Iterator[Finding]:
@@ -229,10 +209,10 @@ def matrix_products() -> Iterator[Finding]:
 
 
 def numbers() -> Iterator[Finding]:
-    """Compares a prefill and a decode step with the reference, on MLX's default device."""
+    """Compares flash attention of 20 queries and of one with the reference, on MLX's default device."""
     try:
         worst = max(_error(length) for length in (20, 1))
-    except Exception as error:  # programs would get the same error, whatever it is
+    except Exception as error:  # any error, because a program would get it, too
         said = " ".join(str(error).split())
         cure = "pip install --force-reinstall flashattn-core"
         yield problem("self-test", f"{type(error).__name__}: {said}", cure)
@@ -245,7 +225,7 @@ def numbers() -> Iterator[Finding]:
 
 
 def checks_before() -> Iterator[Finding]:
-    """Results of the checks that GPU kernels passed or failed on this machine in earlier runs."""
+    """Which checks GPU kernels passed or failed on this machine in earlier runs."""
     from flashattn_core import survey
 
     passed, failed = survey.remembered()
@@ -253,9 +233,8 @@ def checks_before() -> Iterator[Finding]:
         yield ok("checked", f"kernels passed their check for {count} kinds of calls on {software}")
     for file in failed:
         what = next(iter(file.read_text(errors="replace").splitlines()[1:]), "its file cannot be read")
-        yield warning(
-            "checked", f"this kernel is not used: {what}", f"send us {file}; delete that file once it is out of date"
-        )
+        cure = f"send us {file}; delete that file once it is out of date"
+        yield warning("checked", f"this kernel is not used: {what}", cure)
 
 
 def times() -> Iterator[Finding]:
@@ -334,16 +313,15 @@ def seam() -> Iterator[Finding]:
 
 
 def coverage(model: str) -> Iterator[Finding]:
-    """Which attention calls of this model, given a prompt, are flash attention."""
+    """Which attention calls of this model are flash attention while it reads a prompt."""
     from .patch import tally
     from .tune import attention_of
 
     try:
         seen, fallbacks = attention_of(model)
     except PermissionError as error:
-        yield warning(
-            "model", str(error), "run the model with `mlxlm-flash run`, whose last line names the attention that ran"
-        )
+        cure = "run the model with `mlxlm-flash run`, whose last line names the attention that ran"
+        yield warning("model", str(error), cure)
         return
     except (AttributeError, ImportError, OSError, ValueError) as error:
         cure = f"give --model a folder that mlx-lm can load, or run `hf download {model}` first"
@@ -355,10 +333,8 @@ def coverage(model: str) -> Iterator[Finding]:
     elif seen:
         yield ok("model", f"all {len(seen)} attention calls of a prompt use flash attention")
     else:
-        what = "no attention call of a prompt uses flash attention"
-        yield warning(
-            "model", f"{what} · note: the model has no softmax attention, or computes it with other MLX operations"
-        )
+        why = "the model has no softmax attention, or computes it with other MLX operations"
+        yield warning("model", f"no attention call of a prompt uses flash attention · note: {why}")
 
 
 def counts(findings: Sequence[Finding]) -> dict[str, int]:

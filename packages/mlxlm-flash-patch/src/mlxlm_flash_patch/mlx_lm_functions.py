@@ -1,11 +1,14 @@
 """Replacements for mlx-lm functions that compute attention without `mx.fast.scaled_dot_product_attention`.
 
-These are attention over quantised caches, and attention that a model writes out in MLX operations. The replacements
-copy none of a model's rope, projections or cache code: if one function contains both these and attention, it still
-runs, with stand-ins for `self` and the cache. Its own attention is lazy, and evaluated only for a call that falls back.
+mlx-lm computes attention over quantised caches in MLX operations, and a few models compute all attention so. If a
+model's function also contains projections, rope and the cache's update, that function still runs, with stand-ins for
+`self` and the cache. MLX evaluates the attention in it only if the call falls back.
 """
 
+import contextlib
 import functools
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -13,37 +16,42 @@ import mlx.core as mx
 from .router import Function, active, attend, flash_or, is_active, plain_call, state
 
 
+def _replacement(original: Function, flash: Callable[..., mx.array | None]) -> Function:
+    """A function with the parameters of `flash`, which calls attend(). `original` computes what attend() cannot."""
+
+    @functools.wraps(original)
+    def flash_or_original(*arguments: Any, **options: Any) -> mx.array:
+        return flash_or(lambda: original(*arguments, **options), lambda: flash(*arguments, **options))
+
+    flash_or_original.__signature__ = inspect.signature(flash)  # type: ignore[attr-defined]
+    return flash_or_original
+
+
 def quantised(original: Function) -> Function:
     """Replaces mlx-lm's attention over quantised caches."""
 
-    @functools.wraps(original)
-    def quantized_scaled_dot_product_attention(
+    def flash(
         queries: mx.array, q_keys: Any, q_values: Any, scale: float, mask: Any, group_size: int = 64, bits: int = 8
-    ) -> mx.array:
-        storage = {"group_size": group_size, "bits": bits}
-        return flash_or(
-            lambda: original(queries, q_keys, q_values, scale, mask, group_size, bits),
-            lambda: attend(queries, q_keys, q_values, scale, mask, storage=storage),
-        )
+    ) -> mx.array | None:
+        return attend(queries, q_keys, q_values, scale, mask, storage={"group_size": group_size, "bits": bits})
 
-    return quantized_scaled_dot_product_attention
+    return _replacement(original, flash)
 
 
 def any_cache(original: Function) -> Function:
-    """Replaces what models call. mlx-lm's function refuses sinks over a quantised cache; flash attention takes them."""
+    """Replaces the function that most models call. mlx-lm's refuses sinks over a quantised cache; this one does not."""
 
     @functools.wraps(original)
     def scaled_dot_product_attention(
         queries: mx.array, keys: Any, values: Any, cache: Any, scale: float, mask: Any, sinks: mx.array | None = None
     ) -> Any:
         if cache is None or not hasattr(cache, "bits"):  # mlx-lm recognises quantised caches by `bits`
-            # Like `original`, this calls mx.fast's function; if that is the patch's, plain_call() here saves time.
+            # `original` would call mx.fast's function. If that is the patch's, plain_call() does its work in less time.
             out = plain_call(queries, keys, values, scale, mask, sinks) if state.outermost else None
             if out is not None and out is not False:
                 return out
-            if out is None:
-                return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
-            with active(False):  # MLX's own is faster; the call is already counted
+            # False: MLX's own attention is faster, and the call is already counted.
+            with active(False) if out is False else contextlib.nullcontext():
                 return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
         if sinks is None:
             return original(queries, keys, values, cache, scale, mask)
@@ -59,8 +67,8 @@ def any_cache(original: Function) -> Function:
 class _Gemma2:
     """One call of gemma2's attention. mlx-lm's code gets this object in place of both `self` and the cache.
 
-    That code calls rope() for the queries, then for the keys, update_and_fetch() with keys and values, and o_proj()
-    with the heads' outputs. Without a cache, positions begin at 0.
+    mlx-lm's code calls rope() with the queries and then with the keys, update_and_fetch() with the keys and values, and
+    o_proj() with the outputs of the heads. Without a cache, positions begin at 0.
     """
 
     def __init__(self, module: Any, cache: Any, mask: Any) -> None:
@@ -101,7 +109,7 @@ def gemma2(original: Function) -> Function:
         if not is_active():
             return original(self, x, mask, cache)
         call = _Gemma2(self, cache, mask)
-        # The scores have an extra axis, query heads per key/value head, which the mask of a batch lacks.
+        # mlx-lm's scores have an axis for the query heads of a key/value head, which the mask of a batch lacks.
         if isinstance(mask, mx.array) and mask.ndim == 4 and self.repeats > 1:
             mask = mask[:, :, None]
         return original(call, x, mask, call)
@@ -112,37 +120,21 @@ def gemma2(original: Function) -> Function:
 def gear(original: Function) -> Function:
     """Replaces GEAR's attention, which has a softcap."""
 
-    @functools.wraps(original)
-    def softcap_attention(
-        queries: mx.array, keys: Any, values: Any, scale: float, softcap: float, mask: Any
-    ) -> mx.array:
-        return flash_or(
-            lambda: original(queries, keys, values, scale, softcap, mask),
-            lambda: attend(queries, keys, values, scale, mask, softcap=softcap),
-        )
+    def flash(queries: mx.array, keys: Any, values: Any, scale: float, softcap: float, mask: Any) -> mx.array | None:
+        return attend(queries, keys, values, scale, mask, softcap=softcap)
 
-    return softcap_attention
+    return _replacement(original, flash)
 
 
 def phi3small(original: Function) -> Function:
     """Replaces the attention of Phi-3-small's block-sparse layers."""
 
-    def visible_and_bias(self: Any, queries: mx.array, keys: mx.array, mask: Any) -> mx.array:
-        _, visible = self._block_sparse_mask(queries.shape[2], keys.shape[2])
-        visible = visible.reshape(-1, *visible.shape[-2:])  # (H_kv, group, L, S) -> (H, L, S)
-        # mlx-lm adds even a bool mask to the scores: it adds 1 where True, and hides nothing.
-        return visible if mask is None else mx.where(visible, mask.astype(queries.dtype), -float("inf"))
+    def flash(self: Any, queries: mx.array, keys: Any, values: Any, scale: float, mask: Any) -> mx.array | None:
+        if isinstance(keys, mx.array):  # otherwise attend() raises an error that says why
+            _, visible = self._block_sparse_mask(queries.shape[2], keys.shape[2])
+            visible = visible.reshape(-1, *visible.shape[-2:])  # (H_kv, group, L, S) -> (H, L, S)
+            # mlx-lm adds even a bool mask to the scores: it adds 1 where True, and hides nothing.
+            mask = visible if mask is None else mx.where(visible, mask.astype(queries.dtype), -float("inf"))
+        return attend(queries, keys, values, scale, mask)
 
-    @functools.wraps(original)
-    def block_sparse_attention(
-        self: Any, queries: mx.array, keys: Any, values: Any, scale: float, mask: Any
-    ) -> mx.array:
-        def flash() -> mx.array | None:
-            is_array = isinstance(keys, mx.array)  # if not, attend() raises and says why
-            return attend(
-                queries, keys, values, scale, visible_and_bias(self, queries, keys, mask) if is_array else None
-            )
-
-        return flash_or(lambda: original(self, queries, keys, values, scale, mask), flash)
-
-    return block_sparse_attention
+    return _replacement(original, flash)

@@ -11,11 +11,11 @@ from .router import Function, active, attend, flash_or, is_active, plain_call
 
 # Other libraries' functions that are running now. Such a function may call the patch's, which would call it again.
 _running: ContextVar[tuple[Any, ...]] = ContextVar("mlxlm_flash_patch: functions that are being called", default=())
-MISSING: Any = object()  # an argument that was not given: MLX then raises its own error
+MISSING: Any = object()  # stands for an argument that the caller did not give; MLX raises its own error for it
 
 
 def flash_instead_of(original: Function) -> Function:
-    """A function with MLX's signature. `original`: MLX's own, or the one that another library has put in its place."""
+    """Makes a function with MLX's parameters. `original` is MLX's own function, or another library's in its place."""
 
     def scaled_dot_product_attention(
         q: Any = MISSING,
@@ -31,7 +31,7 @@ def flash_instead_of(original: Function) -> Function:
         if scale is not None and not (others or more):
             out = plain_call(q, k, v, scale, mask, sinks)
         if out is None:
-            return _flash_or(original, q, k, v, others, scale=scale, mask=mask, sinks=sinks, **more)
+            return _flash_or(original, (q, k, v, *others), scale=scale, mask=mask, sinks=sinks, **more)
         if out is False:  # MLX's own is faster
             return _call(original, (q, k, v), scale=scale, mask=mask, sinks=sinks)
         return out
@@ -40,30 +40,23 @@ def flash_instead_of(original: Function) -> Function:
     return scaled_dot_product_attention
 
 
-def _flash_or(original: Function, q: Any, k: Any, v: Any, others: tuple[Any, ...], **options: Any) -> mx.array:
+def _flash_or(original: Function, arrays: tuple[Any, ...], **options: Any) -> mx.array:
     def from_before() -> mx.array:
-        if isinstance(k, mx.array) and k.ndim == 4 and k.shape[1] == 0 and is_active():
+        key = arrays[1]
+        if isinstance(key, mx.array) and key.ndim == 4 and key.shape[1] == 0 and is_active():
             # MLX's own function divides by the number of heads, which ends the process.
             raise ValueError("[scaled_dot_product_attention] key has 0 heads, expected at least 1")
-        return _call(original, (q, k, v, *others), **options)
+        return _call(original, arrays, **options)
 
     whose = "MLX's own" if original is mlx_attention else "another library's"
-    return flash_or(from_before, lambda: _attend(q, k, v, others, **options), whose)
+    return flash_or(from_before, lambda: _attend(arrays, **options), whose)
 
 
 def _attend(
-    q: Any,
-    k: Any,
-    v: Any,
-    others: Any,
-    scale: Any,
-    mask: Any,
-    sinks: Any,
-    force_fused: bool = False,
-    stream: Any = None,
-    **later: Any,
+    arrays: Any, scale: Any, mask: Any, sinks: Any, force_fused: bool = False, stream: Any = None, **later: Any
 ) -> mx.array | None:
     """Ignores `force_fused`: flash attention always fuses. Raises TypeError for arguments of another release of MLX."""
+    q, k, v, *others = arrays
     if others or later or scale is None:
         raise TypeError(f"flash attention does not support the arguments {', '.join(later) or 'of this call'}")
     with nullcontext() if stream is None else mx.stream(stream):
@@ -71,7 +64,7 @@ def _attend(
 
 
 def _call(original: Function, arrays: tuple[Any, ...], **options: Any) -> mx.array:
-    """Calls `original` with only the arguments that were given: another library's wrapper may not accept the others."""
+    """Calls `original` with only the arguments that the caller gave: another library's function may take no others."""
     arrays = tuple(array for array in arrays if array is not MISSING)
     given = {
         name: value
@@ -83,7 +76,7 @@ def _call(original: Function, arrays: tuple[Any, ...], **options: Any) -> mx.arr
         return mlx_attention(*arrays, **given)
     token = _running.set((*around, original))
     try:
-        with active(False):  # if another library's function calls the patch's, the call must not count twice
+        with active(False):  # `original` may call the patch's function, which must not count the call twice
             return original(*arrays, **given)
     finally:
         _running.reset(token)

@@ -1,14 +1,14 @@
 """Switches the patch for the process, for a block or for one model, and reports what ran.
 
-The patch is on while there is a request (one from enable(), one from each open enabled() block) or a living model that
-was given to patch_model(). After each change `_settle()` puts the right functions in place, so blocks may nest, end out
-of order and run in several threads. One lock guards all changes.
+enable() makes a request, and so does each open enabled() block. The patch is on while there is a request, or a living
+model that was given to patch_model(). After each change `_settle()` puts the right functions in place. Blocks may
+therefore nest, end out of order and run in several threads. One lock guards all changes.
 """
 
 import contextlib
 import importlib
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -36,19 +36,16 @@ class FlashNeverRanError(RuntimeError):
     """With strict=True: while the patch was on, no call ran or was left to MLX."""
 
 
-def _left_calls() -> int:
-    return sum(count for *_, count in _ext.left_calls())
-
-
-@dataclass(frozen=True)
 class Counts:
-    """The counts of calls at the moment when this object is made."""
+    """How many calls had run, and how many were left to MLX, when this object was made."""
 
-    kernels: Mapping[str, int] = field(default_factory=flashattn_core.stats)
-    left: int = field(default_factory=_left_calls)
+    def __init__(self) -> None:
+        self.kernels = flashattn_core.stats()
+        self.left = sum(calls for *_, calls in _ext.left_calls())
 
     def calls_since(self) -> dict[str, int]:
-        # If a count is below its old value, someone has called reset_stats() since.
+        """Kernel -> the calls that it ran since this object was made."""
+        # A count that is lower than before means that somebody has called reset_stats().
         now, before = flashattn_core.stats(), self.kernels
         since = {name: n - (old if n >= (old := before.get(name, 0)) else 0) for name, n in now.items()}
         return {name: n for name, n in since.items() if n}
@@ -61,14 +58,14 @@ class Request:
     strict: bool
     precision: Precision
     from_enable: bool
-    before: Counts = field(default_factory=Counts)
+    before: Counts = field(init=False)  # the counts when the request began
 
     def __post_init__(self) -> None:
         if self.precision not in get_args(Precision):
             raise ValueError(f"[enable] precision is {self.precision!r}, expected 'float32' or 'input'")
 
     def never_ran(self) -> bool:
-        return not self.before.calls_since() and _left_calls() <= self.before.left
+        return not self.before.calls_since() and Counts().left <= self.before.left
 
 
 _requests: list[Request] = []
@@ -98,15 +95,9 @@ def enable(*, strict: bool = False, precision: Precision = "input") -> None:
     Raises ValueError if `precision` is neither; then nothing changes.
     """
     request = Request(strict, precision, from_enable=True)
-    _wait_for_imports()
-    with lock:
-        previous = [r for r in _requests if r.from_enable]
-        if previous:
-            request.before = previous[0].before
-        left = _admit(request, instead_of=previous)
     try:
-        patch_points.warn_of(left)
-    except BaseException:  # the program turns warnings into errors
+        _begin(request)
+    except BaseException:  # for example a warning that the program turns into an error
         request.strict = False  # so that FlashNeverRanError does not hide this exception
         _end([request])
         raise
@@ -132,11 +123,8 @@ def enabled(*, strict: bool = False, precision: Precision = "input") -> Iterator
     is strict, and in float32 if any of them asks for float32.
     """
     request = Request(strict, precision, from_enable=False)
-    _wait_for_imports()
-    try:  # already here: an interrupt may come while functions are replaced
-        with lock:
-            left = _admit(request)
-        patch_points.warn_of(left)
+    try:  # before _begin(): Ctrl-C may come while it replaces functions
+        _begin(request)
         yield
     except BaseException:
         request.strict = False  # so that FlashNeverRanError does not hide this exception
@@ -154,11 +142,11 @@ def patch_model(model: Module) -> None:
 
     Raises TypeError if `model` is not an mlx.nn.Module.
     """
-    _require_module("patch_model", model)
+    modules = _modules("patch_model", model)
     _wait_for_imports()
     with lock:
-        modules = [module for module in _modules(model) if _can_attend(module)]
-        classes = [_patched(type(module)) for module in modules]  # raises here if a class cannot be subclassed
+        modules = [module for module in modules if _can_attend(module)]
+        classes = [_patched(type(module)) for module in modules]  # raises if a class cannot be subclassed
         for module, cls in zip(modules, classes, strict=True):
             object.__setattr__(module, "__class__", cls)
         _patched_models[id(model)] = model
@@ -175,9 +163,8 @@ def unpatch_model(model: Module) -> None:
 
     Raises TypeError if `model` is not an mlx.nn.Module.
     """
-    _require_module("unpatch_model", model)
     with lock:
-        for module in _modules(model):
+        for module in _modules("unpatch_model", model):
             if _is_patched(type(module)):
                 object.__setattr__(module, "__class__", type(module).__bases__[0])
                 _patched_modules.pop(id(module), None)
@@ -202,8 +189,8 @@ def observe(observer: Callable[..., mx.array]) -> Iterator[None]:
             model(tokens)
     """
     with lock:
-        held = [(point, point.current) for point in POINTS if point.is_attention and point.current is not None]
-    swapped = [(point, before, _observed(before, observer)) for point, before in held]
+        held = [(point, point.current) for point in POINTS if point.is_attention]
+    swapped = [(point, before, _observed(before, observer)) for point, before in held if before is not None]
     try:
         _swap(swapped)
         yield
@@ -258,16 +245,11 @@ class Status:
             how = f"{'on' if self.enabled else 'off'}{', strict' if self.strict else ''}"
             where = f"{count(len(self.patched), 'function')}, {count(self.instances, 'model instance')}"
             first = f"flash attention {how}: {where}"
-        lines = [
-            first,
-            f"calls: {self.counts()}",
-            *(f"another library has replaced {name} with {holder}" for name, holder in self.foreign.items()),
-            joined(self.versions),
-        ]
-        return "\n".join(lines)
+        others = (f"another library has replaced {name} with {holder}" for name, holder in self.foreign.items())
+        return "\n".join((first, f"calls: {self.counts()}", *others, joined(self.versions)))
 
     def counts(self) -> str:
-        """Counts of what ran, fell back and was left to MLX, in words."""
+        """In words: the calls that ran, those that fell back, and those left to MLX."""
         ran = f"{tally(self.calls)} · fallbacks: {tally(self.fallbacks)}"
         left = "; ".join(map(str, sorted(self.left.values(), key=lambda each: -each.calls)))
         return f"{ran} · left to MLX's own attention: {left}" if left else ran
@@ -329,17 +311,23 @@ def _wait_for_imports() -> None:
             importlib.import_module(name)
 
 
-def _admit(request: Request, instead_of: Collection[Request] = ()) -> dict[str, str]:
-    if not _requests and not _patched_modules:
-        _start_counting()
-    if not instead_of:
-        request.before = Counts()
-    _requests[:] = [r for r in _requests if r not in instead_of] + [request]
-    return _settle()
+def _begin(request: Request) -> None:
+    """Puts a request in force, for enable() in place of its previous one. Warns of functions that are not replaced."""
+    _wait_for_imports()
+    with lock:
+        _count_if_off()
+        previous = [r for r in _requests if r.from_enable and request.from_enable]
+        request.before = previous[0].before if previous else Counts()
+        _requests[:] = [r for r in _requests if r not in previous] + [request]
+        left = _settle()
+    patch_points.warn_of(left)
 
 
 def _end(requests: list[Request]) -> None:
-    """Withdraws those requests that are still in force. Raises FlashNeverRanError if a strict one saw no kernel run."""
+    """Withdraws those of the requests that are in force.
+
+    Raises FlashNeverRanError if one of them is strict and neither ran a call nor left one to MLX.
+    """
     with lock:
         ended = [r for r in requests if r in _requests]
         _requests[:] = [r for r in _requests if r not in ended]
@@ -352,42 +340,40 @@ def _end(requests: list[Request]) -> None:
 
 
 def _settle() -> dict[str, str]:
-    """Replaces or restores the functions as requests and models demand. Returns function -> why not replaced."""
-    precision: Precision = "float32" if any(r.precision == "float32" for r in _requests) else "input"
-    state.settle(bool(_requests), any(r.strict for r in _requests), precision)
+    """Replaces or restores the functions as requests and models demand. Returns function -> why it is not replaced."""
+    state.on, state.strict = bool(_requests), any(r.strict for r in _requests)
+    state.precision = "float32" if any(r.precision == "float32" for r in _requests) else "input"
     if _requests or _patched_modules:
         return patch_points.put_in()
     patch_points.take_out()
     return {}
 
 
-def _start_counting() -> None:
-    """Counts calls and fallbacks from now on; the first fallback for each reason warns again."""
+def _count_if_off() -> None:
+    """If the patch is off, starts all counts anew; then the first fallback for each reason warns again."""
     global _began
-    with state.lock:
-        state.fallbacks.clear()
-    _ext.reset_left_calls()
-    _began = Counts()
+    if not _requests and not _patched_modules:
+        with state.lock:
+            state.fallbacks.clear()
+        _ext.reset_left_calls()
+        _began = Counts()
 
 
-def _require_module(caller: str, model: object) -> None:
+def _modules(caller: str, model: object) -> list[Module]:
     if not isinstance(model, Module):
         raise TypeError(f"[{caller}] model is {describe(model)}, expected an mlx.nn.Module")
-
-
-def _modules(model: Module) -> list[Module]:
     modules: list[Module] = model.modules()  # type: ignore[no-untyped-call]
     return modules
 
 
 def _can_attend(module: Module) -> bool:
-    """Whether a module may compute attention. Most have no submodules and only project, normalise or rotate.
+    """Whether patch_model() gives a module the patched class.
 
-    All such modules get the patched class, as mx.checkpoint recomputes layers outside the model's call.
+    A module without submodules computes no attention: it projects, normalises or rotates. All others get the class, not
+    only the model itself, because mx.checkpoint computes a layer again outside the model's call.
     """
-    cls = type(module)
-    has_call = any("__call__" in vars(base) for base in cls.__mro__)
-    return has_call and not _is_patched(cls) and bool(module.children())  # type: ignore[no-untyped-call]
+    has_modules = bool(module.children())  # type: ignore[no-untyped-call]
+    return has_modules and callable(module) and not _is_patched(type(module))
 
 
 def _is_patched(cls: type) -> bool:
@@ -395,8 +381,7 @@ def _is_patched(cls: type) -> bool:
 
 
 def _serve(modules: list[Module]) -> dict[str, str]:
-    if not _requests and not _patched_modules:
-        _start_counting()
+    _count_if_off()
     _patched_modules.update({id(module): module for module in modules})
     return _settle()
 
@@ -410,14 +395,14 @@ def _patched(cls: Any) -> Any:
         def __call__(self, *arguments: Any, **options: Any) -> Any:
             if is_active():
                 return super().__call__(*arguments, **options)
-            if id(self) not in _patched_modules:  # a copy
+            if id(self) not in _patched_modules:  # a copy of a patched module
                 with lock:
                     _serve([self])
             with active(True):
                 return super().__call__(*arguments, **options)
 
         def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-            # pickle would find the base class under this class's name, so _rebuild() makes the subclass again.
+            # pickle looks classes up by name, and would find `cls` under PatchedModel's name.
             make, (of, *arguments), *state = super().__reduce_ex__(protocol)
             return _rebuild, (make, cls if of is PatchedModel else of, *arguments), *state
 
@@ -435,7 +420,7 @@ _is_observed: ContextVar[bool] = ContextVar("mlxlm_flash_patch: within an observ
 
 
 def _observed(attention: Callable[..., mx.array], observer: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """Wraps `attention` for `observer`. mlx-lm's function calls MLX's: the observer sees only the outer call."""
+    """Wraps `attention` for `observer`. mlx-lm's function calls MLX's, and the observer sees only the outer call."""
 
     @wraps(attention)
     def observed(*arguments: Any, **others: Any) -> mx.array:

@@ -1,8 +1,8 @@
-"""The functions that the patch replaces, where they are defined and in every module that imported them; and how.
+"""Names the functions that the patch replaces, and replaces them, also in every module that imported them.
 
 `put_in()` and `take_out()` may be called at any time and repeatedly: they look at the functions that are there now. If
-another library has wrapped the patch's function, the wrapper stays. With the patch off, the patch's function inside
-passes calls on to the one that it replaced.
+another library has wrapped the patch's function, the wrapper stays. While the patch is off, its function inside that
+wrapper passes calls on to the function that it replaced.
 """
 
 import hashlib
@@ -23,10 +23,10 @@ import mlx.core as mx
 from flashattn_core.contest import mlx_attention
 
 from . import described_masks, mlx_lm_functions, mx_fast
-from .router import FlashFallbackWarning, frames_of_libraries, state
+from .router import MLX_LM_BASE, FlashFallbackWarning, frames_of_libraries, state
 
 _original_of = WeakKeyDictionary[Any, Any]()  # the patch's function -> the function that it replaces
-_replacement_of = WeakValueDictionary[tuple[str, int], Any]()  # name and id of a function -> the patch's function
+_replacement_of = WeakValueDictionary[tuple[str, int], Any]()  # a point's name, a function's id -> its replacement
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,10 +34,10 @@ class PatchPoint:
     """A function or a method that the patch replaces, with its replacement."""
 
     module: str
-    path: str  # as in `Attention.__call__`
+    path: str  # of the function in its module, such as `Attention.__call__`
     replacement: Callable[[Any], Any]  # original -> the function that replaces it
-    texts: frozenset[str] = frozenset()  # fingerprints of tested sources; if empty, signatures decide
-    is_attention: bool = True  # whether observe() shows its calls, with queries, keys and values
+    texts: frozenset[str] = frozenset()  # fingerprints of tested sources; if empty, the signature is compared instead
+    is_attention: bool = True  # whether observe() shows its calls
     owners: WeakSet[Any] = field(default_factory=WeakSet)  # classes whose method was replaced
 
     @property
@@ -69,7 +69,7 @@ class PatchPoint:
         setattr(owner, self.attribute, function)
 
     def ours(self, original: Any) -> Any:
-        """The replacement of `original`: the same object each time, as long as it is referenced."""
+        """The replacement of `original`: the same object each time, as long as something refers to it."""
         key = self.name, id(original)
         made = _replacement_of.get(key)
         if made is None:
@@ -78,7 +78,7 @@ class PatchPoint:
         return made
 
     def why_not(self, original: Any) -> str | None:
-        """Why the patch must not replace this function; None if it may."""
+        """The reason why the patch must not replace this function; None if it may."""
         if self is MX_ATTENTION:
             return None
         if not self.texts:
@@ -96,7 +96,7 @@ class PatchPoint:
 def names_in(owner: Any) -> Mapping[str, Any]:
     """The attributes of a module, a class or any other object in sys.modules.
 
-    Does not load a lazy module of importlib.util.LazyLoader, as that module's own `__getattribute__` would.
+    vars() would load a lazy module of importlib.util.LazyLoader, because it calls the module's `__getattribute__`.
     """
     try:
         names = object.__getattribute__(owner, "__dict__")
@@ -115,21 +115,21 @@ def original_of(function: Any) -> Any:
 
 
 def fingerprint(function: Any) -> str | None:
-    """A hash of a function's source (bytecode differs between versions of Python); None if there is no source."""
-    try:  # __code__: getsource() of a wrapper would return the wrapped function's source
+    """A hash of a function's source, since bytecode differs between versions of Python; None without a source."""
+    try:  # by __code__: from a wrapper, getsource() would return the source of the wrapped function
         return hashlib.sha256(inspect.getsource(function.__code__).strip().encode()).hexdigest()[:16]
     except (AttributeError, OSError):
         return None
 
 
 def _signature(function: Any, follow_wrapped: bool = True) -> list[tuple[str, Any, Any]]:
-    """Names, kinds and defaults of the parameters, without annotations, which do not matter to callers."""
+    """Names, kinds and defaults of the parameters. It leaves out annotations, which do not matter to callers."""
     parameters = inspect.signature(function, follow_wrapped=follow_wrapped).parameters.values()
     return [(p.name, p.kind, p.default) for p in parameters]
 
 
 OWN_PACKAGES = ("flashattn_core", "mlxlm_flash_patch")
-BASE, CACHE = "mlx_lm.models.base", "mlx_lm.models.cache"
+BASE, CACHE = MLX_LM_BASE, "mlx_lm.models.cache"
 MX_ATTENTION = PatchPoint("mlx.core.fast", "scaled_dot_product_attention", mx_fast.flash_instead_of)
 
 
@@ -138,7 +138,7 @@ def _mask(module: str, path: str, describe: described_masks.Describe, text: str)
     return PatchPoint(module, path, describing, frozenset({text}), is_attention=False)
 
 
-# The sources are the same in mlx-lm 0.31.3 to 0.32.2.
+# mlx-lm 0.31.3 to 0.32.2 have the same sources of these functions.
 POINTS: Sequence[PatchPoint] = (
     MX_ATTENTION,
     PatchPoint(BASE, "quantized_scaled_dot_product_attention", mlx_lm_functions.quantised),
@@ -169,13 +169,13 @@ _left_alone: dict[int, Any] = {}  # by id: functions that put_in() has rejected
 
 
 def watch_imports() -> None:
-    """From now on, importing a module of HOMES replaces its functions if the patch is on by then."""
+    """From now on, if the patch is on when a module of HOMES is imported, the patch replaces its functions."""
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
 
 
 def put_in() -> dict[str, str]:
-    """Replaces all functions that are imported and tested. Returns the others: name -> why they are not replaced."""
+    """Replaces all tested functions of imported modules. Returns other functions: name -> why it is not replaced."""
     global _in_force
     begins, _in_force = not _in_force, True
     if begins:
@@ -185,19 +185,18 @@ def put_in() -> dict[str, str]:
     pairs: list[tuple[Any, Any]] = []
     for point in POINTS:
         current = point.current
-        if current is None:
+        if current is None or is_ours(current) or id(current) in _left_alone:
             continue
-        if not is_ours(current):
-            if id(current) in _left_alone or (not begins and is_foreign(point, current)):
-                continue  # it stays: another library put it there after the patch
-            if why := point.why_not(current):
-                _left_alone[id(current)] = current
-                left[point.name] = why
-                continue
-            point.put(point.ours(current))
-            pairs.append((current, point.ours(current)))
-        if point is MX_ATTENTION and begins:  # replaces MLX's own also where another library's is current
-            pairs.append((mlx_attention, point.ours(mlx_attention)))
+        if not begins and is_foreign(point, current):
+            continue  # another library put it there after the patch, so it stays
+        if why := point.why_not(current):
+            _left_alone[id(current)] = current
+            left[point.name] = why
+            continue
+        point.put(point.ours(current))
+        pairs.append((current, point.ours(current)))
+    if begins:  # modules may hold MLX's own function even where mx.fast has another library's
+        pairs.append((mlx_attention, MX_ATTENTION.ours(mlx_attention)))
     if pairs:
         exchange(pairs)
     state.outermost = is_ours(MX_ATTENTION.current)
@@ -212,22 +211,22 @@ def take_out() -> None:
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
     for point in POINTS:
-        for owner in (point.owner, *point.owners):  # also classes from before a module was reloaded
+        for owner in (point.owner, *point.owners):  # `owners` also has classes from before a module was reloaded
             if owner is not None and is_ours(held := vars(owner).get(point.attribute)):
                 setattr(owner, point.attribute, original_of(held))
         point.owners.clear()
     exchange(list(_original_of.items()))
-    if not is_foreign(MX_ATTENTION, MX_ATTENTION.current):  # else another library may yet put the patch's back
+    if not is_foreign(MX_ATTENTION, MX_ATTENTION.current):  # otherwise that library may put the patch's function back
         mx.fast.__class__ = ModuleType
 
 
 def exchange(pairs: Sequence[tuple[Any, Any]]) -> None:
     """In every module, rebinds names of the first function of a pair to the second.
 
-    This includes the name under which another library saved a function, so that it later puts the right one back.
+    A name under which another library saved a function is rebound, too: the library later puts the right function back.
     """
     instead = {id(before): after for before, after in pairs}
-    types = {type(before) for before, _ in pairs}  # a quick test first, for there are tens of thousands of names
+    types = {type(before) for before, _ in pairs}  # compared first: this halves the time for tens of thousands of names
     for module_name, module in list(sys.modules.items()):
         names = names_in(module)
         if isinstance(names, dict) and module_name.partition(".")[0] not in OWN_PACKAGES:
@@ -238,11 +237,11 @@ def exchange(pairs: Sequence[tuple[Any, Any]]) -> None:
 def foreign() -> dict[str, str]:
     """Function -> the other library's function that replaces it, or wraps the patch's."""
     held = [(point, point.current) for point in POINTS]
-    return {point.name: described(current) for point, current in held if is_foreign(point, current)}
+    return {point.name: _described(current) for point, current in held if is_foreign(point, current)}
 
 
 def is_foreign(point: PatchPoint, function: Any) -> bool:
-    """Whether another library has put `function` at the point. Names prove nothing: functools.wraps copies them."""
+    """Whether another library has put `function` at the point. Its names prove nothing: functools.wraps copies them."""
     if function is None or is_ours(function):
         return False
     if point is MX_ATTENTION:
@@ -250,14 +249,15 @@ def is_foreign(point: PatchPoint, function: Any) -> bool:
     return not (isinstance(function, FunctionType) and function.__globals__ is vars(sys.modules[point.module]))
 
 
-def described(function: Any) -> str:
+def _described(function: Any) -> str:
     return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', type(function).__qualname__)}"
 
 
 class _Watched(ModuleType):
-    """The class of mlx.core.fast while the patch is on, and then as long as it has another library's function.
+    """The class of mlx.core.fast while the patch is on, and after that while another library's function is there.
 
-    Such libraries save the function that they find and put it back later; __setattr__ then corrects the function.
+    Such a library saves the function that it finds and puts it back later. If the patch has been switched in between,
+    __setattr__() stores the right function instead.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -267,9 +267,9 @@ class _Watched(ModuleType):
         with lock:
             original = original_of(value)
             if not _in_force:
-                value = original  # the library had saved the patch's function
+                value = original  # the library had saved the patch's function while the patch was on
             elif original is mlx_attention or original is original_of(MX_ATTENTION.current):
-                value = MX_ATTENTION.ours(original)  # the library that the patch had wrapped is gone
+                value = MX_ATTENTION.ours(original)  # the library that the patch had wrapped was switched off
             ModuleType.__setattr__(self, name, value)
             state.outermost = _in_force and is_ours(value)
             if not _in_force and not is_foreign(MX_ATTENTION, value):
@@ -277,7 +277,7 @@ class _Watched(ModuleType):
 
 
 class _Finder(MetaPathFinder):
-    """Replaces mlx-lm's functions after a module of HOMES has been executed, first imported or reloaded."""
+    """Replaces mlx-lm's functions whenever a module of HOMES has been imported or reloaded."""
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name not in HOMES:
@@ -289,21 +289,16 @@ class _Finder(MetaPathFinder):
             execute = loader.exec_module
 
             def execute_and_exchange(module: ModuleType) -> None:
-                del loader.exec_module  # restores the loader before the module can see it
+                del loader.exec_module  # gives the loader its own method back before the module's code runs
                 try:
                     execute(module)
-                except BaseException:  # a module whose reload fails stays, with the functions defined so far
-                    when_imported()
-                    raise
-                warn_of(when_imported())
+                finally:  # also after an error: a module that could not be reloaded stays, with its new functions
+                    with lock:
+                        left = put_in() if _in_force else {}
+                warn_of(left)
 
             loader.exec_module = execute_and_exchange
         return spec
-
-
-def when_imported() -> dict[str, str]:
-    with lock:
-        return put_in() if _in_force else {}
 
 
 def warn_of(left: dict[str, str]) -> None:

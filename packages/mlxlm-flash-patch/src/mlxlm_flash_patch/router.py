@@ -1,7 +1,7 @@
 """Routes an attention call to flash attention or, with the reason counted, to the original function.
 
-The patch's functions, in mx_fast.py and mlx_lm_functions.py, first try `plain_call()`, which is quick and handles most
-calls, and then `attend()`, which decides about all others.
+The replacements, in mx_fast.py and mlx_lm_functions.py, first try `plain_call()`, which is quick and computes most
+calls. `attend()` decides about all others.
 """
 
 import os
@@ -29,7 +29,7 @@ from .described_masks import description_of
 
 Function = Callable[..., mx.array]
 DTYPES = (mx.bfloat16, mx.float16, mx.float32)
-MLX_LM_BASE = "mlx_lm.models.base"  # its functions pass on a model's calls
+MLX_LM_BASE = "mlx_lm.models.base"  # the module whose functions most models call for attention
 
 
 class FlashFallbackWarning(UserWarning):
@@ -47,20 +47,14 @@ class State:
     on: bool = False
     strict: bool = False
     precision: Precision = "input"
-    may_round: bool = True  # whether plain_call() may round probabilities, as "input" does
-    observed: bool = False  # whether an observed() block is open
-    outermost: bool = False  # whether mx.fast has the patch's function, unwrapped
+    outermost: bool = False  # whether mx.fast has the patch's function, and no other library's function lies over it
     fallbacks: Counter[str] = field(default_factory=Counter)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def settle(self, on: bool, strict: bool, precision: Precision) -> None:
-        self.on, self.strict, self.precision = on, strict, precision
-        self.may_round = precision == "input"
+    lock: threading.Lock = field(default_factory=threading.Lock)  # guards `fallbacks`
 
 
-observers: list[Callable[[_ext.Arguments], None]] = []
 state = State()
-# True in a call of a model given to patch_model(), False while a fallback is computed, None: state.on decides.
+observers: list[Callable[[_ext.Arguments], None]] = []  # one for each open observed() block
+# True during a call of a model given to patch_model(), False during a fallback. If None, state.on decides.
 here: ContextVar[bool | None] = ContextVar("mlxlm_flash_patch: whether attention is flash attention", default=None)
 
 
@@ -72,9 +66,9 @@ def is_active() -> bool:
 
 @contextmanager
 def active(mark: bool) -> Iterator[None]:
-    """Inside the block, is_active() returns `mark` in this thread and its tasks."""
+    """Inside the block, is_active() returns `mark` in this thread or asyncio task."""
     before = here.get()
-    try:  # Ctrl-C may come after either line
+    try:  # before set(): Ctrl-C may come right after it
         here.set(mark)
         yield
     finally:
@@ -82,12 +76,12 @@ def active(mark: bool) -> Iterator[None]:
 
 
 def plain_call(query: Any, key: Any, value: Any, scale: Any, mask: Any, sinks: Any) -> Any:
-    """Flash attention for most calls, with little Python: the rest is one call into C++.
+    """Computes most calls with little Python: the rest is one call into C++.
 
-    False if MLX's own attention is faster here. None if the patch is off or the call needs attend().
+    Returns False if MLX's own attention is faster on this GPU, and None if the patch is off or the call needs attend().
     """
-    rounds, marked = state.may_round, here.get()
-    if state.observed or not (state.on if marked is None else marked):  # is_active() inlined, to save time
+    rounds, marked = state.precision == "input", here.get()
+    if observers or not (state.on if marked is None else marked):  # is_active() inlined, to save time
         return None
     try:
         described = mask if mask is None else for_quick(description_of(mask, query, key.shape[-2]))
@@ -106,13 +100,13 @@ def attend(
     softcap: float | None = None,
     storage: dict[str, int] | None = None,
 ) -> mx.array | None:
-    """Flash attention; None if MLX's own attention is faster here.
+    """Computes flash attention. Returns None if MLX's own attention is faster on this GPU.
 
     Args:
-      storage: {"group_size", "bits"} if key and value are a quantised cache's tuples; else None.
+      storage: {"group_size", "bits"} if key and value are tuples of a quantised cache; else None.
 
     Raises:
-      NoKernelError: (a ValueError) the call cannot be flash attention; the text is the reason.
+      NoKernelError: (a ValueError) flash attention cannot compute this call; the text is the reason.
       TypeError, ValueError: bad arguments.
     """
     query, key, value = _in_one_dtype(query, key, value, storage)
@@ -128,11 +122,12 @@ def attend(
 def flash_or(
     original: Callable[[], mx.array], flash: Callable[[], mx.array | None], whose: str = "mlx-lm's own"
 ) -> mx.array:
-    """Returns the result of `flash`, which calls attend(), or else of `original`, the replaced function.
+    """Returns the result of `flash`, which calls attend(), or else of `original`, which calls the replaced function.
 
-    It calls `original` while the patch is off, where MLX's own attention is faster, and for calls that flash attention
-    cannot compute. Only the latter count as fallbacks; the warning names `whose` attention computed them. Bad arguments
-    raise the error of `original`, and are not counted.
+    `original` computes a call while the patch is off, if MLX's own attention is faster, and if `flash` raises. Only the
+    last case counts as a fallback: the first for each reason warns that `whose` attention computed the call, and under
+    strict each raises FlashFallbackError. If `original` raises, too, the arguments are bad: the caller gets that error,
+    and no fallback is counted.
     """
     reason = None
     if is_active():
@@ -148,13 +143,8 @@ def flash_or(
         if reason is not None:
             error.add_note(f"flash attention cannot compute this call either: {reason}")
         raise
-    if reason is not None:
-        fall_back(reason, whose)
-    return out
-
-
-def fall_back(reason: str, whose: str) -> None:
-    """Counts a fallback, and warns of the first for this reason. Raises FlashFallbackError if strict."""
+    if reason is None:
+        return out
     with state.lock:
         state.fallbacks[reason] += 1
         first = state.fallbacks[reason] == 1
@@ -163,10 +153,11 @@ def fall_back(reason: str, whose: str) -> None:
     if first:
         message = f"{whose} attention computed this call, because: {reason} (warned once; status() counts every call)"
         warnings.warn(message, FlashFallbackWarning, stacklevel=2 + frames_of_libraries(sys._getframe(1)))
+    return out
 
 
 def frames_of_libraries(frame: FrameType | None) -> int:
-    """How many frames, from this one up, belong to this package or to mlx-lm's base module, not to the program."""
+    """Counts the frames, from `frame` up, that belong to this package or to mlx-lm's base module."""
     count = 0
     while frame is not None and (
         os.path.dirname(frame.f_code.co_filename) == os.path.dirname(__file__)
@@ -180,22 +171,18 @@ def frames_of_libraries(frame: FrameType | None) -> int:
 def observed(observe: Callable[[_ext.Arguments], None]) -> Iterator[None]:
     """Inside the block, attend() gives `observe` the arguments of each flash attention call, of any thread."""
     try:
-        with state.lock:
-            observers.append(observe)
-            state.observed = True
+        observers.append(observe)
         yield
     finally:
-        with state.lock:
-            observers.remove(observe)
-            state.observed = bool(observers)
+        observers.remove(observe)
 
 
 def _require_kernel(
     query: mx.array, key: Any, value: Any, mask: Any, sinks: mx.array | None, storage: dict[str, int] | None
 ) -> None:
-    """Raises NoKernelError if no kernel covers the call, or its gradient if the call is traced.
+    """Raises NoKernelError if no kernel covers the call or, for a traced call, its gradient.
 
-    mx.grad, mx.vmap and mx.compile trace calls alike, so each traced call counts as one that needs a gradient.
+    A call that mx.vmap or mx.compile traces looks like one that mx.grad traces, so every traced call needs a gradient.
     """
     quantised = storage is not None
     head_dim = query.shape[-1] if quantised else max(query.shape[-1], value.shape[-1])
@@ -213,14 +200,14 @@ def _require_kernel(
 
 @cache
 def _max_head_dim(device: mx.DeviceType, gradient: bool, quantised: bool) -> int:
-    """The largest head_dim on the default device, of forward or gradient kernels; 0 if there are none."""
+    """The largest head_dim that kernels of the default device take, forward or backward; 0 without such kernels."""
     return flashattn_core.max_head_dim(gradient=gradient, quantised=quantised)
 
 
 def _in_one_dtype(query: mx.array, key: Any, value: Any, storage: dict[str, int] | None) -> tuple[mx.array, Any, Any]:
-    """Casts query, key and value to one dtype, as MLX does: some models compute only query and key in float32.
+    """Casts query, key and value to one dtype, as MLX does. Some models compute only query and key in float32.
 
-    A quantised cache's tuples (weights, scales, biases) stay as they are; the dtype of their scales counts.
+    The tuples of a quantised cache (weights, scales, biases) stay as they are, and their scales' dtype counts.
     """
     rows = (key[1], value[1]) if storage else (key, value)
     for name, given in zip(("query", "key", "value"), (query, *rows), strict=True):
@@ -228,9 +215,5 @@ def _in_one_dtype(query: mx.array, key: Any, value: Any, storage: dict[str, int]
             cure = ": this attention takes no quantised KV cache, so run it without --kv-bits"
             message = f"{name} is {describe(given)}, expected an array{cure if isinstance(given, list | tuple) else ''}"
             raise TypeError(f"[scaled_dot_product_attention] {message}")
-    dtype = query.dtype
-    if rows[0].dtype == dtype and rows[1].dtype == dtype:
-        return query, key, value
     dtype = mx.result_type(query, *rows)
-    query = query.astype(dtype)
-    return (query, key, value) if storage else (query, key.astype(dtype), value.astype(dtype))
+    return (query.astype(dtype), *((key, value) if storage else (key.astype(dtype), value.astype(dtype))))

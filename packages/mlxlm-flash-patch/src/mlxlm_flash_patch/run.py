@@ -36,7 +36,7 @@ class Program:
 
 
 def find(command: str, arguments: Sequence[str]) -> Program:
-    """The program that COMMAND [ARGS]... names. Raises LookupError, which says what was looked for."""
+    """The program that COMMAND [ARGS]... names. Raises LookupError with one line if there is none."""
     if re.fullmatch(r"python[\d.]*", os.path.basename(command)):
         if not arguments or (arguments[0].startswith("-") and arguments[0] != "-m"):
             raise LookupError(f"{command} needs a file or -m MODULE next: mlxlm-flash run takes no other Python option")
@@ -57,18 +57,20 @@ def find(command: str, arguments: Sequence[str]) -> Program:
 
 
 def switch_on(strict: bool, precision: Precision) -> None:
-    """Enables the patch. Prints a line on stderr now and one at exit. Raises what enable() and backends() do."""
+    """Enables the patch. Prints a line on stderr now and one at exit. Raises what enable() and backends() raise."""
     found = joined(versions() | flashattn_core.backends())
     enable(strict=strict, precision=precision)
     how = "on" + ", strict" * strict + ", precision float32" * (precision == "float32")
     say(f"flash attention {how}: {found}", sys.stderr)
-    # At the interpreter's exit, after the program's traceback and its other threads.
+    # The interpreter calls this at exit, after the program's traceback and after its other threads.
     atexit.register(_say_what_ran, sys.stderr, os.getpid())
 
 
 def start(program: Program, on: bool, strict: bool) -> None:
-    """Runs the program; Ctrl-C ends long flash attention calls. With `strict`, a program that succeeds without flash
-    attention exits with status 1."""
+    """Runs the program. If `on`, Ctrl-C ends long flash attention calls.
+
+    With `strict`, a program that succeeds without flash attention exits with status 1.
+    """
     sys.argv[:] = program.argv
     _set_folder(program.folder)
     process = os.getpid()
@@ -79,7 +81,9 @@ def start(program: Program, on: bool, strict: bool) -> None:
         if not strict or end.code not in (None, 0) or os.getpid() != process:
             raise
     if strict and os.getpid() == process:  # not in a child that the program forked
-        _wait_for_threads()
+        this = threading.current_thread()  # other threads may still call attention, and the interpreter waits for them
+        while others := [t for t in threading.enumerate() if t is not this and not t.daemon]:
+            others[0].join()
         if status().nothing_ran():
             say("strict: flash attention never ran", sys.stderr)
             sys.exit(1)
@@ -106,8 +110,8 @@ def _module(name: str, arguments: Sequence[str]) -> Program:
 
 
 def _run_file(path: str) -> None:
-    # Not runpy.run_path: it removes __main__ at the end of the file, while threads may still run, and it sets argv[0]
-    # and __file__ to one value, where Python makes only __file__ absolute.
+    # runpy.run_path() would remove __main__ at the end of the file, while the program's threads may still run. It also
+    # gives argv[0] and __file__ the same value, whereas Python makes only __file__ absolute.
     main = ModuleType("__main__")
     main.__file__ = os.path.join(os.getcwd(), path)
     sys.modules["__main__"] = main
@@ -117,13 +121,6 @@ def _run_file(path: str) -> None:
 def _set_folder(folder: str) -> None:
     if not sys.flags.safe_path:
         sys.path[0] = folder
-
-
-def _wait_for_threads() -> None:
-    """As the interpreter does at exit: attention that other threads run counts for `strict`."""
-    this = threading.current_thread()
-    while others := [t for t in threading.enumerate() if t is not this and not t.daemon]:
-        others[0].join()
 
 
 def _say_what_ran(stream: TextIO, process: int) -> None:

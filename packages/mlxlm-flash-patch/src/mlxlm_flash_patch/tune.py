@@ -1,4 +1,4 @@
-"""`mlxlm-flash tune`: checks and times kernels now, which the first calls of models would do otherwise."""
+"""`mlxlm-flash tune`: checks and times kernels now. Otherwise the first calls of a model do it."""
 
 import json
 import warnings
@@ -30,14 +30,14 @@ class Call:
     query_len: int
     key_len: int
     batch_size: int = 1
-    window: int = 0  # keys that a query sees; 0: no window
+    window: int = 0  # how many keys a query sees; 0: no window
     softcap: bool = False
     sinks: bool = False
     padded: bool = False  # each sequence of the batch has its own range of keys
-    bits: int = 0  # of quantised keys and values; 0: not quantised
+    bits: int = 0  # per element of keys and values; 0: not quantised
 
     def arguments(self) -> _ext.Arguments:
-        """The call's arguments as the patch would pass them. Their arrays are lazy, and nobody evaluates them."""
+        """The call's arguments as the patch would pass them. Their arrays are lazy and never evaluated."""
         dtype, dim = getattr(mx, self.dtype), self.head_dim
         query = mx.zeros((self.batch_size, self.heads, self.query_len, dim), dtype)
         rows: Any = mx.zeros((self.batch_size, self.kv_heads, self.key_len, dim), dtype)
@@ -63,7 +63,8 @@ def _call_of(arguments: _ext.Arguments) -> Call:
     return Call(name, *sizes, "softcap" in given, "sinks" in given, padded, bits)
 
 
-# Qwen2.5, also as a padded batch, Llama 3, gpt-oss, gemma 2 and 3. Models with a window also have layers without.
+# Attention of Qwen2.5 (0.5B, 7B and a padded batch of 7B), Llama 3, gpt-oss and gemma 2 and 3. gpt-oss and gemma 3
+# have layers with a window and layers without. calls() sets the lengths.
 MODELS = (
     Call("bfloat16", 14, 2, 64, 1, 1),
     Call("bfloat16", 28, 4, 128, 1, 1),
@@ -81,7 +82,7 @@ STORED_LENGTHS = ((1, 1024), (1, 8192), (1, 32768), (1024, 1024))  # for quantis
 
 
 def calls(quick: bool) -> list[Call]:
-    """The calls to time. quick: fewer lengths, and only one model also in float32 and with a quantised cache."""
+    """The calls to time. quick: fewer lengths, and float32 and quantised caches for only one of the models."""
     wanted = [_of_lengths(model, *lengths) for model in MODELS for lengths in (QUICK_LENGTHS if quick else LENGTHS)]
     qwen = [call for call in wanted if (call.heads, call.kv_heads, call.batch_size) == (14, 2, 1)]
     wanted += [replace(call, dtype="float32") for call in (qwen if quick else wanted) if not call.sinks]
@@ -91,7 +92,7 @@ def calls(quick: bool) -> list[Call]:
 
 
 def calls_of(model: str) -> list[Call]:
-    """The calls to time for a model: the attention of all its layers. Raises what attention_of() does."""
+    """The calls to time for a model: the attention of all its layers. Raises what attention_of() raises."""
     seen, _ = attention_of(model)
     layers = dict.fromkeys(replace(call, query_len=1, key_len=1) for call in seen)
     if not layers:
@@ -102,9 +103,10 @@ def calls_of(model: str) -> list[Call]:
 def attention_of(name: str) -> tuple[list[Call], dict[str, int]]:
     """Builds a model and lets it read a prompt. Returns the flash attention calls, and reason -> number of other calls.
 
+    The model needs no weights. Its outputs are not evaluated, so no attention runs, except that of kernels' checks.
+
     Args:
-      name: a folder in mlx-lm's layout, or a hub id whose configuration is in the local hub cache. Needs no weights
-        and computes no attention, but may check kernels.
+      name: a folder in mlx-lm's layout, or a hub id whose configuration is in the local hub cache.
 
     Raises:
       ValueError, OSError: there is no such configuration, or mlx-lm cannot build the model.
@@ -115,16 +117,15 @@ def attention_of(name: str) -> tuple[list[Call], dict[str, int]]:
     file = _configuration(name)
     if own := json.loads(file.read_text(encoding="utf-8")).get("model_file"):
         raise PermissionError(f"{name} brings its own code, {own}, which mlxlm-flash does not run")
-    folder = file.parent
     try:
-        model, config = load_model(folder, lazy=True, strict=False)
+        model, config = load_model(file.parent, lazy=True, strict=False)
     except (KeyError, TypeError, ValueError) as error:  # mlx-lm's errors for a bad configuration
         raise ValueError(f"mlx-lm cannot build a model from {name}: {error}") from error
     dtype = str(config.get("torch_dtype") or config.get("dtype") or "bfloat16")
     model.set_dtype(getattr(mx, dtype, mx.bfloat16))
     seen: list[Call] = []
     with enabled(), observed(lambda arguments: seen.append(_call_of(arguments))), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FlashFallbackWarning)  # the reasons are returned instead
+        warnings.simplefilter("ignore", FlashFallbackWarning)  # this function returns the reasons
         before = Counter(status().fallbacks)
         model(mx.zeros((1, 1 + _longest_window(config)), mx.int32))
         return seen, dict(Counter(status().fallbacks) - before)
@@ -143,20 +144,20 @@ def _configuration(model: str) -> Path:
 
 
 def _longest_window(config: dict[str, Any]) -> int:
-    """The largest window, in tokens, anywhere in a configuration, which may be nested; 1 if there is none."""
+    """The largest window, in tokens, in a configuration and those nested in it; 1 if there is none."""
     sizes = [_longest_window(value) for value in config.values() if isinstance(value, dict)]
     sizes += [value for name, value in config.items() if "window" in name and isinstance(value, int)]
     return max(sizes, default=1)
 
 
 def _of_lengths(model: Call, query_len: int, key_len: int) -> Call:
-    """The call at these lengths. With a window, mlx-lm's cache holds only the keys that some query sees."""
+    """The call at these lengths, with fewer keys if it has a window: mlx-lm's cache drops keys that no query sees."""
     seen = model.window - 1 + query_len if model.window else key_len
     return replace(model, query_len=query_len, key_len=min(seen, key_len))
 
 
 def lines(wanted: Iterable[Call]) -> Iterator[str]:
-    """Decides each call in turn, and yields a line that says what it will run. Raises ValueError on a CPU."""
+    """Decides what each call will run, and yields a line that says it. Raises ValueError on a CPU."""
     if mx.default_device() == mx.cpu:
         raise ValueError("MLX's default device is a CPU, where there is nothing to time")
     for call in wanted:

@@ -148,7 +148,7 @@ def in_layout(name: str, rows: mx.array, metadata: dict[str, Any]) -> tuple[str,
 
 
 def config(metadata: dict[str, Any], dtype: Dtype) -> dict[str, Any]:
-    """config.json. It says 4 bits; the embedding has 8, which mlx-lm recognises from its shape."""
+    """config.json. With "4bit" it says 4 bits, although the embedding has 8: mlx-lm sees that by the shape."""
     quantised = {"quantization": {"group_size": GGUF_GROUP, "bits": 4}}
     return {
         "_name_or_path": NAME,

@@ -89,7 +89,7 @@ def _sentence(comparisons: Sequence[Comparison], ratio: Callable[[Comparison], R
 
 
 def training_fits(found: Sequence[Description]) -> tuple[str, Says]:
-    """A skipped length did not fit without the patch; nobody tried whether it fits with the patch."""
+    """A word and sentences. A skipped length does not fit without the patch, and was not tried with the patch."""
     says: Says = []
     longest, fits = set(), True
     for each in found:

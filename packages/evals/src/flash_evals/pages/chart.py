@@ -46,7 +46,7 @@ def by_arm(points: Callable[[Arm], Sequence[Point]]) -> list[Series]:
 
 @dataclass
 class Chart:
-    """Keeps only the points that the axis can show, sorted by length; a band needs both its ends."""
+    """A chart with the points that its axis can show, sorted by length. A band needs both its ends."""
 
     title: str
     axis: Axis

@@ -1,4 +1,4 @@
-"""Records of the two arms, patch off and patch on: time and memory of each, and the second's counts of calls."""
+"""Records of a comparison's two arms, patch off and patch on: their time and memory, and the calls that ran."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ class Measurement(Record):
 
     seconds: Amount
     tokens_per_s: Amount
-    peak_memory_mb: Amount  # beyond the use before
+    peak_memory_mb: Amount  # beyond what was in use when the work began
 
 
 class ByArm(Record, Generic[Figures]):
@@ -38,7 +38,7 @@ class Trial(ByArm[Figures], Generic[Figures]):
 
 
 class Flash(Record):
-    """Counts of what the patch did in the arm that has it on."""
+    """What the patch counted in the arm that has it on."""
 
     calls: dict[str, Count] = field(default_factory=dict)  # kernel -> calls that ran
     fallbacks: dict[str, Count] = field(default_factory=dict)  # reason -> calls that fell back

@@ -36,19 +36,19 @@ class Ratio:
 
     @classmethod
     def of_arms(cls, value: float | None, trials: "Sequence[ByArm[Any]]", figure: str) -> "Ratio":
-        """On over off, for a figure that each trial has for both arms."""
+        """The ratio of on over off. `figure` names an attribute that each trial has for both arms."""
         return cls.of(value, *([getattr(getattr(trial, arm), figure) for trial in trials] for arm in ("off", "on")))
 
     @property
     def sign(self) -> int | None:
-        """1 above 1, -1 below, 0 if nothing is claimed; None if the ratio is unknown."""
+        """1 if the page claims a ratio above 1, -1 if below, 0 if it claims nothing; None if the ratio is unknown."""
         if self.value is None:
             return None
         return 0 if not self.apart or times(self.value) == times(1) else 1 if self.value > 1 else -1
 
 
 def apart(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether these trials are apart. True if a side has none: then the figures alone count."""
+    """Whether the trials of two sides are apart. True if a side has no trials: then only the figures are compared."""
     if not one or not other:
         return True
     if min(len(one), len(other)) < ENOUGH:
@@ -67,7 +67,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def sentence(ratios: dict[str, Ratio]) -> str:
-    """`0.62x the memory, no clear difference in speed`, without the unknown ratios."""
+    """In words, without the unknown ratios: `0.62x the memory, no clear difference in speed`."""
     said = [
         f"{times(ratio.value)} the {what}" for what, ratio in ratios.items() if ratio.value is not None and ratio.sign
     ]

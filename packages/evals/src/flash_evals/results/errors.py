@@ -1,21 +1,21 @@
-"""Errors that a user can cause: printed as one line that starts with "Error:", with exit code 2, no traceback."""
+"""Errors that a user can cause. The command prints one line that starts with "Error:", and exits with status 2."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import click
 
-LONGEST = 300  # characters of a library's message; after these come a compiler's listing or many names
+LONGEST = 300  # characters shown of a library's message; the rest is a compiler's listing or a long list of names
 
 
 class EvalError(click.ClickException):
-    """Its message says what was expected and what was given; click prints it on stderr."""
+    """An error whose message says what was expected and what was given. click prints it on stderr."""
 
     exit_code = 2
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, with which a batch system ends a run: treated like Ctrl-C, except for the exit code."""
+    """Raised at SIGTERM, with which a batch system ends a run. Only its exit code differs from that of Ctrl-C."""
 
 
 def exit_code(stopped: KeyboardInterrupt) -> int:
@@ -24,7 +24,7 @@ def exit_code(stopped: KeyboardInterrupt) -> int:
 
 
 def one_line(error: BaseException) -> str:
-    """The messages of a library's error and of its causes, as one line; each is cut at LONGEST characters."""
+    """The messages of a library's error and of its causes, as one line. Each message is cut at LONGEST characters."""
     said: list[str] = []
     cause: BaseException | None = error
     while cause is not None:
@@ -37,7 +37,7 @@ def one_line(error: BaseException) -> str:
 
 @contextmanager
 def failing(what: str, errors: tuple[type[Exception], ...] = (ValueError, RuntimeError, MemoryError)) -> Iterator[None]:
-    """Turns errors of libraries, such as too little memory or an unsupported shape, into EvalError."""
+    """Turns errors of libraries, such as too little memory or an unsupported shape, into an EvalError about `what`."""
     try:
         yield
     except EvalError:

@@ -27,7 +27,7 @@ class Settings(Record):
     seed: Count
     memory: str
     interrupted: bool
-    precision: Precision = "float32"  # of flash; older files lack it: all were float32
+    precision: Precision = "float32"  # of flash; in older files, which lack it, it was float32
 
 
 class Trial(NamedTuple):
@@ -60,7 +60,7 @@ class Figures(Record, omit_defaults=True):
 
 
 class Roofline(Record):
-    """Holds what the machine itself reached between the trials, if that was measured."""
+    """What the machine itself reached between the trials; None if that was not measured."""
 
     peak: Amount | None = field(name="peak(TFLOPs/s)")
     read: Amount | None = field(name="read(GB/s)")
@@ -83,7 +83,7 @@ class Entry(Record):
         return {pass_: figures for pass_ in PASSES if (figures := getattr(self, pass_)).trials}
 
     def speed(self, pass_: Pass) -> float:
-        """GFLOP/s; for a decode step, which is bound by reading, GB/s of keys and values."""
+        """GFLOP/s. For a decode step, which reading limits, GB/s of keys and values."""
         figures = self.passes[pass_]
         return figures.read if self.config.is_decode else 1000 * figures.flops
 

@@ -13,9 +13,9 @@ from flash_evals.results.record import Amount, Count, Record
 Scoring = Literal["rolling", "half"]
 Documents = Literal["joined", "separate"]
 
-SAME_NLL = 1e-4  # nats; a mean ΔNLL within this, and top-1 agreement everywhere, is called "same predictions"
+SAME_NLL = 1e-4  # nats; "same predictions" means a mean ΔNLL within this, and top-1 agreement everywhere
 
-Name = Literal["other", "off", "on"]  # of a column: an arm; "other": the same arm of another run
+Name = Literal["other", "off", "on"]  # of a column: an arm, or "other" for the same arm in the file of --compare
 NAMES: tuple[Name, ...] = ("other", *ARMS)
 
 
@@ -33,7 +33,7 @@ class Settings(Record, kw_only=True):
     batch_size: Count
     max_windows: Count | None
     memory: str
-    precision: Precision = "float32"  # of the patch; older files lack it: all were float32
+    precision: Precision = "float32"  # of the patch; in older files, which lack it, it was float32
 
     @property
     def arms(self) -> tuple[Arm, ...]:
@@ -157,7 +157,7 @@ class Result(ModelResult, kw_only=True, omit_defaults=True, tag="perplexity"):
         return [trial[name] for trial in self.trials if name != "other"]
 
     def ratio(self, figure: Literal["tokens_per_s", "peak_memory_mb"]) -> Ratio:
-        """Second column over first; unknown if there is one column, or if off and on differ in more than the patch."""
+        """The second column over the first. Unknown if off and on differ in more than the patch."""
         of_another = self.compared and self.compared.column != "other" and self.compared.differs_in
         if not self.paired or of_another:
             return Ratio(None, apart=False)

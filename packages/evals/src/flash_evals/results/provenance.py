@@ -25,7 +25,7 @@ class Model(Record):
     adapter_path: str | None  # the folder as the user gave it
     adapter_type: str | None  # mlx-lm's fine_tune_type: lora, dora or full
     type: str  # mlx-lm's name of the architecture
-    parameters: Count  # without adapters; a packed quantised word counts as all its weights
+    parameters: Count  # without adapters; a word that packs quantised weights counts as all of them
     dtype: str
     max_positions: int | None  # the longest sequence, in tokens, by the config; None if it does not say
 
@@ -42,7 +42,7 @@ class Part(Record):
 
     config: str | None = None  # as the hub names it
     split: str | None = None  # "test" if not given
-    column: str | None = None  # the one with the text; "text" if not given
+    column: str | None = None  # the column with the text; "text" if not given
     # The hub's branch, tag or commit, "main" if not given; in a result the commit or, for pydoc, Python's version.
     revision: str | None = None
 
@@ -70,7 +70,7 @@ class Machine(Record):
 
     @property
     def bounds(self) -> list[str]:
-        """A line that warns if the machine's BLAS limits models' speed with any attention; else nothing."""
+        """A warning if the machine's BLAS is so slow that it limits models' speed with any attention; else nothing."""
         return [REFERENCE] if self.blas == "reference" else []
 
 

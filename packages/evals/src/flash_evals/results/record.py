@@ -1,4 +1,4 @@
-"""The base of all records: each is defined once, and written, read back and shown from that definition.
+"""The base class of all records. A record's definition also says how it is written to JSON and read back.
 
 In JSON a number that is not finite is null.
 """
@@ -13,6 +13,8 @@ Amount = Annotated[float, msgspec.Meta(ge=0)]  # finite, such as a time
 
 
 class Record(msgspec.Struct):
-    """Reading one ignores unknown fields, which newer versions may have written. Raises msgspec.ValidationError for a
-    field that is missing or of another type.
+    """A record of a result file.
+
+    Reading a record ignores unknown fields, which newer versions may have written, and raises msgspec.ValidationError
+    for a field that is missing or of another type.
     """

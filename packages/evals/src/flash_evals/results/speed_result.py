@@ -26,7 +26,7 @@ class Settings(Record):
     seed: Count
     prefill_step_size: Count
     memory: str
-    precision: Precision = "float32"  # of the patch; older files lack it: all were float32
+    precision: Precision = "float32"  # of the patch; in older files, which lack it, it was float32
 
 
 class Case(NamedTuple):

@@ -13,8 +13,9 @@ GROUP_SIZE = 64  # of quantised keys and values: mlx-lm's default
 
 Pass = Literal["forward", "backward", "forward_backward"]
 PASSES: tuple[Pass, ...] = get_args(Pass)
-# Matrix products, as FlashAttention-2 counts them (Dao 2023, arXiv:2307.08691, section 4.1). Forward: scores, output.
-# Backward: scores again, and the gradients of probabilities, query, key and value. Softmax is not counted.
+# How many matrix products a pass has, as FlashAttention-2 counts them (Dao 2023, arXiv:2307.08691, section 4.1). The
+# forward pass computes scores and output; the backward pass computes the scores again, and the gradients of
+# probabilities, query, key and value. Softmax is not counted.
 PRODUCTS: dict[Pass, int] = {"forward": 2, "backward": 5, "forward_backward": 7}
 
 Inputs = list[np.ndarray]  # query, key, value, and the output's cotangent
@@ -37,13 +38,13 @@ class Heads(NamedTuple):
 
 class Workload(Struct, frozen=True):
     batch_size: Count
-    seq_len: Count  # keys; queries and keys are aligned at the lower right
+    seq_len: Count  # keys; the last query stands at the last key
     query_len: Count
     num_heads: Count
     num_kv_heads: Count
     head_dim: Count
     causal: bool
-    window: Count | None  # causal; a query sees this many keys, its own included
+    window: Count | None  # a query sees this many keys: its own and those before it; None: no window
     dtype: str
     kv_bits: Count | None  # per element of keys and values, in groups of GROUP_SIZE; None: not quantised
 
@@ -66,7 +67,7 @@ class Workload(Struct, frozen=True):
 
     @property
     def is_decode(self) -> bool:
-        """One query: reading the keys and values limits the speed, not arithmetic."""
+        """Whether there is one query. Then reading the keys and values limits the speed, not arithmetic."""
         return self.query_len == 1
 
     @property
@@ -100,7 +101,8 @@ class Workload(Struct, frozen=True):
     def bytes_held(self, pass_: Pass) -> int:
         """Bytes of query, key, value, output and one float32 lse per row: what memory-linear attention needs.
 
-        With gradients, each of the four arrays has one more of its shape: a gradient, or the output's cotangent.
+        With gradients, each of the four arrays comes with another of its shape: its gradient or, for the output, the
+        cotangent.
         """
         rows, keys = self.num_heads * self.query_len, self.num_kv_heads * self.seq_len
         arrays = 2 * (rows * self.head_dim * ITEM_SIZE[self.dtype] + keys * self.bytes_of_key)

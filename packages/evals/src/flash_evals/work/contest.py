@@ -1,7 +1,7 @@
 """Times implementations on one pass of a workload, in turns with measurements of the machine itself.
 
 Before the first turn each implementation makes a few calls that are not counted. One of these calls measures memory,
-and its results are compared with the other implementations': wrong ones are not timed.
+and its results are compared with the first implementation's. If they differ, an error ends the contest.
 """
 
 import time
@@ -24,19 +24,19 @@ from flash_evals.work.measure import no_garbage_collection, peak_memory
 TRIAL_SECONDS = 0.02  # a trial repeats short calls until it takes this long
 MACHINE = "machine"  # the turn that measures the machine itself
 TINY = 64  # queries and keys of the call that initialises a library
-# Wait before each trial: threads of other libraries spin for a while after their work, OpenMP's for milliseconds.
+# The wait before each trial. Threads of other libraries spin for a while after their work, OpenMP's for milliseconds.
 SETTLE_SECONDS = 0.02
 # Largest allowed difference of two arrays, relative to the largest element. Gradients may differ by twice that: PyTorch
 # sums them over the query heads of a key head in the dtype itself.
 TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 3e-2}
 TF32_TOLERANCE = 2e-3  # for float32 where MLX multiplies in TF32
-# Differences are relative to at least this share of the call's largest element: if queries see a single key, the exact
-# gradients of query and key are zero, and the computed ones are rounding errors.
+# A difference is divided by its array's largest element, but by no less than this share of the call's largest element:
+# if queries see a single key, the exact gradients of query and key are zero, and the computed ones are rounding errors.
 NEGLIGIBLE = 1e-2
 
 
 class Entrant:
-    """An implementation that takes part."""
+    """An implementation in the contest."""
 
     def __init__(self, name: str, work: Workload, pass_: Pass, inputs: Inputs, precision: Precision) -> None:
         make = partial(IMPLEMENTATIONS[name], precision=precision)
@@ -76,9 +76,10 @@ class Entrant:
 
 
 def hold(work: Workload, pass_: Pass, names: Sequence[str], settings: Settings) -> Generator[Trial | None, None, None]:
-    """Yields the implementations' trials; None for a skipped one. Results are compared with the first implementation's.
+    """Yields the trials of the implementations, which take turns. None stands for a skipped trial.
 
-    An implementation takes at least one trial, and no more once it has spent `max_seconds`; 0: no limit.
+    An implementation takes at least one trial, and no more once it has spent `max_seconds`; 0: no limit. Raises
+    EvalError if an implementation fails, or its results differ from the first one's.
     """
     problem = f"{work}" if pass_ == "forward" else f"{work}, {pass_}"
     with failing(f"cannot make inputs for {problem}"):

@@ -139,9 +139,10 @@ READERS = {".txt": _read_txt, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
 def _from_folder(folder: str, part: Part) -> Text:
     """Reads a split of a folder: `datasets` finds its files by their names or the folder's README.md.
 
-    If READERS can read them all, they do: `datasets` would cut a .txt into lines.
+    If READERS can read all of these files, they read them, because `datasets` would cut a .txt into lines.
     """
-    datasets, path = _quiet_datasets(), str(Path(folder).absolute())  # "text" alone would name a builder
+    # For a relative path such as "text", `datasets` would take its own builder of that name.
+    datasets, path = _quiet_datasets(), str(Path(folder).absolute())
     split, column = part.split or "test", part.column or "text"
     with failing(f"cannot read {folder}, --split {split}", (Exception,)):
         builder = datasets.load_dataset_builder(path, part.config)
@@ -158,7 +159,7 @@ def _from_hub(repo: str, part: Part) -> Text:
     datasets = _quiet_datasets()
     split, column = part.split or "test", part.column or "text"
     with hub.reading(repo, "dataset", part.revision) as (commit, online):
-        datasets.config.HF_HUB_OFFLINE = not online  # `datasets` would retry for half a minute
+        datasets.config.HF_HUB_OFFLINE = not online  # otherwise `datasets` would retry for half a minute
         builder = datasets.load_dataset_builder(repo, part.config, revision=part.revision)
         if builder.hash != commit:
             # If the hub does not answer, `datasets` takes the latest commit in its cache, whichever that is.
@@ -182,7 +183,7 @@ def _quiet_datasets() -> Any:
 
 
 def _table(builder: Any, split: str) -> Any:
-    """A split as a table of pyarrow's."""
+    """A split as a pyarrow table."""
     try:
         builder.download_and_prepare()
     except Exception as error:

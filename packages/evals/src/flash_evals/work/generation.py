@@ -1,7 +1,7 @@
 """The work of `speed`: prompts and generation as mlx-lm runs them, with the patch off and on.
 
 mlx-lm's `generate_step` runs one sequence, the two classes inside its `BatchGenerator` run several at once, and
-`speculative_generate_step` runs a draft model: prefill steps, caches and asynchronous evaluation are mlx-lm's.
+`speculative_generate_step` runs a draft model. So prefill steps, caches and asynchronous evaluation are mlx-lm's own.
 `BatchGenerator` itself would only add a queue, and the time to merge caches.
 """
 
@@ -28,7 +28,7 @@ from flash_evals.work.models import LoadedModel
 PREFILL_STEP_SIZE: int = inspect.signature(generate_step).parameters["prefill_step_size"].default  # mlx-lm's default
 
 Cache = list[Any]  # one object per layer, with its keys and values
-Guesses = tuple[int, int]  # how many tokens of the draft model: drafted, accepted
+Guesses = tuple[int, int]  # how many tokens the draft model guessed, and how many of these were accepted
 
 
 def require(models: Sequence[LoadedModel], cases: Sequence[Case]) -> None:
@@ -37,7 +37,7 @@ def require(models: Sequence[LoadedModel], cases: Sequence[Case]) -> None:
     for case in cases:
         drafting = draft if case.kind == "generation" else []
         for model in (loaded, *drafting):
-            # The last round reads the token found last and a guess for each missing one: one more position.
+            # In its last round, the model reads the newest token and a guess for each missing one: one more position.
             model.require_positions(case.depth + case.tokens + len(drafting), str(case))
     if any(case.batch_size > 1 for case in cases):
         for layer in make_prompt_cache(loaded.model):
@@ -48,7 +48,7 @@ def require(models: Sequence[LoadedModel], cases: Sequence[Case]) -> None:
         if theirs != own:
             expected = f"expected the tokenizer of {loaded.name}, with {own:,}"
             raise EvalError(f"--draft-model {model.name} has a tokenizer of {theirs:,} tokens, {expected}")
-        for each in models:  # mlx-lm checks only the first
+        for each in models:  # mlx-lm checks only the first model
             if not can_trim_prompt_cache(make_prompt_cache(each.model)):
                 raise EvalError(f"--draft-model: mlx-lm cannot remove rejected tokens from the cache of {each.name}")
 
@@ -56,10 +56,10 @@ def require(models: Sequence[LoadedModel], cases: Sequence[Case]) -> None:
 def tests(
     models: Sequence[LoadedModel], cases: Sequence[Case], settings: Settings
 ) -> Generator[tuple[Test, Flash], None, None]:
-    """Yields, after each repetition of a case, its results so far and the calls counted in that repetition. First,
-    each arm runs a warm-up trial, and one that times attention. models: the model, and perhaps a draft model.
+    """Yields, after each repetition of a case, the case's results so far and the calls counted in that repetition.
 
-    Raises EvalError if a case fails: in a model, in its cache or for lack of memory.
+    Before the repetitions, each arm runs a trial that warms up, and one that times attention. models: the model, and
+    perhaps a draft model. Raises EvalError if a case fails: in a model, in its cache or for lack of memory.
     """
     random = np.random.default_rng(settings.seed)
     vocabulary = min(model.vocabulary for model in models)

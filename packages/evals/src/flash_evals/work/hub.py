@@ -1,6 +1,6 @@
 """Asks the hub which commit a name means, and turns its errors into messages, also without a network.
 
-It asks once and waits up to five seconds; otherwise the libraries that download would retry for half a minute.
+It asks once and waits up to five seconds. Without it, the libraries that download would retry for half a minute.
 """
 
 import sys

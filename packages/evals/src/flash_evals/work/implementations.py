@@ -36,7 +36,7 @@ class Contestant:
 
     compute() passes calls to MLX with mx.async_eval, and waits only at the end, as mlx-lm does while it generates:
     waiting for each call would add some 50 µs, the switch to MLX's thread, to every call. On a GPU it passes the calls
-    in EVALUATIONS lots, like a model's layers: else passing a short call would take longer than the call.
+    in EVALUATIONS lots, like a model's layers: passing short calls one by one would take longer than the calls.
     """
 
     def __init__(

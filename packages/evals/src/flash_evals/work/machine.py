@@ -63,7 +63,7 @@ def peak_flops(dtype: str) -> float:
 
 
 def products(dtype: str) -> float:
-    """FLOP/s of MLX's product of square matrices, whose scale keeps repeated products small."""
+    """FLOP/s of MLX's product of square matrices, scaled so that repeated products do not grow."""
     size = PRODUCT_SIZE[kind()]
     matrix = (mx.random.normal((size, size), key=mx.random.key(0)) / size**0.5).astype(getattr(mx, dtype))
     return _rate(lambda product: product @ matrix, matrix, 2 * size**3)

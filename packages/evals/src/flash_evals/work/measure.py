@@ -137,10 +137,10 @@ def peak_memory() -> Iterator[Callable[[], int]]:
     mx.clear_cache()
     flashattn_core.release_scratch()
     if _is_glibc:
-        _libc.malloc_trim(0)  # else memory that glibc keeps stays resident, and reusing it is not seen
+        _libc.malloc_trim(0)  # otherwise memory that glibc keeps stays resident, and its reuse does not count
     with no_garbage_collection():
         if "resident" in memory_method():
-            Path("/proc/self/clear_refs").write_text("5")  # VmHWM := VmRSS
+            Path("/proc/self/clear_refs").write_text("5")  # sets the peak, VmHWM, to the present VmRSS
             before = _status_bytes("VmRSS")
             yield lambda: max(0, _status_bytes("VmHWM") - before)
         else:
@@ -158,6 +158,6 @@ def _status_bytes(name: str) -> int:
 _libc = ctypes.CDLL(None)
 _is_glibc = hasattr(_libc, "malloc_trim")
 if _is_glibc:
-    # malloc_trim() frees the first arena whole, and keeps the end of all others. So all threads use the first arena.
+    # malloc_trim() frees all of the first arena, but keeps the end of each other one. So all threads get the first.
     _M_ARENA_MAX = -8
     _libc.mallopt(_M_ARENA_MAX, 1)

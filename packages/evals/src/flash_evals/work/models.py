@@ -72,7 +72,7 @@ class Tokens:
 
 
 def _setting(config: dict[str, Any], name: str) -> Any:
-    """A setting of config.json, where vision and audio models have the language model's in text_config."""
+    """A setting of config.json. Vision and audio models have those of their language model in text_config."""
     return config.get(name, config.get("text_config", {}).get(name))
 
 

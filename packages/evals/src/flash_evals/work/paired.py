@@ -20,13 +20,14 @@ from flash_evals.work.scoring import Window
 
 Forward = Callable[[mx.array], mx.array]  # a model: tokens (sequences, length) -> logits
 
-WARM_UP_ON_CPU = 256  # tokens: unlike a GPU, a CPU compiles and times nothing at the first call of a length
+WARM_UP_ON_CPU = 256  # tokens; enough, because on a CPU no kernel is compiled or timed at its first call
 ROWS_AT_ONCE = 64  # with 150,000 tokens in the vocabulary, about 0.3 GB of intermediate results
 
 
-# For a scored token: each arm's cost (-ln p) and the tokens that it ranks first; then the arms' differences.
+# For a scored token: each arm's cost (-ln p) and the tokens that it ranks first; then the arms' differences, which are
+# NaN if only one arm ran.
 OF_ARM = [("nll", "<f4"), ("first", "<i4", (1 + scoring.TIES_KEPT,))]
-SCORED = np.dtype([("off", OF_ARM), ("on", OF_ARM), ("kl", "<f4"), ("dlogit", "<f4")])  # both NaN if one arm ran
+SCORED = np.dtype([("off", OF_ARM), ("on", OF_ARM), ("kl", "<f4"), ("dlogit", "<f4")])
 
 
 class Batch(Record):

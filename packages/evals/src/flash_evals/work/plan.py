@@ -54,9 +54,9 @@ class Plan:
         """Words (split at white space) and UTF-8 bytes of the text that the windows up to this one score; None if the
         scored tokens do not form a text.
 
-        A document counts from its first token on, scored or not. If the last document is not read to its end, the part
-        of the original that the tokens read stand for counts: detokenising removes only spaces and marks, so it is
-        known to the character.
+        A document counts from its first token on, scored or not. Of a document that is not read to its end, the part
+        of the original counts that the model has read. That part is known to the character, because detokenising
+        removes only spaces and marks.
         """
         if self.stride is None:
             return None, None

@@ -31,10 +31,10 @@ from flash_evals.work.scoring import Window
 
 FORMAT = "flash-eval perplexity, version 3"
 BEGINS = f'{{"file":"{FORMAT}",'.encode()
-# Facts that two runs must share to be compared token by token; then the only facts that --resume may change.
+# SCORED_ARE: facts that two runs must share to be compared token by token. MAY_CHANGE: all that --resume may change.
 SCORED_ARE = ("text", "tokens", "context", "stride", "scoring", "documents", "bos", "detokenised", "top1_tie")
 MAY_CHANGE = ("batch_size", "ranks", "max_windows", "model", "python")
-# Scores are compressed, for most ties are empty: a token takes about ten bytes per arm.
+# Compressed, a token takes about ten bytes per arm, because most of its places for ties are empty.
 ENCODER = msgspec.json.Encoder(enc_hook=lambda scores: zlib.compress(scores.tobytes()))
 DECODER = msgspec.json.Decoder(Batch, dec_hook=lambda _, text: np.frombuffer(zlib.decompress(b64decode(text)), SCORED))
 

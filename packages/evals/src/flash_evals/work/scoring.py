@@ -12,7 +12,8 @@ import numpy as np
 
 # Two logits this close, relative to the larger one, are a tie: eight times float32's epsilon.
 TIE = 2.0**-20
-# At each position, with the token ranked first. A limit, since all tokens may tie, and fill the memory.
+# The most tokens that are kept at each position as tied for the first place. If all tokens tied, they would fill the
+# memory.
 TIES_KEPT = 16
 
 

@@ -96,14 +96,15 @@ def _compared(other: Kept, trials: Sequence[Reading], header: Header) -> Compare
 def column(nll: np.ndarray, trials: Sequence[Measurement], words: int | None, n_bytes: int | None) -> Column:
     """One arm's figures, from the cost of each scored token and the words and bytes of their text.
 
-    The token perplexity's standard error: that of the mean cost times the perplexity (delta method).
+    The token perplexity's standard error is the standard error of the mean cost, times the perplexity (delta method).
     """
     average, error = scoring.mean(nll)
     ppl, total = scoring.exp(average), average * len(nll)
     speed, memory = median(trial.tokens_per_s for trial in trials), max(trial.peak_memory_mb for trial in trials)
     found = Column(ppl=ppl, ppl_se=ppl * error, tokens_per_s=speed, peak_memory_mb=memory)
     if n_bytes:
-        found.word_ppl = scoring.exp(total / words) if words else math.inf  # no words: the first tokens are white space
+        # There are no words if the tokens so far are white space.
+        found.word_ppl = scoring.exp(total / words) if words else math.inf
         found.byte_ppl = scoring.exp(total / n_bytes)
         found.bits_per_byte = total / n_bytes / math.log(2)
     return found

@@ -32,12 +32,12 @@ DEFAULTS: dict[str, Any] = CONFIG_DEFAULTS  # mlx-lm's: `learning_rate`, `num_la
 def trainee(model: Any, adapters: dict[str, Any]) -> Callable[[mx.array, mx.array], float]:
     """mlx-lm's training step for one arm: it takes a batch, and returns the loss before the step."""
     optimizer = Adam(learning_rate=DEFAULTS["learning_rate"])
-    optimizer.init(adapters)  # else the first step does it, and the second compiles again
+    optimizer.init(adapters)  # otherwise the first step does this, and the second step is compiled again
     mx.eval(optimizer.state)
     state = [model.state, optimizer.state, mx.random.state]
     loss_and_gradient = value_and_grad(model, default_loss)
 
-    # One for each arm: a compiled step keeps the attention with which it was traced.
+    # Each arm has its own compiled step, because it keeps the attention with which it was traced.
     @partial(mx.compile, inputs=state, outputs=state)
     def compiled(tokens: mx.array, ranges: mx.array) -> tuple[mx.array, mx.array]:
         (loss, count), gradient = loss_and_gradient(model, tokens, ranges)
@@ -72,19 +72,18 @@ def trainable(model: Any, num_layers: int, rank: int, checkpoints: bool, seed: i
 
 
 def lengths(loaded: LoadedModel, settings: Settings, skipped: list[Skipped]) -> Generator[Length, None, None]:
-    """After a warm-up step of each arm, yields a length's results so far after each of its `repetitions`. Lengths that
-    do not fit into memory go to `skipped`.
+    """Yields, after each repetition of a length, the length's results so far. Each arm first takes a warm-up step.
 
-    A length that has taken `max_seconds`, unless that is 0, takes no further steps. If the warm-up alone took so long,
-    the warm-up counts: compilation matters little in so long a step. Every length begins with the same adapters, every
-    step has new tokens. Raises EvalError if a step fails.
+    Lengths that do not fit into memory go to `skipped`. A length that has taken `max_seconds`, unless that is 0, takes
+    no further steps. If the warm-up alone took so long, the warm-up counts: compilation matters little in so long a
+    step. Every length begins with the same adapters, and every step has new tokens. Raises EvalError if a step fails.
     """
     random = np.random.default_rng(settings.seed)
     start = loaded.model.trainable_parameters()
     rest: dict[int, float] = {}
 
     def step(name: Arm) -> Step:
-        # The model may have the other arm's adapters.
+        # Until then the model may have the other arm's adapters.
         loaded.model.update(adapters.pop(name))  # pop: the step can free their memory, as in mlx-lm
         loss, took = run(
             name, partial(trainees[name], *batch), seq_len * settings.batch_size, flash, settings.precision
@@ -98,7 +97,7 @@ def lengths(loaded: LoadedModel, settings: Settings, skipped: list[Skipped]) -> 
             continue
         adapters = dict.fromkeys(ARMS, start)
         trainees = {name: trainee(loaded.model, start) for name in ARMS}
-        # Includes the warm-up: only there is the step traced, and only while tracing do calls fall back.
+        # Counts the warm-up, too: the step is traced only there, and only traced calls can fall back.
         flash, spent = Flash(), 0.0
         trials: list[Trial[Step]] = []
         for repetition in range(-1, settings.repetitions):
@@ -124,8 +123,8 @@ def make_batch(tokens: np.ndarray) -> tuple[mx.array, mx.array]:
 def too_long(loaded: LoadedModel, seq_len: int, settings: Settings, rest: dict[int, float]) -> str | None:
     """Says why, if a step of that length without the patch does not fit into memory; else None.
 
-    The estimate adds, to the memory of the scores, what the longest length so far needed per token for all else.
-    rest: length -> bytes of all else; if it is empty, only the scores count.
+    The estimate is the memory of the score arrays plus that of all else, whose bytes per token are those of the longest
+    length so far. rest: length -> bytes of all else; if it is empty, only the score arrays count.
     """
     given = settings.max_memory_gb
     limit = machine.free_memory() if given is None else given * 1e9

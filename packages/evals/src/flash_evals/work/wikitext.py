@@ -15,8 +15,7 @@ OPENING, CLOSING = "([{\"'", ")]}\"'"
 def detokenised(text: str) -> str:
     """Undoes the tokenisation, page by page.
 
-    Quotes and brackets are matched in pairs, where one without a partner would shift all later pairs; page by page, it
-    shifts only those of its page.
+    Quotes and brackets are matched in pairs. A quote or bracket without a partner shifts all later pairs of its page.
     """
     return "\n".join(map(_page, HEADING.split(text)))
 
