@@ -1,6 +1,6 @@
-"""flashattn_core.check, which checks a GPU's kernels, finds faults. Here it checks CPU kernels with planted faults."""
+"""flashattn_core.check finds faults in GPU kernels. Here it checks CPU kernels with planted faults."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -207,23 +207,11 @@ def test_a_check_within_a_traced_function():
 
 
 def test_a_check_in_another_thread():
-    said = []
-
     def run():
-        said.append(check.of_call(arguments(), "cpu_prefill", mx.default_stream(mx.cpu)))
+        return check.of_call(arguments(), "cpu_prefill", mx.default_stream(mx.cpu))
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    assert said == [""]
-
-
-def test_a_check_draws_no_random_numbers_of_the_callers():
-    mx.random.seed(5)
-    expected = mx.random.normal((3,)).tolist()
-    mx.random.seed(5)
-    check.of_call(arguments(), "cpu_prefill", mx.default_stream(mx.cpu))
-    assert mx.random.normal((3,)).tolist() == expected
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(run).result() == ""
 
 
 # --- The checks that doctor starts ---------------------------------------------------------------------------
