@@ -1,4 +1,4 @@
-"""Helpers that build and run programs, and the instruction sets that this machine has."""
+"""Helpers that build and run programs, and that find the instruction sets of this machine."""
 
 import os
 import platform
@@ -15,7 +15,7 @@ SETS = ["neon", "baseline"] if ARM else ["avx512", "avx2", "baseline"]
 
 
 def sets_here() -> list[str]:
-    """This machine's instruction sets according to the operating system, not to the extension's own detection."""
+    """This machine's instruction sets, best first. The operating system names them, not the extension."""
     if ARM:
         return SETS
     flags = Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").exists() else []
@@ -60,7 +60,7 @@ def run(*command: object, seconds: float | None = 300, **environment: str) -> st
 
 
 def cmake(sources: Path, folder: Path, *options: str, target: str = "all") -> None:
-    """Builds what a CMakeLists.txt describes, with the cmake and the ninja that are installed beside this Python."""
+    """Builds a CMake project, with the cmake and ninja that are installed beside this Python."""
     path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
     run("cmake", "-S", sources, "-B", folder, "-G", "Ninja", *options, PATH=path)
     run("cmake", "--build", folder, "--target", target, seconds=None, PATH=path)

@@ -1,6 +1,6 @@
-"""Denormal numbers in inputs and results are kept, to within a few of float32's smallest steps.
+"""Denormal numbers in inputs and results keep their values, to within a few of float32's smallest steps.
 
-Kernels flush nothing to zero but softmax weights below 2^-126.
+Kernels flush only softmax weights below 2^-126 to zero.
 """
 
 import mlx.core as mx
@@ -21,7 +21,7 @@ def denormal(rng, shape, dtype: str) -> np.ndarray:
 
 
 def array(numbers: np.ndarray, dtype: str) -> mx.array:
-    """Makes an array from the numbers' bits: MLX's own conversion from float64 may flush denormals to zero."""
+    """Makes an array from the numbers' bits, because MLX's own conversion from float64 may flush denormals to zero."""
     steps = np.rint(np.abs(numbers) / SMALLEST[dtype]).astype(np.uint32)
     sign = np.signbit(numbers)
     if dtype == "float32":

@@ -28,7 +28,8 @@ def test_one_that_is_not_to_be_had_is_an_error(name):
 
 
 def parts(direction: str, cases: int, each: int) -> list:
-    """The driver's cases in portions of `each`: the first always runs, with one other (--all: all)."""
+    """Divides the driver's cases into parameters for `each` of them. The first parameter always runs, with one other;
+    with --all, all run."""
     others = range(each, cases, each)
     turn = pytest.mark.rotate(len(others))
     return [(direction, 0, each), *(pytest.param(direction, first, each, marks=turn) for first in others)]
@@ -79,7 +80,7 @@ def test_exp2_and_tanh_of_neon(neon_drivers, require):
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize(("processor", "best"), [("Nehalem", "baseline"), ("Haswell", "avx2")])
 def test_a_lesser_processor_meets_nothing_that_it_lacks(drivers, require, everything, processor, best, direction):
-    # Neither emulated processor has AVX-512, and Nehalem has no AVX: one such instruction would end the program.
+    # Neither emulated processor has AVX-512, and Nehalem has no AVX. An instruction that is missing ends the program.
     require("qemu-x86_64", "qemu-user")
     cases = 30 if everything else 6
     output = run("qemu-x86_64", "-cpu", processor, drivers / "passes", direction, cases)

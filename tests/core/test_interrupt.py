@@ -1,8 +1,8 @@
-"""Ctrl-C ends long calls on the CPU. MLX alone raises KeyboardInterrupt only when the last kernel has ended.
+"""Inside interruptible(), Ctrl-C ends long calls on the CPU.
 
-Inside interruptible(), calls that the main thread waits for end half a second after Ctrl-C with results of NaN,
-KeyboardInterrupt is raised, and the process can go on. Calls finish as usual if they are short, if another thread or
-nobody waits for them, or if the program handles SIGINT itself. Without interruptible(), all calls finish.
+A call that the main thread waits for ends half a second after Ctrl-C: its results are NaN, and KeyboardInterrupt is
+raised. Calls finish as usual if they are short, if the main thread does not wait for them, or if the program handles
+SIGINT itself. Without interruptible(), MLX raises KeyboardInterrupt only after the last kernel.
 """
 
 import os
@@ -19,10 +19,8 @@ from tests.core.programs import run as run_program
 
 pytestmark = pytest.mark.slow("waits for long calls")
 
-# Most seconds from the signal to the answer: 1 s is promised, the rest is for a busy machine. PROCESSOR is the
-# processor time that two threads use in the promised second, whatever else the machine does.
-ANSWER = 5.0
-PROCESSOR = 2 * 1.0
+ANSWER = 5.0  # most seconds from the signal to KeyboardInterrupt: 1 s is promised, and a busy machine may need more
+PROCESSOR = 2 * 1.0  # processor time that two threads have in the promised second, however busy the machine is
 BEFORE = 0.5  # seconds from a call's start to the signal
 
 SETUP = """
@@ -40,7 +38,7 @@ def evaluated(make, *shapes):
 def small_but_watched():  # about the shortest call that heeds Ctrl-C
     return evaluated(mx.random.normal, (1, 4, 1100, 128), (1, 1, 1100, 128), (1, 1, 1100, 128))
 
-def long_prefill():  # takes two threads with AVX-512 10 seconds or more, as do the calls of LONG
+def long_prefill():  # two threads with AVX-512 need 10 seconds or more for it, and for each call in LONG
     return evaluated(mx.zeros, (1, 4, 65536, 64), (1, 1, 65536, 64), (1, 1, 65536, 64))
 
 @contextlib.contextmanager
@@ -57,14 +55,11 @@ def interrupted():
 def assert_cut(*arrays):
     with interrupted():
         mx.eval(*arrays)
-    assert_nan(*arrays)
-
-def assert_nan(*arrays):
     for array in arrays:
         assert mx.all(mx.isnan(array)), array
 
 def call_of_3_seconds():
-    # One call, repeated in a batch until it takes 3 seconds here. Returns it and a function that checks its result.
+    # Repeats a call in a batch until it takes 3 seconds. Returns the call and a function that checks its result.
     q, k, v = evaluated(mx.random.normal, (1, 4, 1024, 64), (1, 1, 1024, 64), (1, 1, 1024, 64))
     expected = flash_attention(q, k, v)
     mx.eval(expected)
@@ -114,8 +109,11 @@ class Answer(NamedTuple):
 
 @pytest.fixture
 def interrupt():
-    """Runs Python code, inside of interruptible() unless `before` differs, and sends it SIGINT half a second after each
-    "begun" that it prints. Returns an Answer for each "ended" that it prints."""
+    """Runs Python code inside interruptible(), or after other code that `before` gives.
+
+    Half a second after each "begun" that the code prints, it gets SIGINT. Returns an Answer for each "ended" that it
+    prints.
+    """
 
     def run(code: str, before: str = INTERRUPTIBLE) -> list[Answer]:
         answers, sent = [], 0.0
@@ -167,7 +165,7 @@ assert not mx.any(mx.isnan(out))
 
 
 def test_what_is_queued_and_what_has_yet_to_be_ends(interrupt):
-    # MLX queues a limited number of operations and then waits: most of the layers reach the stream after the signal.
+    # MLX queues a limited number of operations and then waits, so most layers reach the stream after the signal.
     (answer,) = interrupt("""
 x, k = evaluated(mx.zeros, (1, 4, 8192, 64), (1, 1, 8192, 64))
 for layer in range(40):
@@ -243,7 +241,7 @@ assert_right(out)
 
 
 def test_what_nobody_waits_for_is_not_cut(interrupt):
-    """An mx.async_eval must finish, alone and beside a call that the main thread waits for, which is cut."""
+    """An mx.async_eval must finish, alone and beside a call that the main thread waits for and Ctrl-C ends."""
     answers = interrupt("""
 call, assert_right = call_of_3_seconds()
 for waited in (False, True):

@@ -1,4 +1,4 @@
-// The variables of one case: sizes, dtypes, options.
+// One call to test: its sizes, dtypes and options, drawn at random.
 #pragma once
 
 #include <algorithm>
@@ -47,7 +47,8 @@ struct Case {
     return size;
   }
   int64_t rows() const { return batch_size() * heads() * query_len; }
-  int64_t work() const {  // counts the filling of arrays, too, where there is nothing to multiply
+  // Multiply-adds. A call without queries or keys counts its arrays' elements, because they must be filled.
+  int64_t work() const {
     return batch_size() * std::max(heads() * query_len, kv_heads) * std::max(key_len, 1) * (head_dim + value_dim);
   }
 
@@ -84,14 +85,14 @@ inline Dtype any_dtype(Draw& draw) {
 inline Case draw_case(Draw& draw, int number, bool quantised, const Sizes& sizes = kSizes) {
   Case c = {};
   c.number = number;
-  // Lengths are drawn once, other sizes until the work fits: if all were redrawn, two tiles would be rare.
+  // Lengths are drawn once, and other sizes until the work fits. If all were redrawn, long cases would be rare.
   const auto draw_lengths = [&] {
     c.query_len = draw.pick(sizes.query_lens);
     c.key_len = draw.pick(sizes.key_lens);
   };
   draw_lengths();
   do {
-    if (quantised) draw_lengths();  // no quantised dims fit the longest lengths
+    if (quantised) draw_lengths();  // with the longest lengths, no quantised head_dim fits
     c.batch = draw.pick(sizes.batches);
     c.kv_heads = draw.pick(sizes.kv_heads);
     c.group = draw.pick(sizes.groups);

@@ -1,4 +1,4 @@
-// Checks the contract of the kernels, field by field.
+// Checks a call against the contract of contract.h.
 #include "contract.h"
 
 #include <algorithm>
@@ -14,10 +14,10 @@
 namespace flashattn::cpu {
 namespace {
 
-// More than any memory holds. Sizes times strides below it fit int64.
+// More elements than any memory holds. Smaller products of sizes and strides fit int64.
 constexpr int64_t kMaxElements = int64_t{1} << 48;
 
-using Wide = __int128;  // holds any sum of an array's sizes times strides
+using Wide = __int128;  // holds the position of any element, whatever the sizes and strides are
 
 int64_t printable(Wide number) {
   constexpr int64_t kLargest = std::numeric_limits<int64_t>::max();
@@ -115,7 +115,7 @@ Range check_array(const AttentionArgs& args, const Array& array) {
   Wide first = 0, last = 0;
   bool empty = false;
   for_each_dimension(args.params, array, [&](int64_t size, int64_t stride) {
-    if (size == 1 && stride != 0) {  // prefetches run ahead by the stride
+    if (size == 1 && stride != 0) {  // kernels prefetch one stride ahead
       fail(array.name, " has stride ", stride, " in a dimension of size 1, expected 0");
     }
     empty = empty || size == 0;
@@ -132,8 +132,8 @@ Range check_array(const AttentionArgs& args, const Array& array) {
   return check_address(array.name, array.data, array.element_size(args), first, last);
 }
 
-// No two elements of an output may share an address: threads would race for it. They share none if each stride exceeds
-// what the smaller strides reach, as in every permutation of a row-major array, with or without gaps.
+// No two elements of an output may share an address, because threads would race for it. check_elements_apart() demands
+// that each stride exceeds what the smaller strides reach, as in any permutation of a row-major array.
 void check_elements_apart(const AttentionParams& p, const Array& array) {
   struct Dimension {
     int64_t stride, size;

@@ -1,4 +1,5 @@
-// Attention and its gradients by the plain formulas, one row of scores at a time. `Real` is the type of all arithmetic.
+// Computes attention and its gradients by the plain formulas, one row of scores at a time, in arithmetic of type
+// `Real`.
 #pragma once
 
 #include <cmath>
@@ -14,8 +15,8 @@ inline float scale_of(const Case& c) {
   return 1 / std::sqrt(static_cast<float>(c.head_dim));
 }
 
-// The order in which a sum over columns is taken. Where the gradient subtracts two sums, it takes them in different
-// orders: equal rounding errors on both sides would cancel, which they do in no kernel.
+// The order in which a sum over columns is taken. The gradient subtracts two such sums, and takes them in different
+// orders. In the same order equal rounding errors would cancel, but they do so in no kernel.
 enum class Order { up, down };
 
 template <typename Real, typename Term>
@@ -125,7 +126,7 @@ struct Gradients {
   std::vector<double> delta;              // (batch, head, row)
 };
 
-// `out`: the kernel's result, in the case's dtype. lse is computed here, in Real.
+// `out`: the kernel's result, which is rounded to the case's dtype. lse is computed here, in Real.
 template <typename Real>
 Gradients plain_gradients(const Case& c, const Inputs& in, const Cotangents& cotangents,
                           const std::vector<double>& out) {

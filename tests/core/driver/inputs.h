@@ -40,8 +40,8 @@ inline bool is_seen(const Case& c, const Inputs& in, int64_t b, int kv_head, int
   return seen;
 }
 
-// Plants numbers that must not reach other rows: keys and values that no row of the group sees become NaN or infinity,
-// and at times one element of any key or value becomes NaN.
+// Plants numbers that must not reach other rows. Keys and values that no row of the group sees become NaN or infinity.
+// At times one element of any key or value becomes NaN, too.
 inline void poison(const Case& c, Draw& draw, Inputs& in) {
   for (int64_t b = 0; b < c.batch_size(); ++b) {
     for (int g = 0; g < c.kv_heads; ++g) {
@@ -95,7 +95,8 @@ void fill(Tensor& t, int64_t batch_size, int heads, int rows, int columns, Numbe
   }
 }
 
-// Makes scales NaN and biases NaN or infinite: of hidden keys and values, at times also of one value's first group.
+// Makes the scales of hidden keys and values NaN, and their biases NaN or infinite. At times the first group of any one
+// value gets such numbers, too.
 inline void poison_groups(const Case& c, Draw& draw, Inputs& in) {
   const auto spoil = [&](Tensor& tensor, Quantised& quantised, int64_t b, int g, int j, int group) {
     quantised.scales.at(b, g, j, group) = kNaN;
@@ -143,7 +144,7 @@ inline Quantised draw_quantised(const Case& c, Draw& draw, Tensor& tensor, int c
 }
 
 inline Inputs draw_inputs(const Case& c, Draw& draw) {
-  // Dequantised keys and values are not inputs of the kernel, so they need no layouts and are not broadcast.
+  // The kernel does not read dequantised keys and values, so these need no layouts and are not broadcast.
   const auto keys = [&](int columns) {
     return c.bits > 0 ? Tensor(c.batch, c.kv_heads, c.key_len, columns, kRowMajor)
                       : any_input(c, draw, c.kv_heads, c.key_len, columns);

@@ -1,9 +1,10 @@
 // libFuzzer's target: one call of the CPU backend from the fuzzer's bytes.
 //
-// Each byte makes a choice that the drivers leave to chance: sizes, layouts, options, dtypes. The call is legal, so the
-// contract must accept it, and its results are compared with the plain formula. Other runs first overwrite some of its
-// numbers. If the contract still accepts the call, it runs on memory of exactly the size that its strides reach: no
-// sanitizer may report an error, and no output may be NaN where scale and softcap are moderate.
+// Each byte makes one of the choices that the drivers draw at random: sizes, layouts, options, dtypes. Half of the
+// inputs give a legal call. The contract must accept the call, and its results must agree with the plain formula. The
+// other half overwrite some numbers of such a call. If the contract still accepts the call, it runs on memory of
+// exactly the size that its strides reach. Then no sanitizer may report an error, and with a moderate scale and softcap
+// no output may be NaN.
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -25,7 +26,7 @@ using namespace flashattn::driver;
 
 namespace {
 
-// For thousands of calls a second: sizes just below and above those of a tile, a split of the keys and a vector.
+// Small sizes for thousands of calls a second, just below and above a tile, a split of the keys and a vector.
 const Sizes kTiny = {{{}, {2}, {2, 3}, {1, 2}, {0}, {1, 1, 1, 1, 1, 1, 1, 2}},
                      {1, 2},
                      {1, 2, 7, 0},
@@ -40,8 +41,7 @@ constexpr int64_t kMostElements = 1 << 14;  // in an array of a changed call
   std::abort();
 }
 
-// Values that overwrite a call's numbers.
-
+// Returns a number to overwrite `number` with.
 template <typename T>
 T any_number(Draw& draw, T number) {
   constexpr T kLeast = std::numeric_limits<T>::min(), kMost = std::numeric_limits<T>::max();
@@ -114,8 +114,6 @@ void change(Draw& draw, cpu::BackwardArgs& backward) {
   }
 }
 
-// Memory for a call that the contract has accepted.
-
 // One of the call's arrays, and the address of the argument that points to it.
 struct Slot {
   cpu::Array array;
@@ -138,6 +136,7 @@ std::vector<int64_t> positions(const AttentionParams& p, const cpu::Array& array
   return result;
 }
 
+// The memory of a call that the contract has accepted.
 class Memory {
  public:
   // Gives each array memory of its own. Returns false if an array is too large for this fuzz target.
