@@ -99,7 +99,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def is_named(config: pytest.Config, nodeid: str, whole: bool = False) -> bool:
-    """Whether an argument names this case, or, unless `whole`, its test or class."""
+    """Whether an argument of pytest names this case or, unless `whole`, its test or class."""
     for argument in config.args:
         file, is_test, test = argument.partition("::")
         if is_test:

@@ -30,8 +30,8 @@ void* allocate(size_t size, void* caller) {
 
 }  // namespace
 
-// Makes one of the next allocations fail, which `number` counts from 0; -1: none. Returns whether the allocation that
-// the previous call chose has failed.
+// Chooses the allocation that fails: 0 is the next one, and -1 is none. Returns whether the allocation that was chosen
+// before has failed.
 extern "C" bool fail_at(long number) {
   return left.exchange(number) < 0;
 }

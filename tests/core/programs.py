@@ -24,7 +24,7 @@ def sets_here() -> list[str]:
 
 
 def only(sets: Iterable[str]) -> str:
-    """CMake's option to build only these instruction sets."""
+    """The CMake option that builds only these instruction sets."""
     return f"-DFLASHATTN_INSTRUCTION_SETS={';'.join(sets)}"
 
 

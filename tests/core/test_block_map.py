@@ -1,4 +1,8 @@
-"""The block map of an array mask describes the array, is computed once for it, and changes no result."""
+"""An array mask has a block map, which is computed once and changes no result.
+
+The block map says of each block of 32 queries and 32 keys whether it shows any key, and whether it hides or adds
+anything.
+"""
 
 import gc
 from concurrent.futures import ThreadPoolExecutor
@@ -106,7 +110,7 @@ class TestFoundOnce:
         assert now == again
 
     def test_as_long_as_the_mask_lives(self, call):
-        gc.collect()  # what earlier tests left
+        gc.collect()  # frees the masks of earlier tests
         before = len(masks._kept)
         mask = mx.ones((100, 333), mx.bool_)
         mx.eval(flash_attention(*call, mask=mask))

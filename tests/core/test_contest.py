@@ -59,7 +59,7 @@ def test_a_kind_in_words():
 
 
 def test_lengths_up_to_the_same_power_of_two_are_one_kind():
-    """Up to 64 queries, each number of queries is a kind of its own."""
+    """Calls in the same words share their times. Up to 64 queries, each number of queries has its own words."""
     words = [in_words(call(length, key_len)) for length, key_len in ((65, 129), (128, 256), (100, 200))]
     assert len(set(words)) == 1
     for other in (call(64, 200), call(63, 200), call(129, 200), call(100, 128), call(100, 257), call(batch=2)):
@@ -92,7 +92,7 @@ def test_each_contestant_has_a_time(name):
 
 @pytest.mark.parametrize(("given", "ways"), [({}, 2), ({"value_dim": 8}, 1), ({"dim": 64, "bits": 4}, 2)], ids=str)
 def test_calls_are_timed_alone_and_one_after_the_other(given, ways):
-    """A chain of calls needs outputs that have the shape of queries."""
+    """In a chain each output is the next query, so outputs must have the shape of queries."""
     [seconds] = times(call(**given), [OURS], CPU).values()
     assert len(seconds) == ways
     assert all(0 < each < 1 for each in seconds)
@@ -230,7 +230,7 @@ def test_it_computes_what_ours_does(given, length, key_len):
 
 @pytest.mark.parametrize("given", MASKS)
 def test_masks_are_arrays_only_where_mlx_has_no_word_for_them(given):
-    """MLX takes the mask "causal", and no mask; all others must be arrays."""
+    """MLX takes no mask, "causal" or an array."""
     mask = contest._mask_for_mlx(drawn(Kind(mx.float32, 16, 16, 2, 40, MASKS[given]), 40, 60))
     words = {"none": None, "causal": "causal", "sinks": "causal"}
     if given in words:

@@ -52,7 +52,7 @@ def test_a_million_queries_and_keys_in_a_window(rng):
     x = mx.array(numbers).reshape(1, 1, MILLION, 1)
     out = to_numpy(flash_attention(x, x, x, mask=SlidingWindow(2)))[0, 0, :, 0]
     before, own = numbers[:-1].astype(np.float64), numbers[1:].astype(np.float64)
-    weight = 1 / (1 + np.exp(own * (before - own)))  # the own key's; a query also sees the key before
+    weight = 1 / (1 + np.exp(own * (before - own)))  # of the query's own key; it also sees the key before
     np.testing.assert_allclose(out[1:], weight * own + (1 - weight) * before, rtol=1e-4, atol=1e-5)
     assert out[0] == numbers[0]
 

@@ -1,6 +1,6 @@
-"""The kernels of every instruction set obey the rule, and the best set that the machine runs is taken.
+"""The kernels of every instruction set agree with the plain formula, and a machine runs its best set.
 
-This machine's sets run natively; NEON and x86 processors with fewer instructions run under an emulator.
+This machine's sets run natively. NEON and x86 processors with fewer instructions run under an emulator.
 """
 
 import pytest
@@ -36,7 +36,7 @@ def parts(direction: str, cases: int, each: int) -> list:
 
 
 def assert_each_case_matches(name: str, first: int, cases: int, *program: object) -> None:
-    """The driver must use the given set, its cases must obey the rule, and threads must change no bit of a result."""
+    """The driver must use the given set, its cases must pass, and threads must change no bit of a result."""
     by_threads = {
         threads: run(*program, cases, first, FLASHATTN_CPU_ISA=name, FLASHATTN_NUM_THREADS=threads)
         for threads in ("1", "3")

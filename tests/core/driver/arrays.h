@@ -69,8 +69,8 @@ inline Array input_array(const AttentionArgs& args, const InputRule& rule, const
   return with(p.num_kv_heads, p.key_len, columns);
 }
 
-// Calls visit(array, pointer, strides) for each input that the call has or must have. `pointer` and `strides` are the
-// fields of `args`.
+// Calls visit(array, pointer, strides) for each input that the call has or must have. `pointer` and `strides` refer to
+// the fields of `args`.
 template <typename Args, typename Visit>
 void for_each_input(Args& args, Visit visit) {
   const auto visit_input = [&](const InputRule& rule, const char* name, auto& pointer, auto& strides) {
@@ -82,7 +82,7 @@ void for_each_input(Args& args, Visit visit) {
 #undef FLASHATTN_VISIT
 }
 
-// The same for the outputs of the forward pass.
+// Calls visit(array, pointer, strides) for each output of the forward pass.
 template <typename Args, typename Visit>
 void for_each_output(Args& args, Visit visit) {
   auto& p = args.params;
@@ -92,7 +92,7 @@ void for_each_output(Args& args, Visit visit) {
         p.row_stats);
 }
 
-// The same for the gradients of out and, unless it is null, of lse.
+// Calls visit(array, pointer, strides) for the gradient of out and, unless it is null, for that of lse.
 template <typename Args, typename Visit>
 void for_each_cotangent(Args& args, Visit visit) {
   const AttentionParams& p = args.forward.params;

@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tensor.h"
@@ -53,27 +55,20 @@ struct Case {
   }
 
   std::string describe() const {
-    std::string text = "case " + std::to_string(number) + ": " + (decode ? "decode " : "prefill ") + format(dtype).name;
-    for (int extent : batch) text += " B " + std::to_string(extent);
-    const auto add = [&](bool present, const std::string& what) { text += present ? ", " + what : ""; };
-    add(true, "heads " + std::to_string(heads()) + "/" + std::to_string(kv_heads));
-    add(true, "L " + std::to_string(query_len) + ", S " + std::to_string(key_len));
-    add(true, "D " + std::to_string(head_dim) + ", D_v " + std::to_string(value_dim));
-    add(query_size != 1, "large scores");
-    add(strided, "strided");
-    add(causal, "causal");
-    add(window > 0, "window " + std::to_string(window));
-    add(key_range, "key range");
-    add(visible, "bool array");
-    add(bias, std::string("bias ") + format(bias_dtype).name);
-    add(tree_size > 0, "tree " + std::to_string(tree_size));
-    add(softcap > 0, "softcap");
-    add(sinks, "sinks");
-    add(alibi, "alibi");
-    add(poison, "NaN and infinity in keys");
-    add(bits > 0,
-        std::to_string(bits) + " bits in groups of " + std::to_string(group_size) + " " + format(group_dtype).name);
-    return text;
+    std::ostringstream text;
+    text << "case " << number << ": " << (decode ? "decode " : "prefill ") << format(dtype).name;
+    for (int extent : batch) text << " B " << extent;
+    text << ", heads " << heads() << "/" << kv_heads << ", L " << query_len << ", S " << key_len << ", D " << head_dim
+         << ", D_v " << value_dim << ", queries times " << query_size << ", window " << window << ", tree " << tree_size
+         << ", softcap " << softcap << ", " << bits << " bits in groups of " << group_size << ", dtypes of bias "
+         << format(bias_dtype).name << " and of groups " << format(group_dtype).name;
+    const std::pair<bool, const char*> flags[] = {
+        {strided, "strided"}, {causal, "causal"}, {key_range, "key range"}, {visible, "bool array"},
+        {bias, "bias"},       {sinks, "sinks"},   {alibi, "alibi"},         {poison, "NaN and infinity in keys"}};
+    for (auto [is_set, name] : flags) {
+      if (is_set) text << ", " << name;
+    }
+    return text.str();
   }
 };
 

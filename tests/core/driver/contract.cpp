@@ -161,7 +161,7 @@ class Memory {
   explicit Memory(const AttentionArgs& args) : args_(args) {}
 
   void input(const Array& array) { ranges_[count_++] = check_array(args_, array); }
-  // All inputs must have been added.
+  // Call this after all inputs have been added.
   void output(const Array& array) {
     Range range = check_array(args_, array);
     if (range.begin < range.end) {

@@ -35,7 +35,7 @@ inline double rounded(double x, Dtype dtype) {
   return std::isfinite(x) ? std::nearbyint(x / last_place(x, dtype)) * last_place(x, dtype) : x;
 }
 
-// The dtype must have the number x.
+// x must be a number that the dtype holds exactly.
 inline void write_element(double x, Dtype dtype, uint8_t* target) {
   uint32_t bits;
   float as_float = static_cast<float>(x);

@@ -33,8 +33,8 @@ struct RowIndex {
 
 template <typename Real>
 struct Score {
-  Real logit;    // input of the softmax
-  Real passing;  // the derivative of softcap
+  Real logit;  // input of the softmax
+  Real slope;  // the derivative of softcap
 };
 
 template <typename Real>
@@ -152,7 +152,7 @@ Gradients plain_gradients(const Case& c, const Inputs& in, const Cotangents& cot
       Real weight = std::exp(score.logit - lse);
       Real of_weight = sum_over<Real>(c.value_dim, Order::up,
                                       [&](int d) { return of_out(d) * Real(in.value.at(at.batch, at.kv_head, j, d)); });
-      Real of_product = weight * (of_weight - delta) * score.passing * Real(scale_of(c));
+      Real of_product = weight * (of_weight - delta) * score.slope * Real(scale_of(c));
       for (int d = 0; d < c.value_dim; ++d) of_value[key * size_t(c.value_dim) + size_t(d)] += weight * of_out(d);
       for (int d = 0; d < c.head_dim; ++d) {
         of_query[index * size_t(c.head_dim) + size_t(d)] += of_product * Real(in.key.at(at.batch, at.kv_head, j, d));

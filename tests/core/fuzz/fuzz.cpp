@@ -1,4 +1,4 @@
-// libFuzzer's target: one call of the CPU backend from the fuzzer's bytes.
+// libFuzzer's target. It makes one call of the CPU backend from the fuzzer's bytes.
 //
 // Each byte makes one of the choices that the drivers draw at random: sizes, layouts, options, dtypes. Half of the
 // inputs give a legal call. The contract must accept the call, and its results must agree with the plain formula. The
@@ -34,7 +34,7 @@ const Sizes kTiny = {{{}, {2}, {2, 3}, {1, 2}, {0}, {1, 1, 1, 1, 1, 1, 1, 2}},
                      {1, 7, 33, 0, 97, 289, 513, 600},
                      {1, 7, 16, 17, 32, 33},
                      1 << 13};
-constexpr int64_t kMostElements = 1 << 14;  // in an array of a changed call
+constexpr int64_t kMostElements = 1 << 14;  // of an array; changed calls with larger arrays are not run
 
 [[noreturn]] void report(const std::string& what) {
   std::fprintf(stderr, "%s\n", what.c_str());
@@ -269,7 +269,7 @@ void run_changed(cpu::BackwardArgs args, Draw& draw, bool decode, bool with_grad
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
-  // The first byte seeds the random numbers; the last ones, at most 16, choose the changes.
+  // The first byte seeds the random numbers. The last bytes, at most 16, choose the changes.
   size_t for_changes = std::min<size_t>(16, (size - 1) / 2);
   Draw draw{std::mt19937(data[0]), data + 1, size - 1 - for_changes};
   Draw changes{std::mt19937(data[0]), data + size - for_changes, for_changes};
