@@ -1,6 +1,5 @@
 """Fixtures that the tests of the core share."""
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import mlx.core as mx
 import pytest
 
 from tests.builds import built, contents
-from tests.core.programs import cmake, only, run, sets_here
+from tests.core.programs import cmake, only, require, run, sets_here
 
 HERE = Path(__file__).parent
 PACKAGE = HERE.parents[1] / "packages/flashattn-core"
@@ -34,17 +33,6 @@ def _on_the_cpu() -> Iterator[None]:
     mx.set_default_device(mx.cpu)
     yield
     mx.set_default_device(before)
-
-
-@pytest.fixture(scope="session")
-def require() -> Callable[[str, str], None]:
-    """Skips the test if a program is missing, and names the Debian package that contains the program."""
-
-    def require(program: str, package: str) -> None:
-        if shutil.which(program) is None:
-            pytest.skip(f"{program} is missing: apt-get install {package}")
-
-    return require
 
 
 @pytest.fixture(scope="session")
@@ -75,7 +63,7 @@ def drivers(build: Callable[..., Path], everything: bool) -> Path:
 
 
 @pytest.fixture(scope="session")
-def neon_drivers(build: Callable[..., Path], require: Callable[[str, str], None]) -> Path:
+def neon_drivers(build: Callable[..., Path]) -> Path:
     """Programs in driver/ for 64-bit ARM, which qemu-aarch64 runs. Linked statically, they need no ARM libraries."""
     require("aarch64-linux-gnu-g++", "g++-aarch64-linux-gnu")
     return build(

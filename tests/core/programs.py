@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -36,6 +37,12 @@ _others = pytest.mark.nightly("sanitizers take a minute to compile it")
 each_sanitized_set = pytest.mark.parametrize(
     "name", [sets_here()[0], *(pytest.param(name, marks=_others) for name in sets_here()[1:])]
 )
+
+
+def require(program: str, package: str) -> None:
+    """Skips the test if a program is missing, and names the Debian package that contains the program."""
+    if shutil.which(program) is None:
+        pytest.skip(f"{program} is missing: apt-get install {package}")
 
 
 def finished(

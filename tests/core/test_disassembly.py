@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.core.programs import ARM, run, sets_here
+from tests.core.programs import ARM, require, run, sets_here
 
 ON_X86 = pytest.mark.skipif(ARM, reason="not an x86-64 machine")
 
@@ -33,6 +33,7 @@ def objects(build: Path, target: str) -> list[Path]:
 
 
 def count(pattern: str, object_file: Path, tool: str = "objdump") -> int:
+    require(tool, "binutils")
     return len(re.findall(pattern, run(tool, "--disassemble", "--no-show-raw-insn", object_file)))
 
 
@@ -58,8 +59,7 @@ def assert_multiplies_whole_registers(build: Path, isa: str, source: str, tool: 
 @ON_X86
 @each_source
 @each_isa
-def test_the_kernels_multiply_whole_registers(drivers, require, isa, source):
-    require("objdump", "binutils")
+def test_the_kernels_multiply_whole_registers(drivers, isa, source):
     assert_multiplies_whole_registers(drivers, isa, source)
 
 
@@ -70,20 +70,18 @@ def test_the_kernels_multiply_whole_registers_of_neon(neon_drivers, source):
 
 @ON_X86
 @each_of(*TOO_NEW)
-def test_no_instruction_is_newer_than_the_set(drivers, require, isa):
-    require("objdump", "binutils")
+def test_no_instruction_is_newer_than_the_set(drivers, isa):
     assert [path.name for path in objects(drivers, f"flashattn_cpu_{isa}") if count(TOO_NEW[isa], path)] == []
 
 
 @ON_X86
-def test_what_every_processor_runs_is_of_no_set(drivers, require):
-    require("objdump", "binutils")
+def test_what_every_processor_runs_is_of_no_set(drivers):
     assert [path.name for path in objects(drivers, "flashattn_cpu") if count(AVX, path)] == []
 
 
 @ON_X86
 @each_isa
-def test_all_that_a_set_defines_is_its_own(drivers, require, isa):
+def test_all_that_a_set_defines_is_its_own(drivers, isa):
     # If several objects define the same inline function, such as one of the standard library, the linker keeps one
     # copy for all callers. That copy could contain AVX-512.
     require("nm", "binutils")

@@ -5,7 +5,7 @@ This machine's sets run natively. NEON and x86 processors with fewer instruction
 
 import pytest
 
-from tests.core.programs import ARM, NAMES, each_set, python, run, sets_here
+from tests.core.programs import ARM, NAMES, each_set, python, require, run, sets_here
 
 PRINT_SET = "import flashattn_core; print(flashattn_core.backends()['cpu'])"
 
@@ -56,12 +56,12 @@ def test_each_one_over_the_options(drivers, name, direction, first, cases):
 
 @pytest.mark.parametrize("name", ["neon", pytest.param("baseline", marks=pytest.mark.nightly("another build"))])
 @pytest.mark.parametrize(("direction", "first", "cases"), parts("forward", 250, 10) + parts("backward", 80, 5))
-def test_arm_over_the_options(neon_drivers, require, name, direction, first, cases):
+def test_arm_over_the_options(neon_drivers, name, direction, first, cases):
     require("qemu-aarch64", "qemu-user")
     assert_each_case_matches(name, first, cases, "qemu-aarch64", neon_drivers / "passes", direction)
 
 
-def test_arm_takes_neon(neon_drivers, require):
+def test_arm_takes_neon(neon_drivers):
     require("qemu-aarch64", "qemu-user")
     assert run("qemu-aarch64", neon_drivers / "passes", "forward", 1).startswith("NEON, ")
 
@@ -71,7 +71,7 @@ def test_exp2_and_tanh(drivers, name):
     assert run(drivers / f"simd_functions_{name}").startswith(f"{NAMES[name]}: ")
 
 
-def test_exp2_and_tanh_of_neon(neon_drivers, require):
+def test_exp2_and_tanh_of_neon(neon_drivers):
     require("qemu-aarch64", "qemu-user")
     assert run("qemu-aarch64", neon_drivers / "simd_functions_neon").startswith("NEON: ")
 
@@ -79,7 +79,7 @@ def test_exp2_and_tanh_of_neon(neon_drivers, require):
 @pytest.mark.skipif(ARM, reason="every 64-bit ARM has NEON")
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize(("processor", "best"), [("Nehalem", "baseline"), ("Haswell", "avx2")])
-def test_a_lesser_processor_meets_nothing_that_it_lacks(drivers, require, everything, processor, best, direction):
+def test_a_lesser_processor_meets_nothing_that_it_lacks(drivers, everything, processor, best, direction):
     # Neither emulated processor has AVX-512, and Nehalem has no AVX. An instruction that is missing ends the program.
     require("qemu-x86_64", "qemu-user")
     cases = 30 if everything else 6
