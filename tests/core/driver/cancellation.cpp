@@ -22,17 +22,9 @@ Tensor zeros(const Case& c, int heads, int rows, int columns) {
   return tensor;
 }
 Inputs all_zeros(const Case& c) {
-  Tensor none = zeros(c, 1, 1, 1);
-  return {zeros(c, c.heads(), c.query_len, c.head_dim),
-          zeros(c, c.kv_heads, c.key_len, c.head_dim),
-          zeros(c, c.kv_heads, c.key_len, c.value_dim),
-          none,
-          none,
-          none,
-          none,
-          none,
-          none,
-          none};
+  Tensor query = zeros(c, c.heads(), c.query_len, c.head_dim), key = zeros(c, c.kv_heads, c.key_len, c.head_dim);
+  Tensor value = zeros(c, c.kv_heads, c.key_len, c.value_dim), none = zeros(c, 1, 1, 1);
+  return {query, key, value, none, none, none, none, none, none, none};
 }
 
 enum class Program { prefill, decode, backward };

@@ -75,25 +75,11 @@ void change(Draw& draw, cpu::BackwardArgs& backward) {
   int32_t* const integers[] = {&p.batch_dims, &p.batch_shape[0], &p.batch_shape[1], &p.num_heads, &p.num_kv_heads,
                                &p.query_len,  &p.key_len,        &p.head_dim,       &p.value_dim, &p.window,
                                &p.tree_size,  &p.bits,           &p.group_size};
-  Strides* const strides[] = {&p.query,
-                              &p.key,
-                              &p.value,
-                              &p.out,
-                              &p.lse,
-                              &p.visible,
-                              &p.bias,
-                              &p.key_start,
-                              &p.key_stop,
-                              &p.tree,
-                              &p.sinks,
-                              &p.alibi_slopes,
-                              &p.key_scales,
-                              &p.key_biases,
-                              &p.value_scales,
-                              &p.value_biases,
-                              &backward.out_gradient_strides,
-                              &backward.lse_gradient_strides,
-                              &p.row_stats};
+  Strides &of_out = backward.out_gradient_strides, &of_lse = backward.lse_gradient_strides;
+  Strides* const strides[] = {&p.query,        &p.key,          &p.value,      &p.out,        &p.lse,
+                              &p.visible,      &p.bias,         &p.key_start,  &p.key_stop,   &p.tree,
+                              &p.sinks,        &p.alibi_slopes, &p.key_scales, &p.key_biases, &p.value_scales,
+                              &p.value_biases, &of_out,         &of_lse,       &p.row_stats};
   switch (draw.below(8)) {
     case 0:
     case 1:
