@@ -1,6 +1,6 @@
-"""A cache of what tests compile: one folder per hash of everything that goes into a build.
+"""Caches what tests compile. Each build has a folder, named by a hash of everything that goes into the build.
 
-Processes that want the same build wait for the one that makes it. Builds that nobody used for a month are removed.
+Processes that want the same build wait for the process that makes it. Builds that nobody used for a month are removed.
 """
 
 import hashlib
@@ -17,13 +17,13 @@ MONTH = 30 * 24 * 3600
 
 
 def contents(*folders: Path, patterns: Iterable[str] = ("**/*",)) -> bytes:
-    """Returns the names and bytes of all files in the folders, as a part of a build's key."""
+    """Returns the names and bytes of all files in the folders, for the `key` of built()."""
     files = sorted({file for folder in folders for pattern in patterns for file in folder.glob(pattern)})
     return b"".join(str(file.name).encode() + file.read_bytes() for file in files if file.is_file())
 
 
 def built(make: Callable[[Path], None], *key: str | bytes) -> Path:
-    """Returns the folder that `make` filled for this key, now or earlier. A failed build leaves no folder."""
+    """Returns the folder that make(folder) filled for this key, now or earlier. A failed build leaves no folder."""
     digest = hashlib.sha256()
     for part in key:
         data = part.encode() if isinstance(part, str) else part

@@ -11,7 +11,7 @@ from flashattn_core.drawn import Kind
 from tests.emulators.metal_on_cpu import MetalError
 from tests.metal.metal_attention import Run
 
-# Options of a call, each with its array's dtype or None.
+# The optional arguments of calls, each with the dtype of its array, or None if it is no array.
 GIVEN = {
     "nothing": {},
     "causal": {"causal": None},
@@ -20,7 +20,7 @@ GIVEN = {
     "a tree": {"tree": mx.uint32},
     "arrays": {"visible": mx.bool_, "bias": mx.float16},
 }
-# Key lengths for calls with few queries. The check's own lengths would take the harness a minute.
+# Key lengths for calls with few queries. With the check's own lengths the emulator would need a minute.
 FEW_KEYS, MANY_KEYS = 90, 400
 
 
@@ -48,12 +48,15 @@ def found(
     edit: Callable[[str], str] = lambda source: source,
     lengths: Lengths | None = None,
 ) -> str:
-    """Returns what the check finds in the kernel after `edit` changed its source. `lengths`: None for a few tiles."""
+    """Returns what the check finds wrong with the kernel after `edit` changed its source.
+
+    lengths: of queries and keys; None: a few tiles.
+    """
 
     def attention(**arguments):
         try:
             result = run(**arguments, kernel=kernel, edit=edit)
-        except MetalError as error:  # a GPU's errors are RuntimeErrors
+        except MetalError as error:  # MLX raises RuntimeError for a GPU's errors
             raise RuntimeError(str(error)) from error
         return result.out, result.lse
 
@@ -62,7 +65,7 @@ def found(
     return failure(kind, attention, on_cpu, lengths or shorter, error_of(kernel, kind, kernel.endswith("_rounded")))
 
 
-ROW_RESULT = "return RowResult{normalise / softmax.row_sum,"  # in the text of every kernel
+ROW_RESULT = "return RowResult{normalise / softmax.row_sum,"  # every kernel's source has this text
 
 
 def wrong_where(condition: str) -> Callable[[str], str]:
@@ -71,7 +74,7 @@ def wrong_where(condition: str) -> Callable[[str], str]:
 
 
 def nan_where(condition: str, text: str) -> Callable[[str], str]:
-    """Makes outputs NaN where the condition holds. text: kernel code just before a factor of the output."""
+    """Makes outputs NaN where the condition holds. text: the kernel code before a factor of the output."""
     return lambda source: source.replace(text, text + f"({condition} ? INFINITY * 0.0f : 1.0f) * ")
 
 

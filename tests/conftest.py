@@ -11,7 +11,7 @@ pytest_plugins = ["tests.lanes", "tests.packaging.finished_wheels", "tests.emula
 
 @pytest.fixture(scope="session", autouse=True)
 def _heeds_control_c() -> Iterator[None]:
-    """Lets tests receive SIGINT: processes started in the background ignore it, and their children inherit that."""
+    """Lets tests receive SIGINT. A process that was started in the background ignores it, and so do its children."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -19,5 +19,5 @@ def _heeds_control_c() -> Iterator[None]:
 
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
-    """Each test gets its own generator, seeded with the test's name: the same numbers in every run."""
+    """A generator that the test's name seeds, so that a test gets the same numbers in every run."""
     return np.random.default_rng(list(request.node.name.encode()))

@@ -1,4 +1,4 @@
-"""Handles tests that need something that a bare machine lacks."""
+"""Skips tests that need something that this machine lacks."""
 
 import os
 import sys

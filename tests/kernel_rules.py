@@ -1,4 +1,4 @@
-"""The core's own tests that every backend must pass: tests/metal and tests/cuda run them with their kernels."""
+"""Tests of tests/core that GPU kernels must pass, too: tests/metal and tests/cuda run them with their kernels."""
 
 import importlib
 import types
@@ -27,7 +27,7 @@ MODULES = {
 }
 NOT_OF_THE_KERNELS = {
     "test_nothing_but_the_outputs_is_allocated",  # measures MLX's allocator
-    # These end before a kernel is chosen.
+    # The calls in these tests raise before a kernel is chosen.
     "test_transforms",
     "test_there_is_no_gradient",
     "test_plan",
@@ -51,8 +51,8 @@ def rules(*but: str) -> dict[str, Callable[..., None]]:
 def assert_same_but_for_tensor_cores(got: mx.array, expected: mx.array) -> None:
     """Like oracle.assert_same_bits(), but `got` may be the rounding of any number within float32's error of `expected`.
 
-    Tensor cores sum and truncate in their own way. So a 16-bit result differs by one unit in the last place, if the
-    number is within that error of a tie.
+    Tensor cores sum and truncate in their own way. So a 16-bit result may differ in its last bit, if the number before
+    rounding is nearly in the middle between two 16-bit numbers.
     """
     expected = expected.astype(mx.float32)
     error = 1e-5 * mx.maximum(mx.abs(expected), 1)
@@ -69,7 +69,7 @@ def run_through(
 ) -> None:
     """Makes the core's tests call these functions with kernel=kernel_for(query, max(head_dim, value_dim), quantised).
 
-    same: replaces the core's comparisons of bits, and of sums in another order; None: keeps them.
+    same: replaces oracle.py's assert_same_bits() and assert_same_but_for_order(). None: both stay.
     """
 
     def plain(query, key, value, *args, kernel="auto", **options):

@@ -1,17 +1,17 @@
-"""How much of the tests runs: a fixed choice by default, more in CI, all of it at night.
+"""Chooses the tests that run: a fixed choice by default, more tests in CI, and all tests at night.
 
 - `pytest` runs the default tests: the folders in pyproject.toml's `testpaths`, without tests marked `slow(reason)`.
-  Of tests marked `rotate(n)` every n-th case runs, or every m-th for `rotate(n, default=m)`. All runs have the same
-  cases and the same examples of Hypothesis.
-- `pytest tests/metal` runs the slow tests of the named files and folders, too, and every n-th case.
+  A test marked `rotate(n)` runs every n-th of its cases, or every m-th if it is marked `rotate(n, default=m)`. Each run
+  has the same cases, and the same examples of Hypothesis.
+- `pytest tests/metal` also runs the slow tests in the folders and files that it names. It runs every n-th case.
 - `--rotate`, which CI uses in `make parts`, picks cases and examples by the number of the last commit, so that n
   commits run all cases.
 - `--all`, which `make nightly` uses, also runs tests marked `nightly(reason)`, and all cases. `rotate(n, nightly=m)`
-  marks tests that would take hours: `--all` runs every m-th case by the number of the commit, and all cases of a file
-  that is named.
+  marks tests that would take hours. `--all` runs every m-th of their cases, by the number of the commit, but all cases
+  if it names their file.
 
-A test that is named (`file.py::test`) runs even if it is marked slow or nightly, but for those of its cases that are
-marked nightly themselves. `file.py::test[case]` runs that case.
+`pytest file.py::test` runs the test even if it is marked slow or nightly, without cases that have a mark nightly of
+their own. `pytest file.py::test[case]` runs that case.
 """
 
 import os
@@ -25,7 +25,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 LEFT_OUT = pytest.StashKey[dict[str, int]]()
-# Long files, and files with builds that others wait for, start first. Otherwise processes wait at the end.
+# Files that start first: long ones, and those whose builds other files wait for. Otherwise processes idle at the end.
 FIRST = ("test_contract.py", "test_soak.py")
 
 
@@ -53,7 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def commit_number() -> int:
-    """The number of commits up to the last one; 0 outside of a checkout."""
+    """The number of commits in the history of HEAD; 0 outside of a checkout."""
     count = ["git", "-C", str(Path(__file__).parent), "rev-list", "--count", "HEAD"]
     try:
         return int(subprocess.run(count, capture_output=True, text=True, check=True).stdout)
@@ -99,7 +99,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def is_named(config: pytest.Config, nodeid: str, whole: bool = False) -> bool:
-    """Whether an argument names this case, or, unless `whole`, its test or class."""
+    """Whether an argument of pytest names this case or, unless `whole`, its test or class."""
     for argument in config.args:
         file, is_test, test = argument.partition("::")
         if is_test:
@@ -112,7 +112,7 @@ def is_named(config: pytest.Config, nodeid: str, whole: bool = False) -> bool:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """A worker of pytest-xdist ends. It collected the tests; this process reports."""
+    """Gets the numbers of a pytest-xdist worker: workers collect the tests, and this process reports."""
     node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left out", {})
 
 

@@ -1,4 +1,4 @@
-"""In docs/dev/reliability.md each promise names tests that exist, and a mutation in tests/mutations breaks it."""
+"""Each promise in docs/dev/reliability.md names tests that exist, and a mutation in tests/mutations breaks it."""
 
 import ast
 import re
@@ -24,7 +24,7 @@ PROMISES = [
 
 @cache
 def functions_in(file):
-    """The tests that pytest would collect from the file: functions, and methods as Class::name."""
+    """The names of all tests in the file: of functions, and of methods as Class::name."""
     tree = ast.parse((TESTS / file).read_text())
     classes = {"": tree} | {f"{node.name}::": node for node in tree.body if isinstance(node, ast.ClassDef)}
     return {

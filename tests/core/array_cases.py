@@ -1,21 +1,24 @@
-"""Masks that hide whole blocks: as arrays and, where flashattn_core.masks can describe them, as descriptions."""
+"""Mask arrays that hide whole blocks of 32 queries and 32 keys, and the block maps of such arrays."""
 
 import flashattn_core
 import mlx.core as mx
 import numpy as np
-from flashattn_core.masks import Causal, KeyRange, Mask, SlidingWindow
+from flashattn_core.masks import KeyRange, Mask, SlidingWindow
 
 
 def positions(length: int, key_len: int) -> tuple[np.ndarray, np.ndarray]:
+    """The positions of the queries, as a column, and of the keys, as a row. The last query has the last position."""
     return np.arange(length)[:, None] + key_len - length, np.arange(key_len)[None]
 
 
 def documents(length: int, key_len: int) -> np.ndarray:
+    """Which keys are in the query's document. Documents begin at positions 0, 40, 100 and 230."""
     number = np.cumsum(np.isin(np.arange(key_len), (40, 100, 230)))
     return number[positions(length, key_len)[0].clip(0)] == number[None]
 
 
 def visible(name: str, rng: np.random.Generator, length: int, key_len: int) -> np.ndarray:
+    """Which keys each query sees under the mask of this name, as an array that broadcasts to (2, 4, L, S)."""
     query, key = positions(length, key_len)
     return {
         "window": lambda: (key <= query) & (query - key < 50),
@@ -32,19 +35,14 @@ def visible(name: str, rng: np.random.Generator, length: int, key_len: int) -> n
 
 
 NAMES = ("window", "causal", "left padding", "documents", "prefix", "gap", "holes", "per head", "all", "none")
-DESCRIBED: dict[str, Mask | None] = {
-    "window": SlidingWindow(50),
-    "causal": Causal(),
-    "left padding": Causal() & KeyRange(mx.array([70, 133])),
-    "all": None,
-}
 
 
-def as_array(kind: str, shown: np.ndarray, rng: np.random.Generator, dtype: mx.Dtype = mx.float32) -> mx.array:
+def as_array(kind: str, shown: np.ndarray, rng: np.random.Generator) -> mx.array:
+    """A mask that shows these keys. kind: "bool"; "additive", of random numbers and -inf; "hiding", of 0 and -inf."""
     if kind == "bool":
         return mx.array(shown)
     added = rng.standard_normal(shown.shape) if kind == "additive" else np.zeros(shown.shape)
-    return mx.array(np.where(shown, added, -np.inf), dtype)
+    return mx.array(np.where(shown, added, -np.inf), mx.float32)
 
 
 def expected_map(mask: mx.array) -> np.ndarray:
@@ -61,9 +59,9 @@ def expected_map(mask: mx.array) -> np.ndarray:
     return result
 
 
-def map_of(mask: mx.array, length: int, key_len: int, dtype: mx.Dtype = mx.float32) -> mx.array:
+def map_of(mask: Mask | mx.array, length: int, key_len: int) -> mx.array:
     """The block map that a call with this mask makes."""
-    tensor = mx.zeros((1, 1, key_len, 8), dtype)
+    tensor = mx.zeros((1, 1, key_len, 8))
     call = flashattn_core.arguments.lowered(tensor[:, :, :length], tensor, tensor, None, mask)
     found = flashattn_core._ext.block_map(call)
     assert found is not None

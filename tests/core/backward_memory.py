@@ -1,8 +1,8 @@
-"""Peak memory of attention forward and backward, measured for a process that does nothing else.
+"""Measures the peak memory of attention, forward and backward, in a process that does nothing else.
 
     uv run python -m tests.core.backward_memory [--heads 14/2] [--dtype float32]
 
-prints the peak of causal calls of 1k to 32k positions, beside the bytes of their inputs, results and gradients.
+prints the peak for causal calls of 1k to 32k positions, beside the bytes of their inputs, results and gradients.
 """
 
 import argparse
@@ -34,17 +34,17 @@ class Call:
 
     @property
     def _queries(self) -> int:
-        """Bytes of query; out and query's gradient are as large."""
+        """Bytes of query. out and query's gradient are as large."""
         return self.heads * self.length * HEAD_DIM * getattr(mx, self.dtype).size
 
     @property
     def _keys(self) -> int:
-        """Bytes of key; value and the gradients of key and value are as large."""
+        """Bytes of key. value and the gradients of key and value are as large."""
         return self._queries * self.kv_heads // self.heads
 
     @property
     def _rows(self) -> int:
-        """Bytes of one float32 per row: lse, the row maxima and the row sums are as large."""
+        """Bytes of one float32 per row. lse, the row maxima and the row sums are as large."""
         return self.heads * self.length * 4
 
     @property
@@ -59,14 +59,18 @@ class Call:
 
     @property
     def needed(self) -> int:
-        """Bytes beyond the inputs, as docs/training.md counts them: `made`, delta, and for 16-bit calls half of dQ's
-        float32 sum, because the 16-bit gradient has room for the other half only."""
+        """Bytes beyond the inputs, as docs/training.md counts them: `made`, delta, and part of query's gradient.
+
+        Kernels sum query's gradient in float32. In 16-bit calls the gradient itself has room for half of that sum.
+        """
         return self.made + self._rows + (self._queries if self.dtype != "float32" else 0)
 
 
 def peak_extra(call: Call) -> tuple[int, int]:
-    """Runs forward and backward in a fresh process that already has its inputs, cotangent and threads. Returns by how
-    many bytes the process grows at its peak, and how many of these are the threads' scratch."""
+    """Runs forward and backward in a fresh process, once its inputs, cotangent and threads exist.
+
+    Returns by how many bytes the process grows at its peak, and how many of these are the threads' scratch memory.
+    """
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh_process:
         return fresh_process.submit(_peak_extra, call).result()
 
@@ -86,8 +90,8 @@ def _peak_extra(call: Call) -> tuple[int, int]:
         mx.eval(mx.vjp(attention, primals, [out_gradient[:, :, :rows]]))
 
     mx.eval(query, key, value, out_gradient)
-    for _ in range(20):  # on a busy machine, a thread may start too late to take part in the first calls
-        forward_and_backward(600)  # starts the threads
+    for _ in range(20):  # starts the threads; on a busy machine some miss the first calls
+        forward_and_backward(600)
     with measure.peak_memory() as peak:
         forward_and_backward(call.length)
         return peak(), release_scratch()

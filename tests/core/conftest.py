@@ -1,6 +1,5 @@
 """Fixtures that the tests of the core share."""
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -8,11 +7,11 @@ import mlx.core as mx
 import pytest
 
 from tests.builds import built, contents
-from tests.core.programs import cmake, only, run, sets_here
+from tests.core.programs import cmake, only, require, run, sets_here
 
 HERE = Path(__file__).parent
 PACKAGE = HERE.parents[1] / "packages/flashattn-core"
-SOURCES = ("*.h", "call/**/*", "cpu/**/*")  # in csrc: the CPU backend's sources and the headers that they include
+SOURCES = ("*.h", "call/**/*", "cpu/**/*")  # the CPU backend's sources and headers, in csrc
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -23,13 +22,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def everything(pytestconfig: pytest.Config) -> bool:
-    """Whether pytest got --all: then tests cover more cases."""
+    """Whether pytest got the option --all, with which tests cover more cases."""
     return pytestconfig.getoption("--all")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _on_the_cpu() -> Iterator[None]:
-    """Tests of the core run on the CPU backend, whatever MLX's default device is."""
+    """Runs tests of the core on the CPU, whatever MLX's default device is."""
     before = mx.default_device()
     mx.set_default_device(mx.cpu)
     yield
@@ -37,19 +36,11 @@ def _on_the_cpu() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def require() -> Callable[[str, str], None]:
-    """Skips the test where a program is missing, and names the package that contains the program."""
-
-    def require(program: str, package: str) -> None:
-        if shutil.which(program) is None:
-            pytest.skip(f"{program} is missing: apt-get install {package}")
-
-    return require
-
-
-@pytest.fixture(scope="session")
 def build() -> Callable[..., Path]:
-    """Builds what a CMakeLists.txt describes, once for the same sources, options and compiler. Returns the folder."""
+    """Builds a CMake project and returns the build's folder. Equal sources, options and compilers are built once.
+
+    made_of: the contents of the sources; None: those of the CPU backend, driver/ and the project's own folder.
+    """
 
     def build(
         sources: Path, *options: str, build_type: str = "Release", target: str = "all", made_of: bytes | None = None
@@ -67,13 +58,13 @@ def build() -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def drivers(build: Callable[..., Path], everything: bool) -> Path:
-    """The programs in driver/, built for the instruction sets of this machine; with --all, for all."""
+    """The folder of the programs in driver/, built for this machine's instruction sets; with --all, for all sets."""
     return build(HERE / "driver", *([] if everything else [only(sets_here())]))
 
 
 @pytest.fixture(scope="session")
-def neon_drivers(build: Callable[..., Path], require: Callable[[str, str], None]) -> Path:
-    """Programs in driver/ for 64-bit ARM, for qemu-aarch64 to run. Linked statically, they need no ARM libraries."""
+def neon_drivers(build: Callable[..., Path]) -> Path:
+    """Programs in driver/ for 64-bit ARM, which qemu-aarch64 runs. Linked statically, they need no ARM libraries."""
     require("aarch64-linux-gnu-g++", "g++-aarch64-linux-gnu")
     return build(
         HERE / "driver",

@@ -1,4 +1,4 @@
-// A library for LD_PRELOAD: makes one of the extension's allocations fail, counted from the call of fail_at().
+// A library for LD_PRELOAD that makes one allocation of the extension fail. fail_at() chooses which one.
 #include <dlfcn.h>
 
 #include <atomic>
@@ -30,7 +30,8 @@ void* allocate(size_t size, void* caller) {
 
 }  // namespace
 
-// Makes the allocation `number`, counted from 0, fail once; -1: none. Returns whether the previous choice has failed.
+// Chooses the allocation that fails: 0 is the next one, and -1 is none. Returns whether the allocation that was chosen
+// before has failed.
 extern "C" bool fail_at(long number) {
   return left.exchange(number) < 0;
 }

@@ -1,11 +1,12 @@
-"""Reference gradients for every test of a gradient, on the CPU and on Metal, and the allowed error.
+"""Compares gradients with float64, by the rule of oracle.py.
 
-The rule of oracle.py: the error against float64 may be at most twice that of the unfused gradient, plus 1e-5. The
-float64 gradient is computed from the inputs alone, without rounding on the way. The unfused gradient keeps all scores
-in memory and computes each step in float32; its results, and out between its two passes, are rounded to the call's
-dtype. Where a gradient has few numbers, such as that of two sinks or of one key, its error can be small by luck. So
-the unfused gradient is computed in several ways, and the largest error counts: the sums are taken in several orders,
-the softmax is its own or that of a forward without errors, and the last rounding goes away from the truth.
+The error against float64 may be at most twice the error of the unfused gradient, plus 1e-5. The float64 gradient is
+computed from the inputs alone. The unfused gradient computes each step in float32, and keeps all scores in memory. Its
+results, and out between forward and backward, are rounded to the call's dtype.
+
+A gradient of few numbers, such as that of two sinks or of one key, can have a small error by luck. So the unfused
+gradient is computed in several ways, and the largest error counts. The ways take sums in different orders, and use
+either their own softmax or one without errors. All round the results away from the float64 gradient.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Gradients:
-    """The gradients of one call, as arrays of MLX or of numpy."""
+    """The gradients of one call, as MLX or numpy arrays."""
 
     dq: Any
     dk: Any
@@ -101,10 +102,10 @@ def flash_gradients(call: Call) -> Gradients:
 
 
 def unfused_gradients(call: Call, dtype=np.float64, after_a_forward: bool = False) -> Gradients:
-    """Computes each step in `dtype`, from the inputs, in O(L*S) memory. In float32, rounds out to the call's dtype.
+    """The gradients by the unfused formula, each step in `dtype`. In float32, out is rounded to the call's dtype.
 
-    `after_a_forward`: out, and each row's maximum and sum, are those of a forward without errors. A float32 lse does
-    not replace the maximum and the sum: beside a large maximum, lse loses the sum.
+    after_a_forward: out, and each row's maximum and sum, come from a forward pass in float64. Maximum and sum are not
+    computed from a float32 lse, because lse loses the sum beside a large maximum.
     """
     cast = lambda a: np.asarray(a, dtype)  # noqa: E731
     query, key, value, dout = (cast(to_numpy(a)) for a in (call.query, call.key, call.value, call.dout))
@@ -115,7 +116,7 @@ def unfused_gradients(call: Call, dtype=np.float64, after_a_forward: bool = Fals
     visible, bias = visible_and_bias(query.shape, key_len, call.mask)
     sinks = cast(-np.inf if call.sinks is None else per_head(to_numpy(call.sinks)))
 
-    with np.errstate(invalid="ignore", over="ignore"):  # hidden keys may hold any number
+    with np.errstate(invalid="ignore", over="ignore"):  # hidden keys may be NaN or infinite
         scores = query @ key.swapaxes(-1, -2) * scale
         slope_of_cap = 1
         if call.softcap is not None:
@@ -126,7 +127,7 @@ def unfused_gradients(call: Call, dtype=np.float64, after_a_forward: bool = Fals
         scores = np.where(visible, scores + cast(bias), -np.inf)
         sees_any = (scores != -np.inf).any(axis=-1, keepdims=True)
         out, lse = call.forward() if after_a_forward else (None, None)
-        # Any number near the row's maximum can take its place.
+        # lse - 2 stands for the row's maximum. Any number near the maximum would do.
         row_max = (
             np.maximum(scores.max(axis=-1, keepdims=True, initial=-np.inf), sinks)
             if lse is None
@@ -167,12 +168,12 @@ def unfused_gradients(call: Call, dtype=np.float64, after_a_forward: bool = Fals
 
 
 def one_after_the_other(a: np.ndarray) -> np.ndarray:
-    """The sum over the last axis, one term after the other as in MLX and the kernels. numpy's sums are more exact."""
+    """Sums the last axis term by term, as MLX and the kernels do. numpy's own sums are more exact."""
     return np.cumsum(np.concatenate([np.zeros_like(a, shape=(*a.shape[:-1], 1)), a], axis=-1), axis=-1)[..., -1:]
 
 
 def weighted_sum(probabilities: np.ndarray, value: np.ndarray) -> np.ndarray:
-    """probabilities @ value, but values of weight 0 do not count: 0 * NaN would be NaN."""
+    """probabilities @ value, without the values of weight 0, because 0 * NaN is NaN."""
     if np.isfinite(value).all():
         return probabilities @ value
     products = probabilities[..., None] * value[..., None, :, :]
@@ -180,7 +181,7 @@ def weighted_sum(probabilities: np.ndarray, value: np.ndarray) -> np.ndarray:
 
 
 def bias_of(call: Call) -> mx.array | None:
-    """The additive mask."""
+    """The additive array among the call's masks."""
     return lower(call.mask).get("bias")
 
 
@@ -191,10 +192,12 @@ def summed_to(shape: tuple[int, ...], a: np.ndarray) -> np.ndarray:
 
 
 def assert_equal_weights(call: Call, got: Gradients) -> None:
-    """Asserts equal weights of all keys. The call's scores must be the lowest float, or so low that products vanish
-    beside them; it must have one key/value head per query head, and no cotangent of lse.
+    """The gradients must be those of equal weights for all keys.
 
-    The rule cannot judge such calls: its float64 truth keeps some digits of the products."""
+    The call must add such low numbers to all scores that float32 loses the products of query and key. In float64 some
+    of their digits remain, so the rule cannot judge such a call. It must have one key/value head per query head, and
+    no cotangent of lse.
+    """
     query, key, value, dout = (to_numpy(a).astype(np.float64) for a in (call.query, call.key, call.value, call.dout))
     weight = 1 / key.shape[-2]
     dprobabilities = dout @ value.swapaxes(-1, -2)
@@ -206,7 +209,7 @@ def assert_equal_weights(call: Call, got: Gradients) -> None:
 
 
 def assert_obeys_the_rule(call: Call, got: Gradients | None = None) -> None:
-    """All gradients must obey the rule. `got`: None for those of flash_attention."""
+    """All gradients must obey the rule. got: None means the gradients of flash_attention."""
     got = got or flash_gradients(call)
     expected = unfused_gradients(call)
 
@@ -237,7 +240,7 @@ def assert_both_ways(*args, **options) -> None:
 
 
 def unfused_in_order(call: Call, order: int, after_a_forward: bool) -> Gradients:
-    """unfused_gradients() in float32. `order`: seed that shuffles the dims that are summed over; 0: not shuffled."""
+    """unfused_gradients() in float32. order: the seed that shuffles the columns, which are summed; 0: not shuffled."""
     shuffle = np.random.default_rng(order).permutation if order else np.arange
     dims, value_dims = shuffle(call.query.shape[-1]), shuffle(call.value.shape[-1])
     of = lambda a, picked: a[..., mx.array(picked)]  # noqa: E731
@@ -254,7 +257,7 @@ def unfused_in_order(call: Call, order: int, after_a_forward: bool) -> Gradients
 
 
 def rounded_away(a: np.ndarray, truth: np.ndarray, dtype: mx.Dtype) -> np.ndarray:
-    """`a` moved away from `truth` by half a unit of its last place in `dtype`, the most that rounding moves it."""
+    """Moves `a` away from `truth` by half a unit in the last place of `dtype`, which is the most that rounding does."""
     if dtype == mx.float32:
         return a
     unit = np.exp2(np.maximum(np.frexp(a)[1] - 1, np.log2(mx.finfo(dtype).smallest_normal))) * mx.finfo(dtype).eps

@@ -1,7 +1,7 @@
-"""The reference for every test of the core, and the allowed error.
+"""Compares attention with float64, by the rule of FlashAttention's own tests.
 
-The rule is FlashAttention's own: the error against float64 is at most twice that of the unfused formula in
-the same dtype, plus 1e-5. The unfused formula is MLX's plain ops, so no other framework is needed.
+The error against float64 may be at most twice the error of the unfused formula in the same dtype, plus 1e-5. The
+unfused formula is written with MLX's plain operations.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def draw(
 
 
 def unfused(query, key, value, scale=None, mask=None, *, softcap=None, sinks=None, alibi_slopes=None):
-    """(out, lse) by the unfused formula, each step in query's dtype. Rows that see nothing get 0 and -inf."""
+    """Returns (out, lse) by the unfused formula, each step in query's dtype. Rows that see nothing get 0 and -inf."""
     dtype = query.dtype
     group = query.shape[-3] // key.shape[-3]
     key, value = mx.repeat(key, group, axis=-3), mx.repeat(value, group, axis=-3)
@@ -72,7 +72,10 @@ def unfused(query, key, value, scale=None, mask=None, *, softcap=None, sinks=Non
 def assert_matches_reference(
     query, key, value, scale=None, mask=None, *, kernel="auto", attention=None, schedule=None, **options
 ) -> None:
-    """out and lse of flash_attention, or of another `attention`, must obey the rule for these arguments."""
+    """out and lse of flash_attention, or of another `attention`, must obey the rule for these arguments.
+
+    schedule: an argument of an `attention` that runs GPU kernels in an emulator; None: it has no such argument.
+    """
     how = {} if schedule is None else {"schedule": schedule}
     attention = attention or flash_attention
     out, lse = attention(query, key, value, scale, mask, kernel=kernel, return_lse=True, **how, **options)
@@ -90,26 +93,29 @@ def assert_matches_reference(
 
 
 def assert_same_bits(got: mx.array, expected: mx.array) -> None:
-    """`got` must equal `expected` rounded to got's dtype. A backend may promise less: see kernel_rules.py."""
+    """`got` must equal `expected` rounded to got's dtype. kernel_rules.py allows some GPU kernels to differ more."""
     bits = mx.uint32 if got.dtype == mx.float32 else mx.uint16
     assert mx.array_equal(got.view(bits), expected.astype(got.dtype).view(bits))
 
 
 def assert_same_but_for_order(got: mx.array, expected: mx.array) -> None:
-    """The arrays may differ only as sums in another order do. A backend may promise less: see kernel_rules.py."""
+    """Arrays may differ only as sums in another order do. kernel_rules.py allows some GPU kernels to differ more."""
     np.testing.assert_allclose(to_numpy(got), to_numpy(expected), rtol=1e-5, atol=1e-6)
 
 
 def assert_within_rule(
     got: np.ndarray, expected: np.ndarray, by_unfused: Iterable[Callable[[], np.ndarray]], what: str
 ) -> None:
-    """`by_unfused`: functions that compute the unfused formula in different ways; their largest error counts."""
+    """`got` must obey the rule.
+
+    by_unfused: functions that compute the unfused formula, each in another way. Their largest error counts.
+    """
     finite = np.isfinite(expected)
     np.testing.assert_array_equal(got[~finite], expected[~finite], err_msg=what)  # lse may be -inf
     error = np.abs(got[finite] - expected[finite]).max(initial=0)
     allowed = 1e-5
     for unfused in by_unfused:
-        if error <= allowed:  # the unfused formula is slow: it is computed only where it decides
+        if error <= allowed:  # the unfused formula is slow, so it is computed only if it decides
             return
         allowed = max(allowed, 2 * np.abs(unfused()[finite] - expected[finite]).max() + 1e-5)
     assert error <= allowed, f"{what}: error {error:.3g}, allowed {allowed:.3g}"

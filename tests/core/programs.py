@@ -1,7 +1,8 @@
-"""Helpers that build and run programs, and the instruction sets that this machine has."""
+"""Helpers that build and run programs, and that find the instruction sets of this machine."""
 
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -15,7 +16,7 @@ SETS = ["neon", "baseline"] if ARM else ["avx512", "avx2", "baseline"]
 
 
 def sets_here() -> list[str]:
-    """This machine's instruction sets according to the operating system, not to the extension's own detection."""
+    """This machine's instruction sets, best first. The operating system names them, not the extension."""
     if ARM:
         return SETS
     flags = Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").exists() else []
@@ -24,7 +25,7 @@ def sets_here() -> list[str]:
 
 
 def only(sets: Iterable[str]) -> str:
-    """CMake's option to build only these instruction sets."""
+    """The CMake option that builds only these instruction sets."""
     return f"-DFLASHATTN_INSTRUCTION_SETS={';'.join(sets)}"
 
 
@@ -36,6 +37,12 @@ _others = pytest.mark.nightly("sanitizers take a minute to compile it")
 each_sanitized_set = pytest.mark.parametrize(
     "name", [sets_here()[0], *(pytest.param(name, marks=_others) for name in sets_here()[1:])]
 )
+
+
+def require(program: str, package: str) -> None:
+    """Skips the test if a program is missing, and names the Debian package that contains the program."""
+    if shutil.which(program) is None:
+        pytest.skip(f"{program} is missing: apt-get install {package}")
 
 
 def finished(
@@ -60,7 +67,7 @@ def run(*command: object, seconds: float | None = 300, **environment: str) -> st
 
 
 def cmake(sources: Path, folder: Path, *options: str, target: str = "all") -> None:
-    """Builds what a CMakeLists.txt describes, with the cmake and the ninja that are installed beside this Python."""
+    """Builds a CMake project, with the cmake and ninja that are installed beside this Python."""
     path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
     run("cmake", "-S", sources, "-B", folder, "-G", "Ninja", *options, PATH=path)
     run("cmake", "--build", folder, "--target", target, seconds=None, PATH=path)

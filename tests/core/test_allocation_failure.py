@@ -1,4 +1,4 @@
-"""A call that does not get its memory raises an exception, and the process goes on."""
+"""A call that cannot get memory raises an exception, and the process goes on."""
 
 import sys
 from pathlib import Path
@@ -11,8 +11,8 @@ pytestmark = pytest.mark.slow("compiles a library")
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD, RLIMIT_AS; run this test on Linux")
 
-# Each of the extension's allocations fails once, from a call's first to its last, whichever thread makes it: the
-# caller's, the stream's or one of the pool's. Each fails in a forked child, which has no pool and no scratch yet.
+# Makes each allocation of the extension fail once, from a call's first to its last, on whichever thread. Each attempt
+# runs in a forked child, which has no thread pool and no scratch memory yet.
 EACH_ALLOCATION = """
 import ctypes, os, sys, traceback, mlx.core as mx
 from flashattn_core import flash_attention
@@ -51,7 +51,7 @@ def child(number):
         os._exit(1 if raised else 42)
     # Without memory for more threads the caller does their work.
     assert raised or right(outs), "a wrong result"
-    # MLX may hear too late that a kernel raised: then it keeps the NaN results. Else it computes them again.
+    # A kernel that raises leaves NaN. If MLX notices the error in time, it computes the results again when asked.
     assert "[flash_attention]" not in raised or is_nan(outs) or right(outs), "a plausible result"
     assert right(results(stream)), "the process does not go on"
     print(raised or "fewer threads", flush=True)
@@ -96,14 +96,14 @@ def test_each_allocation(failing_allocations, case, fewest):
     outcomes = done.stdout.splitlines()
     assert len(outcomes) >= fewest
     no_memory = "RuntimeError: [flash_attention] no memory for the kernel's working arrays"
-    # In a gradient, the second pass is prepared while the first one starts threads: which allocation fails is luck.
+    # MLX prepares the backward pass while the forward pass starts threads, so it is luck which allocation fails.
     threads = set() if "True" in case else {"fewer threads"}
     assert {"MemoryError: std::bad_alloc", no_memory} | threads <= set(outcomes)
 
 
 @on_linux
 def test_what_a_call_needs_beside_its_results():
-    """A decode call must raise if it cannot get memory for the splits' partial results, of 512 heads and 8 queries."""
+    """A decode step must raise if it cannot get memory for the partial results of its splits of the keys."""
     code = """
 import resource, mlx.core as mx
 from flashattn_core import flash_attention
@@ -112,7 +112,7 @@ query = mx.broadcast_to(x, (1, 512, 8, 512))
 expected = flash_attention(x, x, x)
 mx.eval(query, expected)
 size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (size + (32 << 20),) * 2)  # 32 MB more; the partial results are 72 MB
+resource.setrlimit(resource.RLIMIT_AS, (size + (32 << 20),) * 2)  # leaves 32 MB; the partial results are 72 MB
 keys = mx.broadcast_to(x, (1, 1, 1 << 20, 512))
 try:
     mx.eval(flash_attention(query, keys, keys))
@@ -128,7 +128,7 @@ print(mx.array_equal(flash_attention(x, x, x), expected).item())
 def test_results_that_no_machine_holds(length):
     """A call with legal shapes must raise if its output exceeds the address space.
 
-    The test runs a process of its own: MLX counts memory that it failed to get as in use, and then waits for each op.
+    The call needs a process of its own: MLX counts memory that it failed to get as used, and then waits for each op.
     """
     code = f"""
 import mlx.core as mx

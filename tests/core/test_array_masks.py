@@ -6,7 +6,7 @@ import pytest
 from flashattn_core import flash_attention
 
 from tests.core.gradient_oracle import assert_both_ways
-from tests.core.oracle import DTYPES, assert_same_bits, draw, to_numpy
+from tests.core.oracle import DTYPES, assert_same_bits, draw
 
 SHAPES = [
     (),
@@ -42,8 +42,8 @@ def test_strided(rng, kind, length):
     assert_both_ways(query, key, value, mask=whole[::-2, :, :, ::2].transpose(1, 3, 2, 0))
 
 
-@pytest.mark.parametrize("mask_dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("mask_dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_additive_dtype_must_promote_to_querys(rng, dtype, mask_dtype):
     query, key, value = draw(rng, length=9, key_len=33, dtype=dtype)
     mask = mx.array(rng.standard_normal((9, 33), dtype=np.float32)).astype(DTYPES[mask_dtype])
@@ -66,13 +66,3 @@ def test_minus_infinity_hides(rng, length):
     by_infinity = flash_attention(query, key, value, mask=mx.log(visible), return_lse=True)
     for a, b in zip(by_bool, by_infinity, strict=True):
         assert_same_bits(a, b)
-
-
-@pytest.mark.parametrize("length", [1, 33])
-def test_lowest_float_everywhere_is_a_plain_mean(rng, length):
-    # Some models write finfo.min where they mean "hidden"; as numbers, equal logits give equal weights.
-    query, key, value = draw(rng, length=length, key_len=70)
-    out = flash_attention(query, key, value, mask=mx.full((length, 70), mx.finfo(mx.float32).min))
-    np.testing.assert_allclose(
-        to_numpy(out), np.broadcast_to(to_numpy(value).mean(-2, keepdims=True), out.shape), atol=1e-6
-    )

@@ -1,12 +1,12 @@
-"""The contest times our kernels and MLX's own attention, here on the CPU, and both compute the same."""
+"""flashattn_core.contest times our kernels and MLX's own attention on the same calls. Here it times CPU kernels."""
 
 import gc
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from flashattn_core import contest
+from flashattn_core import check, contest
 from flashattn_core.arguments import lowered
 from flashattn_core.contest import MLX, in_words, times
 from flashattn_core.drawn import Kind, drawn
@@ -16,10 +16,26 @@ CPU = mx.default_stream(mx.cpu)
 OURS = "cpu_prefill"
 
 
-def call(length=20, key_len=40, mask="causal", dtype=mx.float32, batch=1, dim=16, value_dim=None, bits=0, **options):
+def call(
+    length=20,
+    key_len=40,
+    mask="causal",
+    dtype=mx.float32,
+    batch=1,
+    heads=4,
+    kv_heads=2,
+    dim=16,
+    value_dim=None,
+    bits=0,
+    **options,
+):
     query, key, value = (
         mx.zeros((batch, heads, rows, columns), dtype)
-        for heads, rows, columns in ((4, length, dim), (2, key_len, dim), (2, key_len, value_dim or dim))
+        for heads, rows, columns in (
+            (heads, length, dim),
+            (kv_heads, key_len, dim),
+            (kv_heads, key_len, value_dim or dim),
+        )
     )
     if bits:
         options |= {"bits": bits, "group_size": 32}
@@ -31,40 +47,23 @@ def call(length=20, key_len=40, mask="causal", dtype=mx.float32, batch=1, dim=16
 
 
 def test_a_kind_in_words():
-    sinks, mask = mx.zeros(4, mx.bfloat16), SlidingWindow(9) & KeyRange(2)
+    sinks, mask = mx.zeros(4, mx.bfloat16), SlidingWindow(9) & KeyRange(2, 90)
     plain = call(3000, 26000, dtype=mx.bfloat16, dim=128, precision="input")
     assert in_words(plain) == "bfloat16 4/2x128, 4096 x 32768, causal, rounded once"
-    given = call(1, 100, mask, mx.bfloat16, batch=3, value_dim=8, sinks=sinks, softcap=5.0)
-    assert in_words(given) == "bfloat16 4/2x16, 8, 1 x 128, batch of 4, window 16, causal, key_start, sinks, softcap"
+    given = call(1, 100, mask, mx.bfloat16, batch=3, value_dim=8, sinks=sinks, softcap=5.0, alibi_slopes=mx.zeros(4))
+    size = "bfloat16 4/2x16, 8, 1 x 128, batch of 4, window 16"
+    assert in_words(given) == f"{size}, alibi_slopes, causal, key_start, key_stop, sinks, softcap"
     stored = call(1, 64, None, mx.float16, dim=64, bits=4)
     assert in_words(stored).startswith("float16 4/2x64, 1 x 64, key_biases, key_scales")
     assert in_words(stored).endswith("4 bits in groups of 32")
 
 
 def test_lengths_up_to_the_same_power_of_two_are_one_kind():
-    """Up to 64 queries, each number of queries is a kind of its own."""
+    """Calls in the same words share their times. Up to 64 queries, each number of queries has its own words."""
     words = [in_words(call(length, key_len)) for length, key_len in ((65, 129), (128, 256), (100, 200))]
     assert len(set(words)) == 1
     for other in (call(64, 200), call(63, 200), call(129, 200), call(100, 128), call(100, 257), call(batch=2)):
         assert in_words(other) != words[0]
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"dtype": mx.float16},
-        {"dim": 24},
-        {"mask": None},
-        {"mask": SlidingWindow(9)},
-        {"mask": KeyRange(0, 9)},
-        {"softcap": 5.0},
-        {"alibi_slopes": mx.zeros(4)},
-        {"precision": "input"},
-    ],
-    ids=str,
-)
-def test_another_kind_has_other_words(change):
-    assert in_words(call(**change)) != in_words(call())
 
 
 # --- What is timed ------------------------------------------------------------------------------------------
@@ -91,13 +90,12 @@ def test_each_contestant_has_a_time(name):
     assert all(0 < seconds < 1 for each in found.values() for seconds in each)
 
 
-def test_there_are_two_ways_of_calling_unless_an_output_is_no_query():
-    assert [len(each) for each in times(call(), [OURS], CPU).values()] == [2]
-    assert [len(each) for each in times(call(value_dim=8), [OURS], CPU).values()] == [1]
-
-
-def test_quantised_keys():
-    assert all(0 < seconds < 1 for seconds in times(call(dim=64, bits=4), [OURS], CPU)[OURS])
+@pytest.mark.parametrize(("given", "ways"), [({}, 2), ({"value_dim": 8}, 1), ({"dim": 64, "bits": 4}, 2)], ids=str)
+def test_calls_are_timed_alone_and_one_after_the_other(given, ways):
+    """In a chain each output is the next query, so outputs must have the shape of queries."""
+    [seconds] = times(call(**given), [OURS], CPU).values()
+    assert len(seconds) == ways
+    assert all(0 < each < 1 for each in seconds)
 
 
 def test_who_takes_longer_loses(monkeypatch):
@@ -150,11 +148,9 @@ def test_a_traced_call_is_timed_with_its_gradient(monkeypatch):
 
 
 def test_in_another_thread():
-    found = []
-    thread = threading.Thread(target=lambda: found.append(times(call(), [OURS, MLX], mx.new_stream(mx.cpu))))
-    thread.start()
-    thread.join()
-    assert found[0].keys() == {OURS, MLX}
+    with ThreadPoolExecutor(1) as thread:
+        found = thread.submit(lambda: times(call(), [OURS, MLX], mx.new_stream(mx.cpu))).result()
+    assert found.keys() == {OURS, MLX}
 
 
 @pytest.mark.parametrize("collects", [True, False])
@@ -168,16 +164,13 @@ def test_the_garbage_collector_is_left_as_it_was(collects):
         (gc.enable if before else gc.disable)()
 
 
-def test_no_random_numbers_of_the_callers_are_drawn():
+@pytest.mark.parametrize("run", [lambda: times(call(), [OURS, MLX], CPU), lambda: check.of_call(call(), OURS, CPU)])
+def test_no_random_numbers_of_the_callers_are_drawn(run):
     mx.random.seed(5)
     expected = mx.random.normal((3,)).tolist()
     mx.random.seed(5)
-    times(call(), [OURS, MLX], CPU)
+    run()
     assert mx.random.normal((3,)).tolist() == expected
-
-
-def lazily(*shape):
-    return mx.zeros(shape, mx.bfloat16)
 
 
 @pytest.mark.parametrize(
@@ -185,13 +178,12 @@ def lazily(*shape):
     [(1, 32, 131072, 131072), (1, 32, 1, 2**22), (64, 32, 8192, 8192), (4096, 32, 1, 4096), (64, 32, 2**17, 100)],
 )
 def test_trial_calls_are_bounded(monkeypatch, batch, heads, length, key_len):
-    """The work and memory of a trial call must be limited. The given call is never evaluated."""
+    """The work and memory of a trial call must be limited. The test never evaluates the call itself."""
     asked = {}
     monkeypatch.setattr(
         contest, "drawn", lambda kind, length, key_len, **how: asked.update(how, length=length, key_len=key_len)
     )
-    key = lazily(batch, heads, key_len, 128)
-    contest._trial_call(lowered(lazily(batch, heads, length, 128), key, key, None, "causal"), CPU)
+    contest._trial_call(call(length, key_len, "causal", mx.bfloat16, batch, heads, heads, 128), CPU)
     work = asked["batch"] * heads * asked["length"] * asked["key_len"] * 256
     size = asked["batch"] * heads * (asked["length"] + asked["key_len"]) * 256 * 2
     assert work <= 4e11
@@ -224,7 +216,7 @@ MASKS = {
 @pytest.mark.parametrize(("length", "key_len"), [(1, 60), (40, 40), (70, 100)])
 @pytest.mark.parametrize("given", MASKS)
 def test_it_computes_what_ours_does(given, length, key_len):
-    """Rows that see a key must be equal: for other rows MLX promises nothing."""
+    """Rows that see a key must be equal. For other rows MLX promises nothing."""
     kind = Kind(mx.float32, 16, 16, 2, length, MASKS[given])
     trial = drawn(kind, length, key_len)
     arguments = lowered(**trial)
@@ -236,8 +228,9 @@ def test_it_computes_what_ours_does(given, length, key_len):
     np.testing.assert_allclose(*(mx.where(sees_something, x, 0) for x in (ours, theirs)), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("given", [*MASKS])
+@pytest.mark.parametrize("given", MASKS)
 def test_masks_are_arrays_only_where_mlx_has_no_word_for_them(given):
+    """MLX takes no mask, "causal" or an array."""
     mask = contest._mask_for_mlx(drawn(Kind(mx.float32, 16, 16, 2, 40, MASKS[given]), 40, 60))
     words = {"none": None, "causal": "causal", "sinks": "causal"}
     if given in words:

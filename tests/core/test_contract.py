@@ -1,4 +1,4 @@
-"""The contract of the CPU kernels, driver/contract.h, refuses exactly the calls that they cannot compute."""
+"""driver/contract.h refuses exactly the calls that the CPU kernels cannot compute."""
 
 import re
 
@@ -10,7 +10,7 @@ from tests.core.programs import run
 
 
 def test_each_violation_is_refused_and_its_neighbour_is_not(drivers):
-    """driver/violations.cpp breaks the contract in one place at a time."""
+    """driver/violations.cpp changes one field of a legal call at a time."""
     assert re.fullmatch(r"\d+ expectations\n", run(drivers / "violations"))
 
 

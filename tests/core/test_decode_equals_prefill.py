@@ -35,7 +35,7 @@ def test_rows(rng, mask, option, steps):
     query, key, value = draw(rng, heads=4, length=total, key_len=total, dtype="float32")
     whole = flash_attention(query, key, value, mask=MASKS[mask], return_lse=True, **OPTIONS[option])
     for end in (steps, 64, 65, 513, 1024, total):
-        # At this step the cache holds `end` keys and the last `steps` queries come in.
+        # In this step the cache holds `end` keys, and the queries are those of the last `steps` positions.
         step = flash_attention(
             query[:, :, end - steps : end], key[:, :, :end], value[:, :, :end],
             mask=MASKS[mask], return_lse=True, kernel="cpu_decode", **OPTIONS[option],
@@ -46,8 +46,8 @@ def test_rows(rng, mask, option, steps):
 
 @pytest.mark.parametrize("length", [1, 9])
 def test_long_sums_keep_their_digits(length):
-    # One key of weight 1 and 131,071 of weight 0.3: added one by one in float32, their sum errs by 0.1%. Tile by
-    # tile, each of 1,366 additions rounds the sum by at most 2^-24 of it.
+    # One key has weight 1, and 131,071 keys have weight 0.3. Added one by one in float32, their sum would err by 0.1 %.
+    # A kernel that adds tiles of at least 96 keys rounds the sum 1,366 times, by at most 2^-24 of it each time.
     bound = 1366 * 2.0**-24
     scores = mx.concatenate([mx.zeros(1), mx.full(131071, np.log(0.3))])
     query, key = mx.ones((1, 1, length, 1)), scores[None, None, :, None]
@@ -72,7 +72,7 @@ def test_each_of_several_has_the_bits_that_it_has_alone(rng, key_len, heads, mas
 
 
 def test_so_where_results_of_runs_are_merged_in_rounds(rng):
-    """The partial results of 40 splits of 64 heads are 5 MB for one query, 42 MB for eight; 2 MB are kept at a time."""
+    """A decode step keeps 2 MB of partial results at a time. Here one query has 5 MB of them, and eight have 42 MB."""
     query, key, value = draw(rng, heads=64, kv_heads=1, length=8, key_len=20_000, dim=16, value_dim=512)
     together = flash_attention(query, key, value, mask="causal")
     for first, last in [(0, 1), (2, 5), (7, 8)]:

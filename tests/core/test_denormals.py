@@ -1,6 +1,6 @@
-"""Denormal numbers in inputs and results are kept, to within a few of float32's smallest steps.
+"""Denormal numbers in inputs and results keep their values, to within a few of float32's smallest steps.
 
-Kernels flush nothing to zero but softmax weights below 2^-126.
+Kernels flush only softmax weights below 2^-126 to zero.
 """
 
 import mlx.core as mx
@@ -21,7 +21,7 @@ def denormal(rng, shape, dtype: str) -> np.ndarray:
 
 
 def array(numbers: np.ndarray, dtype: str) -> mx.array:
-    """Makes an array from the numbers' bits: MLX's own conversion from float64 may flush denormals to zero."""
+    """Makes an array from the numbers' bits, because MLX's own conversion from float64 may flush denormals to zero."""
     steps = np.rint(np.abs(numbers) / SMALLEST[dtype]).astype(np.uint32)
     sign = np.signbit(numbers)
     if dtype == "float32":
@@ -36,7 +36,7 @@ def test_values(rng, dtype, length, key_len):
     numbers = denormal(rng, (1, 2, key_len, 23), dtype)
     out = to_float64(flash_attention(query, key, array(numbers, dtype)), dtype)
     expected, _ = reference_attention(to_numpy(query), to_numpy(key), numbers)
-    # Each of the sum's terms is rounded once, and so is the result; a single key's values are returned exactly.
+    # Each of the sum's terms is rounded once, and so is the result. The values of a single key are returned exactly.
     steps = np.abs(out - expected) / SMALLEST[dtype]
     assert steps.max() <= (0 if key_len == 1 else 0.51 + (0.5 * key_len if dtype == "float32" else 0))
     assert np.abs(out).max() > 0
@@ -45,7 +45,7 @@ def test_values(rng, dtype, length, key_len):
 @pytest.mark.parametrize(("length", "key_len"), LENGTHS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_queries_and_keys_as_small_as_zero(rng, dtype, length, key_len):
-    """Denormal products vanish: every key has the same weight, as with queries of 0."""
+    """Products of denormal numbers vanish, so every key must have the same weight, as with queries of 0."""
     query, key, value = draw(rng, length=length, key_len=key_len, dtype=dtype)
     small = [array(denormal(rng, a.shape, dtype), dtype) for a in (query, key)]
     out, lse = flash_attention(*small, value, return_lse=True)

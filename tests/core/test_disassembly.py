@@ -9,18 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.core.programs import ARM, run, sets_here
+from tests.core.programs import ARM, require, run, sets_here
 
 ON_X86 = pytest.mark.skipif(ARM, reason="not an x86-64 machine")
 
-# Two patterns per set: multiply-adds on whole registers; the same on smaller registers, or split into mul and add.
+# Each set has two patterns. The first finds multiply-adds on whole registers. The second finds multiply-adds on smaller
+# registers, and those that are split into mul and add.
 MULTIPLY_ADD = {
     "avx512": (r"\tvfmadd\w+ps .*%zmm", r"\tvfmadd\w+(ss|ps) .*%[xy]mm|\tvmulps"),
     "avx2": (r"\tvfmadd\w+ps .*%ymm", r"\tvfmadd\w+(ss|ps) .*%xmm|\tvmulps"),
     "baseline": (r"\tmulps .*%xmm", r"\tmulss"),
     "neon": (r"\tfmla\tv\d+\.4s", r"\tfmadd|\tfmul\tv\d+\.4s"),
 }
-AVX = r"\tv\w+ .*%"  # AVX and all later sets: their instructions' names begin with v
+AVX = r"\tv\w+ .*%"  # the names of instructions of AVX and all later sets begin with v
 AVX_512 = r"%zmm|%[xy]mm(1[6-9]|2\d|3[01])|%k[0-7]"
 TOO_NEW = {"baseline": AVX, "avx2": AVX_512}
 
@@ -32,11 +33,12 @@ def objects(build: Path, target: str) -> list[Path]:
 
 
 def count(pattern: str, object_file: Path, tool: str = "objdump") -> int:
+    require(tool, "binutils")
     return len(re.findall(pattern, run(tool, "--disassemble", "--no-show-raw-insn", object_file)))
 
 
 def each_of(*sets: str) -> pytest.MarkDecorator:
-    """Parametrizes a test by these sets; without --all, only by those that this machine has."""
+    """Parametrizes a test by these sets. Without --all, only the sets that this machine has run."""
     nightly = pytest.mark.nightly("builds all instruction sets")
     return pytest.mark.parametrize(
         "isa", [isa if isa in sets_here() else pytest.param(isa, marks=nightly) for isa in sets]
@@ -57,8 +59,7 @@ def assert_multiplies_whole_registers(build: Path, isa: str, source: str, tool: 
 @ON_X86
 @each_source
 @each_isa
-def test_the_kernels_multiply_whole_registers(drivers, require, isa, source):
-    require("objdump", "binutils")
+def test_the_kernels_multiply_whole_registers(drivers, isa, source):
     assert_multiplies_whole_registers(drivers, isa, source)
 
 
@@ -69,22 +70,20 @@ def test_the_kernels_multiply_whole_registers_of_neon(neon_drivers, source):
 
 @ON_X86
 @each_of(*TOO_NEW)
-def test_no_instruction_is_newer_than_the_set(drivers, require, isa):
-    require("objdump", "binutils")
+def test_no_instruction_is_newer_than_the_set(drivers, isa):
     assert [path.name for path in objects(drivers, f"flashattn_cpu_{isa}") if count(TOO_NEW[isa], path)] == []
 
 
 @ON_X86
-def test_what_every_processor_runs_is_of_no_set(drivers, require):
-    require("objdump", "binutils")
+def test_what_every_processor_runs_is_of_no_set(drivers):
     assert [path.name for path in objects(drivers, "flashattn_cpu") if count(AVX, path)] == []
 
 
 @ON_X86
 @each_isa
-def test_all_that_a_set_defines_is_its_own(drivers, require, isa):
-    # Where several objects define an inline function, such as one of the standard library, the linker keeps one copy
-    # for all callers: no copy may contain AVX-512.
+def test_all_that_a_set_defines_is_its_own(drivers, isa):
+    # If several objects define the same inline function, such as one of the standard library, the linker keeps one
+    # copy for all callers. That copy could contain AVX-512.
     require("nm", "binutils")
     for path in objects(drivers, f"flashattn_cpu_{isa}"):
         symbols = run("nm", "--demangle", "--defined-only", "--extern-only", path).splitlines()

@@ -23,7 +23,7 @@ def test_same_bits_as_float32_and_back(rng, dtype, mask, length, key_len):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_every_16_bit_number_is_loaded_exactly(dtype):
-    # One key with weight 1: the output is the value itself, so loading and storing must be the identity.
+    # With one key the output is the value itself, so loading and storing must not change it.
     value = mx.array(np.arange(2**16, dtype=np.uint16)).view(DTYPES[dtype]).reshape(1, 1024, 1, 64)
     query = key = mx.zeros((1, 1024, 1, 4), value.dtype)
     out = flash_attention(query, key, value)
@@ -35,7 +35,7 @@ def test_every_16_bit_number_is_loaded_exactly(dtype):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_stores_round_as_mlx_casts_do(rng, dtype):
-    # Sums of two equally weighted values fall between 16-bit numbers, ties and subnormals included.
+    # A mean of two values may lie between 16-bit numbers, also in the middle, or be subnormal.
     scale = np.exp2(rng.integers(-26, 16, (1, 64, 1, 64))).astype(np.float32)
     value = mx.array(rng.standard_normal((1, 64, 2, 64), dtype=np.float32) * scale).astype(DTYPES[dtype])
     query, key = mx.zeros((1, 64, 1, 4), value.dtype), mx.zeros((1, 64, 2, 4), value.dtype)
@@ -44,7 +44,7 @@ def test_stores_round_as_mlx_casts_do(rng, dtype):
 
 
 def test_float16_scores_do_not_overflow():
-    # 64 products of 60 * 60 exceed float16's largest number; the kernel sums them in float32.
+    # The sum of 64 products of 60 * 60 exceeds float16's largest number. The kernel computes it in float32.
     query = key = mx.full((1, 1, 9, 64), 60.0, mx.float16)
     value = mx.ones((1, 1, 9, 64), mx.float16)
     assert mx.array_equal(flash_attention(query, key, value, scale=1.0), value)

@@ -38,7 +38,7 @@ def test_shapes(function, shapes, words):
         function(**arrays(**shapes))
 
 
-# test_surface_refusals.py has many more values; these check the messages.
+# These rows check the messages. test_surface_refusals.py tries many more values.
 ARGUMENTS = [
     ({"query": None}, "query is None, expected an mx.array"),
     ({"key": np.zeros((2, 2, 9, 16))}, "key is a numpy.ndarray, expected an mx.array"),

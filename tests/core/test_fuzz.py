@@ -1,4 +1,4 @@
-"""Runs the CPU backend under libFuzzer (fuzz/fuzz.cpp): on the corpus of earlier findings, and on a short search.
+"""Runs the CPU backend under libFuzzer (fuzz/fuzz.cpp), with earlier findings and with a short search for new ones.
 
 `make fuzz` searches longer.
 """

@@ -1,7 +1,6 @@
-"""Gradients of query, key, value and sinks, against float64.
+"""Gradients of query, key, value and sinks agree with float64.
 
-Other modules test gradients with most masks, options, shapes and layouts, by assert_both_ways(). These tests
-concern gradients alone.
+Most masks, options and shapes are tested elsewhere, by assert_both_ways(). These tests concern gradients alone.
 """
 
 from dataclasses import replace
@@ -9,7 +8,7 @@ from dataclasses import replace
 import mlx.core as mx
 import numpy as np
 import pytest
-from flashattn_core import flash_attention, reset_stats, stats
+from flashattn_core import flash_attention
 from flashattn_core.masks import Causal, KeyRange
 
 from tests.core.gradient_oracle import (
@@ -31,7 +30,7 @@ def with_options(call: Call, mask, options) -> Call:
 
 
 def test_sinks_gradient_is_a_sum_over_many_rows(rng):
-    """Summed one after the other in float32, the gradient would be off by 4e-5, twice what is allowed."""
+    """A gradient that is summed row by row in float32 would be off by 4e-5, twice what is allowed."""
     assert_obeys_the_rule(replace(draw_call(rng, length=8192, key_len=3, dim=4), sinks=mx.array([0.5, -0.5])))
 
 
@@ -49,9 +48,7 @@ def assert_same_bits(call, other):
 @pytest.mark.parametrize("layout", [transposed, cache_slice, strided_columns, reversed_rows, column_major])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_strided(rng, dtype, layout, length, key_len):
-    dense = draw_call(
-        rng, batch=(2,), heads=4, length=length, key_len=key_len, dim=24, value_dim=40, dtype=dtype
-    )  # fmt: skip
+    dense = draw_call(rng, batch=(2,), heads=4, length=length, key_len=key_len, dim=24, value_dim=40, dtype=dtype)
     dense = replace(dense, mask="causal")
     views = {name: layout(getattr(dense, name)) for name in ("query", "key", "value", "dout")}
     call = replace(dense, dlse=layout(dense.dlse[..., None])[..., 0], **views)
@@ -61,7 +58,7 @@ def test_strided(rng, dtype, layout, length, key_len):
 
 
 def test_broadcast(rng):
-    """Each element of a broadcast view must get its own gradient, also from cotangents of stride 0, as sum() has."""
+    """Each element of a broadcast view must get its own gradient. A cotangent may be broadcast, too, as sum()'s is."""
     call = draw_call(rng, batch=(3,), length=33, key_len=97)
     parts = {"query": call.query[:1], "key": call.key[:1, :1], "value": call.value[:1, :1]}
     parts |= {"dout": mx.array(1.0), "dlse": mx.array(1.0)}
@@ -133,7 +130,7 @@ class TestAdversarial:
 
     @pytest.mark.parametrize("sign", [-1, 1])
     def test_lse_beyond_what_exp_can_take(self, rng, dtype, mask, sign):
-        # All scores are around -120 or 120. exp(-lse) would overflow where lse < -88.7.
+        # All scores are around -120 or 120. In float32 exp(-lse) overflows where lse < -88.7.
         call = draw_call(rng, length=192, key_len=192, dim=32, dtype=dtype)
         query, key = mx.abs(call.query) + 0.5, mx.abs(call.key) + 0.5
         call = replace(call, query=sign * query, key=key, scale=4.0, mask=mask)
@@ -160,7 +157,7 @@ def test_a_sink_beside_a_score_as_large(score):
 @pytest.mark.rotate(1, default=3)
 @pytest.mark.parametrize("offset", [20.0, 60.0, -750.0])
 def test_sinks_beside_logits_with_an_offset(rng, offset):
-    """All logits and one sink have the offset; the other sink is far above or far below all logits."""
+    """All logits and one sink have the offset. The other sink is far above or far below all logits."""
     call = draw_call(rng, length=512, key_len=512, dim=64)
     query = mx.concatenate([call.query, mx.ones((1, 2, 512, 1))], axis=-1)
     key = mx.concatenate([call.key, mx.full((1, 2, 512, 1), offset * 8)], axis=-1)
@@ -172,7 +169,7 @@ def test_sinks_beside_logits_with_an_offset(rng, offset):
 @pytest.mark.parametrize("kernel", ["cpu_prefill", "cpu_decode"])
 @pytest.mark.parametrize("length", [1, 8])
 def test_scores_are_rounded_as_by_the_forward_kernel(rng, length, kernel):
-    """A row's weights must add up to 1 in the backward pass, which requires that both passes round a score alike."""
+    """A row's weights must add up to 1 in the backward pass. So both passes must round a score in the same way."""
     query, key, value = draw(rng, heads=28, kv_heads=14, length=length, key_len=40, dim=128)
     key = key * mx.where((mx.arange(40) == 7)[:, None], 1000, 1)
 
@@ -227,16 +224,3 @@ class TestTransforms:
         assert_equal(mx.vmap(function)(query, key, value), function(query, key, value))
         shared = mx.vmap(function, in_axes=(0, None, None))(query, key[0], value[0])
         assert_equal([a[1] for a in shared], function(query[1], key[0], value[0]))
-
-    @pytest.mark.parametrize("argument", range(3))
-    def test_of_one_argument_alone(self, rng, argument):
-        arrays = draw(rng, length=33, key_len=65)
-        alone = mx.grad(self.loss, argnums=argument)(*arrays)
-        assert mx.array_equal(alone, mx.grad(self.loss, argnums=(0, 1, 2))(*arrays)[argument])
-
-
-def test_is_counted(rng):
-    query, key, value = draw(rng, length=9, key_len=9)
-    reset_stats()
-    mx.eval(mx.grad(lambda q: flash_attention(q, key, value).sum())(query))
-    assert {name: calls for name, calls in stats().items() if calls} == {"cpu_prefill": 1, "cpu_backward": 1}

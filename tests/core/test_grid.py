@@ -1,7 +1,8 @@
-"""Results and gradients obey the rule over the grid of shapes, masks and options that docs/op.md names.
+"""Results and gradients obey oracle.py's rule over a grid of shapes, masks and options.
 
-The whole product would be hundreds of thousands of calls. Every combination of dtype, head_dim and group is
-run on every pair of lengths; masks and options change with each call, and each mask meets each option.
+The whole product would be hundreds of thousands of calls. So each dtype, head_dim and group of query heads is run on
+each pair of lengths, but the mask and the options change from call to call. Another test runs each mask with each
+option.
 """
 
 import itertools
@@ -29,7 +30,7 @@ MASK_KINDS = 12
 
 
 def mask_kinds(rng, length, key_len):
-    """Functions that make one mask of each kind, and compositions: callers make only what they use."""
+    """Returns functions that each make a mask: one of each kind, and compositions. Callers make only what they use."""
     tree_size = min(length, key_len, 40)
     bools = lambda *shape: mx.array(rng.random(shape) > 0.4)  # noqa: E731
     normal = lambda *shape: mx.array(rng.standard_normal(shape, dtype=np.float32))  # noqa: E731
@@ -48,7 +49,7 @@ def mask_kinds(rng, length, key_len):
         lambda: Causal() & bools(2, 1, length, key_len) & normal(key_len),
         lambda: SlidingWindow(64) & KeyRange(0, key_len - 1) & Tree(bools(tree_size, tree_size)) & normal(length, 1),
     ]
-    assert len(kinds) == MASK_KINDS  # else some masks would never be used
+    assert len(kinds) == MASK_KINDS  # tests that count to MASK_KINDS must use every mask
     return kinds
 
 
@@ -90,23 +91,10 @@ def test_head_and_value_dims(rng, dims):
     assert_both_ways(query, key, value, mask="causal")
 
 
-# One less than, equal to and one more than the CPU kernels' sizes: a tile of keys (288), a band of rows (48 or 64), a
-# block of rows (512), a decode step's split of the keys (512). The rows of a block are the queries of all heads of a
-# group.
+# The sizes of the CPU kernels, one less, and one more. The kernels have tiles of 288 keys, bands of 48 or 64 rows,
+# blocks of 512 rows and, in decode steps, runs of 512 keys. Rows are the queries of all heads that share keys.
 KEYS = [287, 288, 289, 511, 512, 513, 577]
 ROWS = [(1, 47), (1, 49), (1, 63), (1, 64), (1, 65), (7, 73), (1, 512), (1, 513), (7, 74), (2, 257)]  # heads, queries
-
-
-def masks_at_edges(rng, length, key_len):
-    return [
-        None,
-        "causal",
-        SlidingWindow(100),
-        SlidingWindow(289),
-        KeyRange(288),
-        Causal() & KeyRange(1, 287),
-        mx.array(rng.random((length, key_len)) > 0.4),
-    ]
 
 
 @pytest.mark.rotate(13)
@@ -118,13 +106,14 @@ def test_tile_edges(rng, dtype, heads, length, turn):
     query, key, value = draw(
         rng, heads=heads, kv_heads=1, length=length, key_len=key_len, dim=72, value_dim=40, dtype=dtype
     )
-    assert_both_ways(query, key, value, mask=masks_at_edges(rng, length, key_len)[turn])
+    masks = [None, "causal", SlidingWindow(100), SlidingWindow(289), KeyRange(288), Causal() & KeyRange(1, 287)]
+    assert_both_ways(query, key, value, mask=[*masks, mx.array(rng.random((length, key_len)) > 0.4)][turn])
 
 
 @pytest.mark.rotate(13)
 @pytest.mark.parametrize("heads", [1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17])
 @pytest.mark.parametrize("dim", [64, 72])  # 64: read in place; 72: copied
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_decode_with_any_number_of_heads_to_a_key(rng, dtype, dim, heads):
     for key_len in KEYS:
         query, key, value = draw(rng, heads=heads, kv_heads=1, length=1, key_len=key_len, dim=dim, dtype=dtype)

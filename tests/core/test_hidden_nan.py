@@ -1,4 +1,4 @@
-"""NaN and infinity in a hidden key reach no output; in a visible key they reach the rows that see it."""
+"""NaN and infinity in a hidden key reach no output. In a visible key they reach the rows that see the key."""
 
 import mlx.core as mx
 import numpy as np
@@ -23,7 +23,7 @@ MASKS = {
 @pytest.mark.parametrize("poison", [mx.nan, mx.inf, -mx.inf])
 @pytest.mark.parametrize("length", [1, 8, 16, 97])
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("value_dim", [24, 64])  # 64: whole vectors, read in place where nothing is hidden
+@pytest.mark.parametrize("value_dim", [24, 64])  # 64: kernels read whole vectors in place if nothing is hidden
 def test_hidden_from_all(rng, value_dim, mask, length, poison, options):
     query, key, value = draw(rng, length=length, key_len=97, value_dim=value_dim)
     identity = mx.broadcast_to(mx.eye(97), (1, 2, 97, 97))
@@ -33,14 +33,14 @@ def test_hidden_from_all(rng, value_dim, mask, length, poison, options):
     clean = flash_attention(query, key, value, mask=MASKS[mask], return_lse=True, **options)
     got = flash_attention(query, *poisoned, mask=MASKS[mask], return_lse=True, **options)
     for a, b in zip(got, clean, strict=True):
-        assert_same_but_for_order(a, b)  # values that are not finite take a path that sums in another order
+        assert_same_but_for_order(a, b)  # kernels sum values that are not finite in another order
 
 
 @pytest.mark.parametrize("poison", [mx.nan, mx.inf])
 @pytest.mark.parametrize("where", ["key", "value"])
 @pytest.mark.parametrize("length", [8, 97])
 def test_hidden_from_some(rng, length, where, poison):
-    # Under a causal mask a poisoned key reaches the queries from its own position on, and none before.
+    # Under a causal mask a key with NaN reaches the queries at and after its position, and none before.
     query, key, value = draw(rng, length=length, key_len=97)
     at = 92
     poisoned = mx.where((mx.arange(97) == at)[:, None], poison, key if where == "key" else value)
@@ -51,7 +51,7 @@ def test_hidden_from_some(rng, length, where, poison):
     reached = ~np.isfinite(to_numpy(out)[:, :, first_seeing:])
     if where == "value" or np.isnan(poison):
         assert reached.all()
-    else:  # q·inf is inf or -inf, and a score of -inf only removes the key
+    else:  # the score is inf or -inf, and a score of -inf only removes the key
         assert reached.any()
 
 
@@ -73,7 +73,7 @@ def test_in_a_row_s_query_or_mask_it_reaches_that_row(rng, length, where):
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
 @pytest.mark.parametrize("length", [1, 33])
 def test_in_a_visible_value_whose_weight_is_zero(rng, length, dtype):
-    """NaN reaches out, as in MLX's attention: the key is not hidden, its weight is only too small for float32."""
+    """NaN must reach out, as in MLX's attention: the key's weight is too small for float32, but no mask hides it."""
     value = draw(rng, length=1, key_len=97)[2]
     poisoned = mx.where((mx.arange(97)[:, None] == 5) & (mx.arange(value.shape[-1]) == 3), mx.nan, value)
     key = mx.where(mx.arange(97)[:, None] == 5, -100.0, mx.zeros(value.shape))
@@ -84,7 +84,7 @@ def test_in_a_visible_value_whose_weight_is_zero(rng, length, dtype):
 
 
 def test_a_key_of_minus_infinity_has_no_weight(rng):
-    # As in a test of MLX: the key's scores are -inf, but no mask hides the key.
+    # MLX has the same test. The key's scores are -inf, but no mask hides the key.
     query, key = mx.ones((1, 4, 8, 16)), mx.ones((1, 4, 8, 16))
     value = draw(rng, heads=4, kv_heads=4, length=1, key_len=8)[2]
     key[..., 0, :] = -mx.inf
@@ -103,7 +103,7 @@ def test_in_the_last_column_of_wide_values(rng, length):
 
 @pytest.mark.parametrize("length", [1, 8, 33])
 def test_beside_visible_keys_in_other_tiles(rng, length):
-    # Visible keys precede and follow each hidden one. Their scores grow, so that sums are rescaled on the way.
+    # Visible keys lie before and after each hidden one. Scores grow with the position, so the kernel rescales its sums.
     query, key, value = draw(rng, length=length, key_len=1500, value_dim=24)
     key = key * mx.linspace(0.1, 3, 1500)[:, None]
     at = (mx.arange(1500) % 250) == 200

@@ -1,7 +1,7 @@
 """Huge shapes work: a million keys or queries, and more elements than 32 bits can count.
 
-Overlapping and broadcast views keep the arrays small in memory. Formulas on the numbers in memory give
-the results.
+Overlapping and broadcast views keep the arrays small in memory. Formulas on these few numbers give the expected
+results.
 """
 
 import mlx.core as mx
@@ -52,7 +52,7 @@ def test_a_million_queries_and_keys_in_a_window(rng):
     x = mx.array(numbers).reshape(1, 1, MILLION, 1)
     out = to_numpy(flash_attention(x, x, x, mask=SlidingWindow(2)))[0, 0, :, 0]
     before, own = numbers[:-1].astype(np.float64), numbers[1:].astype(np.float64)
-    weight = 1 / (1 + np.exp(own * (before - own)))  # the own key's; a query also sees the key before
+    weight = 1 / (1 + np.exp(own * (before - own)))  # of the query's own key; it also sees the key before
     np.testing.assert_allclose(out[1:], weight * own + (1 - weight) * before, rtol=1e-4, atol=1e-5)
     assert out[0] == numbers[0]
 
@@ -90,7 +90,7 @@ def test_rows_further_apart_than_32_bits_count(drivers, everything):
 
 @pytest.mark.parametrize("length", [1, 9])
 def test_the_last_positions_that_there_are(rng, length):
-    """Window and ALiBi distance must be right just below position 2^31, with the most keys that a call may have."""
+    """Windows and ALiBi must be right just below position 2^31, in a call with the most keys that are allowed."""
     key, value = (mx.broadcast_to(mx.array(x), (1, 1, MOST_KEYS - length, 1)) for x in (0.5, 2.0))
     query = mx.ones((1, 1, length, 1))
     out, lse = flash_attention(query, key, value, mask=SlidingWindow(3), alibi_slopes=mx.array([1.0]), return_lse=True)
@@ -99,7 +99,7 @@ def test_the_last_positions_that_there_are(rng, length):
 
 
 def test_a_mask_of_more_elements_than_32_bits_count(rng):
-    """The mask (B, H, L, S) has more than 2^32 elements, but only S in memory: other axes are broadcast."""
+    """The mask (B, H, L, S) has more than 2^32 elements. Only S of them are in memory, because it is broadcast."""
     batch, heads, length, key_len = 8, 16, 12, 3 << 20
     visible = mx.arange(key_len) >= key_len - 2
     query = mx.random.normal((batch, heads, length, 4))

@@ -1,11 +1,11 @@
-"""The kernels of every instruction set obey the rule, and the best set that the machine runs is taken.
+"""The kernels of every instruction set agree with the plain formula, and a machine runs its best set.
 
-This machine's sets run natively; NEON and x86 processors with fewer instructions run under an emulator.
+This machine's sets run natively. NEON and x86 processors with fewer instructions run under an emulator.
 """
 
 import pytest
 
-from tests.core.programs import ARM, NAMES, each_set, python, run, sets_here
+from tests.core.programs import ARM, NAMES, each_set, python, require, run, sets_here
 
 PRINT_SET = "import flashattn_core; print(flashattn_core.backends()['cpu'])"
 
@@ -28,14 +28,15 @@ def test_one_that_is_not_to_be_had_is_an_error(name):
 
 
 def parts(direction: str, cases: int, each: int) -> list:
-    """The driver's cases in portions of `each`: the first always runs, with one other (--all: all)."""
+    """Divides the driver's cases into parameters for `each` of them. The first parameter always runs, with one other;
+    with --all, all run."""
     others = range(each, cases, each)
     turn = pytest.mark.rotate(len(others))
     return [(direction, 0, each), *(pytest.param(direction, first, each, marks=turn) for first in others)]
 
 
 def assert_each_case_matches(name: str, first: int, cases: int, *program: object) -> None:
-    """The driver must use the given set, its cases must obey the rule, and threads must change no bit of a result."""
+    """The driver must use the given set, its cases must pass, and threads must change no bit of a result."""
     by_threads = {
         threads: run(*program, cases, first, FLASHATTN_CPU_ISA=name, FLASHATTN_NUM_THREADS=threads)
         for threads in ("1", "3")
@@ -55,12 +56,12 @@ def test_each_one_over_the_options(drivers, name, direction, first, cases):
 
 @pytest.mark.parametrize("name", ["neon", pytest.param("baseline", marks=pytest.mark.nightly("another build"))])
 @pytest.mark.parametrize(("direction", "first", "cases"), parts("forward", 250, 10) + parts("backward", 80, 5))
-def test_arm_over_the_options(neon_drivers, require, name, direction, first, cases):
+def test_arm_over_the_options(neon_drivers, name, direction, first, cases):
     require("qemu-aarch64", "qemu-user")
     assert_each_case_matches(name, first, cases, "qemu-aarch64", neon_drivers / "passes", direction)
 
 
-def test_arm_takes_neon(neon_drivers, require):
+def test_arm_takes_neon(neon_drivers):
     require("qemu-aarch64", "qemu-user")
     assert run("qemu-aarch64", neon_drivers / "passes", "forward", 1).startswith("NEON, ")
 
@@ -70,7 +71,7 @@ def test_exp2_and_tanh(drivers, name):
     assert run(drivers / f"simd_functions_{name}").startswith(f"{NAMES[name]}: ")
 
 
-def test_exp2_and_tanh_of_neon(neon_drivers, require):
+def test_exp2_and_tanh_of_neon(neon_drivers):
     require("qemu-aarch64", "qemu-user")
     assert run("qemu-aarch64", neon_drivers / "simd_functions_neon").startswith("NEON: ")
 
@@ -78,8 +79,8 @@ def test_exp2_and_tanh_of_neon(neon_drivers, require):
 @pytest.mark.skipif(ARM, reason="every 64-bit ARM has NEON")
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize(("processor", "best"), [("Nehalem", "baseline"), ("Haswell", "avx2")])
-def test_a_lesser_processor_meets_nothing_that_it_lacks(drivers, require, everything, processor, best, direction):
-    # Neither emulated processor has AVX-512, and Nehalem has no AVX: one such instruction would end the program.
+def test_a_lesser_processor_meets_nothing_that_it_lacks(drivers, everything, processor, best, direction):
+    # Neither emulated processor has AVX-512, and Nehalem has no AVX. An instruction that is missing ends the program.
     require("qemu-x86_64", "qemu-user")
     cases = 30 if everything else 6
     output = run("qemu-x86_64", "-cpu", processor, drivers / "passes", direction, cases)

@@ -1,8 +1,8 @@
-"""Ctrl-C ends long calls on the CPU. MLX alone raises KeyboardInterrupt only when the last kernel has ended.
+"""Inside interruptible(), Ctrl-C ends long calls on the CPU.
 
-Inside interruptible(), calls that the main thread waits for end half a second after Ctrl-C with results of NaN,
-KeyboardInterrupt is raised, and the process can go on. Calls finish as usual if they are short, if another thread or
-nobody waits for them, or if the program handles SIGINT itself. Without interruptible(), all calls finish.
+A call that the main thread waits for ends half a second after Ctrl-C: its results are NaN, and KeyboardInterrupt is
+raised. Calls finish as usual if they are short, if the main thread does not wait for them, or if the program handles
+SIGINT itself. Without interruptible(), MLX raises KeyboardInterrupt only after the last kernel.
 """
 
 import os
@@ -19,10 +19,8 @@ from tests.core.programs import run as run_program
 
 pytestmark = pytest.mark.slow("waits for long calls")
 
-# Most seconds from the signal to the answer: 1 s is promised, the rest is for a busy machine. PROCESSOR is the
-# processor time that two threads use in the promised second, whatever else the machine does.
-ANSWER = 5.0
-PROCESSOR = 2 * 1.0
+ANSWER = 5.0  # most seconds from the signal to KeyboardInterrupt: 1 s is promised, and a busy machine may need more
+PROCESSOR = 2 * 1.0  # processor time that two threads have in the promised second, however busy the machine is
 BEFORE = 0.5  # seconds from a call's start to the signal
 
 SETUP = """
@@ -40,7 +38,7 @@ def evaluated(make, *shapes):
 def small_but_watched():  # about the shortest call that heeds Ctrl-C
     return evaluated(mx.random.normal, (1, 4, 1100, 128), (1, 1, 1100, 128), (1, 1, 1100, 128))
 
-def long_prefill():  # takes two threads with AVX-512 10 seconds or more, as do the calls of LONG
+def long_prefill():  # two threads with AVX-512 need 10 seconds or more for it, and for each call in LONG
     return evaluated(mx.zeros, (1, 4, 65536, 64), (1, 1, 65536, 64), (1, 1, 65536, 64))
 
 @contextlib.contextmanager
@@ -57,14 +55,11 @@ def interrupted():
 def assert_cut(*arrays):
     with interrupted():
         mx.eval(*arrays)
-    assert_nan(*arrays)
-
-def assert_nan(*arrays):
     for array in arrays:
         assert mx.all(mx.isnan(array)), array
 
 def call_of_3_seconds():
-    # One call, repeated in a batch until it takes 3 seconds here. Returns it and a function that checks its result.
+    # Repeats a call in a batch until it takes 3 seconds. Returns the call and a function that checks its result.
     q, k, v = evaluated(mx.random.normal, (1, 4, 1024, 64), (1, 1, 1024, 64), (1, 1, 1024, 64))
     expected = flash_attention(q, k, v)
     mx.eval(expected)
@@ -112,35 +107,39 @@ class Answer(NamedTuple):
     processor_seconds: float  # of all threads, since "begun" was printed
 
 
-@pytest.fixture
-def interrupt():
-    """Runs Python code, inside of interruptible() unless `before` differs, and sends it SIGINT half a second after each
-    "begun" that it prints. Returns an Answer for each "ended" that it prints."""
+def interrupt(code: str, before: str = INTERRUPTIBLE) -> list[Answer]:
+    """Runs Python code inside interruptible(), or after other code that `before` gives.
 
-    def run(code: str, before: str = INTERRUPTIBLE) -> list[Answer]:
-        answers, sent = [], 0.0
-        environment = {**os.environ, "FLASHATTN_NUM_THREADS": "2"}
-        with subprocess.Popen(
-            [sys.executable, "-c", SETUP + before + code], env=environment, stdout=subprocess.PIPE, text=True
-        ) as child:
-            for line in child.stdout:
-                match line.split():
-                    case "begun", process:
-                        time.sleep(BEFORE)
-                        sent = time.monotonic()
-                        os.kill(int(process), signal.SIGINT)
-                    case "ended", then, processor_seconds:
-                        answers.append(Answer(float(then) - sent, float(processor_seconds)))
-        assert child.returncode == 0
-        return answers
+    Half a second after each "begun" that the code prints, it gets SIGINT. Returns an Answer for each "ended" that it
+    prints.
+    """
+    answers, sent = [], 0.0
+    environment = {**os.environ, "FLASHATTN_NUM_THREADS": "2"}
+    with subprocess.Popen(
+        [sys.executable, "-c", SETUP + before + code], env=environment, stdout=subprocess.PIPE, text=True
+    ) as child:
+        for line in child.stdout:
+            match line.split():
+                case "begun", process:
+                    time.sleep(BEFORE)
+                    sent = time.monotonic()
+                    os.kill(int(process), signal.SIGINT)
+                case "ended", then, processor_seconds:
+                    answers.append(Answer(float(then) - sent, float(processor_seconds)))
+    assert child.returncode == 0
+    assert answers
+    return answers
 
-    return run
 
-
-def assert_soon(*answers: Answer) -> None:
-    for answer in answers:
+def assert_ends_soon(code: str) -> None:
+    for answer in interrupt(code):
         assert answer.seconds < ANSWER
         assert answer.processor_seconds < 2 * BEFORE + PROCESSOR
+
+
+def assert_is_waited_for(code: str, before: str = INTERRUPTIBLE) -> None:
+    (answer,) = interrupt(code, before)
+    assert answer.seconds > 0.6, "the call was too short to show anything"
 
 
 def test_what_a_cancelled_call_leaves(drivers):
@@ -149,13 +148,12 @@ def test_what_a_cancelled_call_leaves(drivers):
 
 @pytest.mark.rotate(2)
 @pytest.mark.parametrize("call", LONG)
-def test_a_long_call_ends_and_leaves_nan(interrupt, call):
-    (answer,) = interrupt(LONG[call] + "\nassert_cut(*results)")
-    assert_soon(answer)
+def test_a_long_call_ends_and_leaves_nan(call):
+    assert_ends_soon(LONG[call] + "\nassert_cut(*results)")
 
 
-def test_the_gradient_ends_and_leaves_nan(interrupt):
-    (answer,) = interrupt("""
+def test_the_gradient_ends_and_leaves_nan():
+    assert_ends_soon("""
 shapes = (1, 8, 12288, 64), (1, 1, 12288, 64), (1, 1, 12288, 64), (1, 8, 12288, 64)
 q, k, v, cotangent = evaluated(mx.zeros, *shapes)
 (out,), gradients = mx.vjp(flash_attention, [q, k, v], [cotangent])
@@ -163,12 +161,11 @@ mx.eval(out)
 assert_cut(*gradients)
 assert not mx.any(mx.isnan(out))
 """)
-    assert_soon(answer)
 
 
-def test_what_is_queued_and_what_has_yet_to_be_ends(interrupt):
-    # MLX queues a limited number of operations and then waits: most of the layers reach the stream after the signal.
-    (answer,) = interrupt("""
+def test_what_is_queued_and_what_has_yet_to_be_ends():
+    # MLX queues a limited number of operations and then waits, so most layers reach the stream after the signal.
+    assert_ends_soon("""
 x, k = evaluated(mx.zeros, (1, 4, 8192, 64), (1, 1, 8192, 64))
 for layer in range(40):
     x = flash_attention(x, k, k)
@@ -180,11 +177,10 @@ reset_stats()
 assert_cut(x)
 assert stats()["cpu_prefill"] == 40
 """)
-    assert_soon(answer)
 
 
-def test_the_process_is_as_it_was(interrupt):
-    answers = interrupt("""
+def test_the_process_is_as_it_was():
+    assert_ends_soon("""
 calls = evaluated(mx.random.normal, (2, 4, 300, 64), (2, 2, 300, 64), (2, 2, 300, 64)), small_but_watched()
 before = [flash_attention(*call) for call in calls]
 q, k, v = long_prefill()
@@ -198,17 +194,11 @@ before_sleep = time.process_time()
 time.sleep(0.3)
 assert time.process_time() - before_sleep < 0.1, "a thread still works"
 """)
-    assert len(answers) == 2
-    assert_soon(*answers)
-
-
-def assert_waited_for(answer: Answer) -> None:
-    assert answer.seconds > 0.6, "the call was too short to show anything"
 
 
 @pytest.mark.parametrize("before", ["", INTERRUPTIBLE], ids=["by default", "in the block"])
-def test_a_program_with_a_handler_of_its_own_gets_its_result(interrupt, before):
-    (answer,) = interrupt(
+def test_a_program_with_a_handler_of_its_own_gets_its_result(before):
+    assert_is_waited_for(
         """
 def handler(*_):
     signals.append(1)
@@ -225,11 +215,10 @@ assert_right(out)
 """,
         before,
     )
-    assert_waited_for(answer)
 
 
-def test_by_default_a_call_is_waited_for(interrupt):
-    (answer,) = interrupt(
+def test_by_default_a_call_is_waited_for():
+    assert_is_waited_for(
         """
 call, assert_right = call_of_3_seconds()
 out = call()
@@ -239,12 +228,11 @@ assert_right(out)
 """,
         before="",
     )
-    assert_waited_for(answer)
 
 
-def test_what_nobody_waits_for_is_not_cut(interrupt):
-    """An mx.async_eval must finish, alone and beside a call that the main thread waits for, which is cut."""
-    answers = interrupt("""
+def test_what_nobody_waits_for_is_not_cut():
+    """An mx.async_eval must finish, alone and beside a call that the main thread waits for and Ctrl-C ends."""
+    assert_ends_soon("""
 call, assert_right = call_of_3_seconds()
 for waited in (False, True):
     out = call(stream=mx.new_stream(mx.cpu))
@@ -256,12 +244,10 @@ for waited in (False, True):
             time.sleep(60)
     assert_right(out)
 """)
-    assert len(answers) == 2
-    assert_soon(*answers)
 
 
-def test_another_thread_gets_its_result(interrupt):
-    (answer,) = interrupt("""
+def test_another_thread_gets_its_result():
+    assert_is_waited_for("""
 call, assert_right = call_of_3_seconds()
 results = []
 def evaluate():
@@ -278,11 +264,10 @@ with interrupted():
         thread.join()
 assert len(results) == 1
 """)
-    assert_waited_for(answer)
 
 
-def test_a_forked_child_is_interrupted(interrupt):
-    (answer,) = interrupt("""
+def test_a_forked_child_is_interrupted():
+    assert_ends_soon("""
 mx.eval(flash_attention(*small_but_watched()))
 q, k, v = long_prefill()
 child = os.fork()
@@ -294,7 +279,6 @@ if child == 0:
     os._exit(0 if mx.all(mx.isnan(out, stream=stream), stream=stream) else 3)
 assert os.waitpid(child, 0)[1] == 0
 """)
-    assert_soon(answer)
 
 
 def test_the_block_alone_touches_the_process():

@@ -43,7 +43,7 @@ def assert_tangents_obey_the_rule(rng, call):
     steps = [to_numpy(a).astype(np.float64) * STEP for a in tangents]
     ahead, behind = (call.forward_of(*(p + sign * s for p, s in zip(points, steps, strict=True))) for sign in (1, -1))
     for number, name in enumerate(["out", "lse"]):
-        with np.errstate(invalid="ignore"):  # -inf - -inf: rows that see nothing
+        with np.errstate(invalid="ignore"):  # a row that sees nothing has -inf - -inf
             expected = np.nan_to_num((ahead[number] - behind[number]) / (2 * STEP), nan=0)
         assert got[number].dtype == (call.query.dtype if name == "out" else mx.float32)
         base = to_numpy(by_unfused[number])
@@ -99,7 +99,7 @@ def test_under_other_transforms(rng, transform):
 
 
 def test_masks_that_only_hide_have_no_tangent(rng):
-    """MLX asks for the tangents of such masks, too: they must change nothing."""
+    """MLX passes tangents of such masks, too. They must change nothing."""
     query, key, value = draw(rng, length=9, key_len=9)
     mask = mx.arange(9) % 2 > 0
     _, (got,) = mx.jvp(lambda q, m: flash_attention(q, key, value, mask=m), [query, mask], [query, mask])

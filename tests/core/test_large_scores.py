@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flashattn_core import flash_attention, quantized_flash_attention
 from flashattn_core.reference import reference_attention
+from numpy.typing import ArrayLike
 
 from tests.core.oracle import DTYPES, draw, to_numpy, unfused
 
@@ -26,13 +27,13 @@ def queries(number: float, length: int, dtype: str = "float32") -> mx.array:
     return column(np.full(length, number), dtype)
 
 
-def assert_is(got: tuple[mx.array, mx.array], out: float, lse: float) -> None:
+def assert_is(got: tuple[mx.array, mx.array], out: ArrayLike, lse: ArrayLike) -> None:
     np.testing.assert_allclose(to_numpy(got[0]), out, rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(np.asarray(got[1]), lse, rtol=1e-6, atol=1e-6)
 
 
 def assert_is_float32s(query, key, value, dtype: str, scale: float | None = None, **options) -> None:
-    """out must obey the rule for float32, but for one rounding to the arrays' dtype."""
+    """out must obey oracle.py's rule for float32 arrays, apart from one rounding to the arrays' dtype."""
     expected, _ = reference_attention(to_numpy(query), to_numpy(key), to_numpy(value), scale, **options)
     wide = (x.astype(mx.float32) for x in (query, key, value))
     error = np.abs(to_numpy(flash_attention(query, key, value, scale, **options)) - expected).max()
@@ -101,49 +102,29 @@ def test_biases_beside_large_scores(rng, length):
     assert_is_float32s(300 * query, 300 * key, value, "float32", mask=bias)
 
 
-@pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("softcap", [1e20, 2.0**101, 2.5e38, LARGEST])
-def test_softcap_above_all_scores(softcap, length):
-    query, key, value = queries(1, length), column([1, 2]), column([0, 1])
-    got = flash_attention(query, key, value, 1.0, softcap=softcap, return_lse=True)
-    assert_is(got, 1 / (1 + np.exp(-1.0)), 2 + np.log1p(np.exp(-1.0)))
+AT_THE_LIMITS = [
+    *((1, [1, 2], {"softcap": softcap}) for softcap in (1e20, 2.0**101, 2.5e38, LARGEST)),
+    (1e19, [1e19, 2e19], {"softcap": 2e36}),  # both scores are capped to the same number
+    *(
+        (1e15, [1 / scale / 1e15, 2 / scale / 1e15], {"scale": scale, "softcap": softcap})
+        for scale, softcap in ((1e-25, 1e20), (1e-30, 1e10), (1e18, 1e-20))
+    ),
+    *(
+        (abs(scale) ** -0.5, np.array([1, 2]) * abs(scale) ** 0.5 / scale, {"scale": scale})
+        for scale in (3e38, -3e38, 1e-37)
+    ),
+    *((1, [3, 4], {"sinks": mx.array([sink])}) for sink in (3e38, -3e38, LARGEST)),
+]
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_softcap_of_scores_as_large_as_itself(length):
-    """Both scores are capped to the same number."""
-    got = flash_attention(
-        queries(1e19, length), column([1e19, 2e19]), column([0, 1]), 1.0, softcap=2e36, return_lse=True
-    )
-    assert_is(got, 0.5, 2e36)
-
-
-@pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize(("scale", "softcap"), [(1e-25, 1e20), (1e-30, 1e10), (1e18, 1e-20)])
-def test_softcap_and_scale_far_apart(scale, softcap, length):
-    query, key, value = queries(1e15, length), column([1 / scale / 1e15, 2 / scale / 1e15]), column([0, 1])
-    scores = softcap * np.tanh(np.array([1, 2]) / softcap)
-    got = flash_attention(query, key, value, scale, softcap=softcap, return_lse=True)
-    assert_is(got, 1 / (1 + np.exp(scores[0] - scores[1])), np.log(np.exp(scores).sum()))
-
-
-@pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("scale", [3e38, -3e38, 1e-37])
-def test_scale_at_the_ends_of_the_range(scale, length):
-    """The scores are 1 and 2."""
-    query = queries(np.sqrt(1 / abs(scale)), length)
-    got = flash_attention(
-        query, column(np.sign(scale) * np.array([1, 2]) / abs(scale) / float(query[0, 0, 0, 0])), column([0, 1]), scale,
-        return_lse=True,
-    )  # fmt: skip
-    assert_is(got, 1 / (1 + np.exp(-1.0)), 2 + np.log1p(np.exp(-1.0)))
-
-
-@pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize(("sink", "out", "lse"), [(3e38, 0, 3e38), (-3e38, 1, 3), (LARGEST, 0, LARGEST)])
-def test_sinks_at_the_ends_of_the_range(sink, out, lse, length):
-    query, key, value = queries(1, length), column([3]), column([1])
-    assert_is(flash_attention(query, key, value, 1.0, sinks=mx.array([sink]), return_lse=True), out, lse)
+@pytest.mark.parametrize(("number", "keys", "options"), AT_THE_LIMITS, ids=str)
+def test_softcap_scale_and_sinks_at_the_limits(number, keys, options, length):
+    """All queries are `number`, and the values are 0 and 1."""
+    query, key, value = queries(number, length), column(keys), column([0, 1])
+    options = {"scale": 1.0, **options}
+    expected = reference_attention(*map(to_numpy, (query, key, value)), **options)
+    assert_is(flash_attention(query, key, value, **options, return_lse=True), *expected)
 
 
 @pytest.mark.parametrize("length", LENGTHS)

@@ -22,7 +22,7 @@ constexpr bool kAddressSanitizer = false;
 
 constexpr uint8_t kUntouched = 0x55;  // not a NaN in any dtype
 
-// An output. All its bytes are kUntouched before the call; those between and behind the elements must stay so.
+// An output. Before the call all its bytes are kUntouched. The call must not change bytes that belong to no element.
 class Result {
  public:
   Result(const Case& c, const Tensor& layout, int heads, int rows, int columns, Dtype dtype)
@@ -50,7 +50,8 @@ class Result {
   }
 
  private:
-  static constexpr size_t kMargin = kAddressSanitizer ? 0 : 64;  // bytes of the widest vector; ASan needs no margin
+  // Bytes behind the elements, as many as the widest vector has. AddressSanitizer checks accesses there by itself.
+  static constexpr size_t kMargin = kAddressSanitizer ? 0 : 64;
 
   template <typename Visit>
   void for_each_element(Visit visit) const {
@@ -69,7 +70,7 @@ class Result {
   std::vector<uint8_t> memory_;
 };
 
-// The forward pass of a case. `args` points into the other members.
+// The forward pass of a case. `args` points to the memory of the other members.
 struct Call {
   bool decode;
   Result out, lse, row_stats;

@@ -1,5 +1,6 @@
-// Tests cancellation. A request long before a call or during the call soon ends the call, with NaN in all elements
-// of its outputs and nothing written beside them. Calls that end within the grace period keep their results.
+// Tests cancellation. A call that is cancelled long before its start, or while it runs, ends soon. All elements of its
+// outputs are NaN then, and nothing beside them has changed. A call that ends within the grace period keeps its
+// results.
 #include <chrono>
 #include <cstdio>
 #include <optional>
@@ -14,24 +15,16 @@ using cpu::Cancellation;
 
 namespace {
 
-// Zeros as an input, shared by all elements of a batch.
+// An input of zeros, broadcast over the batch.
 Tensor zeros(const Case& c, int heads, int rows, int columns) {
   Tensor tensor(broadcast_batch(c), heads, rows, columns, kRowMajor);
   std::fill(tensor.numbers.begin(), tensor.numbers.end(), 0);
   return tensor;
 }
 Inputs all_zeros(const Case& c) {
-  Tensor none = zeros(c, 1, 1, 1);
-  return {zeros(c, c.heads(), c.query_len, c.head_dim),
-          zeros(c, c.kv_heads, c.key_len, c.head_dim),
-          zeros(c, c.kv_heads, c.key_len, c.value_dim),
-          none,
-          none,
-          none,
-          none,
-          none,
-          none,
-          none};
+  Tensor query = zeros(c, c.heads(), c.query_len, c.head_dim), key = zeros(c, c.kv_heads, c.key_len, c.head_dim);
+  Tensor value = zeros(c, c.kv_heads, c.key_len, c.value_dim), none = zeros(c, 1, 1, 1);
+  return {query, key, value, none, none, none, none, none, none, none};
 }
 
 enum class Program { prefill, decode, backward };
@@ -128,7 +121,7 @@ void waited_for_no_more(Program program, Dtype dtype) {
 
 void requested_in_the_middle(Program program, Dtype dtype) {
   Cancellation cancellation;
-  // Long work for two threads. The backward pass reads outputs of a forward pass that never ran: that is enough here.
+  // Long work for two threads. The backward pass reads the outputs of a forward pass that never ran.
   bool decode = program == Program::decode;
   Cancelled call(program, dtype, decode ? 10'000 : 1, decode ? 8 : 150'000, decode ? 20'000 : 150'000);
   std::thread other([&] {

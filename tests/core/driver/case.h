@@ -1,9 +1,11 @@
-// The variables of one case: sizes, dtypes, options.
+// One call to test: its sizes, dtypes and options, drawn at random.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tensor.h"
@@ -47,32 +49,26 @@ struct Case {
     return size;
   }
   int64_t rows() const { return batch_size() * heads() * query_len; }
-  int64_t work() const {  // counts the filling of arrays, too, where there is nothing to multiply
+  // Multiply-adds. A call without queries or keys counts its arrays' elements, because they must be filled.
+  int64_t work() const {
     return batch_size() * std::max(heads() * query_len, kv_heads) * std::max(key_len, 1) * (head_dim + value_dim);
   }
 
   std::string describe() const {
-    std::string text = "case " + std::to_string(number) + ": " + (decode ? "decode " : "prefill ") + format(dtype).name;
-    for (int extent : batch) text += " B " + std::to_string(extent);
-    const auto add = [&](bool present, const std::string& what) { text += present ? ", " + what : ""; };
-    add(true, "heads " + std::to_string(heads()) + "/" + std::to_string(kv_heads));
-    add(true, "L " + std::to_string(query_len) + ", S " + std::to_string(key_len));
-    add(true, "D " + std::to_string(head_dim) + ", D_v " + std::to_string(value_dim));
-    add(query_size != 1, "large scores");
-    add(strided, "strided");
-    add(causal, "causal");
-    add(window > 0, "window " + std::to_string(window));
-    add(key_range, "key range");
-    add(visible, "bool array");
-    add(bias, std::string("bias ") + format(bias_dtype).name);
-    add(tree_size > 0, "tree " + std::to_string(tree_size));
-    add(softcap > 0, "softcap");
-    add(sinks, "sinks");
-    add(alibi, "alibi");
-    add(poison, "NaN and infinity in keys");
-    add(bits > 0,
-        std::to_string(bits) + " bits in groups of " + std::to_string(group_size) + " " + format(group_dtype).name);
-    return text;
+    std::ostringstream text;
+    text << "case " << number << ": " << (decode ? "decode " : "prefill ") << format(dtype).name;
+    for (int extent : batch) text << " B " << extent;
+    text << ", heads " << heads() << "/" << kv_heads << ", L " << query_len << ", S " << key_len << ", D " << head_dim
+         << ", D_v " << value_dim << ", queries times " << query_size << ", window " << window << ", tree " << tree_size
+         << ", softcap " << softcap << ", " << bits << " bits in groups of " << group_size << ", dtypes of bias "
+         << format(bias_dtype).name << " and of groups " << format(group_dtype).name;
+    const std::pair<bool, const char*> flags[] = {
+        {strided, "strided"}, {causal, "causal"}, {key_range, "key range"}, {visible, "bool array"},
+        {bias, "bias"},       {sinks, "sinks"},   {alibi, "alibi"},         {poison, "NaN and infinity in keys"}};
+    for (auto [is_set, name] : flags) {
+      if (is_set) text << ", " << name;
+    }
+    return text.str();
   }
 };
 
@@ -84,14 +80,14 @@ inline Dtype any_dtype(Draw& draw) {
 inline Case draw_case(Draw& draw, int number, bool quantised, const Sizes& sizes = kSizes) {
   Case c = {};
   c.number = number;
-  // Lengths are drawn once, other sizes until the work fits: if all were redrawn, two tiles would be rare.
+  // Lengths are drawn once, and other sizes until the work fits. If all were redrawn, long cases would be rare.
   const auto draw_lengths = [&] {
     c.query_len = draw.pick(sizes.query_lens);
     c.key_len = draw.pick(sizes.key_lens);
   };
   draw_lengths();
   do {
-    if (quantised) draw_lengths();  // no quantised dims fit the longest lengths
+    if (quantised) draw_lengths();  // with the longest lengths, no quantised head_dim fits
     c.batch = draw.pick(sizes.batches);
     c.kv_heads = draw.pick(sizes.kv_heads);
     c.group = draw.pick(sizes.groups);

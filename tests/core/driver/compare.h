@@ -1,8 +1,8 @@
-// The error that results may have.
+// Compares results with the plain formula in float64.
 //
-// The plain formula in float64 is the truth. The kernels' error may be twice the largest error of the same formula in
-// float32, unfused, plus 1e-5, plus half a unit in the last place of the output's dtype. 16-bit results get no other
-// allowance: formula and kernels read the same rounded inputs, and the kernels compute in float32 whatever the dtype.
+// The error may be twice the largest error of the same formula in float32, unfused, plus 1e-5, plus half a unit in the
+// last place of the output's dtype. 16-bit results may err no more than that, because the kernels compute them in
+// float32, from the same rounded inputs as the formula.
 #pragma once
 
 #include <cstdio>
@@ -15,7 +15,7 @@ namespace flashattn::driver {
 struct Check {
   double slack = 1;                         // multiplies the allowed error
   std::string failure = "";                 // the first failure
-  double worst = 0;                         // largest error / allowed error; above 1 the rule is broken
+  double worst = 0;                         // largest error / allowed error; above 1 a result is wrong
   uint64_t checksum = 0xcbf29ce484222325u;  // FNV-1a hash of all results
 
   void compare(const char* what, const Result& result, const std::vector<double>& truth,

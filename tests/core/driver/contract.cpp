@@ -1,4 +1,4 @@
-// Checks the contract of the kernels, field by field.
+// Checks a call against the contract of contract.h.
 #include "contract.h"
 
 #include <algorithm>
@@ -6,18 +6,18 @@
 #include <cmath>
 #include <limits>
 
+#include "arrays.h"
 #include "call/fail.h"
-#include "call/inputs.h"
 #include "call/limits.h"
 #include "call/options.h"
 
 namespace flashattn::cpu {
 namespace {
 
-// More than any memory holds. Sizes times strides below it fit int64.
+// More elements than any memory holds. Smaller products of sizes and strides fit int64.
 constexpr int64_t kMaxElements = int64_t{1} << 48;
 
-using Wide = __int128;  // holds any sum of an array's sizes times strides
+using Wide = __int128;  // holds the position of any element, whatever the sizes and strides are
 
 int64_t printable(Wide number) {
   constexpr int64_t kLargest = std::numeric_limits<int64_t>::max();
@@ -89,23 +89,6 @@ void check_quantised(const AttentionParams& p) {
   }
 }
 
-// One of a call's arrays. Dimensions that the array does not have are of size 1.
-struct Array {
-  const char* name;
-  const void* data;
-  int64_t element_size;
-  const Strides& strides;
-  int64_t heads, rows, columns;
-};
-
-template <typename Visit>
-void for_each_dimension(const AttentionParams& p, const Array& array, Visit visit) {
-  for (int d = 0; d < p.batch_dims; ++d) visit(p.batch_shape[d], array.strides.batch[d]);
-  visit(array.heads, array.strides.head);
-  visit(array.rows, array.strides.row);
-  visit(array.columns, array.strides.column);
-}
-
 // An array's addresses: its first byte and one past its last byte.
 struct Range {
   const char* name;
@@ -128,11 +111,11 @@ Range check_address(const char* name, const void* data, int64_t element_size, Wi
   return range;
 }
 
-Range check_array(const AttentionParams& p, const Array& array) {
+Range check_array(const AttentionArgs& args, const Array& array) {
   Wide first = 0, last = 0;
   bool empty = false;
-  for_each_dimension(p, array, [&](int64_t size, int64_t stride) {
-    if (size == 1 && stride != 0) {  // prefetches run ahead by the stride
+  for_each_dimension(args.params, array, [&](int64_t size, int64_t stride) {
+    if (size == 1 && stride != 0) {  // kernels prefetch one stride ahead
       fail(array.name, " has stride ", stride, " in a dimension of size 1, expected 0");
     }
     empty = empty || size == 0;
@@ -146,11 +129,11 @@ Range check_array(const AttentionParams& p, const Array& array) {
     fail(array.name, " has strides that reach over ", printable(last - first), " elements, expected fewer than ",
          kMaxElements);
   }
-  return check_address(array.name, array.data, array.element_size, first, last);
+  return check_address(array.name, array.data, array.element_size(args), first, last);
 }
 
-// No two elements of an output may share an address: threads would race for it. They share none if each stride exceeds
-// what the smaller strides reach, as in every permutation of a row-major array, with or without gaps.
+// No two elements of an output may share an address, because threads would race for it. check_elements_apart() demands
+// that each stride exceeds what the smaller strides reach, as in any permutation of a row-major array.
 void check_elements_apart(const AttentionParams& p, const Array& array) {
   struct Dimension {
     int64_t stride, size;
@@ -175,17 +158,14 @@ void check_elements_apart(const AttentionParams& p, const Array& array) {
 // The memory ranges of all arrays of a call.
 class Memory {
  public:
-  explicit Memory(const AttentionParams& params) : params_(params) {}
+  explicit Memory(const AttentionArgs& args) : args_(args) {}
 
-  void input(const Array& array) { ranges_[count_++] = check_array(params_, array); }
-  void optional_input(const Array& array) {
-    if (array.data) input(array);
-  }
-  // To be called after all inputs are added.
+  void input(const Array& array) { ranges_[count_++] = check_array(args_, array); }
+  // Call this after all inputs have been added.
   void output(const Array& array) {
-    Range range = check_array(params_, array);
+    Range range = check_array(args_, array);
     if (range.begin < range.end) {
-      check_elements_apart(params_, array);
+      check_elements_apart(args_.params, array);
       add_apart(range);
     }
   }
@@ -203,48 +183,10 @@ class Memory {
     ranges_[count_++] = range;
   }
 
-  const AttentionParams& params_;
+  const AttentionArgs& args_;
   std::array<Range, kNumInputs + 9> ranges_;  // backward: 3 forward outputs, 2 cotangents, 4 results
   int count_ = 0;
 };
-
-int64_t element_size(const AttentionArgs& args, const InputRule& rule) {
-  switch (rule.dtype) {
-    case InputDtype::tensor: return rule.input == Input::query || args.params.bits == 0 ? size_of(args.dtype) : 4;
-    case InputDtype::groups: return size_of(args.group_dtype);
-    case InputDtype::additive: return size_of(args.bias_dtype);
-    case InputDtype::boolean:
-    case InputDtype::bytes: return 1;
-    default: return 4;
-  }
-}
-
-// The number of a tensor's columns: elements, words into which elements are packed, or groups.
-int64_t columns(const AttentionParams& p, const InputRule& rule, int dim) {
-  if (rule.dtype == InputDtype::groups) {
-    return dim / p.group_size;
-  }
-  return p.bits == 0 ? dim : int64_t{dim} * p.bits / 32;
-}
-
-Array array_of(const AttentionArgs& args, const InputRule& rule, const char* name, const void* data,
-               const Strides& strides) {
-  const AttentionParams& p = args.params;
-  int64_t size = element_size(args, rule);
-  switch (rule.axes) {
-    case Axes::scores: return {name, data, size, strides, p.num_heads, p.query_len, p.key_len};
-    case Axes::blocks: return {name, data, size, strides, p.num_heads, blocks_of(p.query_len), blocks_of(p.key_len)};
-    case Axes::tree: return {name, data, size, strides, 1, p.tree_size, (p.tree_size + 31) / 32};
-    case Axes::heads: return {name, data, size, strides, p.num_heads, 1, 1};
-    case Axes::batch: return {name, data, size, strides, 1, 1, 1};
-    case Axes::tensor: break;
-  }
-  if (rule.input == Input::query) {
-    return {name, data, size, strides, p.num_heads, p.query_len, p.head_dim};
-  }
-  bool of_value = rule.input == Input::value || rule.input == Input::value_scales || rule.input == Input::value_biases;
-  return {name, data, size, strides, p.num_kv_heads, p.key_len, columns(p, rule, of_value ? p.value_dim : p.head_dim)};
-}
 
 // Checks the sizes and options, and the inputs that both the forward and the backward pass read.
 void check_inputs(const AttentionArgs& args, Memory& memory) {
@@ -259,54 +201,28 @@ void check_inputs(const AttentionArgs& args, Memory& memory) {
     check_quantised(p);
     check_dtype("group_dtype", args.group_dtype);
   }
-  const auto check = [&](const InputRule& rule, const char* name, const void* data, const Strides& strides) {
-    bool needed = index(rule.input) < kNumTensors || (rule.dtype == InputDtype::groups && p.bits != 0);
-    if (needed || data) {
-      memory.input(array_of(args, rule, name, data, strides));
-    }
-  };
-#define FLASHATTN_CHECK(name, ...) check(kInputRules[index(Input::name)], #name, args.name, p.name);
-  FLASHATTN_INPUTS(FLASHATTN_CHECK)
-#undef FLASHATTN_CHECK
-}
-
-Array out_of(const AttentionArgs& args) {
-  const AttentionParams& p = args.params;
-  return {"out", args.out, size_of(args.dtype), p.out, p.num_heads, p.query_len, p.value_dim};
-}
-Array lse_of(const AttentionArgs& args) {
-  const AttentionParams& p = args.params;
-  return {"lse", args.lse, 4, p.lse, p.num_heads, p.query_len, 1};
-}
-Array row_stats_of(const AttentionArgs& args) {
-  const AttentionParams& p = args.params;
-  return {"row_stats", args.row_stats, 4, p.row_stats, p.num_heads, p.query_len, 2};
+  for_each_input(args, [&](const Array& array, auto&...) { memory.input(array); });
 }
 
 }  // namespace
 
 void check(const AttentionArgs& args) {
-  Memory memory(args.params);
+  Memory memory(args);
   check_inputs(args, memory);
-  memory.output(out_of(args));
-  memory.output(lse_of(args));
-  memory.output(row_stats_of(args));
+  for_each_output(args, [&](const Array& array, auto&...) { memory.output(array); });
 }
 
 void check(const BackwardArgs& args) {
   const AttentionArgs& forward = args.forward;
   const AttentionParams& p = forward.params;
-  Memory memory(p);
+  Memory memory(forward);
   check_inputs(forward, memory);
   if (p.bits != 0) {
     fail("bits is ", p.bits, ", expected 0: quantised keys and values have no gradient");
   }
-  memory.input(out_of(forward));
-  memory.input(lse_of(forward));
-  memory.input(row_stats_of(forward));
-  memory.input({"out_gradient", args.out_gradient, size_of(forward.dtype), args.out_gradient_strides, p.num_heads,
-                p.query_len, p.value_dim});
-  memory.optional_input({"lse_gradient", args.lse_gradient, 4, args.lse_gradient_strides, p.num_heads, p.query_len, 1});
+  const auto read = [&](const Array& array, auto&...) { memory.input(array); };
+  for_each_output(forward, read);
+  for_each_cotangent(args, read);
 
   int64_t rows = p.batch_size * p.num_heads * p.query_len, keys = p.batch_size * p.num_kv_heads * p.key_len;
   int64_t size = size_of(forward.dtype);

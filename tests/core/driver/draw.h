@@ -1,4 +1,4 @@
-// The random numbers that cases are drawn with: the same in every run and on every machine.
+// Draws random numbers, which are the same in every run and on every machine.
 #pragma once
 
 #include <cmath>
@@ -12,7 +12,7 @@ namespace flashattn::driver {
 
 struct Draw {
   std::mt19937 bits;
-  // A fuzzer's bytes make the first choices, one byte each; later choices are random.
+  // The bytes of a fuzzer's input make the first choices, one byte each. Later choices are random.
   const uint8_t* choices = nullptr;
   size_t choice_count = 0;
 

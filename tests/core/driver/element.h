@@ -1,4 +1,4 @@
-// Rounds numbers to a storage dtype, and reads and writes their bits in memory.
+// Rounds numbers to float32, float16 or bfloat16, and reads and writes them in memory.
 #pragma once
 
 #include <algorithm>
@@ -35,7 +35,7 @@ inline double rounded(double x, Dtype dtype) {
   return std::isfinite(x) ? std::nearbyint(x / last_place(x, dtype)) * last_place(x, dtype) : x;
 }
 
-// x must be representable in the dtype.
+// x must be a number that the dtype holds exactly.
 inline void write_element(double x, Dtype dtype, uint8_t* target) {
   uint32_t bits;
   float as_float = static_cast<float>(x);

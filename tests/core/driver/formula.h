@@ -1,4 +1,5 @@
-// Attention and its gradients by the plain formulas, one row of scores at a time. `Real` is the type of all arithmetic.
+// Computes attention and its gradients by the plain formulas, one row of scores at a time, in arithmetic of type
+// `Real`.
 #pragma once
 
 #include <cmath>
@@ -14,8 +15,8 @@ inline float scale_of(const Case& c) {
   return 1 / std::sqrt(static_cast<float>(c.head_dim));
 }
 
-// The order in which a sum over columns is taken. Where the gradient subtracts two sums, it takes them in different
-// orders: equal rounding errors on both sides would cancel, which they do in no kernel.
+// The order in which a sum over columns is taken. The gradient subtracts two such sums, and takes them in different
+// orders. In the same order equal rounding errors would cancel, but they do so in no kernel.
 enum class Order { up, down };
 
 template <typename Real, typename Term>
@@ -32,8 +33,8 @@ struct RowIndex {
 
 template <typename Real>
 struct Score {
-  Real logit;    // input of the softmax
-  Real passing;  // the derivative of softcap
+  Real logit;  // input of the softmax
+  Real slope;  // the derivative of softcap
 };
 
 template <typename Real>
@@ -125,7 +126,7 @@ struct Gradients {
   std::vector<double> delta;              // (batch, head, row)
 };
 
-// `out`: the kernel's result, in the case's dtype. lse is computed here, in Real.
+// `out`: the kernel's result, which is rounded to the case's dtype. lse is computed here, in Real.
 template <typename Real>
 Gradients plain_gradients(const Case& c, const Inputs& in, const Cotangents& cotangents,
                           const std::vector<double>& out) {
@@ -151,7 +152,7 @@ Gradients plain_gradients(const Case& c, const Inputs& in, const Cotangents& cot
       Real weight = std::exp(score.logit - lse);
       Real of_weight = sum_over<Real>(c.value_dim, Order::up,
                                       [&](int d) { return of_out(d) * Real(in.value.at(at.batch, at.kv_head, j, d)); });
-      Real of_product = weight * (of_weight - delta) * score.passing * Real(scale_of(c));
+      Real of_product = weight * (of_weight - delta) * score.slope * Real(scale_of(c));
       for (int d = 0; d < c.value_dim; ++d) of_value[key * size_t(c.value_dim) + size_t(d)] += weight * of_out(d);
       for (int d = 0; d < c.head_dim; ++d) {
         of_query[index * size_t(c.head_dim) + size_t(d)] += of_product * Real(in.key.at(at.batch, at.kv_head, j, d));

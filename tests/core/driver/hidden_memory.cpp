@@ -1,11 +1,11 @@
-// Runs a kernel while the memory of every key, value and mask element that no query sees is inaccessible:
-// touching it ends the program with a segmentation fault.
+// Runs a kernel that must not read keys, values and mask elements that no query sees. Their memory cannot be accessed:
+// reading it ends the program with a segmentation fault.
 //
 //   hidden_memory KERNEL QUERY_LEN KEY_LEN CAUSAL WINDOW START STOP FIRST_OPEN_KEY LAST_OPEN_KEY
 //
-// KERNEL: decode, prefill, or block (the first 64 queries only). array_decode and array_prefill hide keys outside of
-// START to STOP by a bool array instead of a key range; array_prefill also gets the array's block map. Keys from
-// FIRST_OPEN_KEY to before LAST_OPEN_KEY, rounded out to pages, can be read; no others can. Prints the outputs' sum.
+// KERNEL: decode, prefill, or block (the first 64 queries only). A key range hides keys outside of START to STOP.
+// array_decode and array_prefill hide these keys by a bool array instead, and array_prefill gets the array's block map.
+// Only the pages with keys from FIRST_OPEN_KEY to before LAST_OPEN_KEY can be read. Prints the sum of the outputs.
 #include <sys/mman.h>
 #include <unistd.h>
 

@@ -31,36 +31,36 @@ inline bool sees(const Case& c, const Inputs& in, int64_t b, int head, int i, in
   return other < 0 || (node >= 0 && in.tree.at(b, 0, node, other) != 0);
 }
 
-// Whether any query row of the group sees key j of kv_head.
-inline bool is_seen(const Case& c, const Inputs& in, int64_t b, int kv_head, int j) {
-  bool seen = false;
-  for (int row = 0; row < c.group * c.query_len && !seen; ++row) {
-    seen = sees(c, in, b, kv_head * c.group + row / c.query_len, row % c.query_len, j);
-  }
-  return seen;
-}
-
-// Plants numbers that must not reach other rows: keys and values that no row of the group sees become NaN or infinity,
-// and at times one element of any key or value becomes NaN.
-inline void poison(const Case& c, Draw& draw, Inputs& in) {
+// Chooses keys whose numbers must not reach other rows. hide(b, g, j) gets each key j of batch element b and key/value
+// head g that no query row sees. At times spoil(b, g, j) gets any one key.
+template <typename Hide, typename Spoil>
+void for_keys_to_poison(const Case& c, const Inputs& in, Draw& draw, Hide hide, Spoil spoil) {
   for (int64_t b = 0; b < c.batch_size(); ++b) {
     for (int g = 0; g < c.kv_heads; ++g) {
       for (int j = 0; j < c.key_len; ++j) {
-        if (is_seen(c, in, b, g, j)) continue;
-        double with = draw.chance(50) ? kNaN : draw.chance(50) ? kInf : -kInf;
-        for (int d = 0; d < c.head_dim; ++d) in.key.at(b, g, j, d) = with;
-        for (int d = 0; d < c.value_dim; ++d) in.value.at(b, g, j, d) = with;
-      }
-      if (c.key_len > 0 && draw.chance(50)) {
-        int j = draw.below(c.key_len);
-        if (draw.chance(50)) {
-          in.key.at(b, g, j, draw.below(c.head_dim)) = kNaN;
-        } else {
-          in.value.at(b, g, j, draw.below(c.value_dim)) = kNaN;
+        bool seen = false;
+        for (int row = 0; row < c.group * c.query_len && !seen; ++row) {
+          seen = sees(c, in, b, g * c.group + row / c.query_len, row % c.query_len, j);
         }
+        if (!seen) hide(b, g, j);
       }
+      if (c.key_len > 0 && draw.chance(50)) spoil(b, g, draw.below(c.key_len));
     }
   }
+}
+
+// Plants numbers that must not reach other rows. Keys and values that no row of the group sees become NaN or infinity.
+// At times one element of any key or value becomes NaN, too.
+inline void poison(const Case& c, Draw& draw, Inputs& in) {
+  const auto hide = [&](int64_t b, int g, int j) {
+    double with = draw.chance(50) ? kNaN : draw.chance(50) ? kInf : -kInf;
+    for (int d = 0; d < c.head_dim; ++d) in.key.at(b, g, j, d) = with;
+    for (int d = 0; d < c.value_dim; ++d) in.value.at(b, g, j, d) = with;
+  };
+  for_keys_to_poison(c, in, draw, hide, [&](int64_t b, int g, int j) {
+    bool in_key = draw.chance(50);
+    (in_key ? in.key : in.value).at(b, g, j, draw.below(in_key ? c.head_dim : c.value_dim)) = kNaN;
+  });
 }
 
 inline Layout layout_of(const Case& c, Draw& draw) {
@@ -95,23 +95,19 @@ void fill(Tensor& t, int64_t batch_size, int heads, int rows, int columns, Numbe
   }
 }
 
-// Makes scales NaN and biases NaN or infinite: of hidden keys and values, at times also of one value's first group.
+// Makes the scales of hidden keys and values NaN, and their biases NaN or infinite. At times the first group of any one
+// value gets such numbers, too.
 inline void poison_groups(const Case& c, Draw& draw, Inputs& in) {
   const auto spoil = [&](Tensor& tensor, Quantised& quantised, int64_t b, int g, int j, int group) {
     quantised.scales.at(b, g, j, group) = kNaN;
     quantised.biases.at(b, g, j, group) = draw.chance(50) ? kNaN : kInf;
     for (int d = group * c.group_size; d < (group + 1) * c.group_size; ++d) tensor.at(b, g, j, d) = kNaN;
   };
-  for (int64_t b = 0; b < c.batch_size(); ++b) {
-    for (int g = 0; g < c.kv_heads; ++g) {
-      for (int j = 0; j < c.key_len; ++j) {
-        if (is_seen(c, in, b, g, j)) continue;
-        for (int k = 0; k < c.head_dim / c.group_size; ++k) spoil(in.key, in.quantised[0], b, g, j, k);
-        for (int k = 0; k < c.value_dim / c.group_size; ++k) spoil(in.value, in.quantised[1], b, g, j, k);
-      }
-      if (c.key_len > 0 && draw.chance(50)) spoil(in.value, in.quantised[1], b, g, draw.below(c.key_len), 0);
-    }
-  }
+  const auto hide = [&](int64_t b, int g, int j) {
+    for (int k = 0; k < c.head_dim / c.group_size; ++k) spoil(in.key, in.quantised[0], b, g, j, k);
+    for (int k = 0; k < c.value_dim / c.group_size; ++k) spoil(in.value, in.quantised[1], b, g, j, k);
+  };
+  for_keys_to_poison(c, in, draw, hide, [&](int64_t b, int g, int j) { spoil(in.value, in.quantised[1], b, g, j, 0); });
 }
 
 // Draws words, scales and biases, and writes the dequantised numbers to `tensor`.
@@ -143,7 +139,7 @@ inline Quantised draw_quantised(const Case& c, Draw& draw, Tensor& tensor, int c
 }
 
 inline Inputs draw_inputs(const Case& c, Draw& draw) {
-  // Dequantised keys and values are not inputs of the kernel, so they need no layouts and are not broadcast.
+  // The kernel does not read dequantised keys and values, so these need no layouts and are not broadcast.
   const auto keys = [&](int columns) {
     return c.bits > 0 ? Tensor(c.batch, c.kv_heads, c.key_len, columns, kRowMajor)
                       : any_input(c, draw, c.kv_heads, c.key_len, columns);

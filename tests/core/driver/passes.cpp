@@ -1,11 +1,11 @@
 // Runs the forward or backward pass on random cases, which cover every option of flash_attention(), and compares the
-// results with the plain formulas. Needs only the C++ library, so it also runs where Python and MLX do not:
-// cross-built, under an emulator. Case number n is the same in every run and on every machine.
+// results with the plain formulas. The program needs neither Python nor MLX, so it also runs under an emulator of
+// another processor. Case number n is the same in every run and on every machine.
 //
 //   passes forward|backward CASES [FIRST]
 //
-// Prints the instruction set and the number of threads, the worst error, and a checksum of all outputs; or the first
-// case that fails.
+// Prints the instruction set, the number of threads, the worst error and a checksum of all outputs. If a case fails, it
+// prints that case.
 #include "passes.h"
 
 #include <cstdio>

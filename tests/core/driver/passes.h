@@ -14,7 +14,7 @@ inline void check_forward(const Case& c, const Inputs& in, Draw& draw, Check& ch
   check.compare("lse", call.lse, truth.lse, unfused.lse, Dtype::float32);
 }
 
-// A cotangent is at times broadcast along rows or wholly, like a sum's gradient.
+// At times a cotangent is broadcast along its columns or along all axes, like the gradient of a sum.
 inline Tensor any_cotangent(const Case& c, Draw& draw, int columns) {
   if (draw.chance(10)) return Tensor(broadcast_batch(c), 1, 1, 1, kRowMajor);
   if (draw.chance(10)) return any_tensor(c, draw, c.heads(), c.query_len, 1);
@@ -32,7 +32,7 @@ inline Cotangents draw_cotangents(const Case& c, Draw& draw) {
   return cotangents;
 }
 
-// The gradient of a call. `args` points into the other members, and into the call's.
+// The gradient of a call. `args` points to the memory of the other members and of the call.
 struct GradientCall {
   Cotangents cotangents;
   std::vector<uint8_t> of_out, of_lse;
@@ -73,8 +73,8 @@ struct GradientCall {
 };
 
 inline void check_backward(const Case& c, const Inputs& in, Draw& draw, Check& check) {
-  // Also allowed, relative to each gradient: eight units in float32's last place. Where one key or row has all of the
-  // weight, there are only a few large sums, and the largest error of the unfused formula is a matter of luck.
+  // The relative error may also be eight units in float32's last place. If one key or row has all of the weight, a
+  // gradient has only a few large sums, and it is luck how large the error of the unfused formula is.
   constexpr double kRelative = 1e-6;
   Call call(c, in, draw);
   call.run();

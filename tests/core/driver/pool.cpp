@@ -1,6 +1,6 @@
-// Prints a line for each promise that the thread pool breaks. It promises: each index runs once, several threads
-// work, the first exception reaches the caller and the pool goes on, an idle pool uses no processor time, a child has
-// threads of its own whenever it is forked, and it is no error when the system cannot start more threads.
+// Prints a line for each promise that the thread pool breaks. The pool promises that each index runs once, that several
+// threads work, that the first exception reaches the caller and the pool goes on, that an idle pool uses no processor
+// time, that a forked child has threads of its own, and that a lack of further threads is no error.
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -47,7 +47,7 @@ double processor_seconds() {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-// A spinning thread would use ten times as much as this allows.
+// A thread that spins would use ten times the processor time that is allowed here.
 bool idle_afterwards() {
   parallel_for(100, [](int64_t) {});
   double before = processor_seconds();
@@ -93,7 +93,7 @@ void all_promises() {
 
   expect(child_has_threads(), "a forked child has threads of its own");
 
-// Not under sanitizers: a child forked while other threads run inherits locks that a sanitizer's runtime holds.
+// Not under sanitizers: a child that is forked while other threads run inherits locks of the sanitizer's runtime.
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
   std::atomic<bool> enough{false};
   std::thread busy([&] {

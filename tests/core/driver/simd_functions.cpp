@@ -1,5 +1,5 @@
-// Tests that exp2 and tanh are as accurate as simd.h promises. Built once per instruction set, like the kernels: with
-// and without fused multiply-adds they round differently.
+// Tests that exp2 and tanh are as accurate as simd.h promises. There is a program for each instruction set, because the
+// functions round differently with and without fused multiply-adds.
 #include <cfloat>
 #include <cmath>
 #include <cstdio>

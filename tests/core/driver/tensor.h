@@ -37,9 +37,9 @@ struct Tensor {
   std::vector<int> batch_shape;
   Strides strides = {};
   int64_t origin = 0;           // the position of element 0, 0, ...
-  std::vector<double> numbers;  // ordered as in memory, up to the last element; NaN in the gaps
+  std::vector<double> numbers;  // in the order of memory, up to the last element; gaps hold NaN
 
-  // A dimension of size 1 gets stride 0, so it is broadcast in larger cases.
+  // A dimension of size 1 gets stride 0, so it is broadcast if a call has a larger size there.
   Tensor(const std::vector<int>& batch, int heads, int rows, int columns, const Layout& layout) : batch_shape(batch) {
     int64_t size = 1, last = 0;
     bool empty = false;

@@ -1,5 +1,5 @@
-// Breaks the kernels' contract (contract.h) in one place at a time: each violation must be refused with a message that
-// names the field, and the nearest values inside of the contract must be accepted. Prints the expectations that fail.
+// Breaks the contract of contract.h in one place at a time. check() must refuse each such call with a message that
+// names the field, and must accept the nearest legal values. Prints the expectations that fail.
 #include <cstdio>
 #include <stdexcept>
 #include <string>

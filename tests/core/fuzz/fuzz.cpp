@@ -1,9 +1,10 @@
-// libFuzzer's target: one call of the CPU backend from the fuzzer's bytes.
+// libFuzzer's target. It makes one call of the CPU backend from the fuzzer's bytes.
 //
-// Each byte makes a choice that the drivers leave to chance: sizes, layouts, options, dtypes. The call is legal, so the
-// contract must accept it, and its results are compared with the plain formula. Other runs first overwrite some of its
-// numbers. If the contract still accepts the call, it runs on memory of exactly the size that its strides reach: no
-// sanitizer may report an error, and no output may be NaN where scale and softcap are moderate.
+// Each byte makes one of the choices that the drivers draw at random: sizes, layouts, options, dtypes. Half of the
+// inputs give a legal call. The contract must accept the call, and its results must agree with the plain formula. The
+// other half overwrite some numbers of such a call. If the contract still accepts the call, it runs on memory of
+// exactly the size that its strides reach. Then no sanitizer may report an error, and with a moderate scale and softcap
+// no output may be NaN.
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -17,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "arrays.h"
 #include "passes.h"
 
 using namespace flashattn;
@@ -24,7 +26,7 @@ using namespace flashattn::driver;
 
 namespace {
 
-// For thousands of calls a second: sizes just below and above those of a tile, a split of the keys and a vector.
+// Small sizes for thousands of calls a second, just below and above a tile, a split of the keys and a vector.
 const Sizes kTiny = {{{}, {2}, {2, 3}, {1, 2}, {0}, {1, 1, 1, 1, 1, 1, 1, 2}},
                      {1, 2},
                      {1, 2, 7, 0},
@@ -32,15 +34,14 @@ const Sizes kTiny = {{{}, {2}, {2, 3}, {1, 2}, {0}, {1, 1, 1, 1, 1, 1, 1, 2}},
                      {1, 7, 33, 0, 97, 289, 513, 600},
                      {1, 7, 16, 17, 32, 33},
                      1 << 13};
-constexpr int64_t kMostElements = 1 << 14;  // in an array of a changed call
+constexpr int64_t kMostElements = 1 << 14;  // of an array; changed calls with larger arrays are not run
 
 [[noreturn]] void report(const std::string& what) {
   std::fprintf(stderr, "%s\n", what.c_str());
   std::abort();
 }
 
-// Values that overwrite a call's numbers.
-
+// Returns a number to overwrite `number` with.
 template <typename T>
 T any_number(Draw& draw, T number) {
   constexpr T kLeast = std::numeric_limits<T>::min(), kMost = std::numeric_limits<T>::max();
@@ -74,25 +75,11 @@ void change(Draw& draw, cpu::BackwardArgs& backward) {
   int32_t* const integers[] = {&p.batch_dims, &p.batch_shape[0], &p.batch_shape[1], &p.num_heads, &p.num_kv_heads,
                                &p.query_len,  &p.key_len,        &p.head_dim,       &p.value_dim, &p.window,
                                &p.tree_size,  &p.bits,           &p.group_size};
-  Strides* const strides[] = {&p.query,
-                              &p.key,
-                              &p.value,
-                              &p.out,
-                              &p.lse,
-                              &p.visible,
-                              &p.bias,
-                              &p.key_start,
-                              &p.key_stop,
-                              &p.tree,
-                              &p.sinks,
-                              &p.alibi_slopes,
-                              &p.key_scales,
-                              &p.key_biases,
-                              &p.value_scales,
-                              &p.value_biases,
-                              &backward.out_gradient_strides,
-                              &backward.lse_gradient_strides,
-                              &p.row_stats};
+  Strides &of_out = backward.out_gradient_strides, &of_lse = backward.lse_gradient_strides;
+  Strides* const strides[] = {&p.query,        &p.key,          &p.value,      &p.out,        &p.lse,
+                              &p.visible,      &p.bias,         &p.key_start,  &p.key_stop,   &p.tree,
+                              &p.sinks,        &p.alibi_slopes, &p.key_scales, &p.key_biases, &p.value_scales,
+                              &p.value_biases, &of_out,         &of_lse,       &p.row_stats};
   switch (draw.below(8)) {
     case 0:
     case 1:
@@ -113,60 +100,51 @@ void change(Draw& draw, cpu::BackwardArgs& backward) {
   }
 }
 
-// Memory for a call that the contract has accepted.
-
-// One of the call's arrays. `slot` is the address of the argument that points to the array.
-struct Array {
-  void* slot;
-  size_t element_size;
-  Strides strides;
-  std::vector<int64_t> sizes;  // head, row, column
-  bool output;
-  std::function<void(uint8_t*)> write;  // writes one element of an input
+// One of the call's arrays, and the address of the argument that points to it.
+struct Slot {
+  cpu::Array array;
+  void* pointer;
+  int64_t element_size;
+  std::function<void(uint8_t*)> write;  // writes one element of an input; null for an output
 };
 
 // The positions of all elements, or none if there are too many for this fuzz target.
-std::vector<int64_t> positions(const AttentionParams& p, const Array& array) {
-  std::vector<std::pair<int64_t, int64_t>> dimensions;  // size and stride
-  for (int d = 0; d < p.batch_dims; ++d) dimensions.emplace_back(p.batch_shape[d], array.strides.batch[d]);
-  dimensions.emplace_back(array.sizes[0], array.strides.head);
-  dimensions.emplace_back(array.sizes[1], array.strides.row);
-  dimensions.emplace_back(array.sizes[2], array.strides.column);
+std::vector<int64_t> positions(const AttentionParams& p, const cpu::Array& array) {
   std::vector<int64_t> result = {0};
-  for (auto [size, stride] : dimensions) {
+  cpu::for_each_dimension(p, array, [&](int64_t size, int64_t stride) {
     std::vector<int64_t> before;
     before.swap(result);
-    if (size * int64_t(before.size()) > kMostElements) return {};
+    if (size * int64_t(before.size()) > kMostElements) return;
     for (int64_t position : before) {
       for (int64_t i = 0; i < size; ++i) result.push_back(position + i * stride);
     }
-  }
+  });
   return result;
 }
 
+// The memory of a call that the contract has accepted.
 class Memory {
  public:
   // Gives each array memory of its own. Returns false if an array is too large for this fuzz target.
-  bool provide(const AttentionParams& p, std::vector<Array>& arrays) {
-    for (Array& array : arrays) {
-      bool empty = std::count(array.sizes.begin(), array.sizes.end(), 0) > 0 || p.batch_size == 0;
-      std::vector<int64_t> at = empty ? std::vector<int64_t>{} : positions(p, array);
-      if (at.empty() && !empty) return false;
+  bool provide(const AttentionParams& p, const std::vector<Slot>& slots) {
+    for (const Slot& slot : slots) {
+      std::vector<int64_t> at = positions(p, slot.array);
+      if (at.empty() && !slot.array.is_empty(p)) return false;
       int64_t first = 0, last = -1;
       for (int64_t position : at) first = std::min(first, position), last = std::max(last, position);
       if (last - first > 4 * kMostElements) return false;
-      if (array.output && std::set<int64_t>(at.begin(), at.end()).size() < at.size()) {
+      if (!slot.write && std::set<int64_t>(at.begin(), at.end()).size() < at.size()) {
         report("the contract accepts an output whose elements overlap");
       }
-      size_t bytes = static_cast<size_t>(last - first + 1) * array.element_size;
+      size_t bytes = static_cast<size_t>((last - first + 1) * slot.element_size);
       blocks_.push_back(std::make_unique<uint8_t[]>(bytes));
-      uint8_t* start = blocks_.back().get() - first * int64_t(array.element_size);
-      if (array.write) {
-        for (int64_t position : at) array.write(start + position * int64_t(array.element_size));
+      uint8_t* start = blocks_.back().get() - first * slot.element_size;
+      if (slot.write) {
+        for (int64_t position : at) slot.write(start + position * slot.element_size);
       } else {
         std::memset(blocks_.back().get(), 0xff, bytes);
       }
-      std::memcpy(array.slot, &start, sizeof(start));
+      std::memcpy(slot.pointer, &start, sizeof(start));
     }
     return true;
   }
@@ -176,57 +154,37 @@ class Memory {
 };
 
 // The arrays that a call reads and writes. A null pointer stays null if its array has elements.
-std::vector<Array> arrays_of(cpu::BackwardArgs& backward, Draw& draw, bool with_gradient) {
+std::vector<Slot> slots_of(cpu::BackwardArgs& backward, Draw& draw, bool with_gradient) {
   cpu::AttentionArgs& args = backward.forward;
   const AttentionParams& p = args.params;
-  const auto number = [&](Dtype dtype) {
-    return [&draw, dtype](uint8_t* to) { write_element(rounded(draw.normal(), dtype), dtype, to); };
+  const auto writer = [&](InputDtype dtype) -> std::function<void(uint8_t*)> {
+    switch (dtype) {
+      case InputDtype::boolean: return [&draw](uint8_t* to) { *to = draw.bits() % 2; };
+      case InputDtype::uint32:
+        return [&draw](uint8_t* to) {
+          uint32_t word = draw.bits();
+          std::memcpy(to, &word, 4);
+        };
+      case InputDtype::int32:
+        return [&draw, &p](uint8_t* to) {
+          int32_t position = draw.chance(20) ? any_number(draw, int32_t{0}) : draw.below(256) % (p.key_len + 1);
+          std::memcpy(to, &position, 4);
+        };
+      default:
+        return [&draw, floats = cpu::float_dtype(args, dtype)](uint8_t* to) {
+          write_element(rounded(draw.normal(), floats), floats, to);
+        };
+    }
   };
-  const auto bits = [&draw](uint8_t* to) {
-    uint32_t word = draw.bits();
-    std::memcpy(to, &word, 4);
+  std::vector<Slot> slots;
+  const auto add = [&](const cpu::Array& array, auto& pointer, std::function<void(uint8_t*)> write) {
+    if (pointer || array.is_empty(p)) slots.push_back({array, &pointer, array.element_size(args), std::move(write)});
   };
-  const auto position = [&](uint8_t* to) {
-    int32_t at = draw.chance(20) ? any_number(draw, int32_t{0}) : draw.below(256) % (p.key_len + 1);
-    std::memcpy(to, &at, 4);
+  const auto add_input = [&](const cpu::Array& array, auto& pointer, auto&) {
+    add(array, pointer, writer(array.dtype));
   };
-  const auto flag = [&](uint8_t* to) { *to = draw.bits() % 2; };
-  std::vector<Array> arrays;
-  const auto add = [&](void* slot, size_t element_size, const Strides& strides, std::vector<int64_t> sizes,
-                       std::function<void(uint8_t*)> write) {
-    void* given;
-    std::memcpy(&given, slot, sizeof(given));
-    bool empty = std::count(sizes.begin(), sizes.end(), 0) > 0 || p.batch_size == 0;
-    if (given || empty) arrays.push_back({slot, element_size, strides, std::move(sizes), !write, std::move(write)});
-  };
-  size_t size = format(args.dtype).bytes;
-  int64_t heads = p.num_heads, kv_heads = p.num_kv_heads, queries = p.query_len, keys = p.key_len;
-  add(&args.query, size, p.query, {heads, queries, p.head_dim}, number(args.dtype));
-  if (p.bits == 0) {
-    add(&args.key, size, p.key, {kv_heads, keys, p.head_dim}, number(args.dtype));
-    add(&args.value, size, p.value, {kv_heads, keys, p.value_dim}, number(args.dtype));
-  } else {
-    size_t group = format(args.group_dtype).bytes;
-    int64_t key_groups = p.head_dim / p.group_size, value_groups = p.value_dim / p.group_size;
-    add(&args.key, 4, p.key, {kv_heads, keys, p.head_dim * p.bits / 32}, bits);
-    add(&args.value, 4, p.value, {kv_heads, keys, p.value_dim * p.bits / 32}, bits);
-    add(&args.key_scales, group, p.key_scales, {kv_heads, keys, key_groups}, number(args.group_dtype));
-    add(&args.key_biases, group, p.key_biases, {kv_heads, keys, key_groups}, number(args.group_dtype));
-    add(&args.value_scales, group, p.value_scales, {kv_heads, keys, value_groups}, number(args.group_dtype));
-    add(&args.value_biases, group, p.value_biases, {kv_heads, keys, value_groups}, number(args.group_dtype));
-  }
-  if (args.visible) add(&args.visible, 1, p.visible, {heads, queries, keys}, flag);
-  if (args.bias) {
-    add(&args.bias, format(args.bias_dtype).bytes, p.bias, {heads, queries, keys}, number(args.bias_dtype));
-  }
-  if (args.key_start) add(&args.key_start, 4, p.key_start, {1, 1, 1}, position);
-  if (args.key_stop) add(&args.key_stop, 4, p.key_stop, {1, 1, 1}, position);
-  if (args.tree) add(&args.tree, 4, p.tree, {1, p.tree_size, (p.tree_size + 31) / 32}, bits);
-  if (args.sinks) add(&args.sinks, 4, p.sinks, {heads, 1, 1}, number(Dtype::float32));
-  if (args.alibi_slopes) add(&args.alibi_slopes, 4, p.alibi_slopes, {heads, 1, 1}, number(Dtype::float32));
-  add(&args.out, size, p.out, {heads, queries, p.value_dim}, nullptr);
-  add(&args.lse, 4, p.lse, {heads, queries, 1}, nullptr);
-  add(&args.row_stats, 4, p.row_stats, {heads, queries, 2}, nullptr);
+  cpu::for_each_input(args, add_input);
+  cpu::for_each_output(args, [&](const cpu::Array& array, auto& pointer, auto&) { add(array, pointer, nullptr); });
   if (with_gradient) {
     const auto row_major = [&](int64_t h, int64_t rows, int64_t columns) {
       Strides strides = {};
@@ -236,27 +194,25 @@ std::vector<Array> arrays_of(cpu::BackwardArgs& backward, Draw& draw, bool with_
       }
       return strides;
     };
-    add(&backward.out_gradient, size, backward.out_gradient_strides, {heads, queries, p.value_dim}, number(args.dtype));
-    if (backward.lse_gradient) {
-      add(&backward.lse_gradient, 4, backward.lse_gradient_strides, {heads, queries, 1}, number(Dtype::float32));
-    }
-    add(&backward.query_gradient, size, row_major(heads, queries, p.head_dim), {heads, queries, p.head_dim}, nullptr);
-    add(&backward.key_gradient, size, row_major(kv_heads, keys, p.head_dim), {kv_heads, keys, p.head_dim}, nullptr);
-    add(&backward.value_gradient, size, row_major(kv_heads, keys, p.value_dim), {kv_heads, keys, p.value_dim}, nullptr);
-    add(&backward.delta, 4, row_major(heads, queries, 1), {heads, queries, 1}, nullptr);
+    const auto add_gradient = [&](auto& pointer, InputDtype dtype, int64_t h, int64_t rows, int64_t columns) {
+      add({"", pointer, dtype, row_major(h, rows, columns), h, rows, columns}, pointer, nullptr);
+    };
+    cpu::for_each_cotangent(backward, add_input);
+    add_gradient(backward.query_gradient, InputDtype::tensor, p.num_heads, p.query_len, p.head_dim);
+    add_gradient(backward.key_gradient, InputDtype::tensor, p.num_kv_heads, p.key_len, p.head_dim);
+    add_gradient(backward.value_gradient, InputDtype::tensor, p.num_kv_heads, p.key_len, p.value_dim);
+    add_gradient(backward.delta, cpu::kFloat32, p.num_heads, p.query_len, 1);
   }
-  return arrays;
+  return slots;
 }
 
 // All elements of an output were NaN before the call. Rows that see nothing get an lse of -inf, which is not NaN.
-void expect_no_nan(const AttentionParams& p, const char* name, const Array& array, Dtype dtype) {
+void expect_no_nan(const cpu::AttentionArgs& args, const Slot& output) {
   const uint8_t* start;
-  std::memcpy(&start, array.slot, sizeof(start));
-  if (p.batch_size == 0) return;
-  for (int64_t position : positions(p, array)) {
-    if (std::isnan(read_element(dtype, start + position * int64_t(array.element_size)))) {
-      report(std::string("NaN in ") + name);
-    }
+  std::memcpy(&start, output.pointer, sizeof(start));
+  for (int64_t position : positions(args.params, output.array)) {
+    const uint8_t* element = start + position * output.element_size;
+    if (std::isnan(read_element(cpu::float_dtype(args, output.array.dtype), element))) report("NaN in an output");
   }
 }
 
@@ -278,8 +234,8 @@ void run_changed(cpu::BackwardArgs args, Draw& draw, bool decode, bool with_grad
   const AttentionParams& p = args.forward.params;
   if (p.batch_size * p.num_kv_heads > kMostElements) return;  // legal but slow, even without keys
   Memory memory;
-  std::vector<Array> arrays = arrays_of(args, draw, with_gradient);
-  if (!memory.provide(p, arrays)) return;
+  std::vector<Slot> slots = slots_of(args, draw, with_gradient);
+  if (!memory.provide(p, slots)) return;
   int64_t rows = p.batch_size * p.num_heads * p.query_len;
   if (rows * p.key_len * (p.head_dim + p.value_dim) > 8 * kTiny.most_work) return;
   if (!accepted(args.forward) || (with_gradient && !accepted(args))) {
@@ -290,10 +246,8 @@ void run_changed(cpu::BackwardArgs args, Draw& draw, bool decode, bool with_grad
   decode ? cpu::decode(args.forward) : cpu::prefill(args.forward);
   if (with_gradient) cpu::backward(args);
   bool tame = std::abs(p.scale) <= 10 && (p.softcap == 0 || p.softcap >= 1);
-  for (const Array& array : arrays) {
-    if (array.output && tame) {
-      expect_no_nan(p, "an output", array, array.element_size == 4 ? Dtype::float32 : args.forward.dtype);
-    }
+  for (const Slot& slot : slots) {
+    if (!slot.write && tame) expect_no_nan(args.forward, slot);
   }
 }
 
@@ -301,7 +255,7 @@ void run_changed(cpu::BackwardArgs args, Draw& draw, bool decode, bool with_grad
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
-  // The first byte seeds the random numbers; the last ones, at most 16, choose the changes.
+  // The first byte seeds the random numbers. The last bytes, at most 16, choose the changes.
   size_t for_changes = std::min<size_t>(16, (size - 1) / 2);
   Draw draw{std::mt19937(data[0]), data + 1, size - 1 - for_changes};
   Draw changes{std::mt19937(data[0]), data + size - for_changes, for_changes};
