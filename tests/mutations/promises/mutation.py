@@ -19,6 +19,11 @@ class Mutation:
     nightly: str = ""  # if only nightly tests notice: the reason
 
     @property
+    def function(self) -> str:
+        """The test's function, without a case of it."""
+        return self.test.partition("[")[0]
+
+    @property
     def option(self) -> tuple[str, ...]:
         """pytest's option to run the test that notices."""
         return ("--all",) if self.nightly else ()

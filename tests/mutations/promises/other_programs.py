@@ -15,6 +15,7 @@ MUTATIONS: list[Mutation] = [
         f"{PATCH}/described_masks.py",
         "return mask & KeyRange(0 if left_padding is None else _as_it_is_now(left_padding), stop)",
         "return mask",
-        "patch/test_caches.py::test_batches_with_left_padding",
+        "patch/test_command_server.py::test_eight_clients",
+        nightly="forty requests to a server",
     ),
 ]
