@@ -3,8 +3,8 @@
     make follow MLX=0.32.5      # in a clone of the repository; downloads 1 GB, and takes half an hour on two cores
     make newer                  # fails if the index has a newer release than the table
 
-Stops at the first thing that is wrong, and leaves the repository as it was then: MLX's nanobind is unknown, the module
-does not compile, a libmlx lacks a symbol, or a test fails. Prints what MLX's own attention does differently.
+Stops at the first problem, and then undoes its changes of the repository. Problems are: MLX's nanobind is unknown, the
+module does not compile, a libmlx lacks a symbol, or a test fails. Prints the changes of MLX's own attention.
 """
 
 import argparse
@@ -45,7 +45,7 @@ class Stop(Exception):
 
 
 def run(*command: object, **variables: str) -> str:
-    """Returns what the command prints. If it fails, raises Stop with that."""
+    """Returns the command's output. If the command fails, raises Stop with its output."""
     hidden = {"VIRTUAL_ENV", "PYTHONPATH"}
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
     words = list(map(str, command))
@@ -160,11 +160,9 @@ def build_for_macos(mlx: str, work: Path) -> str:
     output = work / "macos-wheel"
     uv("run", "--quiet", MACOS / "build.py", "--output", output, "--mlx", mlx)
     [wheel] = output.glob("*.whl")
-    said = [
+    for macos in MACOS_VERSIONS:
         uv("run", "--quiet", MACOS / "check.py", wheel, "--mlx", work / f"macos-{macos}/mlx")
-        for macos in MACOS_VERSIONS
-    ]
-    return f"nothing wrong beside libmlx.dylib for macOS {', '.join(MACOS_VERSIONS)}" * bool(said)
+    return f"nothing wrong beside libmlx.dylib for macOS {', '.join(MACOS_VERSIONS)}"
 
 
 def attention_of(python: Path, metal: Path) -> list[str]:
@@ -175,7 +173,7 @@ def attention_of(python: Path, metal: Path) -> list[str]:
 
 
 def compare_attention(before: Release, mlx: str, work: Path) -> str:
-    """Returns the changes. They break nothing: at run time MLX is asked what it fuses. But figures may change."""
+    """Returns the changes. They break nothing, because contest.py asks MLX what it fuses. But timings may change."""
     old = work / "before"
     uv("venv", "--quiet", "--clear", "--no-project", "--python", sys.executable, old / "plain")
     uv("pip", "install", "--quiet", "--python", old / "plain", f"mlx[cpu]=={before.mlx}")

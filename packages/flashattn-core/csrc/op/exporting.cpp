@@ -1,5 +1,5 @@
-// MLX counts exports in InExportTracing, but libmlx hides that counter. It does not hide the method that exports a
-// function: while the method runs, it is on the call stack of all that the function calls.
+// MLX counts the exports under way in InExportTracing, but libmlx hides that counter. It does not hide the method that
+// exports a function. So this file looks for that method on the call stack.
 #include "exporting.h"
 
 #include <unwind.h>
@@ -15,7 +15,7 @@ namespace mx = mlx::core;
 
 using ExportMethod = void (mx::FunctionExporter::*)(const mx::Args&, const mx::Kwargs&);
 
-// The method is private, but an explicit instantiation may name it.
+// FunctionExporter::export_function(), which is private: only an explicit instantiation may name it.
 ExportMethod export_method();
 template <ExportMethod method>
 struct Named {

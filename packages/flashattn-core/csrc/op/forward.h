@@ -45,7 +45,6 @@ class FlashAttention : public AttentionPrimitive {
  protected:
   std::shared_ptr<AttentionPrimitive> copy() override;
   std::vector<mx::Dtype> output_dtypes(const std::vector<mx::array>& inputs) const override;
-  std::vector<int> dims_of_further_inputs() const override { return {}; }
 
  private:
   // Allocates `outputs`, plus lse and row_stats if `outputs` lacks them: kernels other than CUDA's always write both.

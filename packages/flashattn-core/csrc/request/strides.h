@@ -1,4 +1,4 @@
-// Turns a call's arrays into AttentionParams, the plain struct that every backend reads.
+// A call's arrays by name, and AttentionParams, the plain struct that every backend reads, made from them.
 #pragma once
 
 #include "../call/dtype.h"
@@ -11,6 +11,18 @@ namespace flashattn {
 struct Outputs {
   const mx::array& out;
   const mx::array *lse, *row_stats;
+};
+
+// What the backward pass reads besides the forward pass's inputs.
+struct GradientInputs {
+  Outputs saved;                  // the forward pass's outputs
+  const mx::array& out_gradient;  // the cotangent of out
+  const mx::array* lse_gradient;  // the cotangent of lse; null: zeros
+};
+
+// What the backward pass writes: the gradients of query, key and value; and delta, see cpu/backward.h.
+struct Gradients {
+  mx::array &query, &key, &value, &delta;
 };
 
 // The strides of an array that has the dimensions `axes` after the batch's. Missing dimensions, and those of size 1,

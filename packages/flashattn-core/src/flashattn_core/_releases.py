@@ -30,7 +30,7 @@ def install_command(package: Iterable[str]) -> str:
     if not folders:
         return f"reinstall flashattn-core with {_this_python()}"
     newest = folders[-1]
-    if sys.platform == "linux":  # where libmlx is a distribution of its own, which only mlx's extras install
+    if sys.platform == "linux":  # libmlx is a separate distribution there, which only mlx's extras install
         return f"pip install 'mlx[cpu]=={newest}', or [cuda12] or [cuda13] for an NVIDIA GPU"
     return f"pip install 'mlx=={newest}'"
 
