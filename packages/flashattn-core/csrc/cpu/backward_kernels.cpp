@@ -38,28 +38,28 @@ struct TileScratch {
   void prepare(const AttentionParams& p) {
     depth = round_up(p.head_dim, kWidth);
     value_depth = round_up(p.value_dim, kWidth);
-    struct Part {
+    struct Array {
       float** start;
       int64_t size;
     };
     const int64_t keys = kBackwardKeys, rows = kBandRows;
-    const Part parts[] = {{&key, keys * depth},
-                          {&key_packed, keys * depth},
-                          {&value, keys * value_depth},
-                          {&key_gradient, keys * depth},
-                          {&value_gradient, keys * value_depth},
-                          {&query, rows * depth},
-                          {&out_gradient, rows * value_depth},
-                          {&out_gradient_t, rows * value_depth},
-                          {&score_gradient, keys * rows},
-                          {&query_gradient, rows * depth},
-                          {&cap_slope, caps(p) ? keys * rows : 0}};
+    const Array arrays[] = {{&key, keys * depth},
+                            {&key_packed, keys * depth},
+                            {&value, keys * value_depth},
+                            {&key_gradient, keys * depth},
+                            {&value_gradient, keys * value_depth},
+                            {&query, rows * depth},
+                            {&out_gradient, rows * value_depth},
+                            {&out_gradient_t, rows * value_depth},
+                            {&score_gradient, keys * rows},
+                            {&query_gradient, rows * depth},
+                            {&cap_slope, caps(p) ? keys * rows : 0}};
     int64_t total = 0;
-    for (const Part& part : parts) total += part.size;
+    for (const Array& array : arrays) total += array.size;
     float* next = memory.floats(total);
-    for (const Part& part : parts) {
-      *part.start = next;
-      next += part.size;
+    for (const Array& array : arrays) {
+      *array.start = next;
+      next += array.size;
     }
     for (float& one : ones) one = 1;
   }

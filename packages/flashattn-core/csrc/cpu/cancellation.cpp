@@ -44,7 +44,7 @@ void Cancellation::request() {
 }
 
 void Cancellation::begin_epoch() {
-  // In this order, so that nobody sees the new epoch with the old request.
+  // The request is cleared first, so that no call sees the old request in the new epoch.
   requested_at_.store(0, std::memory_order_seq_cst);
   epoch_.fetch_add(1, std::memory_order_seq_cst);
 }

@@ -1,5 +1,5 @@
-// Converts elements of the three storage types to float and back. Loading is exact; storing rounds to nearest, ties to
-// even, as MLX's casts do, so computing on bfloat16 equals "cast to float32, compute, cast back".
+// Converts elements of the three storage types to float and back. Loading is exact. Storing rounds to nearest, ties to
+// even, as MLX's casts do. So computing on bfloat16 equals "cast to float32, compute, cast back".
 //
 // The formulas take one number or a vector of numbers: F is float or vfloat, U the unsigned type of its bits.
 #pragma once
@@ -20,7 +20,7 @@ typedef uint16_t vushort __attribute__((vector_size(kWidth * sizeof(uint16_t))))
 // and join them.
 FLASHATTN_INLINE vuint widen(vushort v) {
 #if defined(__AVX512F__)
-  // maskz: GCC 12 warns about the undefined operand in its own header's unmasked form.
+  // The masked form, because GCC 12 warns about an undefined operand in its own header for the unmasked form.
   return reinterpret_cast<vuint>(_mm512_maskz_cvtepu16_epi32(0xffff, reinterpret_cast<__m256i>(v)));
 #elif defined(__AVX2__)
   return reinterpret_cast<vuint>(_mm256_cvtepu16_epi32(reinterpret_cast<__m128i>(v)));

@@ -44,8 +44,8 @@ struct HeadCut {
   }
 };
 
-// The most rows of a block. The more rows share the loaded and packed keys and values, the better, as long as their
-// queries and outputs take no more than half of the second-level cache.
+// The most rows of a block. Larger blocks load and pack keys and values less often, but their queries and outputs
+// should take no more than half of the second-level cache.
 int rows_in_cache(int head_dim, int value_dim) {
 #ifdef _SC_LEVEL2_CACHE_SIZE
   static const long reported = sysconf(_SC_LEVEL2_CACHE_SIZE);
@@ -79,8 +79,8 @@ void attend_in_blocks(const AttentionArgs& args) {
   });
 }
 
-// Visits the queries of a decode step one by one, so that a query's result has the same bits whatever other queries
-// the call has: several tokens at once, as in speculative decoding, give the same results as one by one.
+// Visits the queries of a decode step one by one. So a query's result has the same bits whatever other queries the call
+// has. For example, speculative decoding gets the same results for several tokens at once as for one after the other.
 template <typename Visit>
 void for_each_query(RowBlock block, Visit visit) {
   int queries = block.query_count;

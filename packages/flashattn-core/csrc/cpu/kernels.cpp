@@ -30,8 +30,8 @@ void copy_keys(Scratch& scratch, Rows keys, int count) {
   }
 }
 
-// Packs the tile's values, with 0 in place of NaN and infinity. Otherwise NaN would reach rows that do not see it,
-// because their probability 0 times NaN is NaN. Returns whether all values were finite.
+// Packs the tile's values, with 0 in place of NaN and infinity. Otherwise they would reach rows that do not see
+// them, because 0 * NaN is NaN. Returns whether all values were finite.
 template <typename Rows>
 bool pack_values(Scratch& scratch, Rows values, int count) {
   vfloat zero = {};  // stays 0 unless something is not finite

@@ -13,12 +13,12 @@ struct RowBlock {
   int head_begin, head_count;  // query heads, all of one group
   int query_begin, query_count;
   int key_begin, key_end;  // no other keys are read
-  bool decoded;            // set by decode(): few rows, and their gradient, use dot(), see matmul.h
+  bool decoded;            // set by decode(): then dot() computes the scores of few rows, see matmul.h
 
   int rows() const { return head_count * query_count; }
 };
 
-// The most rows of a block: a multiple of every vector's width. And the fewest that fill the vectors of every
+// The most rows of a block (a multiple of every vector's width), and a number of rows that fills the vectors of every
 // instruction set.
 constexpr int kMaxRows = 512, kMinRows = 64;
 
@@ -52,7 +52,8 @@ struct BackwardKernels {
   int max_rows;  // of a band
   // Writes delta of rows [first, last). Rows are numbered through all batch elements, heads and queries.
   void (*delta)(const BackwardArgs&, int64_t first, int64_t last);
-  // Adds the tile to the query gradients, when Turns allows it, and writes the tile's key and value gradients.
+  // Adds the tile's terms to the query gradients, in the order of Turns, and writes the gradients of its keys and
+  // values.
   void (*tile)(const BackwardArgs&, const KeyTile&, Turns&);
 };
 
@@ -62,7 +63,7 @@ struct Kernels {
   void (*attend)(const AttentionArgs&, const RowBlock&);
   // Computes the same, but writes partial results: rows() * partial_row_size() floats.
   void (*attend_partial)(const AttentionArgs&, const RowBlock&, float* partial);
-  // Merges partial results of `rows` rows: adds `later`, those of later keys, to `partial`.
+  // Merges `later` into `partial`: the partial results of `rows` rows over later keys, and over earlier keys.
   void (*merge)(int rows, int value_dim, float* partial, const float* later);
   // Writes all outputs, from the partial results of all keys.
   void (*finish)(const AttentionArgs&, const RowBlock&, const float* partial);

@@ -97,7 +97,7 @@ FLASHATTN_INLINE vfloat added_by_arrays(const AttentionArgs& args, ArrayRow row,
   return added;
 }
 
-// Calls visit(head, query) for each row, or once for all heads if these share the arrays' rows.
+// Calls visit(head, query) for each row. If all heads share the rows of the arrays, it visits only one head.
 template <typename Visit>
 FLASHATTN_INLINE void for_each_row(const AttentionArgs& args, const QueryRows& rows, Visit visit) {
   bool same_heads = args.params.visible.head == 0 && args.params.bias.head == 0;

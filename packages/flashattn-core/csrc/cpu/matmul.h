@@ -1,6 +1,6 @@
-// Matrix products in register tiles. They read the left operand element by element. They read the right operand in
-// vectors, which may be packed, or in place and of another storage type. dot() computes the scores of few rows, and
-// reads both operands in vectors along head_dim.
+// Matrix products in register tiles. They read the left operand element by element, and the right operand in vectors.
+// The right operand is packed, or lies in place and may be of another storage type. dot() computes the scores of few
+// rows, and reads both operands in vectors along head_dim.
 #pragma once
 
 #include "dtype.h"
@@ -129,7 +129,7 @@ struct Packed {
   int depth, columns, first;
 };
 
-// Multiplies by a packed right operand: a panel stays in the first-level cache for all rows.
+// Multiplies by a packed right operand. Each panel stays in the first-level cache for all rows.
 static void multiply_packed(Left left, Packed right, int rows, int depth, Result result) {
   constexpr int kPanel = kTileVectors * kWidth;
   for (int column = 0; column < right.columns; column += kPanel) {

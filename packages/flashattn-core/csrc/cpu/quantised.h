@@ -1,5 +1,6 @@
-// Decodes MLX's affine quantisation. Element i of a row is scale * q + bias: q is the `bits` bits from bit i * bits on
-// of the row's words, read as one little-endian number; scale and bias belong to the element's group, i / group_size.
+// Decodes MLX's affine quantisation. Element i of a row is scale * q + bias. q is a number of `bits` bits, which begins
+// at bit i * bits of the row's words; the words are read as one little-endian number. scale and bias belong to the
+// element's group, i / group_size.
 #pragma once
 
 #include "matmul.h"

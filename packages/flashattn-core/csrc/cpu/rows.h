@@ -67,7 +67,7 @@ static inline void pack_transposed(float* packed, Source source, int64_t column_
   }
 }
 
-// Loads the queries, times `factor`, in the layout that the product for the scores reads.
+// Loads the queries, times `factor`, in the layout that the product with the keys reads.
 template <typename T>
 static inline void load_queries(Scratch& scratch, const AttentionArgs& args, const RowBlock& block, float factor) {
   const AttentionParams& p = args.params;
@@ -171,7 +171,8 @@ static inline void add_arrays(Scratch& scratch, const AttentionArgs& args, const
     }
     return;
   }
-  // Array masks are (rows, keys), but scores (keys, rows): tiles of masks are transposed in registers.
+  // Array masks have the shape (rows, keys), and scores (keys, rows). So tiles of the masks are transposed in
+  // registers.
   for (int lane = 0; lane < band.padded_rows; lane += kWidth) {
     ArrayRow rows[kWidth];
     for (int i = 0; i < kWidth; ++i) rows[i] = row_at(band.first + lane + i);
@@ -240,7 +241,7 @@ static inline void finish_scores(Scratch& scratch, const AttentionArgs& args, co
   });
 }
 
-// Whether all rows of the band see all these keys, and array masks change none of their scores.
+// Whether all rows of the band see all these keys, and array masks change none of the scores.
 static inline bool sees_all(const AttentionArgs& args, const RowBlock& block, const Band& band, Span keys) {
   int tree_begin = args.tree ? args.params.key_len - args.params.tree_size : args.params.key_len;
   if (band.all.begin > keys.begin || keys.end > smaller(band.all.end, tree_begin)) return false;

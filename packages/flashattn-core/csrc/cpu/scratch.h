@@ -46,7 +46,7 @@ struct Scratch {
   float* output;  // (rows, value_columns), unnormalised
   Band bands[(kMaxRows + kBandRows - 1) / kBandRows];
   int band_count;
-  // One number per row. If rows are few, the numbers repeat to fill a vector.
+  // These have one number per row. With few_rows the numbers repeat, to fill a vector.
   float row_max[kMaxRows];  // -inf: nothing seen yet
   float row_sum[kMaxRows];
   float rescale[kMaxRows];                           // exp(old row_max - new row_max)
@@ -62,28 +62,28 @@ struct Scratch {
     padded_rows = few_rows ? power_of_two(rows) : round_up(rows, kWidth);
     depth = few_rows ? round_up(head_dim, kWidth) : head_dim;
     value_columns = round_up(value_dim, kWidth);
-    struct Part {
+    struct Array {
       float** start;
       int64_t size;
     };
-    const Part parts[] = {{&query, int64_t{depth} * padded_rows},
-                          {&key, int64_t{kKeyTile} * depth},
-                          {&value, int64_t{kKeyTile} * value_columns},
-                          {&key_store, kKeyTile * store_size(params, head_dim)},
-                          {&value_store, kKeyTile * store_size(params, value_dim)},
-                          {&scores, int64_t{kKeyTile} * smaller(padded_rows, kBandRows)},
-                          {&output, int64_t{rows} * value_columns}};
-    constexpr int64_t kLine = 16;  // floats; each part begins on a cache line
+    const Array arrays[] = {{&query, int64_t{depth} * padded_rows},
+                            {&key, int64_t{kKeyTile} * depth},
+                            {&value, int64_t{kKeyTile} * value_columns},
+                            {&key_store, kKeyTile * store_size(params, head_dim)},
+                            {&value_store, kKeyTile * store_size(params, value_dim)},
+                            {&scores, int64_t{kKeyTile} * smaller(padded_rows, kBandRows)},
+                            {&output, int64_t{rows} * value_columns}};
+    constexpr int64_t kLine = 16;  // floats; each array begins on a cache line
     int64_t total = 0;
-    for (const Part& part : parts) total += (part.size + kLine - 1) / kLine * kLine;
+    for (const Array& array : arrays) total += (array.size + kLine - 1) / kLine * kLine;
     float* next = memory.floats(total);
-    for (const Part& part : parts) {
-      *part.start = next;
-      next += (part.size + kLine - 1) / kLine * kLine;
+    for (const Array& array : arrays) {
+      *array.start = next;
+      next += (array.size + kLine - 1) / kLine * kLine;
     }
   }
 
-  // The size of key_store or value_store for one quantised row, in numbers of 4 bytes.
+  // The size of key_store or value_store for one quantised row of `dim` elements, in units of 4 bytes.
   static int64_t store_size(const AttentionParams& p, int dim) {
     return p.bits == 0 ? 0 : 2 * (dim / p.group_size) + dim * p.bits / 32;
   }

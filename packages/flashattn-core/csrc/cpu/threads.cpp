@@ -161,8 +161,8 @@ class Pool {
   std::atomic<size_t> open_jobs_{0};  // jobs_.size(), to read without the mutex
 };
 
-// Never destroyed: its threads may outlive static destruction at exit. A forked child has none of the
-// parent's threads, so it forgets the parent's pool and makes another when it needs one.
+// The pool is never destroyed, because its threads may outlive static destruction at exit. A forked child has none of
+// the parent's threads, so it forgets the parent's pool and makes another when it needs one.
 std::atomic<Pool*> pool{nullptr};
 std::mutex pool_mutex;
 

@@ -28,7 +28,7 @@ struct PlainRows {
     return load_part(data + row * row_stride, column_stride, column, columns);
   }
 
-  // A right operand's members, see matmul.h, if in_place().
+  // The member functions of a right operand, see matmul.h. They may be called if in_place() is true.
   FLASHATTN_INLINE_MEMBER vfloat at(int64_t row, int64_t column) const {
     return load(data + row * row_stride + column);
   }
@@ -38,7 +38,7 @@ struct PlainRows {
   FLASHATTN_INLINE_MEMBER void skip(int n) { data += n; }
 };
 
-// Quantised rows. Their columns are groups of 32 or more, and so whole vectors.
+// Quantised rows. They consist of groups of 32 elements or more, and so of whole vectors.
 template <int Bits>
 struct QuantisedRows {
   const uint8_t* data;

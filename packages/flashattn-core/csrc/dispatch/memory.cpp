@@ -21,7 +21,7 @@ bool is_cuda(const mx::Stream& stream) {
   return backend_of(stream.device) == Backend::cuda;
 }
 
-// From MLX 0.32.4 on malloc() returns a buffer's owner; before, it returned the buffer.
+// From MLX 0.32.4 on malloc() returns the owner of a buffer. Before, it returned the buffer itself.
 template <typename Memory>
 const void* pointer_of(const Memory& memory) {
   if constexpr (requires { memory.buffer(); }) {

@@ -50,7 +50,7 @@ mx::array make_map(const mx::array& mask, const mx::Stream& s) {
   return mx::array(std::move(shape), mx::uint8, std::move(primitive), {std::move(whole)});
 }
 
-// given: the caller's mask, which layers share. read: the same mask in the dtype that kernels read.
+// given: the caller's mask, by which kept maps are found. read: the same mask in the dtype that kernels read.
 mx::array map_of(const mx::array& given, const mx::array& read, const mx::Stream& stream) {
   if (given.is_tracer()) return make_map(read, stream);
   std::lock_guard lock(kept().mutex);

@@ -1,4 +1,4 @@
-// The gradient of attention: its primitive, and the parts that MLX's operations compute.
+// The gradient of attention. A primitive computes most of it, and MLX's operations the rest.
 #pragma once
 
 #include <vector>

@@ -1,4 +1,4 @@
-// What the two primitives, attention and its gradient, have in common.
+// The base class of the two primitives, attention and its gradient.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// The table of settled decisions, by the key of a call.
+// The table of decisions, by the key of a kind of call.
 #include "decision.h"
 
 #include <algorithm>

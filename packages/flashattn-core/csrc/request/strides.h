@@ -1,4 +1,4 @@
-// A call's arrays by name, and AttentionParams, the plain struct that every backend reads, made from them.
+// A call's arrays by name. make_params() describes them as AttentionParams, the plain struct that every backend reads.
 #pragma once
 
 #include "../call/dtype.h"
@@ -7,7 +7,7 @@
 
 namespace flashattn {
 
-// The forward pass's outputs, which the backward pass reads. Null: not requested.
+// The forward pass's outputs, which the backward pass reads. An output that is not requested is null.
 struct Outputs {
   const mx::array& out;
   const mx::array *lse, *row_stats;
