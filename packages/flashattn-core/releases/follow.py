@@ -25,11 +25,7 @@ MACOS = PACKAGE / "macos"
 LIBMLX_ON_LINUX = ("mlx-cpu", "mlx-cuda-12", "mlx-cuda-13")
 MACOS_VERSIONS = ("14.0", "15.0", "26.0")  # MLX has a libmlx for each
 ENCODER = "_ZN3mlx4core2cu19get_command_encoderENS0_6StreamE"
-NAMING = (
-    "packages/flashattn-core/pyproject.toml",
-    "examples/README.md",
-    "docs/support.md",
-)  # these files name the newest release
+NAMING = ("packages/flashattn-core/pyproject.toml", "examples/README.md", "docs/support.md")  # have the newest release
 SUITES = ("tests/core", "tests/patch")
 
 # Prints the ABI of mlx.core's nanobind, which is part of a name in the interpreter's dict.
