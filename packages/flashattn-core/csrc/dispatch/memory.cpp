@@ -17,10 +17,6 @@
 namespace flashattn {
 namespace {
 
-bool is_cuda(const mx::Stream& stream) {
-  return backend_of(stream.device) == Backend::cuda;
-}
-
 // From MLX 0.32.4 on malloc() returns the owner of a buffer. Before, it returned the buffer itself.
 template <typename Memory>
 const void* pointer_of(const Memory& memory) {
@@ -32,7 +28,7 @@ const void* pointer_of(const Memory& memory) {
 }
 
 void allocate(mx::array& output, const mx::Stream& stream) {
-  if (is_cuda(stream)) {
+  if (backend_of(stream.device) == Backend::cuda) {
     return cuda::allocate(output, stream);
   }
   auto data = mx::allocator::malloc(output.nbytes());

@@ -23,13 +23,6 @@ struct Named {
 };
 template struct Named<&mx::FunctionExporter::export_function>;
 
-// In the ABI of Linux and macOS, a pointer to a non-virtual method begins with the address of its code.
-uintptr_t address_of(ExportMethod method) {
-  uintptr_t address = 0;
-  std::memcpy(&address, &method, sizeof(address));
-  return address;
-}
-
 struct Search {
   uintptr_t function;
   bool found;
@@ -38,7 +31,10 @@ struct Search {
 }  // namespace
 
 bool is_exporting() {
-  Search search = {address_of(export_method()), false};
+  // In the ABI of Linux and macOS, a pointer to a non-virtual method begins with the address of its code.
+  ExportMethod method = export_method();
+  Search search = {};
+  std::memcpy(&search.function, &method, sizeof(search.function));
   _Unwind_Backtrace(
       [](_Unwind_Context* context, void* argument) {
         auto& search = *static_cast<Search*>(argument);

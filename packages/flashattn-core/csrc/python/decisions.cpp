@@ -35,8 +35,8 @@ std::vector<std::pair<std::string, bool>> candidates_of(const Arguments& argumen
   check_arguments(arguments);
   Backend backend = backend_of(backend_name);
   CallShape shape = shape_of(arguments, backend);
-  if (arguments.kernel != "auto") return {{name(chosen_variant(choose(backend, shape, arguments.kernel))), false}};
-  chosen_variant(choose(backend, shape, "auto"));  // throws if no kernel covers the call
+  Variant chosen = chosen_variant(choose(backend, shape, arguments.kernel));  // throws if no kernel covers the call
+  if (arguments.kernel != "auto") return {{name(chosen), false}};
   std::vector<std::pair<std::string, bool>> names;
   for (const Candidate& each : candidates(backend, shape)) names.emplace_back(name(each.variant), each.is_timed);
   return names;
