@@ -1,6 +1,6 @@
-"""scikit-build-core, told which MLX to build for: the one that is installed, or else the newest of releases.toml.
+"""Calls scikit-build-core, and chooses the MLX to build for: the installed one, or else the newest of releases.toml.
 
-A module runs beside one release of MLX alone. So the build environment needs that release and its nanobind, which
+A module works with only one release of MLX. So the build environment needs that release and its nanobind, which
 pyproject.toml cannot name.
 """
 

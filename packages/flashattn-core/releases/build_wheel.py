@@ -64,7 +64,7 @@ def add_module(release: Release, python: str, source: Path, wheel: Path, work: P
 
 
 def build_wheel(source: Path, output: Path, pythons: list[str]) -> Path:
-    """The newest release's wheel, built as any other, with the modules of the older releases added."""
+    """Builds the wheel for the newest release, then adds the modules for the older releases. Returns its path."""
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
         folder = source_folder(source, work)

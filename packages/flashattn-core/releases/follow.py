@@ -102,12 +102,12 @@ def symbols(library: Path, *options: str) -> dict[str, str]:
 
 
 def exported(work: Path) -> dict[str, set[str]]:
-    """Build of libmlx for Linux -> its symbols."""
+    """Maps the name of each build of libmlx for Linux to the build's symbols."""
     return {name: set(symbols(work / name / "mlx/lib/libmlx.so", "--defined-only")) for name in LIBMLX_ON_LINUX}
 
 
 def compare_symbols(module: Path, libraries: dict[str, set[str]]) -> str:
-    """Each build must have what the module needs; CUDA's symbols, which are weak, must be in both builds for CUDA."""
+    """Raises Stop if a build lacks what the module needs. CUDA's symbols are weak: only builds for CUDA need them."""
     wanted = symbols(module, "--undefined-only")
     weak = {name for name, letter in wanted.items() if letter in "wv"}
     for library, has in libraries.items():
@@ -166,7 +166,7 @@ def build_for_macos(mlx: str, work: Path) -> str:
 
 
 def attention_of(python: Path, metal: Path) -> list[str]:
-    """MLX's own attention: its documentation, and the functions in its Metal library."""
+    """Describes MLX's own attention: its documentation, and the names of its functions in the Metal library."""
     library = (metal / "mlx/lib/mlx.metallib").read_bytes()
     kernels = set(re.findall(rb"(?:steel_attention|sdpa_vector)_[a-z0-9_]+?(?=llvm|[^a-z0-9_])", library))
     return [*run(python, "-c", SIGNATURE).splitlines(), *sorted(name.decode() for name in kernels)]

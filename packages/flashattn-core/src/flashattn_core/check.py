@@ -26,7 +26,7 @@ FEW_KEYS = (90, 2400)  # keys for few queries: 90 are one chunk, 2400 are more c
 
 NO_MEMORY = re.compile("out of memory|unable to allocate|out_of_memory", re.IGNORECASE)
 
-_GRADIENTS, _GRADIENT_ERROR = ("dq", "dk", "dv", "dsinks"), 3e-5  # larger: a gradient sums all rows
+_GRADIENTS, _GRADIENT_ERROR = ("dq", "dk", "dv", "dsinks"), 3e-5  # larger, because a gradient sums all rows
 
 Attention = Callable[..., tuple[mx.array, ...]]  # flash_attention's arguments -> (out, lse) or gradients
 Lengths = Sequence[tuple[int, int]]

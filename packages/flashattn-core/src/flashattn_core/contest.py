@@ -19,8 +19,8 @@ from .check import NO_MEMORY
 from .drawn import Kind, Named, drawn
 from .masks import And, Causal, KeyRange, SlidingWindow
 
-MLX = "mlx"  # among the contestants: MLX's own attention
-Times = dict[str, list[float]]  # contestant -> seconds per call, one number for each of _ways()
+MLX = "mlx"  # the name of the contestant that is MLX's own attention
+Times = dict[str, list[float]]  # contestant -> seconds per call, a number for each way of calling it
 ROWS = ("query", "key", "value")
 
 mlx_attention = mx.fast.scaled_dot_product_attention  # saved before anything replaces it
