@@ -1,6 +1,6 @@
-"""scikit-build-core, told which MLX to build for: the one that is installed, or else the newest of releases.toml.
+"""Calls scikit-build-core, and chooses the MLX to build for: the installed one, or else the newest of releases.toml.
 
-A module runs beside one release of MLX alone. So the build environment needs that release and its nanobind, which
+A module works with only one release of MLX. So the build environment needs that release and its nanobind, which
 pyproject.toml cannot name.
 """
 
@@ -33,7 +33,7 @@ def get_requires_for_build_editable(config_settings: Settings = None) -> list[st
 
 
 def tagged(config_settings: Settings) -> dict[str, Any]:
-    """The settings, and the wheel's CPython: each from 3.11 on, or this one."""
+    """The settings, with the wheel's Python tag: every CPython from 3.11 on, or only the one that runs this."""
     return {"wheel.py-api": "cp311" if to_build_for().has_stable_abi else "", **(config_settings or {})}
 
 

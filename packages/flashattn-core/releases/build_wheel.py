@@ -2,8 +2,9 @@
 
     python packages/flashattn-core/releases/build_wheel.py SOURCE OUTPUT [PYTHON ...]
 
-SOURCE is the package's folder or its sdist. Releases whose module fits one CPython alone have a module for each PYTHON,
-a version or an interpreter; otherwise for the one that runs this. On Linux all modules share the library of kernels.
+SOURCE is the package's folder or its sdist. A release whose module fits only one CPython gets a module for each PYTHON,
+a version or an interpreter; by default for the interpreter that runs this. On Linux all modules share the library of
+kernels.
 """
 
 import os
@@ -21,7 +22,7 @@ WHEEL = ("run", "--no-project", "--with", "wheel==0.48.0", "wheel")
 
 
 def run(*command: object) -> None:
-    with tempfile.TemporaryDirectory() as nowhere:  # where uv finds no workspace
+    with tempfile.TemporaryDirectory() as nowhere:  # a folder in which uv finds no workspace
         done = subprocess.run(list(map(str, command)), cwd=nowhere, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}")
@@ -63,7 +64,7 @@ def add_module(release: Release, python: str, source: Path, wheel: Path, work: P
 
 
 def build_wheel(source: Path, output: Path, pythons: list[str]) -> Path:
-    """The newest release's wheel, built as any other, with the modules of the older releases added."""
+    """Builds the wheel for the newest release, then adds the modules for the older releases. Returns its path."""
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
         folder = source_folder(source, work)

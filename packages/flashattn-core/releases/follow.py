@@ -3,8 +3,8 @@
     make follow MLX=0.32.5      # in a clone of the repository; downloads 1 GB, and takes half an hour on two cores
     make newer                  # fails if the index has a newer release than the table
 
-Stops at the first thing that is wrong, and leaves the repository as it was then: MLX's nanobind is unknown, the module
-does not compile, a libmlx lacks a symbol, or a test fails. Prints what MLX's own attention does differently.
+Stops at the first problem, and then undoes its changes of the repository. Problems are: MLX's nanobind is unknown, the
+module does not compile, a libmlx lacks a symbol, or a test fails. Prints the changes of MLX's own attention.
 """
 
 import argparse
@@ -25,7 +25,7 @@ MACOS = PACKAGE / "macos"
 LIBMLX_ON_LINUX = ("mlx-cpu", "mlx-cuda-12", "mlx-cuda-13")
 MACOS_VERSIONS = ("14.0", "15.0", "26.0")  # MLX has a libmlx for each
 ENCODER = "_ZN3mlx4core2cu19get_command_encoderENS0_6StreamE"
-NAMING = ("packages/flashattn-core/pyproject.toml", "examples/README.md", "docs/support.md")  # name the newest release
+NAMING = ("packages/flashattn-core/pyproject.toml", "examples/README.md", "docs/support.md")  # have the newest release
 SUITES = ("tests/core", "tests/patch")
 
 # Prints the ABI of mlx.core's nanobind, which is part of a name in the interpreter's dict.
@@ -45,7 +45,7 @@ class Stop(Exception):
 
 
 def run(*command: object, **variables: str) -> str:
-    """Returns what the command prints. If it fails, raises Stop with that."""
+    """Returns the command's output. If the command fails, raises Stop with its output."""
     hidden = {"VIRTUAL_ENV", "PYTHONPATH"}
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
     words = list(map(str, command))
@@ -102,12 +102,12 @@ def symbols(library: Path, *options: str) -> dict[str, str]:
 
 
 def exported(work: Path) -> dict[str, set[str]]:
-    """Build of libmlx for Linux -> its symbols."""
+    """Maps the name of each build of libmlx for Linux to the build's symbols."""
     return {name: set(symbols(work / name / "mlx/lib/libmlx.so", "--defined-only")) for name in LIBMLX_ON_LINUX}
 
 
 def compare_symbols(module: Path, libraries: dict[str, set[str]]) -> str:
-    """Each build must have what the module needs; CUDA's symbols, which are weak, must be in both builds for CUDA."""
+    """Raises Stop if a build lacks what the module needs. CUDA's symbols are weak: only builds for CUDA need them."""
     wanted = symbols(module, "--undefined-only")
     weak = {name for name, letter in wanted.items() if letter in "wv"}
     for library, has in libraries.items():
@@ -160,22 +160,20 @@ def build_for_macos(mlx: str, work: Path) -> str:
     output = work / "macos-wheel"
     uv("run", "--quiet", MACOS / "build.py", "--output", output, "--mlx", mlx)
     [wheel] = output.glob("*.whl")
-    said = [
+    for macos in MACOS_VERSIONS:
         uv("run", "--quiet", MACOS / "check.py", wheel, "--mlx", work / f"macos-{macos}/mlx")
-        for macos in MACOS_VERSIONS
-    ]
-    return f"nothing wrong beside libmlx.dylib for macOS {', '.join(MACOS_VERSIONS)}" * bool(said)
+    return f"nothing wrong beside libmlx.dylib for macOS {', '.join(MACOS_VERSIONS)}"
 
 
 def attention_of(python: Path, metal: Path) -> list[str]:
-    """MLX's own attention: its documentation, and the functions in its Metal library."""
+    """Describes MLX's own attention: its documentation, and the names of its functions in the Metal library."""
     library = (metal / "mlx/lib/mlx.metallib").read_bytes()
     kernels = set(re.findall(rb"(?:steel_attention|sdpa_vector)_[a-z0-9_]+?(?=llvm|[^a-z0-9_])", library))
     return [*run(python, "-c", SIGNATURE).splitlines(), *sorted(name.decode() for name in kernels)]
 
 
 def compare_attention(before: Release, mlx: str, work: Path) -> str:
-    """Returns the changes. They break nothing: at run time MLX is asked what it fuses. But figures may change."""
+    """Returns the changes. They break nothing, because contest.py asks MLX what it fuses. But timings may change."""
     old = work / "before"
     uv("venv", "--quiet", "--clear", "--no-project", "--python", sys.executable, old / "plain")
     uv("pip", "install", "--quiet", "--python", old / "plain", f"mlx[cpu]=={before.mlx}")

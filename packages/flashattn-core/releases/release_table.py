@@ -51,8 +51,8 @@ def release(mlx: str, table: Path = TABLE) -> Release:
 
 
 def to_build_for() -> Release:
-    """The release that is installed, or else the newest. LookupError: the installed one is unknown."""
-    # First the build environment's MLX, then that of the Python that installs the package (with it pip runs this).
+    """The release that is installed, or else the newest. Raises LookupError if the installed one is unknown."""
+    # The build environment comes first. Then comes that of the Python that pip runs with, which installs the package.
     for paths in (sys.path, [sysconfig.get_path("purelib")]):
         for found in distributions(name="mlx", path=paths):
             return release(found.version)

@@ -160,8 +160,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "Ctrl-C ends what mx.async_eval has begun and nobody waits for",
         f"{CPP}/python/interrupt.cpp",
-        "is_noted = false;\n  cancellation.begin_epoch();",
-        "is_noted = false;",
+        "is_pending = false;\n  cancellation.begin_epoch();",
+        "is_pending = false;",
         "core/test_interrupt.py::test_what_nobody_waits_for_is_not_cut",
     ),
     Mutation(
@@ -279,8 +279,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "a tile of the gradient goes a turn too early",
         f"{CPP}/cpu/backward.cpp",
-        "return in_[band] == turn || failure_;",
-        "return in_[band] + 1 >= turn || failure_;",
+        "return added_[band] == turn || failure_;",
+        "return added_[band] + 1 >= turn || failure_;",
         "core/test_threads.py::test_many_threads_with_many_streams",
     ),
     Mutation(

@@ -42,8 +42,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "tiles that are hidden whole are read",
         f"{CPP}/cpu/kernels.cpp",
-        "Span left = {larger(any.begin, block.key_begin), ",
-        "Span left = {block.key_begin, ",
+        "Span remaining = {larger(any.begin, block.key_begin), ",
+        "Span remaining = {block.key_begin, ",
         "core/test_skipped_tiles.py::test_hidden_memory_is_not_touched",
     ),
     Mutation(
@@ -56,8 +56,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "how a decode step is cut depends on the number of threads",
         f"{CPP}/cpu/forward.cpp",
-        "constexpr int kKeysPerRun = 512;",
-        "const int kKeysPerRun = 512 / num_threads();",
+        "constexpr int kChunkLen = 512;",
+        "const int kChunkLen = 512 / num_threads();",
         "core/test_threads.py::test_any_number_of_threads",
     ),
     Mutation(
@@ -76,7 +76,7 @@ MUTATIONS: list[Mutation] = [
     ),
     Mutation(
         "calls are not counted",
-        f"{CPP}/op/counts.cpp",
+        f"{CPP}/op/counts.h",
         "fetch_add(1, std::memory_order_relaxed)",
         "fetch_add(0, std::memory_order_relaxed)",
         "core/test_plan.py::test_the_kernel_that_plan_names_is_the_one_that_runs",
@@ -117,8 +117,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "a decode step without keys computes nothing",
         f"{CPP}/cpu/forward.cpp",
-        "std::max(1, (params.key_len + kKeysPerRun - 1) / kKeysPerRun - first_run)",
-        "(params.key_len + kKeysPerRun - 1) / kKeysPerRun - first_run",
+        "std::max(1, (params.key_len + kChunkLen - 1) / kChunkLen - first_chunk)",
+        "(params.key_len + kChunkLen - 1) / kChunkLen - first_chunk",
         "core/test_rows_that_see_nothing.py::test_no_keys",
     ),
     Mutation(

@@ -1,6 +1,6 @@
 // The block map of an array mask, bool or additive: a byte of flags per block of 32 queries and 32 keys. Kernels skip
-// blocks that show no key, and run no mask code in blocks that change no score. A set of blocks has the
-// bitwise OR of its blocks' flags. Host C++ and kernels include this file.
+// blocks that show no key, and run no mask code in blocks that change no score. To describe several blocks at once,
+// their flags are combined by a bitwise OR. Host C++ and kernels include this file.
 #pragma once
 
 namespace flashattn {

@@ -6,13 +6,13 @@
 
 namespace flashattn {
 
-// Throws std::invalid_argument, which becomes Python's ValueError. The message joins the parts, which name the wrong
-// argument, what was found and what was expected.
-template <typename... Parts>
-[[noreturn]] void fail(const Parts&... parts) {
+// Throws std::invalid_argument, which becomes Python's ValueError. The words of the message name the wrong argument,
+// what was found and what was expected.
+template <typename... Words>
+[[noreturn]] void fail(const Words&... words) {
   std::ostringstream message;
   message << "[flash_attention] ";
-  (message << ... << parts);
+  (message << ... << words);
   throw std::invalid_argument(message.str());
 }
 

@@ -39,7 +39,7 @@ constexpr int blocks_of(int length) {
   return (length + kBlockSize - 1) / kBlockSize;
 }
 
-// Which of Strides' fields an array uses, besides batch.
+// Which fields of Strides an array uses, besides batch.
 struct AxesUsed {
   bool head, row, column;
 

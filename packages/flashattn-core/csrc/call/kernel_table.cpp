@@ -1,4 +1,4 @@
-// The table itself, and the lookups: which kernel a call takes, and why a kernel cannot run a call.
+// The table itself, and lookups of the kernel that a call takes and of the reason why a kernel cannot run a call.
 #include "kernel_table.h"
 
 #include <algorithm>
@@ -25,13 +25,13 @@ struct Row {
   int max_query_len;
   int max_dim;  // for head_dim and value_dim
   Quantised quantised;
-  // The longest call for which "auto" takes the kernel.
+  // The largest lengths for which "auto" takes the kernel.
   int auto_query_len;
   int auto_key_len;
   std::string_view why;
   int tilings = 1;
-  bool is_timed = false;  // auto_*_len are estimates: each machine times the kernel
-  bool rounds = false;    // the kernel has a 16-bit variant that rounds probabilities once
+  bool is_timed = false;  // auto_*_len are estimates, so each machine times the kernel
+  bool rounds = false;    // for 16-bit inputs there is a variant that rounds probabilities once
 };
 
 constexpr auto forward = Pass::forward, backward = Pass::backward;
@@ -194,12 +194,13 @@ Choice choose(Backend backend, CallShape shape, const std::string& wanted, Kerne
   return {std::nullopt, "there is no kernel for " + in_words(backend)};
 }
 
-// On compute capability 9.0 cuda_prefill has two tilings of blocks. Smaller blocks are slower for the same rows, but
-// leave fewer multiprocessors idle if blocks are few. If there are many keys, splitting the keys of the last
-// blocks keeps multiprocessors busy instead: see share_last_blocks() in cuda/launch.cpp.
+// On compute capability 9.0 cuda_prefill has two tilings: 0 has larger blocks than 1. Smaller blocks need more time per
+// row, but leave fewer multiprocessors idle if there are few blocks. With many keys, large blocks leave none idle,
+// either: share_last_blocks() in cuda/launch.cpp splits the keys of the last blocks.
 //
-// If head_dim <= 64 and probabilities are rounded once, blocks have 256 rows, or 64 (three blocks at a time, a tenth
-// slower). If head_dim <= 128, blocks have 192 rows, or 128 (a fifth slower).
+// If head_dim <= 64 and probabilities are rounded once, large blocks have 256 rows and small ones 64. Three small
+// blocks share a multiprocessor and are a tenth slower per row. If 64 < head_dim <= 128, large blocks have 192 rows,
+// and small ones 128 and are a fifth slower per row.
 int usual_tiling(Kernel kernel, CallShape shape) {
   constexpr int kManyKeys = 4096;
   int dim = std::max(shape.head_dim, shape.value_dim);
@@ -211,7 +212,7 @@ int usual_tiling(Kernel kernel, CallShape shape) {
     int64_t rows = (shape.query_len + kRows - 1) / kRows * kRows;
     bool is_full = 10 * rows <= 11 * int64_t{shape.query_len};
     bool sees_many = shape.pairs >= 512 * int64_t{shape.query_len};
-    // Balanced: the longest block, whose rows see all keys, takes at most 4/3 of a multiprocessor's share.
+    // Balanced: the longest block, whose rows see all keys, has at most 4/3 of a multiprocessor's share of the work.
     bool is_balanced = 4 * shape.pairs * shape.heads >= 3 * shape.multiprocessors * kRows * shape.key_len;
     bool is_split = shape.is_even && shape.key_len >= kManyKeys;
     return is_full && sees_many && (is_balanced || is_split) ? 0 : 1;
@@ -253,11 +254,7 @@ void check_backward(Backend backend, CallShape shape) {
   if (shape.bits != 0) {
     throw NoKernelError("[flash_attention] no kernel computes the gradient with quantised keys and values");
   }
-  std::vector<Kernel> kernels = backward_kernels(backend);
-  if (kernels.empty()) {
-    throw NoKernelError("[flash_attention] no kernel for " + in_words(backend) + " computes the gradient");
-  }
-  for (Kernel kernel : kernels) {
+  for (Kernel kernel : backward_kernels(backend)) {
     if (std::string reason = obstacle(row_of(kernel), backend, shape); !reason.empty()) {
       throw NoKernelError("[flash_attention] " + reason);
     }

@@ -1,4 +1,4 @@
-// The table of kernels: which calls each can run, and which kernel a call takes. plan() and evaluation both use it.
+// The table of kernels: which calls each kernel can run, and which kernel a call takes. plan() and evaluation use it.
 #pragma once
 
 #include <cstdint>
@@ -43,8 +43,8 @@ Pass pass_of(Kernel kernel);
 // Throws std::invalid_argument for a name that no backend has.
 Backend backend_of(std::string_view name);
 
-// A kernel with a tiling and a precision. usual_tiling() or timings choose the tiling. name() appends a tiling other
-// than 0, as in "metal_prefill_tg@1", and never the precision.
+// A kernel with a tiling and a precision. usual_tiling() or timings choose the tiling. name() returns the kernel's
+// name, followed by the tiling unless it is 0, as in "metal_prefill_tg@1".
 struct Variant {
   Kernel kernel;
   int tiling = 0;
@@ -78,7 +78,7 @@ struct CallShape {
   int compute_capability;  // of the GPU: 90 for 9.0; 0: not CUDA, or unknown
   int multiprocessors = 0;
   int64_t heads = 0;     // query heads of all batch elements
-  int64_t pairs = 0;     // of a query and a key that it sees, in one head: see visible_pairs()
+  int64_t pairs = 0;     // (query, visible key) pairs in one head, see visible_pairs()
   bool is_even = false;  // see sees_evenly()
   Precision precision = Precision::float32;
 };
@@ -96,14 +96,14 @@ constexpr bool contains(Kernels kernels, Kernel kernel) {
 // std::invalid_argument for a name that no forward kernel has.
 Choice choose(Backend backend, CallShape shape, const std::string& wanted, Kernels failed = 0);
 
-// The tiling that "auto" takes for kernels that are not timed.
+// The tiling that "auto" takes for a kernel that is not timed.
 int usual_tiling(Kernel kernel, CallShape shape);
 
 // A variant that "auto" may take for a call. candidates() returns choose()'s variant first, then the others that can
-// run the call: each replaces those before it if they fail their check.
+// run the call. A candidate is used if all earlier ones fail their check.
 struct Candidate {
   Variant variant;
-  bool is_timed;  // which calls suit it is unknown: this machine times it
+  bool is_timed;  // the table does not know which calls it suits, so this machine times it
 };
 std::vector<Candidate> candidates(Backend backend, CallShape shape);
 
@@ -111,7 +111,7 @@ std::vector<Candidate> candidates(Backend backend, CallShape shape);
 // do not cover.
 std::vector<Kernel> backward_kernels(Backend backend);
 void check_backward(Backend backend, CallShape shape);
-// The first of backward_kernels(), with the precision that all have for the call.
+// The first of backward_kernels(), with the precision in which all of them compute the call.
 Variant backward_variant(Backend backend, CallShape shape);
 
 // The largest head_dim that some kernel of the backend takes; 0 if there is no such kernel.
@@ -123,7 +123,7 @@ constexpr int kMaxDecodeLen = 8;
 constexpr int kMaxCudaDecodeLen = 16;
 
 // Whether a call of these lengths gets a block map for its array mask. Decode steps get none: on the CPU they read
-// their few rows of the mask themselves, and on a GPU a step is too short for the map to pay off.
+// their few rows of the mask directly, and on a GPU they are too short for a map to pay off.
 constexpr bool has_block_map(Backend backend, int query_len, int key_len) {
   constexpr int kMostWithout = 256;
   return query_len > (backend == Backend::cuda ? kMaxCudaDecodeLen : kMaxDecodeLen) && key_len > kMostWithout;

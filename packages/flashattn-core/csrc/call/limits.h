@@ -4,9 +4,9 @@
 namespace flashattn {
 
 constexpr int kMaxHeadDim = 512;
-constexpr int kMaxPositions = 2147483647 - 1024;  // positions are int32, and loops run up to one tile further
+constexpr int kMaxPositions = 2147483647 - 1024;  // positions are int32, and loops go up to one tile beyond the last
 
-constexpr int kFew = 64;  // for up to this many queries, a kernel may be compiled for their exact number
+constexpr int kFew = 64;  // up to this number of queries, a kernel may be compiled for the exact number
 
 // The options that quantised keys and values may have.
 constexpr bool is_valid_bits(int bits) {

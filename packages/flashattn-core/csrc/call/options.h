@@ -1,4 +1,4 @@
-// Checks scale, softcap and window of a caller's arguments or, in tests, of the kernels' parameters.
+// Checks scale, softcap and window. The op checks its arguments with it, and tests check parameters of kernels.
 #pragma once
 
 #include <cmath>
@@ -8,7 +8,7 @@
 
 namespace flashattn {
 
-// Throws std::invalid_argument. `options` has a softcap and a window.
+// Throws std::invalid_argument. Options: a struct that has softcap and window.
 template <typename Options>
 void check_score_options(float scale, const Options& options) {
   if (!std::isfinite(scale)) {

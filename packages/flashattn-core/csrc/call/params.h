@@ -1,5 +1,5 @@
-// The plain structs that backends read: shapes, strides and options of one attention call.
-// No pointers and no standard library in here, so that host C++ and kernels can include the same file.
+// The plain structs that backends read: shapes, strides and options of one attention call. They hold no pointers and
+// use no standard library, so that host C++ and kernels can include this file.
 #pragma once
 
 #if !defined(__METAL_VERSION__) && !defined(__CUDACC_RTC__)  // in kernels these types are built in
@@ -13,8 +13,8 @@ namespace flashattn {
 // The most batch dimensions that a call may have. Each nested mx.vmap adds one.
 enum : int { kMaxBatchDims = 8 };
 
-// The strides of an array, in elements. A dimension that is broadcast, or of size 1, has stride 0, so masks are read in
-// place and never expanded.
+// The strides of an array, in elements. A dimension that is broadcast, or of size 1, has stride 0. So kernels read
+// masks that broadcast in place.
 struct Strides {
   int64_t column;  // along head_dim; in masks, along the keys
   int64_t row;     // along the queries or the keys
@@ -36,7 +36,7 @@ struct AttentionParams {
   int32_t key_len;       // S
   int32_t head_dim;      // D
   int32_t value_dim;     // D_v
-  int32_t tree_size;     // T: tree bits describe the last T keys; 0: no tree
+  int32_t tree_size;     // T: the last T keys are the nodes of a tree; 0: there is no tree
 
   float scale;
   FLASHATTN_OPTIONS(FLASHATTN_OPTION_FIELD)

@@ -1,4 +1,4 @@
-// The precision in which a kernel multiplies probabilities. flash_attention() in Python documents what each promises.
+// The precision in which a kernel multiplies probabilities. flash_attention() in Python documents both.
 #pragma once
 
 #include <cstdint>

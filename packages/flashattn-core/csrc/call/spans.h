@@ -1,5 +1,5 @@
-// The span of keys that causal mask, window and key range leave visible to a query, for host code and CPU kernels. GPU
-// kernels have the same arithmetic in gpu/kernels/visibility.h. This file has no masks that hide keys inside a span.
+// The span of keys that causal mask, window and key range leave visible to a query. Other masks may hide keys inside
+// the span. Host code and CPU kernels use this file; GPU kernels have the same arithmetic in gpu/kernels/visibility.h.
 //
 // Neither end of a span decreases from one query to the next, so the spans of a block's first and last query decide
 // which tiles the block skips.
@@ -54,8 +54,8 @@ FLASHATTN_SPAN_FUNC int64_t visible_pairs(bool causal, int window, int64_t query
   return growing * fewest + growing * (growing - 1) / 2 + (queries - growing) * most;
 }
 
-// Whether all blocks of queries see many keys, about equally many: there is no window, and under a causal mask
-// there are at least four keys per query.
+// Whether all blocks of queries see many keys, and about the same number of keys: there is no window, and under a
+// causal mask there are at least four keys per query.
 FLASHATTN_SPAN_FUNC bool sees_evenly(bool causal, int window, int query_len, int key_len) {
   return window == 0 && (!causal || key_len / 4 >= query_len);
 }

@@ -16,14 +16,14 @@
 namespace flashattn::cpu {
 namespace {
 
-// Counts, for each band of rows of one key/value head, the tiles of keys already added to its query gradients.
+// For each band of rows of one key/value head, counts the tiles of keys that were already added to its query gradients.
 class HeadTurns final : public Turns {
  public:
-  explicit HeadTurns(size_t bands) : in_(bands) {}
+  explicit HeadTurns(size_t bands) : added_(bands) {}
 
   void wait(int band, int turn) override {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return in_[band] == turn || failure_; });
+    changed_.wait(lock, [&] { return added_[band] == turn || failure_; });
     if (failure_) {  // the awaited tile will never be added
       std::rethrow_exception(failure_);
     }
@@ -31,7 +31,7 @@ class HeadTurns final : public Turns {
   void done(int band) override {
     {
       std::lock_guard lock(mutex_);
-      ++in_[band];
+      ++added_[band];
     }
     changed_.notify_all();
   }
@@ -46,7 +46,7 @@ class HeadTurns final : public Turns {
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<int> in_;
+  std::vector<int> added_;
   std::exception_ptr failure_;
 };
 
@@ -69,8 +69,8 @@ std::vector<RowBand> bands_of(const AttentionArgs& args, int64_t batch, int kv_h
                     .key_begin = 0,
                     .key_end = p.key_len,
                     .decoded = false};
-      // From query to query neither end of a span decreases, so the rows' spans leave no gap. Rows that see no
-      // key have no span.
+      // Neither end of a span decreases from one query to the next, so the spans together have no gap. Rows that see no
+      // key have an empty span.
       int begin = p.key_len, end = 0;
       for (int i = query; i < query + band.block.query_count; ++i) {
         Span span = seen_span(p, range, i);
@@ -79,7 +79,7 @@ std::vector<RowBand> bands_of(const AttentionArgs& args, int64_t batch, int kv_h
           end = std::max(end, span.end);
         }
       }
-      // Leave out blocks of keys at either end that the block map hides.
+      // At both ends, leaves out blocks of keys that the block map hides from all rows.
       QueryRows rows = {
           batch,
           {band.block.head_begin, band.block.head_begin + band.block.head_count},
@@ -133,19 +133,20 @@ void compute_gradients(const BackwardArgs& args) {
       if (band.tile_count == 0) clear_query_gradient(args, band.block);
     }
   }
-  // Threads take tiles in this order: if one waits for the tile before its own, another thread already has that tile.
+  // Threads take tiles in the order of their keys. So if a thread waits for the previous tile, another thread already
+  // works on that tile.
   int64_t tiles = (p.key_len + kBackwardKeys - 1) / kBackwardKeys;
   parallel_for(tiles * heads, [&](int64_t i) {
     int64_t head = i % heads;
+    int index = static_cast<int>(i / heads), begin = index * kBackwardKeys;
     KeyTile tile = {.batch = head / p.num_kv_heads,
                     .kv_head = static_cast<int>(head % p.num_kv_heads),
-                    .index = static_cast<int>(i / heads),
-                    .begin = static_cast<int>(i / heads) * kBackwardKeys,
-                    .end = 0,
+                    .index = index,
+                    .begin = begin,
+                    .end = std::min(begin + kBackwardKeys, p.key_len),
                     .bands = bands[head].data(),
                     .band_count = static_cast<int>(bands[head].size()),
                     .query_gradient_lower = lower.get()};
-    tile.end = std::min(tile.begin + kBackwardKeys, p.key_len);
     try {
       isa.tile(args, tile, *turns[head]);
     } catch (...) {

@@ -25,7 +25,7 @@ struct TileScratch {
   float* value_gradient;  // (keys, value_depth)
   // The band:
   float* query;           // packed (rows, depth), with 0 in place of NaN and infinity
-  float* out_gradient;    // packed (rows, value_depth), likewise
+  float* out_gradient;    // packed (rows, value_depth), with 0 in place of NaN and infinity
   float* out_gradient_t;  // packed (value_dim, rows)
   float* score_gradient;  // (keys, rows)
   float* query_gradient;  // (rows, depth), without the scale
@@ -38,28 +38,28 @@ struct TileScratch {
   void prepare(const AttentionParams& p) {
     depth = round_up(p.head_dim, kWidth);
     value_depth = round_up(p.value_dim, kWidth);
-    struct Part {
+    struct Array {
       float** start;
       int64_t size;
     };
     const int64_t keys = kBackwardKeys, rows = kBandRows;
-    const Part parts[] = {{&key, keys * depth},
-                          {&key_packed, keys * depth},
-                          {&value, keys * value_depth},
-                          {&key_gradient, keys * depth},
-                          {&value_gradient, keys * value_depth},
-                          {&query, rows * depth},
-                          {&out_gradient, rows * value_depth},
-                          {&out_gradient_t, rows * value_depth},
-                          {&score_gradient, keys * rows},
-                          {&query_gradient, rows * depth},
-                          {&cap_slope, caps(p) ? keys * rows : 0}};
+    const Array arrays[] = {{&key, keys * depth},
+                            {&key_packed, keys * depth},
+                            {&value, keys * value_depth},
+                            {&key_gradient, keys * depth},
+                            {&value_gradient, keys * value_depth},
+                            {&query, rows * depth},
+                            {&out_gradient, rows * value_depth},
+                            {&out_gradient_t, rows * value_depth},
+                            {&score_gradient, keys * rows},
+                            {&query_gradient, rows * depth},
+                            {&cap_slope, caps(p) ? keys * rows : 0}};
     int64_t total = 0;
-    for (const Part& part : parts) total += part.size;
+    for (const Array& array : arrays) total += array.size;
     float* next = memory.floats(total);
-    for (const Part& part : parts) {
-      *part.start = next;
-      next += part.size;
+    for (const Array& array : arrays) {
+      *array.start = next;
+      next += array.size;
     }
     for (float& one : ones) one = 1;
   }
@@ -138,13 +138,13 @@ bool load_band(TileScratch& tile, const Scratch& rows, const BackwardArgs& args,
     Row row = row_of(block, r < block.rows() ? r : 0);  // padding repeats the first row
     return gradient + row.head * strides.head + row.query * strides.row;
   };
-  pack_rows<T>(tile.query, query_row, p.query.column, block.rows(), rows.columns, p.head_dim, tile.depth);
-  bool finite = pack_rows<T>(tile.out_gradient, gradient_row, strides.column, block.rows(), rows.columns, p.value_dim,
-                             tile.value_depth);
-  pack_transposed<T>(tile.out_gradient_t, gradient_row, strides.column, p.value_dim, rows.columns, 1.0f);
+  pack_rows<T>(tile.query, query_row, p.query.column, block.rows(), rows.padded_rows, p.head_dim, tile.depth);
+  bool finite = pack_rows<T>(tile.out_gradient, gradient_row, strides.column, block.rows(), rows.padded_rows,
+                             p.value_dim, tile.value_depth);
+  pack_transposed<T>(tile.out_gradient_t, gradient_row, strides.column, p.value_dim, rows.padded_rows, 1.0f);
 
   const float* row_stats = args.forward.row_stats + batch_offset(p, p.row_stats, block.batch);
-  for (int r = 0; r < rows.columns; ++r) {
+  for (int r = 0; r < rows.padded_rows; ++r) {
     tile.row_max[r] = 0;
     tile.log2_sum[r] = kInfinity;
     tile.delta[r] = 0;
@@ -162,34 +162,34 @@ bool load_band(TileScratch& tile, const Scratch& rows, const BackwardArgs& args,
   return finite;
 }
 
-// Computes q·k with the same bits as the forward pass: if both passes rounded differently, the weight of a key that
+// Computes q·k with the same bits as the forward pass. If both passes rounded differently, the weight of a key that
 // dominates its row would be off by the error of its score.
 void multiply_queries(TileScratch& tile, Scratch& rows, const BackwardArgs& args, int first, int count) {
   const AttentionParams& p = args.forward.params;
   const float* keys = tile.key + int64_t{first} * tile.depth;
   bool by_dot = args.decoded && p.num_heads / p.num_kv_heads <= kMaxDotRows;  // see decode()
   if (!by_dot) {
-    multiply_packed(Left{keys, tile.depth, 1}, Packed{rows.query, rows.depth, rows.columns, 0}, count, p.head_dim,
-                    {rows.scores, rows.columns, nullptr});
+    multiply_packed(Left{keys, tile.depth, 1}, Packed{rows.query, rows.depth, rows.padded_rows, 0}, count, p.head_dim,
+                    {rows.scores, rows.padded_rows, nullptr});
     return;
   }
   Right right = {keys, tile.depth};
-  float *query = tile.query_gradient, *scores = tile.score_gradient;  // not in use yet
+  float *query = tile.query_gradient, *scores = tile.score_gradient;  // later steps fill these
   for (int d = 0; d < tile.depth; ++d) query[d] = 0;
-  for (int r = 0; r < rows.columns; ++r) {
-    for (int d = 0; d < p.head_dim; ++d) query[d] = rows.query[packed_index(d, r, rows.depth, rows.columns)];
+  for (int r = 0; r < rows.padded_rows; ++r) {
+    for (int d = 0; d < p.head_dim; ++d) query[d] = rows.query[packed_index(d, r, rows.depth, rows.padded_rows)];
     dot(right, right, count, query, 1, tile.depth, scores);
-    for (int j = 0; j < count; ++j) rows.scores[int64_t{j} * rows.columns + r] = scores[j];
+    for (int j = 0; j < count; ++j) rows.scores[int64_t{j} * rows.padded_rows + r] = scores[j];
   }
 }
 
-// Turns logits into probabilities, and gradients of probabilities into gradients of scores. Both are 0 where a row does
-// not see a key, even if NaN went in: a hidden key's value may be NaN, and another key may make row_sum NaN.
-// Rows that saw nothing, and padding rows, see no key.
+// Turns logits into probabilities, and gradients of probabilities into gradients of scores. Both become 0 where a row
+// does not see a key, even if the inputs are NaN: a hidden key's value may be NaN, and a visible key may make row_sum
+// NaN. Padding rows, and rows that see nothing, get 0 for every key.
 void finish_gradients(TileScratch& tile, Scratch& rows, int count, bool capped) {
   for (int j = 0; j < count; ++j) {
-    for (int lane = 0; lane < rows.columns; lane += kWidth) {
-      int64_t at = int64_t{j} * rows.columns + lane;
+    for (int lane = 0; lane < rows.padded_rows; lane += kWidth) {
+      int64_t at = int64_t{j} * rows.padded_rows + lane;
       vfloat score = load(rows.scores + at), log2_sum = load(tile.log2_sum + lane);
       vfloat probability = exp2((score - load(tile.row_max + lane)) * kLog2e - log2_sum);
       vint hidden = (score == broadcast(-kInfinity)) | (log2_sum == broadcast(kInfinity));
@@ -201,8 +201,8 @@ void finish_gradients(TileScratch& tile, Scratch& rows, int count, bool capped) 
   }
 }
 
-// The product took NaN and infinity in the output's gradient as 0. Adds them to the value gradients of the keys that a
-// row sees: exactly these keys have a score gradient that is not finite.
+// load_band() replaced NaN and infinity in the output's gradient by 0. Adds them to the value gradients of the keys
+// that their row sees. In such a row, a key has a score gradient that is not finite exactly if the row sees the key.
 template <typename T>
 void add_not_finite(TileScratch& tile, const Scratch& rows, const BackwardArgs& args, const RowBlock& block, int first,
                     int count) {
@@ -215,7 +215,7 @@ void add_not_finite(TileScratch& tile, const Scratch& rows, const BackwardArgs& 
       float x = to_float(gradient[row.head * strides.head + row.query * strides.row + c * strides.column]);
       if (x - x == 0) continue;
       for (int j = 0; j < count; ++j) {
-        int64_t at = int64_t{j} * rows.columns + r;
+        int64_t at = int64_t{j} * rows.padded_rows + r;
         bool seen = tile.score_gradient[at] - tile.score_gradient[at] != 0;
         if (seen) tile.value_gradient[int64_t{first + j} * tile.value_depth + c] += rows.scores[at] * x;
       }
@@ -232,8 +232,8 @@ void store_rows(const float* source, int depth, float factor, T* target, int cou
   }
 }
 
-// Between tiles the float32 sum of a band's query gradients is stored in the gradient itself. A 16-bit gradient stores
-// the upper half of each sum's bits, and query_gradient_lower the lower half.
+// Between tiles the float32 sums of a band's query gradients lie in the output array. If that array has 16-bit
+// elements, it holds the upper half of each sum's bits, and query_gradient_lower holds the lower half.
 template <typename T>
 void load_sum(TileScratch& tile, const BackwardArgs& args, const KeyTile& keys, const RowBlock& block) {
   const AttentionParams& p = args.forward.params;
@@ -308,43 +308,45 @@ void attend_backward(const BackwardArgs& args, const KeyTile& keys, Turns& turns
     load_rows(rows, forward, band.block);
     bool finite = load_band<T>(tile, rows, args, band.block);
     const Band& seen = rows.bands[0];
-    Span left = {larger(keys.begin, seen.any.begin), smaller(keys.end, seen.any.end)};
+    Span remaining = {larger(keys.begin, seen.any.begin), smaller(keys.end, seen.any.end)};
     bool summed = false;
-    for (Span run; left.begin < left.end; left.begin = run.end) {
-      run = next_run(forward, queries, left, kBackwardKeys, false);
-      if (run.begin >= run.end) break;
-      int first = run.begin - keys.begin, count = run.end - run.begin;
+    for (Span seen_keys; remaining.begin < remaining.end; remaining.begin = seen_keys.end) {
+      seen_keys = next_visible(forward, queries, remaining, kBackwardKeys, false);
+      if (seen_keys.begin >= seen_keys.end) break;
+      int first = seen_keys.begin - keys.begin, count = seen_keys.end - seen_keys.begin;
       multiply_queries(tile, rows, args, first, count);
       if (caps(p)) {
-        cap_slopes(rows.scores, p, tile.cap_slope, int64_t{count} * rows.columns);
+        cap_slopes(rows.scores, p, tile.cap_slope, int64_t{count} * rows.padded_rows);
       }
-      if (!sees_all(forward, band.block, seen, run) || changes_scores(forward)) {
-        finish_scores(rows, forward, band.block, seen, run);
+      if (!sees_all(forward, band.block, seen, seen_keys) || changes_scores(forward)) {
+        finish_scores(rows, forward, band.block, seen, seen_keys);
       }
-      Packed gradients = {tile.out_gradient_t, p.value_dim, rows.columns, 0};
+      Packed gradients = {tile.out_gradient_t, p.value_dim, rows.padded_rows, 0};
       multiply_packed(Left{tile.value + int64_t{first} * tile.value_depth, tile.value_depth, 1}, gradients, count,
-                      p.value_dim, {tile.score_gradient, rows.columns, nullptr});
+                      p.value_dim, {tile.score_gradient, rows.padded_rows, nullptr});
       finish_gradients(tile, rows, count, caps(p));
 
-      Left probabilities = {rows.scores, rows.columns, 1}, score_gradients = {tile.score_gradient, rows.columns, 1};
-      multiply_packed(probabilities, Packed{tile.out_gradient, rows.columns, tile.value_depth, 0}, count, rows.columns,
+      Left probabilities = {rows.scores, rows.padded_rows, 1},
+           score_gradients = {tile.score_gradient, rows.padded_rows, 1};
+      multiply_packed(probabilities, Packed{tile.out_gradient, rows.padded_rows, tile.value_depth, 0}, count,
+                      rows.padded_rows,
                       {tile.value_gradient + int64_t{first} * tile.value_depth, tile.value_depth, tile.ones});
       if (!finite) {
         add_not_finite<T>(tile, rows, args, band.block, first, count);
       }
-      multiply_packed(score_gradients, Packed{tile.query, rows.columns, tile.depth, 0}, count, rows.columns,
+      multiply_packed(score_gradients, Packed{tile.query, rows.padded_rows, tile.depth, 0}, count, rows.padded_rows,
                       {tile.key_gradient + int64_t{first} * tile.depth, tile.depth, tile.ones});
 
       if (!summed) {
         turns.wait(b, turn);
         if (turn > 0) load_sum<T>(tile, args, keys, band.block);
       }
-      Left by_row = {tile.score_gradient, 1, rows.columns};
+      Left by_row = {tile.score_gradient, 1, rows.padded_rows};
       multiply_packed(by_row, Packed{tile.key_packed, keys.end - keys.begin, tile.depth, first}, band.block.rows(),
                       count, {tile.query_gradient, tile.depth, turn == 0 && !summed ? nullptr : tile.ones});
       summed = true;
     }
-    if (!summed) {  // the map's blocks have more queries; the band's own see no key here
+    if (!summed) {  // the map's blocks have more queries than the band, and only the others see keys of this tile
       turns.wait(b, turn);
       if (turn > 0) {
         load_sum<T>(tile, args, keys, band.block);
@@ -368,7 +370,7 @@ void attend_backward(const BackwardArgs& args, const KeyTile& keys, Turns& turns
              count, p.value_dim);
 }
 
-// Computes delta of rows [first, last), which count through batch elements, heads and queries.
+// Computes delta of rows [first, last). Rows are numbered through all batch elements, heads and queries.
 template <typename T>
 void compute_delta(const BackwardArgs& args, int64_t first, int64_t last) {
   const AttentionParams& p = args.forward.params;

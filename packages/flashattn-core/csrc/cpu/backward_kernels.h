@@ -6,12 +6,12 @@
 
 namespace flashattn::cpu {
 
-// Keys per tile. At head_dim 128 a tile, its gradients, a band of rows and the scores of all pairs fill a second-level
-// cache of 1 MB.
+// Keys per tile. At head_dim 128 a tile, its gradients, a band of rows and their scores fill a second-level cache of
+// 1 MB.
 constexpr int kBackwardKeys = 288;
 
-// The order in which tiles of keys add to a band's query gradients: the order of the keys. The thread with the next
-// tile waits until the tile before it has been added. So the order of the sum does not depend on the number of threads.
+// Makes tiles of keys add to a band's query gradients in the order of the keys: a thread waits with its tile until the
+// previous tile has been added. So the order of the sum does not depend on the number of threads.
 class Turns {
  public:
   virtual void wait(int band, int turn) = 0;  // until `turn` tiles have been added
@@ -25,7 +25,7 @@ class Turns {
 struct RowBand {
   RowBlock block;
   int first_tile;  // the first tile that some row sees
-  int tile_count;  // tiles from first_tile to the last that some row sees; or 0
+  int tile_count;  // from first_tile to the last tile that some row sees; 0 if no row sees a key
 };
 
 // One tile of keys of a key/value head, and all the bands of rows of that head.

@@ -1,4 +1,4 @@
-// A batch element: where it begins in an array, its key range, and the flags of its block map.
+// For one element of the batch: its offset in an array, its key range, and the flags of its block map.
 #pragma once
 
 #include "../call/block_map.h"
@@ -7,7 +7,7 @@
 
 namespace flashattn::cpu {
 
-// The offset of batch element `batch`, in elements. `batch` counts in row-major order through the batch dimensions.
+// The offset, in elements, of the batch element with the row-major index `batch`.
 static inline __attribute__((always_inline)) int64_t batch_offset(const AttentionParams& params, const Strides& strides,
                                                                   int64_t batch) {
   int64_t offset = 0;
@@ -30,7 +30,7 @@ struct QueryRows {
   Span heads, queries;
 };
 
-// Returns the flags of the block map for some rows and a block of keys. Without a map it returns both flags.
+// The flags that the block map has for these rows and a block of keys; both flags if there is no map.
 static inline __attribute__((always_inline)) int mapped_block(const AttentionArgs& args, const QueryRows& rows,
                                                               int block) {
   if (!args.block_map) return kBlockShows | kBlockChanges;

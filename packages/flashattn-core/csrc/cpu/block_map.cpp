@@ -1,4 +1,4 @@
-// Splits a mask into runs of blocks and spreads them over the threads.
+// Cuts the mask's rows of blocks into chunks and spreads these over the threads.
 #include "block_map.h"
 
 #include <algorithm>
@@ -9,17 +9,17 @@
 namespace flashattn::cpu {
 
 void find_block_map(const void* mask, MaskType type, const ArrayParams& shape, uint8_t* map) {
-  constexpr int64_t kBlocksOfRun = 512;
+  constexpr int64_t kChunkBlocks = 512;
   int leading = shape.ndim - 2;
   int64_t rows = shape.shape[leading], keys = shape.shape[leading + 1], matrices = 1;
   int64_t row_stride = shape.strides[leading], key_stride = shape.strides[leading + 1];
   for (int d = 0; d < leading; ++d) matrices *= shape.shape[d];
   int64_t row_blocks = (rows + kBlockSize - 1) / kBlockSize, key_blocks = (keys + kBlockSize - 1) / kBlockSize;
-  int64_t runs = (key_blocks + kBlocksOfRun - 1) / kBlocksOfRun;
+  int64_t chunks = (key_blocks + kChunkBlocks - 1) / kChunkBlocks;
   const Kernels& isa = kernels();
-  parallel_for(matrices * row_blocks * runs, [&](int64_t i) {
-    int64_t first_key = i % runs * kBlocksOfRun * kBlockSize, first_row = i / runs % row_blocks * kBlockSize;
-    int64_t offset = first_row * row_stride + first_key * key_stride, rest = i / runs / row_blocks;
+  parallel_for(matrices * row_blocks * chunks, [&](int64_t i) {
+    int64_t first_key = i % chunks * kChunkBlocks * kBlockSize, first_row = i / chunks % row_blocks * kBlockSize;
+    int64_t offset = first_row * row_stride + first_key * key_stride, rest = i / chunks / row_blocks;
     for (int d = leading - 1; d >= 0; --d) {
       offset += rest % shape.shape[d] * shape.strides[d];
       rest /= shape.shape[d];
@@ -30,8 +30,8 @@ void find_block_map(const void* mask, MaskType type, const ArrayParams& shape, u
                      .row_stride = row_stride,
                      .key_stride = key_stride,
                      .rows = static_cast<int>(std::min<int64_t>(kBlockSize, rows - first_row)),
-                     .keys = static_cast<int>(std::min(kBlocksOfRun * kBlockSize, keys - first_key)),
-                     .blocks = map + i / runs * key_blocks + i % runs * kBlocksOfRun});
+                     .keys = static_cast<int>(std::min(kChunkBlocks * kBlockSize, keys - first_key)),
+                     .blocks = map + i / chunks * key_blocks + i % chunks * kChunkBlocks});
   });
 }
 

@@ -10,7 +10,7 @@ namespace flashattn::cpu {
 
 enum class MaskType { boolean, float32, float16, bfloat16 };
 
-// Writes the map of a mask with at least two axes, rows and keys, to `map`: one byte for each block, row-major.
+// Writes the block map of a mask to `map`, row-major. The mask's last two axes are queries and keys.
 void find_block_map(const void* mask, MaskType type, const ArrayParams& shape, uint8_t* map);
 
 }  // namespace flashattn::cpu

@@ -1,4 +1,4 @@
-// When a call must end early, and the NaN that it leaves.
+// Decides when a call must end early, and fills outputs with NaN.
 #include "cancellation.h"
 
 #include <algorithm>
@@ -30,7 +30,7 @@ void fill(Bits nan, void* data, int64_t rows, int columns, int64_t stride,
   try {
     parallel_for((rows + kRowsAtOnce - 1) / kRowsAtOnce,
                  [&](int64_t i) { fill_rows(i * kRowsAtOnce, std::min(rows, (i + 1) * kRowsAtOnce)); });
-  } catch (const std::bad_alloc&) {  // memory may be short for parallel_for(), too
+  } catch (const std::bad_alloc&) {  // parallel_for() also needs memory
     fill_rows(0, rows);
   }
 }
@@ -44,7 +44,7 @@ void Cancellation::request() {
 }
 
 void Cancellation::begin_epoch() {
-  // In this order, so that nobody sees the new epoch with the old request.
+  // The request is cleared first, so that no call sees the old request in the new epoch.
   requested_at_.store(0, std::memory_order_seq_cst);
   epoch_.fetch_add(1, std::memory_order_seq_cst);
 }
@@ -60,7 +60,7 @@ bool Cancellation::due(int64_t epoch) const {
 }
 
 void stop_if(const Cancellable& cancellable) {
-  if (cancellable.due()) {
+  if (cancellable.cancellation && cancellable.cancellation->due(cancellable.epoch)) {
     throw Cancelled();
   }
 }

@@ -1,4 +1,4 @@
-// Cancellation. A cancelled call ends early and leaves NaN in its outputs, never half a result or a plausible one.
+// Ends calls early. A cancelled call leaves NaN in all of its outputs, so nobody can mistake them for a result.
 #pragma once
 
 #include <atomic>
@@ -11,9 +11,9 @@
 
 namespace flashattn::cpu {
 
-// Shared by the calls that one thread waits for. It counts epochs: a new one begins when the thread waits no longer.
-// Calls of a request's epoch that are not done kGraceSeconds after the request end at their next tile of keys. Calls of
-// earlier epochs run to their end: nobody waits for them.
+// Cancels the calls that one thread waits for. Each call belongs to an epoch, and a new epoch begins when the thread
+// stops waiting. A request concerns the calls of the current epoch: those that still run kGraceSeconds later end at
+// their next tile of keys. Calls of earlier epochs run to their end, because nobody waits for them.
 class Cancellation {
  public:
   static constexpr double kGraceSeconds = 0.5;
@@ -32,22 +32,20 @@ class Cancellation {
 struct Cancellable {
   const Cancellation* cancellation = nullptr;  // outlives the call; null: the call runs to its end
   int64_t epoch = 0;
-
-  bool due() const { return cancellation && cancellation->due(epoch); }
 };
 
-// Throws Cancelled if the call must end early. Kernels call it before each tile of keys, which is about a millisecond's
-// work. Once it has thrown, no further piece of work begins, see parallel_for().
 struct Cancelled {};
+
+// Throws Cancelled if the call must end early. Kernels check before each tile of keys, about once in a millisecond.
 void stop_if(const Cancellable& cancellable);
 
-// Writes NaN to `rows` rows of `columns` elements, `stride` elements apart. `row_offset(row)`: a row's first element.
+// Writes NaN to `rows` rows of `columns` elements, which are `stride` apart. A row begins at element row_offset(row).
 void fill_with_nan(Dtype dtype, void* data, int64_t rows, int columns, int64_t stride,
                    const std::function<int64_t(int64_t)>& row_offset);
 // The same for a row-major array.
 void fill_with_nan(Dtype dtype, void* data, int64_t rows, int columns);
 
-// Runs compute(). If that is cancelled or fails, leave_nan() fills all outputs with NaN: MLX may use them anyway.
+// Runs compute(). If it is cancelled or fails, leave_nan() fills all outputs with NaN, because MLX may use them anyway.
 template <typename Compute, typename LeaveNan>
 void whole_or_nan(const Compute& compute, const LeaveNan& leave_nan) {
   try {

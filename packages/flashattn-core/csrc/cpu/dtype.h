@@ -1,7 +1,7 @@
-// Converts elements of the three storage types to float and back. Loading is exact; storing rounds to nearest, ties to
-// even, as MLX's casts do, so computing on bfloat16 equals "cast to float32, compute, cast back".
+// Converts elements of the three storage types to float and back. Loading is exact. Storing rounds to nearest, ties to
+// even, as MLX's casts do. So computing on bfloat16 equals "cast to float32, compute, cast back".
 //
-// The formulas work on one number as on a vector of them: F is float or vfloat, U the unsigned type of its bits.
+// The formulas take one number or a vector of numbers: F is float or vfloat, U the unsigned type of its bits.
 #pragma once
 
 #include "simd.h"
@@ -16,11 +16,11 @@ struct bfloat_t {
 };
 typedef uint16_t vushort __attribute__((vector_size(kWidth * sizeof(uint16_t))));
 
-// Widens each 16-bit lane to 32 bits, by an intrinsic where there is one: GCC compiles the generic conversion into two
-// halves, which it then joins.
+// Widens each 16-bit lane to 32 bits. Uses an intrinsic where there is one: GCC would convert two halves of the vector
+// and join them.
 FLASHATTN_INLINE vuint widen(vushort v) {
 #if defined(__AVX512F__)
-  // maskz: GCC 12 warns about the undefined operand in its own header's unmasked form.
+  // The masked form, because GCC 12 warns about an undefined operand in its own header for the unmasked form.
   return reinterpret_cast<vuint>(_mm512_maskz_cvtepu16_epi32(0xffff, reinterpret_cast<__m256i>(v)));
 #elif defined(__AVX2__)
   return reinterpret_cast<vuint>(_mm256_cvtepu16_epi32(reinterpret_cast<__m128i>(v)));
@@ -51,7 +51,7 @@ FLASHATTN_INLINE To bit_cast(From from) {
   return to;
 }
 
-// Overloads on the storage type; the argument of that type only selects the overload.
+// The last argument only selects the overload for a storage type.
 template <typename F, typename U>
 FLASHATTN_INLINE F decode(U bits, bfloat_t) {
   return bit_cast<F>(bits << 16);
@@ -60,7 +60,7 @@ template <typename F, typename U>
 FLASHATTN_INLINE F decode(U bits, half_t) {
   U sign = (bits & 0x8000u) << 16;
   U magnitude = bits & 0x7fffu;
-  // Shifted into place, exponent and mantissa are off by 2^112; the product is exact, subnormals included.
+  // After the shift the number is too small by a factor of 2^112. The product is exact, also for subnormal numbers.
   U finite = bit_cast<U>(bit_cast<F>(magnitude << 13) * 0x1p112f);
   U special = (magnitude << 13) | 0x7f800000u;  // inf and NaN keep their mantissa
   return bit_cast<F>(sign | (magnitude >= 0x7c00u ? special : finite));

@@ -1,4 +1,4 @@
-// Splits one call into blocks of rows, or runs of keys, and spreads them over the threads.
+// Splits one call into blocks of rows, or chunks of keys, and spreads them over the threads.
 #include "forward.h"
 
 #include <unistd.h>
@@ -44,8 +44,8 @@ struct HeadCut {
   }
 };
 
-// The most rows of a block. The more rows share the loaded and packed keys and values, the better, as long as their
-// queries and outputs take no more than half of the second-level cache.
+// The most rows of a block. Larger blocks load and pack keys and values less often, but their queries and outputs
+// should take no more than half of the second-level cache.
 int rows_in_cache(int head_dim, int value_dim) {
 #ifdef _SC_LEVEL2_CACHE_SIZE
   static const long reported = sysconf(_SC_LEVEL2_CACHE_SIZE);
@@ -62,7 +62,8 @@ void attend_in_blocks(const AttentionArgs& args) {
   const Kernels& isa = kernels();
   int max_rows = rows_in_cache(params.head_dim, params.value_dim);
   HeadCut cut(params, max_rows, false);
-  // Enough blocks for the threads to end together, and a constant: results do not depend on the number of threads.
+  // With this many blocks, threads end at about the same time. It is a constant, so that results do not depend on the
+  // number of threads.
   constexpr int kBlocks = 64;
   int64_t queries = (params.query_len * cut.blocks + kBlocks - 1) / kBlocks;
   int least = (kMinRows + cut.heads_per_block - 1) / cut.heads_per_block;
@@ -78,8 +79,8 @@ void attend_in_blocks(const AttentionArgs& args) {
   });
 }
 
-// Visits the queries of a decode step one by one, so that a query's result has the same bits whatever other queries
-// the call has: several tokens at once, as in speculative decoding, give the same results as one by one.
+// Visits the queries of a decode step one by one. So a query's result has the same bits whatever other queries the call
+// has. For example, speculative decoding gets the same results for several tokens at once as for one after the other.
 template <typename Visit>
 void for_each_query(RowBlock block, Visit visit) {
   int queries = block.query_count;
@@ -91,33 +92,34 @@ constexpr int64_t divide_up(int64_t n, int64_t divisor) {
   return (n + divisor - 1) / divisor;
 }
 
-// Rounds of a decode step. Each run of keys (FlashDecoding's split) has partial results, which take memory until they
-// are merged, so the runs are computed in rounds. In a round each of `heads` blocks of heads has `slots` slots: one for
-// each run and, after the first round, one for the merged results of all earlier runs. All slots together take up to
-// 2 MB, or as much as four slots per thread and one more need, so that the threads end a round together.
+// A decode step computes its chunks of keys in rounds, because each chunk's partial results take memory until they are
+// merged. A round has `heads` blocks of heads, with `slots` slots each: one slot for each chunk and, after the first
+// round, one for the merged results of all earlier chunks. All slots together take up to 2 MB. If four slots per thread
+// and one more take more than that, they are allowed: with fewer, threads would idle at the end of a round.
 struct Rounds {
   int64_t heads, slots;
 
-  Rounds(int64_t all_heads, int64_t runs, int64_t slot_bytes) {
+  Rounds(int64_t all_heads, int64_t chunks, int64_t slot_bytes) {
     constexpr int64_t kBytes = 2 << 20, kSlotsPerThread = 4, kFewSlots = 8;
     int64_t most = std::max(kBytes / slot_bytes, kSlotsPerThread * num_threads() + 1);
     // Many heads with few slots are better than few heads with many: one thread merges all slots of a head.
-    heads = std::clamp<int64_t>(most / std::min(runs, kFewSlots), 1, all_heads);
-    slots = std::min(runs, most / heads);
-    slots = 1 + divide_up(runs - 1, divide_up(runs - 1, slots - 1));  // so that the last round is as long as the others
+    heads = std::clamp<int64_t>(most / std::min(chunks, kFewSlots), 1, all_heads);
+    slots = std::min(chunks, most / heads);
+    // Fewer slots, if they give the same number of rounds: then the last round is about as long as the others.
+    slots = 1 + divide_up(chunks - 1, divide_up(chunks - 1, slots - 1));
   }
 };
 
-// FlashDecoding: each run of keys is a separate piece of work. Where runs begin depends on the keys alone, and the
-// runs are merged one by one, in order. So the bits are the same for any number of threads and slots.
-void attend_in_runs(const AttentionArgs& args) {
+// FlashDecoding: splits the keys into chunks, which threads compute independently. Where chunks begin depends on the
+// keys alone, and chunks are merged one by one, in order. So the bits are the same for any number of threads and slots.
+void attend_in_chunks(const AttentionArgs& args) {
   const AttentionParams& params = args.params;
   const Kernels& isa = kernels();
   HeadCut cut(params, kMaxRows, true);
-  constexpr int kKeysPerRun = 512;
-  int first_run = first_seen_key(params) / kKeysPerRun;
-  int64_t runs = std::max(1, (params.key_len + kKeysPerRun - 1) / kKeysPerRun - first_run);
-  if (runs == 1 || cut.blocks == 0 || params.query_len == 0) {
+  constexpr int kChunkLen = 512;
+  int first_chunk = first_seen_key(params) / kChunkLen;
+  int64_t chunks = std::max(1, (params.key_len + kChunkLen - 1) / kChunkLen - first_chunk);
+  if (chunks == 1 || cut.blocks == 0 || params.query_len == 0) {
     parallel_for(cut.blocks, [&](int64_t i) {
       for_each_query(cut.block(params, i), [&](const RowBlock& block) { isa.attend(args, block); });
     });
@@ -125,7 +127,7 @@ void attend_in_runs(const AttentionArgs& args) {
   }
   int64_t row_size = partial_row_size(params.value_dim);
   int64_t slot_size = int64_t{cut.heads_per_block} * params.query_len * row_size;
-  Rounds rounds(cut.blocks, runs, slot_size * int64_t{sizeof(float)});
+  Rounds rounds(cut.blocks, chunks, slot_size * int64_t{sizeof(float)});
   auto partials = std::make_unique_for_overwrite<float[]>(rounds.heads * rounds.slots * slot_size);
   std::vector<std::atomic<int64_t>> finished(rounds.heads);
   const auto rows_of = [&](const RowBlock& query, float* slot) {
@@ -134,27 +136,27 @@ void attend_in_runs(const AttentionArgs& args) {
 
   for (int64_t head = 0; head < cut.blocks; head += rounds.heads) {
     int64_t heads = std::min(rounds.heads, cut.blocks - head);
-    // taken: 1 after the first round, because slot 0 has the results of earlier runs.
-    for (int64_t begin = 0, end, taken = 0; begin < runs; begin = end, taken = 1) {
-      end = std::min(runs, begin + rounds.slots - taken);
+    // taken: 1 after the first round, because slot 0 has the results of earlier chunks.
+    for (int64_t begin = 0, end, taken = 0; begin < chunks; begin = end, taken = 1) {
+      end = std::min(chunks, begin + rounds.slots - taken);
       int64_t count = end - begin;
       for (auto& each : finished) each.store(0, std::memory_order_relaxed);
       parallel_for(heads * count, [&](int64_t i) {
         float* slots = partials.get() + i / count * rounds.slots * slot_size;
-        RowBlock run = cut.block(params, head + i / count);
-        run.key_begin = (first_run + static_cast<int>(begin + i % count)) * kKeysPerRun;
-        run.key_end = std::min(run.key_begin + kKeysPerRun, params.key_len);
-        // The run's keys stay in the second-level cache from one query to the next.
-        for_each_query(run, [&](const RowBlock& query) {
+        RowBlock chunk = cut.block(params, head + i / count);
+        chunk.key_begin = (first_chunk + static_cast<int>(begin + i % count)) * kChunkLen;
+        chunk.key_end = std::min(chunk.key_begin + kChunkLen, params.key_len);
+        // The chunk's keys stay in the second-level cache for all queries.
+        for_each_query(chunk, [&](const RowBlock& query) {
           isa.attend_partial(args, query, rows_of(query, slots + (taken + i % count) * slot_size));
         });
         if (finished[i / count].fetch_add(1, std::memory_order_acq_rel) < count - 1) return;
-        // The thread that finishes the last of these runs merges them all.
+        // The thread that finishes the last of these chunks merges them all.
         for (int64_t slot = 1; slot < taken + count; ++slot) {
-          isa.merge(run.rows(), params.value_dim, slots, slots + slot * slot_size);
+          isa.merge(chunk.rows(), params.value_dim, slots, slots + slot * slot_size);
         }
-        if (end == runs) {
-          for_each_query(run, [&](const RowBlock& query) { isa.finish(args, query, rows_of(query, slots)); });
+        if (end == chunks) {
+          for_each_query(chunk, [&](const RowBlock& query) { isa.finish(args, query, rows_of(query, slots)); });
         }
       });
     }
@@ -182,7 +184,7 @@ void prefill(const AttentionArgs& args) {
   whole_or_nan([&] { attend_in_blocks(args); }, [&] { leave_nan(args); });
 }
 void decode(const AttentionArgs& args) {
-  whole_or_nan([&] { attend_in_runs(args); }, [&] { leave_nan(args); });
+  whole_or_nan([&] { attend_in_chunks(args); }, [&] { leave_nan(args); });
 }
 
 }  // namespace flashattn::cpu

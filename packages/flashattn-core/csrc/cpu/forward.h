@@ -44,8 +44,8 @@ struct AttentionArgs {
 void prefill(const AttentionArgs& args);
 void decode(const AttentionArgs& args);
 
-// Reads FLASHATTN_CPU_ISA and FLASHATTN_NUM_THREADS, once. Throws std::invalid_argument, naming the variable,
-// when one of them holds something that this machine cannot do.
+// Reads FLASHATTN_CPU_ISA and FLASHATTN_NUM_THREADS, once. If this machine cannot do what a variable asks for, throws
+// std::invalid_argument, which names the variable.
 void initialise();
 
 // The instruction set and the number of threads, as in "AVX2, 2 threads". Initialises the backend.

@@ -8,11 +8,21 @@
 #include "threads.h"
 
 namespace flashattn::cpu {
+
+#define FLASHATTN_DECLARE(isa)  \
+  namespace isa {               \
+  extern const Kernels kernels; \
+  }
+FLASHATTN_DECLARE(avx512)
+FLASHATTN_DECLARE(avx2)
+FLASHATTN_DECLARE(neon)
+FLASHATTN_DECLARE(baseline)
+
 namespace {
 
 struct InstructionSet {
-  const char* variable_value;  // its name in FLASHATTN_CPU_ISA
-  bool here;                   // whether this machine runs it
+  const char* name;  // in FLASHATTN_CPU_ISA
+  bool is_here;      // whether this machine runs it
   const Kernels* kernels;
 };
 
@@ -41,11 +51,11 @@ const Kernels& chosen_kernels() {
   const char* wanted = std::getenv("FLASHATTN_CPU_ISA");
   std::string available;
   for (const InstructionSet& set : instruction_sets()) {
-    if (set.here && (wanted == nullptr || std::string(wanted) == set.variable_value)) {
+    if (set.is_here && (wanted == nullptr || std::string(wanted) == set.name)) {
       return *set.kernels;
     }
-    if (set.here) {
-      available += (available.empty() ? "" : ", ") + std::string(set.variable_value);
+    if (set.is_here) {
+      available += (available.empty() ? "" : ", ") + std::string(set.name);
     }
   }
   if (wanted == nullptr) {

@@ -53,8 +53,9 @@ struct KeptMemoryList {
 
 namespace {
 
-// Never destroyed: threads may outlive static destruction at exit. In static memory: it must work if no other is left.
-// A forked child has none of the parent's threads, but perhaps locks that they held: it begins another list.
+// The list lies in static memory, so it needs no allocation, which could fail. It is never destroyed: threads may
+// outlive static destruction at exit. A forked child begins another list, because the child has none of the parent's
+// threads and may have inherited locks that they held.
 alignas(KeptMemoryList) unsigned char storage[sizeof(KeptMemoryList)];
 
 KeptMemoryList& list() {

@@ -20,12 +20,12 @@ class KeptMemory {
   friend struct KeptMemoryList;
   float* memory_ = nullptr;
   int64_t capacity_ = 0;
-  // Links of the list of all objects. As members they need no allocation of their own, which could fail.
+  // Links of the list of all objects. As members they need no allocation, which could fail.
   KeptMemory *previous_ = nullptr, *next_ = nullptr;
   int64_t list_ = 0;  // the number of the list that this object is in; 0: none
 };
 
-// While a thread has an object of this class, nobody frees the memory that it keeps.
+// While an object of this class exists, release_kept_memory() waits.
 class KeptMemoryInUse {
  public:
   KeptMemoryInUse();
@@ -34,7 +34,7 @@ class KeptMemoryInUse {
   ~KeptMemoryInUse();
 };
 
-// Waits for the jobs under way and frees what all threads keep. Returns how many bytes that was.
+// Waits for the jobs under way, then frees the memory that threads keep. Returns its size in bytes.
 int64_t release_kept_memory();
 
 }  // namespace flashattn::cpu

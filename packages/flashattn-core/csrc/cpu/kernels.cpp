@@ -1,9 +1,9 @@
 // FlashAttention-2's forward pass for a block of rows (Dao 2023, arXiv:2307.08691, algorithm 1). The main loop goes
 // over tiles of keys and values; each row keeps its maximum so far, its sum so far and its unnormalised output.
 //
-// Scores have the shape (keys, rows): so the softmax works on a vector of rows at a time, with no sums across a vector,
-// and neither keys nor probabilities are ever transposed. Only the queries are, once for all tiles. No L x S array
-// exists at any time.
+// Scores have the shape (keys, rows). So the softmax works on a vector of rows at a time, with no sums across a vector,
+// and neither keys nor probabilities are ever transposed. Only the queries are transposed, once for all tiles. No L x S
+// array exists at any time.
 //
 // Compiled once per instruction set, see simd.h.
 #include "kernels.h"
@@ -18,7 +18,7 @@ namespace flashattn::cpu::FLASHATTN_ISA {
 namespace {
 
 // With more rows than this, multiply() reads the values several times, and packing them pays off.
-constexpr int kMaxUnpackedRows = kRows + 2;
+constexpr int kMaxUnpackedRows = kTileRows + 2;
 
 thread_local Scratch kept_scratch;  // kept for the thread's next block
 
@@ -30,8 +30,8 @@ void copy_keys(Scratch& scratch, Rows keys, int count) {
   }
 }
 
-// Packs the tile's values, with 0 in place of NaN and infinity: through 0 * NaN they would reach rows that do not see
-// them. Returns whether all values were finite.
+// Packs the tile's values, with 0 in place of NaN and infinity. Otherwise they would reach rows that do not see
+// them, because 0 * NaN is NaN. Returns whether all values were finite.
 template <typename Rows>
 bool pack_values(Scratch& scratch, Rows values, int count) {
   vfloat zero = {};  // stays 0 unless something is not finite
@@ -58,10 +58,10 @@ FLASHATTN_INLINE vfloat finite_reference(vfloat row_max) {
   return row_max == broadcast(-kInfinity) ? broadcast(0) : row_max;
 }
 
-// Combines the lanes of a vector that belong to the same row, which are `columns` apart. Each of them gets the result.
+// Combines the lanes of a vector that belong to the same row: every `stride`-th lane. Each of them gets the result.
 template <typename Combine>
-FLASHATTN_INLINE vfloat fold(vfloat v, int columns, Combine combine) {
-  for (int distance = columns; distance < kWidth; distance *= 2) {
+FLASHATTN_INLINE vfloat fold(vfloat v, int stride, Combine combine) {
+  for (int distance = stride; distance < kWidth; distance *= 2) {
     float twice[2 * kWidth];
     store(twice, v);
     store(twice + kWidth, v);
@@ -74,7 +74,7 @@ FLASHATTN_INLINE vfloat fold(vfloat v, int columns, Combine combine) {
 // difference is taken before the change of base, so that logits as low as -FLT_MAX, with which some models hide keys,
 // do not overflow.
 void online_softmax(Scratch& scratch, const Band& band, int count) {
-  int size = count * band.columns, step = band.lanes();
+  int size = count * band.padded_rows, step = band.lanes();
   for (int i = size; i % kWidth != 0; ++i) scratch.scores[i] = -kInfinity;  // fills the last vector
   for (int lane = 0; lane < step; lane += kWidth) {
     float* scores = scratch.scores + lane;
@@ -82,7 +82,7 @@ void online_softmax(Scratch& scratch, const Band& band, int count) {
     vfloat old_max = load(scratch.row_max + row);
     vfloat new_max = old_max;
     for (int i = 0; i < size; i += step) new_max = vmax(new_max, load(scores + i));
-    new_max = fold(new_max, band.columns, [](vfloat a, vfloat b) { return vmax(a, b); });
+    new_max = fold(new_max, band.padded_rows, [](vfloat a, vfloat b) { return vmax(a, b); });
     vfloat reference = finite_reference(new_max);
     vfloat rescale = exp2((old_max - reference) * kLog2e);
     vfloat sum = {};  // of this tile alone, so that small numbers are not lost beside the large sum so far
@@ -91,14 +91,15 @@ void online_softmax(Scratch& scratch, const Band& band, int count) {
       store(scores + i, probability);
       sum += probability;
     }
-    sum = fold(sum, band.columns, [](vfloat a, vfloat b) { return a + b; });
+    sum = fold(sum, band.padded_rows, [](vfloat a, vfloat b) { return a + b; });
     store(scratch.row_max + row, new_max);
     store(scratch.row_sum + row, load(scratch.row_sum + row) * rescale + sum);
     store(scratch.rescale + row, rescale);
   }
 }
 
-// pack_values() put 0 for NaN and infinity. Adds them to the rows that see their keys. `seen` has the layout of scores.
+// pack_values() replaced NaN and infinity by 0. Adds them to the rows that see their keys. `seen` has the layout of
+// scores.
 template <typename Rows>
 void add_not_finite(Scratch& scratch, Rows values, int value_dim, const Band& band, int count, const bool* seen) {
   for (int j = 0; j < count; ++j) {
@@ -106,16 +107,16 @@ void add_not_finite(Scratch& scratch, Rows values, int value_dim, const Band& ba
       float x = values.element(j, c);
       if (x - x == 0) continue;
       for (int r = 0; r < band.rows; ++r) {
-        if (seen[j * band.columns + r]) {
+        if (seen[j * band.padded_rows + r]) {
           scratch.output[int64_t{band.first + r} * scratch.value_columns + c] +=
-              scratch.scores[j * band.columns + r] * x;
+              scratch.scores[j * band.padded_rows + r] * x;
         }
       }
     }
   }
 }
 
-// Computes a block of rows over one tile. Keys and values are read in place or copied once for all bands.
+// Computes a block of rows over one tile. Reads keys and values in place, or copies them once for all bands.
 template <typename Rows>
 void attend_tile(Scratch& scratch, const AttentionArgs& args, const RowBlock& block, Span tile, Rows tile_keys,
                  Rows values) {
@@ -130,15 +131,15 @@ void attend_tile(Scratch& scratch, const AttentionArgs& args, const RowBlock& bl
   }
   bool finite = values_in_place || pack_values(scratch, values, count);
 
-  const auto attend_run = [&](const Band& band, Span keys) {
+  const auto attend_keys = [&](const Band& band, Span keys) {
     int skipped = keys.begin - tile.begin;
     int seen_count = keys.end - keys.begin;
 
     if (!scratch.few_rows) {
       Left left = keys_in_place ? Left{key_floats + skipped * p.key.row, p.key.row, 1}
                                 : Left{scratch.key + skipped * scratch.depth, scratch.depth, 1};
-      Packed queries = {scratch.query + int64_t{band.first} * scratch.depth, scratch.depth, band.columns, 0};
-      multiply_packed(left, queries, seen_count, scratch.depth, {scratch.scores, band.columns, nullptr});
+      Packed queries = {scratch.query + int64_t{band.first} * scratch.depth, scratch.depth, band.padded_rows, 0};
+      multiply_packed(left, queries, seen_count, scratch.depth, {scratch.scores, band.padded_rows, nullptr});
     } else if (keys_in_place) {
       dot(tile_keys, values, count, scratch.query, band.rows, scratch.depth, scratch.scores);
     } else {
@@ -150,10 +151,10 @@ void attend_tile(Scratch& scratch, const AttentionArgs& args, const RowBlock& bl
       finish_scores(scratch, args, block, band, keys);
     }
     bool seen[kKeyTile * kBandRows];
-    for (int k = 0; !finite && k < seen_count * band.columns; ++k) seen[k] = scratch.scores[k] != -kInfinity;
+    for (int k = 0; !finite && k < seen_count * band.padded_rows; ++k) seen[k] = scratch.scores[k] != -kInfinity;
     online_softmax(scratch, band, seen_count);
 
-    Left probabilities = {scratch.scores, 1, band.columns};
+    Left probabilities = {scratch.scores, 1, band.padded_rows};
     Result output = {scratch.output + int64_t{band.first} * scratch.value_columns, scratch.value_columns,
                      scratch.rescale + band.first};
     if (values_in_place) {
@@ -168,11 +169,11 @@ void attend_tile(Scratch& scratch, const AttentionArgs& args, const RowBlock& bl
   };
   for (int i = 0; i < scratch.band_count; ++i) {
     const Band& band = scratch.bands[i];
-    Span left = {larger(tile.begin, band.any.begin), smaller(tile.end, band.any.end)};
+    Span remaining = {larger(tile.begin, band.any.begin), smaller(tile.end, band.any.end)};
     QueryRows rows = query_rows(block, band.first, band.rows);
-    for (Span keys; left.begin < left.end; left.begin = keys.end) {
-      keys = next_run(args, rows, left, kKeyTile, block.decoded);
-      if (keys.begin < keys.end) attend_run(band, keys);
+    for (Span keys; remaining.begin < remaining.end; remaining.begin = keys.end) {
+      keys = next_visible(args, rows, remaining, kKeyTile, block.decoded);
+      if (keys.begin < keys.end) attend_keys(band, keys);
     }
   }
 }
@@ -209,11 +210,11 @@ void attend_rows(Scratch& scratch, const AttentionArgs& args, const RowBlock& bl
   for (int i = 0; i < scratch.band_count; ++i) {
     any = {smaller(any.begin, scratch.bands[i].any.begin), larger(any.end, scratch.bands[i].any.end)};
   }
-  Span left = {larger(any.begin, block.key_begin), smaller(any.end, block.key_end)};
+  Span remaining = {larger(any.begin, block.key_begin), smaller(any.end, block.key_end)};
   QueryRows rows = query_rows(block, 0, block.rows());
-  for (Span tile; left.begin < left.end; left.begin = tile.end) {
+  for (Span tile; remaining.begin < remaining.end; remaining.begin = tile.end) {
     stop_if(args.cancellation);
-    tile = next_run(args, rows, left, kKeyTile, block.decoded);
+    tile = next_visible(args, rows, remaining, kKeyTile, block.decoded);
     if (tile.begin >= tile.end) break;
     with_rows(scratch, args, block, tile,
               [&](auto keys, auto values) { attend_tile(scratch, args, block, tile, keys, values); });

@@ -1,4 +1,4 @@
-// The functions that are compiled once per instruction set, and the choice of one set at run time.
+// The functions that are compiled once per instruction set. kernels() chooses a set at run time.
 #pragma once
 
 #include "block_map.h"
@@ -6,28 +6,29 @@
 
 namespace flashattn::cpu {
 
-// The rows that are computed together, against one run of keys: `query_count` queries of each of `head_count` query
-// heads that share a key/value head, and so the loaded keys and values.
+// Rows that are computed together: `query_count` queries of each of `head_count` query heads. These heads share a
+// key/value head, so loaded keys and values serve all rows.
 struct RowBlock {
   int64_t batch;
   int head_begin, head_count;  // query heads, all of one group
   int query_begin, query_count;
   int key_begin, key_end;  // no other keys are read
-  bool decoded;            // set by decode(): few rows, and their gradient, use dot(), see matmul.h
+  bool decoded;            // set by decode(): then dot() computes the scores of few rows, see matmul.h
 
   int rows() const { return head_count * query_count; }
 };
 
-// A block may have up to kMaxRows rows (a multiple of every vector's width); with kMinRows it fills the vectors of
-// every instruction set.
+// The most rows of a block (a multiple of every vector's width), and a number of rows that fills the vectors of every
+// instruction set.
 constexpr int kMaxRows = 512, kMinRows = 64;
 
-// The floats of a row's partial result after a run of keys: row_max, row_sum and value_dim unnormalised sums.
+// The number of floats in a row's partial result: row_max, row_sum and value_dim unnormalised sums.
 constexpr int64_t partial_row_size(int value_dim) {
   return 2 + int64_t{value_dim};
 }
 
-// Loops that reach the machine's limits, see roofline.h. They return a number so that the compiler keeps the work.
+// Loops that reach the machine's limits, see roofline.h. They return a number so that the compiler does not remove the
+// work.
 struct RooflineLoops {
   float (*multiply_add)(int64_t steps);
   int64_t flops_per_step;
@@ -49,9 +50,10 @@ class Turns;
 
 struct BackwardKernels {
   int max_rows;  // of a band
-  // Writes delta of rows [first, last), which count through batch elements, heads and queries.
+  // Writes delta of rows [first, last). Rows are numbered through all batch elements, heads and queries.
   void (*delta)(const BackwardArgs&, int64_t first, int64_t last);
-  // Adds a tile's part to the query gradients, in the order of Turns, and writes the tile's key and value gradients.
+  // Adds the tile's terms to the query gradients, in the order of Turns, and writes the gradients of its keys and
+  // values.
   void (*tile)(const BackwardArgs&, const KeyTile&, Turns&);
 };
 
@@ -61,7 +63,7 @@ struct Kernels {
   void (*attend)(const AttentionArgs&, const RowBlock&);
   // Computes the same, but writes partial results: rows() * partial_row_size() floats.
   void (*attend_partial)(const AttentionArgs&, const RowBlock&, float* partial);
-  // Merges partial results of `rows` rows: adds `later`, those of later keys, to `partial`.
+  // Merges `later` into `partial`: the partial results of `rows` rows over later keys, and over earlier keys.
   void (*merge)(int rows, int value_dim, float* partial, const float* later);
   // Writes all outputs, from the partial results of all keys.
   void (*finish)(const AttentionArgs&, const RowBlock&, const float* partial);
@@ -71,30 +73,14 @@ struct Kernels {
   const RooflineLoops& roofline;
 };
 
-namespace baseline {
+#ifdef FLASHATTN_ISA
+namespace FLASHATTN_ISA {
 extern const Kernels kernels;
 extern const BackwardKernels backward_kernels;
 void find_blocks(const MaskRows&);
 extern const RooflineLoops roofline_loops;
-}  // namespace baseline
-namespace avx2 {
-extern const Kernels kernels;
-extern const BackwardKernels backward_kernels;
-void find_blocks(const MaskRows&);
-extern const RooflineLoops roofline_loops;
-}  // namespace avx2
-namespace avx512 {
-extern const Kernels kernels;
-extern const BackwardKernels backward_kernels;
-void find_blocks(const MaskRows&);
-extern const RooflineLoops roofline_loops;
-}  // namespace avx512
-namespace neon {
-extern const Kernels kernels;
-extern const BackwardKernels backward_kernels;
-void find_blocks(const MaskRows&);
-extern const RooflineLoops roofline_loops;
-}  // namespace neon
+}  // namespace FLASHATTN_ISA
+#endif
 
 // The best set that this machine runs, or the one that FLASHATTN_CPU_ISA names. Throws std::invalid_argument if that
 // set is unknown, or this machine does not run it.

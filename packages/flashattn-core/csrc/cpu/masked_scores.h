@@ -1,5 +1,5 @@
-// Applies the masks that hide keys inside the span that a query sees, or add to scores: tree bits, a bool array and an
-// additive array. Also finds the keys that the two arrays leave visible to some rows.
+// Applies tree bits, a bool array and an additive array. These masks may hide any key of the span that causal mask,
+// window and key range leave visible. Also finds the keys that the two arrays leave visible to some rows.
 #pragma once
 
 #include "../call/block_map.h"
@@ -20,11 +20,11 @@ struct Scores {
   float& operator[](int key) const { return data[int64_t{key - first} * stride]; }
 };
 
-// Hides those of the given keys that the tree bits hide. Hiding overwrites: a hidden key's score may be NaN.
+// Sets the scores of keys that the tree hides to -inf. It overwrites them, because a hidden key's score may be NaN.
 FLASHATTN_INLINE void hide_by_tree(const AttentionArgs& args, int64_t batch, int query, Span keys, Scores scores) {
   const AttentionParams& p = args.params;
   int tree_begin = p.key_len - p.tree_size;
-  int node = query + p.tree_size - p.query_len;  // lower-right aligned; negative: sees none of the tree
+  int node = query + p.tree_size - p.query_len;  // negative: the query is before the tree and sees none of it
   const uint32_t* bits = node < 0 ? nullptr : args.tree + batch_offset(p, p.tree, batch) + node * p.tree.row;
   for (int j = larger(keys.begin, tree_begin); j < keys.end; ++j) {
     int other = j - tree_begin;
@@ -33,7 +33,7 @@ FLASHATTN_INLINE void hide_by_tree(const AttentionArgs& args, int64_t batch, int
   }
 }
 
-// A row of the bool and of the additive array, from key 0 on; null if absent.
+// A row of the bool array and of the additive array, from key 0 on; null if the call does not have the array.
 struct ArrayRow {
   const bool* visible;
   const void* bias;
@@ -75,8 +75,8 @@ static inline void add_arrays_to_row(const AttentionArgs& args, ArrayRow row, Sp
   }
 }
 
-// Returns what array masks add to the scores of a row with kWidth keys from `key` on: -inf where they hide a key.
-// Beyond the last key: 0 or -inf.
+// Returns what the array masks add to a row's scores of kWidth keys, from `key` on: -inf where they hide a key. Beyond
+// the last key it returns 0 or -inf.
 FLASHATTN_INLINE vfloat added_by_arrays(const AttentionArgs& args, ArrayRow row, int key) {
   const AttentionParams& p = args.params;
   vfloat added = {};
@@ -97,7 +97,7 @@ FLASHATTN_INLINE vfloat added_by_arrays(const AttentionArgs& args, ArrayRow row,
   return added;
 }
 
-// Calls visit(head, query) for each row, or once for all heads if these share the arrays' rows.
+// Calls visit(head, query) for each row. If all heads share the rows of the arrays, it visits only one head.
 template <typename Visit>
 FLASHATTN_INLINE void for_each_row(const AttentionArgs& args, const QueryRows& rows, Visit visit) {
   bool same_heads = args.params.visible.head == 0 && args.params.bias.head == 0;
@@ -106,8 +106,9 @@ FLASHATTN_INLINE void for_each_row(const AttentionArgs& args, const QueryRows& r
   }
 }
 
-// Returns the flags of call/block_map.h for some rows and a block of keys. A decode step reads the arrays themselves:
-// which keys it skips for one query must not depend on the other queries of the call.
+// Returns the flags of call/block_map.h for some rows and a block of keys. A decode step reads the arrays instead of
+// the map, whose blocks have 32 queries: the keys that it skips for one query must not depend on the call's other
+// queries.
 static inline int block_of(const AttentionArgs& args, const QueryRows& rows, int block, bool decoded) {
   if (!decoded) return mapped_block(args, rows, block);
   int first = block * kBlockSize, end = smaller(first + kBlockSize, args.params.key_len), found = 0;
@@ -123,40 +124,41 @@ static inline int block_of(const AttentionArgs& args, const QueryRows& rows, int
   return found;
 }
 
-// Shrinks a span of keys in one block to the first and the last key that the arrays leave visible to some row. Returns
-// an empty span if there is none.
-static inline Span shown_span(const AttentionArgs& args, const QueryRows& rows, Span keys) {
+// Returns the span from the first to the last of the given keys that the arrays leave visible to some row. The keys lie
+// in one block. The span is empty if no row sees any of them.
+static inline Span visible_span(const AttentionArgs& args, const QueryRows& rows, Span keys) {
   int first = keys.begin / kBlockSize * kBlockSize;
-  vint shown[kBlockSize / kWidth] = {};
+  vint visible[kBlockSize / kWidth] = {};
   for_each_row(args, rows, [&](int head, int query) {
     ArrayRow row = array_row(args, rows.batch, head, query);
     for (int i = 0; i < kBlockSize / kWidth && first + i * kWidth < keys.end; ++i) {
-      shown[i] |= added_by_arrays(args, row, first + i * kWidth) != -kInfinity;
+      visible[i] |= added_by_arrays(args, row, first + i * kWidth) != -kInfinity;
     }
   });
-  int32_t is_shown[kBlockSize];
-  __builtin_memcpy(is_shown, shown, sizeof(shown));
-  while (keys.begin < keys.end && !is_shown[keys.end - 1 - first]) --keys.end;
-  while (keys.begin < keys.end && !is_shown[keys.begin - first]) ++keys.begin;
+  int32_t is_visible[kBlockSize];
+  __builtin_memcpy(is_visible, visible, sizeof(visible));
+  while (keys.begin < keys.end && !is_visible[keys.end - 1 - first]) --keys.end;
+  while (keys.begin < keys.end && !is_visible[keys.begin - first]) ++keys.begin;
   return keys;
 }
 
-// Returns the first run of at most `most` keys in which no block is hidden from all rows. Some row sees the run's first
-// key, and some row its last. Empty if there is no such run. In prefill without a block map no keys are skipped.
-static inline Span next_run(const AttentionArgs& args, const QueryRows& rows, Span keys, int most, bool decoded) {
-  if (!args.visible && !args.bias) return {keys.begin, smaller(keys.end, keys.begin + most)};
-  if (!args.block_map && !decoded) return {keys.begin, smaller(keys.end, keys.begin + most)};
+// Returns the first span of up to `most` keys in which no block is hidden from all rows. Some row sees its first key,
+// and some row its last. The span is empty if no row sees any key. Without array masks, and in prefill without a block
+// map, it skips no key.
+static inline Span next_visible(const AttentionArgs& args, const QueryRows& rows, Span keys, int most, bool decoded) {
+  bool skips = (args.visible || args.bias) && (args.block_map || decoded);
+  if (!skips) return {keys.begin, smaller(keys.end, keys.begin + most)};
   const auto found_at = [&](int key) { return block_of(args, rows, key / kBlockSize, decoded); };
   const auto next_block = [](int key) { return (key / kBlockSize + 1) * kBlockSize; };
-  // The map's blocks have 32 queries. `rows` may have fewer, and see less than the flags say.
+  // A block of the map has 32 queries. `rows` may be fewer, and may see fewer keys than the block's flags say.
   int begin = keys.begin;
   for (; begin < keys.end; begin = next_block(begin)) {
     int found = found_at(begin);
     if (!(found & kBlockShows)) continue;
     if (!(found & kBlockChanges)) break;
-    Span block = {begin, smaller(next_block(begin), keys.end)}, shown = shown_span(args, rows, block);
-    if (shown.begin < shown.end) {
-      begin = shown.begin;
+    Span block = {begin, smaller(next_block(begin), keys.end)}, visible = visible_span(args, rows, block);
+    if (visible.begin < visible.end) {
+      begin = visible.begin;
       break;
     }
   }
@@ -165,9 +167,9 @@ static inline Span next_run(const AttentionArgs& args, const QueryRows& rows, Sp
   while (end < limit && (found_at(end) & kBlockShows)) end = smaller(next_block(end), limit);
   while (found_at(end - 1) & kBlockChanges) {
     int block = (end - 1) / kBlockSize * kBlockSize;
-    Span shown = shown_span(args, rows, {larger(block, begin), end});
-    end = shown.begin < shown.end ? shown.end : block;
-    if (shown.begin < shown.end) break;
+    Span visible = visible_span(args, rows, {larger(block, begin), end});
+    end = visible.begin < visible.end ? visible.end : block;
+    if (visible.begin < visible.end) break;
   }
   return {begin, end};
 }

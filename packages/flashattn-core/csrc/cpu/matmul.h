@@ -1,6 +1,6 @@
-// Matrix products in register tiles. The left operand is read element by element; the right one in vectors, in place
-// (other storage types are converted on the way) or packed. `dot` computes the scores of few rows, and reads both
-// operands in vectors along head_dim.
+// Matrix products in register tiles. They read the left operand element by element, and the right operand in vectors.
+// The right operand is packed, or lies in place and may be of another storage type. dot() computes the scores of few
+// rows, and reads both operands in vectors along head_dim.
 #pragma once
 
 #include "dtype.h"
@@ -8,13 +8,13 @@
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
-// Element (r, k) is data[r * row_stride + k * depth_stride].
+// A left operand: element (r, k) is data[r * row_stride + k * depth_stride].
 struct Left {
   const float* data;
   int64_t row_stride, depth_stride;
 };
 
-// Element (k, c) is data[k * depth_stride + c]. Other right operands have the same functions: at() loads a vector.
+// A right operand: element (k, c) is data[k * depth_stride + c]. Other right operands have the same member functions.
 struct Right {
   const float* data;
   int64_t depth_stride;
@@ -84,7 +84,7 @@ FLASHATTN_INLINE void with_count(int count, Visit visit) {
 // Computes `Rows` rows of the result, each `columns` (a multiple of kWidth) wide.
 template <int Rows, typename Operand>
 FLASHATTN_INLINE void multiply_rows(Left left, Operand right, int depth, int columns, Result result) {
-  constexpr int kVectors = Rows <= kRows ? kColumns : kColumns / 2;
+  constexpr int kVectors = Rows <= kTileRows ? kTileVectors : kTileVectors / 2;
   const auto take = [&](auto vectors) {
     multiply_tile<Rows, vectors.value>(left, right, depth, result);
     right.skip(vectors.value * kWidth);
@@ -96,7 +96,8 @@ FLASHATTN_INLINE void multiply_rows(Left left, Operand right, int depth, int col
   if (columns >= kWidth) take(Count<1>{});
 }
 
-// Prefetches rows of a row-major left operand into the second-level cache, where keys read in place may not be yet.
+// Prefetches rows of a row-major left operand into the second-level cache. Keys that are read in place may not be there
+// yet.
 FLASHATTN_INLINE void prefetch_rows(Left left, int first, int count, int depth) {
   constexpr int kLine = 64 / sizeof(float);
   for (int r = first; r < first + count; ++r) {
@@ -117,20 +118,20 @@ static void multiply(Left left, Operand right, int rows, int depth, int columns,
     result.scale = result.scale ? result.scale + count.value : nullptr;
     rows -= count.value;
   };
-  while (rows > kRows + 2) take(Count<kRows>{});
+  while (rows > kTileRows + 2) take(Count<kTileRows>{});
   with_count(rows, take);
 }
 
-// A packed (depth, columns) matrix, from row `first` on: panels of kColumns vectors, one after the other, and perhaps a
-// narrower one at the end.
+// A packed (depth, columns) matrix, from row `first` on. It consists of panels, each kTileVectors vectors wide and one
+// after the other; the last panel may be narrower.
 struct Packed {
   const float* data;
   int depth, columns, first;
 };
 
-// Multiplies by a packed right operand: a panel stays in the first-level cache for all rows.
+// Multiplies by a packed right operand. Each panel stays in the first-level cache for all rows.
 static void multiply_packed(Left left, Packed right, int rows, int depth, Result result) {
-  constexpr int kPanel = kColumns * kWidth;
+  constexpr int kPanel = kTileVectors * kWidth;
   for (int column = 0; column < right.columns; column += kPanel) {
     int width = smaller(kPanel, right.columns - column);
     Right panel = {right.data + int64_t{column} * right.depth + int64_t{right.first} * width, width};
@@ -138,9 +139,9 @@ static void multiply_packed(Left left, Packed right, int rows, int depth, Result
   }
 }
 
-// The index of element (k, column) of a (depth, columns) matrix once it is packed.
+// The index of element (k, column) in a packed (depth, columns) matrix.
 FLASHATTN_INLINE int64_t packed_index(int k, int column, int depth, int columns) {
-  constexpr int kPanel = kColumns * kWidth;
+  constexpr int kPanel = kTileVectors * kWidth;
   int first = column / kPanel * kPanel;
   return int64_t{first} * depth + k * smaller(kPanel, columns - first) + (column - first);
 }
@@ -152,20 +153,20 @@ constexpr int power_of_two(int n) {
   return power;
 }
 
-// Up to this many rows use `dot`. With more, `multiply` fills its vectors, and has no sums across lanes.
+// Up to this many rows use dot(). With more rows multiply() fills its vectors, and has no sums across lanes.
 constexpr int kMaxDotRows = kWidth / 2;
 
-// scores[j * columns + r] = keys[j] · queries[r], columns = power_of_two(rows). Takes kKeys keys at a time: their
-// scores fill a vector. Writes whole vectors: past the end if `key_count` is not a multiple of kKeys. Row r of queries
-// begins at queries + r * depth; depth is a multiple of kWidth.
+// scores[j * kScoreStride + r] = keys[j] · queries[r]. Takes kKeys keys at a time: their scores fill a vector. Writes
+// whole vectors, and so past the end if `key_count` is not a multiple of kKeys. Row r of queries begins at
+// queries + r * depth; depth is a multiple of kWidth.
 //
-// A decode step is bound by memory, and waits for it in this loop. So the loop prefetches the keys kAhead further on,
-// and the `values` that the next product reads. They go to the second-level cache: the first allows few outstanding
-// misses, which are left to the loads.
+// Memory bounds a decode step, and this loop waits for memory. So the loop prefetches the keys kAhead further on, and
+// the `values` that the next product reads. It prefetches to the second-level cache: the first-level cache waits for
+// few lines at a time, and the loads need those.
 template <int Rows, typename Operand, typename Values>
 static void dot_rows(Operand keys, Values values, int key_count, const float* queries, int depth, float* scores) {
-  constexpr int kColumnsOfScores = power_of_two(Rows);
-  constexpr int kKeys = kWidth / kColumnsOfScores;
+  constexpr int kScoreStride = power_of_two(Rows);
+  constexpr int kKeys = kWidth / kScoreStride;
   constexpr int kAhead = 16;
   for (int first = 0; first < key_count; first += kKeys) {
     int key[kKeys];
@@ -183,10 +184,10 @@ static void dot_rows(Operand keys, Values values, int key_count, const float* qu
       for (int r = 0; r < Rows; ++r) {
         vfloat query = load(queries + r * depth + d);
 #pragma GCC unroll 16
-        for (int j = 0; j < kKeys; ++j) sum[j * kColumnsOfScores + r] += x[j] * query;
+        for (int j = 0; j < kKeys; ++j) sum[j * kScoreStride + r] += x[j] * query;
       }
     }
-    store(scores + first * kColumnsOfScores, sum_each(sum));
+    store(scores + first * kScoreStride, sum_each(sum));
   }
 }
 

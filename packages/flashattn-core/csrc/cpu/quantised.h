@@ -1,5 +1,6 @@
-// Decodes MLX's affine quantisation. Element i of a row is scale * q + bias: q is the `bits` bits from bit i * bits on
-// of the row's words, read as one little-endian number; scale and bias belong to the element's group, i / group_size.
+// Decodes MLX's affine quantisation. Element i of a row is scale * q + bias. q is a number of `bits` bits, which begins
+// at bit i * bits of the row's words; the words are read as one little-endian number. scale and bias belong to the
+// element's group, i / group_size.
 #pragma once
 
 #include "matmul.h"
@@ -10,20 +11,14 @@ namespace flashattn::cpu::FLASHATTN_ISA {
 // Calls visit(Count<bits>{}) for the bits that MLX quantises to.
 template <typename Visit>
 FLASHATTN_INLINE void with_bits(int bits, Visit visit) {
-  switch (bits) {
-    case 1: return visit(Count<1>{});
-    case 2: return visit(Count<2>{});
-    case 3: return visit(Count<3>{});
-    case 4: return visit(Count<4>{});
-    case 5: return visit(Count<5>{});
-    case 6: return visit(Count<6>{});
-    case 8: return visit(Count<8>{});
-  }
+  with_count(bits, [&](auto count) {
+    if constexpr (count.value != 7) visit(count);
+  });
 }
 
 #if defined(__AVX2__)
-// For each lane, the indices of the four bytes from its q's first byte on, and by how many bits to shift these right.
-// The shuffle picks each 16 bytes of its result from 16 bytes, so indices are at most 15.
+// For each lane: the indices of the four bytes that begin with its q's first byte, and by how many bits to shift them
+// right. The shuffle picks from 16 bytes, so indices are at most 15.
 template <int Bits>
 struct Picks {
   alignas(64) uint8_t byte[4 * kWidth] = {};
@@ -38,8 +33,9 @@ struct Picks {
 #endif
 
 #if defined(__AVX512F__)
-// Up to four bits give up to 16 numbers, which fit a vector: a shuffle looks them up, faster than a conversion. It
-// reads a lane's lowest four bits. With Bits < 4 the table repeats, so bits above the number's do not matter.
+// Numbers of up to four bits have up to 16 values, which fit one vector. A shuffle looks the values up, which is faster
+// than a conversion. The shuffle reads a lane's lowest four bits. For fewer bits the table repeats, so that higher bits
+// do not matter.
 template <int Bits>
 struct Numbers {
   alignas(64) float q[16] = {};
@@ -49,7 +45,7 @@ struct Numbers {
 };
 #endif
 
-// Returns kWidth elements of one group from `first`, a multiple of kWidth. Reads only the bytes that they are in.
+// Returns kWidth elements of one group from `first` on, a multiple of kWidth. Reads only the bytes that hold them.
 template <int Bits>
 FLASHATTN_INLINE vfloat dequantise(const uint8_t* row, int first, float scale, float bias) {
   constexpr int kBytes = (kWidth * Bits + 7) / 8;

@@ -10,7 +10,7 @@
 namespace flashattn::cpu {
 namespace {
 
-// Pieces of work for each thread: a thread that the system interrupts leaves some of its pieces to the others.
+// Pieces of work per thread. If the system interrupts a thread, the other threads take some of its pieces.
 constexpr int64_t kPieces = 16;
 
 template <typename Work>
@@ -25,7 +25,7 @@ double seconds(Work work) {
 double peak_flops() {
   const RooflineLoops& loops = kernels().roofline;
   int64_t pieces = kPieces * num_threads();
-  std::vector<float> results(pieces);  // kept, or the compiler would leave the work out
+  std::vector<float> results(pieces);  // stored, so that the compiler does not remove the work
   int64_t steps = 1000;
   const auto work = [&] { parallel_for(pieces, [&](int64_t i) { results[i] = loops.multiply_add(steps); }); };
   double time = seconds(work);

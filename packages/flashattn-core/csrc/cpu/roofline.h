@@ -3,10 +3,10 @@
 
 namespace flashattn::cpu {
 
-// Floating-point operations per second of fused multiply-adds in registers, each of which counts two. Takes 30 ms.
+// Floating-point operations per second with fused multiply-adds in registers. Each counts as two. Takes 30 ms.
 double peak_flops();
 
-// Bytes per second read from memory, out of a buffer larger than the caches (256 MB). Takes 0.2 s.
+// Bytes per second read from a buffer larger than the caches (256 MB). Takes 0.2 s.
 double read_bandwidth();
 
 }  // namespace flashattn::cpu

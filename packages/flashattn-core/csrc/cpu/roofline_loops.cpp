@@ -7,11 +7,13 @@
 namespace flashattn::cpu::FLASHATTN_ISA {
 namespace {
 
-// Independent sums: more than the longest latency (5 cycles) times the most FMA units (2), fewer than the registers.
+// The number of independent sums: more than the longest latency (5 cycles) times the most FMA units (2), and less than
+// the number of registers.
 constexpr int kChains = 12;
 
 float multiply_add(int64_t steps) {
-  // Numbers with all their bits in use: on zeros a processor draws less power and clocks higher than it does at work.
+  // The numbers have all their bits in use: on zeros a processor draws less power, and so clocks higher, than in
+  // kernels.
   float numbers[(kChains + 1) * kWidth];
   uint32_t random = 1;
   for (float& number : numbers) {

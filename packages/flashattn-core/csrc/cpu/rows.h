@@ -1,5 +1,5 @@
-// The rows of a block: their queries, what these see, and how products with keys become logits. Shared by the forward
-// and the backward pass.
+// The rows of a block: loads their queries and the spans of keys that they see, and turns products of queries and keys
+// into logits. Both passes use it.
 #pragma once
 
 #include "dtype.h"
@@ -67,7 +67,7 @@ static inline void pack_transposed(float* packed, Source source, int64_t column_
   }
 }
 
-// Loads the queries, times `factor`, in the layout that the product for the scores reads.
+// Loads the queries, times `factor`, in the layout that the product with the keys reads.
 template <typename T>
 static inline void load_queries(Scratch& scratch, const AttentionArgs& args, const RowBlock& block, float factor) {
   const AttentionParams& p = args.params;
@@ -84,7 +84,7 @@ static inline void load_queries(Scratch& scratch, const AttentionArgs& args, con
     }
     return;
   }
-  pack_transposed<T>(scratch.query, source, p.query.column, p.head_dim, scratch.columns, factor);
+  pack_transposed<T>(scratch.query, source, p.query.column, p.head_dim, scratch.padded_rows, factor);
 }
 
 // Whether softcap's tanh applies to the products of queries and keys.
@@ -92,7 +92,7 @@ FLASHATTN_INLINE bool caps(const AttentionParams& p) {
   return p.softcap > 0;
 }
 
-// The derivative of softcap at `products`, to which finish_scores() has not applied it yet.
+// The derivative of softcap at `products`, before finish_scores() applies softcap to them.
 FLASHATTN_INLINE void cap_slopes(const float* products, const AttentionParams& p, float* slopes, int64_t count) {
   for (int64_t i = 0; i < count; i += kWidth) {
     vfloat t = tanh(load(products + i) * (1 / p.softcap));
@@ -115,7 +115,7 @@ static inline void load_rows(Scratch& scratch, const AttentionArgs& args, const 
     scratch.seen_end[r] = seen.end;
     scratch.position[r] = position;
     scratch.slope[r] = slope;
-    scratch.next_key[r] = r / scratch.columns;
+    scratch.next_key[r] = r / scratch.padded_rows;
   };
   KeyRange range = key_range(args, block.batch);
   for (int r = 0, i = 0; i < block.query_count; ++i) {
@@ -131,16 +131,16 @@ static inline void load_rows(Scratch& scratch, const AttentionArgs& args, const 
     }
   }
   // Padding rows are computed like the others and never stored.
-  for (int r = block.rows(); r < scratch.columns; ++r) set(r, {0, p.key_len}, 0, 0);
-  for (int lane = scratch.columns; lane < kWidth; ++lane) {
-    int r = lane - scratch.columns;
+  for (int r = block.rows(); r < scratch.padded_rows; ++r) set(r, {0, p.key_len}, 0, 0);
+  for (int lane = scratch.padded_rows; lane < kWidth; ++lane) {
+    int r = lane - scratch.padded_rows;
     set(lane, {scratch.seen_begin[r], scratch.seen_end[r]}, scratch.position[r], scratch.slope[r]);
   }
   scratch.band_count = 0;
   for (int first = 0; first < block.rows(); first += kBandRows) {
     Band band = {first,
                  smaller(kBandRows, block.rows() - first),
-                 smaller(kBandRows, scratch.columns - first),
+                 smaller(kBandRows, scratch.padded_rows - first),
                  {p.key_len, 0},
                  {0, p.key_len}};
     for (int r = first; r < first + band.rows; ++r) {
@@ -154,7 +154,7 @@ static inline void load_rows(Scratch& scratch, const AttentionArgs& args, const 
   }
   __builtin_memset(scratch.output, 0, sizeof(float) * block.rows() * scratch.value_columns);
 
-  // Times scale, often a power of two. Dividing by softcap here, too, would round the queries, and so each product.
+  // Queries are multiplied by scale, which is often a power of two. Dividing them by softcap, too, would round them.
   with_dtype(args.dtype, [&](auto type) { load_queries<decltype(type)>(scratch, args, block, p.scale); });
 }
 
@@ -165,14 +165,15 @@ static inline void add_arrays(Scratch& scratch, const AttentionArgs& args, const
     Row row = row_of(block, smaller(r, block.rows() - 1));  // padding repeats the last row
     return array_row(args, block.batch, row.head, row.query);
   };
-  if (band.columns % kWidth != 0) {
+  if (band.padded_rows % kWidth != 0) {
     for (int r = 0; r < band.rows; ++r) {
-      add_arrays_to_row(args, row_at(band.first + r), keys, {scratch.scores + r, band.columns, first});
+      add_arrays_to_row(args, row_at(band.first + r), keys, {scratch.scores + r, band.padded_rows, first});
     }
     return;
   }
-  // Array masks are (rows, keys), but scores (keys, rows): tiles of masks are transposed in registers.
-  for (int lane = 0; lane < band.columns; lane += kWidth) {
+  // Array masks have the shape (rows, keys), and scores (keys, rows). So tiles of the masks are transposed in
+  // registers.
+  for (int lane = 0; lane < band.padded_rows; lane += kWidth) {
     ArrayRow rows[kWidth];
     for (int i = 0; i < kWidth; ++i) rows[i] = row_at(band.first + lane + i);
     for (int j = keys.begin / kWidth * kWidth; j < keys.end; j += kWidth) {
@@ -180,7 +181,7 @@ static inline void add_arrays(Scratch& scratch, const AttentionArgs& args, const
       for (int i = 0; i < kWidth; ++i) added[i] = added_by_arrays(args, rows[i], j);
       transpose(added);
       for (int key = larger(j, keys.begin); key < smaller(j + kWidth, keys.end); ++key) {
-        float* scores = scratch.scores + int64_t{key - first} * band.columns + lane;
+        float* scores = scratch.scores + int64_t{key - first} * band.padded_rows + lane;
         vfloat sum = load(scores) + added[key - j], hidden = broadcast(-kInfinity);
         store(scores, added[key - j] == hidden ? hidden : sum);
       }
@@ -188,14 +189,15 @@ static inline void add_arrays(Scratch& scratch, const AttentionArgs& args, const
   }
 }
 
-// Applies softcap, ALiBi and masks. In: q·k * scale. Out: the logits; -inf where a row does not see a key.
+// Applies softcap, ALiBi and masks. Before it scores are q·k * scale, after it logits: -inf where a row does not see a
+// key.
 static inline void finish_scores(Scratch& scratch, const AttentionArgs& args, const RowBlock& block, const Band& band,
                                  Span keys) {
   const AttentionParams& p = args.params;
   const auto for_each_vector = [&](auto visit) {
     for (int j = keys.begin; j < keys.end; j += band.keys()) {
       for (int lane = 0; lane < band.lanes(); lane += kWidth) {
-        float* scores = scratch.scores + (j - keys.begin) * band.columns + lane;
+        float* scores = scratch.scores + (j - keys.begin) * band.padded_rows + lane;
         int row = band.first + lane;
         store(scores, visit(load(scores), row, load(scratch.next_key + row) + j));
       }
@@ -215,7 +217,7 @@ static inline void finish_scores(Scratch& scratch, const AttentionArgs& args, co
     for (int r = band.first; r < band.first + band.rows; ++r) {
       Span seen = {larger(scratch.seen_begin[r], keys.begin), smaller(scratch.seen_end[r], keys.end)};
       hide_by_tree(args, block.batch, row_of(block, r).query, seen,
-                   {scratch.scores + r - band.first, band.columns, keys.begin});
+                   {scratch.scores + r - band.first, band.padded_rows, keys.begin});
     }
   }
   if (args.bias || args.visible) {
@@ -224,7 +226,7 @@ static inline void finish_scores(Scratch& scratch, const AttentionArgs& args, co
       return (block_of(args, rows, key / kBlockSize, block.decoded) & kBlockChanges) != 0;
     };
     const auto next_block = [&](int key) { return smaller((key / kBlockSize + 1) * kBlockSize, keys.end); };
-    for (int end, begin = keys.begin; begin < keys.end; begin = end) {  // runs of blocks that change scores
+    for (int end, begin = keys.begin; begin < keys.end; begin = end) {  // adjacent blocks that change scores
       end = next_block(begin);
       if (!changes(begin)) continue;
       while (end < keys.end && changes(end)) end = next_block(end);
@@ -239,7 +241,7 @@ static inline void finish_scores(Scratch& scratch, const AttentionArgs& args, co
   });
 }
 
-// Whether all rows of the band see all these keys, and array masks change none of their scores.
+// Whether all rows of the band see all these keys, and array masks change none of the scores.
 static inline bool sees_all(const AttentionArgs& args, const RowBlock& block, const Band& band, Span keys) {
   int tree_begin = args.tree ? args.params.key_len - args.params.tree_size : args.params.key_len;
   if (band.all.begin > keys.begin || keys.end > smaller(band.all.end, tree_begin)) return false;

@@ -8,11 +8,11 @@
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
-// Keys per tile: many, because each tile rescales the output; a multiple of kRows, the height of a register tile.
+// Keys per tile: many, because each tile rescales the output. A multiple of kTileRows, the height of a register tile.
 constexpr int kKeyTile = 288;
 
-// Rows of a band, which skips the keys that none of them sees: with fewer rows, fewer hidden keys are computed along a
-// causal diagonal. A multiple of the packed panels' width.
+// Rows of a band. A band skips the keys that none of its rows sees, so smaller bands compute fewer hidden keys along a
+// causal diagonal. A multiple of the width of packed panels.
 constexpr int kBandRows = kWidth == 16 ? 64 : 48;
 
 constexpr int round_up(int n, int multiple) {
@@ -21,11 +21,11 @@ constexpr int round_up(int n, int multiple) {
 
 // Rows that are computed over a tile together.
 struct Band {
-  int first, rows, columns;  // columns: with padding
-  Span any, all;             // the keys that some row sees, and those that all see
+  int first, rows, padded_rows;  // see Scratch
+  Span any, all;                 // the keys between the first and the last that some row sees; those that all rows see
 
-  int lanes() const { return larger(columns, kWidth); }  // scores per step: whole vectors
-  int keys() const { return lanes() / columns; }         // keys per step
+  int lanes() const { return larger(padded_rows, kWidth); }  // scores per step: whole vectors
+  int keys() const { return lanes() / padded_rows; }         // keys per step
 };
 
 // The working memory of a block. It grows to the largest block that the thread has seen.
@@ -34,56 +34,56 @@ struct Scratch {
 
   // The layout for the current block.
   bool few_rows;      // so few that the scores of several keys share a vector, see dot()
-  int columns;        // the rows and their padding: whole vectors, or for few rows the next power of two
+  int padded_rows;    // the rows and their padding: whole vectors, or for few rows the next power of two
   int depth;          // columns of query and key: head_dim, padded to whole vectors if dot() reads them
   int value_columns;  // value_dim, padded to whole vectors
-  float* query;       // times scale; packed (depth, columns), or for few rows (rows, depth)
+  float* query;       // times scale; packed (depth, padded_rows), or for few rows (rows, depth)
   float* key;         // (kKeyTile, depth)
   float* value;       // packed (kKeyTile, value_columns)
   float* key_store;   // for quantised keys: a tile's scales and biases, and copied words
   float* value_store;
-  float* scores;  // scores of a band, then its probabilities: (kKeyTile, band's columns)
+  float* scores;  // scores of a band, then its probabilities: (kKeyTile, padded rows of the band)
   float* output;  // (rows, value_columns), unnormalised
   Band bands[(kMaxRows + kBandRows - 1) / kBandRows];
   int band_count;
-  // One number per row. If rows are few, the numbers repeat to fill a vector.
+  // These have one number per row. With few_rows the numbers repeat, to fill a vector.
   float row_max[kMaxRows];  // -inf: nothing seen yet
   float row_sum[kMaxRows];
   float rescale[kMaxRows];                           // exp(old row_max - new row_max)
   float slope[kMaxRows];                             // ALiBi's
-  int32_t position[kMaxRows];                        // of the query among the keys
+  int32_t position[kMaxRows];                        // of the query among the keys: i + S - L
   int32_t seen_begin[kMaxRows], seen_end[kMaxRows];  // the interval of keys that the row sees
-  int32_t next_key[kMaxRows];                        // how many keys the lane's key is after the vector's first key
+  int32_t next_key[kMaxRows];                        // the lane's key minus the vector's first key
 
-  // `dots`: whether the scores of few rows are dot products.
+  // dots: whether few rows use dot().
   void prepare(int rows, const AttentionParams& params, bool dots) {
     int head_dim = params.head_dim, value_dim = params.value_dim;
     few_rows = dots && rows <= kMaxDotRows;
-    columns = few_rows ? power_of_two(rows) : round_up(rows, kWidth);
+    padded_rows = few_rows ? power_of_two(rows) : round_up(rows, kWidth);
     depth = few_rows ? round_up(head_dim, kWidth) : head_dim;
     value_columns = round_up(value_dim, kWidth);
-    struct Part {
+    struct Array {
       float** start;
       int64_t size;
     };
-    const Part parts[] = {{&query, int64_t{depth} * columns},
-                          {&key, int64_t{kKeyTile} * depth},
-                          {&value, int64_t{kKeyTile} * value_columns},
-                          {&key_store, kKeyTile * store_size(params, head_dim)},
-                          {&value_store, kKeyTile * store_size(params, value_dim)},
-                          {&scores, int64_t{kKeyTile} * smaller(columns, kBandRows)},
-                          {&output, int64_t{rows} * value_columns}};
-    constexpr int64_t kLine = 16;  // each part begins on a cache line
+    const Array arrays[] = {{&query, int64_t{depth} * padded_rows},
+                            {&key, int64_t{kKeyTile} * depth},
+                            {&value, int64_t{kKeyTile} * value_columns},
+                            {&key_store, kKeyTile * store_size(params, head_dim)},
+                            {&value_store, kKeyTile * store_size(params, value_dim)},
+                            {&scores, int64_t{kKeyTile} * smaller(padded_rows, kBandRows)},
+                            {&output, int64_t{rows} * value_columns}};
+    constexpr int64_t kLine = 16;  // floats; each array begins on a cache line
     int64_t total = 0;
-    for (const Part& part : parts) total += (part.size + kLine - 1) / kLine * kLine;
+    for (const Array& array : arrays) total += (array.size + kLine - 1) / kLine * kLine;
     float* next = memory.floats(total);
-    for (const Part& part : parts) {
-      *part.start = next;
-      next += (part.size + kLine - 1) / kLine * kLine;
+    for (const Array& array : arrays) {
+      *array.start = next;
+      next += (array.size + kLine - 1) / kLine * kLine;
     }
   }
 
-  // The size of key_store or value_store for one quantised row, in numbers of 4 bytes.
+  // The size of key_store or value_store for one quantised row of `dim` elements, in units of 4 bytes.
   static int64_t store_size(const AttentionParams& p, int dim) {
     return p.bits == 0 ? 0 : 2 * (dim / p.group_size) + dim * p.bits / 32;
   }

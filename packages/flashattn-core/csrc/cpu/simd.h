@@ -12,29 +12,29 @@
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
-// kWidth: floats in a vector register. kColumns: vectors side by side in a register tile; with kRows = 6 rows, the
-// accumulators, one row of the right operand and one broadcast just fit the register file (16 registers for AVX2 and
-// SSE, 32 for AVX-512 and NEON).
+// kWidth: floats in a vector register. A register tile has kTileRows rows of kTileVectors vectors. Its accumulators,
+// one row of the right operand and one broadcast just fit the register file: 16 registers for AVX2 and SSE, 32 for
+// AVX-512 and NEON.
 //
 // FLASHATTN_ZIP_LOW and _HIGH: shuffle indices that interleave the lower or the upper halves of two vectors.
 #if defined(__AVX512F__)
-constexpr int kWidth = 16, kColumns = 4;
+constexpr int kWidth = 16, kTileVectors = 4;
 #define FLASHATTN_ZIP_LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
 #define FLASHATTN_ZIP_HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
 #elif defined(__AVX2__)
-constexpr int kWidth = 8, kColumns = 2;
+constexpr int kWidth = 8, kTileVectors = 2;
 #define FLASHATTN_ZIP_LOW 0, 8, 1, 9, 2, 10, 3, 11
 #define FLASHATTN_ZIP_HIGH 4, 12, 5, 13, 6, 14, 7, 15
 #else
 #if defined(__ARM_NEON)
-constexpr int kWidth = 4, kColumns = 4;
+constexpr int kWidth = 4, kTileVectors = 4;
 #else
-constexpr int kWidth = 4, kColumns = 2;
+constexpr int kWidth = 4, kTileVectors = 2;
 #endif
 #define FLASHATTN_ZIP_LOW 0, 4, 1, 5
 #define FLASHATTN_ZIP_HIGH 2, 6, 3, 7
 #endif
-constexpr int kRows = 6;
+constexpr int kTileRows = 6;
 
 typedef float vfloat __attribute__((vector_size(kWidth * sizeof(float))));
 typedef int32_t vint __attribute__((vector_size(kWidth * sizeof(int32_t))));
@@ -84,9 +84,9 @@ FLASHATTN_INLINE vfloat zip_high(vfloat a, vfloat b) {
   return __builtin_shufflevector(a, b, FLASHATTN_ZIP_HIGH);
 }
 
-// rows[i][j] becomes rows[j][i]. Zipping vector i with vector i + n/2, for all i, log2(n) times, exchanges the bits of
-// the row number with those of the lane number (Stone 1971, "Parallel processing with the perfect shuffle"). Recursion,
-// not a loop: the compiler then keeps all vectors in registers.
+// rows[i][j] becomes rows[j][i]. Each of log2(n) rounds zips vector i with vector i + n/2, for all i. Together they
+// exchange the bits of the row number with those of the lane number (Stone 1971, "Parallel processing with the perfect
+// shuffle"). It is a recursion, not a loop, because the compiler then keeps all vectors in registers.
 template <int Rounds = kWidth>
 FLASHATTN_INLINE void transpose(vfloat (&rows)[kWidth]) {
   if constexpr (Rounds > 1) {
@@ -102,7 +102,7 @@ FLASHATTN_INLINE void transpose(vfloat (&rows)[kWidth]) {
   }
 }
 
-// Lane i of the result is the sum over the lanes of rows[i]: the same zips, added up as soon as they are made.
+// Lane i of the result is the sum over the lanes of rows[i]. The same zips as in transpose() are added up right away.
 template <int Count = kWidth>
 FLASHATTN_INLINE vfloat sum_each(vfloat (&rows)[kWidth]) {
   if constexpr (Count == 1) {
@@ -116,7 +116,7 @@ FLASHATTN_INLINE vfloat sum_each(vfloat (&rows)[kWidth]) {
   }
 }
 
-// 2^f for |f| <= 1/2: 1 + f p(f), p the minimax polynomial of degree 5 (its own error: 2e-9).
+// 2^f for |f| <= 1/2, as 1 + f p(f) with the minimax polynomial p of degree 5, whose error is 2e-9.
 FLASHATTN_INLINE vfloat exp2_of_fraction(vfloat f) {
   vfloat p = broadcast(0.00015353361959569156f);
   p = p * f + 0.0013398875016719103f;
@@ -127,11 +127,11 @@ FLASHATTN_INLINE vfloat exp2_of_fraction(vfloat f) {
   return p * f + 1.0f;
 }
 
-// 2^x for x <= 0, relative error below 1.3e-7 down to x = -126; 0 from -127 on. NaN stays NaN.
-// x = n + f with a whole n and |f| <= 1/2.
+// 2^x for x <= 0. The relative error is below 1.3e-7 down to x = -126; from -127 on the result is 0. NaN stays NaN.
+// Splits x into a whole number n and a fraction f with |f| <= 1/2.
 FLASHATTN_INLINE vfloat exp2(vfloat x) {
 #if defined(__AVX512F__)
-  // AVX-512 has instructions for n and for 2^n p; lanes below -126 (but not NaN) become 0.
+  // AVX-512 has instructions that compute n and 2^n p. Lanes below -126 become 0, but NaN stays NaN.
   __mmask16 in_range = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
   vfloat n = _mm512_maskz_roundscale_ps(0xffff, x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   return _mm512_maskz_scalef_ps(in_range, exp2_of_fraction(x - n), n);
@@ -152,8 +152,8 @@ FLASHATTN_INLINE float exp2(float x) {
   return exp2(broadcast(x))[0];
 }
 
-// tanh, relative error below 3e-7. |x| < 0.625: x + x^3 p(x^2), p minimax (error 4e-9). Otherwise
-// (1 - e) / (1 + e), e = exp(-2|x|), which cannot overflow, and loses nothing there.
+// tanh, relative error below 3e-7. For |x| < 0.625 it is x + x^3 p(x^2), with a minimax polynomial p (error 4e-9).
+// Otherwise it is (1 - e) / (1 + e) with e = exp(-2|x|): there e cannot overflow, and 1 - e loses no digits.
 FLASHATTN_INLINE vfloat tanh(vfloat x) {
   vfloat magnitude = x < broadcast(0.0f) ? -x : x;
   vfloat z = x * x;

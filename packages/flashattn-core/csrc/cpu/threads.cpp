@@ -1,4 +1,4 @@
-// The thread pool: how many threads it has, how they wait, how work is handed out, and what happens at a fork.
+// The thread pool: its number of threads, how they get work and wait for more, and what happens at a fork.
 #include "threads.h"
 
 #include <atomic>
@@ -27,14 +27,14 @@ namespace {
 
 constexpr int kMaxThreads = 1024;
 
-int processors_left_to_us() {
+int available_processors() {
 #ifdef __linux__
   int processors = 0;
   cpu_set_t affinity;
   if (sched_getaffinity(0, sizeof(affinity), &affinity) == 0) {
     processors = CPU_COUNT(&affinity);
   }
-  // cgroup v2 quota: "<microseconds a period> <period>", or "max <period>".
+  // The file of a cgroup v2 quota: "<microseconds per period> <period>", or "max <period>".
   std::ifstream quota_file("/sys/fs/cgroup/cpu.max");
   double quota = 0, period = 0;
   if (processors > 0 && quota_file >> quota >> period && quota > 0 && period > 0) {
@@ -51,7 +51,7 @@ int processors_left_to_us() {
 int read_num_threads() {
   const char* text = std::getenv("FLASHATTN_NUM_THREADS");
   if (text == nullptr) {
-    return processors_left_to_us();
+    return available_processors();
   }
   char* end = nullptr;
   long threads = std::strtol(text, &end, 10);
@@ -105,8 +105,8 @@ class Pool {
         std::thread([this] { work(); }).detach();
       }
     } catch (...) {
-      // The system has no more threads to give, or no memory for them. Those that started already wait on this
-      // object, so it must stay; the caller works along in any case.
+      // The system has no more threads to give, or no memory for them. The threads that did start wait on this object,
+      // so it must stay. The caller itself works on every job, too.
     }
   }
 
@@ -120,7 +120,7 @@ class Pool {
     job.run();
     std::unique_lock lock(mutex_);
     close(job);
-    if (job.helpers > 0) {  // helpers still run their last pieces
+    if (job.helpers > 0) {  // some still work on the job's last indices
       lock.unlock();
       wait_awake([&] { return job.helpers == 0; });
       lock.lock();
@@ -161,8 +161,8 @@ class Pool {
   std::atomic<size_t> open_jobs_{0};  // jobs_.size(), to read without the mutex
 };
 
-// Never destroyed: its threads may outlive static destruction at exit. A forked child has none of the
-// parent's threads, so it forgets the parent's pool and makes another when it needs one.
+// The pool is never destroyed, because its threads may outlive static destruction at exit. A forked child has none of
+// the parent's threads, so it forgets the parent's pool and makes another when it needs one.
 std::atomic<Pool*> pool{nullptr};
 std::mutex pool_mutex;
 

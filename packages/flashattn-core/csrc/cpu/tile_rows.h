@@ -1,5 +1,5 @@
-// The keys or values of a tile: rows of any storage type and any strides, or quantised. Products read them in place if
-// in_place() is true; otherwise they are copied, as floats, once for all rows of a block.
+// The keys or values of a tile: rows of any storage type and any strides, or quantised rows. Products read them in
+// place if in_place() is true. Otherwise they are copied once for all rows of a block, as floats.
 #pragma once
 
 #include "dtype.h"
@@ -15,7 +15,7 @@ struct PlainRows {
   int64_t row_stride, column_stride;
   int columns;
 
-  // Whether whole vectors can be read up to `padded` columns.
+  // Whether products can read whole vectors up to `padded` columns.
   bool in_place(int padded) const { return column_stride == 1 && columns == padded; }
   // The rows if they are floats with adjacent columns, else null.
   const float* floats() const {
@@ -23,12 +23,12 @@ struct PlainRows {
   }
   PlainRows from(int row) const { return {data + row * row_stride, row_stride, column_stride, columns}; }
   float element(int row, int column) const { return to_float(data[row * row_stride + column * column_stride]); }
-  // kWidth elements; 0 past the row's.
+  // kWidth elements from `column` on; 0 past the row's end.
   FLASHATTN_INLINE_MEMBER vfloat part(int row, int column) const {
     return load_part(data + row * row_stride, column_stride, column, columns);
   }
 
-  // A right operand's members, see matmul.h, if in_place().
+  // The member functions of a right operand, see matmul.h. They may be called if in_place() is true.
   FLASHATTN_INLINE_MEMBER vfloat at(int64_t row, int64_t column) const {
     return load(data + row * row_stride + column);
   }
@@ -38,7 +38,7 @@ struct PlainRows {
   FLASHATTN_INLINE_MEMBER void skip(int n) { data += n; }
 };
 
-// Quantised rows. Their columns are groups of 32 or more, and so whole vectors.
+// Quantised rows. They consist of groups of 32 elements or more, and so of whole vectors.
 template <int Bits>
 struct QuantisedRows {
   const uint8_t* data;

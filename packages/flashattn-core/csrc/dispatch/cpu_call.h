@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../cpu/backward.h"
-#include "gradient_inputs.h"
+#include "../request/strides.h"
 #include "mlx/backend/cpu/encoder.h"
 
 namespace flashattn {
@@ -16,7 +16,7 @@ using CancellationSource = cpu::Cancellable (*)(const AttentionParams& params);
 void set_cancellation_source(CancellationSource source);
 cpu::Cancellable cancellation_of(const AttentionParams& params);
 
-// The stream's encoder, told which arrays its next job reads and writes.
+// Tells the stream's encoder which arrays its next job reads and writes, and returns the encoder.
 mx::cpu::CommandEncoder& cpu_encoder(const mx::Stream& stream, const std::vector<mx::array>& inputs,
                                      std::vector<mx::array>& outputs);
 

@@ -2,7 +2,6 @@
 #include "gpu_call.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <optional>
 #include <stdexcept>
@@ -20,11 +19,7 @@ namespace {
 
 using gpu::Binding, gpu::index;
 
-[[noreturn]] void no_launches(Backend backend) {
-  throw std::logic_error("no launches are made for " + std::string(name(backend)));
-}
-
-// A call with the arrays that both passes use, and all that the choice of its launches depends on.
+// A call with the arrays that both passes use, and with everything that its launches depend on.
 struct CallAndWork {
   gpu::Call call;
   gpu::Work work;
@@ -55,7 +50,7 @@ struct CallAndWork {
   }
 };
 
-// Calls that differ only in their arrays' addresses have the same launches.
+// The kernel's launches for the call, from a cache: calls that differ only in their arrays' addresses have the same.
 std::shared_ptr<const gpu::Launches> launches(Kernel kernel, const gpu::Call& call) {
   static_assert(std::is_trivially_copyable_v<gpu::Call>);
   struct Known {
@@ -70,29 +65,25 @@ std::shared_ptr<const gpu::Launches> launches(Kernel kernel, const gpu::Call& ca
   if (const Known* known = recent.find(is_same)) {
     return known->launches;
   }
-  std::shared_ptr<const gpu::Launches> made;
-  switch (backend_of(kernel)) {
-    case Backend::metal: made = std::make_shared<gpu::Launches>(metal::launches(kernel, call)); break;
-    case Backend::cuda: made = std::make_shared<gpu::Launches>(cuda::launches(kernel, call)); break;
-    default: no_launches(backend_of(kernel));
-  }
+  bool is_metal = backend_of(kernel) == Backend::metal;
+  auto made = std::make_shared<gpu::Launches>(is_metal ? metal::launches(kernel, call) : cuda::launches(kernel, call));
   recent.keep({kernel, call, made});
   return made;
 }
 
-// The strides of a contiguous array, as most are.
+// The strides of a contiguous array.
 Strides contiguous(int64_t heads, int64_t rows, int64_t columns) {
   return {.column = 1, .row = columns, .head = rows * columns, .batch = {heads * rows * columns}};
 }
 
-// Marks the block map as present if the op makes one for such a call.
-void add_map_of(Backend backend, gpu::Call& call) {
+// Marks the block map as present if the op would add one to such a call.
+void mark_block_map(Backend backend, gpu::Call& call) {
   bool has_array = call.has(Binding::visible) || call.has(Binding::bias);
   call.present[index(Binding::block_map)] =
       has_array && has_block_map(backend, call.params.query_len, call.params.key_len);
 }
 
-// The call as if its arrays were contiguous.
+// The call, described as if its arrays were contiguous.
 gpu::Call contiguous_call(Variant variant, const Inputs& inputs, const Options& options) {
   const mx::array &query = inputs.query(), &key = inputs.key();
   gpu::Call call = CallAndWork(variant, inputs, options, {query, nullptr, nullptr}).call;  // query stands for out
@@ -101,19 +92,15 @@ gpu::Call contiguous_call(Variant variant, const Inputs& inputs, const Options& 
   p.query = contiguous(p.num_heads, p.query_len, p.head_dim);
   p.key = contiguous(p.num_kv_heads, p.key_len, key.shape(kColumn));
   p.value = contiguous(p.num_kv_heads, p.key_len, inputs.value().shape(kColumn));
-  add_map_of(backend_of(variant.kernel), call);
+  mark_block_map(backend_of(variant.kernel), call);
   return call;
 }
 
 gpu::Launches backward_launches(Backend backend, const gpu::Call& call, const BackwardParams& strides) {
-  switch (backend) {
-    case Backend::metal: return metal::backward_launches(call, strides);
-    case Backend::cuda: return cuda::backward_launches(call, strides);
-    default: no_launches(backend);
-  }
+  return backend == Backend::metal ? metal::backward_launches(call, strides) : cuda::backward_launches(call, strides);
 }
 
-// The gradient's launches if all of its arrays are present, both cotangents included, and contiguous.
+// The gradient's launches if all of its arrays are contiguous and both cotangents are present.
 gpu::Launches backward_launches_of(Backend backend, gpu::Call call) {
   for (Binding binding : {Binding::lse, Binding::row_stats, Binding::dout, Binding::dlse, Binding::delta, Binding::dq,
                           Binding::dk, Binding::dv}) {
@@ -128,7 +115,7 @@ gpu::Launches backward_launches_of(Backend backend, gpu::Call call) {
                             .dv = contiguous(p.num_kv_heads, p.key_len, p.value_dim)});
 }
 
-// A forward kernel's launches, or the gradient's if all arrays that only it has are contiguous.
+// A forward kernel's launches for the call; for a backward kernel, those of backward_launches_of().
 std::vector<gpu::Launch> launches_of(Kernel kernel, const gpu::Call& call) {
   if (pass_of(kernel) == Pass::forward) return launches(kernel, call)->launches;
   return backward_launches_of(backend_of(kernel), call).launches;
@@ -156,7 +143,7 @@ std::vector<gpu::Launch> pipelines_of(Variant variant, const Inputs& inputs, con
     gpu::Call contiguous = contiguous_call(variant, inputs, options);
     if (contiguous.params.query_len > kFew) contiguous.params.query_len = query_len;
     contiguous.params.key_len = key_len;
-    add_map_of(backend_of(variant.kernel), contiguous);
+    mark_block_map(backend_of(variant.kernel), contiguous);
     gpu::Call anywhere = contiguous, apart = contiguous;
     anywhere.aligned.fill(false);
     for (Strides* strides : {&apart.params.query, &apart.params.key, &apart.params.value}) strides->column = 2;

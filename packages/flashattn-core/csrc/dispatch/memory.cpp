@@ -17,11 +17,7 @@
 namespace flashattn {
 namespace {
 
-bool is_cuda(const mx::Stream& stream) {
-  return backend_of(stream.device) == Backend::cuda;
-}
-
-// From MLX 0.32.4 on malloc() returns a buffer's owner; before, it returned the buffer.
+// From MLX 0.32.4 on malloc() returns the owner of a buffer. Before, it returned the buffer itself.
 template <typename Memory>
 const void* pointer_of(const Memory& memory) {
   if constexpr (requires { memory.buffer(); }) {
@@ -32,7 +28,7 @@ const void* pointer_of(const Memory& memory) {
 }
 
 void allocate(mx::array& output, const mx::Stream& stream) {
-  if (is_cuda(stream)) {
+  if (backend_of(stream.device) == Backend::cuda) {
     return cuda::allocate(output, stream);
   }
   auto data = mx::allocator::malloc(output.nbytes());
@@ -44,7 +40,7 @@ void allocate(mx::array& output, const mx::Stream& stream) {
 }
 
 bool is_aligned(const mx::array& input) {
-  // Nothing is read of an empty array.
+  // Kernels read nothing of an empty array.
   return input.size() == 0 || reinterpret_cast<uintptr_t>(input.data<void>()) % input.itemsize() == 0;
 }
 
@@ -65,22 +61,6 @@ mx::array aligned_copy(const mx::array& input, const mx::Stream& stream) {
   return copy;
 }
 
-// MLX's CPU allocator returns large arrays to the system, so each output is new memory. With pages of 4 KB, writing it
-// for the first time costs 2 % of a long prefill.
-void advise_huge_pages(void* data, size_t size) {
-#ifdef __linux__
-  constexpr uintptr_t kHugePage = uintptr_t{2} << 20;
-  uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + kHugePage - 1) / kHugePage * kHugePage;
-  uintptr_t end = (reinterpret_cast<uintptr_t>(data) + size) / kHugePage * kHugePage;
-  if (begin < end) {
-    madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);  // advice: the system may decline
-  }
-#else
-  (void)data;
-  (void)size;
-#endif
-}
-
 }  // namespace
 
 void allocate(std::vector<mx::array>& outputs, const mx::Stream& stream) {
@@ -89,10 +69,20 @@ void allocate(std::vector<mx::array>& outputs, const mx::Stream& stream) {
   }
 }
 
-void prefer_huge_pages(std::vector<mx::array>& arrays) {
+// MLX's CPU allocator returns large arrays to the system, so each output is new memory. With pages of 4 KB, the first
+// write to new memory costs 2 % of a long prefill.
+void prefer_huge_pages([[maybe_unused]] std::vector<mx::array>& arrays) {
+#ifdef __linux__
+  constexpr uintptr_t kHugePage = uintptr_t{2} << 20;
   for (mx::array& array : arrays) {
-    advise_huge_pages(array.data<void>(), array.nbytes());
+    uintptr_t data = reinterpret_cast<uintptr_t>(array.data<void>());
+    uintptr_t begin = (data + kHugePage - 1) / kHugePage * kHugePage;
+    uintptr_t end = (data + array.nbytes()) / kHugePage * kHugePage;
+    if (begin < end) {
+      madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);  // the system may ignore this advice
+    }
   }
+#endif
 }
 
 std::vector<mx::array> aligned_on_cpu(std::vector<mx::array> inputs, const mx::Stream& stream) {

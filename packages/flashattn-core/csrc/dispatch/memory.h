@@ -13,11 +13,11 @@ namespace mx = mlx::core;
 // Allocates memory on the stream's device. Throws std::runtime_error if there is none.
 void allocate(std::vector<mx::array>& outputs, const mx::Stream& stream);
 
-// Asks the system for huge pages, which suit arrays that are written from end to end.
+// Asks the system for huge pages for these arrays. They suit arrays that are written from end to end.
 void prefer_huge_pages(std::vector<mx::array>& arrays);
 
-// Returns the inputs with copies in place of views of bytes that begin in the middle of an element. The stream makes
-// the copies before its next job.
+// Returns the inputs, with a copy in place of each input whose first byte is not aligned to its element size. The
+// stream makes the copies before its next job.
 std::vector<mx::array> aligned_on_cpu(std::vector<mx::array> inputs, const mx::Stream& stream);
 
 }  // namespace flashattn

@@ -1,4 +1,5 @@
-// A cache of the last few values that a thread has made. The layers of a model alternate between a few kinds of calls.
+// A cache of the last few values that a thread has made. A few are enough, because a model's layers make few kinds of
+// calls.
 #pragma once
 
 #include <array>

@@ -1,4 +1,4 @@
-// Block maps: when a call has one, how long it is kept, and how it is computed.
+// Computes the block maps of a call's masks, and keeps maps of masks that several calls share.
 #include "block_map.h"
 
 #include <algorithm>
@@ -50,7 +50,7 @@ mx::array make_map(const mx::array& mask, const mx::Stream& s) {
   return mx::array(std::move(shape), mx::uint8, std::move(primitive), {std::move(whole)});
 }
 
-// given: the caller's mask, which layers share. read: the same mask in the dtype that kernels read.
+// given: the caller's mask, by which kept maps are found. read: the same mask in the dtype that kernels read.
 mx::array map_of(const mx::array& given, const mx::array& read, const mx::Stream& stream) {
   if (given.is_tracer()) return make_map(read, stream);
   std::lock_guard lock(kept().mutex);
@@ -73,7 +73,7 @@ mx::array joined(const mx::array& a, const mx::array& b, const mx::Stream& s) {
                         mx::bitwise_and(mx::bitwise_or(a, b, s), changes, s), s);
 }
 
-// The mask's shape and strides, with size 1 for axes along which it repeats. count: its distinct blocks.
+// The mask's shape and strides, with size 1 for axes along which it repeats. count: the number of its distinct blocks.
 ArrayParams distinct(const mx::array& mask, const mx::array& map) {
   ArrayParams params = {.count = 1, .ndim = static_cast<int32_t>(mask.ndim()), .shape = {}, .strides = {}};
   for (int d = 0; d < params.ndim; ++d) {
@@ -85,7 +85,7 @@ ArrayParams distinct(const mx::array& mask, const mx::array& map) {
   return params;
 }
 
-// Allocates memory for the distinct blocks of `mask`; the map repeats them, by strides of 0, where the mask repeats.
+// Allocates memory for the distinct blocks of `mask`. Where the mask repeats, the map repeats them by strides of 0.
 void allocate_map(const ArrayParams& mask, mx::array& map, const mx::Stream& stream) {
   mx::Shape shape = map.shape();
   mx::Strides strides(shape.size());

@@ -1,7 +1,6 @@
-// The block map of an array mask, see call/block_map.h, as a lazy array. Layers that share a mask share its map.
+// The block map of an array mask, see call/block_map.h, as a lazy array. Layers that share a mask can share its map.
 #pragma once
 
-#include <cstdint>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -20,11 +19,11 @@ std::optional<mx::array> block_map_of(const Arguments& arguments, const Inputs& 
 void add_block_map(const Arguments& arguments, std::vector<mx::array>& inputs, Present& present, Backend backend,
                    const mx::Stream& stream);
 
-// Keeps the maps of this mask for later calls, until forget_block_maps() was called as often as keep_block_maps().
+// Keeps the maps of this mask for later calls, until forget_block_maps() has been called as often as this function.
 void keep_block_maps(const mx::array& mask);
 void forget_block_maps(std::uintptr_t mask_id);
 
-// Input: the mask, of at least two axes. Output: uint8; its last two axes count the mask's blocks.
+// Input: a mask with at least two axes. Output: uint8, with an element for each block of the mask's last two axes.
 class BlockMap : public mx::Primitive {
  public:
   explicit BlockMap(mx::Stream stream) : mx::Primitive(stream) {}

@@ -2,16 +2,18 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 
 #include "../call/kernel_table.h"
 
 namespace flashattn {
 
-void count(Kernel kernel);
+// By kernel: the calls that have been evaluated since the start, or since reset_stats() in Python.
+inline std::array<std::atomic<uint64_t>, kNumKernels> counts;
 
-// Calls of each kernel that have been evaluated since the start, or since reset_calls().
-std::array<uint64_t, kNumKernels> calls();
-void reset_calls();
+inline void count(Kernel kernel) {
+  counts[static_cast<int>(kernel)].fetch_add(1, std::memory_order_relaxed);
+}
 
 }  // namespace flashattn

@@ -7,7 +7,7 @@
 namespace flashattn {
 namespace {
 
-// The floating-point arguments to differentiate by, and the function of them alone.
+// The floating-point arguments to differentiate by, and the function with only these arguments.
 struct Differentiated {
   std::vector<size_t> places;  // indices in argnums
   std::vector<mx::array> arguments;

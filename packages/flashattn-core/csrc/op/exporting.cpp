@@ -1,5 +1,5 @@
-// MLX counts exports in InExportTracing, but libmlx hides that counter. It does not hide the method that exports a
-// function: while the method runs, it is on the call stack of all that the function calls.
+// MLX counts the exports under way in InExportTracing, but libmlx hides that counter. It does not hide the method that
+// exports a function. So this file looks for that method on the call stack.
 #include "exporting.h"
 
 #include <unwind.h>
@@ -15,20 +15,13 @@ namespace mx = mlx::core;
 
 using ExportMethod = void (mx::FunctionExporter::*)(const mx::Args&, const mx::Kwargs&);
 
-// The method is private, but an explicit instantiation may name it.
+// FunctionExporter::export_function(), which is private: only an explicit instantiation may name it.
 ExportMethod export_method();
 template <ExportMethod method>
 struct Named {
   friend ExportMethod export_method() { return method; }
 };
 template struct Named<&mx::FunctionExporter::export_function>;
-
-// In the ABI of Linux and macOS, a pointer to a non-virtual method begins with the address of its code.
-uintptr_t address_of(ExportMethod method) {
-  uintptr_t address = 0;
-  std::memcpy(&address, &method, sizeof(address));
-  return address;
-}
 
 struct Search {
   uintptr_t function;
@@ -38,7 +31,10 @@ struct Search {
 }  // namespace
 
 bool is_exporting() {
-  Search search = {address_of(export_method()), false};
+  // In the ABI of Linux and macOS, a pointer to a non-virtual method begins with the address of its code.
+  ExportMethod method = export_method();
+  Search search = {};
+  std::memcpy(&search.function, &method, sizeof(search.function));
   _Unwind_Backtrace(
       [](_Unwind_Context* context, void* argument) {
         auto& search = *static_cast<Search*>(argument);

@@ -1,4 +1,4 @@
-// Whether a function is being exported. MLX can write only its own primitives to a file, not those of extensions.
+// Recognises mx.export_function. MLX can export its own primitives, but not those of extensions.
 #pragma once
 
 namespace flashattn {

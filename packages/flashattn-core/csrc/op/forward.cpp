@@ -1,7 +1,5 @@
-// The forward pass: what the op checks and builds, and what its primitive queues on each backend.
+// The forward pass: the op, which builds lazy arrays, and its primitive, which queues kernels on each backend.
 #include "forward.h"
-
-#include <algorithm>
 
 #include "../cpu/threads.h"
 #include "../cuda/driver.h"
@@ -15,7 +13,6 @@
 #include "derivatives.h"
 #include "exporting.h"
 #include "gradient.h"
-#include "mlx/backend/cuda/cuda.h"
 #include "mlx/ops.h"
 #include "unfused.h"
 
@@ -136,7 +133,7 @@ std::vector<mx::array> FlashAttention::jvp(const std::vector<mx::array>& primals
   if (out_alone_) {
     return {result[0]};
   }
-  // row_stats gets zeros: the gradient of sinks reads row_stats, but takes its derivative from lse.
+  // The tangent of row_stats is zero: sinks_gradient() reads row_stats, but takes the derivative from lse.
   result.push_back(mx::zeros(shapes_of_outputs(Inputs(primals, present_), options_)[2], mx::float32));
   return result;
 }
@@ -148,7 +145,7 @@ std::vector<mx::array> FlashAttention::vjp(const std::vector<mx::array>& primals
 }
 
 std::vector<mx::Shape> FlashAttention::output_shapes(const std::vector<mx::array>& inputs) {
-  // Shapeless compilation also calls this, with new shapes that nobody has checked.
+  // Shapeless compilation calls this with new shapes, which nobody has checked.
   Inputs named(inputs, present_);
   check_shapes(named, options_);
   Backend backend = backend_of(stream().device);

@@ -1,4 +1,4 @@
-// The op and its primitive. The op checks arguments and builds lazy arrays; the primitive evaluates them.
+// The op and its primitive. The op builds lazy arrays, and the primitive evaluates them.
 #pragma once
 
 #include <vector>
@@ -9,13 +9,13 @@
 
 namespace flashattn {
 
-// Returns {out, lse, row_stats}, see Outputs; or {out} if lse is not requested and the call is not traced; or {out,
-// lse} in an exported function. The caller has run check_arguments() and require_device().
+// The op. Returns {out, lse, row_stats}, see Outputs. If lse is not requested and the call is not traced, returns
+// {out}; if the function is being exported, {out, lse}. The caller has run check_arguments() and require_device().
 std::vector<mx::array> attention(const Arguments& arguments, const Decision& decision, bool with_lse,
                                  const mx::Stream& stream);
 
-// Throws std::invalid_argument for wrong environment variables and NoKernelError for an unsuitable GPU. Unlike errors
-// during evaluation, the caller can catch these.
+// Throws std::invalid_argument for wrong environment variables and NoKernelError for an unsuitable GPU. A caller can
+// catch these errors, but not errors during evaluation.
 void require_device(Backend backend, mx::Device device);
 
 // Checks the arguments. Returns the kernel that such calls run on `backend`, and the reason.
@@ -45,7 +45,6 @@ class FlashAttention : public AttentionPrimitive {
  protected:
   std::shared_ptr<AttentionPrimitive> copy() override;
   std::vector<mx::Dtype> output_dtypes(const std::vector<mx::array>& inputs) const override;
-  std::vector<int> dims_of_further_inputs() const override { return {}; }
 
  private:
   // Allocates `outputs`, plus lse and row_stats if `outputs` lacks them: kernels other than CUDA's always write both.

@@ -1,4 +1,4 @@
-// The gradient's primitive, and how gradients are shared out among it, sinks_gradient() and the unfused graph.
+// The gradient's primitive. gradients() combines its results with those of sinks_gradient() and of the unfused graph.
 #include "gradient.h"
 
 #include <algorithm>
@@ -21,7 +21,6 @@ namespace {
 // The gradient's inputs after those of the forward pass: the forward pass's outputs, and the cotangents of out and lse.
 // row_stats has no cotangent, because callers do not get it.
 enum Further { kOut, kLse, kRowStats, kOutGradient, kLseGradient, kNumFurther };
-const std::vector<int> kDimsOfFurther = {3, 2, 3, 3, 2};  // numbers of dimensions, besides the batch's
 
 GradientInputs further_inputs(const std::vector<mx::array>& inputs) {
   const mx::array* further = &inputs[inputs.size() - kNumFurther];
@@ -51,12 +50,11 @@ std::vector<mx::array> kernels_gradients(const mx::Stream& stream, const Options
   all.insert(all.end(), {cotangents[0], cotangents[1]});
   auto primitive = std::make_shared<FlashAttentionGradient>(stream, options, decision, present);
   std::vector<mx::Shape> shapes = primitive->output_shapes(all);
-  mx::Dtype dtype = named.query().dtype();
-  return mx::array::make_arrays(std::move(shapes), {dtype, dtype, dtype, mx::float32}, primitive, all);
+  return mx::array::make_arrays(std::move(shapes), primitive->output_dtypes(all), primitive, all);
 }
 
-// Computes the same as kernels_gradients(), as a function of the primitive's inputs. It ignores the forward pass's
-// outputs among them, and computes these anew.
+// Returns a function that computes the primitive's outputs from its inputs, by MLX's operations. The function computes
+// the forward pass again, and does not read the inputs that hold the forward pass's outputs.
 Function unfused_gradient(const Options& options, const Present& present, const mx::Stream& s) {
   return [=](const std::vector<mx::array>& all) {
     Function attention = unfused_attention(options, present, s);
@@ -156,10 +154,6 @@ std::shared_ptr<AttentionPrimitive> FlashAttentionGradient::copy() {
 std::vector<mx::Dtype> FlashAttentionGradient::output_dtypes(const std::vector<mx::array>& inputs) const {
   mx::Dtype dtype = inputs[0].dtype();
   return {dtype, dtype, dtype, mx::float32};
-}
-
-std::vector<int> FlashAttentionGradient::dims_of_further_inputs() const {
-  return kDimsOfFurther;
 }
 
 }  // namespace flashattn

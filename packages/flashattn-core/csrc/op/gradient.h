@@ -1,4 +1,4 @@
-// The gradient of attention: its primitive, and the parts that MLX's operations compute.
+// The gradient of attention. A primitive computes most of it, and MLX's operations the rest.
 #pragma once
 
 #include <vector>
@@ -29,11 +29,10 @@ class FlashAttentionGradient : public AttentionPrimitive {
 
   const char* name() const override { return "FlashAttentionGradient"; }
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override;
+  std::vector<mx::Dtype> output_dtypes(const std::vector<mx::array>& inputs) const override;
 
  protected:
   std::shared_ptr<AttentionPrimitive> copy() override;
-  std::vector<mx::Dtype> output_dtypes(const std::vector<mx::array>& inputs) const override;
-  std::vector<int> dims_of_further_inputs() const override;
 };
 
 }  // namespace flashattn

@@ -1,4 +1,4 @@
-// What the primitives of attention and of its gradient share: vmap() and is_equivalent().
+// vmap() and is_equivalent() of the primitives of attention and of its gradient.
 #include "primitive.h"
 
 #include "../call/fail.h"
@@ -8,7 +8,7 @@
 namespace flashattn {
 namespace {
 
-// own: how many dimensions an input has after the batch's. whole: it has all of the batch's, never broadcast.
+// own: how many dimensions an input has after the batch's. whole: it has all dimensions of the batch, none broadcast.
 struct InputDims {
   int own;
   bool whole;
@@ -44,7 +44,7 @@ std::vector<mx::array> mapped_inputs(const std::vector<mx::array>& inputs, const
     mx::array input = inputs[i];
     if (axes[i] >= 0) {
       input = mx::moveaxis(input, axes[i], 0, stream);
-      // Batch dimensions that the input lacks are inserted between the mapped axis and its own dimensions.
+      // Inserts the batch dimensions that the input lacks, between the mapped axis and the input's own dimensions.
       std::vector<int> missing;
       for (int n = static_cast<int>(input.ndim()); n < 1 + batch_dims + dims[i].own; ++n) {
         missing.push_back(1 + static_cast<int>(missing.size()));
@@ -67,9 +67,8 @@ std::vector<mx::array> mapped_inputs(const std::vector<mx::array>& inputs, const
 std::pair<std::vector<mx::array>, std::vector<int>> AttentionPrimitive::vmap(const std::vector<mx::array>& inputs,
                                                                              const std::vector<int>& axes) {
   std::vector<InputDims> dims = input_dims(present_);
-  for (int own : dims_of_further_inputs()) {
-    dims.push_back({own, true});
-  }
+  // The gradient's further inputs are whole: they lack no dimension of the batch, so `own` does not matter.
+  dims.resize(inputs.size(), {.own = 0, .whole = true});
   std::vector<mx::array> mapped = mapped_inputs(inputs, axes, dims, stream());
   std::vector<mx::Shape> shapes = output_shapes(mapped);
   std::vector<mx::Dtype> dtypes = output_dtypes(mapped);

@@ -1,4 +1,4 @@
-// What the two primitives, attention and its gradient, have in common.
+// The base class of the two primitives, attention and its gradient.
 #pragma once
 
 #include <memory>
@@ -24,8 +24,6 @@ class AttentionPrimitive : public mx::Primitive {
   // Makes a primitive with the same settings, for vmap().
   virtual std::shared_ptr<AttentionPrimitive> copy() = 0;
   virtual std::vector<mx::Dtype> output_dtypes(const std::vector<mx::array>& inputs) const = 0;
-  // For each input after those of Inputs: how many dimensions it has, besides the batch's.
-  virtual std::vector<int> dims_of_further_inputs() const = 0;
 
   Options options_;
   Decision decision_;

@@ -1,4 +1,5 @@
-// Attention as a graph. Scores have shape (*B, H_kv, G, L, S), with G query heads per key/value head.
+// Attention as a graph of MLX's operations. Scores have shape (*B, H_kv, G, L, S), with G query heads per key/value
+// head.
 #include "unfused.h"
 
 #include <cmath>
@@ -12,7 +13,8 @@ namespace flashattn {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-// From this x on tanh(x) is 1. MLX divides tanh's derivatives by powers of cosh(x), which overflow and give NaN.
+// For larger x tanh(x) is 1 in float32. They are clipped to this number: MLX divides tanh's derivatives by powers of
+// cosh(x), which would overflow and give NaN.
 constexpr float kTanhIsOne = 10;
 constexpr int kScoreDims = 4;  // besides the batch's
 
@@ -20,7 +22,7 @@ mx::array as_float32(const mx::array& array, const mx::Stream& s) {
   return mx::astype(array, mx::float32, s);
 }
 
-// Splits the axis of query heads into H_kv and G. An array that broadcasts there still does.
+// Splits the axis of query heads into H_kv and G. An array that broadcasts along this axis still broadcasts.
 mx::array grouped(const mx::array& array, const Inputs& inputs, const mx::Stream& s) {
   if (static_cast<int>(array.ndim()) < -kHead) {
     return array;
@@ -46,8 +48,8 @@ mx::array of_each_group(const Inputs& inputs, Input tensor, Input scales, Input 
   return mx::expand_dims(as_float32(elements, s), -3, s);
 }
 
-// mx::any() of the array concatenated with itself along the last of the axes: MLX 0.32.4 crashes if a function that was
-// exported without shapes reduces axes that all have one element.
+// mx::any() of the array, concatenated with itself along the last of the axes so that this axis has two elements or
+// more. MLX 0.32.4 crashes if a function that was exported without shapes reduces axes that all have one element.
 mx::array any_of(const mx::array& array, const std::vector<int>& axes, bool keep, const mx::Stream& s) {
   return mx::any(mx::concatenate({array, array}, axes.back(), s), axes, keep, s);
 }
@@ -66,8 +68,9 @@ mx::array count_rows(const mx::array& tensor, bool after, const mx::Stream& s) {
   return mx::cumsum(ones, 0, after, /*inclusive=*/false, s);
 }
 
-// Which keys each query sees, (*B, L, S), if the last keys are nodes of a tree. Products with zeros and ones pick the
-// tree's row for each query and its column for each key: a gather would fix their numbers, as arange() would.
+// Which keys each query sees, (*B, L, S), if the last keys are nodes of a tree. Products with matrices of zeros and
+// ones pick the tree's row for each query and its column for each key. A gather would fix the numbers of queries and
+// keys in a function that is exported without shapes.
 mx::array seen_of_tree(const mx::array& tree, const mx::array& keys_after, const mx::array& queries_after,
                        const mx::Stream& s) {
   int size = tree.shape(kRow);
@@ -147,7 +150,7 @@ std::vector<mx::array> attend(const Inputs& inputs, const Options& options, cons
   Positions positions = positions_of(inputs, s);
   std::optional<mx::array> visible = visible_of(inputs, options, positions, s);
   if (visible) {
-    // 0 * NaN is NaN, so queries that see nothing, and keys that no query sees, become 0 before the products.
+    // Queries that see nothing, and keys that no query sees, become 0 before the products: 0 * NaN would be NaN.
     mx::array seen = mx::swapaxes(any_of(*visible, {-3, -2}, true, s), -2, -1, s);
     query = mx::where(any_of(*visible, {-1}, true, s), query, zero, s);
     key = mx::where(seen, key, zero, s);
@@ -177,24 +180,25 @@ std::vector<mx::array> attend(const Inputs& inputs, const Options& options, cons
     scores = mx::where(*visible, scores, minus_infinity, s);
   }
 
-  // The log of the softmax's denominator is kept as top + rest: float32 rounds a small rest away beside a large top.
+  // The logarithm of the softmax's denominator is kept as two numbers, top + rest. In one float32 number a large top
+  // would round a small rest away.
   mx::array top = mx::stop_gradient(mx::logsumexp(scores, -1, true, s), s);
-  mx::array blind = mx::isneginf(top, s);
-  scores = mx::where(blind, zero, scores, s);
+  mx::array sees_nothing = mx::isneginf(top, s);
+  scores = mx::where(sees_nothing, zero, scores, s);
   std::optional<mx::array> sinks;
   if (inputs[Input::sinks]) {
     sinks = of_each_head(*inputs[Input::sinks], inputs, s);
     top = mx::maximum(top, mx::stop_gradient(*sinks, s), s);
   }
-  top = mx::where(blind, zero, top, s);
+  top = mx::where(sees_nothing, zero, top, s);
   scores = mx::subtract(scores, top, s);
   mx::array rest = mx::logsumexp(scores, -1, true, s);
   if (sinks) {
-    rest = mx::logaddexp(rest, mx::where(blind, zero, mx::subtract(*sinks, top, s), s), s);
+    rest = mx::logaddexp(rest, mx::where(sees_nothing, zero, mx::subtract(*sinks, top, s), s), s);
   }
   mx::array out = mx::matmul(mx::exp(mx::subtract(scores, rest, s), s), value, s);
-  out = mx::where(blind, zero, out, s);
-  mx::array lse = mx::where(blind, minus_infinity, mx::add(top, rest, s), s);
+  out = mx::where(sees_nothing, zero, out, s);
+  mx::array lse = mx::where(sees_nothing, minus_infinity, mx::add(top, rest, s), s);
   return {mx::flatten(mx::astype(out, inputs.query().dtype(), s), -4, -3, s),
           mx::flatten(mx::squeeze(lse, -1, s), -3, -2, s)};
 }

@@ -8,8 +8,8 @@
 namespace flashattn {
 
 // Returns a function from a primitive's inputs to {out, lse}. It computes in float32; out has query's dtype. A row that
-// sees nothing gets out 0, lse -inf and gradients 0. Keys that no query sees, and queries that see nothing, may
-// hold NaN. A function that was exported without its shapes may be called with others.
+// sees nothing gets out 0, lse -inf and gradients 0. Keys that no query sees, and queries that see nothing, may hold
+// NaN. If the function was exported without its shapes, it may be called with other shapes.
 Function unfused_attention(const Options& options, const Present& present, const mx::Stream& stream);
 
 }  // namespace flashattn

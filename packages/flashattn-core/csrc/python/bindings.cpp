@@ -1,4 +1,4 @@
-// The Python bindings, and the check that the installed MLX is the one that this module was built for.
+// The Python bindings, and the check that the installed MLX has the version that this module was built for.
 // flashattn_core/attention.py documents the arguments.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
@@ -40,7 +40,7 @@ void require_matching_mlx() {
                       std::to_string(MLX_VERSION_PATCH);
   std::string found = mx::version();
   std::string install = "pip install 'mlx==" + built + "'";
-#ifdef __linux__  // where libmlx is a separate distribution, which only an extra installs
+#ifdef __linux__  // on Linux libmlx is a separate distribution, which only mlx's extras install
   install = "pip install 'mlx[cpu]==" + built + "', or [cuda12] or [cuda13] for an NVIDIA GPU";
 #endif
   if (found != built) {
@@ -55,11 +55,23 @@ nb::object as_python(const std::vector<mx::array>& outputs, bool with_lse) {
   return nb::cast(outputs[0]);
 }
 
-// Whether to leave the call to MLX's own attention, which takes four dimensions only. If so, counts the call.
-bool is_left(const Arguments& arguments, const Decision& decision) {
-  if (!decision.left || Inputs(arguments).query().ndim() != 4) return false;
-  ++*decision.left;
-  return true;
+// Checks the call. Returns the backend that runs it.
+Backend checked(const Arguments& arguments, const mx::Stream& stream) {
+  Backend backend = backend_of(stream.device);
+  check_arguments(arguments);
+  require_device(backend, stream.device);
+  return backend;
+}
+
+nb::object decided_attention(const Arguments& arguments, bool with_lse, mx::StreamOrDevice where, bool may_leave) {
+  mx::Stream stream = mx::to_stream(where);
+  std::optional<Decision> decision = decided(arguments, checked(arguments, stream), stream.device);
+  if (!decision) return nb::none();
+  if (may_leave && decision->left && Inputs(arguments).query().ndim() == 4) {  // MLX's own takes four dimensions only
+    ++*decision->left;
+    return nb::bool_(false);
+  }
+  return as_python(attention(arguments, *decision, with_lse, stream), with_lse);
 }
 
 // The array, or null if the object is not an mx.array.
@@ -67,7 +79,7 @@ const mx::array* as_array(nb::handle given) {
   return nb::isinstance<mx::array>(given) ? nb::inst_ptr<mx::array>(given) : nullptr;
 }
 
-// A mask as the inputs and options of inputs.def.
+// A mask, converted to the inputs and options of inputs.def.
 struct LoweredMask {
 #define FLASHATTN_MASK_FIELD(name, ...) OptionalArray name;
   FLASHATTN_MASKS(FLASHATTN_MASK_FIELD)
@@ -76,7 +88,7 @@ struct LoweredMask {
 };
 
 // Puts a mask that needs no conversion into the arguments. Returns false for any other mask.
-bool takes(Arguments& arguments, nb::handle mask) {
+bool add_mask(Arguments& arguments, nb::handle mask) {
   if (mask.is_none()) return true;
   if (nb::isinstance<LoweredMask>(mask)) {
     const auto& lowered = *nb::inst_ptr<LoweredMask>(mask);
@@ -97,19 +109,12 @@ nb::object quick(nb::handle query, nb::handle key, nb::handle value, nb::handle 
                   q->dtype() == k->dtype() && q->dtype() == v->dtype();
   if (!is_plain) return nb::none();
   Arguments arguments = {{*q, *k, *v}};
-  if (!takes(arguments, mask)) return nb::none();
+  if (!add_mask(arguments, mask)) return nb::none();
   if (s) arguments.inputs[index(Input::sinks)] = *s;
   if (!scale.is_none()) arguments.options.scale = static_cast<float>(PyFloat_AsDouble(scale.ptr()));
   if (!std::isfinite(arguments.options.scale.value_or(1))) return nb::none();  // attention() raises the error
   arguments.precision = rounds ? Precision::input : Precision::float32;
-  mx::Stream stream = mx::to_stream({});
-  Backend backend = backend_of(stream.device);
-  check_arguments(arguments);
-  require_device(backend, stream.device);
-  std::optional<Decision> decision = decided(arguments, backend, stream.device);
-  if (!decision) return nb::none();
-  if (may_leave && is_left(arguments, *decision)) return nb::bool_(false);
-  return nb::cast(attention(arguments, *decision, false, stream)[0]);
+  return decided_attention(arguments, false, {}, may_leave);
 }
 
 }  // namespace
@@ -192,36 +197,21 @@ NB_MODULE(_ext, m) {
           [](const Arguments& arguments) {
             Inputs inputs(arguments);
             const mx::array &query = inputs.query(), &key = inputs.key();
-            int64_t of_one = int64_t{query.shape(kHead)} * query.shape(kRow) * query.shape(kColumn);
-            return nb::make_tuple(of_one == 0 ? 0 : query.size() / of_one, query.shape(kHead), key.shape(kHead),
-                                  key.shape(kRow), arguments.options.window);
+            return nb::make_tuple(batch_size(query), query.shape(kHead), key.shape(kHead), key.shape(kRow),
+                                  arguments.options.window);
           },
           "(batch, query heads, key/value heads, keys, window). batch: product of all batch axes. window: 0 if none.");
 
-#define FLASHATTN_MASK_PARAMETER(name, ...) const OptionalArray &name,
-#define FLASHATTN_MASK_VALUE(name, ...) name,
-#define FLASHATTN_MASK_KEYWORD(name, ...) nb::arg(#name) = nb::none(),
   nb::class_<LoweredMask>(m, "LoweredMask", "A mask as quick() takes it, made from what masks.lower() returns.")
       .def(
           "__init__",
-          [](LoweredMask* self, FLASHATTN_MASKS(FLASHATTN_MASK_PARAMETER) bool causal, int32_t window) {
-            new (self) LoweredMask{FLASHATTN_MASKS(FLASHATTN_MASK_VALUE) causal, window};
+          [](LoweredMask* self, FLASHATTN_MASKS(FLASHATTN_INPUT_PARAMETER) bool causal, int32_t window) {
+            new (self) LoweredMask{FLASHATTN_MASKS(FLASHATTN_INPUT_VALUE) causal, window};
           },
-          nb::kw_only(), FLASHATTN_MASKS(FLASHATTN_MASK_KEYWORD) "causal"_a = false, "window"_a = 0);
+          nb::kw_only(), FLASHATTN_MASKS(FLASHATTN_INPUT_KEYWORD) "causal"_a = false, "window"_a = 0);
 
   m.def(
-      "attention",
-      [](const Arguments& arguments, bool return_lse, mx::StreamOrDevice where, bool may_leave) -> nb::object {
-        mx::Stream stream = mx::to_stream(where);
-        Backend backend = backend_of(stream.device);
-        check_arguments(arguments);
-        require_device(backend, stream.device);
-        auto decision = decided(arguments, backend, stream.device);
-        if (!decision) return nb::none();
-        if (may_leave && is_left(arguments, *decision)) return nb::bool_(false);
-        return as_python(attention(arguments, *decision, return_lse, stream), return_lse);
-      },
-      "arguments"_a, "return_lse"_a, "stream"_a.none(), "may_leave"_a = false,
+      "attention", &decided_attention, "arguments"_a, "return_lse"_a, "stream"_a.none(), "may_leave"_a = false,
       "The op: returns out, or (out, lse), lazy. None: no decision for such calls yet, see decide.py. False, only if\n"
       "may_leave: MLX's own attention is faster, and the caller must run it; the call is counted in left_calls().");
   m.def(
@@ -229,16 +219,13 @@ NB_MODULE(_ext, m) {
       [](Arguments arguments, bool return_lse, mx::StreamOrDevice where, const OptionalArray& query) {
         if (query) arguments.inputs[index(Input::query)] = *query;
         mx::Stream stream = mx::to_stream(where);
-        Backend backend = backend_of(stream.device);
-        check_arguments(arguments);
-        require_device(backend, stream.device);
-        Decision decision = by_table(arguments, backend);
+        Decision decision = by_table(arguments, checked(arguments, stream));
         decision.is_counted = false;
         return as_python(attention(arguments, decision, return_lse, stream), return_lse);
       },
       "arguments"_a, "return_lse"_a, "stream"_a.none(), "query"_a = nb::none(),
       "Like attention(), with the kernel that the arguments name or the kernel table prefers, whatever checks and\n"
-      "timings say. stats() does not count the call. query: replaces the arguments' query.");
+      "timings found. stats() does not count the call. query: replaces the arguments' query.");
   m.def(
       "stream_of", [](mx::StreamOrDevice where) { return mx::to_stream(where); }, "stream"_a.none(),
       "The stream that an op with this `stream` argument runs on.");
@@ -273,14 +260,13 @@ NB_MODULE(_ext, m) {
       "stats",
       [] {
         nb::dict result;
-        auto counts = calls();
         for (int i = 0; i < kNumKernels; ++i) {
-          result[std::string(name(static_cast<Kernel>(i))).c_str()] = counts[i];
+          result[std::string(name(static_cast<Kernel>(i))).c_str()] = counts[i].load();
         }
         return result;
       },
       "How many calls each kernel has computed, by name, since the module was loaded or reset_stats() was called.");
-  m.def("reset_stats", &reset_calls, "Sets the counts of stats() to 0.");
+  m.def("reset_stats", [] { std::fill(counts.begin(), counts.end(), 0); }, "Sets the counts of stats() to 0.");
   m.def("describe_cpu", &cpu::describe, "Describes the CPU backend in words: its instruction set and threads.");
   m.def(
       "describe_cuda",
@@ -324,12 +310,13 @@ NB_MODULE(_ext, m) {
       },
       "arguments"_a, "The block map of the array masks, even if kernels do not use it: see csrc/call/block_map.h.");
   m.def("keep_block_maps", &keep_block_maps, "mask"_a,
-        "Keeps this mask's block maps for later calls, until forget_block_maps() was called as often as this.");
+        "Keeps this mask's block maps for later calls, until forget_block_maps() has been called as often as this.");
   m.def("forget_block_maps", &forget_block_maps, "mask_id"_a, "Undoes one keep_block_maps(). mask_id: array_id().");
 
   bind_decisions(m);
 
   m.def("watch_interrupts", &watch_interrupts, "From now on, SIGINT ends long calls that the main thread waits for.");
   m.def("stop_watching_interrupts", &stop_watching_interrupts, "Undoes watch_interrupts().");
-  m.def("forget_interrupt", &forget_interrupt, "The main thread goes on: calls dispatched so far run to their end.");
+  m.def("forget_interrupt", &forget_interrupt,
+        "Call when the main thread waits no longer: calls so far run to their end.");
 }

@@ -1,4 +1,4 @@
-// Python bindings with which flashattn_core/decide.py decides which kernel GPU calls run, and stores its decisions.
+// Python bindings for flashattn_core/decide.py, which decides the kernels of GPU calls and stores its decisions.
 #include "decisions.h"
 
 #include <nanobind/stl/optional.h>
@@ -10,7 +10,6 @@
 
 #include <future>
 #include <memory>
-#include <tuple>
 
 #include "../cuda/driver.h"
 #include "../dispatch/gpu_call.h"
@@ -36,8 +35,8 @@ std::vector<std::pair<std::string, bool>> candidates_of(const Arguments& argumen
   check_arguments(arguments);
   Backend backend = backend_of(backend_name);
   CallShape shape = shape_of(arguments, backend);
-  if (arguments.kernel != "auto") return {{name(chosen_variant(choose(backend, shape, arguments.kernel))), false}};
-  chosen_variant(choose(backend, shape, "auto"));  // throws if no kernel covers the call
+  Variant chosen = chosen_variant(choose(backend, shape, arguments.kernel));  // throws if no kernel covers the call
+  if (arguments.kernel != "auto") return {{name(chosen), false}};
   std::vector<std::pair<std::string, bool>> names;
   for (const Candidate& each : candidates(backend, shape)) names.emplace_back(name(each.variant), each.is_timed);
   return names;
@@ -80,7 +79,8 @@ void compile(const Arguments& arguments, const std::string& kernel, mx::Device d
   with_variant(arguments, kernel, "cuda", [&](Variant variant, const Inputs& inputs, Backend) {
     nb::gil_scoped_release others_run;
     if (!all) return prepare_for_cuda(variant, inputs, arguments.options, device.index);
-    // All at once: each takes the compiler a second. Errors are ignored: the check compiles again and reports them.
+    // All pipelines at once, because each takes the compiler a second. Errors are ignored here: the check compiles
+    // again and reports them.
     std::vector<std::future<CUfunction>> functions;
     for (const gpu::Launch& launch : pipelines_of(variant, inputs, arguments.options)) {
       functions.push_back(std::async(std::launch::async, cuda::function_of, launch, device.index));
@@ -112,7 +112,7 @@ void settle_kind(const Arguments& arguments, mx::Device device, const std::optio
     settled->failed = with(settled->failed, variant_of(each, arguments, backend).kernel);
   }
   settled->wrong = wrong;
-  if (left) settled->left = Timing{left->first, left->second};
+  settled->left = left;
   settled->words = words;
   settle(CallKey(Inputs(arguments), arguments, device), std::move(settled));
 }
@@ -133,20 +133,13 @@ void bind_decisions(nb::module_& m) {
         "words"_a,
         "Stores the decision for calls of this kind: they run the kernel, or raise `wrong`. left: seconds per call of\n"
         "(MLX's own attention, the kernel) if MLX's own attention should run instead.");
-  m.def(
-      "left_calls",
-      [] {
-        std::vector<std::tuple<std::string, double, double, uint64_t>> rows;
-        for (const LeftCalls& each : left_calls()) {
-          rows.emplace_back(each.words, each.timing.mlx, each.timing.flash, each.count);
-        }
-        return rows;
-      },
-      "Calls left to MLX's own attention: [(kind in words, MLX's seconds per call, the kernel's, how many calls)].");
+  m.def("left_calls", &left_calls,
+        "Calls left to MLX's own attention: [(kind in words, MLX's seconds per call, the kernel's, how many calls)].");
   m.def("reset_left_calls", &reset_left_calls, "Sets the counts of left_calls() to 0.");
   m.def("cache_folder", &gpu::cache_folder, "The user's cache folder; empty if the system defines none.");
   m.def("keep", &gpu::keep, "folder"_a, "key"_a, "text"_a,
-        "Stores text under a key in a subfolder of the user's cache folder. Returns the path; empty if that fails.");
+        "Stores text under a key in a subfolder of the user's cache folder. Returns the file's path; empty if that "
+        "fails.");
   m.def("read_kept", &gpu::read_kept, "folder"_a, "key"_a,
         "What keep() stored; empty if nothing was stored or the file is damaged.");
   m.attr("few_queries") = kFew;

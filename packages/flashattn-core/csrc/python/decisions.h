@@ -1,4 +1,4 @@
-// The functions with which flashattn_core/decide.py settles a kind of call. The tests' own module has them, too.
+// The bindings with which flashattn_core/decide.py settles a kind of call. The module of tests/launches has them, too.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -1,4 +1,4 @@
-// The SIGINT handler, and the choice of calls that it cancels.
+// The SIGINT handler, and the choice of the calls that it may cancel.
 #include "interrupt.h"
 
 #include <nanobind/nanobind.h>
@@ -19,7 +19,7 @@ namespace nb = nanobind;
 namespace flashattn {
 namespace {
 
-// Calls with fewer multiply-adds cannot be cancelled: one slow core ends them in 0.2 s, before Ctrl-C would.
+// Calls with fewer multiply-adds cannot be cancelled: one slow core needs only 0.2 s for them.
 constexpr double kLong = 1e9;
 
 // Never freed: calls and the handler point to it.
@@ -41,22 +41,23 @@ bool is_main_thread() {
 #endif
 }
 
-// Python calls this in the main thread when Python code next runs there. By then mx.eval has returned, and its calls
-// are done; or mx.async_eval has returned, and nobody waits for the calls that it began.
-std::atomic<bool> is_noted{false};
+// Python calls this in the main thread when Python code next runs there. By then the main thread waits for no call:
+// mx.eval has returned and its calls are done, or mx.async_eval has returned.
+std::atomic<bool> is_pending{false};  // whether Python is going to call main_thread_goes_on()
 int main_thread_goes_on(void*) {
-  is_noted = false;
+  is_pending = false;
   cancellation.begin_epoch();
   return 0;
 }
 
-cpu::Cancellable waited_for(const AttentionParams& p) {
+// Long calls that the main thread dispatches can be cancelled, other calls cannot.
+cpu::Cancellable cancellable(const AttentionParams& p) {
   double scores = static_cast<double>(p.batch_size) * p.num_heads * p.query_len * p.key_len;
   if (scores * (p.head_dim + p.value_dim) < kLong || !is_main_thread()) {
     return {};
   }
-  if (!is_noted.exchange(true) && Py_AddPendingCall(main_thread_goes_on, nullptr) != 0) {
-    is_noted = false;  // Python's list is full, so nothing would tell when the main thread stops waiting
+  if (!is_pending.exchange(true) && Py_AddPendingCall(main_thread_goes_on, nullptr) != 0) {
+    is_pending = false;  // Python's list is full, so nothing would tell when the main thread stops waiting
     return {};
   }
   return {&cancellation, cancellation.epoch()};
@@ -77,7 +78,7 @@ void watch_interrupts() {
   if (sigaction(SIGINT, &action, nullptr) != 0) {
     throw std::runtime_error("the system refuses to install a handler for SIGINT");
   }
-  set_cancellation_source(waited_for);
+  set_cancellation_source(cancellable);
 }
 
 void stop_watching_interrupts() {

@@ -1,6 +1,6 @@
-// Ctrl-C in a long call on the CPU. MLX cannot be interrupted: Python raises KeyboardInterrupt when mx.eval
-// returns, after the last kernel. So while flashattn_core.interruptible() is active, Ctrl-C ends the long calls that
-// the main thread waits for.
+// Ctrl-C in a long call on the CPU. MLX cannot be interrupted: Python raises KeyboardInterrupt when mx.eval returns,
+// after the last kernel. While flashattn_core.interruptible() is active, Ctrl-C therefore ends the long calls that the
+// main thread waits for.
 #pragma once
 
 namespace flashattn {
@@ -11,7 +11,7 @@ namespace flashattn {
 void watch_interrupts();
 void stop_watching_interrupts();
 
-// The main thread goes on: it no longer waits for the calls that it has dispatched so far, so they run to their end.
+// Call this when the main thread stops waiting for the calls that it has dispatched. These calls then run to their end.
 void forget_interrupt();
 
 }  // namespace flashattn

@@ -2,7 +2,9 @@
 #include "arguments.h"
 
 #include <algorithm>
+#include <functional>
 #include <limits>
+#include <numeric>
 
 #include "../call/spans.h"
 #include "../cuda/encode.h"
@@ -15,8 +17,8 @@ namespace {
 mx::array as_kernels_read_it(const mx::array& given, InputDtype dtype, mx::Dtype query_dtype, Backend backend,
                              const mx::Stream& stream) {
   bool whole_numbers = !mx::issubdtype(given.dtype(), mx::floating);
-  bool is_read = backend != Backend::cpu && !whole_numbers;  // kernels read it unconverted
-  if (dtype == InputDtype::slopes || (dtype == InputDtype::logits && !is_read)) {
+  bool is_read_unconverted = backend != Backend::cpu && !whole_numbers;
+  if (dtype == InputDtype::slopes || (dtype == InputDtype::logits && !is_read_unconverted)) {
     return mx::astype(given, mx::float32, stream);
   }
   return dtype == InputDtype::additive && whole_numbers ? mx::astype(given, query_dtype, stream) : given;
@@ -67,7 +69,6 @@ int columns_of(const mx::array& tensor, const Options& options) {
 CallShape call_shape(const Inputs& inputs, const Options& options, Backend backend, Precision precision) {
   gpu::Device device = backend == Backend::cuda ? cuda::device() : gpu::Device{.multiprocessors = 0};
   const mx::array& query = inputs.query();
-  int64_t rows_of_all = int64_t{query.shape(kRow)} * query.shape(kColumn);
   int query_len = query.shape(kRow), key_len = inputs.key().shape(kRow);
   return {.query_len = query_len,
           .key_len = key_len,
@@ -77,7 +78,7 @@ CallShape call_shape(const Inputs& inputs, const Options& options, Backend backe
           .element_size = static_cast<int>(query.itemsize()),
           .compute_capability = device.compute_capability,
           .multiprocessors = device.multiprocessors,
-          .heads = rows_of_all == 0 ? 0 : static_cast<int64_t>(query.size()) / rows_of_all,
+          .heads = batch_size(query) * query.shape(kHead),
           .pairs = visible_pairs(options.causal, options.window, query_len, key_len),
           .is_even = !inputs[Input::visible] && !inputs[Input::bias] &&
                      sees_evenly(options.causal, options.window, query_len, key_len),
@@ -94,6 +95,10 @@ Backend backend_of(const mx::Device& device) {
 
 mx::Shape batch_shape(const mx::array& query) {
   return mx::Shape(query.shape().begin(), query.shape().end() - 3);
+}
+
+int64_t batch_size(const mx::array& query) {
+  return std::accumulate(query.shape().begin(), query.shape().end() - 3, int64_t{1}, std::multiplies<>());
 }
 
 }  // namespace flashattn

@@ -39,10 +39,10 @@ using Present = std::array<bool, kNumInputs>;
 
 Present present_in(const Arguments& arguments);
 
-// A primitive's inputs: those that the call has, in the order of inputs.def and in the dtypes that kernels read.
+// The inputs that the call has, in the order of inputs.def and in the dtypes that kernels read. A primitive gets these.
 std::vector<mx::array> primitive_inputs(const Arguments& arguments, Backend backend, const mx::Stream& stream);
 
-// A call's inputs by name. It points into the arrays that it is made from, which must outlive it.
+// A call's inputs by name: pointers to the arrays that it is made from, which must outlive it.
 class Inputs {
  public:
   Inputs(const std::vector<mx::array>& primitive_inputs, const Present& present);
@@ -57,7 +57,7 @@ class Inputs {
   std::array<const mx::array*, kNumInputs> arrays_ = {};
 };
 
-// The number of elements in a row of key or value. A quantised row has fewer words.
+// The number of elements in a row of key or value. If they are quantised, a row has fewer words than elements.
 int columns_of(const mx::array& tensor, const Options& options);
 
 // Everything that the choice of a kernel depends on.
@@ -67,5 +67,6 @@ CallShape call_shape(const Inputs& inputs, const Options& options, Backend backe
 Backend backend_of(const mx::Device& device);
 
 mx::Shape batch_shape(const mx::array& query);
+int64_t batch_size(const mx::array& query);  // the product of batch_shape()
 
 }  // namespace flashattn

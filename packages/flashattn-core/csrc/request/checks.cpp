@@ -1,4 +1,4 @@
-// Every check of shapes, dtypes and options, and its message.
+// The checks of shapes, dtypes and options, with their messages.
 #include "checks.h"
 
 #include "../call/fail.h"
@@ -169,7 +169,7 @@ void check_dtype(const InputRule& rule, const mx::array& given, mx::Dtype query_
     case InputDtype::boolean: return expect(mx::bool_);
     case InputDtype::bytes: return expect(mx::uint8);
     case InputDtype::additive:
-    case InputDtype::logits:  // as in mx.fast.scaled_dot_product_attention: precision may rise to query's, not fall
+    case InputDtype::logits:  // mx.fast.scaled_dot_product_attention requires the same
       if (mx::promote_types(given.dtype(), query_dtype) != query_dtype) {
         fail(rule.called, " is ", given.dtype(), ", expected a dtype that promotes to query's ", query_dtype);
       }
@@ -192,7 +192,7 @@ void check_given(const Inputs& inputs) {
       continue;
     }
     check_dtype(rule, *given, query.dtype());
-    // Sinks and slopes come with one dimension; mx.vmap adds the batch's after this check.
+    // Callers give sinks and slopes one dimension. After this check mx.vmap may add dimensions of the batch.
     if (rule.axes == Axes::heads && given->shape() != mx::Shape{query.shape(kHead)}) {
       fail(rule.called, " has shape ", given->shape(), ", expected (", query.shape(kHead),
            "): one number per query head");

@@ -7,7 +7,7 @@ namespace flashattn {
 
 void check_arguments(const Arguments& arguments);
 
-// For shapeless compilation, which brings new shapes: all the checks that these can fail.
+// Checks only what other shapes can make wrong: shapeless compilation gives a checked call other shapes.
 void check_shapes(const Inputs& inputs, const Options& options);
 
 }  // namespace flashattn

@@ -1,42 +1,32 @@
-// The table of settled decisions, by the key of a call.
+// The table of decisions, by the key of a kind of call.
 #include "decision.h"
 
 #include <algorithm>
 #include <bit>
+#include <map>
 #include <mutex>
-#include <unordered_map>
-#include <utility>
 
 #include "../call/limits.h"
 
 namespace flashattn {
 namespace {
 
-// A kernel may be compiled for an exact number of queries, up to kFew.
-int kind_of_length(int length) {
+// The exact length up to kFew, because kernels may be compiled for it. Longer lengths are rounded up to a power of two.
+int rounded_length(int length) {
   return length <= kFew ? length : static_cast<int>(std::bit_ceil(static_cast<unsigned>(length)));
 }
 int magnitude(int64_t size) {
   return static_cast<int>(std::bit_width(static_cast<uint64_t>(std::max<int64_t>(size - 1, 0))));
 }
 
-struct Hash {
-  size_t operator()(const CallKey& key) const { return key.hash(); }
-};
-
 struct Table {
   std::mutex mutex;
-  std::unordered_map<CallKey, Settled*, Hash> settled;  // never freed: a call may use a replaced one
+  std::map<CallKey, Settled*> settled;  // never freed: a call may still use an entry that was replaced
 };
 
 Table& table() {
   static Table& table = *new Table;  // never destroyed: calls may outlive static destruction
   return table;
-}
-
-Settled* known(const CallKey& key) {
-  auto found = table().settled.find(key);
-  return found == table().settled.end() ? nullptr : found->second;
 }
 
 }  // namespace
@@ -45,13 +35,12 @@ CallKey::CallKey(const Inputs& inputs, const Arguments& arguments, mx::Device de
   const Options& options = arguments.options;
   const mx::array &query = inputs.query(), &key = inputs.key();
   int key_len = key.shape(kRow);
-  int64_t of_one = int64_t{query.shape(kHead)} * query.shape(kRow) * query.shape(kColumn);
   add(device.index);
   add(static_cast<int>(arguments.precision));
   add(is_traced(arguments));
-  add(kind_of_length(query.shape(kRow)));
+  add(rounded_length(query.shape(kRow)));
   add(magnitude(key_len));
-  add(magnitude(of_one == 0 ? 0 : static_cast<int64_t>(query.size()) / of_one));
+  add(magnitude(batch_size(query)));
   add(query.shape(kHead));
   add(key.shape(kHead));
   add(query.shape(kColumn));
@@ -77,21 +66,11 @@ CallKey::CallKey(const Inputs& inputs, const Arguments& arguments, mx::Device de
   }
 }
 
-size_t CallKey::hash() const {
-  uint64_t sum = 0xcbf29ce484222325;  // FNV-1a
-  for (int i = 0; i < count_; ++i) sum = (sum ^ static_cast<uint32_t>(numbers_[i])) * 0x100000001b3;
-  return sum;
-}
-
-Settled* find_settled(const CallKey& key) {
-  std::lock_guard lock(table().mutex);
-  return known(key);
-}
-
 void settle(const CallKey& key, std::unique_ptr<Settled> settled) {
   std::lock_guard lock(table().mutex);
-  if (const Settled* before = known(key)) settled->left_calls = before->left_calls.load();
-  table().settled.insert_or_assign(key, settled.release());
+  Settled*& entry = table().settled[key];
+  if (entry) settled->left_calls = entry->left_calls.load();
+  entry = settled.release();
 }
 
 std::vector<LeftCalls> left_calls() {
@@ -99,7 +78,9 @@ std::vector<LeftCalls> left_calls() {
   std::lock_guard lock(table().mutex);
   for (const auto& [key, settled] : table().settled) {
     uint64_t count = settled->left_calls;
-    if (count != 0 && settled->left) result.push_back({settled->words, *settled->left, count});
+    if (count != 0 && settled->left) {
+      result.emplace_back(settled->words, settled->left->first, settled->left->second, count);
+    }
   }
   return result;
 }
@@ -112,8 +93,11 @@ void reset_left_calls() {
 std::optional<Decision> decided(const Arguments& arguments, Backend backend, mx::Device device) {
   Inputs inputs(arguments);
   if (backend == Backend::cpu || inputs.query().size() == 0) return by_table(arguments, backend);
-  Settled* settled = find_settled(CallKey(inputs, arguments, device));
-  if (!settled) return std::nullopt;
+  CallKey key(inputs, arguments, device);
+  std::lock_guard lock(table().mutex);
+  auto found = table().settled.find(key);
+  if (found == table().settled.end()) return std::nullopt;
+  Settled* settled = found->second;
   if (!settled->wrong.empty()) throw NoKernelError("[flash_attention] " + settled->wrong);
   return Decision{.variant = settled->variant,
                   .precision = arguments.precision,

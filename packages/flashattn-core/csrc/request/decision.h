@@ -6,47 +6,46 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "arguments.h"
 
 namespace flashattn {
 
-// What a primitive runs. It was built for query_len and key_len; shapeless compilation may change them.
+// What a primitive runs. It was decided for query_len and key_len; shapeless compilation may change a call's lengths.
 struct Decision {
   Variant variant;
   Precision precision;  // as requested
   int query_len, key_len;
   bool by_name = false;
-  Kernels failed = 0;                     // kernels that auto must not take for other lengths: they failed their check
+  Kernels failed = 0;                     // failed their check, so auto takes none of them for other lengths
   bool is_counted = true;                 // in stats()
-  std::atomic<uint64_t>* left = nullptr;  // counts calls left to MLX's own attention; null unless it is faster
+  std::atomic<uint64_t>* left = nullptr;  // counts calls left to MLX's own attention; null unless MLX's is faster
 
   bool operator==(const Decision&) const = default;
-};
-
-// Seconds that one call of a kind takes, with MLX's own attention and with ours.
-struct Timing {
-  double mlx, flash;
 };
 
 // What has been found out about a kind of call.
 struct Settled {
   Variant variant;
   Kernels failed = 0;
-  std::string wrong;           // why no kernel can be used; empty: use `variant`
-  std::optional<Timing> left;  // set if MLX's own attention is faster
-  std::string words;           // how status() names the kind
+  std::string wrong;  // why no kernel can be used; empty: use `variant`
+  // Seconds per call of MLX's own attention and of the variant; set if MLX's own attention is faster.
+  std::optional<std::pair<double, double>> left;
+  std::string words;  // how status() names the kind
   std::atomic<uint64_t> left_calls = 0;
 };
 
-// The key of a kind of call: everything that kernels are compiled for, and sizes rounded up to a power of two.
+// The key of a kind of call. It holds everything that kernels are compiled for, and sizes rounded up to powers of two.
 class CallKey {
  public:
   CallKey(const Inputs& inputs, const Arguments& arguments, mx::Device device);
 
-  bool operator==(const CallKey&) const = default;
-  size_t hash() const;
+  bool operator<(const CallKey& other) const {
+    return std::tie(count_, numbers_) < std::tie(other.count_, other.numbers_);
+  }
 
  private:
   void add(int number) { numbers_[count_++] = number; }
@@ -55,29 +54,26 @@ class CallKey {
   int count_ = 0;
 };
 
-// Null if the kind has not been settled. The pointer stays valid forever.
-Settled* find_settled(const CallKey& key);
 void settle(const CallKey& key, std::unique_ptr<Settled> settled);
 
-// Every kind whose calls were left to MLX's own attention, and how many calls since the start or the last reset.
-struct LeftCalls {
-  std::string words;
-  Timing timing;
-  uint64_t count;
-};
+// A kind whose calls were left to MLX's own attention: (kind in words, MLX's seconds per call, the kernel's, number of
+// calls since the start or the last reset).
+using LeftCalls = std::tuple<std::string, double, double, uint64_t>;
 std::vector<LeftCalls> left_calls();
 void reset_left_calls();
 
-// Empty if the call's kind is not settled. Throws NoKernelError if no kernel covers the call or passed its check.
+// The stored decision for the call's kind; empty if there is none yet. Throws NoKernelError if no kernel covers the
+// call or none passed its check.
 std::optional<Decision> decided(const Arguments& arguments, Backend backend, mx::Device device);
 
-// The kernel table's choice, whatever checks and timings found. Throws NoKernelError if no kernel covers the call.
+// The kernel table's choice, without regard to checks and timings. Throws NoKernelError if no kernel covers the call.
 Decision by_table(const Arguments& arguments, Backend backend);
 
-// The decision's variant if the call has its lengths, else the kernel table's choice. Throws NoKernelError if none.
+// The decision's variant if the call has the decision's lengths, else the kernel table's choice. Throws NoKernelError
+// if no kernel covers the call.
 Variant variant_for(const Decision& decision, const Inputs& inputs, const Options& options, Backend backend);
 
-// Whether mx.grad, mx.vjp, mx.vmap or mx.compile is tracing the call: then a gradient may be wanted.
+// Whether mx.grad, mx.vjp, mx.vmap or mx.compile is tracing the call. Only then can anyone ask for its gradient.
 bool is_traced(const Arguments& arguments);
 
 }  // namespace flashattn

@@ -1,4 +1,4 @@
-// Turns a call's arrays into AttentionParams, the plain struct that every backend reads.
+// A call's arrays by name. make_params() describes them as AttentionParams, the plain struct that every backend reads.
 #pragma once
 
 #include "../call/dtype.h"
@@ -7,10 +7,22 @@
 
 namespace flashattn {
 
-// The forward pass's outputs, which the backward pass reads. Null: not requested.
+// The forward pass's outputs, which the backward pass reads. An output that is not requested is null.
 struct Outputs {
   const mx::array& out;
   const mx::array *lse, *row_stats;
+};
+
+// What the backward pass reads besides the forward pass's inputs.
+struct GradientInputs {
+  Outputs saved;                  // the forward pass's outputs
+  const mx::array& out_gradient;  // the cotangent of out
+  const mx::array* lse_gradient;  // the cotangent of lse; null: zeros
+};
+
+// What the backward pass writes: the gradients of query, key and value; and delta, see cpu/backward.h.
+struct Gradients {
+  mx::array &query, &key, &value, &delta;
 };
 
 // The strides of an array that has the dimensions `axes` after the batch's. Missing dimensions, and those of size 1,

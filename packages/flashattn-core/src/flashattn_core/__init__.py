@@ -6,13 +6,13 @@ from pathlib import Path
 from . import _releases
 
 try:
-    import mlx.core as mx  # before _ext: it loads the libmlx that _ext links to
+    import mlx.core as mx  # before _ext, because this loads the libmlx that _ext links to
 except ImportError as error:
-    # On Linux libmlx is a distribution of its own, which only mlx's extras install.
+    # On Linux libmlx is a separate distribution, which only mlx's extras install.
     _cure = _releases.install_command(__path__)
     if sys.platform == "linux":
         _cure = "pip install 'flashattn-core[cpu]', or [cuda12] or [cuda13] for an NVIDIA GPU"
-        if "cuda" in str(error):  # no driver, an old driver, or no GPU
+        if "cuda" in str(error):  # there is no driver, an old one, or no GPU
             _cure = (
                 "MLX's build for CUDA needs a GPU and NVIDIA's driver; for the CPU, pip install 'flashattn-core[cpu]'"
             )

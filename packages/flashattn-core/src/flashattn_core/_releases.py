@@ -1,4 +1,4 @@
-"""Finds the extension module for the installed MLX: there is one per MLX release, since libmlx's C++ ABI changes."""
+"""Finds the extension module for the installed MLX. Each MLX release has its own, because libmlx's C++ ABI changes."""
 
 import sys
 from collections.abc import Iterable
@@ -30,7 +30,7 @@ def install_command(package: Iterable[str]) -> str:
     if not folders:
         return f"reinstall flashattn-core with {_this_python()}"
     newest = folders[-1]
-    if sys.platform == "linux":  # where libmlx is a distribution of its own, which only mlx's extras install
+    if sys.platform == "linux":  # libmlx is a separate distribution there, which only mlx's extras install
         return f"pip install 'mlx[cpu]=={newest}', or [cuda12] or [cuda13] for an NVIDIA GPU"
     return f"pip install 'mlx=={newest}'"
 
@@ -40,7 +40,7 @@ def _this_python() -> str:
 
 
 def _folders(package: Iterable[str]) -> dict[str, Path]:
-    """MLX version -> folder, oldest first. Folders without a module for this Python are left out."""
+    """Maps MLX versions to folders, the oldest first. Leaves out folders without a module for this Python."""
     found = {
         folder.name.removeprefix("_mlx_").replace("_", "."): folder
         for place in package

@@ -13,7 +13,7 @@ _FLOAT32_MAX = 3.4028234663852886e38
 
 
 def describe(given: object) -> str:
-    """`given` in a few words. Other types get no repr(): it may fail, take long or evaluate an array."""
+    """Describes `given` in a few words. Calls repr() for simple types only, as it may fail or evaluate an array."""
     if isinstance(given, mx.array):
         return f"an array of {str(given.dtype).removeprefix('mlx.core.')} and shape {given.shape}"
     if isinstance(given, bool):
@@ -33,11 +33,11 @@ def describe(given: object) -> str:
 
 
 def integer(given: object) -> int | None:
-    """`given` as an int if it is a whole number, also numpy's; else None."""
+    """`given` as an int if it is a whole number of Python or numpy; else None."""
     if isinstance(given, bool | mx.array):
         return None
     try:
-        return operator.index(given)  # type: ignore[arg-type]  # not an integer: TypeError, see below
+        return operator.index(given)  # type: ignore[arg-type]  # raises TypeError if it is no integer
     except TypeError:
         return None
 
@@ -83,7 +83,8 @@ def array(name: str, given: object) -> mx.array:
 
 
 def device_of(stream: object) -> mx.Device:
-    """The device that an op with this `stream` argument runs on. Raises ValueError if it is no stream and no device."""
+    """The device that an op with this `stream` argument runs on. Raises ValueError for anything but a stream, a device
+    and None."""
     if stream is None:
         return mx.default_device()
     if isinstance(stream, mx.Stream | mx.ThreadLocalStream):

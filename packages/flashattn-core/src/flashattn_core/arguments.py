@@ -1,4 +1,4 @@
-"""lowered(): checks and converts the Python arguments of a call. No other function reads them."""
+"""lowered(): checks and converts the Python arguments of a call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from . import _ext
 from . import argument_types as types
 from .masks import Mask, lower
 
-_SMALLEST_SOFTCAP = 1e-20  # if smaller, scores / softcap could overflow float32
+_SMALLEST_SOFTCAP = 1e-20  # with a smaller softcap, scores / softcap could overflow float32
 
 Quantized = tuple[mx.array, mx.array, mx.array]  # weights, scales, biases
 MaskLike = Mask | mx.array | Literal["causal"] | None
@@ -49,7 +49,7 @@ def lowered(
     `bits`: None if key and value are arrays; bits per element if they are (weights, scales, biases).
     """
     types.array("query", query)
-    given: Any = lower(mask)  # only what the call has: each entry costs time in every call
+    given: Any = lower(mask)  # it holds only what the call has, because each entry costs time in every call
     given["kernel"] = kernel
     given["rounds"] = types.rounds(precision)
     if sinks is not None:
@@ -60,7 +60,9 @@ def lowered(
         key, given["key_scales"], given["key_biases"] = _quantized("key", key)
         value, given["value_scales"], given["value_biases"] = _quantized("value", value)
         given |= {"bits": bits, "group_size": types.positive("group_size", group_size)}
-    if not isinstance(kernel, str) or not kernel.isprintable():  # std::string takes no surrogates, what() no NUL
+    if (
+        not isinstance(kernel, str) or not kernel.isprintable()
+    ):  # std::string cannot hold surrogates, and what() ends at a NUL
         raise ValueError(f"[flash_attention] kernel is {types.describe(kernel)}, expected 'auto' or a kernel's name")
     if scale is not None:
         given["scale"] = types.finite("scale", scale)

@@ -1,7 +1,7 @@
 """Checks that a GPU kernel computes what the CPU's kernels do, on small random inputs of a call's kind.
 
-The inputs cover what a kernel is not compiled for but meets at run time: full and partial tiles, one chunk of the keys
-and many, strided and misaligned rows, NaN in keys that no row sees.
+The inputs vary what calls of one kind may differ in: full and partial tiles, one or many chunks of keys, strided and
+misaligned rows, NaN in keys that no row sees.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from .drawn import HIDES, Kind, Named, drawn
 # Relative error allowed: tensor cores truncate sums, and kernels add in different orders.
 ERROR = 1e-5
 
-FEW_KEYS = (90, 2400)  # keys for few queries: 90 make one chunk, 2400 more chunks than merge at once
+FEW_KEYS = (90, 2400)  # keys for few queries: 90 are one chunk, 2400 are more chunks than a kernel merges at once
 
 NO_MEMORY = re.compile("out of memory|unable to allocate|out_of_memory", re.IGNORECASE)
 
-_GRADIENTS, _GRADIENT_ERROR = ("dq", "dk", "dv", "dsinks"), 3e-5  # larger: a gradient sums all rows
+_GRADIENTS, _GRADIENT_ERROR = ("dq", "dk", "dv", "dsinks"), 3e-5  # larger, because a gradient sums all rows
 
 Attention = Callable[..., tuple[mx.array, ...]]  # flash_attention's arguments -> (out, lse) or gradients
 Lengths = Sequence[tuple[int, int]]
@@ -47,7 +47,8 @@ class KernelWarning(UserWarning):
 
 def of_call(arguments: _ext.Arguments, kernel: str, stream: mx.Stream) -> str:
     """Checks a kernel for calls like this one. Returns what is wrong, and warns of it; empty if nothing is wrong."""
-    kind, error = Kind(*arguments.kind()), error_of(kernel, Kind(*arguments.kind()), arguments.rounds)
+    kind = Kind(*arguments.kind())
+    error = error_of(kernel, kind, arguments.rounds)
     how: Named = {"stream": stream, "precision": "input" if arguments.rounds else "float32"}
     if "backward" in kernel:
         wrong = gradient_failure(kind, partial(_gradients, **how), error=error)
@@ -70,7 +71,7 @@ def _attend(*, stream: Any, **arguments: Any) -> tuple[mx.array, mx.array]:
 
 
 def _gradients(*, stream: Any, **arguments: Any) -> tuple[mx.array, ...]:
-    """Gradients of query, key, value, and of sinks if given. Large cotangents make large gradients."""
+    """Gradients of query, key, value, and of sinks if given."""
     names = [name for name in ("query", "key", "value", "sinks") if name in arguments]
 
     def outputs(*changed: mx.array) -> tuple[mx.array, mx.array]:
@@ -81,7 +82,7 @@ def _gradients(*, stream: Any, **arguments: Any) -> tuple[mx.array, ...]:
 
 
 def come_back(arguments: Named) -> list[mx.array]:
-    """Random cotangents of out and lse."""
+    """Random cotangents of out and lse. They are large, so that the gradients are large."""
     query, value = arguments["query"], arguments["value"]
     with mx.stream(mx.cpu):
         keys = mx.random.split(mx.random.key(0), 2)
@@ -116,7 +117,9 @@ def failure(
     on_cpu: computes the expected results. lengths: of queries and keys, as pairs; None: those of lengths_of().
     error: allowed error of results before rounding, relative to size_of() or to the number, whichever is larger; for
     lse always ERROR.
-    names: of the results. Raises MemoryError if memory is too short for the check, which says nothing of the kernel.
+    names: of the results.
+
+    Raises MemoryError if memory is too short for the check, which tells nothing about the kernel.
     """
     for case in cases(kind, lengths or lengths_of(kind)):
         expected = on_cpu(**exactly(case.arguments))
@@ -135,8 +138,8 @@ def failure(
 
 
 def size_of(name: str, expected: mx.array) -> float:
-    """What errors are relative to: 1, or a gradient's root mean square. A gradient is a sum of terms of that size, and
-    each of them changes when two forward passes differ in the last bit of `out`."""
+    """The size to which errors are relative: 1, or a gradient's root mean square. A gradient is a sum of terms of about
+    that size, and each term changes if the last bit of `out` differs."""
     if name not in _GRADIENTS:
         return 1.0
     with mx.stream(mx.cpu):
@@ -145,8 +148,8 @@ def size_of(name: str, expected: mx.array) -> float:
 
 
 def error_of(kernel: str, kind: Kind, rounds: bool) -> float:
-    """Allowed error of out or of a gradient before it is rounded. A kernel that rounds probabilities once to 16 bits
-    may be off by eps / 2 in each of them, and so in out; in the gradient it rounds P and dS."""
+    """Allowed error of out or of a gradient before it is rounded to its dtype. If a kernel rounds probabilities to 16
+    bits, each of them may be off by eps / 2, and so may out. In the gradient the kernel rounds P and dS."""
     eps = float(mx.finfo(kind.dtype).eps)
     if "backward" in kernel:
         return max(_GRADIENT_ERROR, 8 * eps if rounds else eps)
@@ -163,7 +166,7 @@ def lengths_of(kind: Kind, kernel: str = "") -> Lengths:
 
 def cases(kind: Kind, lengths: Lengths) -> Iterator[Case]:
     """Calls of the kind, with contiguous arrays."""
-    # Where blocks should share keys, one sequence and one key head: they share if multiprocessors would idle.
+    # Blocks share keys only if multiprocessors would idle. So such a call has one sequence and one key head.
     few: dict[tuple[int, int], Any] = {_ext.checked_sharing: {"batch": 1, "kv_heads": 1}}
     for query_len, key_len in lengths:
         drawn_call = drawn(kind, query_len, key_len, **few.get((query_len, key_len), {}))
@@ -174,8 +177,8 @@ def cases(kind: Kind, lengths: Lengths) -> Iterator[Case]:
 
 
 def difference(got: mx.array, expected: mx.array, error: float = ERROR, size: float = 1.0) -> str:
-    """How `got` differs from `expected` (float32); empty if each number is within the error before it was rounded.
-    The error is relative to the number, or to `size` if that is larger."""
+    """How `got` differs from `expected` (float32); empty if no number is off by more than `error` and rounding.
+    `error` is relative to the number, or to `size` if that is larger."""
     with mx.stream(mx.cpu):
         far = error * mx.maximum(mx.abs(expected), size)
         lowest, highest = ((expected + by).astype(got.dtype) for by in (-far, far))

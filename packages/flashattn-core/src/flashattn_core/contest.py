@@ -19,8 +19,8 @@ from .check import NO_MEMORY
 from .drawn import Kind, Named, drawn
 from .masks import And, Causal, KeyRange, SlidingWindow
 
-MLX = "mlx"  # among the contestants: MLX's own attention
-Times = dict[str, list[float]]  # contestant -> seconds per call, one number for each of _ways()
+MLX = "mlx"  # the name of the contestant that is MLX's own attention
+Times = dict[str, list[float]]  # contestant -> seconds per call, a number for each way of calling it
 ROWS = ("query", "key", "value")
 
 mlx_attention = mx.fast.scaled_dot_product_attention  # saved before anything replaces it
@@ -32,8 +32,8 @@ _TRIALS, _TRIAL_SECONDS, _WARM_UP = 5, 0.004, 16  # a trial repeats short calls 
 _SLOW_SECONDS = 0.04  # a contestant slower than this is timed only once
 _MOST_REPEATS = 512
 _MOST_SECONDS = 0.3  # for all trials of a contest; no trial begins later
-# MLX is timed only for calls whose optional inputs are all among these. MLX's function does not take the others, or a
-# trial could not reproduce the call's mask.
+# MLX is timed only for calls that have no other optional inputs than these. MLX's function does not take the others, or
+# a trial could not reproduce the call's mask.
 _FUSED_IN_MLX = {"causal", "window", "key_start", "key_stop", "sinks"}
 
 Calls = Callable[[int], Any]  # count -> the lazy outputs of that many calls of a contestant
@@ -56,23 +56,22 @@ def in_words(call: _ext.Arguments) -> str:
 
 
 def mlx_is_fused(call: _ext.Arguments, stream: mx.Stream) -> bool:
-    """Whether MLX has a fused kernel for such calls. MLX itself answers: `force_fused` raises where it has none.
+    """Whether MLX has a fused kernel for such calls. Asks MLX itself: `force_fused` raises an error if it has none.
 
-    MLX's unfused attention writes the score matrix to memory, and is never preferred. For gradients, too, this asks
-    about the forward pass: MLX chooses by it when it differentiates.
+    MLX's unfused attention writes the score matrix to memory, and is never preferred. This function asks about the
+    forward pass even if the call's gradient is wanted, because MLX's choice for the forward pass holds for both.
     """
     kind = Kind(*call.kind())
     if not _FUSED_IN_MLX.issuperset(kind.given):
         return False
     batch, heads, kv_heads, key_len, _ = call.sizes()
-    shapes = [(heads, kind.query_len, kind.head_dim), (kv_heads, key_len, kind.head_dim)]
-    shapes.append((kv_heads, key_len, kind.value_dim))
     with mx.stream(stream):
-        query, key, value = (mx.zeros((batch, *shape), kind.dtype) for shape in shapes)
+        query = mx.zeros((batch, heads, kind.query_len, kind.head_dim), kind.dtype)
+        key = mx.zeros((batch, kv_heads, key_len, kind.head_dim), kind.dtype)
+        value = mx.zeros((batch, kv_heads, key_len, kind.value_dim), kind.dtype)
         sinks = mx.zeros((heads,), kind.dtype) if "sinks" in kind.given else None
-        hides = "window" in kind.given or "key_start" in kind.given or "key_stop" in kind.given
         mask: Any = "causal" if "causal" in kind.given else None
-        if hides:
+        if not {"window", "key_start", "key_stop"}.isdisjoint(kind.given):
             mask = mx.zeros((batch, 1, kind.query_len, key_len), mx.bool_)
         try:
             mlx_attention(query, key, value, scale=1.0, mask=mask, sinks=sinks, force_fused=True)
@@ -120,9 +119,9 @@ def _trial_call(call: _ext.Arguments, stream: mx.Stream) -> Named:
 
 
 def _ways(name: str, call: _ext.Arguments, trial: Named, stream: mx.Stream) -> list[Calls]:
-    """Ways of calling a contestant: independent calls, which may overlap, and dependent ones, each on the output of the
-    one before, as in a model. Gradients: independent calls only."""
-    query, key, value = rows = [trial[name] for name in ("query", "key", "value")]
+    """Ways of calling a contestant. Independent calls may overlap. In a chain each call takes the output of the call
+    before as its query, as in a model. Gradients are only timed by independent calls."""
+    query, key, value = rows = [trial[name] for name in ROWS]
     scale = float(query.shape[-1]) ** -0.5
     if name == MLX:
         mask, sinks = _mask_for_mlx(trial), trial.get("sinks")
@@ -140,10 +139,10 @@ def _ways(name: str, call: _ext.Arguments, trial: Named, stream: mx.Stream) -> l
                 )
             return _ext.attention_by_table(prepared, False, stream, query)
 
-    def by_themselves(count: int) -> Any:
+    def independent(count: int) -> Any:
         return [attend(query) for _ in range(count)]
 
-    def one_behind_the_other(count: int) -> Any:
+    def in_a_chain(count: int) -> Any:
         out = query
         for _ in range(count):
             out = attend(out)
@@ -154,7 +153,7 @@ def _ways(name: str, call: _ext.Arguments, trial: Named, stream: mx.Stream) -> l
         cotangent = mx.random.uniform(-1, 1, (*query.shape[:-1], kind.value_dim), key=mx.random.key(0))
         mx.eval(cotangent := cotangent.astype(query.dtype))
         return [lambda count: [mx.vjp(attend, rows, [cotangent]) for _ in range(count)]]
-    return [by_themselves, one_behind_the_other] if kind.head_dim == kind.value_dim else [by_themselves]
+    return [independent, in_a_chain] if kind.head_dim == kind.value_dim else [independent]
 
 
 def _mask_for_mlx(trial: Named) -> Any:

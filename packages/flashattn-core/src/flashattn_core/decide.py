@@ -24,7 +24,7 @@ from .contest import MLX, Times
 
 When = Literal["once", "always", "never"]
 
-_verdicts: dict[tuple[str, ...], str] = {}  # device, kernel and pipelines -> what is wrong, in this process
+_verdicts: dict[tuple[str, ...], str] = {}  # of this process: device, kernel and pipelines -> what is wrong
 _lock = threading.Lock()  # not held during a check, so two threads may check the same kernel
 
 _CLEARLY = 1.03  # MLX's own attention is used if flash attention takes at least this many times as long
@@ -44,7 +44,8 @@ class Decision:
     times: Times = field(default_factory=dict)
 
     def left(self) -> tuple[float, float] | None:
-        """Seconds per call (MLX's, the kernel's) if MLX's own attention is clearly faster in some way of calling."""
+        """Seconds per call (MLX's, the kernel's) if MLX's own attention is clearly faster in a way of calling that
+        contest.py timed; else None."""
         if self.kernel is None or MLX not in self.times or self.kernel not in self.times:
             return None
         both = zip(self.times[MLX], self.times[self.kernel], strict=True)
@@ -65,8 +66,8 @@ def decide(call: _ext.Arguments, stream: Any = None) -> Decision:
 
 
 def _compile_what_follows(call: _ext.Arguments, stream: mx.Stream) -> None:
-    """On CUDA, if this call is a prompt's, compiles the next decode step's kernel in the background. That takes a
-    second or so, and the program does not end before. The step itself reports an error."""
+    """On CUDA, if this call is a prompt's, compiles the next decode step's kernel in another thread. That takes about
+    a second, and the program does not end earlier. If it fails, the decode step itself raises the error."""
     if (
         _ext.backend_of(stream.device) != "cuda"
         or call.kind()[4] <= _ext.max_cuda_decode_len
@@ -84,7 +85,7 @@ def decision_for(call: _ext.Arguments, stream: mx.Stream) -> Decision:
     candidates = _ext.candidates(call, backend)
     first = candidates[0][0]
     decision.times = _times(call, [name for name, is_timed in candidates if is_timed or name == first], stream)
-    # sorted() keeps the candidates' order if nothing was timed.
+    # If nothing was timed, sorted() keeps the order of the candidates.
     for kernel in sorted((name for name, _ in candidates), key=lambda name: sum(decision.times.get(name, [inf]))):
         if kernel.partition("@")[0] in decision.failed:
             continue
@@ -141,11 +142,11 @@ def wrong_with(call: _ext.Arguments, kernel: str, stream: mx.Stream) -> str:
 
 
 def _times(call: _ext.Arguments, kernels: Sequence[str], stream: mx.Stream) -> Times:
-    """Times these kernels, and MLX's own attention if the call may be left to it; empty if there is only one choice."""
+    """Times these kernels, and MLX's own attention if the call may be left to it. Empty if only one could run."""
     when = when_to_check()
     if when == "never":
         return {}
-    # MLX is timed for flash_attention(), too, which leaves no call to MLX: the patch will use the same decision.
+    # flash_attention() leaves no call to MLX, but MLX is timed for it, too: the patch will use the same decision.
     may_leave = call.rounds and call.kernel == "auto"
     contestants = [*kernels, *([MLX] if may_leave and contest.mlx_is_fused(call, stream) else [])]
     if len(contestants) == 1:

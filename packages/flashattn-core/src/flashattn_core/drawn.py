@@ -15,7 +15,7 @@ Named = dict[str, Any]
 
 _WINDOW, _SOFTCAP = 21, 5.0
 
-# Masks that drawn() makes so that they hide one key from every row, or from all rows but the last.
+# drawn() makes these masks so that they hide one key from every row, or from all rows but the last.
 HIDES = ("causal", "key_start", "key_stop", "visible", "bias")
 
 
@@ -49,8 +49,8 @@ def drawn(
 ) -> Named:
     """Random arguments of flash_attention() or of the quantised op. MLX's global random state does not change.
 
-    window: 0 means _WINDOW for many queries; for few, most of the keys, which are then still split into chunks.
-    hidden_nan: a key that no row sees is NaN.
+    window: 0 means _WINDOW for many queries. For few queries it means 5/6 of the keys, so many that they are split.
+    hidden_nan: whether the keys and values that no row sees are NaN.
     """
     given = kind.given
     window = window or (_WINDOW if query_len > _ext.few_queries else key_len * 5 // 6)
@@ -58,17 +58,14 @@ def drawn(
         keys = iter(mx.random.split(mx.random.key(query_len), 16))
 
         def numbers(*shape: int, dtype: mx.Dtype = kind.dtype) -> mx.array:
-            return mx.random.uniform(-1.7, 1.7, shape, key=next(keys)).astype(dtype)  # variance 1, faster than normal()
+            return mx.random.uniform(-1.7, 1.7, shape, key=next(keys)).astype(
+                dtype
+            )  # has variance 1; faster than normal()
 
         heads = kv_heads * kind.group
-        query, key, value = (
-            numbers(batch, *shape)
-            for shape in (
-                (heads, query_len, kind.head_dim),
-                (kv_heads, key_len, kind.head_dim),
-                (kv_heads, key_len, kind.value_dim),
-            )
-        )
+        query = numbers(batch, heads, query_len, kind.head_dim)
+        key = numbers(batch, kv_heads, key_len, kind.head_dim)
+        value = numbers(batch, kv_heads, key_len, kind.value_dim)
         if hidden_nan:
             at_the_beginning = "key_start" in given or "window" in given
             hidden = mx.arange(key_len)[:, None] == (0 if at_the_beginning else key_len - 1)

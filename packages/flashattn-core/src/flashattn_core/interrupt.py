@@ -35,7 +35,7 @@ def interruptible() -> Iterator[None]:
         return
 
     def handler(signum: int, frame: FrameType | None) -> None:
-        _ext.forget_interrupt()  # Python code runs again, so the main thread no longer waits
+        _ext.forget_interrupt()  # Python code runs again, so the main thread waits for no call
         before(signum, frame)
 
     signal.signal(signal.SIGINT, handler)

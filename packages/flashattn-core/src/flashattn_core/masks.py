@@ -227,7 +227,7 @@ _keeping = threading.Lock()
 
 
 def _keep_block_maps(mask: mx.array) -> None:
-    """Lets layers that share a mask share its block map, until the Python object is freed or written to in place."""
+    """Lets layers that share a mask share its block map, until the array is freed or written to in place."""
     key, array_id = id(mask), _ext.array_id(mask)
     kept = _kept.get(key)
     if (kept is not None and kept.array_id == array_id) or _ext.is_tracing(mask):
@@ -235,7 +235,7 @@ def _keep_block_maps(mask: mx.array) -> None:
     with _keeping:
         _forget_block_maps(key)
         _ext.keep_block_maps(mask)
-        forget = _forget_block_maps  # at exit the global may be gone before the mask
+        forget = _forget_block_maps  # a local, because at exit the global may be gone before the mask
         _kept[key] = _Kept(array_id, weakref.ref(mask, lambda _: forget(key)))
 
 
@@ -267,12 +267,12 @@ def _int32(bound: int | mx.array) -> mx.array:
 
 
 def _pack_bits(visible: mx.array) -> mx.array:
-    # mx.compile(shapeless=True) must be able to infer the shapes, so no pad() and no reshape().
+    # There is no pad() and no reshape(), because mx.compile(shapeless=True) must be able to infer the shapes.
     size = visible.shape[-1]
     bits = visible.astype(mx.uint32)
     if size % 32:
         bits = mx.concatenate([bits, mx.zeros((*visible.shape[:-1], -size % 32), mx.uint32)], axis=-1)
     words = mx.unflatten(bits, -1, ((size + 31) // 32, 32))
-    # Multiplied, not shifted: MLX 0.32.4 reads out of bounds where mx.vmap maps only one operand of a shift.
+    # A product, not a shift: MLX 0.32.4 reads out of bounds if mx.vmap maps only one operand of a shift.
     powers = mx.left_shift(mx.array(1, mx.uint32), mx.arange(32, dtype=mx.uint32))
     return (words * powers).sum(axis=-1).astype(mx.uint32)

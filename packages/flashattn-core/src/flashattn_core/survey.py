@@ -49,7 +49,7 @@ def _covers(kernel: str, backend: Device, call: Named) -> bool:
 
 
 def remembered() -> tuple[Counter[str], list[Path]]:
-    """From earlier checks: (device and software -> how many kinds of calls passed, the files that say what failed)."""
+    """Reads earlier checks: (device and software -> number of kinds of calls that passed, the files of failures)."""
     passed: Counter[str] = Counter()
     for file in _files("checked"):
         lines = file.read_text(errors="replace").splitlines()
