@@ -1,10 +1,10 @@
 """Each block of code in the docs works: shell commands and Python run, and print the output that the page shows.
 
-In a block marked `sh`, each line is a command. In one marked `console`, a line that begins with `$` is a command, and
-other lines are output. A block marked `text` is the output of the first command run in the block before it. A page's
-blocks run one after the other in a copy of the repository, in this environment instead of `uv run`'s. Commands of
-flash-eval are parsed as they are, and then run in this process with the options of SMALLEST appended, which replace
-earlier ones. Outputs must agree in everything but their figures.
+In a block marked `sh`, each line is a command. In a block marked `console`, a line that begins with `$` is a command,
+and other lines are output. A block marked `text` is the output of the first command in the block before it. A page's
+blocks run one after the other in a copy of the repository, in this environment instead of `uv run`'s. A command of
+flash-eval is parsed as the page has it, and then runs in this process with the options of SMALLEST appended, which
+replace earlier ones. Outputs must agree in everything but their figures.
 """
 
 import io
@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import chdir, redirect_stdout
+from contextlib import ExitStack, chdir, redirect_stdout
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,7 +38,7 @@ PAGES = sorted(
     if page.name != "commands.md"  # `make lint` compares it with the commands
 )
 
-# Commands that are not run, and why. "…" stands for any ending.
+# A command that is not run -> the reason. "…" stands for any ending.
 NOT_RUN = {
     "pip install uv": "changes the machine",
     "apt-get install …": "changes the machine",
@@ -54,14 +54,14 @@ NOT_RUN = {
     "MLX_ENABLE_TF32=0 FLASHATTN_CHECK=never python packages/evals/scripts/measure_array_masks.py cuda": "needs a GPU",
     "MLX_ENABLE_TF32=0 python packages/evals/scripts/measure_cuda_gradients.py": "needs an NVIDIA GPU",
     "mlx.launch -n 2 --backend nccl …": "needs two NVIDIA GPUs",
-    "python packages/evals/scripts/write_random_model.py …": "writes gigabytes; tests/evals/test_random_model.py not",
+    "python packages/evals/scripts/write_random_model.py …": "writes gigabytes; test_random_model.py runs it",
     "mlxlm-flash run mlx_vlm.generate …": "needs mlx-vlm; tests/programs/test_mlx_vlm.py runs it",
     "uv run pytest --all tests/programs": "installs other programs",
     "uv run pytest --all -s tests/programs/…": "installs other programs",
     "lm_eval …": "another program; tests/evals/test_lm_eval.py runs it",
     "mlxlm-flash run mlx_lm.evaluate …": "needs lm-evaluation-harness; tests/evals/test_lm_eval.py runs it",
     "llama-perplexity …": "another program; tests/evals/test_llama_cpp.py runs it",
-    "llama-quantize …": "as llama-perplexity",
+    "llama-quantize …": "another program; tests/evals/test_llama_cpp.py runs it",
     "cmake …": "builds another program",
     "pip download …": "downloads 77 MB",
     "pip install --no-deps --target …": "downloads 93 MB",
@@ -80,7 +80,7 @@ SMALLEST = {
     "finetune": ["-p", "128,256", "-r", "1"],
     "kernels": ["--seq-len", "64,128", "-r", "3", "--max-seconds", "1"],
 }
-# Appended only if the command has the option: otherwise, the page may show the default value.
+# The option is appended only if the command has it, because the page may show the default value.
 SMALLEST_IF_GIVEN = {"--context": "64", "--stride": "32", "--num-layers": "2"}
 
 # Names that a page's Python uses without defining them.
@@ -93,11 +93,6 @@ GIVEN = {
 class Block(NamedTuple):
     language: str
     text: str
-
-
-class Output(NamedTuple):
-    stdout: str
-    stderr: str
 
 
 def blocks(page: str) -> list[Block]:
@@ -138,13 +133,13 @@ def repository(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Removes delays, and lets ratios of few short trials claim differences, as the pages do."""
+    """Removes delays. Ratios of few short trials claim differences, as ratios of many long trials do on the pages."""
     monkeypatch.setattr(contest, "TRIAL_SECONDS", 0)
     monkeypatch.setattr(contest, "SETTLE_SECONDS", 0)
     monkeypatch.setattr(claims.Ratio, "sign", property(lambda ratio: 1 if (ratio.value or 0) > 1 else -1))
 
 
-# README's commands, which most people use, always run; the other pages take turns.
+# README's commands always run, because most people use them; the other pages take turns.
 TO_RUN = [
     pytest.param(page, marks=[] if page == "README.md" else pytest.mark.rotate(5))
     for page in PAGES
@@ -155,7 +150,7 @@ TO_RUN = [
 @pytest.mark.usefixtures("_quick")
 @pytest.mark.parametrize("page", TO_RUN)
 def test_the_blocks_run(page: str, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    outputs: list[Output] = []
+    outputs: list[tuple[str, str]] = []  # stdout and stderr of the commands of one block
     names: dict[str, Any] = {}
     exec(GIVEN.get(page, ""), names)
     with chdir(repository):
@@ -163,13 +158,15 @@ def test_the_blocks_run(page: str, repository: Path, monkeypatch: pytest.MonkeyP
             if block.language in ("sh", "console"):
                 outputs = [run(command, monkeypatch) for command in commands(block) if not not_run(command)]
             elif block.language == "python":
-                run_python(block, names)
+                with redirect_stdout(io.StringIO()), ExitStack() as at_the_end:
+                    at_the_end.callback(mlxlm_flash_patch.disable)
+                    exec(compile(block.text, "a block", "exec"), names)
             shown = block.text if block.language == "text" else block.text.partition("\n")[2]
             if block.language in ("text", "console") and outputs and sys.platform == "linux":
                 assert lines(shown) in [lines(stream) for stream in outputs[0]], shown + "\n".join(outputs[0])
 
 
-def run(command: str, monkeypatch: pytest.MonkeyPatch) -> Output:
+def run(command: str, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
     command = command.replace("uv run ", "")
     words = shlex.split(command)
     if words[0] == "flash-eval":
@@ -186,29 +183,29 @@ def run(command: str, monkeypatch: pytest.MonkeyPatch) -> Output:
     env = {**os.environ, "PATH": programs, "GIT_DIR": str(ROOT / ".git"), "GIT_WORK_TREE": "."}
     done = subprocess.run(["bash", "-c", command], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
-    return Output(done.stdout, done.stderr)
+    return done.stdout, done.stderr
 
 
-def run_flash_eval(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Output:
+def run_flash_eval(words: list[str], monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
     text = ""
     if "<" in words:
         text = Path(words[-1]).read_text()
         words = words[: words.index("<")]
-    if len(words) > 0 and words[0] in SMALLEST:
+    if words and words[0] in SMALLEST:
         with monkeypatch.context() as torch_is_installed:
             torch_is_installed.setattr(implementations, "find_spec", lambda name: name)
-            name, *options = words
+            # click caches a command's help option at its first context, so this context has the program's settings.
             context = click.Context(flash_evals.cli.main, **flash_evals.cli.main.context_settings)
-            command = flash_evals.cli.main.get_command(context, name)
+            command = flash_evals.cli.main.get_command(context, words[0])
             assert command is not None
-            command.make_context(name, options, parent=context)  # click keeps the first context's help option
+            command.make_context(words[0], words[1:], parent=context)
     done = click.testing.CliRunner().invoke(flash_evals.cli.main, smallest(words), input=text)
     assert done.exit_code == 0, f"{words}\n{done.output}"
-    return Output(done.stdout, done.stderr)
+    return done.stdout, done.stderr
 
 
 def smallest(words: list[str]) -> list[str]:
-    """The command's words, changed so that it is quick, and needs neither a network nor torch."""
+    """The command's words, changed so that the command is quick, and needs neither a network nor torch."""
     words = [re.sub(",torch$", "", word) for word in words]
     for option, value in pairwise(words):
         if option == "--model" and not Path(value).exists():  # a model on the hub
@@ -217,14 +214,6 @@ def smallest(words: list[str]) -> list[str]:
             words[words.index(value)] = "pydoc"
     given = [part for option, value in SMALLEST_IF_GIVEN.items() if option in words for part in (option, value)]
     return [*words, *SMALLEST.get(words[0], []), *given]
-
-
-def run_python(block: Block, names: dict[str, Any]) -> None:
-    with redirect_stdout(io.StringIO()):
-        try:
-            exec(compile(block.text, "a block", "exec"), names)
-        finally:
-            mlxlm_flash_patch.disable()
 
 
 def lines(text: str) -> set[str]:
@@ -256,9 +245,7 @@ def test_blocks_of_commands_are_marked(page: str) -> None:
         assert block.language or block.text.split()[0] not in {*programs, "$", "python", "make", "git"}, block
 
 
-# --- Commands in a line of text: their names, options and files --------------------------------------------
-
-
+# Commands in a line of text do not run. Their names, options and files must exist.
 INLINE = re.compile(
     r"(?:uv run |mlx\.launch -n \w+ |\w+=\S+ )*(?:flash-eval|mlxlm-flash|pytest|python|make|\S+\.py) \S"
 )

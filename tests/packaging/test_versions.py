@@ -1,4 +1,4 @@
-"""All files agree on the versions of the packages and of their requirements; uv knows all sources."""
+"""All files agree on the versions of the packages and of their requirements. uv notices a change of any source."""
 
 import re
 import sys
@@ -27,7 +27,7 @@ def test_one_version_of_the_packages(distribution):
 
 
 def test_who_installs_it_chooses_libmlx():
-    """mlx-cpu and mlx-cuda-* have the same file, so nothing may install one of them unless the user names an extra."""
+    """mlx-cpu and mlx-cuda-* contain the same file. So no package may install one unless the user names an extra."""
     core = read("flashattn-core")["project"]
     assert f"mlx{MLX}" in core["dependencies"]
     for name in ("cpu", "cuda12", "cuda13"):
@@ -53,7 +53,7 @@ def test_pins(distribution):
 
 
 def test_who_needs_which_mlx_lm():
-    """The patch accepts any release from the oldest tested one on; flash-evals accepts those of one minor version."""
+    """The patch accepts any release since the oldest tested one. flash-evals accepts releases of one minor version."""
     needs = {
         name: [need for need in read(name)["project"]["dependencies"] if need.startswith("mlx-lm")] for name in PROJECTS
     }
