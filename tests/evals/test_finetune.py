@@ -33,7 +33,7 @@ NEVER_RAN = "The patch never ran: MLX's own attention computed everything."
 
 @pytest.fixture
 def falling_back(monkeypatch):
-    """Makes every call of attention fall back."""
+    """Makes flash attention leave every call to MLX, and count it as a fallback."""
 
     def refuse(*_):
         raise NoKernelError("a reason")
@@ -47,7 +47,7 @@ def adapted(loaded, settings=SETTINGS):
 
 
 def trained(loaded, seq_len, **changes):
-    """Trains the model, which changes it. Returns the results by length, and the lengths that were skipped."""
+    """Trains the model, which changes its weights. Returns the results by length, and the skipped lengths."""
     settings, skipped = replace(SETTINGS, seq_len=seq_len, **changes), []
     with adapted(loaded, settings):
         taken = {length.seq_len: length for length in training.lengths(loaded, settings, skipped)}
@@ -69,15 +69,13 @@ def test_every_length(evaluate):
             assert length[arm]["peak_memory_mb"] == max(trial[arm]["peak_memory_mb"] for trial in trials)
             assert length[arm]["loss"] == trials[-1][arm]["loss"]
         assert length["time_ratio"] == length["on"]["seconds"] / length["off"]["seconds"]
-    lines = result["page"].splitlines()
     about = ["LoRA of rank 4 in 1 layers", "batch size 2, random tokens", "off and on taking turns"]
-    assert lines[0].split(" · ")[1:4] == about
-    assert [line.split()[0] for line in lines[2:9]] == ["tokens", "32", "on", "on/off", "8", "on", "on/off"]
+    assert result["page"].split(" · ")[1:4] == about
     assert (result["interrupted"], result["skipped"]) == (False, [])
 
 
 def test_both_arms_learn_the_same(evaluate):
-    """Both arms' losses agree at each step; from the second on, they depend on gradients, and all on the seed."""
+    """Both arms' losses agree at each step. They depend on the seed and, from the second step on, on gradients."""
     result = evaluate("-p", 48, "-r", 4)
     [length], layers = result["results"], result["settings"]["num_layers"]
     off, on = ([trial[arm]["loss"] for trial in length["trials"]] for arm in ARMS)
@@ -93,7 +91,9 @@ def test_both_arms_learn_the_same(evaluate):
 @pytest.mark.parametrize("checkpoint", [False, True])
 @pytest.mark.parametrize("takes_calls", [True, False])
 def test_flash_computes_the_gradient(evaluate, request, checkpoint, takes_calls):
-    """Flash attention computes the gradient, or one line reports the fallback. Each length is traced once."""
+    """Flash attention computes the gradient, or a line on the page says that it never ran. Each length is traced once,
+    so a fallback is counted once for each layer.
+    """
     if not takes_calls:
         request.getfixturevalue("falling_back")
     call = qwen2.TransformerBlock.__call__
@@ -147,7 +147,7 @@ def test_only_the_adapters_of_the_last_layers_learn(model_folder):
 
 @pytest.mark.slow("2 seconds")
 def test_a_step_gives_up_the_adapters_that_it_replaces(monkeypatch, falling_back):
-    """Old adapters are freed, as in mlx-lm, where only one arm trains; else turns would need more memory."""
+    """Each step frees the adapters that it replaces. Otherwise two arms would need more memory than mlx-lm's one."""
     grown = []
 
     def run(name, work, *others):
@@ -161,14 +161,15 @@ def test_a_step_gives_up_the_adapters_that_it_replaces(monkeypatch, falling_back
     loaded = load(None)
     trained(loaded, [8], num_layers=4, rank=256, repetitions=3)
     adapters = sum(array.nbytes for _, array in tree_flatten(loaded.model.trainable_parameters()))
-    # Only the initial adapters are kept, from which every length and both arms start.
+    # An arm's first step adds adapters to the initial ones, which every length starts with. Later steps replace them.
     assert grown == [pytest.approx(adapters, rel=0.01)] * 2 + [0] * 6
 
 
 @pytest.mark.slow("15 seconds")
 def test_what_a_step_needs_is_foreseen(make_model, monkeypatch, request, falling_back):
-    """The estimate counts attention's scores: it is never too high, and near the truth for long texts. A shorter
-    length, if measured, improves it where the layers need as much. With checkpoints, only one layer's scores count.
+    """The estimate of a step's memory counts attention's scores. It is never too high.
+
+    With checkpoints, only one layer's scores count. A shorter length that was measured before improves the estimate.
     """
     monkeypatch.setattr(measure, "memory_method", lambda: "peak of MLX's allocator")
     limit = mx.set_memory_limit(1)  # MLX then waits for its thread to free memory
@@ -216,7 +217,7 @@ def test_a_length_that_does_not_fit_is_skipped(evaluate, refused, model_folder, 
     assert line == f"Error: {needs}, only 0.01 GB are free"
 
 
-# A pair of steps takes 4 s. Without time for a warm-up, the first pair counts, and no other runs.
+# A step of both arms takes 4 s. If the warm-up alone takes --max-seconds, the warm-up counts, and no step follows it.
 @pytest.mark.rotate(1, default=4)
 @pytest.mark.parametrize(("max_seconds", "counted"), [(0, 5), (3, 1), (4.5, 1), (9, 2)])
 def test_a_length_that_takes_long_takes_fewer_steps(evaluate, monkeypatch, max_seconds, counted):
@@ -226,10 +227,3 @@ def test_a_length_that_takes_long_takes_fewer_steps(evaluate, monkeypatch, max_s
     assert [len(length["trials"]) for length in lengths] == [counted] * 2  # max_seconds is for each length
     warm_ups = 0 if 0 < max_seconds <= 4 else 2
     assert run.call_count == 2 * (2 * counted + warm_ups)
-
-
-@pytest.mark.parametrize("precision", ["input", "float32", None])
-def test_the_precision_reaches_the_patch_and_the_settings(evaluate, precisions, precision):
-    result = evaluate("-p", 8, "-r", 1, *(["--precision", precision] if precision else []))
-    assert precisions == {precision or "input"}
-    assert result["settings"]["precision"] == (precision or "input")

@@ -211,11 +211,3 @@ def test_a_cache_that_mlx_lm_cannot_batch_is_refused_before_anything_runs(refuse
     monkeypatch.setattr(models, "load", lambda *_: dataclasses.replace(loaded, model=alone))
     line = refused("speed", "-g", 0, "-d", 0, "-p", 8, "-b", "1,2")
     assert line == f"Error: -b: mlx-lm cannot batch the cache of {loaded.name}, a ConcatenateKVCache"
-
-
-@pytest.mark.slow("11 seconds")
-@pytest.mark.parametrize("precision", ["input", "float32", None])
-def test_the_precision_reaches_the_patch_and_the_settings(evaluate, precisions, precision):
-    result = evaluate("-p", 8, "-g", 2, "-d", "0,16", "-r", 1, *(["--precision", precision] if precision else []))
-    assert precisions == {precision or "input"}
-    assert result["settings"]["precision"] == (precision or "input")
