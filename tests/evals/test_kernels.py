@@ -71,29 +71,33 @@ def page_of(entries):
 
 
 def test_page(results):
-    """Only a problem's first row has what its rows share; only a pass's first row names it."""
+    """Rows that share a problem or a pass show it once, in the first row. A decode step has GB/s instead of FLOP/s."""
     entries = deepcopy(results["kernels"])
-    for entry, seconds in zip(entries, (1e-4, 1e-3, 2e-4, 1.6e-4), strict=True):
+    for number, (entry, seconds) in enumerate(zip(entries, (1e-4, 1e-3, 2e-4, 1.6e-4), strict=True)):
         entry["machine"]["device"] = "cpu, AVX2, 2 threads"
         entry["roofline"] = {"peak(TFLOPs/s)": 0.1, "read(GB/s)": 10}
-        for pass_ in ("forward", "backward"):
-            entry[pass_] |= {"time(s)": seconds, "trials(s)": [seconds] * 3, "FLOPS(TFLOPs/s)": 0.0189}
-            entry[pass_]["peak_memory_usage(MB)"] = 2.5
+        for place, pass_ in enumerate(("forward", "backward"), 2 * number):
+            entry[pass_] |= {"time(s)": seconds, "trials(s)": [seconds] * 3, "FLOPS(TFLOPs/s)": (10 + place) / 1000}
+            entry[pass_] |= {"peak_memory_usage(MB)": 2.5 + place, "read(GB/s)": 1 + place}
     header, rows, closing = page_of(entries)
     assert header == "attention, causal, batch size 1 · cpu, AVX2, 2 threads · peak 100 GFLOP/s, reads 10 GB/s"
     names = ["shape", "dtype", "queries", "keys", "pass", "impl", "time"]
     assert rows[:3] == [
         [*names, "GFLOP/s", "of peak", "flash is", "memory", "trials"],
-        ["4/2x8", "float32", "32", "32", "forward", "flash", "100 µs (100–100)", "18.9", "19%", "2.5 MB", "3"],
-        ["mlx", "1.00 ms (1.00–1.00)", "18.9", "19%", "10.00x faster", "2.5 MB", "3"],
+        ["4/2x8", "float32", "32", "32", "forward", "flash", "100 µs (100–100)", "10.0", "10%", "2.5 MB", "3"],
+        ["mlx", "1.00 ms (1.00–1.00)", "12.0", "12%", "10.00x faster", "4.5 MB", "3"],
     ]
     assert rows[7:] == [
-        ["backward", "flash", "200 µs (200–200)", "18.9", "19%", "2.5 MB", "3"],
-        ["mlx", "160 µs (160–160)", "18.9", "19%", "1.25x slower", "2.5 MB", "3"],
+        ["backward", "flash", "200 µs (200–200)", "15.0", "15%", "7.5 MB", "3"],
+        ["mlx", "160 µs (160–160)", "17.0", "17%", "1.25x slower", "9.5 MB", "3"],
     ]
     assert closing == [
         f"flash against mlx, {x}: 2.83x as fast (0.80x–10.00x over 2 shapes)" for x in ("forward", "backward")
     ]
+
+    decode = {**entries[0], "config": {**entries[0]["config"], "query_len": 1}, "backward": {}}
+    _, rows, _ = page_of([decode])
+    assert (rows[0][-5:-3], rows[1][-4:-2]) == (["K/V GB/s", "of reads"], ["1.0", "10%"])
 
     header, rows, closing = page_of([{**entry, "backward": {}} for entry in entries[1::2]])  # without flash
     assert header.startswith("attention forward, causal")
