@@ -1,4 +1,4 @@
-"""--adapter-path adds adapters that mlx_lm.lora has trained to the model, or refuses them."""
+"""--adapter-path adds the adapters that mlx_lm.lora has trained, or is refused."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ LAYERS = 1
 
 @pytest.fixture
 def make_adapters(tmp_path):
-    """Writes a folder like mlx_lm.lora's, with random adapters."""
+    """make_adapters(model_folder, kind): a folder like mlx_lm.lora's, with random adapters for that model."""
 
     def make(model_folder, kind="lora"):
         folder = tmp_path / f"my-{kind}"
@@ -45,7 +45,7 @@ def make_adapters(tmp_path):
 @pytest.mark.rotate(1, default=3)
 @pytest.mark.parametrize("kind", ["lora", "dora", "full"])
 def test_adapters_are_those_of_mlx_lm(kind, make_adapters, model_folder, run_command):
-    """The logits are mlx-lm's, without dropout. Every command that does not train the model takes adapters."""
+    """The logits are mlx-lm's, so there is no dropout. Every command that does not train the model takes adapters."""
     adapters = make_adapters(model_folder, kind)
     plain, adapted = models.load(str(model_folder)), models.load(str(model_folder), adapter_path=str(adapters))
     expected, _ = mlx_lm.load(str(model_folder), adapter_path=str(adapters))

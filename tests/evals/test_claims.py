@@ -1,4 +1,4 @@
-"""All pages claim differences in speed and memory by one rule, and no difference if the trials of both sides overlap."""
+"""All pages claim a faster or smaller side by one rule, and claim nothing if the trials of both sides overlap."""
 
 import copy
 import statistics

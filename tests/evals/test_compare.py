@@ -1,4 +1,4 @@
-"""`--arm`, `--save-logprobs`, `--compare`: one arm runs now, the other later or elsewhere, compared token by token."""
+"""With --arm, --save-logprobs and --compare, one arm runs later or elsewhere, and is compared token by token."""
 
 import re
 
@@ -12,7 +12,7 @@ COMMAND = ("perplexity",)  # run by the fixture `evaluate`
 
 @pytest.fixture
 def run_arm(evaluate, tmp_path):
-    """Runs one arm with --save-logprobs. The result has the path of the scores as `file`."""
+    """run_arm(arm, *options): runs one arm with --save-logprobs. The result has the path of the scores as `file`."""
 
     def run(arm, *arguments):
         path = tmp_path / f"{arm}.jsonl"
@@ -24,8 +24,8 @@ def run_arm(evaluate, tmp_path):
 @pytest.mark.rotate(1, default=2)
 @pytest.mark.parametrize(("held", "live"), [("off", "on"), ("on", "off")])
 def test_one_arm_and_the_other_later(evaluate, run_arm, same_scores, held, live):
-    """An arm has the same figures alone as beside the other; flash runs only in the arm on. A later comparison equals
-    that of a run of both, except for figures that need both arms' logits: these are null, and dashes on the page.
+    """An arm has the same figures alone as beside the other arm. A later comparison has the figures of a run of both,
+    without those that need both arms' logits: these are null, and dashes on the page.
     """
     together, one = evaluate(), run_arm(held)
     assert live not in one
@@ -48,13 +48,13 @@ def test_one_arm_and_the_other_later(evaluate, run_arm, same_scores, held, live)
 
 
 def test_under_other_conditions(evaluate, run_arm):
-    """The page names a difference in batch size, which itself changes the speed. The file may have more windows than
-    this run, which ends within one of the file's batches.
+    """The page names another batch size, which changes the speed, and claims no speed. The file may have more windows
+    than this run, whose last window is in the middle of one of the file's batches.
     """
     together = evaluate("--max-windows", 3)
     later = evaluate("--arm", "on", "--max-windows", 3, "--compare", run_arm("off", "--batch-size", 2)["file"])
     assert later["tokens"] == together["tokens"]
-    assert len(later["compared"]["trials"]) == 2  # this run's windows; the file has more
+    assert len(later["compared"]["trials"]) == 2  # those of this run's windows
     assert later["off"]["ppl"] == pytest.approx(together["off"]["ppl"], rel=1e-6)
     assert later["paired"]["delta_nll"] == pytest.approx(together["paired"]["delta_nll"], abs=1e-6)
     assert "off.jsonl differs from this run: batch size 2, this run has 4" in later["page"]
@@ -63,7 +63,7 @@ def test_under_other_conditions(evaluate, run_arm):
 
 
 def test_the_same_arm_of_another_machine_and_model(evaluate, run_arm, make_model, model_folder, monkeypatch):
-    """The page names what differs, and its columns. This is how to compare a quantised model with its original."""
+    """The page names the columns, and what differs. A quantised model is compared with its original like this."""
     there, described, model = run_arm("on")["file"], machine.describe(), make_model(rope_theta=100.0)
     here = replace(described, processor="Another", versions={**described.versions, "mlx": "9.9"})
     monkeypatch.setattr(machine, "describe", lambda: here)

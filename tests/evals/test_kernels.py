@@ -1,4 +1,4 @@
-"""`flash-eval kernels`: its options, result file and page, and what Ctrl-C leaves."""
+"""`flash-eval kernels`: its options, result file and page, and what it keeps at Ctrl-C."""
 
 import json
 import re
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("quick_machine")
 
 
 def test_json(run_kernels):
-    """The file has an entry for each shape, dtype, length and implementation."""
+    """The result file has an entry for each shape, dtype, length and implementation."""
     entries, page = run_kernels(
         *("--shape", "4/2x8,2/1x16", "--dtype", "float32,float16", "--seq-len", "16, 32", "--query-len", 16),
         *("--batch-size", 2, "--window", 9, "--seed", 3, "--impl", "naive,flash", "--pass", "forward,backward"),
@@ -64,7 +64,7 @@ def test_json(run_kernels):
 
 
 def page_of(entries):
-    """The page's header, the cells of its table, and the lines below."""
+    """The page's header, the cells of its table, and the lines below the table."""
     header, _, *lines = description(convert(entries, list[Entry])).text().splitlines()
     table, _, closing = "\n".join(lines).partition("\n\n")
     return header, [re.split(" {3,}", line.strip()) for line in table.splitlines()], closing.splitlines()
@@ -106,7 +106,9 @@ def test_page(results):
 
 
 def test_the_bounds_of_a_gpu_are_mlx_s_own(run_kernels, monkeypatch):
-    """A GPU's bounds are measured by MLX's matrix product in the workload's dtype, and MLX's copy, many at once."""
+    """A GPU's bounds are the speeds of MLX's matrix product, in the workload's dtype, and of MLX's copy. Many calls are
+    evaluated at once.
+    """
     monkeypatch.setattr(machine, "kind", lambda: "gpu")
     monkeypatch.setitem(machine.PRODUCT_SIZE, "gpu", 64)
     monkeypatch.setattr(machine, "COPY_BYTES", 4096)
@@ -152,12 +154,14 @@ FIRST = [[16, "flash", 2, 0, 0], [16, "naive", 2, 0, 0]]
     ("arguments", "trial", "kept"),
     [
         (LENGTHS, 1, [*FIRST, [32, "flash", 1, 0, 0]]),
-        (LENGTHS, 2, [*FIRST, [32, "flash", 1, 0, 0], [32, "naive", 1, 0, 0]]),  # in round 2 flash is last
+        (LENGTHS, 2, [*FIRST, [32, "flash", 1, 0, 0], [32, "naive", 1, 0, 0]]),  # in round 2 naive runs first
         (PASSES_OF_ONE, 0, [[16, "flash", 0, 0, 2], [16, "naive", 0, 0, 2]]),
     ],
 )
 def test_ctrl_c_keeps_what_is_finished(invoke, fake_implementation, tmp_path, arguments, trial, kept):
-    """Ctrl-C comes in naive's trial `trial` of the second length or pass. Each has two warm-ups and two trials."""
+    """Ctrl-C comes during naive's trial `trial` at the second length, or in the second pass. naive has two warm-ups and
+    two trials at each length and pass. `kept`: each entry's length, implementation, and trials of each pass.
+    """
     calls = iter(range(1, 100))
     fake_implementation("naive", before=lambda: next(calls) == 2 + 2 + 2 + trial and signal.raise_signal(signal.SIGINT))
     options = ("--shape", "2/1x8", "--impl", "flash,naive", "-r", 2, "--json", tmp_path / "out.json")

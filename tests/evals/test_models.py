@@ -63,14 +63,14 @@ def test_a_folder_that_cannot_be_loaded(file, content, says, model_folder, tmp_p
 
 
 def test_tokens_and_the_text_up_to_them(loaded, make_model, text):
-    """A BOS that the tokenizer sets is first."""
+    """text_up_to(n) is the text of the tokens 0 to n. A BOS that the tokenizer adds comes first, and has no text."""
     tokens = models.encode(loaded, text, "auto")
     assert not tokens.bos
     for token in range(len(tokens.ids)):
         prefix = tokens.text_up_to(token)
         assert text.startswith(prefix)
         decoded = loaded.tokenizer.decode(tokens.ids[: token + 1].tolist())
-        # A character whose bytes are in several tokens belongs to the first of them.
+        # If the bytes of a character are in several tokens, the character belongs to the first of them.
         assert prefix == decoded or decoded.rstrip("\ufffd") == prefix[:-1]
     assert prefix == text
     with_bos = models.load(str(make_model(bos=True)))

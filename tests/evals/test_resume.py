@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 COMMAND = ("perplexity", "--batch-size", 2)  # run by the fixture `evaluate`
 
-# Pretends to have OpenBLAS, as conftest.py does, so that a run in this process may continue the file.
-ANOTHER_BLAS = """
+# Runs flash-eval as if MLX used OpenBLAS. The tests' own runs pretend the same, and refuse files of another BLAS.
+WITH_OPENBLAS = """
 from flash_evals import cli
 from flash_evals.work import machine
 machine.blas = lambda: "openblas"
@@ -37,7 +37,9 @@ def lines(path):
 @pytest.mark.rotate(1, default=7)
 @pytest.mark.parametrize(("whole", "half"), [(0, 0), (0, 5), (0, 300), (1, 0), (1, 20), (2, 20), (4, 0)])
 def test_it_goes_on_behind_what_the_file_holds(evaluate, path, same_scores, monkeypatch, whole, half):
-    """The file has `whole` lines, the first without a batch, and `half` characters of the next, which do not count."""
+    """The file has `whole` lines, and `half` characters of one more line, which do not count. Each line but the first
+    holds a batch.
+    """
     at_once = evaluate("--save-logprobs", path)
     held, batches = lines(path), max(0, whole - 1)
     path.write_text("".join(held[:whole]) + held[whole][:half])
@@ -50,18 +52,18 @@ def test_it_goes_on_behind_what_the_file_holds(evaluate, path, same_scores, monk
         batches > 0
     )
 
-    # The file now has a whole run: resuming it shows the results without measuring anything.
+    # The file now holds a whole run. Resuming it shows the results, and measures nothing.
     monkeypatch.setattr(paired, "run", None)
     again = evaluate("--resume", path)
     same_scores(again, at_once)
     assert again["trials"] == resumed["trials"]
-    assert again["ranks"] == {"size": 1, "tokens_per_s": {}}  # nothing was read by this run
+    assert again["ranks"] == {"size": 1, "tokens_per_s": {}}  # this run has read no tokens
 
 
 @pytest.mark.nightly("a process for each kill, which imports for seconds")
 def test_killed_at_a_random_moment(evaluate, perplexity, path, same_scores):
-    """Each time the file has grown a little, the process gets SIGKILL."""
-    flash_eval = [sys.executable, "-c", ANOTHER_BLAS, *map(str, perplexity), "--stride", "3"]
+    """SIGKILL ends each of four runs when the file has grown a little."""
+    flash_eval = [sys.executable, "-c", WITH_OPENBLAS, *map(str, perplexity), "--stride", "3"]
     for _ in range(4):
         before = path.stat().st_size if path.exists() else 0
         with subprocess.Popen([*flash_eval, "--resume", str(path)], stdout=subprocess.DEVNULL) as process:
@@ -75,7 +77,7 @@ def test_killed_at_a_random_moment(evaluate, perplexity, path, same_scores):
 
 
 def test_the_file_of_another_run_is_refused(evaluate, refused, perplexity, path, monkeypatch, make_model):
-    """It is refused, lest scores of two runs mix. Models with the same name and shape are told apart, too."""
+    """A file must hold the scores of one run. Models with the same name and shape are told apart by their weights."""
     described = machine.describe()
     evaluate("--resume", path, "--max-windows", 4)
     before, model = path.read_bytes(), make_model(rope_theta=100.0)
@@ -101,17 +103,13 @@ def test_a_batch_is_on_the_disk_before_the_next_begins(evaluate, path, monkeypat
     monkeypatch.setattr(os, "fsync", lambda _: on_disk.append(len(lines(path))))
     monkeypatch.setattr(paired, "_measure", lambda *a, **others: seen.append(on_disk[-1]) or measure(*a, **others))
     batches = len(evaluate("--resume", path)["trials"])
-    assert seen == [1, *range(1, 1 + batches)]  # the first is the warm-up
+    assert seen == [1, *range(1, 1 + batches)]  # the first is the warm-up's
 
 
-# The line of the file, the text to replace, its replacement, and the error.
+NO_SCORE_FILE = "is not a score file of flash-eval perplexity, version 3: write a new one with --save-logprobs"
+# (number of a line, the text to replace there, its replacement, the error)
 BREAK = [
-    (
-        0,
-        "version 3",
-        "version 2",
-        "is not a score file of flash-eval perplexity, version 3: write a new one with --save-logprobs",
-    ),
+    (0, "version 3", "version 2", NO_SCORE_FILE),
     (0, '"weights"', '"waits"', "is broken after 0 batches: "),
     (1, "\n", "\n\n", "is broken after 1 batches: "),
     (2, '"flash"', '"flash', "is broken after 1 batches: "),
@@ -124,7 +122,7 @@ BREAK = [
 @pytest.mark.slow("3 seconds")
 def test_a_broken_file_is_refused_and_left_alone(evaluate, refused, perplexity, path):
     evaluate("--save-logprobs", path)
-    whole, texts = lines(path), {"no line": "is not a score file"}
+    whole, texts = lines(path), {"no line": NO_SCORE_FILE}
     for number, old, new, said in BREAK:
         assert old in whole[number]
         broken = whole[number].replace(old, new)
@@ -139,7 +137,7 @@ def test_a_broken_file_is_refused_and_left_alone(evaluate, refused, perplexity, 
 @pytest.mark.parametrize("fitting", [0, 2])
 def test_a_disk_that_fills_up_keeps_the_results_so_far(evaluate, invoke, perplexity, path, fitting):
     """A limit on the file's size stands for the full disk. The page has all batches, even the last, which did not fit.
-    A later run can continue after those that fit, even with another batch size.
+    A later run continues after the batches that fit, even with another batch size.
     """
     whole = evaluate("--save-logprobs", path)
     kept = lines(path)
