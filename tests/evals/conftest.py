@@ -16,7 +16,7 @@ from flash_evals.work.implementations import IMPLEMENTATIONS, RESULTS, Contestan
 from flash_evals.work.models import load
 from flashattn_core import _ext
 
-from tests.evals.fresh_process import fresh_processes
+from tests.evals.fresh_process import in_fresh_process  # noqa: F401  # a fixture
 from tests.evals.report_page import parse
 from tests.patch.model_folders import write_model
 
@@ -124,12 +124,6 @@ def run_command(invoke, model_folder, text_file, tmp_path):
 
 
 @pytest.fixture
-def evaluate(request, run_command):
-    """evaluate(*options): run_command() with the constant COMMAND of the test's file."""
-    return partial(run_command, *request.module.COMMAND)
-
-
-@pytest.fixture
 def evaluate_documents(run_command, documents, tmp_path):
     """evaluate_documents(*options): runs `flash-eval perplexity ...` on `documents`."""
     path = tmp_path / "documents.jsonl"
@@ -223,16 +217,6 @@ def report(invoke, tmp_path):
         return parse(out)
 
     return run
-
-
-@pytest.fixture(scope="session")
-def in_fresh_process(tmp_path_factory):
-    """in_fresh_process(*commands, **environment): the outcomes of `flash-eval` commands in a new process.
-
-    There, libraries read the environment's variables again.
-    """
-    with fresh_processes(tmp_path_factory.mktemp("fresh") / "stderr") as run:
-        yield run
 
 
 @pytest.fixture

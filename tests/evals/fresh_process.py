@@ -7,8 +7,9 @@ forks a process for each list of commands.
 import json
 import subprocess
 import sys
-from contextlib import contextmanager
 from types import SimpleNamespace
+
+import pytest
 
 SERVER = """
 import importlib, json, os, sys
@@ -39,12 +40,10 @@ for line in sys.stdin:
 """
 
 
-@contextmanager
-def fresh_processes(stderr):
-    """Yields run(*commands, **environment), which runs commands in a new process and returns their outcomes.
-
-    stderr: the file for what the process prints besides, which must be nothing.
-    """
+@pytest.fixture(scope="session")
+def in_fresh_process(tmp_path_factory):
+    """in_fresh_process(*commands, **environment): runs these commands in a new process, and returns their outcomes."""
+    stderr = tmp_path_factory.mktemp("fresh") / "stderr"
     with (
         stderr.open("w") as said,
         subprocess.Popen(

@@ -127,7 +127,7 @@ def picture(of):
 
 
 def labels(svg, anchor):
-    """[(position, label)] of the axis whose labels have this anchor, in order."""
+    """[(position, label)] of one axis, in order. Its labels are those with this text-anchor."""
     texts = [text for text in svg.iter(f"{SVG}text") if f"text-anchor: {anchor}" in text.get("style")]
     place = "x" if anchor == "middle" else "y"
     return sorted(((float(text.get(place)), text.text) for text in texts), reverse=anchor == "end")

@@ -1,4 +1,4 @@
-"""All pages claim a faster or smaller side by one rule, and claim nothing if the trials of both sides overlap."""
+"""One rule decides whether any page says that flash attention is faster or takes less memory."""
 
 import copy
 import statistics
@@ -12,7 +12,7 @@ from msgspec import convert
 
 from tests.evals.report_page import answer
 
-# Seconds of the trials of one side, with a median of 2.5, and of two other sides, with a median of 2.
+# Seconds of the trials of one side, with a median of 2.5, and of two possible other sides, with a median of 2.
 OFF = [1.5, 2.4, 2.5, 2.6, 3.5]
 APART, OVERLAPPING = [1.8, 1.9, 2.0, 2.1, 2.2], [1.0, 1.5, 2.0, 2.5, 3.0]
 

@@ -21,8 +21,6 @@ from mlx_lm.tuner import trainer
 from mlxlm_flash_patch import router
 from msgspec.structs import replace
 
-COMMAND = ("finetune",)  # run by the fixture `evaluate`
-
 LAYERS = 2  # of the model in conftest.py
 SETTINGS = Settings(
     batch_size=1, num_layers=LAYERS, rank=4, grad_checkpoint=False, seq_len=[], repetitions=1,
@@ -54,8 +52,8 @@ def trained(loaded, seq_len, **changes):
     return taken, [length.seq_len for length in skipped]
 
 
-def test_every_length(evaluate):
-    result = evaluate("-p", "32,8", "-r", 3, "--batch-size", 2, "--num-layers", 1, "--rank", 4)
+def test_every_length(run_command):
+    result = run_command("finetune", "-p", "32,8", "-r", 3, "--batch-size", 2, "--num-layers", 1, "--rank", 4)
     assert [length["seq_len"] for length in result["results"]] == [32, 8]
     for length in result["results"]:
         trials = length["trials"]
@@ -74,15 +72,15 @@ def test_every_length(evaluate):
     assert (result["interrupted"], result["skipped"]) == (False, [])
 
 
-def test_both_arms_learn_the_same(evaluate):
+def test_both_arms_learn_the_same(run_command):
     """Both arms' losses agree at each step. They depend on the seed and, from the second step on, on gradients."""
-    result = evaluate("-p", 48, "-r", 4)
+    result = run_command("finetune", "-p", 48, "-r", 4)
     [length], layers = result["results"], result["settings"]["num_layers"]
     off, on = ([trial[arm]["loss"] for trial in length["trials"]] for arm in ARMS)
     np.testing.assert_allclose(on, off, rtol=1e-5)
     assert length["max_abs_dloss"] == max(abs(a - b) for a, b in zip(off, on, strict=True))
     assert len(set(off)) == 4  # each step has new tokens and weights
-    again, other = (evaluate("-p", 48, "-r", 1, "--num-layers", -1, "--seed", seed) for seed in (0, 1))
+    again, other = (run_command("finetune", "-p", 48, "-r", 1, "--num-layers", -1, "--seed", seed) for seed in (0, 1))
     assert again["results"][0]["off"]["loss"] == off[0] != other["results"][0]["off"]["loss"]
     assert layers == again["settings"]["num_layers"] == LAYERS
 
@@ -90,14 +88,14 @@ def test_both_arms_learn_the_same(evaluate):
 @pytest.mark.rotate(1, default=4)
 @pytest.mark.parametrize("checkpoint", [False, True])
 @pytest.mark.parametrize("takes_calls", [True, False])
-def test_flash_computes_the_gradient(evaluate, request, checkpoint, takes_calls):
+def test_flash_computes_the_gradient(run_command, request, checkpoint, takes_calls):
     """Flash attention computes the gradient, or a line on the page says that it never ran. Each length is traced once,
     so a fallback is counted once for each layer.
     """
     if not takes_calls:
         request.getfixturevalue("falling_back")
     call = qwen2.TransformerBlock.__call__
-    result = evaluate("-p", "16,32", "-r", 2, *(["--grad-checkpoint"] if checkpoint else []))
+    result = run_command("finetune", "-p", "16,32", "-r", 2, *(["--grad-checkpoint"] if checkpoint else []))
     assert qwen2.TransformerBlock.__call__ is call
     assert ("gradient checkpoints" in result["page"]) is checkpoint
     backward = LAYERS * (1 + 2)  # a warm-up and two steps
@@ -205,9 +203,9 @@ def test_a_config_without_heads_is_refused(loaded):
         training.least_memory(snake, 8, SETTINGS)
 
 
-def test_a_length_that_does_not_fit_is_skipped(evaluate, refused, model_folder, monkeypatch):
+def test_a_length_that_does_not_fit_is_skipped(run_command, refused, model_folder, monkeypatch):
     needs = "128 tokens: a step without the patch needs at least 0.02 GB"  # (layers + 1) x 24 x 4 heads x 128^2 x 4 B
-    result = evaluate("-p", "128,16", "-r", 1, "--batch-size", 24, "--max-memory", 0.01)
+    result = run_command("finetune", "-p", "128,16", "-r", 1, "--batch-size", 24, "--max-memory", 0.01)
     assert [length["seq_len"] for length in result["results"]] == [16]
     assert result["skipped"] == [{"seq_len": 128, "reason": f"{needs}, --max-memory is 0.01 GB"}]
     assert f"Skipped {needs}, --max-memory is 0.01 GB." in result["page"].splitlines()
@@ -220,10 +218,10 @@ def test_a_length_that_does_not_fit_is_skipped(evaluate, refused, model_folder, 
 # A step of both arms takes 4 s. If the warm-up alone takes --max-seconds, the warm-up counts, and no step follows it.
 @pytest.mark.rotate(1, default=4)
 @pytest.mark.parametrize(("max_seconds", "counted"), [(0, 5), (3, 1), (4.5, 1), (9, 2)])
-def test_a_length_that_takes_long_takes_fewer_steps(evaluate, monkeypatch, max_seconds, counted):
+def test_a_length_that_takes_long_takes_fewer_steps(run_command, monkeypatch, max_seconds, counted):
     run = Mock(side_effect=lambda name, work, tokens, *_: (work(), measure.Measurement(2, tokens / 2, 0)))
     monkeypatch.setattr(training, "run", run)
-    lengths = evaluate("-p", "4,8", "-r", 5, "--max-seconds", max_seconds)["results"]
+    lengths = run_command("finetune", "-p", "4,8", "-r", 5, "--max-seconds", max_seconds)["results"]
     assert [len(length["trials"]) for length in lengths] == [counted] * 2  # max_seconds is for each length
     warm_ups = 0 if 0 < max_seconds <= 4 else 2
     assert run.call_count == 2 * (2 * counted + warm_ups)

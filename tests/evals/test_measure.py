@@ -12,7 +12,7 @@ import mlxlm_flash_patch
 import numpy as np
 import pytest
 from flash_evals.results.arms import Flash
-from flash_evals.work import measure
+from flash_evals.work import machine, measure
 from flash_evals.work.measure import run
 from flashattn_core import _ext
 from mlx_lm.models import base, qwen2
@@ -209,3 +209,13 @@ def test_every_command_counts_it(run_command, run_kernels, quick_machine, alloca
         result = run_command(command, *SMALL[command])
         peak = result.get("results", [result])[0]["on"]["peak_memory_mb"]
     assert 7000 < peak < 7100
+
+
+def test_the_machine():
+    """The description names what figures depend on. bandwidth() is in bytes per second, products() in FLOP/s."""
+    described = machine.describe()
+    assert described.versions.keys() == {"mlx", "mlx-lm", "flashattn-core", "mlxlm-flash-patch", "flash-evals"}
+    kind, backend = described.device.split(", ", maxsplit=1)
+    assert backend == flashattn_core.backends()["metal" if kind == "gpu" else "cpu"]
+    assert 1e8 < machine.free_memory() <= machine.physical_memory() < 1e14  # bytes
+    assert all(1e7 < speed < 1e14 for speed in (machine.bandwidth(), machine.products("float32")))

@@ -58,7 +58,7 @@ def test_wikitext_is_detokenised_unless_told_otherwise(loaded, option, expected)
 
 @pytest.mark.parametrize("documents", ["joined", "separate"])
 def test_of_a_part_the_words_that_were_scored_count(loaded, documents):
-    """At each window, the size of the text so far counts the words of the original text whose beginning was read."""
+    """The size of the text up to a window counts a word of the original text if its beginning was read."""
     originals = [TOKENISED, TOKENISED[::-1], f"{TOKENISED} "]
     joined = "\n".join(originals)
     text = Text.of(originals, "some", separator="\n", tokenised=True)

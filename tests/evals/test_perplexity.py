@@ -13,8 +13,6 @@ from flash_evals.work import models, paired
 from flash_evals.work.ranks import Ranks
 from flash_evals.work.scoring import windows
 
-COMMAND = ("perplexity",)  # run by the fixture `evaluate`
-
 
 @pytest.fixture
 def ids(loaded, text):
@@ -33,8 +31,8 @@ def scores(loaded, ids):
     return scores
 
 
-def test_the_page_and_the_result_file(evaluate, loaded, model_folder, text_file, text, ids):
-    result = evaluate("--max-windows", 10)
+def test_the_page_and_the_result_file(run_command, loaded, model_folder, text_file, text, ids):
+    result = run_command("perplexity", "--max-windows", 10)
     assert result["page"].startswith(f"{model_folder.name}, 25.9 k parameters, float32 · text.txt, text ")
     assert " · context 24, stride 24, no BOS · 240 tokens · " in result["page"]
     assert re.search("\ntop-1 agreement 100.000 % · .* · flash: cpu_prefill 6 calls, 0 fallbacks\n", result["page"])
@@ -88,12 +86,12 @@ def test_the_order_of_the_windows_changes_no_score(scores, ids, batch_size, monk
     np.testing.assert_array_equal(np.concatenate(back), forwards)
 
 
-def test_logits_that_are_no_numbers(evaluate, model_folder, tmp_path):
+def test_logits_that_are_no_numbers(run_command, model_folder, tmp_path):
     """The page says that logits are not finite, and the result file is still valid JSON."""
     folder = shutil.copytree(model_folder, tmp_path / "model")
     weights = mx.load(str(folder / "model.safetensors"))
     mx.save_safetensors(str(folder / "model.safetensors"), {name: w * math.nan for name, w in weights.items()})
-    page = evaluate("--model", folder)["page"]
+    page = run_command("perplexity", "--model", folder)["page"]
     assert page.endswith("Not comparable: some logits are not finite numbers.\n")
     assert "top-1 agreement 0.000 %" in page
     assert json.loads((tmp_path / "out.json").read_text(), parse_constant=pytest.fail)["off"]["ppl"] is None

@@ -16,8 +16,8 @@ from tests.patch.two_ranks import PROGRAMS, launch
 pytestmark = pytest.mark.slow("processes that import for seconds")
 
 FLASH_EVAL = PROGRAMS / "flash-eval"
-# Runs flash-eval with a fault in rank 1. "bug": its second batch fails. "die": its second batch kills the rank, when two
-# batches have been saved. "text": the rank reads another text.
+# Runs flash-eval with a fault in rank 1: its second batch raises ("bug") or kills it ("die"), or it reads another text
+# ("text"). It dies only after two batches were saved.
 DRIVER = """
 import os, sys, time
 from flash_evals import cli
@@ -49,7 +49,7 @@ def scores(path):
 
 
 def test_the_same_scores(invoke, perplexity, same_scores, tmp_path):
-    """Two ranks read the same batches, and get the same bits. Of three batches, one rank has one, the other two."""
+    """Two ranks read the same batches, and get the same bits. Of three batches, one rank reads two."""
     one, two = (
         [*perplexity, "--max-windows", 5, "--json", tmp_path / f"{n}.json", "--save-logprobs", tmp_path / f"{n}.jsonl"]
         for n in (1, 2)

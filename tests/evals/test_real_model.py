@@ -59,7 +59,7 @@ ABOUT_WHEEL = {
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """The GGUF file, and its random matrices in the hub's layout, in float32 but rounded to GGUF's 4 or 8 bits."""
+    """The GGUF file, and the float32 matrices for which its 4 or 8 bits stand, in the hub's layout."""
     names = {f"blk.{layer}.{part}.weight": shape for layer in range(LAYERS) for part, shape in MATRICES.items()}
     names["token_embd.weight"] = (len(TOKENS), HIDDEN)
     path, exact, rng = tmp_path_factory.mktemp("gguf") / "small.gguf", {}, np.random.default_rng(7)

@@ -15,7 +15,7 @@ NUMBER = re.compile(r"([-+]?[0-9][0-9,]*)(\.\d+)?(e[-+]\d+)? ?(ms|µs|%)?")
 
 
 def figures(cell):
-    """A cell's numbers, which agree with others to within their last digit. A range in brackets is left out."""
+    """The numbers in a cell, without a range in brackets. Each equals any number within one unit of its last digit."""
     found = []
     for whole, digits, power, unit in NUMBER.findall(cell.split(" (")[0]):
         value = float(f"{whole.replace(',', '')}{digits}{power}")

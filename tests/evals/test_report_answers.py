@@ -108,7 +108,7 @@ def test_a_patch_that_never_ran(report, results, command):
 
 @pytest.mark.slow("2 seconds")
 def test_kernels_beside_others(report, results):
-    """The answer's word compares flash attention with MLX's, which it replaces. PyTorch has only a sentence."""
+    """The answer's word compares flash attention with MLX's, which it replaces. PyTorch has a sentence alone."""
     torch = [
         {**entry, "config": {**entry["config"], "impl": "torch"}}
         for entry in results["kernels"]

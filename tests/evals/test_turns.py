@@ -39,7 +39,7 @@ def test_a_wrong_result_is_not_timed(refused, fake_implementation, wrong, dtype,
 
 @pytest.mark.parametrize("pass_", PASSES)
 def test_rounding_is_no_wrong_result(run_kernels, fake_implementation, pass_):
-    """Rounding errors are accepted. If each query sees one key, the gradients of query and key are nothing else."""
+    """Rounding errors are accepted. If queries see one key, gradients of query and key have nothing else."""
     run_kernels("--impl", "flash,mlx", "--pass", pass_, "--window", 1)
     fake_implementation("naive", **dict.fromkeys(RESULTS[pass_], lambda result: result * np.float32(1 + 1e-5)))
     run_kernels("--impl", "flash,naive", "--pass", pass_)

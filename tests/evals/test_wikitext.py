@@ -1,4 +1,4 @@
-"""WikiText's spaces between words and marks are removed. A part of the result still has its part of the original."""
+"""WikiText loses its spaces before marks. Each part of the result stands for a part of the original text."""
 
 import pytest
 from flash_evals.work import wikitext
