@@ -124,6 +124,19 @@ def run_command(invoke, model_folder, text_file, tmp_path):
 
 
 @pytest.fixture
+def small_run(model_folder, text_file):
+    """small_run(command): the arguments of a short run of this command."""
+    model = ("--model", model_folder)
+    runs = {
+        "perplexity": (*model, "--dataset", text_file, "--context", 24, "--max-windows", 1),
+        "speed": (*model, "-p", 8, "-g", 2, "-d", 0, "-r", 1),
+        "finetune": (*model, "-p", 8, "-r", 1),
+        "kernels": ("--shape", "2/1x8", "--seq-len", 4, "--impl", "flash", "-r", 1),
+    }
+    return lambda command: (command, *runs[command])
+
+
+@pytest.fixture
 def evaluate_documents(run_command, documents, tmp_path):
     """evaluate_documents(*options): runs `flash-eval perplexity ...` on `documents`."""
     path = tmp_path / "documents.jsonl"

@@ -15,19 +15,11 @@ from mlxlm_flash_patch.blas import INSTALL, REFERENCE
 pytestmark = pytest.mark.slow("processes that import for seconds")
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run this test on Linux")
-# Options for short runs.
-SMALL = {
-    "perplexity": "--context 24 --max-windows 1",
-    "speed": "-p 4 -g 0 -d 0 -r 1",
-    "finetune": "-p 4 -r 1",
-    "kernels": "--shape 2/1x8 --seq-len 4 --impl flash -r 1",
-}
 
 
-@pytest.fixture(params=SMALL)
-def small(request, model_folder):
-    model = () if request.param == "kernels" else ("--model", model_folder)
-    return [request.param, *SMALL[request.param].split(), *model]
+@pytest.fixture(params=["perplexity", "speed", "finetune", "kernels"])
+def small(request, small_run):
+    return small_run(request.param)
 
 
 def machine_in(file):

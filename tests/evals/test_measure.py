@@ -83,8 +83,8 @@ def test_the_precision_is_that_of_the_patch_in_the_arm_that_is_on(loaded, precis
 @pytest.mark.rotate(1, default=3)
 @pytest.mark.parametrize("precision", ["float32", "input", None])
 @pytest.mark.parametrize("command", ["perplexity", "speed", "finetune"])
-def test_the_precision_reaches_the_patch_and_the_settings(run_command, precisions, command, precision):
-    result = run_command(command, *SMALL[command], *(["--precision", precision] if precision else []))
+def test_the_precision_reaches_the_patch_and_the_settings(run_command, small_run, precisions, command, precision):
+    result = run_command(*small_run(command), *(["--precision", precision] if precision else []))
     assert precisions == {precision or "input"}
     assert result["settings"]["precision"] == (precision or "input")
 
@@ -137,19 +137,11 @@ def test_attention_s_share_of_the_time(monkeypatch):
     assert measure.attention_share("off", lambda: go(1)) is None  # no attention
 
 
-SMALL = {
-    "perplexity": ("--max-windows", 1),
-    "speed": ("-p", 8, "-g", 2, "-d", 0, "-r", 1),
-    "finetune": ("-p", 8, "-r", 1),
-}
-
-
-@pytest.mark.parametrize("command", SMALL)
-def test_a_process_that_is_patched_already_has_no_off_arm(refused, model_folder, text_file, command):
+@pytest.mark.parametrize("command", ["perplexity", "speed", "finetune"])
+def test_a_process_that_is_patched_already_has_no_off_arm(refused, small_run, command):
     """In such a process both arms would run flash attention, and agree exactly. The command refuses to run."""
-    text = ("--dataset", text_file, "--context", 24) if command == "perplexity" else ()
     with mlxlm_flash_patch.enabled():
-        line = refused(command, "--model", model_folder, *text, *SMALL[command])
+        line = refused(*small_run(command))
     assert "start flash-eval without `mlxlm-flash run`" in line
 
 
@@ -199,14 +191,14 @@ def test_flash_pays_for_its_scratch_whatever_ran_before(method, monkeypatch, req
 
 
 @pytest.mark.rotate(1, default=4)
-@pytest.mark.parametrize("command", [*SMALL, "kernels"])
-def test_every_command_counts_it(run_command, run_kernels, quick_machine, allocator, monkeypatch, command):
+@pytest.mark.parametrize("command", ["perplexity", "speed", "finetune", "kernels"])
+def test_every_command_counts_it(run_command, small_run, run_kernels, quick_machine, allocator, monkeypatch, command):
     monkeypatch.setattr(flashattn_core, "release_scratch", lambda: 7000 * MB)
     if command == "kernels":
         [entry], _ = run_kernels("--impl", "flash", "-r", 1)
         peak = entry["peak_memory_usage(MB)"]
     else:
-        result = run_command(command, *SMALL[command])
+        result = run_command(*small_run(command))
         peak = result.get("results", [result])[0]["on"]["peak_memory_mb"]
     assert 7000 < peak < 7100
 
