@@ -14,11 +14,10 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack, chdir, redirect_stdout
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import click
 import click.testing
@@ -95,12 +94,12 @@ class Block(NamedTuple):
     text: str
 
 
-def blocks(page: str) -> list[Block]:
+def blocks(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     return [Block(*found) for found in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S)]
 
 
-def commands(block: Block) -> Iterator[str]:
+def commands(block):
     """The block's commands, without comments. A backslash at the end of a line continues the command."""
     for line in block.text.replace("\\\n", " ").splitlines():
         if block.language == "sh" or line.startswith("$ "):
@@ -109,12 +108,12 @@ def commands(block: Block) -> Iterator[str]:
                 yield " ".join(command.split())
 
 
-def not_run(command: str) -> list[str]:
+def not_run(command):
     return [row for row in NOT_RUN if command == row or (row[-1] == "…" and command.startswith(row[:-1]))]
 
 
 @pytest.fixture
-def repository(tmp_path: Path) -> Path:
+def repository(tmp_path):
     """A copy of the repository, with the models, texts and programs that pages name."""
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in tracked.split("\0")[:-1]:
@@ -132,7 +131,7 @@ def repository(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def _quick(monkeypatch):
     """Removes delays. Ratios of few short trials claim differences, as ratios of many long trials do on the pages."""
     monkeypatch.setattr(contest, "TRIAL_SECONDS", 0)
     monkeypatch.setattr(contest, "SETTLE_SECONDS", 0)
@@ -149,9 +148,9 @@ TO_RUN = [
 
 @pytest.mark.usefixtures("_quick")
 @pytest.mark.parametrize("page", TO_RUN)
-def test_the_blocks_run(page: str, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    outputs: list[tuple[str, str]] = []  # stdout and stderr of the commands of one block
-    names: dict[str, Any] = {}
+def test_the_blocks_run(page, repository, monkeypatch):
+    outputs = []  # stdout and stderr of the commands of one block
+    names = {}
     exec(GIVEN.get(page, ""), names)
     with chdir(repository):
         for block in blocks(page):
@@ -166,7 +165,7 @@ def test_the_blocks_run(page: str, repository: Path, monkeypatch: pytest.MonkeyP
                 assert lines(shown) in [lines(stream) for stream in outputs[0]], shown + "\n".join(outputs[0])
 
 
-def run(command: str, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
+def run(command, monkeypatch):
     command = command.replace("uv run ", "")
     words = shlex.split(command)
     if words[0] == "flash-eval":
@@ -186,7 +185,7 @@ def run(command: str, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
-def run_flash_eval(words: list[str], monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
+def run_flash_eval(words, monkeypatch):
     text = ""
     if "<" in words:
         text = Path(words[-1]).read_text()
@@ -197,14 +196,13 @@ def run_flash_eval(words: list[str], monkeypatch: pytest.MonkeyPatch) -> tuple[s
             # click caches a command's help option at its first context, so this context has the program's settings.
             context = click.Context(flash_evals.cli.main, **flash_evals.cli.main.context_settings)
             command = flash_evals.cli.main.get_command(context, words[0])
-            assert command is not None
             command.make_context(words[0], words[1:], parent=context)
     done = click.testing.CliRunner().invoke(flash_evals.cli.main, smallest(words), input=text)
     assert done.exit_code == 0, f"{words}\n{done.output}"
     return done.stdout, done.stderr
 
 
-def smallest(words: list[str]) -> list[str]:
+def smallest(words):
     """The command's words, changed so that the command is quick, and needs neither a network nor torch."""
     words = [re.sub(",torch$", "", word) for word in words]
     for option, value in pairwise(words):
@@ -216,7 +214,7 @@ def smallest(words: list[str]) -> list[str]:
     return [*words, *SMALLEST.get(words[0], []), *given]
 
 
-def lines(text: str) -> set[str]:
+def lines(text):
     """The text's lines, with figures and all that depends on the machine replaced by placeholders."""
     for pattern, instead in (
         (r"AVX-512|AVX2|NEON|baseline", "AVX2"),
@@ -232,12 +230,12 @@ def lines(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("row", NOT_RUN)
-def test_what_is_not_run_is_in_the_docs(row: str) -> None:
+def test_what_is_not_run_is_in_the_docs(row):
     assert any(row in not_run(command) for page in PAGES for block in blocks(page) for command in commands(block))
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_blocks_of_commands_are_marked(page: str) -> None:
+def test_blocks_of_commands_are_marked(page):
     """Only drawings have no language: a block that begins with a program's name must have one."""
     programs = {command.split()[0] for page in PAGES for block in blocks(page) for command in commands(block)}
     for block in blocks(page):
@@ -251,7 +249,7 @@ INLINE = re.compile(
 )
 
 
-def inline(page: str) -> Iterator[str]:
+def inline(page):
     text = re.sub(r"^```.*?^```$", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.M | re.S)
     for span in re.findall(r"`([^`]+)`", text):
         command = " ".join(span.split())
@@ -260,7 +258,7 @@ def inline(page: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(("page", "command"), [(page, each) for page in PAGES for each in dict.fromkeys(inline(page))])
-def test_commands_in_a_line_exist(page: str, command: str) -> None:
+def test_commands_in_a_line_exist(page, command):
     words = shlex.split(re.split(r" [<>|] ", command.replace("uv run ", ""))[0])
     programs = {"flash-eval": flash_evals.cli.main, "mlxlm-flash": mlxlm_flash_patch.cli.cli}
     [program, *words] = words[next((n for n, word in enumerate(words) if word in programs), 0) :]
@@ -274,12 +272,11 @@ def test_commands_in_a_line_exist(page: str, command: str) -> None:
         assert all(any((folder / path.partition("::")[0]).exists() for folder in folders) for path in paths), command
 
 
-def options_exist(command: click.Command, words: list[str]) -> None:
+def options_exist(command, words):
     context = click.Context(command)
     while isinstance(command, click.Group) and not words[0].startswith("-"):
-        found = command.get_command(context, words.pop(0).rstrip(","))
-        assert found is not None
-        command = found
+        command = command.get_command(context, words.pop(0).rstrip(","))
+        assert command
         if not words or isinstance(command, mlxlm_flash_patch.cli.Verbatim):
             return
     known = {spelling for option in command.params for spelling in (*option.opts, *option.secondary_opts)}

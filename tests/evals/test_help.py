@@ -11,16 +11,10 @@ from flash_evals.commands.report import DESCRIBE, Result
 from msgspec import convert
 
 
-def command(name):
-    found = main.get_command(click.Context(main), name)
-    assert found is not None
-    return found
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_help_fits(name):
     """Lines that click does not wrap fit into a terminal of 80 columns, with click's indentation of two."""
-    blocks = inspect.cleandoc(command(name).help or "").split("\n\n")
+    blocks = inspect.cleandoc(main.get_command(click.Context(main), name).help).split("\n\n")
     lines = [line for block in blocks if block.startswith("\b") for line in block.splitlines()]
     assert [line for line in lines if len(line) > 78] == []
 

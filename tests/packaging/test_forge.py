@@ -3,7 +3,6 @@
 import re
 import tomllib
 
-import flashattn_core
 import pytest
 import yaml
 from mlxlm_flash_patch.cli import cli
@@ -35,10 +34,6 @@ def test_each_form_asks_for_doctor_s_report():
         assert "--json" in command
         options_exist(cli, command.split())
         assert field["validations"]["required"]
-
-
-def test_the_citation_is_of_this_version():
-    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == flashattn_core.__version__
 
 
 def test_the_page_of_support_has_the_versions_that_the_packages_ask_for():
