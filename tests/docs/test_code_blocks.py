@@ -1,10 +1,10 @@
 """Each block of code in the docs works: shell commands and Python run, and print the output that the page shows.
 
 In a block marked `sh`, each line is a command. In a block marked `console`, a line that begins with `$` is a command,
-and other lines are output. A block marked `text` is the output of the first command in the block before it. A page's
-blocks run one after the other in a copy of the repository, in this environment instead of `uv run`'s. A command of
-flash-eval is parsed as the page has it, and then runs in this process with the options of SMALLEST appended, which
-replace earlier ones. Outputs must agree in everything but their figures.
+and other lines are output. A block marked `text` is the output of the first command that runs in the block before it.
+A page's blocks run one after the other in a copy of the repository, in this environment instead of `uv run`'s. A
+command of flash-eval is parsed as the page has it. Then it runs in this process with the options of SMALLEST appended,
+which replace earlier ones. Outputs must agree in everything but their figures.
 """
 
 import io

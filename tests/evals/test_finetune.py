@@ -89,8 +89,8 @@ def test_both_arms_learn_the_same(run_command):
 @pytest.mark.parametrize("checkpoint", [False, True])
 @pytest.mark.parametrize("takes_calls", [True, False])
 def test_flash_computes_the_gradient(run_command, request, checkpoint, takes_calls):
-    """Flash attention computes the gradient, or a line on the page says that it never ran. Each length is traced once,
-    so a fallback is counted once for each layer.
+    """Flash attention computes the gradient, or a line on the page says that it never ran. Fallbacks are counted when a
+    length is traced, which happens once.
     """
     if not takes_calls:
         request.getfixturevalue("falling_back")
