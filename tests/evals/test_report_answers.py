@@ -83,13 +83,6 @@ def test_training_fits(report, results):
     assert answer(page, "Same predictions?") == ("Not measured", "No result file of flash-eval perplexity was given.")
 
 
-@pytest.mark.slow("3 seconds")
-def test_interrupted(report, results):
-    page = report(results["speed"], {**results["finetune"], "interrupted": True})
-    line = "The run was interrupted: the figures are of the steps that were finished."
-    assert [line in article.text for article in page.all("article")] == [False, True]
-
-
 @pytest.mark.parametrize("command", ["perplexity", "speed", "finetune"])
 def test_a_patch_that_never_ran(report, results, command):
     """If the patch never ran, no figure says anything about flash attention."""
