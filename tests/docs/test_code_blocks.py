@@ -1,10 +1,10 @@
 """Each block of code in the docs works: shell commands and Python run, and print the output that the page shows.
 
-In a block marked `sh`, each line is a command. In one marked `console`, a line that begins with `$` is a command, and
-other lines are output. A block marked `text` is the output of the first command run in the block before it. A page's
-blocks run one after the other in a copy of the repository, in this environment instead of `uv run`'s. Commands of
-flash-eval are parsed as they are, and then run in this process with the options of SMALLEST appended, which replace
-earlier ones. Outputs must agree in everything but their figures.
+In a block marked `sh`, each line is a command. In a block marked `console`, a line that begins with `$` is a command,
+and other lines are output. A block marked `text` is the output of the first command that runs in the block before it.
+A page's blocks run one after the other in a copy of the repository, in this environment instead of `uv run`'s. A
+command of flash-eval is parsed as the page has it. Then it runs in this process with the options of SMALLEST appended,
+which replace earlier ones. Outputs must agree in everything but their figures.
 """
 
 import io
@@ -14,11 +14,10 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import chdir, redirect_stdout
+from contextlib import ExitStack, chdir, redirect_stdout
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import click
 import click.testing
@@ -38,7 +37,7 @@ PAGES = sorted(
     if page.name != "commands.md"  # `make lint` compares it with the commands
 )
 
-# Commands that are not run, and why. "…" stands for any ending.
+# A command that is not run -> the reason. "…" stands for any ending.
 NOT_RUN = {
     "pip install uv": "changes the machine",
     "apt-get install …": "changes the machine",
@@ -54,14 +53,14 @@ NOT_RUN = {
     "MLX_ENABLE_TF32=0 FLASHATTN_CHECK=never python packages/evals/scripts/measure_array_masks.py cuda": "needs a GPU",
     "MLX_ENABLE_TF32=0 python packages/evals/scripts/measure_cuda_gradients.py": "needs an NVIDIA GPU",
     "mlx.launch -n 2 --backend nccl …": "needs two NVIDIA GPUs",
-    "python packages/evals/scripts/write_random_model.py …": "writes gigabytes; tests/evals/test_random_model.py not",
+    "python packages/evals/scripts/write_random_model.py …": "writes gigabytes; test_random_model.py runs it",
     "mlxlm-flash run mlx_vlm.generate …": "needs mlx-vlm; tests/programs/test_mlx_vlm.py runs it",
     "uv run pytest --all tests/programs": "installs other programs",
     "uv run pytest --all -s tests/programs/…": "installs other programs",
     "lm_eval …": "another program; tests/evals/test_lm_eval.py runs it",
     "mlxlm-flash run mlx_lm.evaluate …": "needs lm-evaluation-harness; tests/evals/test_lm_eval.py runs it",
     "llama-perplexity …": "another program; tests/evals/test_llama_cpp.py runs it",
-    "llama-quantize …": "as llama-perplexity",
+    "llama-quantize …": "another program; tests/evals/test_llama_cpp.py runs it",
     "cmake …": "builds another program",
     "pip download …": "downloads 77 MB",
     "pip install --no-deps --target …": "downloads 93 MB",
@@ -80,7 +79,7 @@ SMALLEST = {
     "finetune": ["-p", "128,256", "-r", "1"],
     "kernels": ["--seq-len", "64,128", "-r", "3", "--max-seconds", "1"],
 }
-# Appended only if the command has the option: otherwise, the page may show the default value.
+# The option is appended only if the command has it, because the page may show the default value.
 SMALLEST_IF_GIVEN = {"--context": "64", "--stride": "32", "--num-layers": "2"}
 
 # Names that a page's Python uses without defining them.
@@ -95,17 +94,12 @@ class Block(NamedTuple):
     text: str
 
 
-class Output(NamedTuple):
-    stdout: str
-    stderr: str
-
-
-def blocks(page: str) -> list[Block]:
+def blocks(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     return [Block(*found) for found in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S)]
 
 
-def commands(block: Block) -> Iterator[str]:
+def commands(block):
     """The block's commands, without comments. A backslash at the end of a line continues the command."""
     for line in block.text.replace("\\\n", " ").splitlines():
         if block.language == "sh" or line.startswith("$ "):
@@ -114,12 +108,12 @@ def commands(block: Block) -> Iterator[str]:
                 yield " ".join(command.split())
 
 
-def not_run(command: str) -> list[str]:
+def not_run(command):
     return [row for row in NOT_RUN if command == row or (row[-1] == "…" and command.startswith(row[:-1]))]
 
 
 @pytest.fixture
-def repository(tmp_path: Path) -> Path:
+def repository(tmp_path):
     """A copy of the repository, with the models, texts and programs that pages name."""
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in tracked.split("\0")[:-1]:
@@ -137,14 +131,14 @@ def repository(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Removes delays, and lets ratios of few short trials claim differences, as the pages do."""
+def _quick(monkeypatch):
+    """Removes delays. Ratios of few short trials claim differences, as ratios of many long trials do on the pages."""
     monkeypatch.setattr(contest, "TRIAL_SECONDS", 0)
     monkeypatch.setattr(contest, "SETTLE_SECONDS", 0)
     monkeypatch.setattr(claims.Ratio, "sign", property(lambda ratio: 1 if (ratio.value or 0) > 1 else -1))
 
 
-# README's commands, which most people use, always run; the other pages take turns.
+# README's commands always run, because most people use them; the other pages take turns.
 TO_RUN = [
     pytest.param(page, marks=[] if page == "README.md" else pytest.mark.rotate(5))
     for page in PAGES
@@ -154,22 +148,24 @@ TO_RUN = [
 
 @pytest.mark.usefixtures("_quick")
 @pytest.mark.parametrize("page", TO_RUN)
-def test_the_blocks_run(page: str, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    outputs: list[Output] = []
-    names: dict[str, Any] = {}
+def test_the_blocks_run(page, repository, monkeypatch):
+    outputs = []  # stdout and stderr of the commands of one block
+    names = {}
     exec(GIVEN.get(page, ""), names)
     with chdir(repository):
         for block in blocks(page):
             if block.language in ("sh", "console"):
                 outputs = [run(command, monkeypatch) for command in commands(block) if not not_run(command)]
             elif block.language == "python":
-                run_python(block, names)
+                with redirect_stdout(io.StringIO()), ExitStack() as at_the_end:
+                    at_the_end.callback(mlxlm_flash_patch.disable)
+                    exec(compile(block.text, "a block", "exec"), names)
             shown = block.text if block.language == "text" else block.text.partition("\n")[2]
             if block.language in ("text", "console") and outputs and sys.platform == "linux":
                 assert lines(shown) in [lines(stream) for stream in outputs[0]], shown + "\n".join(outputs[0])
 
 
-def run(command: str, monkeypatch: pytest.MonkeyPatch) -> Output:
+def run(command, monkeypatch):
     command = command.replace("uv run ", "")
     words = shlex.split(command)
     if words[0] == "flash-eval":
@@ -186,29 +182,28 @@ def run(command: str, monkeypatch: pytest.MonkeyPatch) -> Output:
     env = {**os.environ, "PATH": programs, "GIT_DIR": str(ROOT / ".git"), "GIT_WORK_TREE": "."}
     done = subprocess.run(["bash", "-c", command], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
-    return Output(done.stdout, done.stderr)
+    return done.stdout, done.stderr
 
 
-def run_flash_eval(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Output:
+def run_flash_eval(words, monkeypatch):
     text = ""
     if "<" in words:
         text = Path(words[-1]).read_text()
         words = words[: words.index("<")]
-    if len(words) > 0 and words[0] in SMALLEST:
+    if words and words[0] in SMALLEST:
         with monkeypatch.context() as torch_is_installed:
             torch_is_installed.setattr(implementations, "find_spec", lambda name: name)
-            name, *options = words
+            # click caches a command's help option at its first context, so this context has the program's settings.
             context = click.Context(flash_evals.cli.main, **flash_evals.cli.main.context_settings)
-            command = flash_evals.cli.main.get_command(context, name)
-            assert command is not None
-            command.make_context(name, options, parent=context)  # click keeps the first context's help option
+            command = flash_evals.cli.main.get_command(context, words[0])
+            command.make_context(words[0], words[1:], parent=context)
     done = click.testing.CliRunner().invoke(flash_evals.cli.main, smallest(words), input=text)
     assert done.exit_code == 0, f"{words}\n{done.output}"
-    return Output(done.stdout, done.stderr)
+    return done.stdout, done.stderr
 
 
-def smallest(words: list[str]) -> list[str]:
-    """The command's words, changed so that it is quick, and needs neither a network nor torch."""
+def smallest(words):
+    """The command's words, changed so that the command is quick, and needs neither a network nor torch."""
     words = [re.sub(",torch$", "", word) for word in words]
     for option, value in pairwise(words):
         if option == "--model" and not Path(value).exists():  # a model on the hub
@@ -219,15 +214,7 @@ def smallest(words: list[str]) -> list[str]:
     return [*words, *SMALLEST.get(words[0], []), *given]
 
 
-def run_python(block: Block, names: dict[str, Any]) -> None:
-    with redirect_stdout(io.StringIO()):
-        try:
-            exec(compile(block.text, "a block", "exec"), names)
-        finally:
-            mlxlm_flash_patch.disable()
-
-
-def lines(text: str) -> set[str]:
+def lines(text):
     """The text's lines, with figures and all that depends on the machine replaced by placeholders."""
     for pattern, instead in (
         (r"AVX-512|AVX2|NEON|baseline", "AVX2"),
@@ -243,12 +230,12 @@ def lines(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("row", NOT_RUN)
-def test_what_is_not_run_is_in_the_docs(row: str) -> None:
+def test_what_is_not_run_is_in_the_docs(row):
     assert any(row in not_run(command) for page in PAGES for block in blocks(page) for command in commands(block))
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_blocks_of_commands_are_marked(page: str) -> None:
+def test_blocks_of_commands_are_marked(page):
     """Only drawings have no language: a block that begins with a program's name must have one."""
     programs = {command.split()[0] for page in PAGES for block in blocks(page) for command in commands(block)}
     for block in blocks(page):
@@ -256,15 +243,13 @@ def test_blocks_of_commands_are_marked(page: str) -> None:
         assert block.language or block.text.split()[0] not in {*programs, "$", "python", "make", "git"}, block
 
 
-# --- Commands in a line of text: their names, options and files --------------------------------------------
-
-
+# Commands in a line of text do not run. Their names, options and files must exist.
 INLINE = re.compile(
     r"(?:uv run |mlx\.launch -n \w+ |\w+=\S+ )*(?:flash-eval|mlxlm-flash|pytest|python|make|\S+\.py) \S"
 )
 
 
-def inline(page: str) -> Iterator[str]:
+def inline(page):
     text = re.sub(r"^```.*?^```$", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.M | re.S)
     for span in re.findall(r"`([^`]+)`", text):
         command = " ".join(span.split())
@@ -273,7 +258,7 @@ def inline(page: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(("page", "command"), [(page, each) for page in PAGES for each in dict.fromkeys(inline(page))])
-def test_commands_in_a_line_exist(page: str, command: str) -> None:
+def test_commands_in_a_line_exist(page, command):
     words = shlex.split(re.split(r" [<>|] ", command.replace("uv run ", ""))[0])
     programs = {"flash-eval": flash_evals.cli.main, "mlxlm-flash": mlxlm_flash_patch.cli.cli}
     [program, *words] = words[next((n for n, word in enumerate(words) if word in programs), 0) :]
@@ -287,12 +272,11 @@ def test_commands_in_a_line_exist(page: str, command: str) -> None:
         assert all(any((folder / path.partition("::")[0]).exists() for folder in folders) for path in paths), command
 
 
-def options_exist(command: click.Command, words: list[str]) -> None:
+def options_exist(command, words):
     context = click.Context(command)
     while isinstance(command, click.Group) and not words[0].startswith("-"):
-        found = command.get_command(context, words.pop(0).rstrip(","))
-        assert found is not None
-        command = found
+        command = command.get_command(context, words.pop(0).rstrip(","))
+        assert command
         if not words or isinstance(command, mlxlm_flash_patch.cli.Verbatim):
             return
     known = {spelling for option in command.params for spelling in (*option.opts, *option.secondary_opts)}

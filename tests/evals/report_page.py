@@ -1,4 +1,4 @@
-"""Reads the page of `flash-eval report` back: its elements, tables and answers."""
+"""Reads the elements, tables and answers of a page of `flash-eval report`, and makes results with hostile texts."""
 
 from xml.etree import ElementTree
 
@@ -10,7 +10,7 @@ class Element:
         self.name, self.attributes, self.node = node.tag, node.attrib, node
 
     def all(self, name="*", class_=None):
-        """The elements inside this one with that name and class, in order."""
+        """The elements inside this one that have this name and class, in order."""
         below = (Element(node) for node in self.node.iterfind(f".//{name}"))
         return [each for each in below if class_ in (None, *each.attributes.get("class", "").split())]
 
@@ -41,23 +41,13 @@ def answer(page, question):
     return card.all("p", class_="answer")[0].text, " ".join(item.text for item in card.all("li"))
 
 
-WORDS = {
-    "command",
-    "kind",
-    "of",
-    "order",
-    "arm",
-    "scoring",
-    "documents",
-    "tokens",
-    "mark",
-    "precision",
-}  # keys whose values are words from a fixed list
+# Fields whose values are words from a fixed list.
+WORDS = {"command", "kind", "of", "order", "arm", "scoring", "documents", "tokens", "mark", "precision"}
 HOSTILE = "<script>document.title='x'</script><img src=x onerror=alert(1)>\"'&amp;\u202e" + "x" * 300
 
 
 def mapped(value, change, key=""):
-    """A result with each leaf replaced by change(leaf, key), where `key` is the name of the nearest field."""
+    """The result with change(value, key) in place of each value that is no list or object. `key`: the field's name."""
     if isinstance(value, dict):
         return {name: mapped(item, change, name) for name, item in value.items()}
     if isinstance(value, list):
@@ -66,7 +56,7 @@ def mapped(value, change, key=""):
 
 
 def hostile(*results):
-    """Results with hostile markup in each free text. Names of implementations still differ."""
+    """Results with hostile markup in each free text. The names of implementations still differ."""
 
     def change(leaf, key):
         return HOSTILE + leaf * (key == "impl") if isinstance(leaf, str) and key not in WORDS else leaf

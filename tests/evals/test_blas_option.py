@@ -1,5 +1,5 @@
-"""If MLX's slow reference BLAS limits a model's speed, as on Linux CPUs, stderr and the page say so; --blas starts the
-command again with a faster one. tests/patch/test_blas.py tests --blas itself.
+"""If MLX uses the slow reference BLAS, as on Linux CPUs, stderr and the page say so. --blas starts the command again
+with a faster BLAS. tests/patch/test_blas.py tests --blas itself.
 """
 
 import json
@@ -15,30 +15,22 @@ from mlxlm_flash_patch.blas import INSTALL, REFERENCE
 pytestmark = pytest.mark.slow("processes that import for seconds")
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run this test on Linux")
-# Options for short runs.
-SMALL = {
-    "perplexity": "--context 24 --max-windows 1",
-    "speed": "-p 4 -g 0 -d 0 -r 1",
-    "finetune": "-p 4 -r 1",
-    "kernels": "--shape 2/1x8 --seq-len 4 --impl flash -r 1",
-}
 
 
-@pytest.fixture(params=SMALL)
-def small(request, model_folder):
-    model = () if request.param == "kernels" else ("--model", model_folder)
-    return [request.param, *SMALL[request.param].split(), *model]
+@pytest.fixture(params=["perplexity", "speed", "finetune", "kernels"])
+def small(request, small_run):
+    return small_run(request.param)
 
 
 def machine_in(file):
-    """The field `machine` of a result file; `kernels` has it in each entry."""
+    """The field `machine` of a result file, or of its first entry."""
     result = json.loads(file.read_text())
     return (result[0] if isinstance(result, list) else result)["machine"]
 
 
 @pytest.mark.parametrize(("blas", "said"), [("reference", 1), ("openblas", 0), (None, 0)])
 def test_the_reference_blas_is_named(invoke, small, monkeypatch, tmp_path, blas, said):
-    """stderr and the page have one line about it, with the cure; the result file names the BLAS."""
+    """stderr and the page have one line about a slow BLAS, with the cure. The result file names the BLAS."""
     monkeypatch.setattr(machine, "blas", lambda: blas)
     done = invoke(*small, "--json", tmp_path / "out.json")
     assert (done.exit_code, done.stderr) == (0, f"{REFERENCE}\n" * said)

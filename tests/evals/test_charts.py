@@ -1,4 +1,4 @@
-"""The report's charts have the numbers of the result files, on axes whose range includes them."""
+"""The report's charts show the numbers of the result files, on axes whose ranges include these numbers."""
 
 import math
 import re
@@ -24,7 +24,9 @@ LINEAR = Axis(units.percent_tick, logarithmic=False)
 
 
 def values(charts):
-    """[length, value, low, high] of each point ([length, value] without a band), by the titles of chart and line."""
+    """The charts' points: a chart's title -> a line's name -> [[length, value, low, high]]. Points without a band have
+    no low and high.
+    """
     lines = {chart.title: {line.name: line.points for line in chart.series} for chart in charts}
     return {
         title: {
@@ -36,13 +38,16 @@ def values(charts):
 
 
 def charts(result):
-    """A result's charts, in rows."""
+    """A result's charts: [(a row's title, its charts)]."""
     found = convert(result, Result)
     return DESCRIBE[type(found)](found).charts
 
 
 def line(points, *keys, length="seq_len"):
-    """Each arm's expected points: the length, and a figure for each key. A second and third key are the band's ends."""
+    """The points that each arm's line must have: a length, and the figures of these keys.
+
+    The first key is the value's. A second and third key are those of the band's ends.
+    """
     return {f"patch {arm}": [[at[length], *(at[arm][key] for key in keys)] for at in points] for arm in ARMS}
 
 
@@ -56,7 +61,7 @@ def test_finetune(results):
 
 
 def test_speed(results):
-    """Speed is drawn against the length, with a band of a standard deviation to both sides."""
+    """Charts show speed against length, in a band that is a standard deviation wide on both sides."""
     tests = deepcopy(results["speed"]["results"])  # of -p 8,16 -g 4 -d 0,32
     for test in tests:
         test["off"] |= {"tokens_per_s": 90.0, "tokens_per_s_sd": 5.0, "low": 85.0, "high": 95.0}
@@ -73,7 +78,7 @@ def test_speed(results):
 
 
 def test_kernels(results):
-    """Each dtype and pass has a row of charts with a line per implementation that finished it, by length."""
+    """Each dtype and pass has a row of charts. These have a line for each implementation that finished the pass."""
     entries = results["kernels"]
     others = [{**entry, "config": {**entry["config"], "dtype": "float16"}} for entry in entries]
     for entry in others:
@@ -85,10 +90,8 @@ def test_kernels(results):
         for dtype in ("float32", "float16")
         for pass_ in ("forward", "backward")
     )
-    assert [list(values(row)["Time of a call"]) for row in rows] == [["mlx", "flash"]] * 2 + [
-        ["flash", "mlx"],
-        ["flash"],
-    ]
+    lines = [list(values(row)["Time of a call"]) for row in rows]
+    assert lines == [["mlx", "flash"], ["mlx", "flash"], ["flash", "mlx"], ["flash"]]
     for pass_, row in zip(("forward", "backward"), rows[:2], strict=True):
         drawn = values(row)
         for impl in ("flash", "mlx"):
@@ -119,19 +122,19 @@ def chart(points, axis=TIME):
 
 
 def picture(of):
-    """The SVG of a chart, as it is in the page."""
+    """The root of a chart's SVG file."""
     return ElementTree.fromstring(b64decode(drawing.picture(of).removeprefix("data:image/svg+xml;base64,")))
 
 
 def labels(svg, anchor):
-    """(position, label) of an axis's labels, in order."""
+    """[(position, label)] of one axis, in order. Its labels are those with this text-anchor."""
     texts = [text for text in svg.iter(f"{SVG}text") if f"text-anchor: {anchor}" in text.get("style")]
     place = "x" if anchor == "middle" else "y"
     return sorted(((float(text.get(place)), text.text) for text in texts), reverse=anchor == "end")
 
 
 def ticks(axis, numbers):
-    """The labels of the grid lines, from the bottom."""
+    """The labels of the horizontal grid lines, from the bottom, in a chart of these values."""
     found = labels(picture(chart([(2**n, value) for n, value in enumerate(numbers)], axis)), "end")
     return [text for _, text in found]
 
@@ -165,7 +168,7 @@ def test_ticks_hold_the_values(low, factor):
 @pytest.mark.parametrize(
     ("points", "left"),
     [
-        ([(1, 1.0), (2, 0.0), (4, 3.0)], [[1, 1], [4, 3]]),  # 0 has no logarithm
+        ([(1, 1.0), (2, 0.0), (4, 3.0)], [[1, 1], [4, 3]]),  # 0 has no place on a logarithmic axis
         ([(1, 1.0), (2, 1e300), (4, 3.0)], [[1, 1], [4, 3]]),
         ([(0, 1.0), (2, 2.0), (4, 3.0)], [[2, 2], [4, 3]]),
         ([(1, 1.0), (2, math.nan), (4, 3.0)], [[1, 1], [4, 3]]),
@@ -174,7 +177,7 @@ def test_ticks_hold_the_values(low, factor):
         ([(1, math.nan)], None),
     ],
 )
-def test_what_has_no_place_is_left_out(points, left):
+def test_points_without_a_place_are_left_out(points, left):
     assert values([chart(points)])["Title"] == ({"flash": left} if left else {})
 
 
@@ -186,7 +189,7 @@ def test_labels_of_lengths_do_not_meet():
 
 
 def test_an_svg_is_light_and_dark():
-    """In dark mode, a media query in the SVG replaces each colour of the drawing."""
+    """A media query in the SVG replaces each colour in dark mode."""
     svg = picture(chart([(1, 1.0, 0.5, 2.0), (2, 2.0, 1.5, 3.0)]))
     drawn = {
         part for element in svg.iter() for part in re.findall("(?:fill|stroke): #[0-9a-f]{6}", element.get("style", ""))
@@ -202,7 +205,7 @@ def test_an_svg_is_light_and_dark():
 
 @pytest.mark.parametrize("colors", [LIGHT, DARK])
 def test_lines_stand_out(colors):
-    """Lines have a contrast of 3 to 1, which WCAG 2.2 (AA) asks for."""
+    """Lines have a contrast to the background of 3 to 1, which WCAG 2.2 (AA) asks for."""
 
     def luminance(name):
         parts = [int(colors[name][at : at + 2], 16) / 255 for at in (1, 3, 5)]

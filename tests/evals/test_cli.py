@@ -1,4 +1,4 @@
-"""The command line shows help at once, says in one line what is wrong, and keeps measurements at a signal."""
+"""`flash-eval` shows its help at once, needs no network by default, and keeps what is measured at a signal."""
 
 import json
 import signal
@@ -55,7 +55,7 @@ def test_a_full_disk_leaves_the_page_and_says_so(invoke, perplexity):
 
 @pytest.mark.slow("5 seconds")
 def test_a_batch_system_s_signal_keeps_what_is_measured(perplexity, tmp_path):
-    """SIGTERM does the same as Ctrl-C, except for the exit code."""
+    """SIGTERM, which batch systems send, does the same as Ctrl-C, except for the exit code."""
     out, scores = tmp_path / "out.json", tmp_path / "scores.jsonl"
     long = [*perplexity, "--stride", 1, "--batch-size", 1, "--json", out, "--save-logprobs", scores]
     with subprocess.Popen([FLASH_EVAL, *map(str, long)], stdout=subprocess.PIPE, text=True) as process:

@@ -1,4 +1,4 @@
-"""`--arm`, `--save-logprobs`, `--compare`: one arm runs now, the other later or elsewhere, compared token by token."""
+"""With --arm, --save-logprobs and --compare, one arm runs later or elsewhere, and is compared token by token."""
 
 import re
 
@@ -7,27 +7,25 @@ from flash_evals.work import machine
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-COMMAND = ("perplexity",)  # run by the fixture `evaluate`
-
 
 @pytest.fixture
-def run_arm(evaluate, tmp_path):
-    """Runs one arm with --save-logprobs. The result has the path of the scores as `file`."""
+def run_arm(run_command, tmp_path):
+    """run_arm(arm, *options): runs one arm with --save-logprobs. The result has the path of the scores as `file`."""
 
     def run(arm, *arguments):
         path = tmp_path / f"{arm}.jsonl"
-        return {**evaluate("--arm", arm, "--save-logprobs", path, *arguments), "file": path}
+        return {**run_command("perplexity", "--arm", arm, "--save-logprobs", path, *arguments), "file": path}
 
     return run
 
 
 @pytest.mark.rotate(1, default=2)
 @pytest.mark.parametrize(("held", "live"), [("off", "on"), ("on", "off")])
-def test_one_arm_and_the_other_later(evaluate, run_arm, same_scores, held, live):
-    """An arm has the same figures alone as beside the other; flash runs only in the arm on. A later comparison equals
-    that of a run of both, except for figures that need both arms' logits: these are null, and dashes on the page.
+def test_one_arm_and_the_other_later(run_command, run_arm, same_scores, held, live):
+    """An arm has the same figures alone as beside the other arm. A later comparison has the figures of a run of both,
+    without those that need both arms' logits: these are null, and dashes on the page.
     """
-    together, one = evaluate(), run_arm(held)
+    together, one = run_command("perplexity"), run_arm(held)
     assert live not in one
     assert one["paired"] is None
     assert all(trial["order"] == [held] for trial in one["trials"])
@@ -35,7 +33,7 @@ def test_one_arm_and_the_other_later(evaluate, run_arm, same_scores, held, live)
     assert one["page"].splitlines()[2].split() == ["patch", held]
     assert one["page"].endswith("Only one arm ran: there is nothing to compare.\n")
 
-    later = evaluate("--arm", live, "--compare", one["file"])
+    later = run_command("perplexity", "--arm", live, "--compare", one["file"])
     expected = {**together, "paired": {**together["paired"], "max_abs_dlogit": None, "mean_kl": None}}
     same_scores(later, expected)
     same_scores({**expected, held: one[held]}, expected)
@@ -47,14 +45,15 @@ def test_one_arm_and_the_other_later(evaluate, run_arm, same_scores, held, live)
     assert "Same predictions; " in later["page"]
 
 
-def test_under_other_conditions(evaluate, run_arm):
-    """The page names a difference in batch size, which itself changes the speed. The file may have more windows than
-    this run, which ends within one of the file's batches.
+def test_under_other_conditions(run_command, run_arm):
+    """If batch sizes differ, the page says so, and compares no speed. The file may have more windows than this run,
+    whose last window is in the middle of one of the file's batches.
     """
-    together = evaluate("--max-windows", 3)
-    later = evaluate("--arm", "on", "--max-windows", 3, "--compare", run_arm("off", "--batch-size", 2)["file"])
+    few = ("perplexity", "--max-windows", 3)
+    together = run_command(*few)
+    later = run_command(*few, "--arm", "on", "--compare", run_arm("off", "--batch-size", 2)["file"])
     assert later["tokens"] == together["tokens"]
-    assert len(later["compared"]["trials"]) == 2  # this run's windows; the file has more
+    assert len(later["compared"]["trials"]) == 2  # those of this run's windows
     assert later["off"]["ppl"] == pytest.approx(together["off"]["ppl"], rel=1e-6)
     assert later["paired"]["delta_nll"] == pytest.approx(together["paired"]["delta_nll"], abs=1e-6)
     assert "off.jsonl differs from this run: batch size 2, this run has 4" in later["page"]
@@ -62,12 +61,12 @@ def test_under_other_conditions(evaluate, run_arm):
     assert "x" not in "".join(line for line in later["page"].splitlines() if line.startswith(("prefill", "peak")))
 
 
-def test_the_same_arm_of_another_machine_and_model(evaluate, run_arm, make_model, model_folder, monkeypatch):
-    """The page names what differs, and its columns. This is how to compare a quantised model with its original."""
+def test_the_same_arm_of_another_machine_and_model(run_command, run_arm, make_model, model_folder, monkeypatch):
+    """The page names the columns, and what differs. A quantised model is compared with its original like this."""
     there, described, model = run_arm("on")["file"], machine.describe(), make_model(rope_theta=100.0)
     here = replace(described, processor="Another", versions={**described.versions, "mlx": "9.9"})
     monkeypatch.setattr(machine, "describe", lambda: here)
-    result = evaluate("--arm", "on", "--model", model, "--compare", there)
+    result = run_command("perplexity", "--arm", "on", "--model", model, "--compare", there)
     assert "off" not in result
     assert result["paired"]["of"] == ["other", "on"]
     assert abs(result["paired"]["delta_nll"]) > 1e-4

@@ -1,4 +1,4 @@
-"""In the scripts that measure the tables of docs/nvidia.md, MLX's and our results agree."""
+"""In the scripts that measure the tables of docs/nvidia.md, flash attention and MLX compute the same."""
 
 import measure_cuda_gradients
 import measure_cuda_table
@@ -27,7 +27,7 @@ def test_both_compute_the_same(name, monkeypatch):
         own, ours, *default = errors
         assert own < larger * bound[0]
         assert ours < larger * bound[1]
-        assert default == ([] if call.kv_bits else [ours])  # by default, too: the CPU has one precision
+        assert default == ([] if call.kv_bits else [ours])  # on the CPU, both precisions have the same error
     assert min(found["stream"] + found["chain"]) > 0
 
 
@@ -43,5 +43,5 @@ def test_both_compute_the_same_gradients(name):
     bound = (1e-6, 1e-6) if call.dtype == "float32" else (5, 2)
     assert max(own) < bound[0]
     assert max(float32) < bound[1]
-    assert rounded == float32  # the CPU has one precision
+    assert rounded == float32  # on the CPU, both precisions have the same error
     assert min(found["backward"] + found["both"]) > 0

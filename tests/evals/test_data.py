@@ -5,10 +5,8 @@ import json
 import platform
 from pathlib import Path
 
-import click.testing
 import pyarrow as pa
 import pytest
-from flash_evals.cli import main
 from flash_evals.results.errors import EvalError
 from flash_evals.results.provenance import Part
 from flash_evals.work import data, pydoc_text
@@ -35,12 +33,11 @@ def write(path, column="text"):
 
 
 def read(*datasets, **part):
-    """Loads datasets: their documents, joined to one text."""
+    """The documents of these datasets, joined to one text."""
     text = data.load(*map(str, datasets), part=Part(**part))
     return text.dataset.separator.join(text.documents)
 
 
-@pytest.mark.slow("imports datasets for seconds")
 @SUFFIXES
 def test_a_file_is_read_byte_for_byte(suffix, tmp_path):
     path = write(tmp_path / f"some{suffix}")
@@ -66,7 +63,7 @@ def test_several_files_are_read_one_after_the_other(tmp_path, run_command):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """An empty folder for data files. The test has a cache of `datasets` to itself."""
+    """An empty folder for data files. The library `datasets` gets an empty cache."""
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     folder = tmp_path / "set"
     folder.mkdir()
@@ -75,7 +72,7 @@ def folder(tmp_path, monkeypatch):
 
 @SUFFIXES
 def test_a_folder(suffix, folder, monkeypatch):
-    """A folder's files are assigned to splits by their names, and each is read as if it were given alone."""
+    """The names of a folder's files tell their splits. Each file is read as if it were given alone."""
     for name in ("test-00000", "test-00001", "train"):
         write(folder / f"{name}{suffix}")
     assert read(folder) == "\n\n".join([JOINED] * 2)
@@ -114,19 +111,16 @@ def test_what_a_folder_does_not_have(folder):
     refused("cannot read .*notes.parquet", split="train")
 
 
-def test_stdin(model_folder):
-    def run(content):
-        arguments = ["perplexity", "--model", str(model_folder), "--context", "32", "--dataset", "-", "-o", "json"]
-        return click.testing.CliRunner().invoke(main, arguments, input=content)
-
-    described = json.loads(run(JOINED.encode()).stdout)["dataset"]
+def test_stdin(invoke, model_folder):
+    command = ["perplexity", "--model", model_folder, "--context", 32, "--dataset", "-", "-o", "json"]
+    described = json.loads(invoke(*command, input=JOINED.encode()).stdout)["dataset"]
     assert (described["name"], described["fingerprint"]) == ("stdin", FINGERPRINT)
-    assert run(b"").stderr == "Error: stdin holds no text\n"
-    assert run(b"\xff").stderr.startswith("Error: cannot read stdin: 'utf-8'")
+    assert invoke(*command, input=b"").stderr == "Error: stdin holds no text\n"
+    assert invoke(*command, input=b"\xff").stderr.startswith("Error: cannot read stdin: 'utf-8'")
 
 
 def test_pydoc_is_the_held_out_part_and_names_its_python(tmp_path, monkeypatch):
-    """`pydoc` is the built-in text even if a file has that name."""
+    """`pydoc` names the built-in text even if there is a file of this name."""
     monkeypatch.chdir(tmp_path)
     Path("pydoc").write_text("a file")
     text = data.load("pydoc")

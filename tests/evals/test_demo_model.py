@@ -1,4 +1,4 @@
-"""The shipped demo model and its text have the properties that callers rely on."""
+"""The demo model in the package and the built-in text have the properties that the default commands need."""
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -19,7 +19,7 @@ def test_the_text_is_split_by_whole_topics_and_nothing_held_out_is_learned():
     assert all([*train, *heldout])
     assert 0 < len(heldout) <= len(HELD_OUT) < len(train)
     assert 0.07 < sum(map(len, heldout)) / sum(map(len, train + heldout)) < 0.11
-    # Chapters of the documentation share some text. Compares 12 words at a time, so that a heading is no leak.
+    # Topics share some headings and phrases, so only runs of 12 words are compared.
     trained, held_out = (
         {tuple(words[i : i + 12]) for words in map(str.split, texts) for i in range(len(words) - 11)}
         for texts in (train, heldout)
@@ -56,7 +56,7 @@ TEXTS = [
 
 
 def test_the_tokenizer_gives_back_every_text(loaded):
-    """Tokens are those of tokenizer.json, although transformers loads it as a Qwen2Tokenizer of its own."""
+    """Tokens are those of tokenizer.json, although transformers loads the file as its own Qwen2Tokenizer."""
     _, tokenizer = loaded
     file = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
     for text in (*TEXTS, *documents("train"), *documents("heldout")):
@@ -69,7 +69,7 @@ def test_the_tokenizer_gives_back_every_text(loaded):
 
 
 def test_attention_is_used(loaded):
-    """The model predicts better with more context. (If it ignored its context, it would not test attention.)"""
+    """The model predicts better with more context. A model that ignored its context would not test attention."""
     model, tokenizer = loaded
     long = [text for text in documents("heldout") if len(text) > 2000][:5]
     windows = mx.array([tokenizer.encode(text)[200:329] for text in long])

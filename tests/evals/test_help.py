@@ -11,33 +11,27 @@ from flash_evals.commands.report import DESCRIBE, Result
 from msgspec import convert
 
 
-def command(name):
-    found = main.get_command(click.Context(main), name)
-    assert found is not None
-    return found
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_help_fits(name):
     """Lines that click does not wrap fit into a terminal of 80 columns, with click's indentation of two."""
-    blocks = inspect.cleandoc(command(name).help or "").split("\n\n")
+    blocks = inspect.cleandoc(main.get_command(click.Context(main), name).help).split("\n\n")
     lines = [line for block in blocks if block.startswith("\b") for line in block.splitlines()]
     assert [line for line in lines if len(line) > 78] == []
 
 
-# Words of the pages besides the heads of their columns and rows.
+# Words of the pages that are no heads of columns or rows.
 FIGURES = {
     "perplexity": ["ΔNLL", "top-1 agreement", "max |Δlogit|", "mean KL", "Same predictions", "flash:", "fallbacks"],
     "speed": ["tg4 @ d32", "±", "flash:", "fallbacks"],
     "finetune": ["on/off", "max |Δ|", "flash:", "fallbacks"],
     "kernels": ["peak ", "reads ", "faster", "flash against"],
 }
-EXAMPLES = {"tg4 @ d32": "tg32 @ d2048"}  # the help explains such labels by an example
+EXAMPLES = {"tg4 @ d32": "tg32 @ d2048"}  # a label -> the example by which the help explains such labels
 ARM = re.compile(r"^(patch )?(off|on)( |$)|( |^)(off|on)$")
 
 
 def labels(page):
-    """The heads of a Markdown page's columns, and of its rows if they have names."""
+    """The heads of a Markdown page's columns, and of its rows if the first column has no head."""
     rows = [[cell.strip() for cell in line[1:-1].split(" | ")] for line in page.splitlines() if line.startswith("| ")]
     head, _, *body = rows
     return head if head[0] else [*head, *(row[0] for row in body)]

@@ -1,14 +1,11 @@
-"""Texts and models from the hub: the real clients get them from a server on loopback, or have no network at all."""
+"""Texts and models from the Hugging Face Hub: its real clients read from a server on loopback, or have no network."""
 
 import hashlib
-import io
 import json
 
-import pyarrow as pa
 import pytest
-from pyarrow import parquet
 
-from tests.evals.loopback_hub import Repo, serve
+from tests.evals.loopback_hub import Repo, dataset, serve
 
 pytestmark = pytest.mark.slow("imports datasets and starts a server")
 
@@ -23,26 +20,18 @@ ONLY = ["Only this . \n"]
 
 
 def wikitext(rows):
-    tables = {
-        "wikitext-2-raw-v1/test": {"text": rows},
-        "wikitext-2-raw-v1/validation": {"text": ONLY},
-        "wikitext-103-raw-v1/test": {"text": LONG_ROWS},
-        "numbers/test": {"n": [1, 2]},
-    }
-    configs, files = {}, {}
-    for name, columns in tables.items():
-        path, file = f"{name}-00000-of-00001.parquet", io.BytesIO()
-        parquet.write_table(pa.table(columns), file)
-        files[path] = file.getvalue()
-        config, _, split = name.partition("/")
-        configs.setdefault(config, {"config_name": config, "data_files": []})["data_files"].append(
-            {"split": split, "path": path}
-        )
-    return {"README.md": f"---\nconfigs: {json.dumps(list(configs.values()))}\n---\n".encode(), **files}
+    return dataset(
+        {
+            "wikitext-2-raw-v1/test": {"text": rows},
+            "wikitext-2-raw-v1/validation": {"text": ONLY},
+            "wikitext-103-raw-v1/test": {"text": LONG_ROWS},
+            "numbers/test": {"n": [1, 2]},
+        }
+    )
 
 
 def described(rows, config="wikitext-2-raw-v1", split="test", commit=SECOND):
-    """How a result describes these rows of WikiText, less a blank first line. The hub's blank lines are empty."""
+    """A result's description of these rows of WikiText. Empty rows are blank lines, but for the first row."""
     text = "".join(row or " \n" for row in rows).removeprefix(" \n")
     return {
         "name": f"Salesforce/wikitext {config} {split}",
@@ -56,13 +45,13 @@ def described(rows, config="wikitext-2-raw-v1", split="test", commit=SECOND):
 
 @pytest.fixture
 def folders(make_model, model_folder):
-    """Folders of two versions of a model, by commit."""
+    """Two versions of a model: commit -> folder."""
     return {FIRST: make_model(hidden_size=64), SECOND: model_folder}
 
 
 @pytest.fixture
 def hub(folders):
-    """A hub with a few lines of WikiText, a plain dataset and a model, some with several commits."""
+    """A hub with a few lines of WikiText, a plain dataset and a model. WikiText and the model have two commits."""
     plain = {"test.jsonl": b'{"text": "A dataset of one configuration."}\n'}
     tiny = {commit: {file.name: file.read_bytes() for file in folder.iterdir()} for commit, folder in folders.items()}
     repos = {
@@ -78,7 +67,9 @@ def hub(folders):
 
 @pytest.fixture
 def run(in_fresh_process, model_folder, tmp_path):
-    """run(address, *texts): the results or error lines of `flash-eval perplexity` with each text's options."""
+    """run(address, *options): runs `flash-eval perplexity` with each of these options, in one process that takes the
+    address for the hub's. Returns the results or error lines.
+    """
     always = ["perplexity", "--model", model_folder, "--context", 32, "-o", "json"]
 
     def result(outcome):
@@ -89,8 +80,8 @@ def run(in_fresh_process, model_folder, tmp_path):
         assert outcome.stderr.startswith("Error: ")
         return outcome.stderr
 
-    def run(address, *texts):
-        commands = [[*always, *text.split()] for text in texts]
+    def run(address, *options):
+        commands = [[*always, *text.split()] for text in options]
         return list(map(result, in_fresh_process(*commands, HF_ENDPOINT=address, HF_HOME=str(tmp_path / "hf"))))
 
     return run
@@ -98,7 +89,7 @@ def run(in_fresh_process, model_folder, tmp_path):
 
 @pytest.mark.slow("6 seconds")
 def test_datasets(hub, run):
-    """Datasets have names, configurations, splits and revisions: branches, tags or commits."""
+    """Options name a dataset, its configuration and split, and its revision, which is a branch, tag or commit."""
     new, old = described(ROWS), described(OLD_ROWS, commit=FIRST)
     long = described(LONG_ROWS, "wikitext-103-raw-v1")
     runs = {
@@ -120,7 +111,7 @@ def test_datasets(hub, run):
 
 @pytest.mark.slow("11 seconds")
 def test_datasets_from_the_cache(hub, run):
-    """Without the hub, the cached text is used if name and revision match; other revisions are refused."""
+    """Without the hub, a cached text is used if its name and revision match. Other revisions are refused."""
     wikitext, revision = "--dataset wikitext", "--dataset wikitext --dataset-revision"
     for read, others in (
         ([wikitext, f"{revision} main", f"{revision} {SECOND}", "--dataset someone/plain"], [f"{revision} {FIRST}"]),
@@ -138,7 +129,7 @@ def test_datasets_from_the_cache(hub, run):
 
 @pytest.mark.slow("11 seconds")
 def test_revisions_of_a_model(hub, folders, run, text_file):
-    """Each revision has the results of its folder, first from the hub and then from the cache."""
+    """Each revision of a model has the results of its folder, first from the hub and then from the cache."""
     repo = f"--dataset {text_file} --model someone/tiny-qwen2"
     named = [f"{repo} --revision {revision}" for revision in ("main", SECOND, "v1", FIRST)]
     first, second = run(hub.address, *(f"--dataset {text_file} --model {folder}" for folder in folders.values()))
@@ -184,7 +175,7 @@ def test_what_the_hub_does_not_have(hub, run):
 
 @pytest.mark.slow("2 seconds")
 def test_no_network_and_nothing_cached(hub, run):
-    """The error has one line, with two commands that need no network; it comes without the clients' 30 s of retries."""
+    """The error has one line, with two commands that need no network. The clients' 30 s of retries do not delay it."""
     hub.hangs_up = True
     dataset, model = "--dataset someone/text", "--model someone/tiny-qwen2"
     works = {
@@ -197,13 +188,15 @@ def test_no_network_and_nothing_cached(hub, run):
     for (what, option), line in zip(works.values(), run(hub.address, *works), strict=True):
         use = f"without a network use `flash-eval perplexity` or `flash-eval perplexity {option}`\n"
         assert line == f"Error: {what} {NOT_CACHED}{use}"
-    # Each run made one request; the hub's client adds one of its own, which does not count.
+    # Each run made one request. The hub's client adds a request about "agent-harnesses", which does not count.
     assert sum("agent-harnesses" not in request for request in hub.requests) == len(works)
 
 
 @pytest.mark.nightly("huggingface_hub tries again for 15 seconds")
 def test_a_transfer_that_breaks_off(hub, run, text_file):
-    """The client retries a broken transfer; if it breaks off each time, one line says so. Half a file is never used."""
+    """The client retries a transfer that breaks off. If all tries break off, the error has one line. Half a file is
+    never used.
+    """
     repos = f"--dataset {text_file} --model someone/tiny-qwen2", "--dataset wikitext"
     hub.breaks_off.update({"model.safetensors": 99, "test-00000-of-00001.parquet": 99})
     for line, what in zip(run(hub.address, *repos), ("model someone/tiny-", "dataset Salesforce/wiki"), strict=True):

@@ -1,4 +1,4 @@
-"""Workloads of `flash-eval kernels` count a call's operations and bytes; implementations' results are right."""
+"""Each implementation of attention in `flash-eval kernels` computes the same, and a call's work is counted right."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -51,7 +51,7 @@ def test_every_implementation_computes_the_workload(name, pass_, work):
     contestant = IMPLEMENTATIONS[name](work, pass_, inputs)
     calls = [contestant.prepare() for _ in range(3)]
     results = contestant.as_numpy(contestant.compute(calls))
-    assert calls == []  # compute() has removed each call that it ran
+    assert calls == []  # compute() removes each call that it runs
     arrays = list(map(mx.array, inputs))
     if work.kv_bits:
         arrays[1:3] = [mx.dequantize(*mx.quantize(x, 64, 8), group_size=64, bits=8) for x in arrays[1:3]]
@@ -64,7 +64,9 @@ def test_every_implementation_computes_the_workload(name, pass_, work):
 
 @pytest.mark.parametrize("name", ["flash", "mlx", "naive"])
 def test_a_backward_pass_begins_after_the_forward_pass(name):
-    """Preparing a backward pass runs the forward. Flash keeps output and lse, others keep attention's weights."""
+    """Preparing a backward pass runs the forward pass, after which flash keeps output and lse. The other
+    implementations keep attention's weights.
+    """
     work = workload(query_len=256, seq_len=256)
     contestant = IMPLEMENTATIONS[name](work, "backward", work.inputs(seed=0))
     mx.synchronize()
@@ -87,7 +89,7 @@ def test_threads_are_those_of_flash(monkeypatch):
 
 @pytest.mark.parametrize("work", WORKLOADS, ids=str)
 def test_counts_what_is_visible(work):
-    """Visible keys are counted as in the reference's mask."""
+    """Operations and bytes count the keys that the reference's mask shows."""
     shape = (work.batch_size, work.num_heads, work.query_len, work.head_dim)
     visible = visible_and_bias(shape, work.seq_len, mask_of(work))[0][0, 0]
     mask = work.mask()
@@ -103,7 +105,9 @@ def test_counts_what_is_visible(work):
     [({}, 4 * 128, 4), ({"dtype": "bfloat16"}, 2 * 128, 2), ({"kv_bits": 4}, 128 // 2 + 2 * 2 * 4, 4)],
 )
 def test_what_is_held_and_read(changes, bytes_of_key, bytes_of_number):
-    """Gradients are as large as their arrays; lse has no gradient. Packed keys have a scale and bias per 64 numbers."""
+    """A call holds its inputs and output, lse, and gradients as large as their arrays. lse has no gradient. Quantised
+    keys have a scale and a bias for each 64 numbers.
+    """
     work = workload(head_dim=128, query_len=16, **changes)
     assert work.bytes_read == 2 * 2 * 32 * bytes_of_key
     lse, held = 4 * 4 * 16, 2 * 4 * 16 * 128 * bytes_of_number + work.bytes_read
@@ -118,13 +122,13 @@ def test_the_seed_decides_the_numbers(run_kernels, fake_implementation):
     assert outputs[0] == outputs[1] != outputs[2]
 
 
-# The calls of PyTorch, tested with a fake PyTorch made of MLX.
+# The implementation `torch` calls PyTorch. The tests replace PyTorch by functions of MLX.
 
 
 class FakeTensor:
     def __init__(self, array, dtype="as given", graph=None):
         self.array, self.dtype, self.requires_grad = mx.array(array), dtype, False
-        self.graph = graph  # for the gradient: attention's function, and its inputs
+        self.graph = graph  # what the gradient needs: attention's function, and its inputs
 
     def requires_grad_(self, requires_grad):
         self.requires_grad = requires_grad
@@ -133,12 +137,12 @@ class FakeTensor:
         return FakeTensor(self.array, dtype)
 
     def detach(self):
-        array = SimpleNamespace(numpy=lambda: np.array(self.array))  # torch converts only detached tensors
+        array = SimpleNamespace(numpy=lambda: np.array(self.array))  # PyTorch converts only detached tensors
         return SimpleNamespace(float=lambda: array)
 
 
 def attention(*inputs, attn_mask, is_causal, enable_gqa):
-    """Attention with torch's causal mask, which is aligned to the upper left."""
+    """Attention as in PyTorch, whose causal mask is aligned at the upper left."""
     assert enable_gqa
     arrays = [tensor.array for tensor in inputs]
     mask = attn_mask and attn_mask.array
@@ -150,7 +154,7 @@ def attention(*inputs, attn_mask, is_causal, enable_gqa):
 
 
 def grad(output, inputs, cotangent):
-    """The gradients. Frees the graph, as torch does."""
+    """The gradients of attention. Frees the graph, as PyTorch does."""
     (attend, operands), output.graph = output.graph, None
     assert inputs == operands
     assert [tensor.requires_grad for tensor in (*inputs, cotangent)] == [True, True, True, False]
@@ -174,7 +178,7 @@ def torch(monkeypatch):
     [
         ([], True, False, PASSES),
         (["--no-causal"], False, False, PASSES),
-        (["--query-len", 5], False, True, PASSES),  # torch's own causal mask is aligned to the upper left
+        (["--query-len", 5], False, True, PASSES),  # PyTorch's causal mask would be at the upper left
         (["--window", 7], False, True, PASSES),
         (["--window", 7, "--query-len", 5], False, True, PASSES),
         (["--query-len", 1], False, False, ["forward"]),
@@ -183,7 +187,9 @@ def torch(monkeypatch):
     ],
 )
 def test_torch_is_asked_for_the_same(run_kernels, torch, options, is_causal, masked, passes):
-    """The call of torch is equivalent: if results differed, the run would end. A backward pass runs a forward first."""
+    """PyTorch gets a call with the same result: if results differed, the command would fail. A forward pass runs before
+    each backward pass.
+    """
     asked = torch.nn.functional.scaled_dot_product_attention
     for pass_ in passes:
         asked.reset_mock()

@@ -1,5 +1,6 @@
-"""Recomputes every figure slowly, without code of flash_evals: for each scored token, mlx-lm's model reads only what
-the rules let it see of the text. The rules are written from their definitions; sums are float64.
+"""Recomputes the figures of `flash-eval perplexity` slowly, without code of flash_evals, with sums in float64.
+
+For each scored token, mlx-lm's model reads only the tokens that the rules show.
 """
 
 import math
@@ -14,7 +15,7 @@ from tokenizers import Tokenizer
 
 @pytest.fixture
 def tokens(model_folder):
-    """tokens(text, bos): the text's tokens, after a BOS or without."""
+    """tokens(text, bos): the text's tokens, after a BOS if `bos` is "always"."""
     tokenizer = Tokenizer.from_file(str(model_folder / "tokenizer.json"))
     prefix = {"always": [tokenizer.token_to_id("<|endoftext|>")], "never": []}
     return lambda text, bos: prefix[bos] + tokenizer.encode(text).ids
@@ -53,7 +54,7 @@ def test_rolling(evaluate_documents, cost, tokens, documents, reading, context, 
     streams, costs = {text: tokens(text, bos) for text in texts}, []
     for ids in streams.values():
         for token in range(1, len(ids)):
-            # The first window scores `context` tokens, each later one `stride`. `last`: the window's end.
+            # The first window scores `context` tokens, each later one `stride`. `last` is the window's last token.
             number = max(0, math.ceil((token - context) / stride))
             last = min(context + number * stride, len(ids) - 1)
             costs.append(cost(ids[max(0, last - context) : token], ids[token]))

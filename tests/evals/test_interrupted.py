@@ -14,9 +14,9 @@ def stop():
 
 @pytest.fixture
 def at_trial(monkeypatch):
-    """arrange(number, happens): happens(), by default a SIGINT, comes in trial `number`; warm-ups count, too."""
+    """at_trial(number, happens): calls happens(), by default a SIGINT, in trial `number`. Warm-ups count, too."""
 
-    def arrange(number, happens=stop):
+    def at_trial(number, happens=stop):
         trials = []
 
         def run(*arguments):
@@ -28,7 +28,7 @@ def at_trial(monkeypatch):
         for module in (paired, generation, training):
             monkeypatch.setattr(module, "run", run)
 
-    return arrange
+    return at_trial
 
 
 @pytest.fixture
@@ -51,8 +51,8 @@ def said_of(what):
 @pytest.mark.rotate(1, default=3)
 @pytest.mark.parametrize(("arm", "error"), [(0, None), (1, None), (0, OUT_OF_MEMORY)])
 def test_perplexity(invoke, at_trial, perplexity, same_scores, tmp_path, arm, error):
-    """An interruption in either arm of the third batch leaves the figures of the first two. An unexpected error is
-    raised after the page.
+    """A run that ends in the third batch, in either arm, keeps the figures of the first two. After an unexpected error,
+    the page comes first, and then the error.
     """
     whole, cut = tmp_path / "whole.json", tmp_path / "cut.json"
     assert invoke(*perplexity, "--max-windows", 4, "--json", whole).exit_code == 0
@@ -71,16 +71,10 @@ def test_perplexity(invoke, at_trial, perplexity, same_scores, tmp_path, arm, er
 @pytest.mark.parametrize(
     ("command", "trial", "what", "unit", "kept"),
     [
-        # Stops in the third test, after its warm-up: the first two tests are complete, and the third is left out.
-        ("speed", 2 * (2 + 2) + 2 + 1, "pp32 fails with the patch off", "trials", [("pp8", 1), ("pp16", 1)]),
-        # Stops in the second repetition of the second length: the first is complete, the second has one step.
-        (
-            "finetune",
-            2 * 3 + 2 * 2 + 2,
-            "a training step of 16 tokens fails with the patch off",
-            "steps",
-            [(8, 2), (16, 1)],
-        ),
+        # The third test stops after its warm-up, and is left out. The first two tests are complete.
+        ("speed", 2 * (2 + 2) + 2 + 1, "pp32", "trials", [("pp8", 1), ("pp16", 1)]),
+        # The second length stops in its second repetition, and has one step. The first length is complete.
+        ("finetune", 2 * 3 + 2 * 2 + 2, "a training step of 16 tokens", "steps", [(8, 2), (16, 1)]),
     ],
 )
 @pytest.mark.parametrize("error", [None, OUT_OF_MEMORY])
@@ -88,7 +82,7 @@ def test_speed_and_finetune(invoke, at_trial, commands, tmp_path, command, trial
     """At Ctrl-C, or when memory runs out, what was measured is shown and written; the error is reported."""
     at_trial(trial, Mock(side_effect=error) if error else stop)
     page = invoke(*commands[command], "--json", tmp_path / "out.json")
-    assert (page.exit_code, page.stderr) == ((2, said_of(what)) if error else (130, ""))
+    assert (page.exit_code, page.stderr) == ((2, said_of(f"{what} fails with the patch off")) if error else (130, ""))
     assert page.stdout.endswith(f"The run was interrupted: the figures are of the {unit} that were finished.\n")
     result = json.loads((tmp_path / "out.json").read_text())
     assert result["interrupted"] is True

@@ -1,4 +1,4 @@
-"""`flash-eval kernels`: its options, result file and page, and what Ctrl-C leaves."""
+"""`flash-eval kernels`: its options, result file and page, and what it keeps at Ctrl-C."""
 
 import json
 import re
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("quick_machine")
 
 
 def test_json(run_kernels):
-    """The file has an entry for each shape, dtype, length and implementation."""
+    """The result file has an entry for each shape, dtype, length and implementation."""
     entries, page = run_kernels(
         *("--shape", "4/2x8,2/1x16", "--dtype", "float32,float16", "--seq-len", "16, 32", "--query-len", 16),
         *("--batch-size", 2, "--window", 9, "--seed", 3, "--impl", "naive,flash", "--pass", "forward,backward"),
@@ -50,50 +50,47 @@ def test_json(run_kernels):
             assert entry[key] == max(entry["forward"][key], entry["backward"][key])
         assert entry["forward_backward"] == {}
         assert entry["roofline"] == {"peak(TFLOPs/s)": 0.1, "read(GB/s)": 10}
-        given = {
-            "repetitions": 3,
-            "max_seconds": 40,
-            "seed": 3,
-            "memory": ANY,
-            "interrupted": False,
-            "precision": "float32",
-        }
-        assert entry["settings"] == given
+        given = {"repetitions": 3, "max_seconds": 40, "seed": 3, "interrupted": False, "precision": "float32"}
+        assert entry["settings"] == {**given, "memory": ANY}
         assert set(entry["machine"]["versions"]) == set(machine.PACKAGES)
     assert re.search(r"flash against naive, backward: [\d.,]+x as fast \(.* over 8 shapes.*\)$", page)
 
 
 def page_of(entries):
-    """The page's header, the cells of its table, and the lines below."""
+    """The page's header, the cells of its table, and the lines below the table."""
     header, _, *lines = description(convert(entries, list[Entry])).text().splitlines()
     table, _, closing = "\n".join(lines).partition("\n\n")
     return header, [re.split(" {3,}", line.strip()) for line in table.splitlines()], closing.splitlines()
 
 
 def test_page(results):
-    """Only a problem's first row has what its rows share; only a pass's first row names it."""
+    """Rows that share a problem or a pass show it once, in the first row. A decode step has GB/s instead of FLOP/s."""
     entries = deepcopy(results["kernels"])
-    for entry, seconds in zip(entries, (1e-4, 1e-3, 2e-4, 1.6e-4), strict=True):
+    for number, (entry, seconds) in enumerate(zip(entries, (1e-4, 1e-3, 2e-4, 1.6e-4), strict=True)):
         entry["machine"]["device"] = "cpu, AVX2, 2 threads"
         entry["roofline"] = {"peak(TFLOPs/s)": 0.1, "read(GB/s)": 10}
-        for pass_ in ("forward", "backward"):
-            entry[pass_] |= {"time(s)": seconds, "trials(s)": [seconds] * 3, "FLOPS(TFLOPs/s)": 0.0189}
-            entry[pass_]["peak_memory_usage(MB)"] = 2.5
+        for place, pass_ in enumerate(("forward", "backward"), 2 * number):
+            entry[pass_] |= {"time(s)": seconds, "trials(s)": [seconds] * 3, "FLOPS(TFLOPs/s)": (10 + place) / 1000}
+            entry[pass_] |= {"peak_memory_usage(MB)": 2.5 + place, "read(GB/s)": 1 + place}
     header, rows, closing = page_of(entries)
     assert header == "attention, causal, batch size 1 · cpu, AVX2, 2 threads · peak 100 GFLOP/s, reads 10 GB/s"
     names = ["shape", "dtype", "queries", "keys", "pass", "impl", "time"]
     assert rows[:3] == [
         [*names, "GFLOP/s", "of peak", "flash is", "memory", "trials"],
-        ["4/2x8", "float32", "32", "32", "forward", "flash", "100 µs (100–100)", "18.9", "19%", "2.5 MB", "3"],
-        ["mlx", "1.00 ms (1.00–1.00)", "18.9", "19%", "10.00x faster", "2.5 MB", "3"],
+        ["4/2x8", "float32", "32", "32", "forward", "flash", "100 µs (100–100)", "10.0", "10%", "2.5 MB", "3"],
+        ["mlx", "1.00 ms (1.00–1.00)", "12.0", "12%", "10.00x faster", "4.5 MB", "3"],
     ]
     assert rows[7:] == [
-        ["backward", "flash", "200 µs (200–200)", "18.9", "19%", "2.5 MB", "3"],
-        ["mlx", "160 µs (160–160)", "18.9", "19%", "1.25x slower", "2.5 MB", "3"],
+        ["backward", "flash", "200 µs (200–200)", "15.0", "15%", "7.5 MB", "3"],
+        ["mlx", "160 µs (160–160)", "17.0", "17%", "1.25x slower", "9.5 MB", "3"],
     ]
     assert closing == [
         f"flash against mlx, {x}: 2.83x as fast (0.80x–10.00x over 2 shapes)" for x in ("forward", "backward")
     ]
+
+    decode = {**entries[0], "config": {**entries[0]["config"], "query_len": 1}, "backward": {}}
+    _, rows, _ = page_of([decode])
+    assert (rows[0][-5:-3], rows[1][-4:-2]) == (["K/V GB/s", "of reads"], ["1.0", "10%"])
 
     header, rows, closing = page_of([{**entry, "backward": {}} for entry in entries[1::2]])  # without flash
     assert header.startswith("attention forward, causal")
@@ -102,7 +99,9 @@ def test_page(results):
 
 
 def test_the_bounds_of_a_gpu_are_mlx_s_own(run_kernels, monkeypatch):
-    """A GPU's bounds are measured by MLX's matrix product in the workload's dtype, and MLX's copy, many at once."""
+    """A GPU's bounds are the speeds of MLX's matrix product, in the workload's dtype, and of MLX's copy. Many calls are
+    evaluated at once.
+    """
     monkeypatch.setattr(machine, "kind", lambda: "gpu")
     monkeypatch.setitem(machine.PRODUCT_SIZE, "gpu", 64)
     monkeypatch.setattr(machine, "COPY_BYTES", 4096)
@@ -148,12 +147,14 @@ FIRST = [[16, "flash", 2, 0, 0], [16, "naive", 2, 0, 0]]
     ("arguments", "trial", "kept"),
     [
         (LENGTHS, 1, [*FIRST, [32, "flash", 1, 0, 0]]),
-        (LENGTHS, 2, [*FIRST, [32, "flash", 1, 0, 0], [32, "naive", 1, 0, 0]]),  # in round 2 flash is last
+        (LENGTHS, 2, [*FIRST, [32, "flash", 1, 0, 0], [32, "naive", 1, 0, 0]]),  # in round 2 naive runs first
         (PASSES_OF_ONE, 0, [[16, "flash", 0, 0, 2], [16, "naive", 0, 0, 2]]),
     ],
 )
 def test_ctrl_c_keeps_what_is_finished(invoke, fake_implementation, tmp_path, arguments, trial, kept):
-    """Ctrl-C comes in naive's trial `trial` of the second length or pass. Each has two warm-ups and two trials."""
+    """Ctrl-C comes during naive's trial `trial` at the second length, or in the second pass. naive has two warm-ups and
+    two trials at each length and pass. `kept`: each entry's length, implementation, and trials of each pass.
+    """
     calls = iter(range(1, 100))
     fake_implementation("naive", before=lambda: next(calls) == 2 + 2 + 2 + trial and signal.raise_signal(signal.SIGINT))
     options = ("--shape", "2/1x8", "--impl", "flash,naive", "-r", 2, "--json", tmp_path / "out.json")

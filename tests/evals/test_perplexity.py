@@ -1,21 +1,17 @@
-"""`flash-eval perplexity`: what scores depend on, how the arms are compared, and all that it writes."""
+"""`flash-eval perplexity`: its page and result file, and on what its scores depend."""
 
 import json
 import math
 import re
 import shutil
-from contextlib import nullcontext
 
 import mlx.core as mx
-import mlxlm_flash_patch
 import numpy as np
 import pytest
 from flash_evals.results.arms import ARMS
 from flash_evals.work import models, paired
 from flash_evals.work.ranks import Ranks
 from flash_evals.work.scoring import windows
-
-COMMAND = ("perplexity",)  # run by the fixture `evaluate`
 
 
 @pytest.fixture
@@ -25,18 +21,18 @@ def ids(loaded, text):
 
 @pytest.fixture
 def scores(loaded, ids):
-    """scores(plan, batch_size): the scores of all tokens, read in batches of a plan's windows."""
+    """scores(windows, batch_size): the scores of the tokens in these windows, which are read in batches."""
 
-    def scores(plan, batch_size):
-        batches = list(paired.batches(loaded.model, ids, plan, batch_size, ARMS, Ranks()))
-        assert sum(batch.trial.windows for batch in batches) == len(plan)
+    def scores(windows, batch_size):
+        batches = list(paired.batches(loaded.model, ids, windows, batch_size, ARMS, Ranks()))
+        assert sum(batch.trial.windows for batch in batches) == len(windows)
         return np.concatenate([batch.scores for batch in batches])
 
     return scores
 
 
-def test_the_page_and_the_result_file(evaluate, loaded, model_folder, text_file, text, ids):
-    result = evaluate("--max-windows", 10)
+def test_the_page_and_the_result_file(run_command, loaded, model_folder, text_file, text, ids):
+    result = run_command("perplexity", "--max-windows", 10)
     assert result["page"].startswith(f"{model_folder.name}, 25.9 k parameters, float32 · text.txt, text ")
     assert " · context 24, stride 24, no BOS · 240 tokens · " in result["page"]
     assert re.search("\ntop-1 agreement 100.000 % · .* · flash: cpu_prefill 6 calls, 0 fallbacks\n", result["page"])
@@ -47,14 +43,14 @@ def test_the_page_and_the_result_file(evaluate, loaded, model_folder, text_file,
     scored = loaded.tokenizer.decode(ids[:241].tolist())
     assert text.startswith(scored)
     assert (result["tokens"], result["words"], result["bytes"]) == (240, len(scored.split()), len(scored.encode()))
-    # The kernels' own counts show that the patch runs, in two layers.
+    # Flash attention counts its own calls: one in each of two layers, for three batches.
     assert result["flash"] == {"calls": {"cpu_prefill": 2 * 3}, "fallbacks": {}, "left": {}}
     assert abs(result["paired"]["delta_nll"]) < 1e-5
     assert 0 < result["paired"]["max_abs_dlogit"] < 1e-3
     assert 0 < result["paired"]["mean_kl"] < 1e-8
     assert result["paired"]["top1_agreement"] == 1
 
-    # The file has every trial, the arms take turns, and the summary is that of the trials.
+    # The file has every trial. The arms take turns. The figures of an arm are those of its trials.
     trials = result["trials"]
     assert [trial["order"] for trial in trials] == [["off", "on"], ["on", "off"], ["off", "on"]]
     assert [trial["windows"] for trial in trials] == [4, 4, 2]
@@ -79,9 +75,7 @@ def test_the_batch_size_changes_no_score(scores, ids):
 @pytest.mark.slow("7 seconds")
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_the_order_of_the_windows_changes_no_score(scores, ids, batch_size, monkeypatch):
-    """Scores are equal bit for bit if batches of the same size have other windows, and for any number of tokens that
-    are scored at once.
-    """
+    """Scores keep their bits if the windows come in another order, or if other numbers of tokens are scored at once."""
     plan = windows([len(ids)], 24, 8)
     plan = plan[: len(plan) // batch_size * batch_size]
     ends = np.cumsum([window.end + 1 - window.first_scored for window in plan])[:-1]
@@ -92,27 +86,12 @@ def test_the_order_of_the_windows_changes_no_score(scores, ids, batch_size, monk
     np.testing.assert_array_equal(np.concatenate(back), forwards)
 
 
-def test_logits_that_are_no_numbers(evaluate, model_folder, tmp_path):
+def test_logits_that_are_no_numbers(run_command, model_folder, tmp_path):
     """The page says that logits are not finite, and the result file is still valid JSON."""
     folder = shutil.copytree(model_folder, tmp_path / "model")
     weights = mx.load(str(folder / "model.safetensors"))
     mx.save_safetensors(str(folder / "model.safetensors"), {name: w * math.nan for name, w in weights.items()})
-    page = evaluate("--model", folder)["page"]
+    page = run_command("perplexity", "--model", folder)["page"]
     assert page.endswith("Not comparable: some logits are not finite numbers.\n")
     assert "top-1 agreement 0.000 %" in page
     assert json.loads((tmp_path / "out.json").read_text(), parse_constant=pytest.fail)["off"]["ppl"] is None
-
-
-def test_a_patch_that_does_nothing_is_found_out(evaluate, monkeypatch):
-    monkeypatch.setattr(mlxlm_flash_patch, "enabled", lambda **_: nullcontext())
-    result = evaluate()
-    assert result["flash"] == {"calls": {}, "fallbacks": {}, "left": {}}
-    assert "flash: no calls, 0 fallbacks" in result["page"]
-    assert result["page"].endswith("The patch never ran: MLX's own attention computed everything.\n")
-
-
-@pytest.mark.parametrize("precision", ["input", "float32", None])
-def test_the_precision_reaches_the_patch_and_the_settings(evaluate, precisions, precision):
-    result = evaluate("--max-windows", 4, *(["--precision", precision] if precision else []))
-    assert precisions == {precision or "input"}
-    assert result["settings"]["precision"] == (precision or "input")

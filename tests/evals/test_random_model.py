@@ -1,4 +1,4 @@
-"""scripts/write_random_model.py has the published shapes of models, and writes folders that flash-eval reads."""
+"""write_random_model.py knows the shapes of published models, and writes folders that flash-eval reads."""
 
 import runpy
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`mlx.launch -n N flash-eval perplexity` spreads the windows over N ranks, and gives the scores of one process."""
+"""`mlx.launch -n N flash-eval perplexity` spreads the windows over N ranks, and gets the scores of one process."""
 
 import json
 import os
@@ -16,8 +16,8 @@ from tests.patch.two_ranks import PROGRAMS, launch
 pytestmark = pytest.mark.slow("processes that import for seconds")
 
 FLASH_EVAL = PROGRAMS / "flash-eval"
-# What rank 1 does. bug: fails at its second batch. die: is killed there when two batches have been saved. text: reads
-# another text.
+# Runs flash-eval with a fault in rank 1: its second batch raises ("bug") or kills it ("die"), or it reads another text
+# ("text"). It dies only after two batches were saved.
 DRIVER = """
 import os, sys, time
 from flash_evals import cli
@@ -49,7 +49,7 @@ def scores(path):
 
 
 def test_the_same_scores(invoke, perplexity, same_scores, tmp_path):
-    """Scores are equal bit for bit, since the batches are the same. At the end, one rank has no batch left."""
+    """Two ranks read the same batches, and get the same bits. Of three batches, one rank reads two."""
     one, two = (
         [*perplexity, "--max-windows", 5, "--json", tmp_path / f"{n}.json", "--save-logprobs", tmp_path / f"{n}.jsonl"]
         for n in (1, 2)
@@ -61,7 +61,7 @@ def test_the_same_scores(invoke, perplexity, same_scores, tmp_path):
     assert shared["windows"] == alone["windows"], stderr
     assert scores(tmp_path / "2.jsonl") == scores(tmp_path / "1.jsonl")
 
-    # Both ranks worked, and only one printed.
+    # Both ranks work, and only one prints.
     assert [trial["rank"] for trial in shared["trials"]] == [0, 1, 0]
     assert stdout.count("token perplexity") == 1
     assert stderr.count(REFERENCE) == int(blas() == "reference")
@@ -79,8 +79,8 @@ def test_an_error_in_one_rank_ends_all_and_keeps_what_is_measured(perplexity):
 
 @pytest.mark.nightly("three processes, which import for seconds")
 def test_a_rank_that_dies_ends_all(invoke, perplexity, tmp_path, monkeypatch):
-    """If a rank dies, mlx.launch ends all. Any number of ranks can continue with the batches that rank 0 saved."""
-    monkeypatch.setattr(machine, "blas", blas)  # the real one, as in the ranks
+    """If a rank dies, mlx.launch ends all. Any number of ranks can continue after the batches that rank 0 saved."""
+    monkeypatch.setattr(machine, "blas", blas)  # the machine's own BLAS, as in the ranks
     path, whole = tmp_path / "run.jsonl", tmp_path / "whole.jsonl"
     launch(sys.executable, "-c", DRIVER, "die", *perplexity, "--resume", path)
     assert len(scores(path)) == 2
@@ -102,7 +102,7 @@ def test_what_is_refused_is_said_once(perplexity):
 
 @pytest.mark.nightly("three processes, which import for seconds")
 def test_ctrl_c_keeps_what_is_measured(perplexity, tmp_path):
-    """All processes of the terminal get Ctrl-C. mlx.launch prints no more, but the files are written."""
+    """A terminal sends Ctrl-C to all processes. mlx.launch prints no more, but the ranks write the files."""
     out, path = tmp_path / "out.json", tmp_path / "run.jsonl"
 
     def interrupt(process):

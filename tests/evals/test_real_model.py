@@ -1,6 +1,6 @@
-"""flash-eval real-model converts the GGUF file of a wheel to a folder in mlx-lm's layout, complete or not at all.
+"""flash-eval real-model converts the GGUF file of a wheel to a folder in mlx-lm's layout, or leaves no folder.
 
-The wheels here contain a small Llama, written and quantised by llama.cpp's own gguf package.
+The tests' wheels contain a small Llama, which llama.cpp's package gguf has written and quantised.
 """
 
 import hashlib
@@ -59,7 +59,7 @@ ABOUT_WHEEL = {
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """The GGUF file, and its matrices in the hub's layout: random numbers, rounded to GGUF's 4 or 8 bits."""
+    """The GGUF file, and the float32 matrices for which its 4 or 8 bits stand, in the hub's layout."""
     names = {f"blk.{layer}.{part}.weight": shape for layer in range(LAYERS) for part, shape in MATRICES.items()}
     names["token_embd.weight"] = (len(TOKENS), HIDDEN)
     path, exact, rng = tmp_path_factory.mktemp("gguf") / "small.gguf", {}, np.random.default_rng(7)
@@ -72,7 +72,7 @@ def made(tmp_path_factory):
         packed = gguf.quants.quantize(rng.normal(size=shape).astype(np.float32) / 8, kind)
         rows = exact[name] = gguf.quants.dequantize(packed, kind)
         if heads := {"attn_q": HEADS, "attn_k": KV_HEADS}.get(name.split(".")[-2]):
-            # llama.cpp's convert_hf_to_gguf.py permutes rows like this.
+            # llama.cpp's convert_hf_to_gguf.py permutes the rows of queries and keys like this.
             rows = rows.reshape(heads, 2, DIM // 2, -1).swapaxes(1, 2).reshape(rows.shape)
         writer.add_tensor(name, gguf.quants.quantize(rows, kind), raw_dtype=kind)
     for name in ("output_norm", *(f"blk.{layer}.{part}_norm" for layer in range(LAYERS) for part in ("attn", "ffn"))):
@@ -86,7 +86,10 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def index(monkeypatch, tmp_path, made):
-    """index(content): puts a wheel with `content` as GGUF file into a folder that stands for the package index."""
+    """index(content): puts a wheel into the folder that pip and uv take for the package index. Returns the folder.
+
+    `content` is that of the wheel's GGUF file.
+    """
     folder = tmp_path / "index"
     folder.mkdir()
     uv = {"UV_OFFLINE": "1", "UV_CACHE_DIR": tmp_path / "uv", "UV_FIND_LINKS": folder}
@@ -108,7 +111,7 @@ def index(monkeypatch, tmp_path, made):
 
 @pytest.fixture
 def written(invoke, tmp_path, index):
-    """written(dtype): the model folder in that dtype, made from a good wheel."""
+    """written(dtype): the model folder that the command makes from a good wheel."""
     index()
 
     def write(dtype):
@@ -133,8 +136,8 @@ def test_the_wheel_comes_through_pip_or_uv(invoke, monkeypatch, tmp_path, index,
 
 
 def test_float32_is_what_the_bits_stand_for(written, made):
-    """bfloat16 is rounded from float32, and 4bit has the file's bits. Rows of queries and keys are in the hub's order,
-    so that other programs can read the folder.
+    """bfloat16 weights are rounded from float32, and 4bit weights have the file's bits. Rows of queries and keys are in
+    the hub's order, so that other programs can read the folder.
     """
     (exact, tokenizer), (rounded, _), (packed, _) = (load(str(written(d))) for d in ("float32", "bfloat16", "4bit"))
     layer = exact.layers[1]
@@ -161,7 +164,7 @@ def test_float32_is_what_the_bits_stand_for(written, made):
 
 
 def test_it_is_written_once(written, refused, monkeypatch):
-    """A complete folder is not written again, and no other file or folder is overwritten."""
+    """The command leaves a complete folder as it is, and refuses to overwrite any other."""
     folder = written("float32")
     monkeypatch.setattr(real_model, "fetch", lambda folder: pytest.fail("fetched again"))
     assert written("float32") == folder

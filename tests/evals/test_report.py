@@ -15,7 +15,7 @@ NUMBER = re.compile(r"([-+]?[0-9][0-9,]*)(\.\d+)?(e[-+]\d+)? ?(ms|µs|%)?")
 
 
 def figures(cell):
-    """A cell's numbers, each to within its last digit; no range in brackets."""
+    """The numbers in a cell, without a range in brackets. Each equals any number within one unit of its last digit."""
     found = []
     for whole, digits, power, unit in NUMBER.findall(cell.split(" (")[0]):
         value = float(f"{whole.replace(',', '')}{digits}{power}")
@@ -25,7 +25,7 @@ def figures(cell):
 
 
 def shown(page):
-    """The numbers of each row of the page's table."""
+    """The numbers in each row of the page's table, by the row's name."""
     [table] = page.all("table")
     return {name: list(map(figures, cells)) for name, cells in rows(table).items()}
 
@@ -53,7 +53,6 @@ def test_perplexity(report, results):
     assert figures(agreement.replace("top-1", "")) == [
         paired[key] for key in ("top1_agreement", "max_abs_dlogit", "mean_kl")
     ]
-    assert "99.999 %" in report({**result, "paired": {**paired, "top1_agreement": 0.9999999}}).text
 
 
 def test_speed(report, results):
@@ -91,43 +90,9 @@ def test_finetune(report, results):
     assert shown(report(results["finetune"])) == expected
 
 
-def test_kernels(report, results):
-    """For a decode step, the table has the bandwidth instead of FLOPs."""
-    entries = results["kernels"]
-    decode = deepcopy(entries)
-    for entry in decode:
-        entry["config"]["query_len"] = 1
-        entry["forward"]["read(GB/s)"] = 5.0
-        entry["backward"] = {}
-        entry["roofline"] = {"peak(TFLOPs/s)": 1, "read(GB/s)": 20.0}
-    expected = {}
-    for entry in entries:
-        [flash] = [other for other in entries if other["config"] == {**entry["config"], "impl": "flash"}]
-        for pass_ in ("forward", "backward"):
-            run, keys, impl = entry[pass_], entry["config"]["seq_len"], entry["config"]["impl"]
-            share = run["FLOPS(TFLOPs/s)"] / entry["roofline"]["peak(TFLOPs/s)"]
-            ratio = run["time(s)"] / flash[pass_]["time(s)"]
-            expected[f"4/2x8 float32 {keys} {keys} {pass_} {impl}"] = [
-                [run["time(s)"]],
-                [run["FLOPS(TFLOPs/s)"] * 1000],
-                [share],
-                [] if impl == "flash" else [max(ratio, 1 / ratio)],
-                [run["peak_memory_usage(MB)"]],
-                [3],
-            ]
-    found = shown(report(entries))
-    for name, cells in found.items():
-        cells[3] = cells[3] or expected[name][3]  # empty: no difference
-    assert found == expected
-
-    page = report(decode)
-    assert head(page)[6:8] == ["K/V GB/s", "of reads"]
-    assert all(cells[1:3] == [[5.0], [0.25]] for cells in shown(page).values())
-
-
 @pytest.mark.parametrize("command", ["perplexity", "speed", "finetune", "kernels"])
 def test_a_file_without_a_precision_is_of_float32(results, command):
-    """Files of older releases, which had only float32, lack a precision. New files always have it."""
+    """The files of older releases have no precision, because they had only float32."""
     found = deepcopy(results[command])
     for entry in found if command == "kernels" else [found]:
         del entry["settings"]["precision"]

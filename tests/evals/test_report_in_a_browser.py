@@ -5,9 +5,7 @@ import shutil
 from importlib.util import find_spec
 from io import BytesIO
 
-import click.testing
 import pytest
-from flash_evals.cli import main
 from flash_evals.pages.colors import DARK, LIGHT
 from PIL import Image, ImageColor
 
@@ -19,7 +17,7 @@ pytestmark = pytest.mark.slow("starts a browser")
 SIZES = {"screen": 1200, "phone": 390}
 PAPER = 688  # CSS pixels between the margins of A4
 
-# Finds text with less contrast to its background than the 4.5 of WCAG 2.2 (AA).
+# Counts the page's texts. Lists those whose contrast to the background is below 4.5, which WCAG 2.2 (AA) asks for.
 FAINT = """
 (() => {
   const parse = (text) => (text.match(/[\\d.]+/g) || []).map(Number);
@@ -71,7 +69,7 @@ def chromium():
 
 @pytest.fixture
 def open_page(chromium):
-    """Opens a file, which must cause no other request, and no message in the console."""
+    """open_page(path): opens a page, which must load nothing else, and log nothing."""
 
     def open_page(path, width=1200, dark=False, media="screen"):
         page = chromium.new_page(
@@ -93,20 +91,24 @@ def open_page(chromium):
 
 
 @pytest.fixture(scope="module")
-def file(results, tmp_path_factory):
-    """The page of a run of each command and of a missing file."""
-    return make(list(results.values()), tmp_path_factory.mktemp("report"))
+def make(invoke, tmp_path_factory):
+    """make(*results): the file of the page of these results and of a missing file."""
+
+    def make(*results):
+        folder = tmp_path_factory.mktemp("report")
+        files = [folder / f"{number}.json" for number in range(len(results))]
+        for file, result in zip(files, results, strict=True):
+            file.write_text(json.dumps(result))
+        done = invoke("report", *files, folder / "missing.json", "-o", folder / "page.html")
+        assert done.exit_code == 0, done.output
+        return folder / "page.html"
+
+    return make
 
 
-def make(results, folder):
-    files = [folder / f"{number}.json" for number in range(len(results))]
-    for file, result in zip(files, results, strict=True):
-        file.write_text(json.dumps(result))
-    out = folder / "page.html"
-    arguments = ["report", *files, folder / "missing.json", "-o", out]
-    done = click.testing.CliRunner().invoke(main, list(map(str, arguments)))
-    assert done.exit_code == 0, done.output
-    return out
+@pytest.fixture(scope="module")
+def file(make, results):
+    return make(*results.values())
 
 
 NIGHTLY = pytest.mark.nightly("another look at the same page")
@@ -117,8 +119,8 @@ NIGHTLY = pytest.mark.nightly("another look at the same page")
     [("phone", True), *(pytest.param(*look, marks=NIGHTLY) for look in (("phone", False), ("screen", True)))],
 )
 def test_it_opens(open_page, file, size, dark):
-    """The page is no wider than the screen (tables scroll by themselves) and has no faint text. On a phone, letters are
-    large enough, in plots too.
+    """The page is no wider than the screen, as wide tables scroll by themselves. No text is faint. On a phone, letters
+    are large enough, in plots, too.
     """
     page = open_page(file, SIZES[size], dark)
     assert page.evaluate("document.documentElement.scrollWidth") <= SIZES[size]
@@ -161,9 +163,9 @@ def test_charts_are_as_light_as_the_page(open_page, file, dark, media, colors):
     assert ground == ImageColor.getrgb(colors["card"])
 
 
-def test_markup_in_a_file_does_nothing(open_page, results, tmp_path):
-    """Markup is escaped; and the page's own policy would block any script, and any content from elsewhere."""
-    page = open_page(make(hostile(*results.values()), tmp_path), SIZES["phone"])
+def test_markup_in_a_file_does_nothing(open_page, make, results):
+    """Markup is escaped. The page's content security policy blocks any script, and any content from elsewhere."""
+    page = open_page(make(*hostile(*results.values())), SIZES["phone"])
     assert page.evaluate("document.title") == "Flash attention, off and on"
     assert page.evaluate("document.querySelectorAll('script, img[onerror]').length") == 0
     assert page.evaluate("document.documentElement.scrollWidth") <= SIZES["phone"]

@@ -1,4 +1,4 @@
-"""Whatever the files contain, `flash-eval report` writes a complete, self-contained page, and names unusable files."""
+"""`flash-eval report` writes a complete, self-contained page whatever the files contain, and names unusable files."""
 
 import json
 import re
@@ -23,7 +23,7 @@ def test_a_file_read_back_is_what_was_written(results):
 
 @pytest.mark.slow("4 seconds")
 def test_unknown_fields_are_fine(report, results):
-    """Files of other releases may have unknown fields, except where kernels, reasons, packages or arms are keys."""
+    """Files of other releases may have unknown fields. Objects whose keys are names, such as kernels, may not."""
 
     def more(value, key=""):
         if isinstance(value, dict) and value and key not in ("calls", "fallbacks", "left", "versions", "tokens_per_s"):
@@ -33,12 +33,12 @@ def test_unknown_fields_are_fine(report, results):
     assert report(*map(more, results.values())).text == report(*results.values()).text
 
 
-NULLABLE = re.compile("ppl|bits_per|nll|dlogit|kl|loss|memory_ratio|(TFLOPs|GB)/s")  # fields that may be not finite
+NULLABLE = re.compile("ppl|bits_per|nll|dlogit|kl|loss|memory_ratio|(TFLOPs|GB)/s")  # figures that may not be finite
 
 
 @pytest.mark.slow("2 seconds")
 def test_null_figures_are_named_or_dashes(report, results):
-    """Numbers that are not finite are null in a result file."""
+    """In a result file, null stands for a number that is not finite."""
 
     def null(leaf, key):
         return None if isinstance(leaf, float) and NULLABLE.search(key) else leaf
@@ -75,7 +75,7 @@ def test_perplexity_of_one_arm(report, results, arm):
     ],
 )
 def test_perplexity_compared_with_another_run(report, results, arm, differs_in, same, faster):
-    """Any two runs can have the same predictions; one is called faster only if they differ in nothing but the patch."""
+    """Any two runs may have the same predictions. One is called faster only if nothing but the patch differs."""
     column = "off" if arm == "off" else "other"
     about = {"model": results["perplexity"]["model"], "machine": results["perplexity"]["machine"], "trials": []}
     about |= {"file": "folder/kept.jsonl", "batch_size": 1, "ranks": 1}
@@ -93,7 +93,7 @@ def test_perplexity_compared_with_another_run(report, results, arm, differs_in, 
 
 
 GONE = object()
-# A command, the field of its result that is changed, the new value, and the reason why the page leaves the file out.
+# (command, field of its result, new value of the field, the reason why the page leaves the changed file out)
 CHANGES = [
     ("perplexity", ("on", "ppl"), GONE, "Object missing required field `ppl` - at `$.on`"),
     ("perplexity", ("tokens",), 10**400, "Expected `int` <= 9007199254740992 - at `$.tokens`"),
@@ -127,7 +127,7 @@ def changed(result, path, value):
 
 
 def test_broken_files_are_named_and_left_out(invoke, results, tmp_path):
-    """The page and stderr name each broken file and the reason; the page has the good file once."""
+    """The page and stderr name each broken file and the reason. The page has the result of the good file once."""
     broken = [(changed(results[command], path, value), why) for command, path, value, why in CHANGES]
     armless = {key: value for key, value in results["perplexity"].items() if key not in ("off", "on")}
     broken.append((json.dumps(armless).encode(), "expected one or two of the columns other, off, on, not none"))
@@ -199,7 +199,7 @@ def test_settings_and_machine_are_in_a_fold(page, results):
 
 
 def test_it_is_self_contained(page):
-    """The page loads nothing, runs nothing, and its links lead to its own sections."""
+    """The page loads nothing and runs nothing. Its links lead to its own sections."""
     assert page.all("script") == page.all("link") == []
     assert len(page.all("img")) == 6 + 2 + 6  # charts of speed, finetune and kernels
     assert all(image.attributes["src"].startswith("data:image/svg+xml;base64,") for image in page.all("img"))
@@ -234,7 +234,9 @@ def test_it_is_accessible(page):
 
 @pytest.mark.slow("2 seconds")
 def test_the_page_goes_where_it_is_told(invoke, refused, results, tmp_path, monkeypatch):
-    """All ways to name the file write the same bytes. A result file is not overwritten; a full disk is reported."""
+    """Each option that names the page's file writes the same page. No result file is overwritten. A full disk is a
+    one-line error.
+    """
     file = tmp_path / "run.json"
     file.write_text(json.dumps(results["speed"]))
     monkeypatch.chdir(tmp_path)

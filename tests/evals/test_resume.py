@@ -13,10 +13,10 @@ import pytest
 from flash_evals.work import machine, paired
 from msgspec.structs import replace
 
-COMMAND = ("perplexity", "--batch-size", 2)  # run by the fixture `evaluate`
+COMMAND = ("perplexity", "--batch-size", 2)
 
-# Pretends to have OpenBLAS, as conftest.py does, so that a run in this process may continue the file.
-ANOTHER_BLAS = """
+# Runs flash-eval as if MLX used OpenBLAS. The tests' own runs pretend the same, and refuse files of another BLAS.
+WITH_OPENBLAS = """
 from flash_evals import cli
 from flash_evals.work import machine
 machine.blas = lambda: "openblas"
@@ -36,12 +36,14 @@ def lines(path):
 
 @pytest.mark.rotate(1, default=7)
 @pytest.mark.parametrize(("whole", "half"), [(0, 0), (0, 5), (0, 300), (1, 0), (1, 20), (2, 20), (4, 0)])
-def test_it_goes_on_behind_what_the_file_holds(evaluate, path, same_scores, monkeypatch, whole, half):
-    """The file has `whole` lines, the first without a batch, and `half` characters of the next, which do not count."""
-    at_once = evaluate("--save-logprobs", path)
+def test_it_goes_on_behind_what_the_file_holds(run_command, path, same_scores, monkeypatch, whole, half):
+    """The file has `whole` lines, and `half` characters of one more line, which do not count. Each line but the first
+    holds a batch.
+    """
+    at_once = run_command(*COMMAND, "--save-logprobs", path)
     held, batches = lines(path), max(0, whole - 1)
     path.write_text("".join(held[:whole]) + held[whole][:half])
-    resumed = evaluate("--resume", path)
+    resumed = run_command(*COMMAND, "--resume", path)
     same_scores(resumed, at_once)
     assert resumed["trials"][:batches] == at_once["trials"][:batches]
     assert len(resumed["trials"]) == len(at_once["trials"])
@@ -50,18 +52,18 @@ def test_it_goes_on_behind_what_the_file_holds(evaluate, path, same_scores, monk
         batches > 0
     )
 
-    # The file now has a whole run: resuming it shows the results without measuring anything.
+    # The file now holds a whole run. Resuming it shows the results, and measures nothing.
     monkeypatch.setattr(paired, "run", None)
-    again = evaluate("--resume", path)
+    again = run_command(*COMMAND, "--resume", path)
     same_scores(again, at_once)
     assert again["trials"] == resumed["trials"]
-    assert again["ranks"] == {"size": 1, "tokens_per_s": {}}  # nothing was read by this run
+    assert again["ranks"] == {"size": 1, "tokens_per_s": {}}  # this run has read no tokens
 
 
 @pytest.mark.nightly("a process for each kill, which imports for seconds")
-def test_killed_at_a_random_moment(evaluate, perplexity, path, same_scores):
-    """Each time the file has grown a little, the process gets SIGKILL."""
-    flash_eval = [sys.executable, "-c", ANOTHER_BLAS, *map(str, perplexity), "--stride", "3"]
+def test_killed_at_a_random_moment(run_command, perplexity, path, same_scores):
+    """SIGKILL ends each of four runs when the file has grown a little."""
+    flash_eval = [sys.executable, "-c", WITH_OPENBLAS, *map(str, perplexity), "--stride", "3"]
     for _ in range(4):
         before = path.stat().st_size if path.exists() else 0
         with subprocess.Popen([*flash_eval, "--resume", str(path)], stdout=subprocess.DEVNULL) as process:
@@ -69,15 +71,15 @@ def test_killed_at_a_random_moment(evaluate, perplexity, path, same_scores):
                 time.sleep(0.001)
             time.sleep(random.uniform(0, 0.02))
             process.kill()
-    resumed = evaluate("--stride", 3, "--resume", path)
+    resumed = run_command(*COMMAND, "--stride", 3, "--resume", path)
     assert 0 < resumed["windows"]["resumed"] < resumed["windows"]["planned"]
-    same_scores(resumed, evaluate("--stride", 3))
+    same_scores(resumed, run_command(*COMMAND, "--stride", 3))
 
 
-def test_the_file_of_another_run_is_refused(evaluate, refused, perplexity, path, monkeypatch, make_model):
-    """It is refused, lest scores of two runs mix. Models with the same name and shape are told apart, too."""
+def test_the_file_of_another_run_is_refused(run_command, refused, perplexity, path, monkeypatch, make_model):
+    """A file must hold the scores of one run. Models with the same name and shape are told apart by their weights."""
     described = machine.describe()
-    evaluate("--resume", path, "--max-windows", 4)
+    run_command(*COMMAND, "--resume", path, "--max-windows", 4)
     before, model = path.read_bytes(), make_model(rope_theta=100.0)
     with path.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -96,22 +98,18 @@ def test_the_file_of_another_run_is_refused(evaluate, refused, perplexity, path,
     assert path.read_bytes() == before
 
 
-def test_a_batch_is_on_the_disk_before_the_next_begins(evaluate, path, monkeypatch):
+def test_a_batch_is_on_the_disk_before_the_next_begins(run_command, path, monkeypatch):
     measure, on_disk, seen = paired._measure, [], []
     monkeypatch.setattr(os, "fsync", lambda _: on_disk.append(len(lines(path))))
     monkeypatch.setattr(paired, "_measure", lambda *a, **others: seen.append(on_disk[-1]) or measure(*a, **others))
-    batches = len(evaluate("--resume", path)["trials"])
-    assert seen == [1, *range(1, 1 + batches)]  # the first is the warm-up
+    batches = len(run_command(*COMMAND, "--resume", path)["trials"])
+    assert seen == [1, *range(1, 1 + batches)]  # the first is the warm-up's
 
 
-# The line of the file, the text to replace, its replacement, and the error.
+NO_SCORE_FILE = "is not a score file of flash-eval perplexity, version 3: write a new one with --save-logprobs"
+# (number of a line, the text to replace there, its replacement, the error)
 BREAK = [
-    (
-        0,
-        "version 3",
-        "version 2",
-        "is not a score file of flash-eval perplexity, version 3: write a new one with --save-logprobs",
-    ),
+    (0, "version 3", "version 2", NO_SCORE_FILE),
     (0, '"weights"', '"waits"', "is broken after 0 batches: "),
     (1, "\n", "\n\n", "is broken after 1 batches: "),
     (2, '"flash"', '"flash', "is broken after 1 batches: "),
@@ -122,9 +120,9 @@ BREAK = [
 
 
 @pytest.mark.slow("3 seconds")
-def test_a_broken_file_is_refused_and_left_alone(evaluate, refused, perplexity, path):
-    evaluate("--save-logprobs", path)
-    whole, texts = lines(path), {"no line": "is not a score file"}
+def test_a_broken_file_is_refused_and_left_alone(run_command, refused, perplexity, path):
+    run_command(*COMMAND, "--save-logprobs", path)
+    whole, texts = lines(path), {"no line": NO_SCORE_FILE}
     for number, old, new, said in BREAK:
         assert old in whole[number]
         broken = whole[number].replace(old, new)
@@ -137,11 +135,11 @@ def test_a_broken_file_is_refused_and_left_alone(evaluate, refused, perplexity, 
 
 @pytest.mark.slow("9 seconds")
 @pytest.mark.parametrize("fitting", [0, 2])
-def test_a_disk_that_fills_up_keeps_the_results_so_far(evaluate, invoke, perplexity, path, fitting):
+def test_a_disk_that_fills_up_keeps_the_results_so_far(run_command, invoke, perplexity, path, fitting):
     """A limit on the file's size stands for the full disk. The page has all batches, even the last, which did not fit.
-    A later run can continue after those that fit, even with another batch size.
+    A later run continues after the batches that fit, even with another batch size.
     """
-    whole = evaluate("--save-logprobs", path)
+    whole = run_command(*COMMAND, "--save-logprobs", path)
     kept = lines(path)
     path.unlink()
     _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -154,7 +152,7 @@ def test_a_disk_that_fills_up_keeps_the_results_so_far(evaluate, invoke, perplex
     assert (done.exit_code, done.stderr) == (2, f"Error: cannot write {path}: {os.strerror(errno.EFBIG)}\n")
     shown = f"{2 * (fitting + 1)} of {whole['windows']['planned']} windows"
     assert done.stdout.endswith(f"The run was interrupted: the figures are of the {shown} that were finished.\n")
-    resumed = evaluate("--resume", path, "--batch-size", 1)
+    resumed = run_command(*COMMAND, "--resume", path, "--batch-size", 1)
     assert resumed["windows"]["resumed"] == 2 * fitting
     assert [trial["windows"] for trial in resumed["trials"]][: fitting + 1] == [2] * fitting + [1]
     assert resumed["on"]["ppl"] == pytest.approx(whole["on"]["ppl"], rel=1e-6)

@@ -1,5 +1,5 @@
-"""Windows score each token but the first once, with the longest possible context, and as other programs do. Statistics
-of the scores agree with numpy in float64. Arms agree on the first-ranked token, or have a tie.
+"""Windows score each token but the first once, as lm-evaluation-harness does. Statistics of the scores agree with
+numpy in float64. Arms agree on a token if both rank it first, or have a tie.
 """
 
 import math
@@ -24,7 +24,7 @@ def log_softmax(logits):
 
 
 def test_token_nll_of_a_large_vocabulary():
-    """A plain sequential float32 sum of so many numbers would be off by 2e-4, always in the same direction."""
+    """One float32 sum of so many numbers, one after the other, would be off by 2e-4, always in the same direction."""
     logits = (3 * np.random.default_rng(0).standard_normal((16, 151_936))).astype(np.float32)
     error = scoring.token_nll(logits, np.arange(16)) + log_softmax(logits)[np.arange(16), np.arange(16)]
     assert np.abs(error).max() < 2e-6
@@ -33,7 +33,7 @@ def test_token_nll_of_a_large_vocabulary():
 
 @pytest.mark.parametrize("size", [1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1, 10, 100])
 def test_kl_is_exact_from_rounding_noise_to_nonsense(size):
-    """Even a divergence of 1e-11 is exact, for which the usual float32 formula gives noise of 1e-8."""
+    """A divergence of 1e-11 is exact, too. The usual formula would give noise of 1e-8 in float32."""
     random = np.random.default_rng(0)
     off = (random.standard_normal((64, 500)) * 4).astype(np.float32)
     on = (off + random.standard_normal(off.shape) * size).astype(np.float32)
@@ -54,7 +54,6 @@ def test_kl_is_exact_from_rounding_noise_to_nonsense(size):
     ],
 )
 def test_what_is_not_finite_and_what_is_long(nll, words, expected):
-    """test_independent.py tests the figures of an ordinary text."""
     column = summary.column(np.array(nll, np.float32), [Measurement(1.0, 1.0, 1.0)], words, 2)
     for figure, value in expected.items():
         assert getattr(column, figure) == pytest.approx(value, rel=1e-12, nan_ok=True)
@@ -79,7 +78,7 @@ AGREEMENT = [
 
 @pytest.mark.parametrize("rows", [1, len(AGREEMENT)])
 def test_agreement(rows):
-    """Agreement is decided for each token, however many are compared at once."""
+    """The number of tokens that are compared at once does not matter."""
     off, on, expected = zip(*AGREEMENT, strict=True)
     found = []
     for first in range(0, len(AGREEMENT), rows):
@@ -90,16 +89,16 @@ def test_agreement(rows):
 
 
 def test_few_ties_are_kept():
-    """A model that ranks its whole vocabulary equally must not fill the memory."""
+    """Of a vocabulary in which all tokens tie, 16 ties are kept. More would fill the memory."""
     assert scoring.ranked_first(mx.zeros((2, 1000))).tolist() == [[0, *range(16)]] * 2
 
 
 @given(st.lists(st.integers(0, 100), max_size=4), st.integers(1, 40), st.data())
 def test_each_token_but_the_first_is_scored_once_as_lm_evaluation_harness_does(lengths, context, data):
-    """Each text is scored without the others. Its first token is a prefix, which is read and not predicted.
+    """Each text is scored alone. Its first token is a prefix, which is read and not predicted.
 
-    The first window predicts as many tokens as the model can read; each later one the next `context - context_len + 1`,
-    or all that are left, and reads the `context` tokens before the last of them.
+    The first window predicts as many tokens as the model can read. Each later window predicts the next
+    `context - context_len + 1` tokens, or the rest, and reads the `context` tokens before its last token.
     """
     context_len = data.draw(st.integers(1, context))
     expected, start = [], 0

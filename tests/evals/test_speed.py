@@ -1,4 +1,4 @@
-"""`flash-eval speed`: the tests that its options select, the tokens that a trial reads, and all that it writes."""
+"""`flash-eval speed`: the tests that its options select, the tokens that a trial reads, its page and result file."""
 
 import dataclasses
 import statistics
@@ -15,8 +15,6 @@ from flash_evals.work import generation, models
 from mlx_lm.models.cache import ArraysCache, ConcatenateKVCache, KVCache
 from msgspec.structs import replace
 
-COMMAND = ("speed",)  # run by the fixture `evaluate`
-
 
 def measured(loaded, *cases):
     settings = Settings([], [], [], [], None, repetitions=2, delay=0, seed=0, prefill_step_size=0, memory="")
@@ -24,9 +22,9 @@ def measured(loaded, *cases):
 
 
 @pytest.mark.slow("14 seconds")
-def test_every_length_and_batch_at_every_depth(evaluate):
-    """Tokens of all sequences in a batch count; flash attention takes all calls."""
-    result = evaluate("-p", "16,32", "-g", 4, "-d", "0,64", "-b", "1,3", "-r", 2)
+def test_every_length_and_batch_at_every_depth(run_command):
+    """The tokens of all sequences in a batch count. Flash attention takes all calls."""
+    result = run_command("speed", "-p", "16,32", "-g", 4, "-d", "0,64", "-b", "1,3", "-r", 2)
     tests = ["pp16", "pp32", "tg4", "pp16 x3", "pp32 x3", "tg4 x3"]
     names = [*tests, *(f"{test} @ d64" for test in tests)]
     assert [test["test"] for test in result["results"]] == names
@@ -46,11 +44,11 @@ def test_every_length_and_batch_at_every_depth(evaluate):
     assert set(result["flash"]["calls"]) == {"cpu_prefill", "cpu_decode"}
 
 
-def test_attention_has_a_share_of_the_time(evaluate, monkeypatch):
-    """The page and the file have attention's share for each test and arm, or none if it is unknown."""
-    shares = iter((0.75, 0.25, None, 0.5))  # each test measures the arm on first
+def test_attention_has_a_share_of_the_time(run_command, monkeypatch):
+    """The page and the file have attention's share for each test and arm. An unknown share is a dash and null."""
+    shares = iter((0.75, 0.25, None, 0.5))  # the arm on comes first in each test
     monkeypatch.setattr(generation, "attention_share", lambda name, work, precision: next(shares))
-    result = evaluate("-p", 8, "-g", 2, "-d", 0, "-r", 2)
+    result = run_command("speed", "-p", 8, "-g", 2, "-d", 0, "-r", 2)
     found = [[test[arm]["attention_share"] for arm in ARMS] for test in result["results"]]
     assert found == [[0.25, 0.75], [0.5, None]]
     lines = [line.split() for line in result["page"].splitlines()[2:5]]
@@ -58,13 +56,13 @@ def test_attention_has_a_share_of_the_time(evaluate, monkeypatch):
 
 
 @pytest.mark.slow("3 seconds")
-def test_the_delay_and_the_seed_reach_the_work(evaluate, monkeypatch):
-    """--delay and --seed take effect. -g 0 tests no generation; one repetition has no standard deviation."""
+def test_the_delay_and_the_seed_reach_the_work(run_command, monkeypatch):
+    """--delay and --seed take effect. With -g 0 there is no test of generation. One repetition has no deviation."""
     prompts, waited = [], []
     monkeypatch.setattr(generation.time, "sleep", waited.append)
     monkeypatch.setattr(generation, "generate_step", lambda prompt, *_, **__: prompts.append(prompt.tolist()) or ())
     for seed in (0, 0, 1):
-        result = evaluate("-p", 20, "-g", 0, "-d", 0, "-r", 1, "--seed", seed, "--delay", 2.5)
+        result = run_command("speed", "-p", 20, "-g", 0, "-d", 0, "-r", 1, "--seed", seed, "--delay", 2.5)
     [test] = result["results"]
     assert (test["test"], test["off"]["tokens_per_s_sd"], result["draft_model"]) == ("pp20", None, None)
     assert "accepted" not in result["page"]
@@ -88,7 +86,7 @@ def test_the_delay_and_the_seed_reach_the_work(evaluate, monkeypatch):
     ],
 )
 def test_what_a_trial_reads(loaded, monkeypatch, kind, tokens, depth, reads, batch_size):
-    """Each trial of both arms reads the same tokens; `reads` has each call's length and depth."""
+    """All trials of both arms read the same tokens. `reads` lists the length and depth of each call of the model."""
     trials, read, model = [], [], loaded.model
 
     def spy(inputs, cache):
@@ -118,8 +116,8 @@ def test_what_a_trial_reads(loaded, monkeypatch, kind, tokens, depth, reads, bat
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_a_trial_has_a_cache_of_its_own(loaded, batch_size):
-    """The next trial does not see what a trial appends to its cache. Buffers are allocated before the trial, so that
-    the first append does not copy or merge the whole cache within its time and memory.
+    """A trial appends to a copy of the filled cache, which the next trial finds unchanged. The copy's buffers are
+    allocated before the trial. Otherwise the trial's time and memory would include a copy of the whole cache.
     """
     cache = generation.filled_cache(loaded, np.arange(10))
     before = [np.array(array) for layer in cache for array in layer.state[:2]]
@@ -146,8 +144,8 @@ def test_a_cache_that_cannot_be_filled(loaded, monkeypatch):
 
 @pytest.mark.slow("6 seconds")
 @pytest.mark.parametrize(("more", "ahead", "guesses"), [((), 3, 9), (("--num-draft-tokens", 5), 5, 10)])
-def test_a_model_that_drafts_for_itself_is_always_right(evaluate, model_folder, more, ahead, guesses):
-    result = evaluate("-p", 8, "-g", 12, "-d", "0,16", "-r", 1, "--draft-model", model_folder, *more)
+def test_a_model_that_drafts_for_itself_is_always_right(run_command, model_folder, more, ahead, guesses):
+    result = run_command("speed", "-p", 8, "-g", 12, "-d", "0,16", "-r", 1, "--draft-model", model_folder, *more)
     for test in result["results"]:
         expected = (0, 0, None) if test["kind"] == "prompt" else (guesses, guesses, 1)
         for arm in ARMS:
@@ -165,7 +163,9 @@ def test_a_model_that_drafts_for_itself_is_always_right(evaluate, model_folder, 
 @pytest.mark.parametrize("count", [1, 2, 7, 20])
 @pytest.mark.parametrize("ahead", [1, 3])
 def test_tokens_are_those_of_the_model_and_guesses_are_counted(loaded, make_model, monkeypatch, count, ahead):
-    """With a filled cache, the tokens are those of the model without a draft model; each guess is a draft step."""
+    """The tokens are those that the model generates without a draft model, also with a filled cache. A guess is counted
+    for each step of the draft model.
+    """
     prompt, draft = np.array([7]), models.load(str(make_model(num_hidden_layers=1)))
     filled = [generation.filled_cache(model, np.arange(10)) for model in (loaded, draft)]
     own = {"max_tokens": count, "prompt_cache": generation._copy(filled[0])}
@@ -211,11 +211,3 @@ def test_a_cache_that_mlx_lm_cannot_batch_is_refused_before_anything_runs(refuse
     monkeypatch.setattr(models, "load", lambda *_: dataclasses.replace(loaded, model=alone))
     line = refused("speed", "-g", 0, "-d", 0, "-p", 8, "-b", "1,2")
     assert line == f"Error: -b: mlx-lm cannot batch the cache of {loaded.name}, a ConcatenateKVCache"
-
-
-@pytest.mark.slow("11 seconds")
-@pytest.mark.parametrize("precision", ["input", "float32", None])
-def test_the_precision_reaches_the_patch_and_the_settings(evaluate, precisions, precision):
-    result = evaluate("-p", 8, "-g", 2, "-d", "0,16", "-r", 1, *(["--precision", precision] if precision else []))
-    assert precisions == {precision or "input"}
-    assert result["settings"]["precision"] == (precision or "input")

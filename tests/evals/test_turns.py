@@ -1,4 +1,4 @@
-"""The contest of `flash-eval kernels`: in which order implementations run, what is timed, and that results agree."""
+"""`flash-eval kernels` compares the results of implementations, and times implementations in turns."""
 
 from types import SimpleNamespace
 
@@ -39,22 +39,22 @@ def test_a_wrong_result_is_not_timed(refused, fake_implementation, wrong, dtype,
 
 @pytest.mark.parametrize("pass_", PASSES)
 def test_rounding_is_no_wrong_result(run_kernels, fake_implementation, pass_):
-    """Where each query sees one key, gradients of query and key are only rounding errors; these are accepted, too."""
+    """Rounding errors are accepted. If queries see one key, gradients of query and key have nothing else."""
     run_kernels("--impl", "flash,mlx", "--pass", pass_, "--window", 1)
     fake_implementation("naive", **dict.fromkeys(RESULTS[pass_], lambda result: result * np.float32(1 + 1e-5)))
     run_kernels("--impl", "flash,naive", "--pass", pass_)
 
 
 def test_turns(run_kernels, fake_implementation, monkeypatch):
-    """Implementations warm up one by one. Then each round has another order of them and of measuring the machine: each
-    has every place equally often.
+    """Implementations warm up one by one. Then, in each round, the implementations and the measurement of the machine
+    take turns in another order. In six rounds each has every place twice.
     """
     turns = []
     for name in ("flash", "mlx"):
         fake_implementation(name, before=lambda name=name: turns.append(name))
     monkeypatch.setattr(flashattn_core, "peak_flops", lambda: turns.append("machine") or 1e12 * turns.count("machine"))
     entries, _ = run_kernels("--impl", "flash,mlx", "-r", 6)
-    assert turns[:4] == ["flash"] * 2 + ["mlx"] * 2  # a tiny call, and the one whose memory is measured
+    assert turns[:4] == ["flash"] * 2 + ["mlx"] * 2  # a tiny call, and a call whose memory is measured
     rounds = [turns[first : first + 3] for first in range(4, 4 + 6 * 3, 3)]
     assert rounds[:3] == [["machine", "flash", "mlx"], ["mlx", "flash", "machine"], ["flash", "mlx", "machine"]]
     assert [sorted(place) for place in zip(*rounds, strict=True)] == [sorted(rounds[0] * 2)] * 3
@@ -70,11 +70,11 @@ def clock(monkeypatch):
     return clock
 
 
-# max_seconds: 0: no limit; 1: one trial of mlx, which is always taken; 9.5: two.
+# With a max_seconds of 0 there is no limit. 1 allows one trial of mlx, which runs in any case; 9.5 allows two.
 @pytest.mark.parametrize(("max_seconds", "of_flash", "of_mlx"), [(0, 9, 9), (1, 3, 1), (9.5, 9, 2)])
 def test_who_is_slow_takes_fewer_trials(fake_implementation, clock, max_seconds, of_flash, of_mlx):
-    """Preparing a call is not timed, but counts towards the limit, because the user waits for it. Trials that are left
-    out still advance the progress bar.
+    """The time to prepare a call is no part of a trial, but counts towards max_seconds, because the user waits for it.
+    A trial that is left out is yielded as None, which advances the progress bar.
     """
     fake_implementation("flash", before=lambda: clock.go(0.25))
     fake_implementation("mlx", before=lambda: clock.go(0.5), preparing=lambda: clock.go(4))
@@ -88,7 +88,7 @@ def test_who_is_slow_takes_fewer_trials(fake_implementation, clock, max_seconds,
 
 @pytest.mark.parametrize(("kind", "first"), [("cpu", 0.1), ("gpu", 0.5)])
 def test_a_trial_lasts_twenty_milliseconds(run_kernels, fake_implementation, clock, monkeypatch, kind, first):
-    """The calls per trial are chosen by a warm call: the first is slow, and on a GPU may compile its kernel."""
+    """A warm call decides how many calls a trial has. First calls are slow. On a GPU they may compile their kernel."""
     monkeypatch.setattr(contest, "TRIAL_SECONDS", 0.02)
     for name, value in {"kind": kind, "peak_flops": 1.0, "bandwidth": 1.0}.items():
         monkeypatch.setattr(machine, name, lambda *_, value=value: value)
@@ -101,7 +101,7 @@ def test_a_trial_lasts_twenty_milliseconds(run_kernels, fake_implementation, clo
 
 @pytest.mark.skipif("resident" not in memory_method(), reason="MLX's allocator knows nothing of numpy's")
 def test_memory_is_that_of_one_call(run_kernels, fake_implementation):
-    """Memory that a library allocates once, at its first use, does not count."""
+    """Memory that a library allocates at its first call and keeps does not count."""
     kept = []
 
     def before():

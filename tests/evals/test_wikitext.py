@@ -1,4 +1,4 @@
-"""WikiText is converted from its tokenised form to ordinary text, whose parts map to parts of the original."""
+"""WikiText loses its spaces before marks. Each part of the result stands for a part of the original text."""
 
 import pytest
 from flash_evals.work import wikitext
@@ -45,7 +45,7 @@ def test_a_quote_without_its_partner_stays_on_its_page():
 
 
 def test_pages_are_the_lines_of_the_file_between_two_headings():
-    """The hub's rows give the pages of lm-evaluation-harness. A heading of a section begins no page."""
+    """The hub's rows are joined to the pages of lm-evaluation-harness. A section's heading begins no page."""
     one = ["", " = One = \n", "", " Text . \n", "", " = = Section = = \n", " More . \n", ""]
     two = [" = Two = \n", "", " End . \n"]
     first, second = wikitext.pages(one + two)
@@ -57,7 +57,7 @@ def test_pages_are_the_lines_of_the_file_between_two_headings():
         assert len(wikitext.pages(["before\n", f"{line}\n"])) == 1 + is_heading
 
 
-# Texts made of the patterns that the rules look for, so that rules interact.
+# Texts of the patterns that the rules look for, so that several rules meet.
 TEXTS = st.lists(
     st.sampled_from([*" @-,.:;!?()[]{}\"'=°\nsNa1é", " @-@ ", " @,@ ", " , ", " N ", " 's", "\n = a = \n"]), max_size=40
 ).map("".join)
@@ -65,7 +65,9 @@ TEXTS = st.lists(
 
 @given(TEXTS)
 def test_what_is_read_stands_for_a_part_of_the_original(original):
-    """The part has the same characters as were read, besides those that rules remove, and the same last one."""
+    """original_length() finds the part of the original that ends with the same character, and has the same characters
+    except those that rules remove.
+    """
     read = wikitext.detokenised(original)
 
     def kept(text):

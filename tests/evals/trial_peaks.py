@@ -1,4 +1,4 @@
-"""Measures the peak memory of trials; test_measure.py runs this in a process of its own."""
+"""Measures the peak memory of trials, for test_measure.py, which needs a new process for that."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,8 +10,8 @@ MB = 1_000_000
 
 
 def nine_peaks(method, allocate, megabytes):
-    """The peaks, in MB, of the same work: three times with garbage that a collection would free meanwhile, three times
-    in another thread, and three after a failed allocation, for which the C library uses other memory.
+    """The peaks, in MB, of nine trials of the same work: three beside garbage that a collection would free, three in
+    another thread, and three after a failed allocation, which makes the C library use other memory.
     """
     if method == "allocator":
         measure.memory_method = lambda: "peak of MLX's allocator"

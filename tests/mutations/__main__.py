@@ -1,10 +1,11 @@
 """Breaks one promise after the other, and runs the test that must notice: `python tests/mutations [WORD ...]`.
 
-For each promise of docs/dev/reliability.md, promises/ has a mutation: a change of a line or two that breaks it. The
-last commit is cloned twice and built, and must pass the tests of all mutations. Then each clone makes one change at a
-time, builds C++ changes, runs the test and undoes the change. A WORD selects a group, such as results, or mutations
-whose description, file or test contains it. Needs git and uv; ccache, if installed, saves time. The exit code is 1 if a
-test does not notice.
+For each promise of docs/dev/reliability.md, promises/ has a mutation: a change of a line or two that breaks the
+promise. This program clones the last commit twice and builds both clones. The tests of all mutations must pass in the
+first clone. Then each clone makes one change at a time, builds it if it is C++, runs the change's test and undoes the
+change. A WORD selects a group, such as results, or mutations whose description, file or test contains the WORD. The
+program needs git and uv; ccache, if installed, saves time. The exit code is 1 if a test passes although its promise is
+broken.
 """
 
 import os
@@ -13,26 +14,16 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from queue import SimpleQueue
 
-from promises import (
-    evaluation,
-    gradients,
-    kernels,
-    masks,
-    memory,
-    other_programs,
-    packaging,
-    patch,
-    process,
-    results,
-)
-from promises.mutation import Mutation
+import promises
+from promises import Mutation
 
-GROUPS = {
-    group.__name__.removeprefix("promises."): group.MUTATIONS
-    for group in (results, masks, gradients, memory, process, patch, other_programs, evaluation, packaging, kernels)
+GROUPS: dict[str, list[Mutation]] = {
+    group.name: import_module(f"promises.{group.name}").MUTATIONS for group in iter_modules(promises.__path__)
 }
 MUTATIONS = [mutation for mutations in GROUPS.values() for mutation in mutations]
 ROOT = Path(__file__).parents[2]
@@ -54,7 +45,7 @@ def must(folder: Path, *command: str) -> str:
 
 
 def set_up(folder: Path) -> None:
-    """Makes a clone with its own environment, and an incremental build for this machine's instruction set."""
+    """Makes a clone with its own environment, and builds the extension for this machine's instruction set alone."""
     must(ROOT, "git", "clone", "-q", str(ROOT), str(folder))
     must(folder, "uv", "sync", "-q", "--all-groups")
     version = must(folder, PYTHON, "-c", "import flashattn_core; print(flashattn_core.__version__)")
@@ -76,11 +67,11 @@ def build(folder: Path) -> None:
 
 
 def cmake(folder: Path, *arguments: str) -> None:
-    must(folder, "uv", "run", "--no-sync", "cmake", *arguments)  # if it synced, uv would first build the whole package
+    must(folder, "uv", "run", "--no-sync", "cmake", *arguments)  # with a sync, uv would first build the whole package
 
 
 def failing(folder: Path, *arguments: str) -> str:
-    """The line of the first test that fails, or whose fixture does, or the signal that ends pytest. Else empty."""
+    """Returns pytest's line about the first test or fixture that fails, or the signal that ends pytest, or ""."""
     done = run(folder, PYTHON, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *arguments)
     if done.returncode < 0:
         return f"CRASHED by signal {-done.returncode}"
@@ -126,7 +117,7 @@ def main(*words: str) -> int:
             finally:
                 free.put(folder)
 
-        # Compiled mutations come last, file by file, so that all others are tested with an unbroken build.
+        # Mutations of C++ come last: after one, the clone's extension stays broken until the next build.
         chosen.sort(key=lambda mutation: (mutation.is_compiled, mutation.file))
         with ThreadPoolExecutor(2) as pool:
             for number, (mutation, line) in enumerate(zip(chosen, pool.map(result, chosen), strict=True), 1):

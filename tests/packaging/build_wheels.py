@@ -1,14 +1,15 @@
-"""Builds all that is published: each package's sdist, and from the sdists alone the wheels of this platform.
+"""Builds what a release publishes: each package's sdist, and this platform's wheels from the sdists alone.
 
     python -m tests.packaging.build_wheels dist [PYTHON ...]
 
-flashattn-core's wheel has an extension module for each release of MLX, and for each PYTHON where that matters. Each
-build has an environment of its own, with the requirements of the package's pyproject.toml. On Linux, auditwheel gives
-flashattn-core's wheel its manylinux tag. No wheel contains libmlx: it belongs to the MLX package that the user chose.
+flashattn-core's wheel has an extension module for each release of MLX. A module that fits only one Python version is
+built for each PYTHON. Each build has its own environment, with the requirements of the package's pyproject.toml. On
+Linux, auditwheel gives flashattn-core's wheel its manylinux tag. No wheel contains libmlx: it belongs to the MLX
+package that the user chose.
 
-REPOSITORY_URL, which only the workflows set, is the public address of the repository. With it, packages have links for
-the index's pages ([project.urls]), and a README's links to pages of the repository become absolute. Without it,
-packages have no links, and READMEs are not changed.
+REPOSITORY_URL, which only the workflows set, is the public address of the repository. With REPOSITORY_URL, packages
+get links for the index's pages ([project.urls]), and a README's links to pages of the repository become absolute.
+Without it, packages have no links, and READMEs are not changed.
 """
 
 import os
@@ -30,7 +31,7 @@ REPAIR = (*AUDITWHEEL, "repair", "--exclude", "libmlx.so", "--wheel-dir")
 
 
 def clean_environment() -> dict[str, str]:
-    """os.environ without the variables by which a command could find this workspace or its environment."""
+    """os.environ without the variables that would lead a command to this workspace or its environment."""
     hidden = {"VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME", "MLXLM_FLASH"}
     return {name: value for name, value in os.environ.items() if name not in hidden}
 
@@ -89,7 +90,7 @@ def build_sdist(distribution: str, output: Path, address: str = os.environ.get("
 
 
 def build_wheel(sdist: Path, output: Path, pythons: Sequence[str] = ()) -> None:
-    """Builds a wheel. With `pythons`, flashattn-core's is for all releases of MLX. Raises as build_sdist() does."""
+    """Builds a wheel. With `pythons`, flashattn-core's is for all releases of MLX. Raises what build_sdist() raises."""
     with tempfile.TemporaryDirectory() as raw:
         if pythons and sdist.name.startswith("flashattn_core"):
             uv("run", "--no-project", "--python", sys.executable, EVERY_RELEASE, sdist, raw, *pythons)

@@ -1,4 +1,4 @@
-"""The clean environment, which has nothing of this project but the wheels.
+"""Fixtures: the three wheels, and an environment that has them and nothing else of this project.
 
 The variable PYTHONS lists the Python versions to test with: "3.11 3.13".
 """

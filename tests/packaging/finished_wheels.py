@@ -1,11 +1,11 @@
-"""Fixtures for the sdists and wheels, which are built when a test first needs them.
+"""Fixtures for sdists and wheels. Each is built when a test first needs it.
 
-If the variable WHEELS names a folder, its files are used instead.
+If the variable WHEELS names a folder, tests use the sdists and wheels in that folder instead.
 """
 
 import os
 import sys
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ FINISHED = os.environ.get("WHEELS")
 
 @pytest.fixture(scope="session")
 def sdist(tmp_path_factory):
-    """sdist(distribution): the path of a distribution's sdist."""
+    """sdist(distribution): the path of the sdist."""
     folder = Path(FINISHED).resolve() if FINISHED else tmp_path_factory.mktemp("sdists")
 
     @cache
@@ -32,13 +32,17 @@ def sdist(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def wheel(sdist):
-    """wheel(distribution): the path of a distribution's wheel, built from its sdist."""
+    """wheel(distribution): the path of the wheel, built from its sdist.
 
-    def wheel(distribution):
+    With the path of a Python as second argument, flashattn-core's wheel is for all releases of MLX.
+    """
+
+    def wheel(distribution, *pythons):
         source = sdist(distribution)
         folder = source.parent
         if not FINISHED:
-            folder = built(lambda folder: build_wheel(source, folder), "wheel", sys.version, source.read_bytes())
+            make = partial(build_wheel, source, pythons=pythons)
+            folder = built(make, "wheel", *pythons, sys.version, source.read_bytes())
         return next(folder.glob(f"{distribution.replace('-', '_')}-*.whl"))
 
     return wheel

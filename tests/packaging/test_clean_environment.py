@@ -20,16 +20,16 @@ print(*(module.__file__ for name, module in sys.modules.items() if "flash" in na
 GENERATE = ("--prompt", "The class statement", "--ignore-chat-template", "--max-tokens", "12", "--temp", "0")
 
 
-def generate(environment, *command, **variables):
-    """The text that mlx_lm.generate writes with the shipped model, and stderr."""
+def generate(environment, *command):
+    """The text that the command mlx_lm.generate prints with the shipped model, and stderr."""
     model = environment.check("flash-eval", "demo-model").strip()
-    done = environment.run(*command, "--model", model, *GENERATE, **variables)
+    done = environment.run(*command, "--model", model, *GENERATE)
     assert done.returncode == 0, done.stderr
     return done.stdout.split("==========")[1], done.stderr
 
 
 def test_the_op_against_the_reference(environment):
-    """The results agree, and all modules come from the environment."""
+    """The results agree, and all modules of the three packages are the environment's."""
     error, *files = environment.check("python", "-c", FORWARD).splitlines()
     assert float(error) < 1e-5
     assert files
@@ -40,7 +40,7 @@ def test_the_op_against_the_reference(environment):
     ("command", "says"),
     [
         ("mlxlm-flash status", f"flashattn-core {version('flashattn-core')}"),
-        # doctor checks versions, and runs a prefill and a decode step; it exits with 1 if anything is broken.
+        # doctor checks versions, and runs a prefill and a decode step. It exits with 1 if anything is broken.
         ("mlxlm-flash doctor", "uses the same nanobind ABI as MLX: v22"),
         ("flash-eval perplexity --max-windows 4", "Same predictions"),
     ],

@@ -1,4 +1,4 @@
-"""The packages leave the choice of libmlx to the user: if MLX's CUDA build is installed, they add no second."""
+"""If MLX's build for CUDA is installed, installing the packages adds no second build of libmlx."""
 
 import sys
 import zipfile
@@ -16,7 +16,7 @@ OTHER = b"another build"
 
 
 def stand_in(folder):
-    """Replaces mlx-cuda-12's wheel, of some hundred MB. Its libmlx.so has the same path."""
+    """A small wheel in place of mlx-cuda-12's, which has hundreds of MB. Its libmlx.so has the same path."""
     info = f"mlx_cuda_12-{version('mlx')}"
     wheel = folder / f"{info}-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:

@@ -1,4 +1,4 @@
-"""The wheel for all releases of MLX works with each, in an environment of its own; follow.py adds new ones."""
+"""The wheel for all releases of MLX works beside each release. follow.py adds new releases to the table."""
 
 import re
 import subprocess
@@ -9,9 +9,7 @@ import pytest
 import release_table
 from release_table import numbers, releases
 
-from tests.builds import built
-from tests.packaging.build_wheels import ROOT, build_wheel
-from tests.packaging.finished_wheels import FINISHED
+from tests.packaging.build_wheels import PACKAGES, ROOT
 from tests.packaging.virtual_environment import Environment
 
 EACH = [release.mlx for release in releases()]
@@ -24,19 +22,14 @@ takes_minutes = pytest.mark.nightly("builds the extension for each release of ML
 
 
 @pytest.fixture(scope="session")
-def all_wheels(sdist, wheels):
+def all_wheels(wheel):
     """The packages' wheels by name; flashattn-core's is built for all releases of MLX."""
-    source = sdist("flashattn-core")
-    folder = source.parent
-    if not FINISHED:
-        make = lambda folder: build_wheel(source, folder, [sys.executable])  # noqa: E731
-        folder = built(make, "wheel of all releases", sys.version, source.read_bytes())
-    return {**wheels, "flashattn-core": next(folder.glob("flashattn_core-*.whl"))}
+    return {distribution: wheel(distribution, sys.executable) for distribution in PACKAGES}
 
 
 @pytest.fixture(scope="session", params=EACH)
 def beside(request, all_wheels, tmp_path_factory):
-    """An environment with one release of MLX, the wheels, and the tests' requirements."""
+    """An environment with one release of MLX, the wheels, and the packages that the tests need."""
     environment = Environment(tmp_path_factory.mktemp("beside"))
     environment.install_needed(all_wheels, extra="cpu", also=(f"mlx[cpu]=={request.param}", *NEEDED))
     environment.install(all_wheels)
@@ -54,8 +47,7 @@ def test_the_module_is_that_of_the_release(beside):
 
 @takes_minutes
 def test_the_command_of_the_readme(beside):
-    done = beside.check("flash-eval", "perplexity", "--max-windows", "2")
-    assert "Same predictions" in done
+    assert "Same predictions" in beside.check("flash-eval", "perplexity", "--max-windows", "2")
 
 
 @takes_minutes
@@ -70,7 +62,9 @@ def test_a_short_suite(beside, suite):
 @takes_minutes
 @pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run this test on Linux")
 def test_beside_mlx_for_cuda_without_its_encoder(beside, tmp_path):
-    """backends() names the releases that export the encoder. Here, MLX's CPU build pretends to have CUDA."""
+    """The CUDA kernels need MLX's command encoder, which older releases do not export. backends() then names a newer
+    release. The test makes MLX's CPU build pretend to have CUDA.
+    """
     source, library = tmp_path / "cuda.cpp", tmp_path / "cuda.so"
     source.write_text("namespace mlx::core::cu { bool is_available() { return true; } }")
     subprocess.run(["c++", "-shared", "-fPIC", source, "-o", library], check=True)
@@ -110,7 +104,7 @@ def repository(monkeypatch, tmp_path):
 
 
 def stand_ins(monkeypatch, **others):
-    """Replaces each step of follow() that downloads or builds something by one that does nothing."""
+    """Replaces the steps of follow() that download or build. `others`: a step's name -> its result, or a function."""
     steps = {"fetch": None, "nanobind_abi": "v22", "exported": {"mlx-cuda-12": {follow.ENCODER}}}
     steps |= dict.fromkeys(("build_for_linux", "compare_symbols", "build_for_macos", "compare_attention", "run_tests"))
     for name, value in (steps | others).items():
@@ -147,7 +141,7 @@ def test_an_unknown_nanobind_stops(monkeypatch, tmp_path):
 
 
 def test_a_missing_symbol_stops(monkeypatch, tmp_path):
-    """A missing symbol is an error. CUDA's symbols, which are weak, must be in MLX's builds for CUDA."""
+    """follow() stops at a symbol that MLX lacks. Weak symbols are CUDA's: only MLX's builds for CUDA must have them."""
     a, b, c = "_ZN3mlx4core1aEv", "_ZN3mlx4core2cu1bEv", "_ZTIN3mlx4core9PrimitiveE"
     monkeypatch.setattr(follow, "run", lambda *_: f" U {a}\n w {b}\n U {c}\n U _ZNSt3mapC1Ev\n")
     has_all = {"mlx-cpu": {a, c}, "mlx-cuda-12": {a, b, c}}

@@ -1,5 +1,7 @@
-"""An sdist has exactly the files of its package's folder that are under version control; wheels are built from it.
-If the repository's address is given, the sdist links to it."""
+"""An sdist has exactly those files of its package's folder that git does not ignore.
+
+If the repository's address is given, the sdist's metadata and README link to the repository.
+"""
 
 import re
 import subprocess
@@ -23,14 +25,14 @@ def test_content(sdist, distribution):
     expected = {name for name in listed.stdout.splitlines() if (folder / name).exists()}
     with tarfile.open(sdist(distribution)) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    # Hatchling adds the .gitignore that it has used; every build backend adds PKG-INFO.
+    # The build backend hatchling adds the .gitignore that it has read. Every build backend adds PKG-INFO.
     assert names - {".gitignore"} == expected | {"PKG-INFO"}
     assert {"LICENSE", "README.md", "pyproject.toml"} <= names
 
 
 @pytest.mark.parametrize("distribution", PACKAGES)
 def test_links_to_the_repository(distribution, tmp_path):
-    """Each linked page exists in the repository."""
+    """Each page to which the sdist links exists in the repository."""
     with tarfile.open(build_sdist(distribution, tmp_path, ADDRESS)) as archive:
         [name] = [name for name in archive.getnames() if name.endswith("/PKG-INFO")]
         said = Parser().parsestr(archive.extractfile(name).read().decode())

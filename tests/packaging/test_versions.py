@@ -1,4 +1,4 @@
-"""All files agree on the versions of the packages and of their requirements; uv knows all sources."""
+"""All files agree on the versions of the packages and of their requirements. uv notices a change of any source."""
 
 import re
 import sys
@@ -7,6 +7,7 @@ import tomllib
 import flashattn_core
 import pytest
 import release_table
+import yaml
 from release_table import releases
 
 from tests.packaging.build_wheels import PACKAGES, ROOT
@@ -14,6 +15,7 @@ from tests.packaging.build_wheels import PACKAGES, ROOT
 OLDEST, *_, NEWEST = releases()
 MLX = f">={OLDEST.mlx},<={NEWEST.mlx}"
 PINS = {"mlx": MLX, "nanobind-backend": "==1.0.0", **dict.fromkeys(PACKAGES, f"=={flashattn_core.__version__}")}
+WORKSPACE = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECTS = {name: ROOT / "packages" / folder / "pyproject.toml" for name, folder in PACKAGES.items()}
 
 
@@ -21,13 +23,17 @@ def read(distribution):
     return tomllib.loads(PROJECTS[distribution].read_text())
 
 
-@pytest.mark.parametrize("distribution", PACKAGES)
-def test_one_version_of_the_packages(distribution):
-    assert read(distribution)["project"]["version"] == flashattn_core.__version__
+def test_one_version_of_the_packages():
+    """The packages, the workspace, the latest changes and the citation have the same version."""
+    versions = {name: read(name)["project"]["version"] for name in PACKAGES}
+    versions["workspace"] = WORKSPACE["project"]["version"]
+    [versions["changelog"], *_] = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    versions["citation"] = yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"]
+    assert versions == dict.fromkeys(versions, flashattn_core.__version__)
 
 
 def test_who_installs_it_chooses_libmlx():
-    """mlx-cpu and mlx-cuda-* have the same file, so nothing may install one of them unless the user names an extra."""
+    """mlx-cpu and mlx-cuda-* contain the same file. So no package may install one unless the user names an extra."""
     core = read("flashattn-core")["project"]
     assert f"mlx{MLX}" in core["dependencies"]
     for name in ("cpu", "cuda12", "cuda13"):
@@ -50,10 +56,11 @@ def test_pins(distribution):
     requirements = project["build-system"]["requires"] + project["project"]["dependencies"]
     found = [re.match(r"([\w-]+)(?:\[\w+\])?([^;]*)", line).groups() for line in requirements]
     assert [(name, pin) for name, pin in found if pin != PINS.get(name, pin)] == []
+    assert f"nanobind=={NEWEST.nanobind}" in WORKSPACE["dependency-groups"]["dev"]
 
 
 def test_who_needs_which_mlx_lm():
-    """The patch accepts any release from the oldest tested one on; flash-evals accepts those of one minor version."""
+    """The patch accepts any release since the oldest tested one. flash-evals accepts releases of one minor version."""
     needs = {
         name: [need for need in read(name)["project"]["dependencies"] if need.startswith("mlx-lm")] for name in PROJECTS
     }
@@ -89,11 +96,3 @@ def test_the_build_takes_the_installed_mlx(monkeypatch, tmp_path):
         assert required(*folders) == [f"{mlx}=={release.mlx}", f"nanobind=={release.nanobind}"]
     with pytest.raises(LookupError, match=rf"cannot be built for mlx 0\.1, only for {re.escape(OLDEST.mlx)}, "):
         required(installed("0.1"))
-
-
-def test_of_the_workspace_and_the_changelog():
-    workspace = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert workspace["project"]["version"] == flashattn_core.__version__
-    assert f"nanobind=={NEWEST.nanobind}" in workspace["dependency-groups"]["dev"]
-    [latest, *_] = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert latest == flashattn_core.__version__

@@ -49,7 +49,7 @@ def of_dist_info(wheel, name):
 
 @pytest.fixture(params=["installed", pytest.param("wheel", marks=pytest.mark.nightly("compiles the extension"))])
 def module(request, wheel, tmp_path):
-    """The extension module: that of this environment, or that of the wheel."""
+    """The extension module of this environment, or the one in the wheel."""
     if request.param == "installed":
         return Path(_ext.__file__)
     with zipfile.ZipFile(wheel(CORE)) as archive:
@@ -143,7 +143,7 @@ def test_the_extension_needs_nothing_but_the_system_s_libraries(module):
 
 @on_linux
 def test_what_only_mlx_s_builds_for_cuda_have_is_weak(module):
-    """Such symbols are weak, so that one wheel fits all builds: without CUDA, as here, they are null."""
+    """MLX's build without CUDA lacks some symbols. They are weak, so one wheel fits all builds of MLX."""
     symbols = subprocess.run(["readelf", "--dyn-syms", "-W", module], capture_output=True, text=True, check=True).stdout
     missing = dict(reversed(row) for row in re.findall(r"(GLOBAL|WEAK) +DEFAULT +UND (_ZN3mlx\S+)", symbols))
     libmlx = ctypes.CDLL(str(Path(mx.__file__).parent / "lib/libmlx.so"))

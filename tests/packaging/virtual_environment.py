@@ -33,7 +33,7 @@ class Environment:
         [self.site_packages] = self.venv.glob("lib/python*/site-packages")
 
     def install_needed(self, wheels: dict[str, Path], extra: str, also: Sequence[str] = ()) -> None:
-        """Installs the wheels' requirements and `also` from the index. `without_us`: all files by then."""
+        """Installs what the wheels require, and `also`, from the index. `without_us` then lists all files."""
         lines = {line for wheel in wheels.values() for line in metadata(wheel).get_all("Requires-Dist", [])}
         needs = [need for need in map(Requirement, sorted(lines)) if need.name not in PACKAGES]
         wanted = [need for need in needs if need.marker is None or need.marker.evaluate({"extra": extra})]
@@ -45,11 +45,8 @@ class Environment:
         """Installs the wheels by pip, which fails if they need a package that is not installed."""
         self.check("pip", "install", "--quiet", "--no-index", *wheels.values())
 
-    def uninstall(self) -> None:
-        self.check("pip", "uninstall", "--quiet", "--yes", *PACKAGES)
-
     def run(self, name: str, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Runs one of the environment's programs, without a network; `variables` are added to its environment."""
+        """Runs one of the environment's programs with the hub offline. `variables` are added to its environment."""
         path = f"{self.venv / 'bin'}:/usr/bin:/bin"
         env = {**clean_environment(), "PATH": path, "HOME": str(self.home), "HF_HUB_OFFLINE": "1", **variables}
         command = [str(self.venv / "bin" / name), *map(str, arguments)]
@@ -62,6 +59,6 @@ class Environment:
         return done.stdout
 
     def files(self) -> set[str]:
-        """All files of the virtual environment, without the bytecode of other packages than this project's."""
+        """All files of the virtual environment, except bytecode of packages that are not this project's."""
         files = (str(path.relative_to(self.venv)) for path in self.venv.rglob("*"))
         return {file for file in files if "__pycache__" not in file or any(name in file for name in MODULES)}

@@ -1,1 +1,35 @@
-"""A module for each group of promises in docs/dev/reliability.md; a package, lest a library have their names."""
+"""A module for each group of promises in docs/dev/reliability.md. Each lists mutations, which break these promises."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+CORE = "packages/flashattn-core/src/flashattn_core"
+CPP = "packages/flashattn-core/csrc"
+PATCH = "packages/mlxlm-flash-patch/src/mlxlm_flash_patch"
+EVALS = "packages/evals/src/flash_evals"
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A change of a line or two that breaks a promise, and the test that must fail then."""
+
+    broken: str  # how the changed program breaks the promise, in words
+    file: str
+    old: str  # the text to replace; it occurs once in the file
+    new: str
+    test: str  # one of the promise's tests, such as "core/test_grid.py::test_grid", or a case of it
+    nightly: str = ""  # the reason why only `make nightly` runs the test, if that is so
+
+    @property
+    def function(self) -> str:
+        """The test's function, without a case of it."""
+        return self.test.partition("[")[0]
+
+    @property
+    def option(self) -> tuple[str, ...]:
+        """The option of pytest that the test needs."""
+        return ("--all",) if self.nightly else ()
+
+    @property
+    def is_compiled(self) -> bool:
+        return Path(self.file).suffix in (".h", ".cpp", ".metal") and self.file.startswith(CPP)

@@ -1,6 +1,6 @@
 """Mutations that break the promises about evaluation."""
 
-from .mutation import EVALS, Mutation
+from . import EVALS, Mutation
 
 MUTATIONS: list[Mutation] = [
     Mutation(

@@ -1,9 +1,9 @@
 """Mutations that break the promises about GPU kernels.
 
-These mutations change headers, which the extension contains as source: it is built again after each.
+The extension contains the text of the kernels' headers, so a change of a header needs another build.
 """
 
-from .mutation import CPP, Mutation
+from . import CPP, Mutation
 
 MUTATIONS: list[Mutation] = [
     Mutation(

@@ -1,6 +1,6 @@
 """Mutations that break the promises about other programs and servers."""
 
-from .mutation import PATCH, Mutation
+from . import PATCH, Mutation
 
 MUTATIONS: list[Mutation] = [
     Mutation(

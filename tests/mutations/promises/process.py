@@ -1,6 +1,6 @@
 """Mutations that break the promises about the process."""
 
-from .mutation import CORE, CPP, PATCH, Mutation
+from . import CORE, CPP, PATCH, Mutation
 
 MUTATIONS: list[Mutation] = [
     Mutation(

@@ -1,6 +1,6 @@
 """Mutations that break the promises about results."""
 
-from .mutation import CORE, CPP, Mutation
+from . import CORE, CPP, Mutation
 
 MUTATIONS: list[Mutation] = [
     Mutation(
