@@ -71,14 +71,10 @@ def cmake(folder: Path, *arguments: str) -> None:
 
 
 def failing(folder: Path, *arguments: str) -> str:
-    """Returns pytest's line about the first test or fixture that fails, or the signal that ends pytest, or ""."""
+    """Returns pytest's line about the first test that fails, or else its exit code, or "" if all tests pass."""
     done = run(folder, PYTHON, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *arguments)
-    if done.returncode < 0:
-        return f"CRASHED by signal {-done.returncode}"
-    line = next((line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))), "")
-    if done.returncode != bool(line):  # 1: tests failed; 2: tests could not be collected
-        raise SystemExit(f"pytest does not run:\n{done.stdout}{done.stderr}")
-    return line
+    lines = (line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR")))
+    return next(lines, f"pytest exits with {done.returncode}" if done.returncode else "")
 
 
 def noticed(folder: Path, mutation: Mutation) -> str:
