@@ -72,7 +72,7 @@ MUTATIONS: list[Mutation] = [
         f"{CPP}/dispatch/memory.cpp",
         "% input.itemsize() == 0",
         "% 1 == 0",
-        "core/test_strides.py::test_views_that_begin_in_the_middle_of_an_element",
+        "core/test_strides.py::test_the_cpu_copies_views_that_begin_in_the_middle_of_an_element",
     ),
     Mutation(
         "calls are not counted",
