@@ -12,7 +12,7 @@ from mlxlm_flash_patch import router
 
 from tests.patch.arms import close
 
-WIDE = {name: mx.zeros((1, 2, 5, 600)) for name in ("queries", "keys", "values")}  # falls back
+WIDE = {name: mx.zeros((1, 2, 5, 600)) for name in ("queries", "keys", "values")}  # a call with these falls back
 
 
 def attention(**given):
@@ -79,7 +79,7 @@ def test_warned_once_for_each_reason_and_counted_each_time(warned):
 
 
 def test_warnings_as_errors(original):
-    """If warnings are errors, the first fallback raises one, and counts. Later calls work, and so does disable()."""
+    """If warnings are errors, the first fallback raises one, and is counted. Later calls work, and so does disable()."""
     with flash.enabled():
         with pytest.raises(flash.FlashFallbackWarning):
             attention(**WIDE)

@@ -9,7 +9,7 @@ import pytest
 
 
 def test_what_is_loaded_by_it(command):
-    """The import loads neither mlx-lm nor other packages than those listed here. status() and disable() load none."""
+    """Besides MLX, the import, status() and disable() load only the packages listed here, and thus not mlx-lm."""
     code = """
 import sys
 import mlx.core, mlx.nn

@@ -1,4 +1,4 @@
-"""Attention takes less memory than a mask of L*S elements: MLX never evaluates the masks that mlx-lm builds."""
+"""Attention takes less memory than a mask of L*S elements, because MLX never evaluates the masks that mlx-lm builds."""
 
 import contextlib
 

@@ -126,7 +126,7 @@ def test_a_model_that_takes_no_quantised_cache_says_so(model_type, tokens):
 
 @pytest.mark.parametrize("traced_by", ["grad", "compile"])
 def test_traced_calls_fall_back(traced_by):
-    """Flash attention has no gradient with a quantised cache. Compiled calls, which may be for mx.grad, fall back too."""
+    """Flash attention has no gradient with a quantised cache. So mx.grad's calls fall back, and compiled ones, too."""
     given, queries = filled(), normal(3, 1, 6, 3, 128)
 
     def traced():

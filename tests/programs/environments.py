@@ -24,7 +24,7 @@ MLX = f"mlx[cpu]=={version('mlx')}"
 
 class Environment:
     def __init__(self, wheels: list[Path], *requirements: str, alone: str | None = None) -> None:
-        """`alone` is installed without its own requirements."""
+        """`alone` is a further requirement, which is installed without the packages that it requires."""
         self.wheels, self.requirements, self.alone = wheels, (*requirements, MLX), alone
         key = (sys.version, *self.requirements, alone or "", *(wheel.read_bytes() for wheel in wheels))
         self.bin = built(self._make, "environment", *key) / "bin"
