@@ -23,7 +23,7 @@ takes_minutes = pytest.mark.nightly("builds the extension for each release of ML
 
 @pytest.fixture(scope="session")
 def all_wheels(wheel):
-    """The packages' wheels by name; flashattn-core's is built for all releases of MLX."""
+    """Maps a package's name to its wheel. flashattn-core's wheel is built for all releases of MLX."""
     return {distribution: wheel(distribution, sys.executable) for distribution in PACKAGES}
 
 

@@ -24,7 +24,7 @@ def read(distribution):
 
 
 def test_one_version_of_the_packages():
-    """The packages, the workspace, the latest changes and the citation have the same version."""
+    """The packages, the workspace, the newest entry of the changelog and the citation have the same version."""
     versions = {name: read(name)["project"]["version"] for name in PACKAGES}
     versions["workspace"] = WORKSPACE["project"]["version"]
     [versions["changelog"], *_] = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)

@@ -23,7 +23,7 @@ def metadata(wheel: Path) -> Message:
 
 
 class Environment:
-    """A virtual environment with pip, and an empty home folder and working folder."""
+    """A virtual environment with pip. Its programs run with an empty home folder and an empty working folder."""
 
     def __init__(self, folder: Path, python: str = sys.executable) -> None:
         self.venv, self.home, self.work = folder / "venv", folder / "home", folder / "work"

@@ -242,7 +242,7 @@ def prepared(model):
         model._dummy_tokenizer_ids = mx.array([COMMON["vocab_size"] - 1])
     for module in model.modules():
         for name, child in module.children().items():
-            if type(child).__name__ == "BitLinear":  # a Metal kernel computes this layer
+            if type(child).__name__ == "BitLinear":  # replaced, because only a Metal kernel computes this layer
                 setattr(module, name, nn.Linear(child.in_features, child.out_features, bias=False))
     return model
 

@@ -77,7 +77,7 @@ class Soak:
                 work.run(work.models())
             self.own.check()
         gc.collect()
-        gc.freeze()  # later collections and counts then leave out the objects made so far
+        gc.freeze()  # so that later collections and counts leave out the objects made so far
 
     def round(self) -> None:
         """Does one piece of work with the patch off and on, and records memory. Raises Broken if a check fails."""

@@ -73,7 +73,7 @@ def check_is_off(own: Own, classes: list[tuple[nn.Module, type]]) -> None:
 GROWTH = {  # measure -> (allowed growth per 1,000 rounds, growth that is always allowed)
     "resident memory, MB": (1.0, 4.0),  # the C library and MLX keep some freed memory
     "MLX, active, MB": (0.1, 0.1),
-    "MLX, freed and kept, MB": (1.0, 32.0),  # depends on the work of the last round
+    "MLX, freed and kept, MB": (1.0, 32.0),  # how much is kept depends on the work of the last round
     "Python objects": (100.0, 500.0),
     "threads": (0.1, 1.0),
     "file descriptors": (0.1, 1.0),
@@ -85,7 +85,7 @@ def occupied() -> dict[str, float]:
     gc.collect()
     kept = mx.get_cache_memory()
     mx.clear_cache()
-    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc's: returns freed memory to the system
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc has it: it returns freed memory to the system
         trim(0)
     numbers = (
         _resident() / MB,

@@ -1,4 +1,4 @@
-"""The soak's pieces of work. Each gives the same numbers with the patch off and on, up to rounding errors."""
+"""The soak's pieces of work. Each piece gives the same numbers with the patch off and on, up to rounding errors."""
 
 import copy
 import random

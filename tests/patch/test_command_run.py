@@ -171,7 +171,7 @@ def test_how_it_ends(run_script, command, tmp_path, end):
 
 @pytest.mark.parametrize("flash", ["0", "1"])
 def test_control_c(tmp_path, flash):
-    """After Ctrl-C, the process dies of SIGINT, so that a loop in the shell that runs it ends, too.
+    """After Ctrl-C, the process dies of SIGINT. A shell's loop that runs the process then ends, too.
 
     While flash attention is on, flashattn_core.interruptible() handles SIGINT, so that Ctrl-C stops long calls.
     """
@@ -248,7 +248,7 @@ def test_strict_overrules_success_only(monkeypatch, tmp_path, code, mode, expect
 
 
 def test_the_last_line():
-    """A forked child does not print the line, and a closed stderr is no error."""
+    """A forked child does not print the last line. If stderr is closed, no error is raised."""
     stream = io.StringIO()
     running._say_what_ran(stream, os.getpid() + 1)
     assert stream.getvalue() == ""

@@ -133,7 +133,7 @@ def test_the_cure_for_another_mlx_keeps_its_libmlx(monkeypatch, installed, libml
 
 
 def test_an_nvidia_gpu_that_is_not_used(monkeypatch):
-    """With MLX's CPU build, doctor goes on to test attention. With MLX's CUDA build, it stops at an unusable GPU."""
+    """With MLX's CPU build, doctor goes on to test attention. With its CUDA build, doctor stops at the unusable GPU."""
     backends = {"cpu": "AVX2, 2 threads", "metal": "not in this MLX build", "cuda": "NVRTC is not there: reinstall it"}
     monkeypatch.setattr(flashattn_core, "backends", lambda: backends)
     lines = found("! cuda: NVRTC is not there · cure: reinstall it")

@@ -27,7 +27,7 @@ def of_dtype(dtype):
 
 @pytest.fixture
 def warned():
-    """A list of the warnings so far. Python suppresses none as a repetition."""
+    """A list of the warnings so far. Python suppresses no repeated warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield caught
@@ -79,7 +79,7 @@ def test_warned_once_for_each_reason_and_counted_each_time(warned):
 
 
 def test_warnings_as_errors(original):
-    """If warnings are errors, the first fallback raises one, and is counted. Later calls work, and so does disable()."""
+    """If warnings are errors, the first fallback is counted and raises one. Later calls work, and so does disable()."""
     with flash.enabled():
         with pytest.raises(flash.FlashFallbackWarning):
             attention(**WIDE)

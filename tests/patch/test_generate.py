@@ -30,7 +30,7 @@ def test_generate_step(architecture, tiny, tokens, options):
     [
         {},
         {"kv_bits": 8, "kv_group_size": 32, "quantized_kv_start": 0},
-        {"kv_bits": 4, "kv_group_size": 32, "quantized_kv_start": 24},  # quantised from 24 tokens on
+        {"kv_bits": 4, "kv_group_size": 32, "quantized_kv_start": 24},  # quantised once the cache has 24 tokens
     ],
     ids=["plain", "kv_bits 8", "kv_bits 4"],
 )

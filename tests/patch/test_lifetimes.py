@@ -49,7 +49,7 @@ def test_a_change_inside_a_generation(change, tiny, tokens):
 
 
 def test_a_forked_child(original):
-    """A forked child starts with its parent's patch; its disable() does not affect the parent."""
+    """A forked child starts with its parent's patch. disable() in the child does not affect the parent."""
     flash.enable()
     with warnings.catch_warnings():  # Python 3.12 warns of a fork while threads run, as MLX's do
         warnings.simplefilter("ignore", DeprecationWarning)

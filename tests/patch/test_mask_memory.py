@@ -12,7 +12,7 @@ from tests.patch.arms import batch_caches, close, normal, peak_beyond
 
 LENGTH, OFFSET = 3000, 1000
 BATCH, HEADS, HEAD_DIM = 2, 2, 32
-MASK_BYTES = LENGTH * (OFFSET + LENGTH)  # of a bool array for one batch element
+MASK_BYTES = LENGTH * (OFFSET + LENGTH)  # the size of a bool mask for one batch element
 PADDING = [0, 37]
 
 CACHES = {

@@ -160,7 +160,7 @@ def test_a_lazy_module_is_not_loaded(tmp_path, monkeypatch):
 
 
 def test_an_import_that_begins_while_the_patch_goes_in(monkeypatch):
-    """Here another thread begins to import a module while enable() runs, and ends it after enable() has returned."""
+    """Another thread begins to import a module while enable() runs. The import ends after enable() has returned."""
     name = "mlx_lm.models.gear"
     monkeypatch.setattr(mlx_lm.models, "gear", gear)  # restored after the test
     monkeypatch.delitem(sys.modules, name)

@@ -174,7 +174,7 @@ def test_a_function_of_mlx_lm_that_is_theirs(monkeypatch):
 
 @pytest.mark.slow("2 seconds")
 def test_threads_that_switch_both(mlx_own):
-    """Threads switch two libraries and the patch as often as they can; in the end MLX's own function is back."""
+    """Threads switch two libraries and the patch all the time. When they end, MLX's own function is back."""
 
     lock_of_libraries = threading.Lock()
 

@@ -34,7 +34,7 @@ def calls_of_each(x, *models):
 
 @pytest.fixture
 def pair(tiny):
-    """A patched model, and another of the same class."""
+    """A patched model, and an unpatched model of the same class."""
     model = tiny()
     flash.patch_model(model)
     return model, tiny(seed=1)
@@ -200,7 +200,7 @@ def test_a_part_of_a_model_that_is_called_alone(pair, x):
 
 
 def test_a_model_of_any_package(mlx_own):
-    """The model need not be mlx-lm's: nn.TransformerEncoder is MLX's."""
+    """patch_model() also takes models that are not mlx-lm's: nn.TransformerEncoder is MLX's."""
     model, other, x = nn.TransformerEncoder(1, 16, 2), nn.TransformerEncoder(1, 16, 2), mx.ones((1, 12, 16))
     expected = model(x, None)
     flash.patch_model(model)

@@ -53,7 +53,7 @@ def test_nothing_else_changes():
 
 @pytest.fixture
 def reads(monkeypatch):
-    """reads(function, (old, new)): Python reads its source with `new` in place of `old`. With None, it finds no source."""
+    """reads(function, (old, new)): Python then reads its source with `new` for `old`. With None, it finds no source."""
 
     def instead(function, text):
         file = function.__code__.co_filename

@@ -23,7 +23,7 @@ MASKS = {
 
 
 def filled(bits=8, group_size=32, dtype=mx.float32):
-    """(cache, keys, values) after 40 tokens, with two heads of 128 elements."""
+    """Returns (cache, keys, values) after 40 tokens. There are two heads of 128 elements."""
     cache = QuantizedKVCache(group_size, bits)
     new = [normal(seed, 1, 2, 40, 128, dtype=dtype) for seed in (1, 2)]
     return cache, *cache.update_and_fetch(*new)

@@ -2,7 +2,7 @@
 
 tests/builds.py keeps the environment until a version or one of our wheels changes. If the index lacks a requirement,
 the test is skipped. If a requirement conflicts with our wheels, the test fails. mlx-lm is installed only if the program
-requires it: the patch must work without mlx-lm.
+requires it, because the patch must work without mlx-lm.
 """
 
 import os
