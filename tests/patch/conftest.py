@@ -21,7 +21,7 @@ from mlxlm_flash_patch.patch_points import POINTS
 from tests.patch.model_configs import ARCHITECTURES, config, random_model
 from tests.patch.model_folders import write_model
 
-# The functions are in a tuple, because the patch also replaces functions in attributes of modules, such as this one.
+# The functions are in a tuple, because the patch also replaces functions in attributes of modules, even of this module.
 ORIGINALS = tuple((point, point.current) for point in POINTS)
 HOMES = (base, cache, gear, gemma2, phi3small)  # imported, because they define all functions of mlx-lm in POINTS
 
@@ -70,7 +70,7 @@ def kernels_take(monkeypatch):
     """
 
     def at_most(head_dim, gradient):
-        monkeypatch.setattr(_ext, "quick", lambda *_: None)  # quick() does not call max_head_dim()
+        monkeypatch.setattr(_ext, "quick", lambda *_: None)  # because quick() does not call max_head_dim()
         monkeypatch.setattr(flashattn_core, "max_head_dim", lambda **of: gradient if of["gradient"] else head_dim)
         router._max_head_dim.cache_clear()
 

@@ -185,7 +185,7 @@ def _waited_for(result: Any) -> Any:
 
 
 def run(soak: Soak, minutes: float, rounds: int | None) -> tuple[str | None, bool]:
-    """Does `rounds` rounds, or rounds for `minutes`. Returns a failed check's message, and whether Ctrl-C came."""
+    """Works for `rounds` rounds, or else for `minutes`. Returns a failed check's message, and whether Ctrl-C came."""
     begin, interrupted = time.monotonic(), False
     try:
         try:

@@ -41,7 +41,7 @@ def test_the_second_decides(strict):
 
 @pytest.mark.parametrize("arguments", [("qwen2",), (True,)])
 def test_what_is_asked_for_has_a_name(arguments):
-    """Options are keyword-only. A positional argument, such as a model type, raises an error and is not `strict`."""
+    """Options are keyword-only. A positional argument, such as a model type, is an error. It must not set `strict`."""
     for switch in (flash.enable, flash.enabled):
         with pytest.raises(TypeError, match="positional argument"):
             switch(*arguments)

@@ -50,7 +50,7 @@ def gpu(monkeypatch):
         return own_quick(queries, keys, values, scale, mask, sinks, rounds, may_leave)
 
     def flash_or_faster(call):
-        out = own_flash_or_faster(call)  # called only to raise errors for bad arguments: `out` is lazy
+        out = own_flash_or_faster(call)  # called first, because it raises errors for bad arguments. `out` is lazy
         if call.rounds and (query_len := call.kind()[4]) > 1:
             counts[f"a prompt of {query_len}"] += 1
             return None

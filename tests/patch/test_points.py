@@ -68,7 +68,7 @@ def reads(monkeypatch):
 
 
 def test_an_edited_gemma2_is_left_alone(reads, tokens):
-    """The patch does not replace an edited function, and warns in one line. It replaces all others, as llama needs."""
+    """The patch does not replace an edited function, and warns in one line. It still patches other models."""
     own = gemma2.Attention.__call__
     reads(own, ("queries = queries * self.scale", "queries = queries * self.scale * 1"))
     with pytest.warns(flash.FlashFallbackWarning) as warned:

@@ -126,7 +126,10 @@ def test_a_model_that_takes_no_quantised_cache_says_so(model_type, tokens):
 
 @pytest.mark.parametrize("traced_by", ["grad", "compile"])
 def test_traced_calls_fall_back(traced_by):
-    """Flash attention has no gradient with a quantised cache. So mx.grad's calls fall back, and compiled ones, too."""
+    """Flash attention has no gradient with a quantised cache, so calls that mx.grad traces fall back.
+
+    Compiled calls fall back, too, because the patch cannot tell which of the two transforms traces a call.
+    """
     given, queries = filled(), normal(3, 1, 6, 3, 128)
 
     def traced():

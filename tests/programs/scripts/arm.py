@@ -1,8 +1,9 @@
 """Runs the models of a script with flash attention or without: `python SCRIPT on|off FOLDER`.
 
-"on" and "off" need two processes, because a compiled function keeps the attention that was compiled. A script passes
-its cases to main(): functions that build a small random model and return a function to run. Each case's results go to
-FOLDER/CASE.npz. The kernels that ran, the calls that fell back and the peak memory go to stdout, as JSON.
+"on" and "off" need two processes, because a compiled function keeps the attention that it was compiled with. A script
+passes its cases to main(). A case is a function that builds a small random model and returns a function to run. The
+results of a case go to FOLDER/CASE.npz. The kernels that ran, the calls that fell back and the peak memory go to
+stdout, as JSON.
 """
 
 import json

@@ -44,7 +44,7 @@ def patches(number):
 
 
 def qwen2_vl():
-    """The prompt has two images of different sizes. The tower attends within one image. Heads have 80 elements."""
+    """The prompt has two images of different sizes. The tower's attention stays within one. Heads have 80 elements."""
     model, pixels = qwen2(), patches(96 + 36)
     tokens = mx.array([[5] * 4 + [292] + [IMAGE] * 24 + [7, 292] + [IMAGE] * 9 + [8] * 6])
     grid = mx.array([[1, 8, 12], [1, 6, 6]])
