@@ -24,7 +24,7 @@ PROMISES = [
 
 @cache
 def functions_in(file):
-    """The names of all tests in the file: of functions, and of methods as Class::name."""
+    """The names of the file's test functions, and of its test methods as Class::name."""
     tree = ast.parse((TESTS / file).read_text())
     classes = {"": tree} | {f"{node.name}::": node for node in tree.body if isinstance(node, ast.ClassDef)}
     return {

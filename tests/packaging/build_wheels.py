@@ -31,7 +31,7 @@ REPAIR = (*AUDITWHEEL, "repair", "--exclude", "libmlx.so", "--wheel-dir")
 
 
 def clean_environment() -> dict[str, str]:
-    """os.environ without the variables that would lead a command to this workspace or its environment."""
+    """os.environ without variables that make commands use this workspace, its environment or the patch."""
     hidden = {"VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME", "MLXLM_FLASH"}
     return {name: value for name, value in os.environ.items() if name not in hidden}
 
@@ -54,7 +54,8 @@ def uv(*arguments: object) -> str:
 def add_links(package: Path, address: str, folder: str) -> None:
     """Adds [project.urls] to the package's pyproject.toml and makes its README's links absolute.
 
-    `address` is the repository's, `folder` the package's folder in it. Links lead to the pages at the version's tag.
+    `address` is the repository's address, and `folder` the package's folder in the repository. Links lead to the pages
+    at the tag of the package's version.
     """
     project = package / "pyproject.toml"
     text = project.read_text(encoding="utf-8")
@@ -90,7 +91,7 @@ def build_sdist(distribution: str, output: Path, address: str = os.environ.get("
 
 
 def build_wheel(sdist: Path, output: Path, pythons: Sequence[str] = ()) -> None:
-    """Builds a wheel. With `pythons`, flashattn-core's is for all releases of MLX. Raises what build_sdist() raises."""
+    """Builds a wheel. With `pythons`, flashattn-core's wheel is for all releases of MLX. Raises RuntimeError."""
     with tempfile.TemporaryDirectory() as raw:
         if pythons and sdist.name.startswith("flashattn_core"):
             uv("run", "--no-project", "--python", sys.executable, EVERY_RELEASE, sdist, raw, *pythons)

@@ -19,7 +19,7 @@ def wheels(wheel):
 
 @pytest.fixture(scope="session", params=os.environ.get("PYTHONS", sys.executable).split(), ids=str)
 def environment(request, wheels, tmp_path_factory):
-    """An environment with the three wheels, installed by pip, and their declared requirements, and nothing else."""
+    """An environment that has only the three wheels, installed by pip, and the packages that they require."""
     environment = Environment(tmp_path_factory.mktemp("clean"), request.param)
     environment.install_needed(wheels, extra="cpu")
     environment.install(wheels)

@@ -1,4 +1,4 @@
-"""Fixtures for sdists and wheels. Each is built when a test first needs it.
+"""Fixtures for sdists and wheels. An sdist or a wheel is built when a test first needs it.
 
 If the variable WHEELS names a folder, tests use the sdists and wheels in that folder instead.
 """

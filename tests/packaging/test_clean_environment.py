@@ -21,7 +21,7 @@ GENERATE = ("--prompt", "The class statement", "--ignore-chat-template", "--max-
 
 
 def generate(environment, *command):
-    """The text that the command mlx_lm.generate prints with the shipped model, and stderr."""
+    """Runs mlx_lm.generate with the shipped model. Returns the generated text, and stderr."""
     model = environment.check("flash-eval", "demo-model").strip()
     done = environment.run(*command, "--model", model, *GENERATE)
     assert done.returncode == 0, done.stderr
@@ -29,7 +29,7 @@ def generate(environment, *command):
 
 
 def test_the_op_against_the_reference(environment):
-    """The results agree, and all modules of the three packages are the environment's."""
+    """The op's result equals the reference's. All modules of the three packages come from the environment."""
     error, *files = environment.check("python", "-c", FORWARD).splitlines()
     assert float(error) < 1e-5
     assert files

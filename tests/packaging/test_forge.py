@@ -26,7 +26,7 @@ def test_schema(file):
 
 
 def test_each_form_asks_for_doctor_s_report():
-    """The form's command has only options of `mlxlm-flash doctor`, and its report is required."""
+    """The command in each form has only options that `mlxlm-flash doctor` has. The field for its report is required."""
     assert [form.stem for form in FORMS] == ["bug", "gpu", "mac"]
     for form in FORMS:
         [field] = [field for field in yaml.safe_load(form.read_text())["body"] if field.get("id") == "doctor"]

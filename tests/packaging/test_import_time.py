@@ -1,4 +1,4 @@
-"""Importing flashattn_core takes under 50 ms beyond mlx, and imports nothing else but nanobind's backend."""
+"""Importing flashattn_core takes under 50 ms more than importing mlx, and loads only nanobind's backend besides mlx."""
 
 import json
 import re

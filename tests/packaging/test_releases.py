@@ -1,4 +1,4 @@
-"""The wheel for all releases of MLX works beside each release. follow.py adds new releases to the table."""
+"""The wheel for all releases of MLX works with each release in releases.toml. follow.py adds new releases to it."""
 
 import re
 import subprocess
@@ -23,7 +23,7 @@ takes_minutes = pytest.mark.nightly("builds the extension for each release of ML
 
 @pytest.fixture(scope="session")
 def all_wheels(wheel):
-    """The packages' wheels by name; flashattn-core's is built for all releases of MLX."""
+    """Maps a package's name to its wheel. flashattn-core's wheel is built for all releases of MLX."""
     return {distribution: wheel(distribution, sys.executable) for distribution in PACKAGES}
 
 
@@ -62,8 +62,8 @@ def test_a_short_suite(beside, suite):
 @takes_minutes
 @pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run this test on Linux")
 def test_beside_mlx_for_cuda_without_its_encoder(beside, tmp_path):
-    """The CUDA kernels need MLX's command encoder, which older releases do not export. backends() then names a newer
-    release. The test makes MLX's CPU build pretend to have CUDA.
+    """The CUDA kernels need MLX's command encoder, which older releases do not export. With an older release,
+    backends() names a newer one. The test makes MLX's CPU build pretend to have CUDA.
     """
     source, library = tmp_path / "cuda.cpp", tmp_path / "cuda.so"
     source.write_text("namespace mlx::core::cu { bool is_available() { return true; } }")
@@ -104,7 +104,7 @@ def repository(monkeypatch, tmp_path):
 
 
 def stand_ins(monkeypatch, **others):
-    """Replaces the steps of follow() that download or build. `others`: a step's name -> its result, or a function."""
+    """Replaces the steps of follow() that download or build. `others` maps a step to its result or to a function."""
     steps = {"fetch": None, "nanobind_abi": "v22", "exported": {"mlx-cuda-12": {follow.ENCODER}}}
     steps |= dict.fromkeys(("build_for_linux", "compare_symbols", "build_for_macos", "compare_attention", "run_tests"))
     for name, value in (steps | others).items():
@@ -141,7 +141,7 @@ def test_an_unknown_nanobind_stops(monkeypatch, tmp_path):
 
 
 def test_a_missing_symbol_stops(monkeypatch, tmp_path):
-    """follow() stops at a symbol that MLX lacks. Weak symbols are CUDA's: only MLX's builds for CUDA must have them."""
+    """follow() stops at a symbol that MLX lacks. Only MLX's builds for CUDA must have the extension's weak symbols."""
     a, b, c = "_ZN3mlx4core1aEv", "_ZN3mlx4core2cu1bEv", "_ZTIN3mlx4core9PrimitiveE"
     monkeypatch.setattr(follow, "run", lambda *_: f" U {a}\n w {b}\n U {c}\n U _ZNSt3mapC1Ev\n")
     has_all = {"mlx-cpu": {a, c}, "mlx-cuda-12": {a, b, c}}

@@ -24,7 +24,7 @@ def read(distribution):
 
 
 def test_one_version_of_the_packages():
-    """The packages, the workspace, the latest changes and the citation have the same version."""
+    """The packages, the workspace, the newest entry of the changelog and the citation have the same version."""
     versions = {name: read(name)["project"]["version"] for name in PACKAGES}
     versions["workspace"] = WORKSPACE["project"]["version"]
     [versions["changelog"], *_] = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
@@ -33,7 +33,7 @@ def test_one_version_of_the_packages():
 
 
 def test_who_installs_it_chooses_libmlx():
-    """mlx-cpu and mlx-cuda-* contain the same file. So no package may install one unless the user names an extra."""
+    """mlx-cpu and mlx-cuda-* install a file of the same name, libmlx. So packages may require them only in extras."""
     core = read("flashattn-core")["project"]
     assert f"mlx{MLX}" in core["dependencies"]
     for name in ("cpu", "cuda12", "cuda13"):
@@ -72,7 +72,10 @@ def test_who_needs_which_mlx_lm():
 
 
 def test_the_build_takes_the_installed_mlx(monkeypatch, tmp_path):
-    """The build takes its environment's MLX, else that of the Python that installs the package, else the newest."""
+    """The build takes the release of MLX in its own environment.
+
+    If there is none, it takes the release that the installing Python has. If that has none, it takes the newest one.
+    """
 
     def required(*folders):
         monkeypatch.setattr(release_table.sys, "path", folders[:1])

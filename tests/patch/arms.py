@@ -4,7 +4,7 @@ import mlx.core as mx
 import mlxlm_flash_patch as flash
 from mlx_lm.models.cache import BatchKVCache, BatchRotatingKVCache, RotatingKVCache, make_prompt_cache
 
-# Program texts: ATTEND calls attention. LATER does so in a thread that ends after the main thread.
+# Source texts of programs. ATTEND calls attention. LATER calls it in a thread that ends after the main thread.
 ATTEND = """
 import mlx.core as mx
 from mlx_lm.models.qwen2 import scaled_dot_product_attention
@@ -39,7 +39,7 @@ def off_and_on(run):
 
 
 def error(one, other):
-    """The largest difference, relative to the largest number of `other`. Both must be -inf in the same places."""
+    """The largest difference, relative to the largest number of `other`. Both must have -inf in the same places."""
     hidden = other == -mx.inf
     assert mx.array_equal(one == -mx.inf, hidden)
     one, other = (mx.where(hidden, 0, x).astype(mx.float32) for x in (one, other))
@@ -68,7 +68,7 @@ def calls_of(run):
 
 
 def peak_beyond(run):
-    """By how many bytes the memory of MLX's arrays grows at its peak during run()."""
+    """The peak memory of MLX's arrays during run(), in bytes, beyond what they took before."""
     mx.synchronize()
     mx.clear_cache()
     before = mx.get_active_memory()

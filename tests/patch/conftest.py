@@ -21,19 +21,19 @@ from mlxlm_flash_patch.patch_points import POINTS
 from tests.patch.model_configs import ARCHITECTURES, config, random_model
 from tests.patch.model_folders import write_model
 
-# The patch replaces functions that are attributes of modules, but not functions in a tuple.
+# The functions are in a tuple, because the patch also replaces functions in attributes of modules, even of this module.
 ORIGINALS = tuple((point, point.current) for point in POINTS)
-HOMES = (base, cache, gear, gemma2, phi3small)  # the imported modules define the functions of all POINTS
+HOMES = (base, cache, gear, gemma2, phi3small)  # imported, because they define all functions of mlx-lm in POINTS
 
 
 def tiny_config(model_type="qwen2", **changes):
-    """Two layers with heads of 32 elements, which a cache can quantise."""
+    """The configuration of a model of two layers. Heads have 32 elements, so that mlx-lm's caches can quantise them."""
     return {**config(model_type), "hidden_size": 128, "head_dim": 32, **changes}
 
 
 @pytest.fixture(autouse=True)
 def unpatched():
-    """After every test, MLX and mlx-lm are unpatched, and so are all models."""
+    """Unpatches MLX, mlx-lm and all models after every test."""
     yield
     for model in list(patch._patched_models.values()):
         flash.unpatch_model(model)
@@ -64,10 +64,13 @@ def architecture(request):
 
 @pytest.fixture
 def kernels_take(monkeypatch):
-    """kernels_take(head_dim, gradient): pretends that kernels, and kernels of gradients, take no larger head_dim."""
+    """kernels_take(head_dim, gradient): pretends that kernels take no larger head_dim than this.
+
+    `gradient` is the largest head_dim of the kernels for gradients.
+    """
 
     def at_most(head_dim, gradient):
-        monkeypatch.setattr(_ext, "quick", lambda *_: None)  # quick() would ask the table of kernels
+        monkeypatch.setattr(_ext, "quick", lambda *_: None)  # because quick() does not call max_head_dim()
         monkeypatch.setattr(flashattn_core, "max_head_dim", lambda **of: gradient if of["gradient"] else head_dim)
         router._max_head_dim.cache_clear()
 
@@ -77,7 +80,7 @@ def kernels_take(monkeypatch):
 
 @pytest.fixture
 def too_wide(kernels_take):
-    """Makes every attention call fall back. The fixture's value is the reason that is counted."""
+    """Makes every attention call fall back. The fixture's value is the reason that status() then counts."""
     kernels_take(1, gradient=1)
     return "head_dim over 1"
 
@@ -92,7 +95,7 @@ def tiny():
 
 @pytest.fixture
 def tokens():
-    """tokens(batch, length): random token ids, the same each time."""
+    """tokens(batch, length): random token ids. Equal arguments give equal ids."""
     return lambda batch=1, length=20: mx.random.randint(0, 97, (batch, length), key=mx.random.key(0))
 
 
@@ -102,7 +105,7 @@ def late(monkeypatch):
 
     def fresh(name):
         monkeypatch.delitem(sys.modules, f"mlx_lm.models.{name}", raising=False)
-        monkeypatch.setattr(mlx_lm.models, name, None, raising=False)  # `from . import name` looks here
+        monkeypatch.setattr(mlx_lm.models, name, None, raising=False)  # `from . import name` reads this attribute
         return importlib.import_module(f"mlx_lm.models.{name}")
 
     return fresh
@@ -110,7 +113,7 @@ def late(monkeypatch):
 
 @pytest.fixture(scope="session")
 def light(tmp_path_factory):
-    """Environment variables for processes: mlx_lm gets an empty __init__.py, so its models import 20 times as fast."""
+    """Environment variables with which mlx_lm has an empty __init__.py. Its models then import 20 times as fast."""
     folder = tmp_path_factory.mktemp("light")
     (folder / "mlx_lm").mkdir()
     (folder / "mlx_lm" / "__init__.py").touch()

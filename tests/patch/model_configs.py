@@ -6,12 +6,13 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_map
 
-# The model types that most tests use. With these configurations, Llama has a window, Qwen3 normalises queries and keys,
-# Gemma 3 has both, and gpt-oss has sinks.
+# The model types that most tests use. With these configurations, Llama has a window. Qwen3 normalises queries and keys.
+# Gemma 3 has a window and also normalises queries and keys. gpt-oss has sinks.
 ARCHITECTURES = ("qwen2", "llama", "qwen3", "gemma3_text", "gpt_oss")
 LAYERS = 2
 
-# The names that model types give to a field of their configuration -> its value. A type ignores other types' names.
+# Maps the names of a configuration's field to its value. Model types have different names for the same field, and
+# ignore names that they do not know.
 NAMES = {
     "vocab_size num_vocab vocab_size_per_layer_input": 97,
     "hidden_size n_embd d_model model_dim hidden_dim dim_model_base block_dim moe_hidden_size": 64,
@@ -36,7 +37,7 @@ NAMES = {
     "scale_depth": 1.4,
     "attn_logit_softcapping": 2.0,
     "final_logit_softcapping logits_soft_cap": 30.0,
-    # layers that share keys and values, or run several times
+    # layers that share keys and values, or that run several times
     "num_kv_shared_layers": 0,
     "num_kv_reuse_layers": 1,
     "cla_share_factor": 2,
@@ -102,7 +103,7 @@ YARN = {
 }
 KDA = {"num_heads": 4, "head_dim": 16, "kda_layers": [1], "full_attn_layers": [2], "short_conv_kernel_size": 3}
 
-# Model type -> fields that only this type has, or to which it gives another meaning.
+# Model type -> fields that only this type has, or that have another value for this type.
 OWN = {
     "baichuan_m1": {"sliding_window_layers": [0], "tie_word_embeddings": False},
     "dbrx": {
@@ -154,7 +155,7 @@ OWN = {
         "block_auto_adjust_ff_dim": False,
     },
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
-    "llama4": {"num_experts_per_tok": 1, "num_hidden_layers": 4},  # every fourth layer has no chunks
+    "llama4": {"num_experts_per_tok": 1, "num_hidden_layers": 4},  # 4, because every fourth layer has no chunks
     "llama4_text": {"no_rope_layers": [1, 0]},
     "longcat_flash_ngram": {"ngram_vocab_size_ratio": 3},
     "mellum": {"rope_parameters": ROPES},
@@ -236,12 +237,12 @@ def config(model_type):
 
 
 def prepared(model):
-    """The model, without what prevents a small model of this type, or needs a GPU."""
+    """Changes what needs a large vocabulary or a GPU. Returns the model."""
     if hasattr(model, "_dummy_tokenizer_ids"):  # phi3small sets the logits of these tokens to -inf
         model._dummy_tokenizer_ids = mx.array([COMMON["vocab_size"] - 1])
     for module in model.modules():
         for name, child in module.children().items():
-            if type(child).__name__ == "BitLinear":  # a Metal kernel computes this layer
+            if type(child).__name__ == "BitLinear":  # replaced, because only a Metal kernel computes this layer
                 setattr(module, name, nn.Linear(child.in_features, child.out_features, bias=False))
     return model
 
@@ -254,9 +255,9 @@ def random_model(model_type, config, dtype=mx.float32, seed=0):
     def weight(initial):
         if not mx.issubdtype(initial.dtype, mx.floating):
             return initial
-        if not mx.any(initial):  # with sinks of zero, tests could not tell that sinks are ignored
+        if not mx.any(initial):  # for example sinks: if they were zero, a test could not tell that they are ignored
             initial = mx.random.normal(initial.shape)
-        # nn.Linear's initial weights are so small that attention would hardly matter to the logits.
+        # Doubled, because nn.Linear's initial weights are so small that attention would hardly change the logits.
         return (initial * 2 if initial.ndim > 1 else initial).astype(dtype)
 
     model.update(tree_map(weight, model.parameters()))

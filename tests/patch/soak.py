@@ -1,9 +1,10 @@
-"""Mixed work while the patch is switched on and off at random: `python -m tests.patch.soak --minutes 30`.
+"""Does mixed work while the patch is switched on and off at random: `python -m tests.patch.soak --minutes 30`.
 
-One process generates, scores text and trains, each with the patch off and on, in an order drawn from a seed. Each round
-switches the patch on in one of several ways. Some rounds run in another thread. A bad call or a Ctrl-C may come in
-between. After each round, soak_checks.py checks that the patch left nothing behind, and records the memory in use. The
-first failed check ends the run with exit code 1. Ctrl-C ends the run early and reports the rounds so far.
+One process generates text, scores text and trains, in an order drawn from a seed. A round does one piece of work twice:
+with the patch off and with the patch on. Rounds switch the patch on in several ways, and some rounds work in a second
+thread. Some rounds have a disturbance: a bad call, a Ctrl-C, an import, or another thread that switches the patch.
+After each round, soak_checks.py checks that the patch left nothing behind, and measures the memory in use. The first
+failed check ends the process with exit code 1. Ctrl-C also ends it; the report then covers the finished rounds.
 """
 
 import contextlib
@@ -46,13 +47,13 @@ class Seen:
     ways: Counter[str] = field(default_factory=Counter)
     between: Counter[str] = field(default_factory=Counter)
     calls: Counter[str] = field(default_factory=Counter)
-    worst: dict[str, float] = field(default_factory=dict)  # kind of work -> largest relative difference
+    worst: dict[str, float] = field(default_factory=dict)  # kind of work -> largest relative difference of off and on
     near_ties: Counter[str] = field(default_factory=Counter)
     occupied: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in GROWTH})
 
 
 class Soak:
-    """A run: round() does one piece of work, and collects statistics in `seen`."""
+    """Works in rounds: each call of round() does one piece of work. `seen` has statistics of the rounds so far."""
 
     def __init__(
         self, seed: int, other_types: Sequence[str] = OTHER_TYPES, kinds: Collection[str] = tuple(KINDS)
@@ -61,10 +62,11 @@ class Soak:
         self.seed, self.rng = seed, random.Random(seed)
         self.of = Kinds(other_types)
         self.kinds = {kind: partial(KINDS[kind], self.of) for kind in kinds}
-        self.thread = ThreadPoolExecutor(1)  # one for all rounds: MLX adds a thread for each that generates
+        # All rounds share one thread, because MLX starts a thread of its own for each thread that generates.
+        self.thread = ThreadPoolExecutor(1)
         self.seen = Seen()
         self.arrivals = ["qwen2", *other_types]
-        for kind in self.kinds.values():  # the first use of each kind makes objects that stay
+        for kind in self.kinds.values():  # done here, because the first use of a kind makes objects that stay alive
             work = kind(random.Random(0))
             work.run(work.models())
             self.thread.submit(work.run, work.models()).result()
@@ -75,11 +77,11 @@ class Soak:
                 work.run(work.models())
             self.own.check()
         gc.collect()
-        gc.freeze()  # later collections and counts then leave out the objects made so far
+        gc.freeze()  # so that later collections and counts leave out the objects made so far
 
     def round(self) -> None:
-        """Does one piece of work with the patch off and on, checks the patch, and records memory. Raises Broken."""
-        self._work()  # frees its models and results when it returns, before occupied() measures
+        """Does one piece of work with the patch off and on, and records memory. Raises Broken if a check fails."""
+        self._work()  # a function, so that its models and results are freed before occupied() measures
         for name, value in occupied().items():
             self.seen.occupied[name].append(value)
 
@@ -144,7 +146,7 @@ class Soak:
         return result
 
     def _interrupted(self, work: Work, way: str, seconds: float) -> None:
-        """Works with the patch on, to the end or until a Ctrl-C. Compares no result."""
+        """Does the work with the patch on. A Ctrl-C may cut the work short. The results are not compared."""
         of = work.models()
         classes = [(module, type(module)) for model in of for module in model.modules()]
         control_c = ControlC(seconds)
@@ -160,12 +162,12 @@ class Soak:
         if way == "patch_model()":  # Ctrl-C may have interrupted unpatch_model()
             for model in of:
                 flash.unpatch_model(model)
-        with contextlib.suppress(flash.FlashNeverRanError):  # raised if strict and interrupted before any kernel ran
+        with contextlib.suppress(flash.FlashNeverRanError):  # a strict patch ran no kernel before the Ctrl-C
             flash.disable()
         check_is_off(self.own, classes)
 
     def check_growth(self) -> None:
-        """Raises Broken, which names all measures that have grown too much."""
+        """Raises Broken if measures have grown too much. The message names all of them."""
         too_much = [
             f"{name} grows: by {grown.after - grown.before:,.3g} in {self.seen.rounds:,} rounds"
             for name, values in self.seen.occupied.items()
@@ -176,14 +178,14 @@ class Soak:
 
 
 def _waited_for(result: Any) -> Any:
-    """The result, once MLX's streams are idle: mlx-lm's loops have already begun a step beyond it."""
+    """Returns `result` once MLX's streams are idle, because mlx-lm's loops have begun a step beyond the result."""
     mx.synchronize(generation_stream)
     mx.synchronize()
     return result
 
 
 def run(soak: Soak, minutes: float, rounds: int | None) -> tuple[str | None, bool]:
-    """Runs for this many minutes or rounds. Returns the message of a failed check, and whether Ctrl-C ended the run."""
+    """Works for `rounds` rounds, or else for `minutes`. Returns a failed check's message, and whether Ctrl-C came."""
     begin, interrupted = time.monotonic(), False
     try:
         try:
@@ -198,7 +200,7 @@ def run(soak: Soak, minutes: float, rounds: int | None) -> tuple[str | None, boo
         soak.check_growth()
     except Broken as broken:
         return str(broken), interrupted
-    except Exception as error:  # nothing in a round may raise
+    except Exception as error:  # a round must raise nothing but Broken
         traceback.print_exc()
         return f"{type(error).__name__}: {error}", interrupted
     return None, interrupted
@@ -231,10 +233,10 @@ def page(soak: Soak, seconds: float, broken: str | None, interrupted: bool) -> s
 @click.option("--seed", type=int, help="Repeats a run's sequence of rounds.  [default: a new one, which is printed]")
 def command(minutes: float, seed: int | None) -> None:
     """Mixed work while the patch is switched on and off at random, and checks after every round."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores SIGINT
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # because shells start background jobs with SIGINT ignored
     soak, begin = Soak(random.randrange(10**6) if seed is None else seed), time.monotonic()
     broken, interrupted = run(soak, minutes, None)
-    # MLX caches compiled functions per thread, and aborts if a thread ends while Python exits. So it ends here.
+    # MLX caches compiled functions per thread, and aborts if a thread ends while Python exits. So end the thread here.
     soak.thread.shutdown()
     print(page(soak, time.monotonic() - begin, broken, interrupted))
     sys.exit(1 if broken else 130 if interrupted else 0)

@@ -1,4 +1,4 @@
-"""The soak's checks: after every round mlx-lm is as it was, and memory, objects and threads do not grow."""
+"""The soak's checks. After each round, mlx-lm must be as before. Memory, objects and threads must not keep growing."""
 
 import ctypes
 import gc
@@ -27,7 +27,7 @@ def is_ours(value: object) -> bool:
 
 
 class Own:
-    """The attributes of mlx-lm's modules and classes without the patch, and sys.meta_path."""
+    """Remembers sys.meta_path and the attributes of mx.fast and of mlx-lm's modules and classes, without the patch."""
 
     def __init__(self) -> None:
         self.finders = list(sys.meta_path)
@@ -70,10 +70,10 @@ def check_is_off(own: Own, classes: list[tuple[nn.Module, type]]) -> None:
     own.check()
 
 
-GROWTH = {  # measure -> (how much 1,000 rounds may add to it, how much a shorter run may)
+GROWTH = {  # measure -> (allowed growth per 1,000 rounds, growth that is always allowed)
     "resident memory, MB": (1.0, 4.0),  # the C library and MLX keep some freed memory
     "MLX, active, MB": (0.1, 0.1),
-    "MLX, freed and kept, MB": (1.0, 32.0),  # depends on the work of the last round
+    "MLX, freed and kept, MB": (1.0, 32.0),  # how much is kept depends on the work of the last round
     "Python objects": (100.0, 500.0),
     "threads": (0.1, 1.0),
     "file descriptors": (0.1, 1.0),
@@ -81,11 +81,11 @@ GROWTH = {  # measure -> (how much 1,000 rounds may add to it, how much a shorte
 
 
 def occupied() -> dict[str, float]:
-    """GROWTH's measures after garbage collection. MLX's cache is measured first, and then cleared."""
+    """Returns GROWTH's measures after a garbage collection. Clears MLX's cache after measuring it."""
     gc.collect()
     kept = mx.get_cache_memory()
     mx.clear_cache()
-    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc's: returns freed memory to the system
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc has it: it returns freed memory to the system
         trim(0)
     numbers = (
         _resident() / MB,
@@ -103,7 +103,7 @@ def _resident() -> int:
     try:
         _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
         return (resident - shared) * resource.getpagesize()
-    except FileNotFoundError:  # macOS: the peak so far, in bytes
+    except FileNotFoundError:  # on macOS: ru_maxrss is the peak so far, in bytes
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
@@ -123,7 +123,7 @@ class Growth(NamedTuple):
 
 
 def growth(name: str, values: Sequence[float]) -> Growth | None:
-    """How the measure grew after the first quarter, in which caches fill. None for fewer than twelve rounds."""
+    """How the measure grew after the first quarter of the rounds, in which caches fill. None for under 12 rounds."""
     quarter = len(values) // 4
     if quarter < 3:
         return None

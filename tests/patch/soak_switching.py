@@ -20,7 +20,7 @@ from tests.patch.soak_work import Broken
 def by_enable(strict: bool = False) -> Iterator[None]:
     try:
         flash.enable(precision="float32")
-        flash.enable(strict=strict)  # replaces the first call's precision
+        flash.enable(strict=strict)  # replaces the precision of the first enable()
         yield
     except BaseException:
         with contextlib.suppress(flash.FlashNeverRanError):  # a Ctrl-C may come before any kernel has run
@@ -56,7 +56,7 @@ WAYS: dict[str, Callable[[list[nn.Module]], contextlib.AbstractContextManager[No
 
 
 def bad_call(rng: random.Random) -> None:
-    """Makes a call that must raise an error."""
+    """Makes one of several calls that must raise an error."""
     q, k = mx.zeros((1, 8, 4, 16)), mx.zeros((1, 3, 4, 16))
 
     def fails_in_a_block() -> None:
@@ -79,7 +79,7 @@ def bad_call(rng: random.Random) -> None:
 
 
 class ControlC:
-    """Presses Ctrl-C after some seconds, unless the block has ended by then."""
+    """Simulates a Ctrl-C after some seconds, unless the `with` block has ended by then."""
 
     def __init__(self, seconds: float) -> None:
         self._timer = threading.Timer(seconds, self._press)
@@ -100,7 +100,7 @@ class ControlC:
         sys.unraisablehook = self._report
 
     def _unraisable(self, what: "sys.UnraisableHookArgs", /) -> None:
-        """Hides the reports of a Ctrl-C that Python dropped, as it does in callbacks of weak references."""
+        """Hides Python's reports of a dropped Ctrl-C. Python drops a Ctrl-C in a callback of a weak reference."""
         if what.exc_type is not KeyboardInterrupt:
             self._report(what)
 
@@ -120,7 +120,7 @@ def arrival(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def another_thread_switches() -> Iterator[None]:
-    """Another thread switches the patch on and off all the time."""
+    """During the block, another thread switches the patch on and off all the time."""
     done = threading.Event()
 
     def switch() -> None:

@@ -1,4 +1,4 @@
-"""The soak's pieces of work. Each gives the same numbers with the patch off and on, up to rounding errors."""
+"""The soak's pieces of work. Each piece gives the same numbers with the patch off and on, up to rounding errors."""
 
 import copy
 import random
@@ -16,8 +16,8 @@ from mlx_lm.models.cache import make_prompt_cache
 from tests.patch.model_configs import config, random_model
 
 OTHER_TYPES = ("llama", "qwen3", "gemma2", "gemma3_text", "gpt_oss", "deepseek_v2", "cohere2", "olmo2")
-TOLERANCE = 1e-3  # of float32 models, relative to max(1, the largest number)
-QUANTISED = 5e-2  # with 8-bit caches, where a key that rounds the other way moves by 1/255 of its range
+TOLERANCE = 1e-3  # allowed difference for float32 models, relative to max(1, the largest number)
+QUANTISED = 5e-2  # for 8-bit caches, because a key that rounds the other way moves by 1/255 of its range
 
 
 class Broken(AssertionError):
@@ -160,10 +160,10 @@ def _answer(responses: Iterable[Any]) -> Result:
 
 
 def difference(off: Result, on: Result, tolerance: float) -> tuple[float, bool]:
-    """The largest difference of the results' numbers, relative to max(1, largest number); and whether a token differs.
+    """The largest difference between the results, relative to max(1, the largest number), and whether a token differs.
 
-    A token may differ only in a near-tie: `off` and `on` chose two tokens, with the same log-probability. Nothing is
-    compared after the first such token, because the texts differ from then on. Raises Broken.
+    A token may differ only in a near-tie: the log-probabilities of the two tokens must agree within the tolerance.
+    Nothing after that token is compared, because the texts differ from there on. Raises Broken for larger differences.
     """
     one, other, tie = off.numbers, on.numbers, False
     if off.tokens is not None and on.tokens is not None:

@@ -1,4 +1,4 @@
-"""--blas restarts the program, once, with a library for MLX's matrix products, or one line says why it does not.
+"""--blas restarts the program once, with another library for MLX's matrix products. If it cannot, one line says why.
 
 Most tests use a fake OpenBLAS, a library with the same function names.
 """
@@ -142,7 +142,7 @@ def test_each_rank_starts_again(library, light, tmp_path):
 
 @LINUX
 def test_once(monkeypatch, library):
-    """If MLX does not call the library after the restart, that is an error. A child process may restart again."""
+    """If MLX does not call the library after the restart, that is an error. A child process may restart once itself."""
     starts = []
     monkeypatch.setattr(os, "execve", lambda *arguments: starts.append(arguments))
     file = library()
@@ -157,14 +157,14 @@ def test_once(monkeypatch, library):
     assert refused(file).startswith(f"--blas {file} is preloaded, but MLX still calls ")
     assert len(starts) == 1
     assert blas.STARTED_AGAIN not in os.environ
-    monkeypatch.setenv(blas.STARTED_AGAIN, "1")  # as a child process inherits it
+    monkeypatch.setenv(blas.STARTED_AGAIN, "1")  # another process's id, as a child process inherits it
     blas.preload(file)
     assert len(starts) == 2
 
 
 @LINUX
 def test_what_mlx_calls_already_is_left(monkeypatch, library):
-    """preload() does not restart the program if MLX calls that library already, or with `auto` any fast BLAS."""
+    """preload() does not restart the program if MLX calls the library already. For `auto`, any fast BLAS suffices."""
     monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("started again"))
     file = library()
     monkeypatch.setattr(blas, "_called", lambda: file)
@@ -174,7 +174,7 @@ def test_what_mlx_calls_already_is_left(monkeypatch, library):
 
 @LINUX
 def test_a_reference_blas_is_refused(command, light, script):
-    """The reference BLAS here is the one that MLX itself calls."""
+    """Here --blas names the reference BLAS that MLX calls already."""
     done = command("mlxlm-flash", "run", "--blas", blas._called(), script, env=light)
     assert (done.returncode, done.stdout) == (2, "")
     [line] = done.stderr.splitlines()

@@ -54,7 +54,7 @@ def logits(model, tokens, caches, steps=STEPS):
 
 
 def assert_the_same(run, rows=lambda logits: logits):
-    """run() gives the same logits with the patch and without it, and all its attention is flash attention."""
+    """run() gives the same logits with the patch as without, and with the patch all attention is flash attention."""
     off, on = off_and_on(run)
     assert close(rows(on), rows(off))
     long = sum(length > 8 for length in STEPS)
@@ -71,8 +71,8 @@ def test_plain(tiny, tokens, cache, batch):
 
 @pytest.mark.parametrize(("max_kv_size", "keep"), [(10, 0), (14, 0), (12, 4)])
 def test_windows_smaller_than_the_rotating_cache(tiny, tokens, max_kv_size, keep):
-    """Here a single query has a mask, too: it sees one range of the cache's buffer, or two where the window wraps."""
-    model, x = tiny("llama"), tokens(1, sum(STEPS))  # a window of 8
+    """Here even a single query has a mask. It sees one range of the cache's buffer, or two if the window wraps."""
+    model, x = tiny("llama"), tokens(1, sum(STEPS))  # Llama has a window of 8 tokens here
     assert_the_same(lambda: logits(model, x, [mlx_caches.RotatingKVCache(max_kv_size, keep) for _ in model.layers]))
 
 
@@ -114,7 +114,7 @@ def test_batches_with_right_padding(tiny, tokens, cache):
 
 
 FILES = {**CACHES, "QuantizedKVCache": lambda: mlx_caches.QuantizedKVCache(32, 8)}
-del FILES["ChunkedKVCache"]  # mlx-lm reads its file back as a KVCache
+del FILES["ChunkedKVCache"]  # mlx-lm reads the file of a ChunkedKVCache back as a KVCache
 
 
 @pytest.mark.rotate(1, default=3)

@@ -13,7 +13,10 @@ PRINTED = 0.0011  # mlx_lm.lora prints losses with three decimals, of which the 
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory):
-    """Folders with plain texts and with prompts and completions. Lengths differ, so the trainer pads its batches."""
+    """Two data folders: one of plain texts, and one of prompts with completions.
+
+    Lengths differ, so the trainer pads its batches.
+    """
     folder = tmp_path_factory.mktemp("texts")
     topics = (text for text in pydoc_data.topics.topics.values() if len(text) > 400)
     passages = [text[:length] for text, length in zip(topics, range(40, 401, 24), strict=False)]
@@ -27,10 +30,10 @@ def texts(tmp_path_factory):
 
 @pytest.fixture
 def train(command, texts, tmp_path):
-    """train(model, flash, *more): the losses, the saved adapters, and the command's stderr.
+    """train(model, flash, *more): runs mlx_lm.lora. Returns the losses, the saved adapters, and the command's stderr.
 
-    With plain gradient descent, adapters are sums of gradients, so a wrong gradient shows in them. Adam divides by a
-    gradient's size: where a gradient is nearly zero, rounding errors would become as large as the steps.
+    With plain gradient descent, adapters are sums of gradients, so a wrong gradient changes them. Adam would divide by
+    a gradient's size. Where a gradient is nearly zero, rounding errors would then become as large as the steps.
     """
 
     def run(model, flash, *more, data="texts"):
@@ -43,7 +46,7 @@ def train(command, texts, tmp_path):
             flash=flash, timeout=300,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
-        lines = re.sub(r"\x1b\[[\d;]*m", "", done.stdout)  # no colours
+        lines = re.sub(r"\x1b\[[\d;]*m", "", done.stdout)  # removes colours
         losses = [float(loss) for loss in re.findall(r"^ +\d+ +(\d+\.\d+)", lines, re.MULTILINE)]
         assert len(losses) == STEPS, done.stdout
         return losses, mx.load(str(adapters / "adapters.safetensors")), done.stderr

@@ -58,7 +58,7 @@ def run_script(run, light, tmp_path):
 
 @pytest.fixture
 def refused(monkeypatch, capsys):
-    """refused(*arguments): the exit code, and the one line that says why nothing was run."""
+    """refused(*arguments): runs a command that must fail. Returns its exit code and the one line of its error."""
 
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["mlxlm-flash", "run", *arguments])
@@ -99,7 +99,7 @@ def test_what_the_program_sees(run, command, folder, program, arguments):
 @pytest.mark.slow("2 seconds")
 @pytest.mark.parametrize("safe_path", [{}, {"PYTHONSAFEPATH": "1"}], ids=str)
 def test_a_script_by_its_absolute_path(run, command, folder, safe_path):
-    """PYTHONSAFEPATH keeps the script's folder out of sys.path, as it does with Python."""
+    """PYTHONSAFEPATH keeps the script's folder out of sys.path, as it does under plain Python."""
     script, options = folder / "script.py", {"cwd": folder / "package", "env": safe_path}
     done = run(script, flash="0", **options)
     assert done.stdout == command("python", script, **options).stdout
@@ -122,7 +122,7 @@ def test_a_script_by_its_absolute_path(run, command, folder, safe_path):
     ids=str,
 )
 def test_the_option_and_the_variable(run, folder, flash, option, how):
-    """The option overrules the precision in MLXLM_FLASH. Options after the program's name are the program's."""
+    """The option overrules the precision in MLXLM_FLASH. Options after the program's name belong to the program."""
     done = run(*option, "script.py", "--precision", "-h", cwd=folder, flash=flash)
     assert json.loads(done.stdout)["argv"] == ["script.py", "--precision", "-h"]
     assert done.stderr.startswith(f"{OWN}flash attention {how}")
@@ -165,13 +165,13 @@ def test_how_it_ends(run_script, command, tmp_path, end):
     expected = command("python", tmp_path / "script.py")
     assert (done.returncode, done.stdout) == (expected.returncode, expected.stdout)
     assert other_lines(done.stderr)[-1:] == other_lines(expected.stderr)[-1:]
-    if "Error" not in end and end != "KeyboardInterrupt":  # a traceback also shows frames of mlxlm-flash
+    if "Error" not in end and end != "KeyboardInterrupt":  # their tracebacks also show frames of mlxlm-flash
         assert other_lines(done.stderr) == other_lines(expected.stderr)
 
 
 @pytest.mark.parametrize("flash", ["0", "1"])
 def test_control_c(tmp_path, flash):
-    """After Ctrl-C, the process dies of SIGINT, so that a loop in the shell that runs it ends, too.
+    """After Ctrl-C, the process dies of SIGINT. A shell's loop that runs the process then ends, too.
 
     While flash attention is on, flashattn_core.interruptible() handles SIGINT, so that Ctrl-C stops long calls.
     """
@@ -248,7 +248,7 @@ def test_strict_overrules_success_only(monkeypatch, tmp_path, code, mode, expect
 
 
 def test_the_last_line():
-    """A forked child does not print the line, and a closed stderr is no error."""
+    """A forked child does not print the last line. If stderr is closed, no error is raised."""
     stream = io.StringIO()
     running._say_what_ran(stream, os.getpid() + 1)
     assert stream.getvalue() == ""
@@ -302,7 +302,7 @@ def main():
 
 @pytest.mark.parametrize("how", [("mlxlm-flash",), ("python", "-m", "mlxlm_flash_patch")], ids=" ".join)
 def test_a_command_of_any_package(command, tmp_path, how):
-    """The command calls MLX's attention function, and does not import mlx-lm."""
+    """The command here, theirs.generate, calls MLX's attention function, and does not import mlx-lm."""
     information = tmp_path / "theirs-1.0.dist-info"
     information.mkdir()
     (information / "METADATA").write_text("Name: theirs\nVersion: 1.0\n")
@@ -328,7 +328,7 @@ def test_behind_the_word_python(run, folder):
 @pytest.mark.rotate(1, default=4)
 @pytest.mark.parametrize("name", sorted(distribution("mlx-lm").entry_points.select(group="console_scripts").names))
 def test_commands_of_mlx_lm(name):
-    """A command of mlx-lm gets, as argv[0], the path that the shell would have found."""
+    """argv[0] of a command of mlx-lm is the path that a shell finds for the command's name."""
     folder = str(Path(sys.executable).parent)
     program = running.find(name, ["--help", "-h"])
     assert program.argv == [shutil.which(name, path=folder), "--help", "-h"]

@@ -1,4 +1,4 @@
-"""mlxlm-flash run mlx_lm.server and mlx_lm.chat: long-running programs that answer requests."""
+"""mlxlm-flash run works for long-running programs that answer requests: mlx_lm.server and mlx_lm.chat."""
 
 import contextlib
 import itertools
@@ -30,9 +30,9 @@ TEXT = "It is not the length of a prompt alone, but how many of them come at onc
 
 @pytest.fixture
 def served(chat_folder, tmp_path):
-    """served(flash, number, work, *options): what work(ask) returns, and the stderr and exit code of mlx_lm.server.
+    """served(flash, number, work, *options): runs a server. Returns work(ask), and the server's stderr and exit code.
 
-    The server runs under mlxlm-flash with these options and MLXLM_FLASH=flash, and gets signal `number` after work().
+    mlx_lm.server runs under mlxlm-flash with these options and MLXLM_FLASH=flash. After work() it gets signal `number`.
     ask(prompt) returns the server's answer of 8 tokens. With stream=True the answer comes in pieces, and with
     hang_up_after=N the client leaves after N pieces.
     """
@@ -86,7 +86,9 @@ def served(chat_folder, tmp_path):
     ids=["batched", "kv_bits"],
 )
 def test_server(served, options, number, returncodes):
-    """The server answers simultaneous requests, and the same again with prompt caches, as it does without the patch.
+    """With the patch, the server gives the same answers as without it, also to requests that come at the same time.
+
+    The requests come twice. The second time, the server has their prompt caches.
 
     At Ctrl-C the server shuts down by itself; SIGTERM kills it. Without the patch, too, the server often aborts while
     it shuts down.
@@ -106,14 +108,14 @@ def test_server(served, options, number, returncodes):
 
 @pytest.mark.nightly("forty requests to a server")
 def test_eight_clients(served, chat_folder):
-    """Eight clients send five requests each at once, of 12 to 1,200 bytes; every other answer is a stream.
+    """Eight clients work at once. Each sends five requests of 12 to 1,200 bytes. Every other answer is a stream.
 
-    Two clients hang up in the middle of each of their streams. The others, and later clients, get the answer that
-    mlx-lm gives without the patch to this request alone.
+    Two clients hang up in the middle of each of their streams. All other answers, also to a later request, are those
+    that mlx-lm gives without the patch to the request alone.
 
     Which requests share a batch depends on when they arrive, and each batch rounds in its own way. So the test needs
-    prompts after which each token's probability clearly exceeds all others'. The server ends at Ctrl-C, often by an
-    abort, as it does without the patch.
+    prompts with which the chosen token is always clearly more probable than the second best. The server ends at Ctrl-C,
+    often by an abort, as it does without the patch.
     """
     requests = [[] for _ in range(8)]
     for client, turn in itertools.product(range(8), range(5)):

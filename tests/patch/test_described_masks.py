@@ -1,4 +1,4 @@
-"""For masks that mlx-lm builds as arrays, the patch has descriptions, which hide the same keys from each query."""
+"""The patch describes masks that mlx-lm builds as arrays. A description hides the same keys as the array does."""
 
 import gc
 from concurrent.futures import ThreadPoolExecutor
@@ -94,7 +94,7 @@ class TestWhatIsRemembered:
         assert not knows(computed)
 
     def test_nothing_once_it_is_written_to(self):
-        """In-place operators keep the Python object, but free its array, whose address a new array may get."""
+        """In-place operators keep the Python object, but free its C++ array. A new array may get the same address."""
         mask = before = described_mask()
         for _ in range(3):
             mask &= mx.array([True, False, True, True, True, True])

@@ -25,7 +25,7 @@ from tests.patch.model_configs import config
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch, tmp_path):
-    """Hides the machine's own faults from doctor: it then finds only those that a test adds."""
+    """Hides the machine's own faults from doctor, so that doctor finds only the faults that a test adds."""
     for name in ("MLXLM_FLASH", *doctor.CPU_VARIABLES):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("FLASHATTN_CACHE", str(tmp_path / "cache"))
@@ -41,9 +41,9 @@ def examined(*arguments):
 
 
 def found(line, *arguments):
-    """Runs doctor, which must print a line that begins with `line`, and exit with 1 if that line's mark is ✗, else 0.
+    """Runs doctor, and returns its lines. One of them must begin with `line`.
 
-    Returns all lines.
+    If `line` begins with ✗, the exit code must be 1, and no other line may begin with ✗. Otherwise it must be 0.
     """
     lines, code = examined(*arguments)
     assert any(each.startswith(line) for each in lines), lines
@@ -53,7 +53,7 @@ def found(line, *arguments):
 
 @pytest.fixture
 def examined_with(command, light):
-    """examined_with(env): doctor's lines and exit code in a new process with these variables."""
+    """examined_with(env): runs doctor in a new process with these variables. Returns its lines and its exit code."""
 
     def run(env):
         done = command("mlxlm-flash", "doctor", env={**light, **env}, timeout=180)
@@ -80,7 +80,7 @@ def test_nothing_to_find():
 
 
 OLDEST, *_, NEWEST = (release.mlx for release in releases())
-MLX = "mlx[cpu]" if sys.platform == "linux" else "mlx"  # on Linux the extra brings libmlx
+MLX = "mlx[cpu]" if sys.platform == "linux" else "mlx"  # on Linux, this extra installs libmlx
 OTHER_MLX = f"✗ versions: found mlx 0.1, expected {OLDEST} to {NEWEST} · cure: pip install"
 
 
@@ -133,7 +133,7 @@ def test_the_cure_for_another_mlx_keeps_its_libmlx(monkeypatch, installed, libml
 
 
 def test_an_nvidia_gpu_that_is_not_used(monkeypatch):
-    """With MLX's CPU build, doctor goes on to test attention. With MLX's CUDA build, it stops at an unusable GPU."""
+    """With MLX's CPU build, doctor goes on to test attention. With its CUDA build, doctor stops at the unusable GPU."""
     backends = {"cpu": "AVX2, 2 threads", "metal": "not in this MLX build", "cuda": "NVRTC is not there: reinstall it"}
     monkeypatch.setattr(flashattn_core, "backends", lambda: backends)
     lines = found("! cuda: NVRTC is not there · cure: reinstall it")
@@ -152,7 +152,7 @@ def test_a_variable_that_means_nothing(monkeypatch, value):
 @pytest.mark.slow("2 seconds")
 @pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run this test on Linux")
 def test_an_extension_made_for_another_mlx(command, light, examined_with, tmp_path):
-    """doctor runs although the extension does not load; other commands say why in one line."""
+    """doctor runs although the extension does not load. Other commands fail, and print the reason in one line."""
     source, library = tmp_path / "other.cpp", tmp_path / "other.so"
     source.write_text('namespace mlx::core { const char* version() { return "0.99.1"; } }')
     subprocess.run(["c++", "-shared", "-fPIC", source, "-o", library], check=True)
@@ -179,7 +179,7 @@ def test_an_extension_made_for_another_mlx(command, light, examined_with, tmp_pa
 
 @pytest.mark.slow("2 seconds")
 def test_mlx_s_build_for_cuda_that_does_not_load(command, light, tmp_path):
-    """MLX does not load where the driver is missing or too old. A second import of mlx would end the process."""
+    """MLX does not load if the driver is missing or too old. Importing mlx a second time then ends the process."""
     (tmp_path / "mlx").mkdir()
     once = "import os, sys\nif hasattr(sys, 'tried'): os._exit(70)\nsys.tried = True\n"
     (tmp_path / "mlx/core.py").write_text(f"{once}raise ImportError('cudaInit failed')\n")
@@ -231,7 +231,7 @@ def test_a_forced_instruction_set_and_number_of_threads(examined_with):
     cure = "unset FLASHATTN_CPU_ISA FLASHATTN_NUM_THREADS"
     assert f"! cpu: {settings}; by default the CPU backend would be {free} · cure: {cure}" in lines
     assert any("3 threads" in line for line in lines)
-    lines, _ = examined_with({"FLASHATTN_NUM_THREADS": free.split(", ")[1].split()[0]})  # the default
+    lines, _ = examined_with({"FLASHATTN_NUM_THREADS": free.split(", ")[1].split()[0]})  # the default number
     assert not any("! cpu" in line for line in lines)
 
 
@@ -280,7 +280,7 @@ def test_attention_that_does_not_run(monkeypatch):
 
 
 def test_a_function_that_is_not_known(monkeypatch):
-    """doctor warns of a function of mlx-lm that the patch does not replace, and calls nothing broken."""
+    """If the patch does not replace a function of mlx-lm, doctor warns, but does not report it as broken."""
     monkeypatch.setattr(base, "create_causal_mask", base.create_causal_mask)
     exec("def create_causal_mask(n): ...", vars(base))
     found("! mlx-lm: mlx_lm.models.base.create_causal_mask was not replaced: its source is not available")
@@ -306,7 +306,7 @@ def test_another_library_in_the_same_place(monkeypatch):
     ],
 )
 def test_a_model(tmp_path, model_type, line):
-    """doctor --model runs a short prompt through a small model of this type, and does not look the type up."""
+    """doctor --model builds the model and lets it read a short prompt. It does not look the type up in a table."""
     known = config(model_type) if model_type not in ("none", "") else {"model_type": model_type}
     (tmp_path / "config.json").write_text(json.dumps(known))
     lines = found(line, "--model", str(tmp_path))

@@ -36,12 +36,12 @@ def test_the_second_decides(strict):
     flash.enable(strict=strict)
     assert is_in()
     assert flash.status().strict is strict
-    flash.enable(strict=False)  # with strict, the fixture's disable() would raise: nothing ran here
+    flash.enable(strict=False)  # otherwise the fixture's disable() raises if `strict`, because no kernel ran
 
 
 @pytest.mark.parametrize("arguments", [("qwen2",), (True,)])
 def test_what_is_asked_for_has_a_name(arguments):
-    """Options are keyword-only: a model type, once the first positional argument, must not become `strict`."""
+    """Options are keyword-only. A positional argument, such as a model type, is an error. It must not set `strict`."""
     for switch in (flash.enable, flash.enabled):
         with pytest.raises(TypeError, match="positional argument"):
             switch(*arguments)
@@ -50,7 +50,7 @@ def test_what_is_asked_for_has_a_name(arguments):
 
 @pytest.mark.nightly("17 seconds")
 def test_a_thousand_times(original):
-    """Switching on and off 1,000 times, with a call each time, makes nothing grow and leaves mlx-lm's functions."""
+    """Memory, objects and threads do not grow if the patch is switched 1,000 times. mlx-lm gets its functions back."""
     x = mx.random.normal((1, 2, 12, 8))
 
     def switch(times):

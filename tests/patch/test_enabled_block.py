@@ -64,7 +64,7 @@ def test_blocks_that_end_out_of_order():
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("strict", [False, True])
 def test_an_exception_inside(error, strict, original):
-    """The block raises this exception, even if it is strict and flash attention never ran."""
+    """An exception inside a block reaches the caller. A strict block then does not raise FlashNeverRanError instead."""
     with pytest.raises(error), flash.enabled(strict=strict):
         raise error
     assert qwen2.scaled_dot_product_attention is original
@@ -72,7 +72,7 @@ def test_an_exception_inside(error, strict, original):
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_an_interrupt_while_functions_are_exchanged(strict, monkeypatch, original):
-    """If Ctrl-C comes while enabled() replaces functions, all are MLX's and mlx-lm's own again."""
+    """If Ctrl-C comes while enabled() replaces functions, MLX and mlx-lm get all their own functions back."""
 
     def interrupted(point, what):
         put(point, what)
@@ -109,7 +109,7 @@ def restless():
 
 @contextlib.contextmanager
 def switching():
-    """During the block, two threads switch the patch on and off in two ways."""
+    """During the block, two threads switch the patch on and off all the time, by enable() and by enabled()."""
     done = threading.Event()
 
     def switch():
@@ -147,7 +147,7 @@ def test_many_threads(original):
 
 @pytest.mark.usefixtures("restless")
 def test_threads_that_generate_meanwhile(tiny, tokens, original):
-    """Each thread generates the tokens that it generates alone, although other threads switch the patch on and off."""
+    """Each thread generates the same tokens as it does alone, although other threads switch the patch on and off."""
     models = [tiny(seed=seed) for seed in range(2)]
     prompt = tokens(1, 16)[0].tolist()
 

@@ -12,7 +12,7 @@ from mlxlm_flash_patch import router
 
 from tests.patch.arms import close
 
-WIDE = {name: mx.zeros((1, 2, 5, 600)) for name in ("queries", "keys", "values")}  # falls back
+WIDE = {name: mx.zeros((1, 2, 5, 600)) for name in ("queries", "keys", "values")}  # a call with these falls back
 
 
 def attention(**given):
@@ -27,7 +27,7 @@ def of_dtype(dtype):
 
 @pytest.fixture
 def warned():
-    """A list of the warnings so far. Python suppresses none as a repetition."""
+    """A list of the warnings so far. Python suppresses no repeated warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield caught
@@ -79,7 +79,7 @@ def test_warned_once_for_each_reason_and_counted_each_time(warned):
 
 
 def test_warnings_as_errors(original):
-    """If warnings are errors, the first fallback raises one, and counts. Later calls work, and so does disable()."""
+    """If warnings are errors, the first fallback is counted and raises. Later calls work, and so does disable()."""
     with flash.enabled():
         with pytest.raises(flash.FlashFallbackWarning):
             attention(**WIDE)

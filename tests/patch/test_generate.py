@@ -30,7 +30,7 @@ def test_generate_step(architecture, tiny, tokens, options):
     [
         {},
         {"kv_bits": 8, "kv_group_size": 32, "quantized_kv_start": 0},
-        {"kv_bits": 4, "kv_group_size": 32, "quantized_kv_start": 24},  # quantised from 24 tokens on
+        {"kv_bits": 4, "kv_group_size": 32, "quantized_kv_start": 24},  # quantised once the cache has 24 tokens
     ],
     ids=["plain", "kv_bits 8", "kv_bits 4"],
 )
@@ -51,7 +51,7 @@ def test_stream_generate(tiny, tokenizer, drafted, options):
 @pytest.mark.rotate(1, default=5)
 @pytest.mark.parametrize("max_kv_size", [None, 16], ids=lambda n: f"max_kv_size {n}")
 def test_batch_generate(architecture, tiny, tokenizer, max_kv_size):
-    """Prompts have different lengths, and are more than fit into a batch. A second run goes on with their caches."""
+    """Prompts have different lengths, and do not all fit into one batch. A second call continues from their caches."""
     model = tiny(architecture, vocab_size=257)
     prompts = [tokenizer.encode("Attention is all you need, and more than that"[:n]) for n in (45, 3, 17, 9, 30)]
 

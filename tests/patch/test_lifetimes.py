@@ -30,7 +30,7 @@ def test_modules_that_were_imported_anew_do_not_pile_up(name, monkeypatch, late)
 
 @pytest.mark.parametrize("change", [flash.disable, flash.enable])
 def test_a_change_inside_a_generation(change, tiny, tokens):
-    """The tokens stay the same, and only calls while the patch is on are flash attention."""
+    """The tokens stay the same. Only calls that are made while the patch is on are flash attention."""
     model, prompt = tiny(), tokens()[0]
     expected = [token for token, _ in generate_step(prompt, model, max_tokens=20)]
     if change is flash.disable:
@@ -49,7 +49,7 @@ def test_a_change_inside_a_generation(change, tiny, tokens):
 
 
 def test_a_forked_child(original):
-    """A forked child starts with its parent's patch; its disable() does not affect the parent."""
+    """A forked child starts with its parent's patch. disable() in the child does not affect the parent."""
     flash.enable()
     with warnings.catch_warnings():  # Python 3.12 warns of a fork while threads run, as MLX's do
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -66,7 +66,7 @@ def test_a_forked_child(original):
 def test_a_compiled_function_keeps_what_it_was_traced_with(tiny, tokens):
     """A compiled graph keeps the attention that it was traced with, whether the patch is on or off when it runs.
 
-    status() counts its kernels all the same. The test uses two functions, because MLX caches one graph per function.
+    status() counts the graph's kernels in any case. The test uses two functions, because MLX caches a graph for each.
     """
     model, x = tiny(), tokens()
     before, meanwhile = mx.compile(lambda x: model(x)), mx.compile(lambda x: model(x))

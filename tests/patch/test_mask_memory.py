@@ -1,4 +1,4 @@
-"""Attention takes less memory than a mask of L*S elements: MLX never evaluates the masks that mlx-lm builds."""
+"""Attention takes less memory than a mask of L*S elements, because MLX never evaluates the masks that mlx-lm builds."""
 
 import contextlib
 
@@ -12,7 +12,7 @@ from tests.patch.arms import batch_caches, close, normal, peak_beyond
 
 LENGTH, OFFSET = 3000, 1000
 BATCH, HEADS, HEAD_DIM = 2, 2, 32
-MASK_BYTES = LENGTH * (OFFSET + LENGTH)  # of a bool array for one batch element
+MASK_BYTES = LENGTH * (OFFSET + LENGTH)  # the size of a bool mask for one batch element
 PADDING = [0, 37]
 
 CACHES = {

@@ -32,14 +32,14 @@ def calls(module, of):
 
 
 def by(module):
-    """The field `by` of models.toml, read from the source."""
+    """What the field `by` in models.toml should say, according to the module's source."""
     found = ["seam"] * (("base", SEAM) in imports(module) and calls(module, SEAM))
     found += ["mx.fast"] * calls(module, f"mx.fast.{SEAM}")
     return (*found, *(["hand-written"] * (module in WRITTEN_OUT)))
 
 
 def through(module):
-    """The modules with attention that this module imports, directly or through others."""
+    """The modules with attention that this module imports, directly or through other modules."""
     siblings = {name for name, _ in imports(module)} - set(HELPERS)
     return {lender for name in siblings for lender in ([name] if by(name) else through(name))}
 
@@ -59,7 +59,7 @@ def test_it_says_what_the_sources_say():
 
 
 def test_softmax_is_of_scores_only_where_it_says_so():
-    """A function with mx.softmax(scores) and a product of scores is attention that a model writes out."""
+    """A function with mx.softmax(scores) and a product of scores computes attention without MLX's function."""
 
     def writes_out(function):
         text = ast.unparse(function)

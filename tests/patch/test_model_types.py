@@ -16,7 +16,8 @@ from tests.patch.model_types import model_types, supported
 
 PROMPT, STEPS, MAX_KV_SIZE = 20, 4, 16
 UNTESTED = [name for name in supported() if model_types()[name].untested]
-# These types always run, because together they call attention in all ways and have all kinds of caches. Others rotate.
+# Each run tests these types, because together they call attention in all ways and have all kinds of caches. Other types
+# take turns.
 ALWAYS = {
     *("qwen2", "gemma2", "gear", "phi3small", "plamo2", "deepseek_v41", "gemma3", "gpt_oss", "deepseek_v3", "llama4"),
     *("baichuan_m1", "recurrent_gemma", "qwen3_next", "iquestloopcoder"),
@@ -32,7 +33,7 @@ def uncompiled():
 
 
 def logits(model, tokens, cache):
-    """The logits of a prompt in one call, and then token by token."""
+    """The logits of a prompt, computed in one call, and of the next tokens, computed one by one."""
     parts = [model(tokens[:, :PROMPT], cache=cache)]
     parts += [model(tokens[:, i : i + 1], cache=cache) for i in range(PROMPT, PROMPT + STEPS)]
     out = mx.concatenate(parts, axis=1)

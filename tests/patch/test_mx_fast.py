@@ -1,4 +1,4 @@
-"""With the patch, mx.fast.scaled_dot_product_attention takes the same arguments as without it, and refuses others."""
+"""With the patch, mx.fast.scaled_dot_product_attention takes and refuses the same arguments as without the patch."""
 
 import warnings
 from contextlib import nullcontext
@@ -18,7 +18,7 @@ def of(dtype, *arrays):
     return [array.astype(dtype) for array in arrays]
 
 
-# Calls that are flash attention: (arrays, options)
+# Calls that flash attention computes: (arrays, options)
 TAKEN = {
     "no mask": ((Q, K, V), {"scale": 0.25}),
     "causal": ((Q, K, V), {"scale": 0.25, "mask": "causal"}),
@@ -117,7 +117,7 @@ def test_what_mlx_alone_takes_is_a_counted_fallback(arrays, options, reason):
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize(("arrays", "options"), REFUSED.values(), ids=REFUSED)
 def test_bad_arguments_have_mlx_s_own_error(arrays, options, strict):
-    """Such a call counts as no fallback, and gives no warning."""
+    """A call with bad arguments does not count as a fallback, and gives no warning."""
 
     def refused():
         with pytest.raises((TypeError, ValueError)) as error:

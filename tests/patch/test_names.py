@@ -54,7 +54,7 @@ def module(monkeypatch):
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 @pytest.mark.parametrize("text", IMPORTS)
 def test_a_name_of_another_package(module, text, before):
-    """Once the patch is off, the name leads to what an import would give it."""
+    """Once the patch is off, the name has the value that the import gives it without the patch."""
     expected = dict(vars(module(text)))
     made = module(text)
     if not before:
@@ -91,7 +91,7 @@ def test_a_model_that_is_imported_while_the_patch_is_on(late, tokens, name):
 
 @pytest.mark.parametrize("module", [base, cache, gemma2, llama, qwen2], ids=lambda module: module.__name__)
 def test_a_module_that_is_loaded_anew(module, monkeypatch):
-    """A reload leaves the patch on. Once it is off, the new module and the old classes have their own functions."""
+    """A reload leaves the patch on. With the patch off, the new module and the old classes have their own functions."""
     for name, held in vars(module).items():
         monkeypatch.setitem(vars(module), name, held)  # restored after the test
     classes = {held: vars(held).copy() for held in vars(module).values() if isinstance(held, type)}
@@ -122,7 +122,7 @@ def test_a_module_that_fails_while_it_is_imported(late, monkeypatch):
 
 @pytest.mark.parametrize("before", [True, False], ids=["loaded before", "loaded after"])
 def test_a_model_that_brings_its_own_file(tmp_path, tokens, before):
-    """mlx-lm loads the file that config.json calls `model_file`, and does not put the module into sys.modules."""
+    """mlx-lm loads the file that config.json names as `model_file`. It does not put the module into sys.modules."""
     with open(llama.__file__) as source:
         (tmp_path / "own.py").write_text(source.read().replace("from .", "from mlx_lm.models."))
     settings = {**config("llama"), "model_file": "own.py"}
@@ -145,7 +145,7 @@ def test_a_model_that_brings_its_own_file(tmp_path, tokens, before):
 
 
 def test_a_lazy_module_is_not_loaded(tmp_path, monkeypatch):
-    """importlib.util.LazyLoader loads a module when somebody first reads an attribute. The patch must not read any."""
+    """LazyLoader loads a module when one of its attributes is first read. So the patch must not read its attributes."""
     (tmp_path / "a_lazy_module.py").write_text("import there_is_no_such_module\n")
     monkeypatch.syspath_prepend(tmp_path)
     spec = importlib.util.find_spec("a_lazy_module")
@@ -160,7 +160,7 @@ def test_a_lazy_module_is_not_loaded(tmp_path, monkeypatch):
 
 
 def test_an_import_that_begins_while_the_patch_goes_in(monkeypatch):
-    """Here another thread begins to import a module while enable() runs, and ends it after enable() has returned."""
+    """Another thread begins to import a module while enable() runs. The import ends after enable() has returned."""
     name = "mlx_lm.models.gear"
     monkeypatch.setattr(mlx_lm.models, "gear", gear)  # restored after the test
     monkeypatch.delitem(sys.modules, name)

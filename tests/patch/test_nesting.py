@@ -1,4 +1,4 @@
-"""Another library may replace the same function: whichever of the two is switched first, no function is lost."""
+"""Another library may replace the function that the patch replaces. No order of switching them loses a function."""
 
 import itertools
 import sys
@@ -40,7 +40,7 @@ class Library:
 
 
 class Early(Library):
-    """On import, saves MLX's function as an attribute of its module, and later calls that."""
+    """Saves MLX's function in an attribute of its module on import. Its replacement calls the saved function."""
 
     def __init__(self, monkeypatch):
         super().__init__()
@@ -79,7 +79,10 @@ class Patch:
 @pytest.mark.rotate(1, default=8)
 @pytest.mark.parametrize("order", list(itertools.product("lp", repeat=5)), ids="".join)
 def test_every_order(library, order, mlx_own):
-    """Each letter of `order` switches the library or the patch on or off. Each call reaches whatever is then on."""
+    """Each letter of `order` switches the library (l) or the patch (p) on or off.
+
+    While the patch is on, calls are flash attention. While the library is off, no call reaches the library.
+    """
     patch = Patch()
     for name in order:
         one = {"l": library, "p": patch}[name]
@@ -113,7 +116,7 @@ def test_theirs_is_on_top_where_it_comes_last(library):
 
 
 def test_mlx_lm_s_calls_reach_a_library_that_wraps_the_patch(library):
-    """mlx-lm's patched function may bypass mx.fast's, but not where another library wraps mx.fast's."""
+    """mlx-lm's patched function may bypass mx.fast's function, but not if another library has wrapped that function."""
     flash.enable()
     base.scaled_dot_product_attention(Q, Q, Q, None, 1.0, None)
     library.on()
@@ -125,12 +128,12 @@ def test_mlx_lm_s_calls_reach_a_library_that_wraps_the_patch(library):
 
 
 def test_a_fallback_is_theirs_and_counted_once(library):
-    """A call that flash attention cannot compute goes to the library's function, which may wrap the patch's."""
+    """A call that flash attention cannot compute goes to the library's function, even if that wraps the patch's."""
     q = mx.ones((1, 1, 3, 600))
     flash.enable()
     library.on()
     flash.disable()
-    flash.enable()  # the patch's function wraps the library's, which wraps the patch's earlier one
+    flash.enable()  # this function of the patch wraps the library's, which wraps the patch's earlier function
     with pytest.warns(flash.FlashFallbackWarning, match="head_dim over 512"):
         mx.eval(mx.fast.scaled_dot_product_attention(q, q, q, scale=0.25))
     assert flash.status().fallbacks == {"head_dim over 512": 1}
@@ -140,7 +143,7 @@ def test_a_fallback_is_theirs_and_counted_once(library):
 
 
 def test_an_older_wrapper_gets_what_was_given(monkeypatch):
-    """A library's wrapper without the newer argument `sinks` does not get it."""
+    """The patch passes on only the arguments that the caller gave. A library's wrapper may lack the newer `sinks`."""
 
     def theirs(q, k, v, *, scale, mask=None):
         return own(q, k, v, scale=scale, mask=mask)
@@ -152,7 +155,7 @@ def test_an_older_wrapper_gets_what_was_given(monkeypatch):
 
 
 def test_a_function_of_mlx_lm_that_is_theirs(monkeypatch):
-    """A function of mlx-lm that another library has replaced is left alone, and named; the others are patched."""
+    """If another library has replaced a function of mlx-lm, the patch names it, and replaces only the others."""
 
     def theirs(*args, **kwargs):
         return mask(*args, **kwargs)
@@ -171,7 +174,7 @@ def test_a_function_of_mlx_lm_that_is_theirs(monkeypatch):
 
 @pytest.mark.slow("2 seconds")
 def test_threads_that_switch_both(mlx_own):
-    """Threads switch two libraries and the patch as often as they can; in the end MLX's own function is back."""
+    """Threads switch two libraries and the patch all the time. When they end, MLX's own function is back."""
 
     lock_of_libraries = threading.Lock()
 
@@ -179,7 +182,7 @@ def test_threads_that_switch_both(mlx_own):
         library = Library()
         for _ in range(30):
             mx.fast.scaled_dot_product_attention(Q, Q, Q, scale=0.25)
-            with lock_of_libraries:  # two libraries at once would take each other's function for MLX's
+            with lock_of_libraries:  # if both libraries were on, each would take the other's function for MLX's
                 library.on()
                 library.off()
 
@@ -196,7 +199,7 @@ def test_threads_that_switch_both(mlx_own):
 
 
 class SwitchedTwice(Library):
-    """Installs its function again if another has replaced it, and saves the other, which may be the patch's."""
+    """on() installs the library's function if another function is there, and saves that one. It may be the patch's."""
 
     def __init__(self):
         super().__init__()
@@ -214,7 +217,7 @@ class SwitchedTwice(Library):
 
 
 def test_a_library_that_is_switched_on_twice(mlx_own):
-    """The library's function calls the patch's, which falls back to the library's. Calls still end at MLX's own."""
+    """The library's and the patch's function each call the other. Fallbacks still end at MLX's own function."""
     library = SwitchedTwice()
     try:
         library.on()

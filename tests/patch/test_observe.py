@@ -1,4 +1,4 @@
-"""Functions given to observe() see attention calls, with the patch off or on, and change no result."""
+"""A function given to observe() sees attention calls, with the patch off or on. It does not change their results."""
 
 from contextlib import nullcontext
 

@@ -34,7 +34,7 @@ def calls_of_each(x, *models):
 
 @pytest.fixture
 def pair(tiny):
-    """A patched model, and another of the same class."""
+    """A patched model, and an unpatched model of the same class."""
     model = tiny()
     flash.patch_model(model)
     return model, tiny(seed=1)
@@ -43,14 +43,14 @@ def pair(tiny):
 @pytest.fixture
 def x(tokens):
     x = tokens()
-    mx.eval(x)  # here, because another thread could not use this thread's stream
+    mx.eval(x)  # evaluated here, because another thread cannot use this thread's stream
     return x
 
 
 @pytest.mark.rotate(1, default=4)
 @pytest.mark.parametrize("model_type", [*ARCHITECTURES, "gemma2", "gear", "phi3small", "plamo2", "deepseek_v41"])
 def test_this_model_and_no_other(model_type, x):
-    """Attention is patched wherever a model calls it: deepseek_v41 does so in a function of its module, not a class."""
+    """Attention is patched wherever a model calls it. deepseek_v41, for example, calls it outside its classes."""
 
     def make(seed=0):
         return random_model(model_type, config(model_type), seed=seed)
@@ -79,7 +79,7 @@ def test_this_model_and_no_other(model_type, x):
 
 
 def test_it_is_the_same_model(tiny):
-    """A patched model keeps its parameters, module names and repr(), and is an instance of its own classes."""
+    """A patched model keeps its parameters, names and repr(). Its modules are instances of their own classes."""
     model = tiny()
     before = arrays(model), repr(model), [name for name, _ in model.named_modules()]
     types = types_of(model)
@@ -106,7 +106,7 @@ def test_copies_are_patched_too(pair, x, again, unpatched):
 
 
 def test_a_module_made_of_a_patched_one_s_class(pair):
-    """The new module is patched, and stays so after unpatch_model() of the first."""
+    """The new module is patched. It stays patched when unpatch_model() unpatches the first model."""
     model, _ = pair
     attention = type(model.layers[0].self_attn)(model.args)
     flash.unpatch_model(model)
@@ -116,7 +116,7 @@ def test_a_module_made_of_a_patched_one_s_class(pair):
 def test_twice_is_once(tiny, x):
     model = tiny()
     types = types_of(model)
-    flash.unpatch_model(model)  # nothing to do
+    flash.unpatch_model(model)  # changes nothing, because the model is not patched
     assert types_of(model) == types
     flash.patch_model(model)
     flash.patch_model(model)
@@ -127,7 +127,7 @@ def test_twice_is_once(tiny, x):
 
 
 def test_with_enable(pair, x):
-    """A model is patched if enable() or patch_model() patches it. The end of one does not end the other."""
+    """A model is patched if enable() or patch_model() patches it. Undoing one of the two does not undo the other."""
     model, other = pair
     with flash.enabled():
         assert calls_of_each(x, model, other) == [2, 2]
@@ -140,7 +140,7 @@ def test_with_enable(pair, x):
 
 
 def test_at_the_same_time_as_others(pair, x):
-    """If two models of a class run in two threads, only the patched one's attention is flash attention."""
+    """If two models of one class run in two threads, only the patched model uses flash attention."""
     model, other = pair
     off, begun = other(x), threading.Barrier(2)
     mx.eval(off)
@@ -164,7 +164,7 @@ def test_compiled(pair, x):
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_after_an_exception(pair, x, error, monkeypatch):
-    """A call that raised leaves no state behind."""
+    """After a call that raised an exception, only the patched model uses flash attention, as before."""
 
     def fails(x):
         raise error
@@ -177,7 +177,7 @@ def test_after_an_exception(pair, x, error, monkeypatch):
 
 
 def test_a_layer_that_is_computed_again(pair, x, monkeypatch):
-    """For gradients, mx.checkpoint runs a layer a second time, when the model's own call has ended."""
+    """To compute gradients, mx.checkpoint runs a layer a second time, after the call of the model has ended."""
     model, other = pair
 
     def gradient(model):
@@ -194,13 +194,13 @@ def test_a_layer_that_is_computed_again(pair, x, monkeypatch):
 
 
 def test_a_part_of_a_model_that_is_called_alone(pair, x):
-    """A module of a patched model is patched, too. Generation calls, for example, a vision model's language model."""
+    """A module of a patched model is patched, too. For example, generation calls a vision model's language model."""
     model, other = pair
     assert calls_of_each(x, model.model, other.model) == [2, 0]
 
 
 def test_a_model_of_any_package(mlx_own):
-    """The model need not be mlx-lm's: nn.TransformerEncoder is MLX's."""
+    """patch_model() also takes models that are not mlx-lm's: nn.TransformerEncoder is MLX's."""
     model, other, x = nn.TransformerEncoder(1, 16, 2), nn.TransformerEncoder(1, 16, 2), mx.ones((1, 12, 16))
     expected = model(x, None)
     flash.patch_model(model)
@@ -211,7 +211,7 @@ def test_a_model_of_any_package(mlx_own):
 
 
 def test_nothing_is_left_of_the_last_one(tiny, mlx_own, original):
-    """The patch does not keep models alive. When they are gone, status() restores the functions."""
+    """The patch does not keep models alive. When all patched models are gone, status() restores the functions."""
     finders, model, other = list(sys.meta_path), tiny(), tiny()
     flash.patch_model(model)
     flash.patch_model(other)
@@ -235,7 +235,7 @@ def test_what_cannot_be_patched(switch, model):
 
 
 class Refuses(nn.Sequential):
-    """A class of which Python makes no subclass without the argument `key`."""
+    """A class that Python cannot subclass without the argument `key`."""
 
     def __init_subclass__(cls, *, key):
         pass

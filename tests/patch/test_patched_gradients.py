@@ -20,8 +20,8 @@ def loss(model, x):
 
 
 def train(model, x, compiled):
-    """Three training steps as in mlx-lm's trainer: each step's loss, and the first gradients."""
-    optimizer = optim.SGD(learning_rate=0.1)  # where a gradient is nearly zero, Adam would enlarge rounding errors
+    """Trains for three steps, as mlx-lm's trainer does. Returns each step's loss, and the first step's gradients."""
+    optimizer = optim.SGD(learning_rate=0.1)  # not Adam, which enlarges rounding errors where a gradient is nearly zero
     state = [model.state, optimizer.state]
 
     def step(x):
@@ -62,7 +62,7 @@ def test_training_is_the_same(tiny, tokens, monkeypatch, compiled, checkpointed)
     (off_losses, off), (on_losses, on) = off_and_on(lambda: train(tiny(), tokens(2, 20), compiled))
     assert on_losses == pytest.approx(off_losses, rel=1e-5)
     assert_close(on, off)
-    # Two layers and three steps; checkpointed layers run forward twice.
+    # There are two layers and three steps. Checkpointed layers run forward twice.
     assert flash.status().calls == {"cpu_prefill": 12 if checkpointed else 6, "cpu_backward": 6}
 
 
@@ -72,7 +72,7 @@ def test_training_is_the_same(tiny, tokens, monkeypatch, compiled, checkpointed)
     "kind", ["cohere2", "gemma2", "gemma3_text", "gpt_oss", "llama4_text", "mimo_v2_flash", "olmo3", "phi3small"]
 )
 def test_checkpointed_layers_get_masks_as_arguments(kind, tokens, monkeypatch, compiled):
-    """mlx-lm makes array masks for models with windows, and for gemma2, which writes attention out."""
+    """mlx-lm makes array masks for models with windows, and for gemma2, which does not call MLX's attention."""
     checkpoint(random_model(kind, config(kind)), monkeypatch)
     run = lambda: train(random_model(kind, config(kind)), tokens(2, 24), compiled)  # noqa: E731
     (off_losses, off), (on_losses, on) = off_and_on(run)
@@ -100,7 +100,7 @@ def test_checkpointed_layers_of_a_padded_batch(tiny, tokens, monkeypatch):
 
 @pytest.mark.parametrize("name", ["queries", "keys", "values", "mask", "sinks"])
 def test_the_gradient_of_one_argument_alone(name):
-    """For example sinks, or a mask that is a learned bias by position, as in T5 and Swin."""
+    """A program may train one argument alone: for example sinks, or a mask that is a positional bias, as in T5."""
     shapes = {"queries": (1, 2, 5, 8), "keys": (1, 2, 5, 8), "values": (1, 2, 5, 8), "mask": (2, 5, 5), "sinks": (2,)}
     given = {key: mx.random.normal(shape, key=mx.random.key(len(key))) for key, shape in shapes.items()}
 
@@ -114,14 +114,14 @@ def test_the_gradient_of_one_argument_alone(name):
 @pytest.mark.parametrize(("most", "where"), [(8, "on this device for a head_dim over 8"), (0, "on this device")])
 @pytest.mark.parametrize("traced_by", ["grad", "compile"])
 def test_where_the_gradient_has_no_kernel(traced_by, most, where, kernels_take):
-    """A call that MLX traces falls back if flash attention has no gradient for it: the call may be for mx.grad."""
+    """A call that MLX traces falls back if flash attention has no gradient for it, because it may be for mx.grad."""
     kernels_take(16, gradient=most)
     q = mx.random.normal((1, 2, 5, 16), key=mx.random.key(0))
 
     def total(q):
         return base.scaled_dot_product_attention(q, q, q, None, 0.3, "causal").sum()
 
-    def traced():  # a new function each time: MLX caches graphs by function
+    def traced():  # a new function each time, because MLX caches graphs by function
         return {"grad": mx.grad, "compile": mx.compile}[traced_by](lambda q: total(q))(q)
 
     off = traced()

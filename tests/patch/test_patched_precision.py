@@ -1,4 +1,4 @@
-"""precision= decides how accurate calls are, and whether they may go to MLX's own attention where that is faster."""
+"""precision= decides how accurate calls are, and whether calls that MLX's own attention computes faster go to MLX."""
 
 import warnings
 from collections import Counter
@@ -19,7 +19,7 @@ LEFT_ONCE = "1 call (MLX 0.41 ms, flash attention 0.55 ms)"
 
 @pytest.fixture
 def asked(monkeypatch):
-    """A list of each flash attention call's path ("quick" for plain_call(), "long" for attend()) and precision."""
+    """A list of (path, precision) of each flash attention call: "quick" is plain_call(), and "long" is attend()."""
     seen = []
     own_quick, own_flash_or_faster = _ext.quick, router.flash_or_faster
 
@@ -50,7 +50,7 @@ def gpu(monkeypatch):
         return own_quick(queries, keys, values, scale, mask, sinks, rounds, may_leave)
 
     def flash_or_faster(call):
-        out = own_flash_or_faster(call)  # lazy; raises errors for bad arguments
+        out = own_flash_or_faster(call)  # called first, because it raises errors for bad arguments. `out` is lazy
         if call.rounds and (query_len := call.kind()[4]) > 1:
             counts[f"a prompt of {query_len}"] += 1
             return None
@@ -90,7 +90,7 @@ def test_each_precision_reaches_flash_attention(asked, options):
     with flash.enabled(**options):
         attention()
     flash.enable(precision="float32")
-    flash.enable(**options)  # replaces the first call's precision
+    flash.enable(**options)  # replaces the precision of the first enable()
     attention()
     assert precisions(asked) == {options.get("precision", "input")}
 
@@ -130,7 +130,7 @@ def test_a_model_that_was_given_to_patch_model_has_the_default(asked, tiny, toke
 @pytest.mark.parametrize("word", ["float16", "", None, 32], ids=repr)
 @pytest.mark.parametrize("enabled", [False, True])
 def test_another_word(word, enabled):
-    """An invalid precision is an error, and leaves the patch on or off as it was."""
+    """An invalid precision raises an error. The patch stays on or off, as it was before."""
     if enabled:
         flash.enable(precision="float32")
     for switch in (flash.enable, lambda precision: flash.enabled(precision=precision).__enter__()):
@@ -203,11 +203,11 @@ def test_strict_is_about_fallbacks_alone(gpu):
     attention()
     assert flash.status().calls == {}
     assert not flash.status().nothing_ran()
-    flash.disable()  # does not raise that flash never ran
+    flash.disable()  # raises no FlashNeverRanError, because a call went to MLX
 
 
 def test_a_strict_block_within_in_which_nothing_ran(gpu):
-    """A strict block raises if no call in it was flash attention or went to MLX, whatever calls came before."""
+    """A strict block raises if no call in it was flash attention or went to MLX. Earlier calls do not count."""
     with flash.enabled():
         attention()
         with pytest.raises(flash.FlashNeverRanError), flash.enabled(strict=True):
@@ -218,7 +218,7 @@ def test_a_second_enable_counts_on(gpu):
     flash.enable()
     attention()
     flash.enable(strict=True)
-    flash.disable()  # does not raise: since the first enable(), a call went to MLX
+    flash.disable()  # does not raise, because a call went to MLX after the first enable()
 
 
 def test_a_call_that_is_left_has_mlx_lms_own_gradient(gpu):
@@ -242,7 +242,7 @@ def test_a_plain_call_takes_the_quick_way(asked):
 
 
 def test_the_quick_way_is_not_for(asked):
-    """A call that an observer sees takes attend(), as calls with a soft-cap or a quantised cache do."""
+    """A call that an observer sees goes through attend(), as calls with a soft-cap or a quantised cache do."""
     with flash.enabled(), router.observed(lambda call: None):
         attention()
     assert asked == [("long", "input")]

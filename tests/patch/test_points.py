@@ -1,4 +1,7 @@
-"""The patch replaces the functions in POINTS, and no others, and restores them. It replaces only known source texts."""
+"""The patch replaces the functions in POINTS, and no others, and restores them.
+
+It replaces a function of mlx-lm only if it knows the function's source text or, for one of them, its signature.
+"""
 
 import importlib
 import importlib.util
@@ -32,7 +35,7 @@ def test_all_are_exchanged_and_restored():
 def test_nothing_else_changes():
     """In mlx-lm's modules and classes, only names of the replaced functions change."""
     names = {f"mlx_lm.models.{info.name}" for info in pkgutil.iter_modules(mlx_lm.models.__path__)}
-    names.remove("mlx_lm.models.olmo")  # calls exit() if a package of its own is missing
+    names.remove("mlx_lm.models.olmo")  # its import ends the process if a package that it needs is missing
     modules = [(name, importlib.import_module(name)) for name in sorted(names)]
     originals = {id(point.current) for point in POINTS}
 
@@ -50,7 +53,7 @@ def test_nothing_else_changes():
 
 @pytest.fixture
 def reads(monkeypatch):
-    """reads(function, (old, new)): Python reads a source with `new` in place of `old`. With None, it finds none."""
+    """reads(function, (old, new)): Python then reads its source with `new` for `old`. With None, it finds no source."""
 
     def instead(function, text):
         file = function.__code__.co_filename
@@ -65,7 +68,7 @@ def reads(monkeypatch):
 
 
 def test_an_edited_gemma2_is_left_alone(reads, tokens):
-    """The patch leaves an edited function alone, warns in one line, and replaces all others, so it patches llama."""
+    """The patch does not replace an edited function, and warns in one line. It still patches other models."""
     own = gemma2.Attention.__call__
     reads(own, ("queries = queries * self.scale", "queries = queries * self.scale * 1"))
     with pytest.warns(flash.FlashFallbackWarning) as warned:
@@ -92,7 +95,7 @@ def test_a_function_without_source(reads):
 
 
 def test_another_signature(monkeypatch):
-    """The source of mlx-lm's attention over quantised caches differs between releases, so its signature decides."""
+    """The source of mlx-lm's attention over quantised caches differs between releases, so the signature is compared."""
     name = "quantized_scaled_dot_product_attention"
     monkeypatch.setattr(base, name, base.quantized_scaled_dot_product_attention)
     exec(f"def {name}(q, k, v): ...", vars(base))
@@ -134,7 +137,7 @@ print(llama.__file__.endswith(".pyc"), flash.status().calls, sorted(str(w.messag
 
 @pytest.mark.slow("2 seconds")
 def test_a_bytecode_only_mlx_lm(light, tmp_path):
-    """In an mlx-lm without sources, functions that the patch knows by source stay. Llama needs none of them."""
+    """Without mlx-lm's sources, functions that the patch knows by source are not replaced. Llama needs none of them."""
     folder = tmp_path / "mlx_lm"
     subprocess.run(["cp", "-rL", f"{light['PYTHONPATH']}/mlx_lm", folder], check=True)
     subprocess.run([sys.executable, "-m", "compileall", "-q", "-b", folder], check=True)

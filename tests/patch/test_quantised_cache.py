@@ -1,4 +1,4 @@
-"""Flash attention reads quantised KV caches, with mlx-lm's results, and also with sinks, which mlx-lm refuses."""
+"""Flash attention over quantised KV caches gives mlx-lm's results. It also takes sinks, which mlx-lm refuses there."""
 
 import warnings
 
@@ -23,7 +23,7 @@ MASKS = {
 
 
 def filled(bits=8, group_size=32, dtype=mx.float32):
-    """(cache, keys, values) after 40 tokens, with two heads of 128 elements."""
+    """Returns (cache, keys, values) after 40 tokens. There are two heads of 128 elements."""
     cache = QuantizedKVCache(group_size, bits)
     new = [normal(seed, 1, 2, 40, 128, dtype=dtype) for seed in (1, 2)]
     return cache, *cache.update_and_fetch(*new)
@@ -40,7 +40,7 @@ def attend(queries, filled, mask=None, **options):
 @pytest.mark.parametrize("length", [1, 5, 17])
 @pytest.mark.parametrize(("bits", "group_size"), [(2, 32), (3, 64), (4, 64), (4, 128), (6, 32), (8, 32), (8, 128)])
 def test_mlx_lm_s_numbers(bits, group_size, length, mask):
-    if bits == 6:  # mlx-lm's cache allocates too much for 6 bits and heads of 128 elements
+    if bits == 6:  # quantised without mlx-lm's cache, which allocates too much for 6 bits and these heads
         keys, values = (mx.quantize(normal(seed, 1, 2, 40, 128), group_size, bits) for seed in (1, 2))
         given = QuantizedKVCache(group_size, bits), keys, values
     else:
@@ -57,7 +57,7 @@ def test_mlx_lm_s_numbers(bits, group_size, length, mask):
     ids=str,
 )
 def test_16_bits(dtype, of_keys, roundings):
-    """The output has the wider of the two dtypes. The bound allows for each rounding of mlx-lm's own attention."""
+    """The output has the wider dtype of queries and keys. The bound allows for each rounding in mlx-lm's attention."""
     given, queries = filled(dtype=of_keys), normal(3, 1, 6, 9, 128, dtype=dtype)
     off, on = off_and_on(lambda: attend(queries, given, "causal"))
     assert on.dtype == off.dtype
@@ -66,7 +66,7 @@ def test_16_bits(dtype, of_keys, roundings):
 
 @pytest.mark.parametrize("length", [1, 12])
 def test_sinks(length):
-    """The results are those of the dequantised cache, with which mlx-lm accepts sinks."""
+    """The results equal mlx-lm's with the dequantised cache, for which mlx-lm accepts sinks."""
     cache, keys, values = filled()
     floats = [mx.dequantize(*packed, group_size=32, bits=8) for packed in (keys, values)]
     queries, sinks = normal(3, 1, 6, length, 128), normal(4, 6)
@@ -96,7 +96,7 @@ OTHERWISE_STORED = {
 
 @pytest.mark.parametrize("given", OTHERWISE_STORED.values(), ids=OTHERWISE_STORED)
 def test_keys_that_are_not_stored_as_the_cache_says(given):
-    """A call with such keys or values raises with the patch as without it, and counts as no fallback."""
+    """Such a call raises an error, with the patch as without it. It does not count as a fallback."""
     queries, errors = normal(3, 1, 6, 5, 128), pytest.raises((TypeError, ValueError, AttributeError))
     with errors:
         attend(queries, given())
@@ -107,7 +107,7 @@ def test_keys_that_are_not_stored_as_the_cache_says(given):
 
 @pytest.mark.parametrize("model_type", ["plamo2", "phi3small"])
 def test_a_model_that_takes_no_quantised_cache_says_so(model_type, tokens):
-    """The model fails with the same error as without the patch; the patch adds a note to it."""
+    """The model fails with the same error as without the patch. The patch adds a note to the error."""
     heads = {"hidden_size": 128, "hidden_size_per_head": 32}
     model, x = random_model(model_type, {**config(model_type), **heads}), tokens(1, 9)
 
@@ -126,7 +126,10 @@ def test_a_model_that_takes_no_quantised_cache_says_so(model_type, tokens):
 
 @pytest.mark.parametrize("traced_by", ["grad", "compile"])
 def test_traced_calls_fall_back(traced_by):
-    """Only mlx-lm's attention has this gradient. A compiled call falls back too: it is traced like one for mx.grad."""
+    """Flash attention has no gradient with a quantised cache, so calls that mx.grad traces fall back.
+
+    Compiled calls fall back, too, because the patch cannot tell which of the two transforms traces a call.
+    """
     given, queries = filled(), normal(3, 1, 6, 3, 128)
 
     def traced():
@@ -142,7 +145,7 @@ def test_traced_calls_fall_back(traced_by):
 
 
 def test_bad_input_is_mlx_lm_s():
-    """mlx-lm raises its error for bad input, or returns a result, which counts as a fallback and gives a warning."""
+    """For bad input, mlx-lm raises its own error. If it returns a result instead, the patch warns of a fallback."""
     queries = mx.random.normal((1, 4, 8, 64))
     keys = mx.quantize(mx.random.normal((1, 2, 8, 64)), 64, 8)
     mask = np.tril(np.ones((8, 8), bool))

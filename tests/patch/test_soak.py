@@ -35,7 +35,7 @@ def made():
 
 @pytest.fixture
 def quick(made, monkeypatch):
-    """The Soak made(), with its random numbers and statistics reset."""
+    """The Soak of the fixture made(), with its random numbers and statistics reset."""
     monkeypatch.setattr(made, "rng", random.Random(0))
     monkeypatch.setattr(made, "seen", soak.Seen())
     return made

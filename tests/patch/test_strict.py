@@ -1,4 +1,4 @@
-"""With strict, a fallback raises an error, and so does disable() or a block's end if flash attention never ran."""
+"""With strict, a fallback raises an error. disable() and the end of a block raise if flash attention never ran."""
 
 import flashattn_core
 import mlx.core as mx
@@ -43,7 +43,7 @@ def test_a_second_enable_does_not_forget_that_it_ran(tiny, tokens):
 
 
 def test_reset_stats_meanwhile(tiny, tokens):
-    """If a program resets flashattn_core's counts, status() counts the calls after that."""
+    """If a program resets flashattn_core's counts, status() counts the calls since the reset."""
     with flash.enabled():
         tiny()(tokens()).tolist()
         with flash.enabled(strict=True):

@@ -31,7 +31,7 @@ def run(*arguments):
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """gpu(decide): pretends that decide() chooses a GPU's kernels. Returns the list of calls that it decided."""
+    """gpu(decide): pretends that there is a GPU, and that decide() chooses its kernels. Returns a list of the calls."""
 
     def play(decide):
         asked = []
@@ -155,7 +155,7 @@ def of(tmp_path):
 
 @pytest.fixture
 def layers(of):
-    """layers(model_type, **changes): the calls that of() returns, without their lengths."""
+    """layers(model_type, **changes): the calls that of() returns, with all lengths set to 1."""
     return lambda *about, **changes: {replace(call, query_len=1, key_len=1) for call in of(*about, **changes)}
 
 

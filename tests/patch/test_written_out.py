@@ -1,4 +1,4 @@
-"""The patch replaces attention that the models gemma2, gear and phi3small write out in MLX operations."""
+"""The patch replaces attention that the models gemma2, gear and phi3small compute by MLX's basic operations."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -40,7 +40,7 @@ def test_what_is_written_out_is_seen_in_the_logits(model_type, attribute, value,
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
 def test_sixteen_bits_are_float32_inside(dtype):
-    """Gemma 2's 16-bit results equal, bit for bit, attention in float32 whose result is rounded once."""
+    """Gemma 2's 16-bit results equal, bit for bit, float32 attention whose result is rounded to 16 bits once."""
     layer, x = small(dtype=dtype).layers[0].self_attn, mx.random.normal((1, 20, 64)).astype(dtype)
     with flash.enabled(strict=True):
         on = layer(x, causal())
@@ -69,7 +69,7 @@ def test_a_call_that_falls_back_is_the_model_s_own(model_type, too_wide):
 
 
 def test_a_batch_with_padding(tokens):
-    """Each row has the results that it has alone. Without the patch, mlx-lm cannot compute this batch."""
+    """Each row of a batch has the same results as alone. Without the patch, mlx-lm cannot compute this batch."""
     model, padding, x = small(), [0, 5, 11], tokens(3, 20)
     cache = [BatchKVCache(padding) for _ in model.layers]
     with flash.enabled(strict=True):

@@ -16,7 +16,7 @@ def launch(*program, backend="ring", during=lambda process: None, **variables):
     """Runs two processes of a program, with `variables` in their environment. Returns their stdout and stderr."""
     port = "--nccl-port" if backend == "nccl" else "--starting-port"
     options = ["-n", "2", "--backend", backend, port, str(_two_free_ports())]
-    # In a session of their own, so that the test can kill both ranks, which may wait for each other.
+    # The processes have a session of their own, so that the test can kill both ranks if they wait for each other.
     with subprocess.Popen(
         [sys.executable, "-c", MLX_LAUNCH, *options, *map(str, program)],
         env={**os.environ, **variables},

@@ -1,13 +1,13 @@
 """Runs mlx-lm's own tests four times: `python -m tests.patch.upstream FOLDER [PYTEST ARGUMENTS]`.
 
-The patch is off, on, on with strict, and on without descriptions of masks, so that kernels read mlx-lm's mask arrays.
-FOLDER holds the tests of the installed mlx-lm, which come with its source distribution, not with its wheel
+In the four runs the patch is off, on, on with strict, and on without descriptions of masks. In the last run, kernels
+read mlx-lm's mask arrays. FOLDER holds the tests of the installed mlx-lm. They are part of its source distribution
 (`pip download --no-deps --no-binary mlx-lm mlx-lm==VERSION`).
 
 The script prints the differences between the runs. It exits with 1 if a test passes with the patch off and fails with
-it on; if the test's calls fall back, it may fail with strict. The runs need no network: the shipped demo model replaces
-the one model that most of these tests download. A test that needs another model, Metal or a missing package fails in
-each run alike.
+the patch on. If a test's calls fall back, it may fail with strict. The runs need no network, because the shipped demo
+model replaces the one model that most of these tests download. A test that needs another model, Metal or a missing
+package fails in all four runs.
 """
 
 import json
@@ -38,7 +38,7 @@ CHAT = (
 
 @dataclass
 class Outcome:
-    """The outcome of one test, the kernels that ran in it, and its fallbacks."""
+    """The outcome of one test, the kernels that ran in it, and its calls that fell back."""
 
     word: str = "passed"
     calls: Counter[str] = field(default_factory=Counter)
@@ -52,7 +52,7 @@ class Watch:
         self.outcomes: dict[str, Outcome] = {}
 
     def pytest_runtest_logstart(self, nodeid):
-        mx.random.seed(0)  # random models are then the same in each run
+        mx.random.seed(0)  # so that random models are the same in all runs
         self.before = counts()
 
     def pytest_runtest_logreport(self, report):
@@ -107,7 +107,7 @@ def main(folder: str, *arguments: str) -> int:
 
 
 def report(runs: dict[str, dict[str, Outcome]]) -> int:
-    """Prints the tests whose outcomes differ, or that fell back, and sums for each run. Returns the exit code."""
+    """Prints tests whose outcomes differ or whose calls fell back, and totals of each run. Returns the exit code."""
     nothing = Outcome("missing")
     wrong = 0
     print("\noff     on      strict  arrays  test")

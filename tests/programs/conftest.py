@@ -12,8 +12,8 @@ from tests.programs.environments import SCRIPTS, Environment, kernels_of
 
 
 class Arms:
-    """The results of a script's cases in three processes: with stock MLX ("off"), after enable() ("on"), and under
-    `mlxlm-flash run` ("run"). `pytest -s` shows the figures."""
+    """Runs a script's cases in three processes: with stock MLX ("off"), after enable() ("on"), and under
+    `mlxlm-flash run` ("run"). check() compares the results. `pytest -s` prints differences and memory."""
 
     def __init__(self, environment: Environment, script: str, folder: Path) -> None:
         self.folder = folder
@@ -25,7 +25,7 @@ class Arms:
         self.run_kernels = kernels_of(environment.check("mlxlm-flash", "run", path, "off", folder / "run"))
 
     def check(self, case, kernels, tolerance=1e-5):
-        """These kernels must run under enable(). Its results, and those of `mlxlm-flash run`, must be stock MLX's."""
+        """In "on", exactly these kernels must run. The results of "on" and of "run" must equal those of stock MLX."""
         for arm in ("on", "run"):
             assert self.error(case, arm) < tolerance
         assert self.kernels(case) == kernels
@@ -35,7 +35,7 @@ class Arms:
         return mx.load(str(self.folder / arm / f"{case}.npz"))
 
     def error(self, case, arm):
-        """The largest difference from stock MLX, relative to the largest number of its array."""
+        """The largest difference from stock MLX in any array, relative to the largest number of that array."""
         off, on = self.arrays("off", case), self.arrays(arm, case)
         kinds = [{name: (a.shape, a.dtype) for name, a in arrays.items()} for arrays in (off, on)]
         assert kinds[0] == kinds[1]
@@ -48,7 +48,7 @@ class Arms:
         return sum((~mx.isfinite(array)).sum().item() for array in self.arrays(arm, case).values())
 
     def kernels(self, case):
-        """How often each kernel ran. No call may have fallen back."""
+        """How often each kernel ran in "on". No call may have fallen back."""
         assert self.on[case]["fallbacks"] == {}
         return self.on[case]["kernels"]
 

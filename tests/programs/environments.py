@@ -2,7 +2,7 @@
 
 tests/builds.py keeps the environment until a version or one of our wheels changes. If the index lacks a requirement,
 the test is skipped. If a requirement conflicts with our wheels, the test fails. mlx-lm is installed only if the program
-requires it: the patch must work without mlx-lm.
+requires it, because the patch must work without mlx-lm.
 """
 
 import os
@@ -24,7 +24,7 @@ MLX = f"mlx[cpu]=={version('mlx')}"
 
 class Environment:
     def __init__(self, wheels: list[Path], *requirements: str, alone: str | None = None) -> None:
-        """`alone` is installed without its own requirements."""
+        """`alone` is a further requirement, which is installed without the packages that it requires."""
         self.wheels, self.requirements, self.alone = wheels, (*requirements, MLX), alone
         key = (sys.version, *self.requirements, alone or "", *(wheel.read_bytes() for wheel in wheels))
         self.bin = built(self._make, "environment", *key) / "bin"

@@ -23,7 +23,7 @@ def test_the_same_results(arms, case):
 
 
 def test_padding_in_float16_is_cured(arms):
-    """In stock MLX, padded queries that see no key in their window give NaN. The next layer spreads it to the text."""
+    """In stock MLX, padded queries that see no key in their window give NaN. The next layer spreads the NaN."""
     case = "modernbert_in_float16"
     assert arms.not_finite(case, "off") > 0
     assert arms.not_finite(case, "on") == arms.not_finite(case, "run") == 0

@@ -1,6 +1,6 @@
 """Mutations that break the promises about GPU kernels.
 
-The extension contains the text of the kernels' headers, so a change of a header needs another build.
+The extension contains the text of the kernels' headers. So if a header changes, the extension must be built again.
 """
 
 from . import CPP, Mutation

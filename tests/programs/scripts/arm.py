@@ -1,8 +1,9 @@
 """Runs the models of a script with flash attention or without: `python SCRIPT on|off FOLDER`.
 
-"on" and "off" need two processes: a compiled function keeps the attention that it was compiled with. A script passes
-its cases to main(): functions that build a small random model and return a function to run. Each case's results go to
-FOLDER/CASE.npz. The kernels that ran, the calls that fell back and the peak memory go to stdout, as JSON.
+"on" and "off" need two processes, because a compiled function keeps the attention that it was compiled with. A script
+passes its cases to main(). A case is a function that builds a small random model and returns a function to run. The
+results of a case go to FOLDER/CASE.npz. The kernels that ran, the calls that fell back and the peak memory go to
+stdout, as JSON.
 """
 
 import json
@@ -23,7 +24,7 @@ def measured(case, arm, folder):
     run = case()
     if arm == "off":
         return {"peak": save(run, folder / case.__name__)}
-    import mlxlm_flash_patch as flash  # not at the top: with "off" nothing may import it
+    import mlxlm_flash_patch as flash  # imported here, because with "off" nothing may import it
 
     flash.enable()
     peak = save(run, folder / case.__name__)
@@ -33,7 +34,7 @@ def measured(case, arm, folder):
 
 
 def save(run, path):
-    """Writes the arrays that `run` returns. Returns its peak memory in bytes, less what was in use before."""
+    """Writes the arrays that run() returns. Returns the peak memory of run() in bytes, less what was in use before."""
     mx.synchronize()
     mx.clear_cache()
     before = mx.get_active_memory()

@@ -8,7 +8,7 @@ from mflux.models.flux2.model.flux2_vae.common.attention import Flux2AttentionBl
 from mflux.models.flux2.model.flux2_vae.decoder.decoder import Flux2Decoder
 from mflux.models.z_image.model.z_image_transformer.transformer import ZImageTransformer
 
-ModelConfig.precision = mx.float32  # instead of bfloat16, whose rounding would hide differences
+ModelConfig.precision = mx.float32  # not bfloat16, because its rounding would hide differences
 
 
 def z_image():

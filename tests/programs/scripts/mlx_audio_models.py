@@ -26,7 +26,7 @@ def asr():
 
 
 def qwen3_asr():
-    """Three seconds of sound, in pieces that the encoder's additive mask separates; then three single tokens."""
+    """The input is three seconds of sound, in pieces that the encoder's additive mask separates, then three tokens."""
     model, sound = asr(), mx.random.normal((1, 80, 300))
     prompt = mx.array([[5, 6] + [AUDIO] * 39 + [7, 8]])
 

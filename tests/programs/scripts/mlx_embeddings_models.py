@@ -36,7 +36,7 @@ MODERNBERT = {
 
 
 def modernbert_in_float32():
-    """Some layers have a window of 16 tokens, others have none."""
+    """Some layers have a window of 16 tokens."""
     return embed(modernbert, **MODERNBERT)
 
 

@@ -1,4 +1,4 @@
-"""mlx-lm, any version: logits of a prompt, then of four tokens one by one, with plain and quantised caches."""
+"""Runs models of any version of mlx-lm: a prompt, then four tokens one by one, with plain and quantised caches."""
 
 import importlib
 

@@ -7,7 +7,7 @@ import mlx.nn as nn
 from arm import main
 from mlx_vlm.generate import generate_step
 
-IMAGE = 290  # the id of the placeholder token for a patch
+IMAGE = 290  # the id of the placeholder token for a piece of an image
 TEXT = {
     "hidden_size": 64,
     "num_hidden_layers": 2,
@@ -44,7 +44,7 @@ def patches(number):
 
 
 def qwen2_vl():
-    """The prompt has two images of different sizes; the tower's attention keeps them apart. Heads have 80 elements."""
+    """The prompt has two images of different sizes. The tower's attention stays within one. Heads have 80 elements."""
     model, pixels = qwen2(), patches(96 + 36)
     tokens = mx.array([[5] * 4 + [292] + [IMAGE] * 24 + [7, 292] + [IMAGE] * 9 + [8] * 6])
     grid = mx.array([[1, 8, 12], [1, 6, 6]])
@@ -66,7 +66,7 @@ def qwen2_vl_gradient():
 
 
 def generated(**cache):
-    """Twelve tokens after an image, and their probabilities, from mlx-vlm's own loop and caches."""
+    """The log-probabilities of twelve tokens after an image, from mlx-vlm's own loop and caches."""
     rotation = {"type": "mrope", "mrope_section": [4, 6, 6]}
     model, pixels = qwen2(num_attention_heads=2, num_key_value_heads=1, rope_scaling=rotation), patches(96)
     tokens = mx.array([[5] * 4 + [292] + [IMAGE] * 24 + [7] * 6])
@@ -128,7 +128,7 @@ def vision_tower():
 
 
 def llava():
-    """CLIP's tower, with heads of 64 elements, and a Llama."""
+    """The model has CLIP's vision tower, with heads of 64 elements, and a Llama."""
     vision = {"model_type": "clip_vision_model", "num_hidden_layers": 2, "hidden_size": 128, "intermediate_size": 96}
     vision |= {"num_attention_heads": 2, "patch_size": 14, "image_size": 112, "projection_dim": 32}
     layer = {"vision_feature_layer": -2, "vision_feature_select_strategy": "default"}
@@ -139,14 +139,15 @@ def llava():
 
 
 def gemma3():
-    """SigLIP's tower, with heads of 72 elements, and a Gemma 3 whose layers have a window of 8 tokens, or none."""
+    """The model has SigLIP's tower, with heads of 72 elements, and a Gemma 3. Some layers have a window of 8 tokens."""
     vision = {"model_type": "siglip_vision_model", "num_hidden_layers": 2, "hidden_size": 144, "intermediate_size": 96}
     vision |= {"num_attention_heads": 2, "patch_size": 14, "image_size": 112}
     text = {**TEXT, "model_type": "gemma3_text", "num_hidden_layers": 6, "num_key_value_heads": 1, "head_dim": 16}
     text |= {"mm_tokens_per_image": 4, "sliding_window": 8, "sliding_window_pattern": 3, "query_pre_attn_scalar": 16}
     sizes = {"vocab_size": 300, "hidden_size": 64, "pad_token_id": 0, "mm_tokens_per_image": 4}
     model = build("gemma3", text, vision, image_token_index=IMAGE, **sizes)
-    # Initial weights are 1: they would turn a vector of mean zero into rounding errors, which the norm enlarges.
+    # The initial weights are all 1. They would turn a vector of mean zero into mere rounding errors, which the norm
+    # enlarges.
     projector = model.multi_modal_projector
     projector.mm_input_projection_weight = mx.random.normal(projector.mm_input_projection_weight.shape) * 0.1
     pixels = mx.random.normal((1, 3, 112, 112))

@@ -22,7 +22,7 @@ SIZES = {
 def encode(attention, frames):
     """Encodes two recordings of this many frames."""
     model = Conformer(ConformerArgs(**SIZES, self_attention_model=attention))
-    # Positional biases are initially zero.
+    # Random numbers are added to all parameters, because positional biases are initially zero.
     model.update(tree_map(lambda x: x + 0.1 * mx.random.normal(x.shape), model.parameters()))
     model.eval()
     sound = mx.random.normal((2, frames, 80))
@@ -35,7 +35,7 @@ def relative_positions():
 
 
 def two_minutes():
-    """Serves to measure memory. Subsampling turns the 12,000 frames into 1,500."""
+    """A long recording, to measure memory. Subsampling turns its 12,000 frames into 1,500."""
     return encode("rel_pos", 12_000)
 
 

@@ -1,4 +1,4 @@
-"""Writes a folder with a small random model, which needs nothing from a hub: its tokens are bytes."""
+"""Writes a folder with a small random model. Its tokens are bytes, so it needs no tokenizer from a hub."""
 
 import json
 
