@@ -103,7 +103,7 @@ def flash_gradients(call: Call) -> Gradients:
 
 
 def unfused_gradients(call: Call, dtype=np.float64, after_a_forward: bool = False) -> Gradients:
-    """The gradients by the unfused formula, each step in `dtype`. In float32, out is rounded to the call's dtype.
+    """Computes the gradients by the unfused formula in `dtype`. If that is float32, rounds out to the call's dtype.
 
     after_a_forward: out, and each row's maximum and sum, come from a forward pass in float64. They do not come from a
     float32 lse, because in it a large maximum rounds the logarithm of the sum away.

@@ -12,7 +12,7 @@ from .router import Function, active, attend, flash_or, is_active, plain_call
 # Other libraries' functions that the patch has called and that have not returned yet. If one of them calls the patch's
 # function, the patch must not call it again, because the two functions would call each other forever.
 _running: ContextVar[tuple[Any, ...]] = ContextVar("mlxlm_flash_patch: functions that are being called", default=())
-MISSING: Any = object()  # stands for an argument that the caller did not give; MLX raises its own error for it
+MISSING: Any = object()  # stands for an argument that the caller did not give, for which MLX raises its own error
 
 
 def flash_instead_of(original: Function) -> Function:

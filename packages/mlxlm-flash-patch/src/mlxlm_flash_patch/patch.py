@@ -83,10 +83,10 @@ def enable(*, strict: bool = False, precision: Precision = "input") -> None:
     Args:
       strict: a call that flash attention cannot compute raises FlashFallbackError, and disable() raises
         FlashNeverRanError if no call ran as flash attention or was left to MLX.
-      precision: ``"input"``: 16-bit models keep the accuracy that MLX's own attention gives them, and calls that MLX's
-        own fused attention computes faster on this GPU are left to it; status() counts these apart from fallbacks.
+      precision: ``"input"``: 16-bit models keep the accuracy that MLX's own attention gives them. Calls that MLX's own
+        fused attention computes faster on this GPU are left to MLX; status() counts these calls apart from fallbacks.
         ``"float32"``: every result is that of casting to float32, computing, and casting back; no call is left to
-        MLX. On the CPU both give the same bits.
+        MLX. On the CPU, both values of `precision` give the same bits.
 
     A second enable() replaces the first: the second's arguments hold from then on, and no count is reset.
     enable() warns of, and leaves alone, functions of mlx-lm that this version was not tested with.
@@ -138,8 +138,8 @@ def patch_model(model: Module) -> None:
     """Turns flash attention on for this one model, until unpatch_model().
 
     It replaces the attention that runs within a call of the model or of one of its modules. Other models of the same
-    class are not affected, nor are this one's parameters, state and children; copies and pickles of it are patched.
-    It works with or without enable(). A second call for the same model changes nothing.
+    class are not affected. The model's parameters, state and children stay the same. Copies and pickles of the model
+    are patched, too. It works with or without enable(). A second call for the same model changes nothing.
 
     Raises TypeError if `model` is not an mlx.nn.Module.
     """
