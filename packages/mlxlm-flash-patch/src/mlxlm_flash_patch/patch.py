@@ -202,7 +202,7 @@ def observe(observer: Callable[..., mx.array]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Left:
-    """How many calls of one kind were left to MLX's own attention, and the seconds per call of both on this GPU."""
+    """The calls of one kind that were left to MLX's own attention, and the seconds per call with each attention."""
 
     calls: int
     mlx_seconds: float
