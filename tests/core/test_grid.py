@@ -112,7 +112,7 @@ def test_tile_edges(rng, dtype, heads, length, turn):
 
 @pytest.mark.rotate(13)
 @pytest.mark.parametrize("heads", [1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17])
-@pytest.mark.parametrize("dim", [64, 72])  # 64: read in place; 72: copied
+@pytest.mark.parametrize("dim", [64, 72])  # with 64, kernels read keys in place; with 72, they copy keys
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_decode_with_any_number_of_heads_to_a_key(rng, dtype, dim, heads):
     for key_len in KEYS:
