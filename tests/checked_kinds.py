@@ -1,4 +1,4 @@
-"""Tests of flashattn_core.check, which every kernel must pass, with kernels that run on the CPU (tests/emulators)."""
+"""Tests of flashattn_core.check, a check of GPU kernels. The kernels run on the CPU here, in tests/emulators."""
 
 from collections.abc import Callable
 
@@ -50,7 +50,7 @@ def found(
 ) -> str:
     """Returns what the check finds wrong with the kernel after `edit` changed its source.
 
-    lengths: of queries and keys; None: a few tiles.
+    lengths: the pairs of query length and key length to try. None: lengths of a few tiles.
     """
 
     def attention(**arguments):
@@ -74,7 +74,7 @@ def wrong_where(condition: str) -> Callable[[str], str]:
 
 
 def nan_where(condition: str, text: str) -> Callable[[str], str]:
-    """Makes outputs NaN where the condition holds. text: the kernel code before a factor of the output."""
+    """Makes outputs NaN where the condition holds. text: kernel code that ends just before a factor of the output."""
     return lambda source: source.replace(text, text + f"({condition} ? INFINITY * 0.0f : 1.0f) * ")
 
 
@@ -92,8 +92,9 @@ def rules(
 ) -> dict[str, Callable[..., None]]:
     """Returns the tests that Metal's and CUDA's kernels share.
 
-    decode, prefill: a kernel for few queries, and one for many. lengths: each kernel's number of queries. other_kinds:
-    further kinds, with a kernel for each. nan: for some kernels, an edit that makes an output of the last tile NaN.
+    decode, prefill: a kernel for few queries, and one for many. lengths: kernel -> the number of queries to call it
+    with. other_kinds: more kinds of calls, each with the kernel to check. nan: kernel -> an edit that makes an output
+    of the last tile NaN.
     """
 
     @pytest.mark.parametrize("given", GIVEN)

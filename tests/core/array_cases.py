@@ -1,4 +1,4 @@
-"""Mask arrays that hide whole blocks of 32 queries and 32 keys, and the block maps of such arrays."""
+"""Mask arrays, most of which hide all of some blocks of 32 queries and 32 keys, and the block maps of such arrays."""
 
 import flashattn_core
 import mlx.core as mx
@@ -38,7 +38,10 @@ NAMES = ("window", "causal", "left padding", "documents", "prefix", "gap", "hole
 
 
 def as_array(kind: str, shown: np.ndarray, rng: np.random.Generator) -> mx.array:
-    """A mask that shows these keys. kind: "bool"; "additive", of random numbers and -inf; "hiding", of 0 and -inf."""
+    """An array mask that hides the elements where `shown` is False.
+
+    kind: "bool"; "additive" has random numbers and -inf; "hiding" has 0 and -inf.
+    """
     if kind == "bool":
         return mx.array(shown)
     added = rng.standard_normal(shown.shape) if kind == "additive" else np.zeros(shown.shape)

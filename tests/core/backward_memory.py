@@ -59,15 +59,16 @@ class Call:
 
     @property
     def needed(self) -> int:
-        """Bytes beyond the inputs, as docs/training.md counts them: `made`, delta, and part of query's gradient.
+        """Bytes beyond the inputs, as docs/training.md counts them: `made`, delta and, in 16-bit calls, half of a sum.
 
-        Kernels sum query's gradient in float32. In 16-bit calls the gradient itself has room for half of that sum.
+        The sum is that of query's gradient, which kernels compute in float32. In 16-bit calls the memory of the
+        gradient itself holds one half of the sum, and the other half takes memory of its own.
         """
         return self.made + self._rows + (self._queries if self.dtype != "float32" else 0)
 
 
 def peak_extra(call: Call) -> tuple[int, int]:
-    """Runs forward and backward in a fresh process, once its inputs, cotangent and threads exist.
+    """Runs forward and backward in a fresh process, after it has made the inputs, the cotangent and the threads.
 
     Returns by how many bytes the process grows at its peak, and how many of these are the threads' scratch memory.
     """
@@ -90,7 +91,7 @@ def _peak_extra(call: Call) -> tuple[int, int]:
         mx.eval(mx.vjp(attention, primals, [out_gradient[:, :, :rows]]))
 
     mx.eval(query, key, value, out_gradient)
-    for _ in range(20):  # starts the threads; on a busy machine some miss the first calls
+    for _ in range(20):  # starts the threads; on a busy machine some threads take part only in later calls
         forward_and_backward(600)
     with measure.peak_memory() as peak:
         forward_and_backward(call.length)

@@ -37,9 +37,9 @@ def _on_the_cpu() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def build() -> Callable[..., Path]:
-    """Builds a CMake project and returns the build's folder. Equal sources, options and compilers are built once.
+    """Builds a CMake project and returns the build's folder. Builds once for the same sources, options and compiler.
 
-    made_of: the contents of the sources; None: those of the CPU backend, driver/ and the project's own folder.
+    made_of: the contents of all files that the build reads. None: the files of the CPU backend, driver/ and `sources`.
     """
 
     def build(
@@ -64,7 +64,10 @@ def drivers(build: Callable[..., Path], everything: bool) -> Path:
 
 @pytest.fixture(scope="session")
 def neon_drivers(build: Callable[..., Path]) -> Path:
-    """Programs in driver/ for 64-bit ARM, which qemu-aarch64 runs. Linked statically, they need no ARM libraries."""
+    """The folder of the programs in driver/, built for 64-bit ARM. qemu-aarch64 runs them.
+
+    They are linked statically, so that they need no ARM libraries on this machine.
+    """
     require("aarch64-linux-gnu-g++", "g++-aarch64-linux-gnu")
     return build(
         HERE / "driver",

@@ -2,11 +2,12 @@
 
 The error against float64 may be at most twice the error of the unfused gradient, plus 1e-5. The float64 gradient is
 computed from the inputs alone. The unfused gradient computes each step in float32, and keeps all scores in memory. Its
-results, and out between forward and backward, are rounded to the call's dtype.
+results are rounded to the call's dtype, and so is the `out` that its backward pass reads.
 
-A gradient of few numbers, such as that of two sinks or of one key, can have a small error by luck. So the unfused
-gradient is computed in several ways, and the largest error counts. The ways take sums in different orders, and use
-either their own softmax or one without errors. All round the results away from the float64 gradient.
+If a gradient has few numbers, such as that of two sinks or of one key, the unfused gradient's error can be small by
+luck. So the unfused gradient is computed in several ways, and the largest error counts. The ways take sums in different
+orders. Some compute the softmax in float32, and some take it from a forward pass in float64. All ways round their
+results away from the float64 gradient.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from flashattn_core.reference import distance, per_head, reference_attention, vi
 
 from tests.core.oracle import assert_matches_reference, assert_within_rule, draw, to_numpy
 
-ORDERS = 8  # orders of the unfused gradient's sums
+ORDERS = 8  # the number of orders in which the unfused gradient takes its sums
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Gradients:
     dv: Any
     dsinks: Any = None  # None: the call has no sinks
     dslopes: Any = None  # None: the call has no slopes, or their gradient is not computed
-    dbias: Any = None  # of an additive mask; None: the call has none, or its gradient is not computed
+    dbias: Any = None  # None: the call has no additive mask, or the mask's gradient is not computed
 
 
 def draw_call(rng: np.random.Generator, *, dlse: bool = True, **shapes) -> Call:
@@ -102,10 +103,10 @@ def flash_gradients(call: Call) -> Gradients:
 
 
 def unfused_gradients(call: Call, dtype=np.float64, after_a_forward: bool = False) -> Gradients:
-    """The gradients by the unfused formula, each step in `dtype`. In float32, out is rounded to the call's dtype.
+    """Computes the gradients by the unfused formula in `dtype`. If that is float32, rounds out to the call's dtype.
 
-    after_a_forward: out, and each row's maximum and sum, come from a forward pass in float64. Maximum and sum are not
-    computed from a float32 lse, because lse loses the sum beside a large maximum.
+    after_a_forward: out, and each row's maximum and sum, come from a forward pass in float64. They do not come from a
+    float32 lse, because in it a large maximum rounds the logarithm of the sum away.
     """
     cast = lambda a: np.asarray(a, dtype)  # noqa: E731
     query, key, value, dout = (cast(to_numpy(a)) for a in (call.query, call.key, call.value, call.dout))
@@ -127,7 +128,7 @@ def unfused_gradients(call: Call, dtype=np.float64, after_a_forward: bool = Fals
         scores = np.where(visible, scores + cast(bias), -np.inf)
         sees_any = (scores != -np.inf).any(axis=-1, keepdims=True)
         out, lse = call.forward() if after_a_forward else (None, None)
-        # lse - 2 stands for the row's maximum. Any number near the maximum would do.
+        # After a forward pass, lse - 2 takes the place of the row's maximum. Any number near the maximum is as good.
         row_max = (
             np.maximum(scores.max(axis=-1, keepdims=True, initial=-np.inf), sinks)
             if lse is None
@@ -173,7 +174,7 @@ def one_after_the_other(a: np.ndarray) -> np.ndarray:
 
 
 def weighted_sum(probabilities: np.ndarray, value: np.ndarray) -> np.ndarray:
-    """probabilities @ value, without the values of weight 0, because 0 * NaN is NaN."""
+    """probabilities @ value. Leaves out values whose probability is 0, because 0 * NaN is NaN."""
     if np.isfinite(value).all():
         return probabilities @ value
     products = probabilities[..., None] * value[..., None, :, :]
@@ -194,9 +195,9 @@ def summed_to(shape: tuple[int, ...], a: np.ndarray) -> np.ndarray:
 def assert_equal_weights(call: Call, got: Gradients) -> None:
     """The gradients must be those of equal weights for all keys.
 
-    The call must add such low numbers to all scores that float32 loses the products of query and key. In float64 some
-    of their digits remain, so the rule cannot judge such a call. It must have one key/value head per query head, and
-    no cotangent of lse.
+    The call must add such low numbers to all scores that float32 rounds the products of query and key away. Float64
+    keeps some digits of these products, so the rule of this file cannot judge such a call. The call must have one
+    key/value head per query head, and no cotangent of lse.
     """
     query, key, value, dout = (to_numpy(a).astype(np.float64) for a in (call.query, call.key, call.value, call.dout))
     weight = 1 / key.shape[-2]
@@ -209,7 +210,7 @@ def assert_equal_weights(call: Call, got: Gradients) -> None:
 
 
 def assert_obeys_the_rule(call: Call, got: Gradients | None = None) -> None:
-    """All gradients must obey the rule. got: None means the gradients of flash_attention."""
+    """All gradients must obey the rule of this file. got: the gradients; None: those of flash_attention()."""
     got = got or flash_gradients(call)
     expected = unfused_gradients(call)
 
@@ -240,7 +241,10 @@ def assert_both_ways(*args, **options) -> None:
 
 
 def unfused_in_order(call: Call, order: int, after_a_forward: bool) -> Gradients:
-    """unfused_gradients() in float32. order: the seed that shuffles the columns, which are summed; 0: not shuffled."""
+    """unfused_gradients() in float32, with shuffled columns, so that sums over columns are taken in another order.
+
+    order: the seed of the shuffle; 0: not shuffled.
+    """
     shuffle = np.random.default_rng(order).permutation if order else np.arange
     dims, value_dims = shuffle(call.query.shape[-1]), shuffle(call.value.shape[-1])
     of = lambda a, picked: a[..., mx.array(picked)]  # noqa: E731

@@ -74,7 +74,7 @@ def assert_matches_reference(
 ) -> None:
     """out and lse of flash_attention, or of another `attention`, must obey the rule for these arguments.
 
-    schedule: an argument of an `attention` that runs GPU kernels in an emulator; None: it has no such argument.
+    schedule: passed on to `attention` if that runs GPU kernels in an emulator. None: not passed on.
     """
     how = {} if schedule is None else {"schedule": schedule}
     attention = attention or flash_attention
@@ -99,7 +99,10 @@ def assert_same_bits(got: mx.array, expected: mx.array) -> None:
 
 
 def assert_same_but_for_order(got: mx.array, expected: mx.array) -> None:
-    """Arrays may differ only as sums in another order do. kernel_rules.py allows some GPU kernels to differ more."""
+    """The arrays may differ only by rounding, as sums in another order do.
+
+    kernel_rules.py allows some GPU kernels to differ more.
+    """
     np.testing.assert_allclose(to_numpy(got), to_numpy(expected), rtol=1e-5, atol=1e-6)
 
 

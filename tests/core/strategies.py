@@ -24,7 +24,7 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 class Case:
-    """One call: its arrays by name, and functions that make the arguments from them.
+    """One call: its arrays by name, and functions that make the call's arguments from these arrays.
 
     Tests of mx.compile, mx.vmap and other transforms make the same call with other arrays.
     """
@@ -32,7 +32,7 @@ class Case:
     def __init__(self, quantised: bool) -> None:
         self.quantised = quantised
         self.arrays: dict[str, mx.array] = {}
-        self.made_of: dict[str, Callable[[dict[str, mx.array]], Any]] = {}  # by the argument's name
+        self.made_of: dict[str, Callable[[dict[str, mx.array]], Any]] = {}  # argument -> what makes it from arrays
 
     def arguments(self, arrays: dict[str, mx.array] | None = None) -> dict[str, Any]:
         arrays = self.arrays if arrays is None else arrays
@@ -54,7 +54,7 @@ class Case:
 
 @st.composite
 def layouts(draw, array):
-    """A view of the same numbers in any layout: axes in any order, every other element of an axis, or backwards."""
+    """A view of the same numbers with another layout: axes in any order, some with gaps, some stored backwards."""
     order = draw(st.permutations(range(array.ndim)))
     steps = [draw(st.sampled_from([1, 1, 1, 2, -1])) for _ in order]
     for axis, step in enumerate(steps):
@@ -77,14 +77,14 @@ def tensors(draw, rng, dtype, *shape):
 
 @st.composite
 def packed(draw, rng, dtype, group_size, bits, *shape):
-    """Quantised random numbers as [weights, scales, biases]. Each array has another layout."""
+    """Quantised random numbers as [weights, scales, biases]. Each of the three arrays has a layout of its own."""
     array = mx.array(rng.standard_normal(shape, dtype=np.float32)).astype(DTYPES[dtype])
     return [draw(layouts(part)) for part in mx.quantize(array, group_size=group_size, bits=bits)]
 
 
 @st.composite
 def add_mask(draw, rng, case, dtype, batch, heads, length, key_len):
-    """Adds a mask to the case. The mask combines any kinds, each at most once, in any order."""
+    """Adds a mask to the case. The mask combines any of the kinds of masks, each at most once, in any order."""
     arrays, parts = case.arrays, []
     bound = st.integers(-3, key_len + 3)
     if draw(st.booleans()):
@@ -164,7 +164,8 @@ def cases(draw, *, quantised=False, max_dim=512):
     batch = draw(st.sampled_from(BATCHES))
     kv_heads, group = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 3, 7]))
     length = draw(lengths)
-    # Only few queries get many keys: more would make the oracle slow. Decode kernels split the keys into runs of 512.
+    # Cases with few queries may have up to 1100 keys, because decode kernels split the keys into runs of 512. With more
+    # queries, so many keys would make the oracle slow.
     key_len = draw(lengths | st.integers(500, 1100)) if length <= 8 and len(batch) < 2 else draw(lengths)
     case = Case(quantised)
     if quantised:

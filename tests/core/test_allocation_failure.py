@@ -11,8 +11,8 @@ pytestmark = pytest.mark.slow("compiles a library")
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD, RLIMIT_AS; run this test on Linux")
 
-# Makes each allocation of the extension fail once, from a call's first to its last, on whichever thread. Each attempt
-# runs in a forked child, which has no thread pool and no scratch memory yet.
+# Repeats a call. In each attempt another allocation of the extension fails, from the call's first allocation to its
+# last, on any thread. Each attempt runs in a forked child, which has no thread pool and no scratch memory yet.
 EACH_ALLOCATION = """
 import ctypes, os, sys, traceback, mlx.core as mx
 from flashattn_core import flash_attention
@@ -96,7 +96,8 @@ def test_each_allocation(failing_allocations, case, fewest):
     outcomes = done.stdout.splitlines()
     assert len(outcomes) >= fewest
     no_memory = "RuntimeError: [flash_attention] no memory for the kernel's working arrays"
-    # MLX prepares the backward pass while the forward pass starts threads, so it is luck which allocation fails.
+    # With a gradient, MLX prepares the backward pass while the forward pass starts threads. It is then luck whether the
+    # start of a thread fails in any attempt.
     threads = set() if "True" in case else {"fewer threads"}
     assert {"MemoryError: std::bad_alloc", no_memory} | threads <= set(outcomes)
 
@@ -128,7 +129,8 @@ print(mx.array_equal(flash_attention(x, x, x), expected).item())
 def test_results_that_no_machine_holds(length):
     """A call with legal shapes must raise if its output exceeds the address space.
 
-    The call needs a process of its own: MLX counts memory that it failed to get as used, and then waits for each op.
+    The test runs in a process of its own, because MLX counts memory that it failed to get as used. After that MLX waits
+    for each op.
     """
     code = f"""
 import mlx.core as mx

@@ -1,7 +1,7 @@
 """An array mask has a block map, which is computed once and changes no result.
 
-The block map says of each block of 32 queries and 32 keys whether it shows any key, and whether it hides or adds
-anything.
+For each block of 32 queries and 32 keys, the block map tells whether the mask leaves any key visible in the block, and
+whether the mask hides a key or adds a number there.
 """
 
 import gc
@@ -90,7 +90,7 @@ class TestFoundOnce:
     @pytest.mark.parametrize("dtype", [mx.bool_, mx.int32])
     def test_of_one_array(self, dtype):
         mask = mx.ones((300, 300), dtype)
-        maps = [map_of(m, 300, 300) for m in (mask, mask, Causal() & mask)]  # alive, so that no id is used again
+        maps = [map_of(m, 300, 300) for m in (mask, mask, Causal() & mask)]  # keeps the maps alive: no id is reused
         assert len({_ext.array_id(each) for each in maps}) == 1
 
     def test_written_in_place_it_is_another(self, rng, call):

@@ -59,7 +59,7 @@ def test_a_kind_in_words():
 
 
 def test_lengths_up_to_the_same_power_of_two_are_one_kind():
-    """Calls in the same words share their times. Up to 64 queries, each number of queries has its own words."""
+    """Calls with the same text from in_words() share their times. Up to 64 queries, each number has its own text."""
     words = [in_words(call(length, key_len)) for length, key_len in ((65, 129), (128, 256), (100, 200))]
     assert len(set(words)) == 1
     for other in (call(64, 200), call(63, 200), call(129, 200), call(100, 128), call(100, 257), call(batch=2)):
@@ -92,7 +92,10 @@ def test_each_contestant_has_a_time(name):
 
 @pytest.mark.parametrize(("given", "ways"), [({}, 2), ({"value_dim": 8}, 1), ({"dim": 64, "bits": 4}, 2)], ids=str)
 def test_calls_are_timed_alone_and_one_after_the_other(given, ways):
-    """In a chain each output is the next query, so outputs must have the shape of queries."""
+    """There are two ways: independent calls, and a chain, in which each call's output is the next call's query.
+
+    A chain needs outputs of query's shape.
+    """
     [seconds] = times(call(**given), [OURS], CPU).values()
     assert len(seconds) == ways
     assert all(0 < each < 1 for each in seconds)
@@ -216,7 +219,7 @@ MASKS = {
 @pytest.mark.parametrize(("length", "key_len"), [(1, 60), (40, 40), (70, 100)])
 @pytest.mark.parametrize("given", MASKS)
 def test_it_computes_what_ours_does(given, length, key_len):
-    """Rows that see a key must be equal. For other rows MLX promises nothing."""
+    """The results must be equal in rows that see a key. For rows that see none, MLX promises nothing."""
     kind = Kind(mx.float32, 16, 16, 2, length, MASKS[given])
     trial = drawn(kind, length, key_len)
     arguments = lowered(**trial)
@@ -230,7 +233,7 @@ def test_it_computes_what_ours_does(given, length, key_len):
 
 @pytest.mark.parametrize("given", MASKS)
 def test_masks_are_arrays_only_where_mlx_has_no_word_for_them(given):
-    """MLX takes no mask, "causal" or an array."""
+    """The mask of MLX's function is None, "causal" or an array."""
     mask = contest._mask_for_mlx(drawn(Kind(mx.float32, 16, 16, 2, 40, MASKS[given]), 40, 60))
     words = {"none": None, "causal": "causal", "sinks": "causal"}
     if given in words:
@@ -261,7 +264,7 @@ def test_mlx_is_asked_whether_it_has_a_fused_kernel(monkeypatch):
     def own(query, key, value, *, force_fused, **how):
         asked.append((query.shape, key.shape, query.dtype, force_fused, how["mask"]))
 
-    assert not contest.mlx_is_fused(call(), CPU)  # MLX has none on the CPU
+    assert not contest.mlx_is_fused(call(), CPU)  # MLX has no fused kernel on the CPU
     monkeypatch.setattr(contest, "mlx_attention", own)
     assert contest.mlx_is_fused(call(dtype=mx.float16), CPU)
     assert asked == [((1, 4, 20, 16), (1, 2, 40, 16), mx.float16, True, "causal")]

@@ -16,7 +16,7 @@ def test_each_violation_is_refused_and_its_neighbour_is_not(drivers):
 
 @pytest.mark.parametrize("query_len", [4, 40])
 def test_no_query_heads(query_len):
-    """Without query heads the result is empty, and keys and values must have gradient 0."""
+    """Without query heads the result is empty, and the gradients of keys and values must be all zeros."""
     query, key = mx.zeros((1, 0, query_len, 8)), mx.ones((1, 2, 5, 8))
     assert flashattn_core.flash_attention(query, key, key).shape == query.shape
     gradients = mx.grad(lambda q, k: flashattn_core.flash_attention(q, k, k).sum(), argnums=(0, 1))(query, key)

@@ -1,6 +1,6 @@
-"""A decode step's row equals the same row of a prefill, with every option.
+"""A decode step's row equals the same row of a prefill up to rounding, with every option.
 
-Each of up to 8 queries in one call gets the same bits as alone: speculative decoding relies on that.
+Each of up to 8 queries in one call gets the same bits as in a call of its own. Speculative decoding relies on that.
 """
 
 import mlx.core as mx
@@ -46,8 +46,9 @@ def test_rows(rng, mask, option, steps):
 
 @pytest.mark.parametrize("length", [1, 9])
 def test_long_sums_keep_their_digits(length):
-    # One key has weight 1, and 131,071 keys have weight 0.3. Added one by one in float32, their sum would err by 0.1 %.
-    # A kernel that adds tiles of at least 96 keys rounds the sum 1,366 times, by at most 2^-24 of it each time.
+    # One key has weight 1, and 131,071 keys have weight 0.3. If a kernel added these weights one by one in float32, the
+    # sum would be wrong by 0.1 %. A kernel that first sums each tile of at least 96 keys rounds the total at most 1,366
+    # times, each time by at most 2^-24 of the total.
     bound = 1366 * 2.0**-24
     scores = mx.concatenate([mx.zeros(1), mx.full(131071, np.log(0.3))])
     query, key = mx.ones((1, 1, length, 1)), scores[None, None, :, None]

@@ -1,6 +1,6 @@
-"""Denormal numbers in inputs and results keep their values, to within a few of float32's smallest steps.
+"""Denormal numbers in inputs and results are rounded, but not flushed to zero.
 
-Kernels flush only softmax weights below 2^-126 to zero.
+Kernels flush nothing to zero but softmax weights below 2^-126.
 """
 
 import mlx.core as mx
@@ -36,7 +36,8 @@ def test_values(rng, dtype, length, key_len):
     numbers = denormal(rng, (1, 2, key_len, 23), dtype)
     out = to_float64(flash_attention(query, key, array(numbers, dtype)), dtype)
     expected, _ = reference_attention(to_numpy(query), to_numpy(key), numbers)
-    # Each of the sum's terms is rounded once, and so is the result. The values of a single key are returned exactly.
+    # In float32, each term of the sum is rounded to a multiple of the smallest number. In every dtype, the result is
+    # rounded once. If there is only one key, out is exactly the value of that key.
     steps = np.abs(out - expected) / SMALLEST[dtype]
     assert steps.max() <= (0 if key_len == 1 else 0.51 + (0.5 * key_len if dtype == "float32" else 0))
     assert np.abs(out).max() > 0
@@ -45,7 +46,7 @@ def test_values(rng, dtype, length, key_len):
 @pytest.mark.parametrize(("length", "key_len"), LENGTHS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_queries_and_keys_as_small_as_zero(rng, dtype, length, key_len):
-    """Products of denormal numbers vanish, so every key must have the same weight, as with queries of 0."""
+    """Products of denormal numbers are 0 or nearly 0, so all keys must have the same weight, as with queries of 0."""
     query, key, value = draw(rng, length=length, key_len=key_len, dtype=dtype)
     small = [array(denormal(rng, a.shape, dtype), dtype) for a in (query, key)]
     out, lse = flash_attention(*small, value, return_lse=True)
@@ -66,7 +67,7 @@ def to_float64(a: mx.array, dtype: str) -> np.ndarray:
 
 @pytest.mark.parametrize(("length", "key_len"), LENGTHS)
 def test_gradients(rng, length, key_len):
-    """If out's gradient is denormal, value's gradient must keep the denormal sums."""
+    """If out's gradient is denormal, value's gradient is a sum of denormal numbers, and must not be flushed to zero."""
     query, key, value = draw(rng, length=length, key_len=key_len)
     numbers = denormal(rng, (1, 2, length, 16), "float32")
     *_, dv = mx.vjp(flash_attention, [query, key, value], [array(numbers, "float32")])[1]

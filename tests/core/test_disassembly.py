@@ -13,8 +13,9 @@ from tests.core.programs import ARM, require, run, sets_here
 
 ON_X86 = pytest.mark.skipif(ARM, reason="not an x86-64 machine")
 
-# Each set has two patterns. The first finds multiply-adds on whole registers. The second finds multiply-adds on smaller
-# registers, and those that are split into mul and add.
+# Two patterns for each set. The first finds the instructions that fast kernels consist of: multiply-adds on whole
+# registers, or multiplications if the set has no multiply-add. The second finds instructions of slow kernels: those on
+# smaller registers, and multiplications that a multiply-add could replace.
 MULTIPLY_ADD = {
     "avx512": (r"\tvfmadd\w+ps .*%zmm", r"\tvfmadd\w+(ss|ps) .*%[xy]mm|\tvmulps"),
     "avx2": (r"\tvfmadd\w+ps .*%ymm", r"\tvfmadd\w+(ss|ps) .*%xmm|\tvmulps"),
@@ -38,7 +39,7 @@ def count(pattern: str, object_file: Path, tool: str = "objdump") -> int:
 
 
 def each_of(*sets: str) -> pytest.MarkDecorator:
-    """Parametrizes a test by these sets. Without --all, only the sets that this machine has run."""
+    """Parametrizes a test by these sets. Without --all, the test runs only for sets that this machine has."""
     nightly = pytest.mark.nightly("builds all instruction sets")
     return pytest.mark.parametrize(
         "isa", [isa if isa in sets_here() else pytest.param(isa, marks=nightly) for isa in sets]
@@ -52,7 +53,7 @@ each_source = pytest.mark.parametrize("source", ["kernels", "backward_kernels"])
 def assert_multiplies_whole_registers(build: Path, isa: str, source: str, tool: str = "objdump") -> None:
     whole, less = MULTIPLY_ADD[isa]
     (kernels,) = (path for path in objects(build, f"flashattn_cpu_{isa}") if path.name.startswith(f"{source}."))
-    assert count(whole, kernels, tool) > 100  # 6 rows of 2 or 4 vectors per register tile, several tiles
+    assert count(whole, kernels, tool) > 100  # several register tiles, each 6 rows of 2 or 4 vectors
     assert count(whole, kernels, tool) > 2 * count(less, kernels, tool)
 
 
@@ -83,7 +84,7 @@ def test_what_every_processor_runs_is_of_no_set(drivers):
 @each_isa
 def test_all_that_a_set_defines_is_its_own(drivers, isa):
     # If several objects define the same inline function, such as one of the standard library, the linker keeps one
-    # copy for all callers. That copy could contain AVX-512.
+    # copy for all callers. That copy could contain AVX-512, although processors without AVX-512 call it.
     require("nm", "binutils")
     for path in objects(drivers, f"flashattn_cpu_{isa}"):
         symbols = run("nm", "--demangle", "--defined-only", "--extern-only", path).splitlines()

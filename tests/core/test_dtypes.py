@@ -29,13 +29,13 @@ def test_every_16_bit_number_is_loaded_exactly(dtype):
     out = flash_attention(query, key, value)
     is_nan = mx.isnan(value)
     assert mx.array_equal(mx.isnan(out), is_nan)
-    plus_zero = mx.where(is_nan | (value == 0), 0, value)  # 0 + -0 is 0: the sum begins with 0
+    plus_zero = mx.where(is_nan | (value == 0), 0, value)  # -0 becomes 0, because the sum begins with 0
     assert mx.array_equal(mx.where(is_nan, 0, out), plus_zero)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_stores_round_as_mlx_casts_do(rng, dtype):
-    # A mean of two values may lie between 16-bit numbers, also in the middle, or be subnormal.
+    # The mean of two values may lie between two 16-bit numbers, even exactly in the middle. It may also be subnormal.
     scale = np.exp2(rng.integers(-26, 16, (1, 64, 1, 64))).astype(np.float32)
     value = mx.array(rng.standard_normal((1, 64, 2, 64), dtype=np.float32) * scale).astype(DTYPES[dtype])
     query, key = mx.zeros((1, 64, 1, 4), value.dtype), mx.zeros((1, 64, 2, 4), value.dtype)

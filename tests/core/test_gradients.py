@@ -25,7 +25,7 @@ from tests.core.test_strides import cache_slice, column_major, reversed_rows, st
 
 
 def with_options(call: Call, mask, options) -> Call:
-    """The call with a mask and options of test_grid.py, cast to dtypes that suit query's."""
+    """The call with a mask and options of test_grid.py. Sinks and additive masks are cast to query's dtype."""
     return replace(call, **in_dtype(call.query.dtype, mask, options))
 
 
@@ -58,7 +58,7 @@ def test_strided(rng, dtype, layout, length, key_len):
 
 
 def test_broadcast(rng):
-    """Each element of a broadcast view must get its own gradient. A cotangent may be broadcast, too, as sum()'s is."""
+    """Each element of a broadcast view must get a gradient of its own. Cotangents may be broadcast, as in sum()."""
     call = draw_call(rng, batch=(3,), length=33, key_len=97)
     parts = {"query": call.query[:1], "key": call.key[:1, :1], "value": call.value[:1, :1]}
     parts |= {"dout": mx.array(1.0), "dlse": mx.array(1.0)}

@@ -91,8 +91,8 @@ def test_head_and_value_dims(rng, dims):
     assert_both_ways(query, key, value, mask="causal")
 
 
-# The sizes of the CPU kernels, one less, and one more. The kernels have tiles of 288 keys, bands of 48 or 64 rows,
-# blocks of 512 rows and, in decode steps, runs of 512 keys. Rows are the queries of all heads that share keys.
+# Sizes at and near those in the CPU kernels. The kernels have tiles of 288 keys, bands of 48 or 64 rows, blocks of 512
+# rows and, in decode steps, runs of 512 keys. Rows are the queries of all heads that share a key/value head.
 KEYS = [287, 288, 289, 511, 512, 513, 577]
 ROWS = [(1, 47), (1, 49), (1, 63), (1, 64), (1, 65), (7, 73), (1, 512), (1, 513), (7, 74), (2, 257)]  # heads, queries
 
@@ -112,7 +112,7 @@ def test_tile_edges(rng, dtype, heads, length, turn):
 
 @pytest.mark.rotate(13)
 @pytest.mark.parametrize("heads", [1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17])
-@pytest.mark.parametrize("dim", [64, 72])  # 64: read in place; 72: copied
+@pytest.mark.parametrize("dim", [64, 72])  # with 64, kernels read keys in place; with 72, they copy keys
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_decode_with_any_number_of_heads_to_a_key(rng, dtype, dim, heads):
     for key_len in KEYS:
@@ -122,7 +122,7 @@ def test_decode_with_any_number_of_heads_to_a_key(rng, dtype, dim, heads):
 
 
 def in_dtype(dtype, mask, options):
-    """Returns mask and options, cast to dtypes that suit query's."""
+    """Returns mask and options. Sinks and additive masks are cast to `dtype`, because they must promote to query's."""
     return {"mask": cast_arrays(mask, dtype)} | {k: v.astype(dtype) if k == "sinks" else v for k, v in options.items()}
 
 

@@ -52,7 +52,7 @@ def test_a_million_queries_and_keys_in_a_window(rng):
     x = mx.array(numbers).reshape(1, 1, MILLION, 1)
     out = to_numpy(flash_attention(x, x, x, mask=SlidingWindow(2)))[0, 0, :, 0]
     before, own = numbers[:-1].astype(np.float64), numbers[1:].astype(np.float64)
-    weight = 1 / (1 + np.exp(own * (before - own)))  # of the query's own key; it also sees the key before
+    weight = 1 / (1 + np.exp(own * (before - own)))  # of the query's own key; the query also sees the key before
     np.testing.assert_allclose(out[1:], weight * own + (1 - weight) * before, rtol=1e-4, atol=1e-5)
     assert out[0] == numbers[0]
 
@@ -74,7 +74,8 @@ def test_more_than_2_to_the_31_elements(rng, length):
     mask = KeyRange(count - 1000) if length > 8 else None
     seen = 1000 if length > 8 else count
     out, lse = flash_attention(query, *views, mask=mask, return_lse=True)
-    # Splits of 512 keys are summed in float32: the error grows with the keys of a split and the number of splits.
+    # Kernels sum each split of 512 keys in float32, and then add the splits. So the error grows with the number of keys
+    # in a split and with the number of splits.
     np.testing.assert_allclose(
         to_numpy(out), np.broadcast_to(to_numpy(value), out.shape), rtol=(512 + seen / 512) * 2**-24
     )

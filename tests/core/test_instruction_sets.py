@@ -1,6 +1,6 @@
 """The kernels of every instruction set agree with the plain formula, and a machine runs its best set.
 
-This machine's sets run natively. NEON and x86 processors with fewer instructions run under an emulator.
+This machine's sets run natively. NEON is tested under an emulator, and so are x86 processors with fewer instructions.
 """
 
 import pytest
@@ -28,8 +28,10 @@ def test_one_that_is_not_to_be_had_is_an_error(name):
 
 
 def parts(direction: str, cases: int, each: int) -> list:
-    """Divides the driver's cases into parameters for `each` of them. The first parameter always runs, with one other;
-    with --all, all run."""
+    """Divides the driver's cases into pytest parameters of `each` cases.
+
+    The first parameter always runs. Of the others only one runs, or with --all each of them.
+    """
     others = range(each, cases, each)
     turn = pytest.mark.rotate(len(others))
     return [(direction, 0, each), *(pytest.param(direction, first, each, marks=turn) for first in others)]
@@ -80,7 +82,8 @@ def test_exp2_and_tanh_of_neon(neon_drivers):
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize(("processor", "best"), [("Nehalem", "baseline"), ("Haswell", "avx2")])
 def test_a_lesser_processor_meets_nothing_that_it_lacks(drivers, everything, processor, best, direction):
-    # Neither emulated processor has AVX-512, and Nehalem has no AVX. An instruction that is missing ends the program.
+    # Neither emulated processor has AVX-512, and Nehalem has no AVX. An instruction that the processor lacks ends the
+    # program.
     require("qemu-x86_64", "qemu-user")
     cases = 30 if everything else 6
     output = run("qemu-x86_64", "-cpu", processor, drivers / "passes", direction, cases)

@@ -20,7 +20,7 @@ from tests.core.programs import run as run_program
 pytestmark = pytest.mark.slow("waits for long calls")
 
 ANSWER = 5.0  # most seconds from the signal to KeyboardInterrupt: 1 s is promised, and a busy machine may need more
-PROCESSOR = 2 * 1.0  # processor time that two threads have in the promised second, however busy the machine is
+PROCESSOR = 2 * 1.0  # the most processor time that two threads can use in the promised second
 BEFORE = 0.5  # seconds from a call's start to the signal
 
 SETUP = """
@@ -108,10 +108,9 @@ class Answer(NamedTuple):
 
 
 def interrupt(code: str, before: str = INTERRUPTIBLE) -> list[Answer]:
-    """Runs Python code inside interruptible(), or after other code that `before` gives.
+    """Runs the code `before` and then `code` in a fresh process. By default `before` enters interruptible().
 
-    Half a second after each "begun" that the code prints, it gets SIGINT. Returns an Answer for each "ended" that it
-    prints.
+    Sends SIGINT to the process half a second after each "begun" that it prints. Returns an Answer for each "ended".
     """
     answers, sent = [], 0.0
     environment = {**os.environ, "FLASHATTN_NUM_THREADS": "2"}
@@ -231,7 +230,7 @@ assert_right(out)
 
 
 def test_what_nobody_waits_for_is_not_cut():
-    """An mx.async_eval must finish, alone and beside a call that the main thread waits for and Ctrl-C ends."""
+    """An mx.async_eval must finish after Ctrl-C, even if Ctrl-C ends another call that the main thread waits for."""
     assert_ends_soon("""
 call, assert_right = call_of_3_seconds()
 for waited in (False, True):

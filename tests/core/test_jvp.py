@@ -21,7 +21,7 @@ def normal_like(rng, arrays):
 
 
 def function_of(call, attention):
-    """Returns the call by `attention` as a function of query, key, value and sinks."""
+    """Returns a function of query, key, value and sinks that makes the call with `attention`."""
     options = {"softcap": call.softcap, "alibi_slopes": call.alibi_slopes}
 
     def results(query, key, value, sinks=None):

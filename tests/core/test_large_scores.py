@@ -1,4 +1,4 @@
-"""Scores may be as large as float32 holds, and masks and options may be at its limits.
+"""Scores may be as large as float32 allows. Masks and options may be at the limits of float32, too.
 
 A row's weights depend on the differences of its scores. Float32 rounds a large score by more than 1, but the difference
 of two rounded scores is exact. So a kernel must round all scores of a row in the same way.

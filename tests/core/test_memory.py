@@ -148,7 +148,7 @@ def test_nothing_grows(everything):
     assert grown == {"active": 0, "cache": 0, "threads": 0, "files": 0}
 
 
-# In one thread: with several, scratch depends on which threads took part in a call.
+# This code runs in one thread. With several, the amount of scratch memory depends on which threads took part in a call.
 IN_ONE_THREAD = """
 import flashattn_core, mlx.core as mx
 
@@ -184,7 +184,7 @@ assert flashattn_core.release_scratch() > 0
 
 
 def test_scratch_is_what_the_calls_since_the_last_release_needed():
-    """Scratch must not keep the size of larger calls before the release."""
+    """After a release, scratch memory must not get as large as calls before the release needed it."""
     python(IN_ONE_THREAD, FLASHATTN_NUM_THREADS="1")
 
 
@@ -219,7 +219,7 @@ def assert_keeps_the_account(call):
     # Allows for the threads' scratch and for memory that the process itself takes.
     slack = 0.01 * call.needed + 1.5e6 + scratch
     assert 0.95 * call.needed <= extra <= call.needed + slack
-    if call.length >= 8192:  # here memory that does not grow with the length hardly counts
+    if call.length >= 8192:  # in such long calls, memory that does not grow with the length hardly counts
         assert extra - scratch < 1.2 * call.held
 
 
@@ -240,5 +240,5 @@ def test_forward_and_backward_with_masks(length, mask):
 
 @pytest.mark.slow("starts processes")
 def test_many_query_heads_of_one_key_head():
-    """Here query's gradient takes most of the memory. A float32 array for its sum would take twice as much."""
+    """Here query's gradient takes most of the memory. A float32 array for its sum would be twice as large."""
     assert_keeps_the_account(Call(8192, heads=7, kv_heads=1, dtype="bfloat16", mask="window"))

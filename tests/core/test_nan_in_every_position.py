@@ -1,7 +1,8 @@
 """NaN or infinity in one element of any input reaches only outputs that depend on it; all others keep their bits.
 
 The mask decides which outputs depend on an input: a key that a row does not see is in none of the row's sums, forward
-or backward. NaN must reach every output that depends on it. Infinity need not: a key of score -inf has no weight.
+or backward. NaN must reach every output that depends on it. Infinity need not, because a
+key of score -inf has no weight.
 """
 
 from dataclasses import asdict, dataclass, replace

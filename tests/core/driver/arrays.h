@@ -15,9 +15,9 @@ inline Dtype float_dtype(const AttentionArgs& args, InputDtype dtype) {
     default: return Dtype::float32;
   }
 }
-constexpr InputDtype kFloat32 = InputDtype::slopes;  // the CPU kernels read slopes as float32
+constexpr InputDtype kFloat32 = InputDtype::slopes;  // float_dtype() of slopes is float32
 
-// An array (*B, heads, rows, columns). Dimensions that the array does not have are of size 1.
+// An array (*B, heads, rows, columns). If the array lacks one of these dimensions, that has size 1 here.
 struct Array {
   const char* name;
   const void* data;
@@ -28,7 +28,7 @@ struct Array {
   bool is_empty(const AttentionParams& p) const { return p.batch_size == 0 || !heads || !rows || !columns; }
   int64_t element_size(const AttentionArgs& args) const {
     bool is_byte = dtype == InputDtype::boolean || dtype == InputDtype::bytes;
-    return is_byte ? 1 : size_of(float_dtype(args, dtype));  // integers are as large as float32
+    return is_byte ? 1 : size_of(float_dtype(args, dtype));  // int32 and uint32 have the size of float32
   }
 };
 

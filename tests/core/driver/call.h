@@ -20,7 +20,7 @@ constexpr bool kAddressSanitizer = __has_feature(address_sanitizer);
 constexpr bool kAddressSanitizer = false;
 #endif
 
-constexpr uint8_t kUntouched = 0x55;  // not a NaN in any dtype
+constexpr uint8_t kUntouched = 0x55;  // an element of such bytes is not NaN, whatever its dtype
 
 // An output. Before the call all its bytes are kUntouched. The call must not change bytes that belong to no element.
 class Result {
@@ -50,7 +50,8 @@ class Result {
   }
 
  private:
-  // Bytes behind the elements, as many as the widest vector has. AddressSanitizer checks accesses there by itself.
+  // Bytes behind the last element, as many as the widest SIMD vector has. They show whether the call writes there.
+  // AddressSanitizer needs none, because it reports such a write itself.
   static constexpr size_t kMargin = kAddressSanitizer ? 0 : 64;
 
   template <typename Visit>
@@ -136,7 +137,7 @@ struct Call {
       std::memcpy(to, &whole, sizeof(whole));
     });
   }
-  // Copies an input to new memory, exactly as large as its strides reach.
+  // Copies an input to new memory, which is just as large as the input's strides reach.
   template <typename T, typename Write>
   void give(const T*& pointer, Strides& strides, const Tensor& tensor, size_t bytes, Write write) {
     std::vector<uint8_t>& memory = memory_.emplace_back(tensor.in_memory(bytes, write));

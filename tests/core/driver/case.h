@@ -16,7 +16,7 @@ namespace flashattn::driver {
 struct Sizes {
   std::vector<std::vector<int>> batches;
   std::vector<int> kv_heads, groups, query_lens, key_lens, dims;
-  int64_t most_work;  // multiply-adds of a case
+  int64_t most_work;  // the most multiply-adds that a case may have
 };
 
 // With these sizes, a few hundred cases take less than a minute under an emulator.
@@ -34,7 +34,7 @@ struct Case {
   Dtype dtype, bias_dtype;
   std::vector<int> batch;
   int kv_heads, group, query_len, key_len, head_dim, value_dim;
-  double query_size;  // multiplies the queries; 8: a few keys get all of the weight
+  double query_size;  // multiplies the queries; with 8, a few keys get nearly all of the weight
   bool causal, strided;
   int window, tree_size;
   float softcap;
@@ -49,7 +49,8 @@ struct Case {
     return size;
   }
   int64_t rows() const { return batch_size() * heads() * query_len; }
-  // Multiply-adds. A call without queries or keys counts its arrays' elements, because they must be filled.
+  // The number of multiply-adds. For a case without queries or keys, it is the number of elements in the arrays,
+  // because the test fills the arrays.
   int64_t work() const {
     return batch_size() * std::max(heads() * query_len, kv_heads) * std::max(key_len, 1) * (head_dim + value_dim);
   }
@@ -80,14 +81,15 @@ inline Dtype any_dtype(Draw& draw) {
 inline Case draw_case(Draw& draw, int number, bool quantised, const Sizes& sizes = kSizes) {
   Case c = {};
   c.number = number;
-  // Lengths are drawn once, and other sizes until the work fits. If all were redrawn, long cases would be rare.
+  // Lengths are drawn once. Other sizes are drawn again until the work is at most most_work. If the lengths were drawn
+  // again, too, long cases would be rare.
   const auto draw_lengths = [&] {
     c.query_len = draw.pick(sizes.query_lens);
     c.key_len = draw.pick(sizes.key_lens);
   };
   draw_lengths();
   do {
-    if (quantised) draw_lengths();  // with the longest lengths, no quantised head_dim fits
+    if (quantised) draw_lengths();  // because no quantised head_dim fits the longest lengths
     c.batch = draw.pick(sizes.batches);
     c.kv_heads = draw.pick(sizes.kv_heads);
     c.group = draw.pick(sizes.groups);

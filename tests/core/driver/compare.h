@@ -1,8 +1,8 @@
 // Compares results with the plain formula in float64.
 //
-// The error may be twice the largest error of the same formula in float32, unfused, plus 1e-5, plus half a unit in the
-// last place of the output's dtype. 16-bit results may err no more than that, because the kernels compute them in
-// float32, from the same rounded inputs as the formula.
+// The allowed error is a sum of three terms: twice the largest error of the plain formula in float32, 1e-5, and half a
+// unit in the last place of the output's dtype. For 16-bit results no more is allowed, because the kernels compute them
+// in float32, from the same rounded inputs as the formula.
 #pragma once
 
 #include <cstdio>

@@ -14,7 +14,7 @@
 namespace flashattn::cpu {
 namespace {
 
-// More elements than any memory holds. Smaller products of sizes and strides fit int64.
+// No memory holds so many elements. Products of sizes and strides that are smaller than this fit into int64.
 constexpr int64_t kMaxElements = int64_t{1} << 48;
 
 using Wide = __int128;  // holds the position of any element, whatever the sizes and strides are
@@ -115,7 +115,7 @@ Range check_array(const AttentionArgs& args, const Array& array) {
   Wide first = 0, last = 0;
   bool empty = false;
   for_each_dimension(args.params, array, [&](int64_t size, int64_t stride) {
-    if (size == 1 && stride != 0) {  // kernels prefetch one stride ahead
+    if (size == 1 && stride != 0) {  // the stride must be 0, because kernels prefetch one stride ahead
       fail(array.name, " has stride ", stride, " in a dimension of size 1, expected 0");
     }
     empty = empty || size == 0;
@@ -161,7 +161,7 @@ class Memory {
   explicit Memory(const AttentionArgs& args) : args_(args) {}
 
   void input(const Array& array) { ranges_[count_++] = check_array(args_, array); }
-  // Call this after all inputs have been added.
+  // Call this after all inputs have been added, because an output is compared with the arrays that were added before.
   void output(const Array& array) {
     Range range = check_array(args_, array);
     if (range.begin < range.end) {
@@ -184,7 +184,7 @@ class Memory {
   }
 
   const AttentionArgs& args_;
-  std::array<Range, kNumInputs + 9> ranges_;  // backward: 3 forward outputs, 2 cotangents, 4 results
+  std::array<Range, kNumInputs + 9> ranges_;  // backward has 3 forward outputs, 2 cotangents, 4 results
   int count_ = 0;
 };
 

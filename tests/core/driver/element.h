@@ -18,7 +18,7 @@ struct Format {
   const char* name;
   size_t bytes;
   int precision;       // bits of the significand
-  int smallest_place;  // exponent of the last place of the smallest numbers
+  int smallest_place;  // the smallest positive number is 2 to this power
 };
 inline const Format& format(Dtype dtype) {
   static const Format formats[] = {{"float32", 4, 24, -149}, {"float16", 2, 11, -24}, {"bfloat16", 2, 8, -133}};

@@ -19,7 +19,7 @@ using namespace flashattn::driver;
 
 namespace {
 
-constexpr int64_t kApart = int64_t{1} << 32;  // elements from the first row to behind the last row
+constexpr int64_t kApart = int64_t{1} << 32;  // elements that all rows of an array span
 const Sizes kSmall = {{{}, {2}, {2, 3}}, {1, 2}, {1, 3}, {1, 5, 9, 65}, {1, 33, 97, 700}, {1, 7, 64, 80}, 1 << 18};
 
 // Copies an array to far-apart rows in row-major order. Broadcast dimensions stay broadcast.
@@ -79,7 +79,7 @@ class FarRows {
   }
 
  private:
-  static constexpr int64_t kMargin = 64;  // in elements, behind the last row: at least the widest vector
+  static constexpr int64_t kMargin = 64;  // elements behind the last row; the widest SIMD vector has no more
 
   struct Place {
     const char* near;
@@ -125,7 +125,7 @@ bool same_bits(const Case& c, const Inputs& in, Draw& draw) {
   for (Result* result : near.results()) found.push_back(result->numbers());
   for (size_t i = 0; i < found.size(); ++i) {
     size_t size = found[i].size() * sizeof(double);
-    same = same && (size == 0 || std::memcmp(found[i].data(), expected[i].data(), size) == 0);  // NaN equals NaN
+    same = same && (size == 0 || std::memcmp(found[i].data(), expected[i].data(), size) == 0);  // so NaN equals NaN
   }
   return same;
 }

@@ -15,8 +15,8 @@ inline float scale_of(const Case& c) {
   return 1 / std::sqrt(static_cast<float>(c.head_dim));
 }
 
-// The order in which a sum over columns is taken. The gradient subtracts two such sums, and takes them in different
-// orders. In the same order equal rounding errors would cancel, but they do so in no kernel.
+// The order in which a sum over columns is taken. The gradient subtracts one such sum from another, and takes the two
+// in different orders. In the same order, equal rounding errors would cancel, which does not happen in any kernel.
 enum class Order { up, down };
 
 template <typename Real, typename Term>

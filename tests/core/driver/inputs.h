@@ -8,13 +8,13 @@
 
 namespace flashattn::driver {
 
-// A quantised tensor: its words, as whole numbers, and the scale and bias of each group of columns.
+// A quantised tensor: its 32-bit words, stored as whole numbers, and the scale and bias of each group of columns.
 struct Quantised {
   Tensor words, scales, biases;
 };
 
 struct Inputs {
-  Tensor query, key, value, visible, bias, tree;  // key and value: dequantised, if they are quantised
+  Tensor query, key, value, visible, bias, tree;  // key and value: dequantised if the case is quantised
   Tensor sinks, alibi_slopes;                     // one per head
   Tensor key_start, key_stop;                     // one per batch element
   std::vector<Quantised> quantised = {};          // key and value; empty: not quantised
@@ -31,8 +31,8 @@ inline bool sees(const Case& c, const Inputs& in, int64_t b, int head, int i, in
   return other < 0 || (node >= 0 && in.tree.at(b, 0, node, other) != 0);
 }
 
-// Chooses keys whose numbers must not reach other rows. hide(b, g, j) gets each key j of batch element b and key/value
-// head g that no query row sees. At times spoil(b, g, j) gets any one key.
+// Chooses keys that the caller replaces with NaN or infinity. Calls hide(b, g, j) for each key j of batch element b and
+// key/value head g that no query row sees. At times also calls spoil(b, g, j) for one key of a head, hidden or not.
 template <typename Hide, typename Spoil>
 void for_keys_to_poison(const Case& c, const Inputs& in, Draw& draw, Hide hide, Spoil spoil) {
   for (int64_t b = 0; b < c.batch_size(); ++b) {
@@ -49,8 +49,8 @@ void for_keys_to_poison(const Case& c, const Inputs& in, Draw& draw, Hide hide, 
   }
 }
 
-// Plants numbers that must not reach other rows. Keys and values that no row of the group sees become NaN or infinity.
-// At times one element of any key or value becomes NaN, too.
+// Plants NaN and infinity, which must reach only rows that see them. Keys and values that no row of the group sees
+// become NaN or infinity. At times one element of one key or value, hidden or not, becomes NaN, too.
 inline void poison(const Case& c, Draw& draw, Inputs& in) {
   const auto hide = [&](int64_t b, int g, int j) {
     double with = draw.chance(50) ? kNaN : draw.chance(50) ? kInf : -kInf;
@@ -95,8 +95,8 @@ void fill(Tensor& t, int64_t batch_size, int heads, int rows, int columns, Numbe
   }
 }
 
-// Makes the scales of hidden keys and values NaN, and their biases NaN or infinite. At times the first group of any one
-// value gets such numbers, too.
+// Makes the scales of hidden keys and values NaN, and their biases NaN or infinite. At times the first group of one
+// value, hidden or not, gets such numbers, too.
 inline void poison_groups(const Case& c, Draw& draw, Inputs& in) {
   const auto spoil = [&](Tensor& tensor, Quantised& quantised, int64_t b, int g, int j, int group) {
     quantised.scales.at(b, g, j, group) = kNaN;
@@ -139,7 +139,7 @@ inline Quantised draw_quantised(const Case& c, Draw& draw, Tensor& tensor, int c
 }
 
 inline Inputs draw_inputs(const Case& c, Draw& draw) {
-  // The kernel does not read dequantised keys and values, so these need no layouts and are not broadcast.
+  // The kernel does not read dequantised keys and values, so these are row-major and never broadcast.
   const auto keys = [&](int columns) {
     return c.bits > 0 ? Tensor(c.batch, c.kv_heads, c.key_len, columns, kRowMajor)
                       : any_input(c, draw, c.kv_heads, c.key_len, columns);
@@ -168,7 +168,7 @@ inline Inputs draw_inputs(const Case& c, Draw& draw) {
   fill(in.query, c.heads(), c.query_len, c.head_dim, [&] { return rounded(c.query_size * draw.normal(), c.dtype); });
   fill(in.key, c.kv_heads, c.key_len, c.head_dim, [&] { return rounded(draw.normal(), c.dtype); });
   fill(in.value, c.kv_heads, c.key_len, c.value_dim, [&] { return rounded(draw.normal(), c.dtype); });
-  int percent = draw.pick({5, 60, 95});  // visible keys; 5: many rows see nothing
+  int percent = draw.pick({5, 60, 95});  // of the keys are visible; with 5, many rows see nothing
   if (c.visible) fill(in.visible, c.heads(), c.query_len, c.key_len, [&] { return draw.chance(percent); });
   if (c.bias) {
     fill(in.bias, c.heads(), c.query_len, c.key_len,

@@ -73,8 +73,8 @@ struct GradientCall {
 };
 
 inline void check_backward(const Case& c, const Inputs& in, Draw& draw, Check& check) {
-  // The relative error may also be eight units in float32's last place. If one key or row has all of the weight, a
-  // gradient has only a few large sums, and it is luck how large the error of the unfused formula is.
+  // Allows a relative error of about eight units in float32's last place in addition. If one key or row has all of the
+  // weight, a gradient has only a few large sums, and the error of the unfused formula may be small by luck.
   constexpr double kRelative = 1e-6;
   Call call(c, in, draw);
   call.run();

@@ -1,6 +1,7 @@
-// Prints a line for each promise that the thread pool breaks. The pool promises that each index runs once, that several
-// threads work, that the first exception reaches the caller and the pool goes on, that an idle pool uses no processor
-// time, that a forked child has threads of its own, and that a lack of further threads is no error.
+// Prints a line for each promise that the thread pool breaks. The pool promises that each index runs once and that
+// several threads work. The first exception reaches the caller, and the pool works after it. An idle pool uses no
+// processor time. A forked child has threads of its own. If the system refuses to start more threads, the pool works
+// with those that it has.
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -29,7 +30,7 @@ void expect(bool holds, const char* what) {
   }
 }
 
-// Two bodies that wait for each other finish only if two threads run them.
+// Whether two threads run at a time: each of two bodies waits until the other one has begun, or gives up.
 bool two_threads_meet() {
   std::atomic<int> inside{0};
   std::atomic<bool> met{true};
@@ -47,7 +48,7 @@ double processor_seconds() {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-// A thread that spins would use ten times the processor time that is allowed here.
+// If a thread spun during the sleep, it would use ten times the processor time that is allowed here.
 bool idle_afterwards() {
   parallel_for(100, [](int64_t) {});
   double before = processor_seconds();
@@ -93,7 +94,8 @@ void all_promises() {
 
   expect(child_has_threads(), "a forked child has threads of its own");
 
-// Not under sanitizers: a child that is forked while other threads run inherits locks of the sanitizer's runtime.
+// This is not run under sanitizers. A child that is forked while other threads run may inherit a lock of the
+// sanitizer's runtime that one of these threads holds.
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
   std::atomic<bool> enough{false};
   std::thread busy([&] {

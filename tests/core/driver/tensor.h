@@ -1,4 +1,5 @@
-// Tensors (*B, heads, rows, columns) in any memory order, with gaps, backwards, or broadcast.
+// Tensors (*B, heads, rows, columns) with any layout in memory: dimensions in any order, with gaps, stored backwards,
+// or broadcast.
 #pragma once
 
 #include <algorithm>

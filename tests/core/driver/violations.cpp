@@ -166,7 +166,7 @@ void backward(const cpu::BackwardArgs& legal, const cpu::AttentionArgs& quantise
   REFUSED("num_heads is 3", a.forward.params.num_heads = 3);
   REFUSED("bits is 4, expected 0: quantised keys and values have no gradient", a.forward = quantised);
   REFUSED("out is null", a.forward.out = nullptr);
-  ACCEPTED(a.forward.params.out.row = 0);  // the backward pass only reads out
+  ACCEPTED(a.forward.params.out.row = 0);  // the backward pass reads `out`, but does not write it
   REFUSED("out_gradient is null", a.out_gradient = nullptr);
   ACCEPTED(a.out_gradient_strides = {});
   REFUSED("out_gradient has strides that reach over", a.out_gradient_strides.row = int64_t{1} << 50);

@@ -1,10 +1,10 @@
 // libFuzzer's target. It makes one call of the CPU backend from the fuzzer's bytes.
 //
 // Each byte makes one of the choices that the drivers draw at random: sizes, layouts, options, dtypes. Half of the
-// inputs give a legal call. The contract must accept the call, and its results must agree with the plain formula. The
-// other half overwrite some numbers of such a call. If the contract still accepts the call, it runs on memory of
-// exactly the size that its strides reach. Then no sanitizer may report an error, and with a moderate scale and softcap
-// no output may be NaN.
+// inputs give a legal call. The contract must accept this call, and the results must agree with the plain formula. The
+// other half of the inputs overwrite some numbers of a legal call. If the contract accepts the changed call, too, the
+// call runs on memory that is just as large as its strides reach. Then no sanitizer may report an error. If scale and
+// softcap are moderate, no output may be NaN.
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -26,7 +26,8 @@ using namespace flashattn::driver;
 
 namespace {
 
-// Small sizes for thousands of calls a second, just below and above a tile, a split of the keys and a vector.
+// Small sizes, so that thousands of calls run in a second. Some are just below or above the size of a tile, of a split
+// of the keys, or of a SIMD vector.
 const Sizes kTiny = {{{}, {2}, {2, 3}, {1, 2}, {0}, {1, 1, 1, 1, 1, 1, 1, 2}},
                      {1, 2},
                      {1, 2, 7, 0},
@@ -153,7 +154,7 @@ class Memory {
   std::vector<std::unique_ptr<uint8_t[]>> blocks_;
 };
 
-// The arrays that a call reads and writes. A null pointer stays null if its array has elements.
+// The arrays that a call reads and writes. An array has no slot if its pointer is null, unless the array is empty.
 std::vector<Slot> slots_of(cpu::BackwardArgs& backward, Draw& draw, bool with_gradient) {
   cpu::AttentionArgs& args = backward.forward;
   const AttentionParams& p = args.params;
@@ -206,7 +207,8 @@ std::vector<Slot> slots_of(cpu::BackwardArgs& backward, Draw& draw, bool with_gr
   return slots;
 }
 
-// All elements of an output were NaN before the call. Rows that see nothing get an lse of -inf, which is not NaN.
+// Reports NaN in an output. All elements were NaN before the call, so elements that the call did not write are found,
+// too. Rows that see nothing get an lse of -inf, which is not NaN.
 void expect_no_nan(const cpu::AttentionArgs& args, const Slot& output) {
   const uint8_t* start;
   std::memcpy(&start, output.pointer, sizeof(start));
@@ -232,7 +234,7 @@ void run_changed(cpu::BackwardArgs args, Draw& draw, bool decode, bool with_grad
   for (int changes = 1 + draw.below(3); changes > 0; --changes) change(draw, args);
   if (!accepted(args.forward) || (with_gradient && !accepted(args))) return;
   const AttentionParams& p = args.forward.params;
-  if (p.batch_size * p.num_kv_heads > kMostElements) return;  // legal but slow, even without keys
+  if (p.batch_size * p.num_kv_heads > kMostElements) return;  // legal, but slow even without keys
   Memory memory;
   std::vector<Slot> slots = slots_of(args, draw, with_gradient);
   if (!memory.provide(p, slots)) return;

@@ -1,8 +1,9 @@
 """Replacements for mlx-lm functions that compute attention without `mx.fast.scaled_dot_product_attention`.
 
-mlx-lm computes attention over quantised caches in MLX operations, and a few models compute all attention so. If a
-model's function also contains projections, rope and the cache's update, that function still runs, with stand-ins for
-`self` and the cache. MLX evaluates the attention in it only if the call falls back.
+mlx-lm computes attention over quantised caches with plain MLX operations. A few models compute all of their attention
+with plain operations. If a model's function also computes projections and rope and updates the cache, that function
+still runs, with one stand-in object for `self` and the cache. Because MLX is lazy, the attention in that function is
+evaluated only if the call falls back.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ from .router import Function, active, attend, flash_or, is_active, plain_call, s
 
 
 def _replacement(original: Function, flash: Callable[..., mx.array | None]) -> Function:
-    """A function with the parameters of `flash`, which calls attend(). `original` computes what attend() cannot."""
+    """Returns a function with the parameters of `flash`. For each call, flash_or() chooses `flash` or `original`."""
 
     @functools.wraps(original)
     def flash_or_original(*arguments: Any, **options: Any) -> mx.array:
@@ -39,18 +40,23 @@ def quantised(original: Function) -> Function:
 
 
 def any_cache(original: Function) -> Function:
-    """Replaces the function that most models call. mlx-lm's refuses sinks over a quantised cache; this one does not."""
+    """Replaces the function that most models call for attention. Also takes sinks with a quantised cache.
+
+    mlx-lm's function refuses sinks with a quantised cache.
+    """
 
     @functools.wraps(original)
     def scaled_dot_product_attention(
         queries: mx.array, keys: Any, values: Any, cache: Any, scale: float, mask: Any, sinks: mx.array | None = None
     ) -> Any:
         if cache is None or not hasattr(cache, "bits"):  # mlx-lm recognises quantised caches by `bits`
-            # `original` would call mx.fast's function. If that is the patch's, plain_call() does its work in less time.
+            # `original` calls mx.fast.scaled_dot_product_attention. If that is the patch's function, it would call
+            # plain_call() in turn. Calling plain_call() here saves time.
             out = plain_call(queries, keys, values, scale, mask, sinks) if state.outermost else None
             if out is not None and out is not False:
                 return out
-            # False: MLX's own attention is faster, and the call is already counted.
+            # False means that MLX's own attention is faster. plain_call() has counted the call, and active(False) keeps
+            # the patch's function from counting it again.
             with active(False) if out is False else contextlib.nullcontext():
                 return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
         if sinks is None:
@@ -109,7 +115,8 @@ def gemma2(original: Function) -> Function:
         if not is_active():
             return original(self, x, mask, cache)
         call = _Gemma2(self, cache, mask)
-        # mlx-lm's scores have an axis for the query heads of a key/value head, which the mask of a batch lacks.
+        # If query heads share key/value heads, mlx-lm's scores are (B, H_kv, group, L, S). A mask with four dimensions
+        # lacks the axis `group`.
         if isinstance(mask, mx.array) and mask.ndim == 4 and self.repeats > 1:
             mask = mask[:, :, None]
         return original(call, x, mask, call)
@@ -130,10 +137,10 @@ def phi3small(original: Function) -> Function:
     """Replaces the attention of Phi-3-small's block-sparse layers."""
 
     def flash(self: Any, queries: mx.array, keys: Any, values: Any, scale: float, mask: Any) -> mx.array | None:
-        if isinstance(keys, mx.array):  # otherwise attend() raises an error that says why
+        if isinstance(keys, mx.array):  # if they are quantised, attend() raises an error that says so
             _, visible = self._block_sparse_mask(queries.shape[2], keys.shape[2])
             visible = visible.reshape(-1, *visible.shape[-2:])  # (H_kv, group, L, S) -> (H, L, S)
-            # mlx-lm adds even a bool mask to the scores: it adds 1 where True, and hides nothing.
+            # mlx-lm adds the mask to the scores even if it is bool. A bool mask hides nothing then: True adds 1.
             mask = visible if mask is None else mx.where(visible, mask.astype(queries.dtype), -float("inf"))
         return attend(queries, keys, values, scale, mask)
 

@@ -9,9 +9,10 @@ from flashattn_core.contest import mlx_attention
 
 from .router import Function, active, attend, flash_or, is_active, plain_call
 
-# Other libraries' functions that are running now. Such a function may call the patch's, which would call it again.
+# Other libraries' functions that the patch has called and that have not returned yet. If one of them calls the patch's
+# function, the patch must not call it again, because the two functions would call each other forever.
 _running: ContextVar[tuple[Any, ...]] = ContextVar("mlxlm_flash_patch: functions that are being called", default=())
-MISSING: Any = object()  # stands for an argument that the caller did not give; MLX raises its own error for it
+MISSING: Any = object()  # stands for an argument that the caller did not give, for which MLX raises its own error
 
 
 def flash_instead_of(original: Function) -> Function:
@@ -32,7 +33,7 @@ def flash_instead_of(original: Function) -> Function:
             out = plain_call(q, k, v, scale, mask, sinks)
         if out is None:
             return _flash_or(original, (q, k, v, *others), scale=scale, mask=mask, sinks=sinks, **more)
-        if out is False:  # MLX's own is faster
+        if out is False:  # MLX's own attention is faster
             return _call(original, (q, k, v), scale=scale, mask=mask, sinks=sinks)
         return out
 
@@ -44,7 +45,7 @@ def _flash_or(original: Function, arrays: tuple[Any, ...], **options: Any) -> mx
     def from_before() -> mx.array:
         key = arrays[1]
         if isinstance(key, mx.array) and key.ndim == 4 and key.shape[1] == 0 and is_active():
-            # MLX's own function divides by the number of heads, which ends the process.
+            # MLX's own function would divide by key's number of heads, and a division by 0 ends the process.
             raise ValueError("[scaled_dot_product_attention] key has 0 heads, expected at least 1")
         return _call(original, arrays, **options)
 
@@ -55,7 +56,10 @@ def _flash_or(original: Function, arrays: tuple[Any, ...], **options: Any) -> mx
 def _attend(
     arrays: Any, scale: Any, mask: Any, sinks: Any, force_fused: bool = False, stream: Any = None, **later: Any
 ) -> mx.array | None:
-    """Ignores `force_fused`: flash attention always fuses. Raises TypeError for arguments of another release of MLX."""
+    """Computes a call with the arguments of MLX's function. Raises TypeError for arguments that it does not know.
+
+    Ignores `force_fused`, because flash attention is always fused.
+    """
     q, k, v, *others = arrays
     if others or later or scale is None:
         raise TypeError(f"flash attention does not support the arguments {', '.join(later) or 'of this call'}")
@@ -64,7 +68,7 @@ def _attend(
 
 
 def _call(original: Function, arrays: tuple[Any, ...], **options: Any) -> mx.array:
-    """Calls `original` with only the arguments that the caller gave: another library's function may take no others."""
+    """Calls `original` with only the arguments that the caller gave, because another library's may take no others."""
     arrays = tuple(array for array in arrays if array is not MISSING)
     given = {
         name: value

@@ -33,7 +33,7 @@ NEVER_CALLED = "no call of mx.fast.scaled_dot_product_attention was evaluated"
 
 
 class FlashNeverRanError(RuntimeError):
-    """With strict=True: while the patch was on, no call ran or was left to MLX."""
+    """Raised with strict=True if, while the patch was on, no call ran as flash attention or was left to MLX."""
 
 
 class Counts:
@@ -81,18 +81,18 @@ def enable(*, strict: bool = False, precision: Precision = "input") -> None:
     Also replaces mlx-lm's attention over quantised caches and in gemma2, phi3small and gear.
 
     Args:
-      strict: a call that cannot be flash attention raises FlashFallbackError, and disable() raises FlashNeverRanError
-        if no call ran or was left to MLX.
-      precision: ``"input"``: 16-bit models keep the accuracy that MLX's own attention gives them, and calls that MLX's
-        own fused attention computes faster on this GPU are left to it; status() counts these apart from fallbacks.
+      strict: a call that flash attention cannot compute raises FlashFallbackError, and disable() raises
+        FlashNeverRanError if no call ran as flash attention or was left to MLX.
+      precision: ``"input"``: 16-bit models keep the accuracy that MLX's own attention gives them. Calls that MLX's own
+        fused attention computes faster on this GPU are left to MLX; status() counts these calls apart from fallbacks.
         ``"float32"``: every result is that of casting to float32, computing, and casting back; no call is left to
-        MLX. On the CPU both give the same bits.
+        MLX. On the CPU, both values of `precision` give the same bits.
 
-    A second enable() replaces the first: its arguments hold from then on, and the counts go on.
+    A second enable() replaces the first: the second's arguments hold from then on, and no count is reset.
     enable() warns of, and leaves alone, functions of mlx-lm that this version was not tested with.
     A function that mx.compile has traced before keeps the attention that it was traced with.
 
-    Raises ValueError if `precision` is neither; then nothing changes.
+    Raises ValueError if `precision` is neither of the two. Then nothing changes.
     """
     request = Request(strict, precision, from_enable=True)
     try:
@@ -109,7 +109,8 @@ def disable() -> None:
     If another library has wrapped a function of the patch, the wrapper stays, and the patch's function only passes
     calls on; status() names the wrapper. Models given to patch_model() stay patched. Without enable() it does nothing.
 
-    Raises FlashNeverRanError, after restoring everything, if strict was on, but no call ran or was left to MLX.
+    Raises FlashNeverRanError, after restoring everything, if strict was on but no call ran as flash attention or was
+    left to MLX.
     Arrays are lazy: a call counts as run only once its result is evaluated.
     """
     _end(list(_requests))
@@ -123,7 +124,7 @@ def enabled(*, strict: bool = False, precision: Precision = "input") -> Iterator
     is strict, and in float32 if any of them asks for float32.
     """
     request = Request(strict, precision, from_enable=False)
-    try:  # before _begin(): Ctrl-C may come while it replaces functions
+    try:  # around _begin(), too, because Ctrl-C may come while it replaces functions
         _begin(request)
         yield
     except BaseException:
@@ -137,8 +138,8 @@ def patch_model(model: Module) -> None:
     """Turns flash attention on for this one model, until unpatch_model().
 
     It replaces the attention that runs within a call of the model or of one of its modules. Other models of the same
-    class are not affected, nor are this one's parameters, state and children; copies and pickles of it are patched.
-    It works with or without enable(). A second call for the same model changes nothing.
+    class are not affected. The model's parameters, state and children stay the same. Copies and pickles of the model
+    are patched, too. It works with or without enable(). A second call for the same model changes nothing.
 
     Raises TypeError if `model` is not an mlx.nn.Module.
     """
@@ -178,8 +179,9 @@ def observe(observer: Callable[..., mx.array]) -> Iterator[None]:
 
     `observer` gets the function that computes attention (MLX's or mlx-lm's own, or the patch's) and the call's
     arguments: query, key and value, `(B, H, L, D)` or quantised, are among the first four; a method's `self` comes
-    first. It must return the function's result, `(B, H_q, L_q, D_v)`. It does not see attention that shares a function
-    with its projections (Gemma 2). Do not switch the patch on or off inside the block.
+    first. It must return the function's result, `(B, H_q, L_q, D_v)`. `observer` does not see Gemma 2's attention,
+    because the function that computes it also computes the projections. Do not switch the patch on or off inside the
+    block.
 
         def counted(attention, *arguments, **others):
             calls.append(attention)
@@ -200,7 +202,7 @@ def observe(observer: Callable[..., mx.array]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Left:
-    """Calls of one kind that were left to MLX's own attention, and seconds per call on this GPU."""
+    """The calls of one kind that were left to MLX's own attention, and the seconds per call with each attention."""
 
     calls: int
     mlx_seconds: float
@@ -303,7 +305,10 @@ def count(n: int, noun: str) -> str:
 
 
 def _wait_for_imports() -> None:
-    """Waits for other threads that import modules of HOMES, and may have begun before watch_imports()."""
+    """Waits until other threads have imported the modules of HOMES that they are importing.
+
+    Such an import may have begun before watch_imports(), so nothing else would notice it.
+    """
     with lock:
         patch_points.watch_imports()
     for name in HOMES & sys.modules.keys():
@@ -312,7 +317,10 @@ def _wait_for_imports() -> None:
 
 
 def _begin(request: Request) -> None:
-    """Puts a request in force, for enable() in place of its previous one. Warns of functions that are not replaced."""
+    """Puts a request in force. One from enable() replaces an earlier one from enable().
+
+    Warns of functions that are not replaced.
+    """
     _wait_for_imports()
     with lock:
         _count_if_off()
@@ -324,9 +332,10 @@ def _begin(request: Request) -> None:
 
 
 def _end(requests: list[Request]) -> None:
-    """Withdraws those of the requests that are in force.
+    """Withdraws the requests, except those that are no longer in force.
 
-    Raises FlashNeverRanError if one of them is strict and neither ran a call nor left one to MLX.
+    Raises FlashNeverRanError if one that it withdraws is strict, and since that request began no call ran as flash
+    attention or was left to MLX.
     """
     with lock:
         ended = [r for r in requests if r in _requests]
@@ -340,7 +349,10 @@ def _end(requests: list[Request]) -> None:
 
 
 def _settle() -> dict[str, str]:
-    """Replaces or restores the functions as requests and models demand. Returns function -> why it is not replaced."""
+    """Replaces the functions if there is a request or a patched model, and restores them otherwise.
+
+    Returns function -> why it is not replaced.
+    """
     state.on, state.strict = bool(_requests), any(r.strict for r in _requests)
     state.precision = "float32" if any(r.precision == "float32" for r in _requests) else "input"
     if _requests or _patched_modules:
@@ -350,7 +362,7 @@ def _settle() -> dict[str, str]:
 
 
 def _count_if_off() -> None:
-    """If the patch is off, starts all counts anew; then the first fallback for each reason warns again."""
+    """If the patch is off, resets all counts. After that the first fallback for each reason warns again."""
     global _began
     if not _requests and not _patched_modules:
         with state.lock:
@@ -369,8 +381,8 @@ def _modules(caller: str, model: object) -> list[Module]:
 def _can_attend(module: Module) -> bool:
     """Whether patch_model() gives a module the patched class.
 
-    A module without submodules computes no attention: it projects, normalises or rotates. All others get the class, not
-    only the model itself, because mx.checkpoint computes a layer again outside the model's call.
+    A module without submodules computes no attention: it projects, normalises or rotates. All other modules get the
+    class. The model alone would not be enough, because mx.checkpoint calls a layer again outside the model's call.
     """
     has_modules = bool(module.children())  # type: ignore[no-untyped-call]
     return has_modules and callable(module) and not _is_patched(type(module))
@@ -402,7 +414,7 @@ def _patched(cls: Any) -> Any:
                 return super().__call__(*arguments, **options)
 
         def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-            # pickle looks classes up by name, and would find `cls` under PatchedModel's name.
+            # PatchedModel has the name of `cls`. pickle looks classes up by name, so it would find `cls` instead.
             make, (of, *arguments), *state = super().__reduce_ex__(protocol)
             return _rebuild, (make, cls if of is PatchedModel else of, *arguments), *state
 

@@ -1,8 +1,8 @@
 """Names the functions that the patch replaces, and replaces them, also in every module that imported them.
 
-`put_in()` and `take_out()` may be called at any time and repeatedly: they look at the functions that are there now. If
-another library has wrapped the patch's function, the wrapper stays. While the patch is off, its function inside that
-wrapper passes calls on to the function that it replaced.
+`put_in()` and `take_out()` may be called at any time and repeatedly, because they look up the functions that are in
+place now. If another library has wrapped the patch's function, the wrapper stays. While the patch is off, the patch's
+function inside that wrapper passes calls on to the function that the patch's function replaced.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ class PatchPoint:
     path: str  # of the function in its module, such as `Attention.__call__`
     replacement: Callable[[Any], Any]  # original -> the function that replaces it
     texts: frozenset[str] = frozenset()  # fingerprints of tested sources; if empty, the signature is compared instead
-    is_attention: bool = True  # whether observe() shows its calls
+    is_attention: bool = True  # whether observe() passes the function's calls to the observer
     owners: WeakSet[Any] = field(default_factory=WeakSet)  # classes whose method was replaced
 
     @property
@@ -69,7 +69,7 @@ class PatchPoint:
         setattr(owner, self.attribute, function)
 
     def ours(self, original: Any) -> Any:
-        """The replacement of `original`: the same object each time, as long as something refers to it."""
+        """Returns the replacement of `original`. It is the same object each time, as long as something refers to it."""
         key = self.name, id(original)
         made = _replacement_of.get(key)
         if made is None:
@@ -96,7 +96,7 @@ class PatchPoint:
 def names_in(owner: Any) -> Mapping[str, Any]:
     """The attributes of a module, a class or any other object in sys.modules.
 
-    vars() would load a lazy module of importlib.util.LazyLoader, because it calls the module's `__getattribute__`.
+    vars() calls the module's `__getattribute__`, which loads a lazy module of importlib.util.LazyLoader. This does not.
     """
     try:
         names = object.__getattribute__(owner, "__dict__")
@@ -115,8 +115,8 @@ def original_of(function: Any) -> Any:
 
 
 def fingerprint(function: Any) -> str | None:
-    """A hash of a function's source, since bytecode differs between versions of Python; None without a source."""
-    try:  # by __code__: from a wrapper, getsource() would return the source of the wrapped function
+    """A hash of a function's source text, or None if there is none. Bytecode differs between versions of Python."""
+    try:  # by __code__, because for a wrapper getsource() returns the source of the wrapped function
         return hashlib.sha256(inspect.getsource(function.__code__).strip().encode()).hexdigest()[:16]
     except (AttributeError, OSError):
         return None
@@ -138,7 +138,7 @@ def _mask(module: str, path: str, describe: described_masks.Describe, text: str)
     return PatchPoint(module, path, describing, frozenset({text}), is_attention=False)
 
 
-# mlx-lm 0.31.3 to 0.32.2 have the same sources of these functions.
+# The sources of these functions are the same in mlx-lm 0.31.3 to 0.32.2.
 POINTS: Sequence[PatchPoint] = (
     MX_ATTENTION,
     PatchPoint(BASE, "quantized_scaled_dot_product_attention", mlx_lm_functions.quantised),
@@ -155,7 +155,7 @@ POINTS: Sequence[PatchPoint] = (
         "Attention.__call__",
         mlx_lm_functions.gemma2,
         frozenset({"2d6752739f0e58e5"}),
-        is_attention=False,  # it includes the projections
+        is_attention=False,  # the method also computes the projections
     ),
     _mask(BASE, "create_causal_mask", described_masks.causal, "f5ab1820ef1f5d7a"),
     _mask(CACHE, "RotatingKVCache.make_mask", described_masks.rotating, "2fc5a1c461dc4891"),
@@ -175,7 +175,7 @@ def watch_imports() -> None:
 
 
 def put_in() -> dict[str, str]:
-    """Replaces all tested functions of imported modules. Returns other functions: name -> why it is not replaced."""
+    """Replaces the functions of POINTS in imported modules. Returns those that it rejects now: name -> the reason."""
     global _in_force
     begins, _in_force = not _in_force, True
     if begins:
@@ -188,14 +188,14 @@ def put_in() -> dict[str, str]:
         if current is None or is_ours(current) or id(current) in _left_alone:
             continue
         if not begins and is_foreign(point, current):
-            continue  # another library put it there after the patch, so it stays
+            continue  # another library put `current` there while the patch was on, so it stays
         if why := point.why_not(current):
             _left_alone[id(current)] = current
             left[point.name] = why
             continue
         point.put(point.ours(current))
         pairs.append((current, point.ours(current)))
-    if begins:  # modules may hold MLX's own function even where mx.fast has another library's
+    if begins:  # a module may hold MLX's own function even if mx.fast holds another library's
         pairs.append((mlx_attention, MX_ATTENTION.ours(mlx_attention)))
     if pairs:
         exchange(pairs)
@@ -216,17 +216,18 @@ def take_out() -> None:
                 setattr(owner, point.attribute, original_of(held))
         point.owners.clear()
     exchange(list(_original_of.items()))
-    if not is_foreign(MX_ATTENTION, MX_ATTENTION.current):  # otherwise that library may put the patch's function back
+    # If another library's function is there, _Watched stays, because the library may put the patch's function back.
+    if not is_foreign(MX_ATTENTION, MX_ATTENTION.current):
         mx.fast.__class__ = ModuleType
 
 
 def exchange(pairs: Sequence[tuple[Any, Any]]) -> None:
-    """In every module, rebinds names of the first function of a pair to the second.
+    """In every module, rebinds each name of the first function of a pair to the second function of that pair.
 
-    A name under which another library saved a function is rebound, too: the library later puts the right function back.
+    This includes names under which another library saved a function, so that it later puts the right function back.
     """
     instead = {id(before): after for before, after in pairs}
-    types = {type(before) for before, _ in pairs}  # compared first: this halves the time for tens of thousands of names
+    types = {type(before) for before, _ in pairs}  # compared first, because that halves the time for many names
     for module_name, module in list(sys.modules.items()):
         names = names_in(module)
         if isinstance(names, dict) and module_name.partition(".")[0] not in OWN_PACKAGES:
@@ -241,7 +242,10 @@ def foreign() -> dict[str, str]:
 
 
 def is_foreign(point: PatchPoint, function: Any) -> bool:
-    """Whether another library has put `function` at the point. Its names prove nothing: functools.wraps copies them."""
+    """Whether another library has put `function` at the point.
+
+    The function's `__name__` and `__module__` prove nothing, because functools.wraps copies them.
+    """
     if function is None or is_ours(function):
         return False
     if point is MX_ATTENTION:
@@ -254,10 +258,10 @@ def _described(function: Any) -> str:
 
 
 class _Watched(ModuleType):
-    """The class of mlx.core.fast while the patch is on, and after that while another library's function is there.
+    """The class of mlx.core.fast while the patch is on. Later it stays as long as another library's function is there.
 
-    Such a library saves the function that it finds and puts it back later. If the patch has been switched in between,
-    __setattr__() stores the right function instead.
+    A library that replaces the attention function saves the function that it finds, and puts that function back later.
+    If the patch has been switched on or off in between, __setattr__() stores the right function instead.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -267,9 +271,9 @@ class _Watched(ModuleType):
         with lock:
             original = original_of(value)
             if not _in_force:
-                value = original  # the library had saved the patch's function while the patch was on
+                value = original  # a library had saved the patch's function while the patch was on
             elif original is mlx_attention or original is original_of(MX_ATTENTION.current):
-                value = MX_ATTENTION.ours(original)  # the library that the patch had wrapped was switched off
+                value = MX_ATTENTION.ours(original)  # for example, a library that the patch had wrapped switches off
             ModuleType.__setattr__(self, name, value)
             state.outermost = _in_force and is_ours(value)
             if not _in_force and not is_foreign(MX_ATTENTION, value):
@@ -292,7 +296,7 @@ class _Finder(MetaPathFinder):
                 del loader.exec_module  # gives the loader its own method back before the module's code runs
                 try:
                     execute(module)
-                finally:  # also after an error: a module that could not be reloaded stays, with its new functions
+                finally:  # also after an error, because a module whose reload failed stays, with its new functions
                     with lock:
                         left = put_in() if _in_force else {}
                 warn_of(left)

@@ -1,7 +1,7 @@
-"""Routes an attention call to flash attention or, with the reason counted, to the original function.
+"""Routes each attention call to flash attention or to the original function, and counts the reasons for fallbacks.
 
-The replacements, in mx_fast.py and mlx_lm_functions.py, first try `plain_call()`, which is quick and computes most
-calls. `attend()` decides about all others.
+`plain_call()` is quick and computes most calls. `attend()` decides about all others, such as calls with a quantised KV
+cache or a softcap. The replacements in mx_fast.py and mlx_lm_functions.py call these two functions.
 """
 
 import os
@@ -33,11 +33,11 @@ MLX_LM_BASE = "mlx_lm.models.base"  # the module whose functions most models cal
 
 
 class FlashFallbackWarning(UserWarning):
-    """A call was not flash attention, or a function was not replaced; the text says why. Given once for each reason."""
+    """Warns that a call was not flash attention, or that a function was not replaced, once for each reason."""
 
 
 class FlashFallbackError(RuntimeError):
-    """With strict=True: a call was not flash attention; the text says why."""
+    """Raised with strict=True for a call that flash attention cannot compute. The text says why."""
 
 
 @dataclass
@@ -47,7 +47,7 @@ class State:
     on: bool = False
     strict: bool = False
     precision: Precision = "input"
-    outermost: bool = False  # whether mx.fast has the patch's function, and no other library's function lies over it
+    outermost: bool = False  # whether mx.fast has the patch's function itself, not another library's wrapper of it
     fallbacks: Counter[str] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)  # guards `fallbacks`
 
@@ -76,7 +76,7 @@ def active(mark: bool) -> Iterator[None]:
 
 
 def plain_call(query: Any, key: Any, value: Any, scale: Any, mask: Any, sinks: Any) -> Any:
-    """Computes most calls with little Python: the rest is one call into C++.
+    """Computes most calls in one call into C++, with little Python. Returns the output.
 
     Returns False if MLX's own attention is faster on this GPU, and None if the patch is off or the call needs attend().
     """
@@ -124,10 +124,10 @@ def flash_or(
 ) -> mx.array:
     """Returns the result of `flash`, which calls attend(), or else of `original`, which calls the replaced function.
 
-    `original` computes a call while the patch is off, if MLX's own attention is faster, and if `flash` raises. Only the
-    last case counts as a fallback: the first for each reason warns that `whose` attention computed the call, and under
-    strict each raises FlashFallbackError. If `original` raises, too, the arguments are bad: the caller gets that error,
-    and no fallback is counted.
+    `original` computes the call in three cases: the patch is off, MLX's own attention is faster, or `flash` raises.
+    Only the last case is a fallback. The first fallback for each reason warns that `whose` attention computed the call.
+    Under strict, each fallback raises FlashFallbackError. If `original` raises, too, the arguments are bad. The caller
+    then gets the error of `original`, and no fallback is counted.
     """
     reason = None
     if is_active():
@@ -182,7 +182,8 @@ def _require_kernel(
 ) -> None:
     """Raises NoKernelError if no kernel covers the call or, for a traced call, its gradient.
 
-    A call that mx.vmap or mx.compile traces looks like one that mx.grad traces, so every traced call needs a gradient.
+    A call that mx.vmap or mx.compile traces looks like one that mx.grad traces. So for every traced call there must be
+    a kernel that computes its gradient.
     """
     quantised = storage is not None
     head_dim = query.shape[-1] if quantised else max(query.shape[-1], value.shape[-1])
@@ -200,14 +201,18 @@ def _require_kernel(
 
 @cache
 def _max_head_dim(device: mx.DeviceType, gradient: bool, quantised: bool) -> int:
-    """The largest head_dim that kernels of the default device take, forward or backward; 0 without such kernels."""
+    """The largest head_dim that kernels of the default device take, forward or backward; 0: there are no such kernels.
+
+    device: the type of the default device. Only the cache uses it, to keep one number for each device.
+    """
     return flashattn_core.max_head_dim(gradient=gradient, quantised=quantised)
 
 
 def _in_one_dtype(query: mx.array, key: Any, value: Any, storage: dict[str, int] | None) -> tuple[mx.array, Any, Any]:
-    """Casts query, key and value to one dtype, as MLX does. Some models compute only query and key in float32.
+    """Casts query, key and value to one dtype, as MLX does, because some models compute only query and key in float32.
 
-    The tuples of a quantised cache (weights, scales, biases) stay as they are, and their scales' dtype counts.
+    The tuples of a quantised cache (weights, scales, biases) are not cast. The common dtype is then that to which query
+    and the scales promote.
     """
     rows = (key[1], value[1]) if storage else (key, value)
     for name, given in zip(("query", "key", "value"), (query, *rows), strict=True):

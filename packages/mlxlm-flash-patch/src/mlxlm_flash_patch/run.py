@@ -1,7 +1,7 @@
 """`mlxlm-flash run`: finds a program, switches flash attention on, and starts the program as Python would.
 
-Whatever ends the program (an exit code, an exception, Ctrl-C) reaches the interpreter unchanged, so a shell sees the
-same as without mlxlm-flash.
+Unless the run is strict, whatever ends the program (an exit code, an exception, Ctrl-C) reaches the interpreter
+unchanged, so a shell sees the same as without mlxlm-flash.
 """
 
 import atexit
@@ -28,7 +28,7 @@ from .patch import NEVER_CALLED, enable, joined, status, versions
 
 @dataclass(frozen=True)
 class Program:
-    """A program, and the state in which Python would start it."""
+    """A program, and the sys.argv and sys.path[0] with which Python would start it."""
 
     argv: list[str]
     folder: str  # becomes sys.path[0]
@@ -62,7 +62,7 @@ def switch_on(strict: bool, precision: Precision) -> None:
     enable(strict=strict, precision=precision)
     how = "on" + ", strict" * strict + ", precision float32" * (precision == "float32")
     say(f"flash attention {how}: {found}", sys.stderr)
-    # The interpreter calls this at exit, after the program's traceback and after its other threads.
+    # The interpreter calls _say_what_ran() at exit, when the program's traceback is printed and its threads have ended.
     atexit.register(_say_what_ran, sys.stderr, os.getpid())
 
 
@@ -81,7 +81,8 @@ def start(program: Program, on: bool, strict: bool) -> None:
         if not strict or end.code not in (None, 0) or os.getpid() != process:
             raise
     if strict and os.getpid() == process:  # not in a child that the program forked
-        this = threading.current_thread()  # other threads may still call attention, and the interpreter waits for them
+        # Other threads may still call attention. The interpreter, too, would wait for them before it exits.
+        this = threading.current_thread()
         while others := [t for t in threading.enumerate() if t is not this and not t.daemon]:
             others[0].join()
         if status().nothing_ran():
@@ -90,15 +91,15 @@ def start(program: Program, on: bool, strict: bool) -> None:
 
 
 def say(line: str, stream: TextIO | None) -> None:
-    if stream is None:  # the shell closed stderr; print() would use stdout
+    if stream is None:  # the shell closed stderr; print(file=None) would write to stdout
         return
-    with contextlib.suppress(OSError, ValueError):  # the stream is closed, or its disk full
+    with contextlib.suppress(OSError, ValueError):  # the stream is closed, or its disk is full
         print(f"[mlxlm-flash] {line}", file=stream, flush=True)
 
 
 def _module(name: str, arguments: Sequence[str]) -> Program:
     folder = os.getcwd()
-    _set_folder(folder)  # the module may be found there
+    _set_folder(folder)  # find_spec() also looks there
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError) as error:
@@ -110,8 +111,8 @@ def _module(name: str, arguments: Sequence[str]) -> Program:
 
 
 def _run_file(path: str) -> None:
-    # runpy.run_path() would remove __main__ at the end of the file, while the program's threads may still run. It also
-    # gives argv[0] and __file__ the same value, whereas Python makes only __file__ absolute.
+    # runpy.run_path() does not fit: it removes __main__ at the end of the file, while the program's threads may still
+    # run. It also gives argv[0] and __file__ the same value, whereas Python makes __file__ absolute, but not argv[0].
     main = ModuleType("__main__")
     main.__file__ = os.path.join(os.getcwd(), path)
     sys.modules["__main__"] = main

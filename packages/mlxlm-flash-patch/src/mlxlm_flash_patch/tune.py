@@ -1,4 +1,4 @@
-"""`mlxlm-flash tune`: checks and times kernels now. Otherwise the first calls of a model do it."""
+"""`mlxlm-flash tune` checks and times kernels in advance. Without it, the first calls of a model do so."""
 
 import json
 import warnings
@@ -101,9 +101,9 @@ def calls_of(model: str) -> list[Call]:
 
 
 def attention_of(name: str) -> tuple[list[Call], dict[str, int]]:
-    """Builds a model and lets it read a prompt. Returns the flash attention calls, and reason -> number of other calls.
+    """Builds a model and lets it read a prompt. Returns its flash attention calls, and its fallbacks: reason -> number.
 
-    The model needs no weights. Its outputs are not evaluated, so no attention runs, except that of kernels' checks.
+    The model needs no weights. Its outputs are not evaluated, so no attention runs, except where a kernel is checked.
 
     Args:
       name: a folder in mlx-lm's layout, or a hub id whose configuration is in the local hub cache.
@@ -151,13 +151,13 @@ def _longest_window(config: dict[str, Any]) -> int:
 
 
 def _of_lengths(model: Call, query_len: int, key_len: int) -> Call:
-    """The call at these lengths, with fewer keys if it has a window: mlx-lm's cache drops keys that no query sees."""
+    """The call at these lengths. With a window it has fewer keys, because mlx-lm's cache drops keys no query sees."""
     seen = model.window - 1 + query_len if model.window else key_len
     return replace(model, query_len=query_len, key_len=min(seen, key_len))
 
 
 def lines(wanted: Iterable[Call]) -> Iterator[str]:
-    """Decides what each call will run, and yields a line that says it. Raises ValueError on a CPU."""
+    """Decides which kernel each call will run, and yields a line of text about it. Raises ValueError on a CPU."""
     if mx.default_device() == mx.cpu:
         raise ValueError("MLX's default device is a CPU, where there is nothing to time")
     for call in wanted:
