@@ -62,7 +62,7 @@ def test_what_was_settled_is_found(heads):
     ids=str,
 )
 def test_one_kind(heads, settled, other):
-    """Calls must be of one kind if their lengths and windows round up to the same powers of two, whatever the soft-cap."""
+    """Lengths and windows that round up to the same powers of two must make one kind, and so must all soft-caps."""
     settle(call(heads, **settled))
     assert kernel_of(call(heads, **other)) == "metal_prefill_tg@1"
 

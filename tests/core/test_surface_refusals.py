@@ -20,7 +20,7 @@ from tests.core.strategies import cases
 
 
 class Hostile:
-    """An object that raises in repr(), bool(), len() and ==. A message about it can contain only the name of its type."""
+    """An object that raises in repr(), bool(), len() and ==. A message about it can contain no more than its type."""
 
     def __repr__(self):
         raise RuntimeError("repr")
@@ -75,7 +75,7 @@ def promotes(dtype, to):
 
 
 def wrong_tensors(name, a, key):
-    """Yields variations of `a` (query, key or value), each with one mistake: the dtype, the number of axes or a size."""
+    """Yields variations of `a` (query, key or value), each with one mistake: the dtype, the number of axes, a size."""
     dtype = a.dtype
     yield from (zeros(a.shape, other) for other in wrong_dtypes(dtype))
     with mx.stream(mx.cpu):

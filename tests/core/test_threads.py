@@ -1,4 +1,4 @@
-"""Threads change no bit of a result. This holds for the pool's threads, and for Python threads with their own streams."""
+"""Threads change no bit of a result. This holds for the pool's threads, and for Python threads with own streams."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor

@@ -112,7 +112,7 @@ def test_where_there_is_one_choice_nothing_is_timed(device, how):
     ],
 )
 def test_few_blocks_have_fewer_rows_on_hopper(dim, length, keys, mask, precision, kernel):
-    """The tiling with smaller blocks must be chosen if larger ones leave many multiprocessors (of 132) or rows unused."""
+    """The tiling with smaller blocks must be chosen if larger ones leave many of 132 multiprocessors, or rows, unused."""
     query, key = (mx.zeros((1, heads, rows, dim), mx.float16) for heads, rows in ((28, length), (4, keys)))
     with launches.shared_memory(227, compute_capability=90):
         got = launches.decision(lowered(query, key, key, None, mask, precision=precision))[0]
@@ -201,7 +201,10 @@ TIMED, KEPT = ([["cuda_prefill", "mlx"]], (0.001, 0.002)), ([], (0.001, 0.002))
 
 
 def asked_and_left(**how):
-    """Returns the contestants that a call times, and the times for which the call is left to MLX (None: it is not)."""
+    """Returns the contestants that a call times, and the times for which it is left to MLX.
+
+    The times of earlier calls come from disk, as in a new process.
+    """
     got = decision(clock := Clock(mlx=1, cuda_prefill=2), **how)
     return clock.asked, got.left()
 

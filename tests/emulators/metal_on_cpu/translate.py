@@ -215,7 +215,7 @@ def share_threadgroup_variables(text: str, declare: Callable[[str, str, str], st
 
 
 def _declaration_end(text: str, start: int) -> int | None:
-    """Where the declaration of a variable around `start` ends. None if it declares a pointer or argument, or is a cast."""
+    """Where the declaration of a variable around `start` ends. None if it is a pointer, an argument or a cast."""
     depth = angle = 0
     for position in range(start, len(text)):
         character = text[position]
