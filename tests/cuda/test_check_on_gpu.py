@@ -173,7 +173,8 @@ def test_a_shapeless_function_of_other_lengths(arrays, checked):
     for length in (40, 17, 1):
         few = (arrays[0][:, :, :length], *arrays[1:])
         assert matches(compiled(*few), few)
-    ran = {name: calls for name, calls in stats().items() if calls and name.startswith("cuda")}  # not those of matches()
+    # The reference in matches() runs other kernels.
+    ran = {name: calls for name, calls in stats().items() if calls and name.startswith("cuda")}
     assert ran == {"cuda_prefill": 2, "cuda_decode": 1}
 
 

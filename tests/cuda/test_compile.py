@@ -1,4 +1,4 @@
-"""Every kernel compiles for each generation of GPUs. In calls of models, only two kernels spill registers (SPILLED)."""
+"""Every kernel compiles for each generation of GPUs. Calls of models spill no registers, except the two in SPILLED."""
 
 import itertools
 from dataclasses import replace

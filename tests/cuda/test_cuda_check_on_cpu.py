@@ -1,4 +1,4 @@
-"""The check of kernels (flashattn_core) finds no fault in the CUDA kernels, run on the CPU, and finds planted faults."""
+"""The check that every kernel must pass finds no fault in the CUDA kernels, run on the CPU. It finds planted faults."""
 
 import mlx.core as mx
 import pytest

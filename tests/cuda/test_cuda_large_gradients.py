@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.rotate(6), pytest.mark.usefixtures("requires_clang")]
 
 @pytest.fixture(params=[(227, 90), (99, 89)], ids=["9.0", "8.9"])
 def gradients(request):
-    """Replaces the fixture of tests/metal. Each GPU is (KiB of shared memory per block, compute capability times 10)."""
+    """Replaces the fixture of tests/metal. A GPU is (KiB of shared memory per block, compute capability times 10)."""
     is_hopper = request.param[1] == 90
 
     def of(query, key, value, dout, scale, edit=lambda source: source):

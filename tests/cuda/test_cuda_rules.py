@@ -15,7 +15,7 @@ def prefill(query: mx.array, dim: int, quantised: bool = False) -> str:
 
 
 def prefill_elsewhere(query: mx.array, dim: int, quantised: bool = False) -> str:
-    """Chooses cuda_prefill's version for GPUs other than Hopper. On compute capability 9.0 it runs for unreadable keys."""
+    """Chooses cuda_prefill's version for other GPUs. On compute capability 9.0, it runs for keys from unreadable()."""
     if mx.device_info(mx.gpu)["compute_capability_major"] != 9:
         pytest.skip("compute capability 9.0: elsewhere it is the only form")
     if query.dtype == mx.float32:

@@ -1,4 +1,4 @@
-"""The CUDA kernels, run on the CPU, pass tests of tests/core. Each kernel runs with suitable lengths and one schedule."""
+"""The CUDA kernels, run on the CPU, pass tests of tests/core. Each kernel has suitable lengths and one schedule."""
 
 import functools
 import math

@@ -1,7 +1,7 @@
 """While a launch still reads scratch memory, the next call does not overwrite this memory.
 
-Calls use the same scratch memory. MLX orders a launch after the last launch that wrote an array, but not after those
-that read it. So a launch tells MLX that it writes scratch memory, even if it only reads it.
+Successive calls use the same scratch memory. MLX orders a launch after the last launch that wrote an array, but not
+after those that read it. So a launch tells MLX that it writes scratch memory, even if it only reads it.
 """
 
 from dataclasses import replace

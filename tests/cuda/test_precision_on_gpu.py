@@ -1,4 +1,7 @@
-"""On a GPU, precision="input" adds at most the error of one rounding to 16 bits, and only in kernels that round."""
+"""On a GPU, precision="input" adds at most the error of one rounding.
+
+It adds an error only where probabilities go into 16-bit tensor cores.
+"""
 
 import mlx.core as mx
 import pytest

@@ -27,7 +27,7 @@ DTYPES = (mx.float32, mx.bfloat16)
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory):
-    """A folder of texts of different lengths. The trainer pads batches to multiples of 32, and cuts the longest texts."""
+    """A folder of texts of different lengths. The trainer pads them to multiples of 32, and cuts the longest texts."""
     folder = tmp_path_factory.mktemp("texts")
     long = (text for text in pydoc_data.topics.topics.values() if len(text) > 2000)
     passages = [text[:length] for text, length in zip(long, range(300, 2001, 100), strict=False)]
@@ -108,7 +108,7 @@ def test_the_same_losses(train, dtype, fine_tune_type, compiled):
 
 @pytest.mark.parametrize("fine_tune_type", ["lora", "full"])
 def test_the_same_losses_in_bfloat16_by_default_settings(train, fine_tune_type):
-    """mlx-lm's default optimizer and learning rate do not amplify rounding errors. A loss may be off by one rounding."""
+    """mlx-lm's default optimizer and learning rate do not amplify rounding. Each loss may be off by one rounding."""
     mx.disable_compile()
     settings = {name: lora.CONFIG_DEFAULTS[name] for name in ("optimizer", "learning_rate")}
     off, on = off_and_on(lambda: train(mx.bfloat16, fine_tune_type, **settings))

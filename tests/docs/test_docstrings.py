@@ -42,7 +42,7 @@ RAISE_ON_BAD_ARGUMENTS = (
 
 
 def own_docstring(name):
-    """The docstring that is written for this name. One that a class inherits, or a dataclass generates, does not count."""
+    """The docstring that is written for this name. One that is inherited, or that a dataclass generates, is ignored."""
     what = PUBLIC[name]
     text = inspect.cleandoc((vars(what).get("__doc__") if isinstance(what, type) else what.__doc__) or "")
     # nanobind puts the function's signature before the docstring.
