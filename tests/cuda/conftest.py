@@ -1,4 +1,4 @@
-"""Fixtures that skip tests of the CUDA kernels without a GPU, or without clang to run the kernels on the CPU."""
+"""Fixtures for tests of the CUDA kernels that need a GPU, or that need clang to run the kernels on the CPU."""
 
 import os
 from pathlib import Path

@@ -73,7 +73,7 @@ def report(tool, program, **names):
     # API errors are not reported, because MLX asks for functions that some drivers lack, and goes on without them.
     options = ["--tool", tool, "--kernel-name", "kns=cuda_", "--report-api-errors", "no"]
     if tool == "racecheck":
-        options += ["--racecheck-report", "all"]  # because the default report leaves out the planted race
+        options += ["--racecheck-report", "all"]  # because the report "analysis" leaves out the planted race
     done = subprocess.run(
         [SANITIZER, *options, sys.executable, "-c", given + program], capture_output=True, text=True, timeout=900
     )

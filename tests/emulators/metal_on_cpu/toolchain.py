@@ -37,7 +37,8 @@ DEVICE_FLAGS = [
     "-fstack-clash-protection",  # a stack overflow always touches the guard, even with a very large frame
     # A result in half or bfloat is rounded after each operation, as on the GPU.
     "-Xclang", "-ffloat16-excess-precision=none", "-Xclang", "-fbfloat16-excess-precision=none",
-    # A kernel's reference may have no buffer. Without this flag, clang may read it before the condition that guards it.
+    # A kernel's reference argument may have no buffer. Without this flag, clang may read through the reference before
+    # the condition that guards the read.
     "-fno-delete-null-pointer-checks",
     # Clang must not merge accesses, because they are checked and counted, and hooks.cpp takes at most 16 bytes.
     "-fno-vectorize", "-fno-slp-vectorize",

@@ -32,7 +32,7 @@ MSL_EXCHANGE void reduce(MslLane* lanes) {
   for (int i = 0; i < kLanes; i++) *(T*)lanes[i].output = values[0];
 }
 
-// In Metal, a value from a lane beyond the SIMD group is undefined. Here all its bits are set (NaN for a float).
+// In Metal, the value from a lane beyond the SIMD group is undefined. Here all bits of such a value are set.
 template <class T, bool IsXor>
 MSL_EXCHANGE void shuffle(MslLane* lanes) {
   for (int i = 0; i < kLanes; i++) {
