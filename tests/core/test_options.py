@@ -80,7 +80,7 @@ def test_extreme_sinks(rng, sink):
 
 
 def test_alibi_counts_distance_on_both_sides():
-    # Without a mask later keys are as far away as earlier ones: query 1 of 3 sees distances 1, 0, 1.
+    # Without a mask, a query also has distances to later keys. Query 1 of 3 has the distances 1, 0 and 1.
     query, key, value = mx.zeros((1, 1, 3, 4)), mx.zeros((1, 1, 3, 4)), mx.eye(3)[None, None]
     out = flash_attention(query, key, value, alibi_slopes=mx.array([1.0]))
     expected = np.exp([-1.0, 0.0, -1.0])

@@ -1,7 +1,7 @@
 """The extension in its process: imports without mlx or with another release, Python's modes, the interpreter's exit.
 
-The interpreter exits as it would without flash attention, whatever is unevaluated, queued or running. One case is not
-tested: a daemon thread in mx.eval, which ends the process with SIGABRT even without flash attention.
+At exit, calls of flash attention may be unevaluated, queued or running. The interpreter must exit as it does without
+them. One case is not tested: a daemon thread in mx.eval ends the process with SIGABRT even without flash attention.
 """
 
 import os
@@ -29,7 +29,7 @@ SUFFIX = EXTENSION_SUFFIXES[-1]  # .so
     ids=["package", "module"],
 )
 def test_another_mlx_is_refused_before_anything_runs(tmp_path, code):
-    """The extension module must refuse another MLX even if it is imported from its folder, without the package."""
+    """The extension module must refuse another release of MLX, even if it is imported without the package around it."""
     source, library = tmp_path / "other.cpp", tmp_path / "other.so"
     source.write_text('namespace mlx::core { const char* version() { return "0.99.1"; } }')
     run("c++", "-shared", "-fPIC", source, "-o", library)
@@ -100,7 +100,7 @@ except ValueError:
     "flags", [["-I"], ["-O"], ["-OO"], ["-X", "dev"], ["-W", "error", "-bb"], ["-B", "-P"]], ids=str
 )
 def test_import_and_call(flags):
-    """Import and call must work in isolated mode, without assertions and docstrings, with warnings as errors."""
+    """Import and call must work in each of Python's modes: isolated, without assertions or docstrings, and so on."""
     done = python(CALL, *flags)
     assert (done.stdout, done.stderr) == ("True\nrefused\n", "")
 
@@ -141,12 +141,12 @@ def test_exit_code_and_streams_are_the_program_s(state, end, code):
 
 
 def test_arrays_that_outlive_the_interpreter_s_modules():
-    """An exit handler must be able to evaluate a call, when much of the interpreter is gone."""
+    """An exit handler must be able to evaluate a call, although the interpreter is already shutting down."""
     done = python(SET_UP + "import atexit; atexit.register(lambda: print(mx.isfinite(attend()).all().item()))")
     assert (done.stdout, done.stderr) == ("True\n", "")
 
 
-# Code that makes `import mlx` fail as if the distribution, or only libmlx, were missing.
+# Code that makes the import of mlx fail, as if the distribution mlx (or only the library libmlx) were missing.
 LACKING = {
     "mlx": "import sys; sys.modules['mlx'] = None",
     "libmlx": """

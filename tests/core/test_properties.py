@@ -25,7 +25,7 @@ def dequantised(words, scales, biases, group_size, bits):
 
 @given(cases(quantised=True))
 def test_quantised_agrees_with_the_reference(case):
-    """Compares float32 calls with calls on dequantised arrays. 16-bit calls have a test of their own."""
+    """Compares float32 calls with calls on dequantised arrays. Another test compares 16-bit calls."""
     case.arrays["query"] = case.arrays["query"].astype(mx.float32)
     arguments = case.arguments()
     how = {name: arguments.pop(name) for name in ("group_size", "bits")}

@@ -1,8 +1,8 @@
 """The CPU backend passes the compiler's sanitizers for memory, undefined behaviour and races between threads. The
-extension, in Python, passes the sanitizer for memory.
+extension, loaded in Python, passes the sanitizer for memory.
 
-A report or a wrong result ends the program with an error. Without --all only the memory sanitizer runs, with this
-machine's best instruction set: the rest takes minutes to compile.
+A report or a wrong result ends the program with an error. Without --all, only the memory sanitizer runs, for this
+machine's best instruction set, because everything else takes minutes to compile.
 """
 
 import functools
@@ -30,7 +30,7 @@ PACKAGE = HERE.parents[1] / "packages/flashattn-core"
 )
 def sanitized_drivers(build, everything, request):
     sanitizer = "thread" if request.param == "races" else "address,undefined" if everything else "address"
-    optimised = "-O1" if everything else "-O0"  # -O1 runs three times as fast and compiles three times as long
+    optimised = "-O1" if everything else "-O0"  # -O1 runs three times faster, but compiles three times slower
     flags = f"{optimised} -g1 -fsanitize={sanitizer} -fno-sanitize-recover=all"
     sets = only(sets_here() if everything else sets_here()[:1])
     return build(HERE / "driver", f"-DCMAKE_CXX_FLAGS={flags}", sets, build_type="Debug", target="under_sanitizers")
@@ -53,7 +53,7 @@ def test_no_report_of_the_contract(sanitized_drivers):
 
 
 def test_no_report_of_the_pool(sanitized_drivers):
-    # The forked child makes its own threads: by default the sanitizer for races would end it.
+    # The test forks, and the child creates threads. By default, ThreadSanitizer ends such a child.
     run(sanitized_drivers / "pool", FLASHATTN_NUM_THREADS="4", TSAN_OPTIONS="die_after_fork=0")
 
 
@@ -64,7 +64,7 @@ def test_no_report_of_calls_that_are_cancelled(sanitized_drivers):
 
 @pytest.fixture(scope="module")
 def sanitized_python(build, tmp_path_factory):
-    """Runs a Python whose flashattn_core is built with the sanitizer."""
+    """Returns a function that runs Python with a flashattn_core that is built with the memory sanitizer."""
     built = build(
         PACKAGE,
         "-DCMAKE_CXX_FLAGS=-O1 -g1 -fsanitize=address",
@@ -84,8 +84,8 @@ def sanitized_python(build, tmp_path_factory):
     def library(name: str) -> str:
         return run("c++", f"-print-file-name={name}").strip()
 
-    # libstdc++ is loaded before Python, too: at the start, the sanitizer looks for the function that throws. Leaks are
-    # not detected: Python and MLX do not free everything at exit.
+    # libstdc++ is preloaded, too, because the sanitizer looks for the function that throws when the process starts.
+    # Leaks are not detected, because Python and MLX do not free everything at exit.
     preload = " ".join(library(name) for name in ("libasan.so", "libstdc++.so.6"))
 
     # -S keeps Python from importing the extension's editable install.
@@ -108,7 +108,7 @@ on_linux = pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run t
 @on_linux
 @pytest.mark.parametrize("feature", ["gradients", "quantised", "transforms", "rows_that_see_nothing", "errors"])
 def test_the_extension(sanitized_python, feature):
-    """These tests, which cover the extension's whole interface, must pass in this Python."""
+    """These test files cover the whole interface of the extension. They must pass under the memory sanitizer."""
     tests = HERE / f"test_{feature}.py"
     sanitized_python("-m", "pytest", "-q", "-p", "no:cacheprovider", tests, "-k", "not environment")
 

@@ -1,4 +1,4 @@
-"""Second derivatives, in every order of forward and reverse mode, agree with central differences in float64."""
+"""Second derivatives agree with central differences in float64, for each combination of forward and reverse mode."""
 
 import itertools
 
@@ -41,7 +41,7 @@ ORDERS = [reverse_over_reverse, forward_over_reverse, reverse_over_forward]
 @pytest.mark.parametrize("mask_turn", range(12))
 @pytest.mark.parametrize("option_turn", range(8))
 def test_hessian_times_vector(rng, mask_turn, option_turn):
-    """The Hessian of sum(out * dout) + sum(lse * dlse), times tangents, must agree with central differences."""
+    """The product of tangents and the Hessian of sum(out * dout) + sum(lse * dlse) must agree with differences."""
     call = draw_call(rng, batch=(2,), heads=2, kv_heads=1, length=5, key_len=7, dim=3, value_dim=2)
     call = with_options(call, mask_kinds(rng, 5, 7)[mask_turn](), option_kinds(rng, 2)[option_turn])
     primals = [call.query, call.key, call.value] + ([] if call.sinks is None else [call.sinks])
@@ -84,7 +84,7 @@ def test_under_other_transforms(rng, order, transform):
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_scores_far_beyond_the_soft_cap(rng, order):
-    """MLX's second derivative of tanh is NaN at such scores; that of attention must be finite."""
+    """At such scores MLX's second derivative of tanh is NaN. The second derivative of attention must be finite."""
     primals = [100 * a for a in draw(rng, length=5, key_len=7)]
     loss = lambda *x: flash_attention(*x, softcap=2.0).square().sum()  # noqa: E731
     of_query, of_key, of_value = order(loss, primals, normal_like(rng, primals))
@@ -94,7 +94,7 @@ def test_scores_far_beyond_the_soft_cap(rng, order):
 
 
 def test_third_derivative(rng):
-    """The third derivative by a shift of query must agree with differences of the second."""
+    """The third derivative with respect to a shift of query must agree with differences of the second derivative."""
     query, key, value = draw(rng, length=1, key_len=5, dim=1)
     along = lambda x: flash_attention(query + x, key, value).sum()  # noqa: E731
     second, third = mx.grad(mx.grad(along)), mx.grad(mx.grad(mx.grad(along)))
@@ -103,7 +103,7 @@ def test_third_derivative(rng):
 
 
 def test_hidden_nan_reaches_nothing(rng):
-    """NaN in keys that no query sees, and in queries that see nothing, must change no second derivative."""
+    """NaN in keys that no query sees, or in queries that see no key, must not change a second derivative."""
     clean = draw(rng, length=9, key_len=12)
     shown = (mx.arange(9)[:, None] > 2) & (mx.arange(12) > 3)
     broken = [mx.where((mx.arange(a.shape[-2]) < 3)[:, None], mx.nan, a) for a in clean]

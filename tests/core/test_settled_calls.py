@@ -1,6 +1,6 @@
-"""The first GPU call of a kind settles which kernel runs such calls. Later calls look that kernel up.
+"""The first GPU call of a kind decides which kernel runs. Later calls of the same kind look this kernel up.
 
-The tests name Metal's kernels, but run none.
+The tests name Metal's kernels, but do not run them.
 """
 
 import itertools
@@ -14,7 +14,7 @@ from flashattn_core.masks import Causal, KeyRange, SlidingWindow
 from tests import launches
 
 GPU = mx.Device(mx.gpu)
-HEADS = itertools.count(1)  # each test has its own number of heads, because the process keeps what was settled
+HEADS = itertools.count(1)  # each test takes another number of heads, because the process keeps decided kernels
 
 
 @pytest.fixture(autouse=True)
@@ -62,15 +62,15 @@ def test_what_was_settled_is_found(heads):
     ids=str,
 )
 def test_one_kind(heads, settled, other):
-    """Lengths and windows up to the same power of two must be one kind, and so must all soft-caps."""
+    """Lengths and windows that round up to the same powers of two must make one kind, and so must all soft-caps."""
     settle(call(heads, **settled))
     assert kernel_of(call(heads, **other)) == "metal_prefill_tg@1"
 
 
-OTHERS = {  # name -> arguments of the settled call, arguments of a call of another kind
+OTHERS = {  # name -> arguments of the first call, arguments of a call of another kind
     "fewer queries": ({}, {"length": 64}),
     "more queries": ({}, {"length": 129}),
-    "few queries": ({"length": 3}, {"length": 4}),  # a kernel may be compiled for one number of queries
+    "few queries": ({"length": 3}, {"length": 4}),  # because a kernel may be compiled for one number of queries
     "fewer keys": ({}, {"key_len": 256}),
     "more keys": ({}, {"key_len": 513}),
     "dtype": ({}, {"dtype": mx.bfloat16}),
@@ -86,7 +86,7 @@ OTHERS = {  # name -> arguments of the settled call, arguments of a call of anot
     "bool array": ({}, {"mask": mx.ones((100, 300), mx.bool_)}),
     "additive array": ({}, {"mask": mx.ones((100, 300), mx.float16)}),
     "softcap": ({}, {"softcap": 5.0}),
-    "slopes": ({}, {}),  # the test adds one slope for each head
+    "slopes": ({}, {}),  # the test adds the slopes, one for each head
     "precision": ({}, {"precision": "input"}),
     "kernel": ({}, {"kernel": "metal_prefill_tg@1"}),
 }
@@ -150,7 +150,7 @@ def test_what_is_settled_again_replaces_it(heads):
     ("how", "length", "kernel"),
     [
         ({}, 100, "metal_prefill_tg@1"),
-        ({}, 30, "metal_prefill_tg"),  # chosen by the kernel table
+        ({}, 30, "metal_prefill_tg"),  # the kernel that the kernel table chooses
         ({}, 200, "metal_prefill_reg"),
         ({"failed": ["metal_prefill_tg"]}, 30, "metal_prefill_reg"),
     ],
@@ -197,7 +197,7 @@ def test_who_does_not_leave_calls_counts_none(heads):
 
 
 def test_counts_survive_that_the_kind_is_settled_again(heads):
-    """Two threads may settle a kind at once, and one of them may measure that our kernel is faster."""
+    """Two threads may decide the same kind at the same time. One may measure that MLX is faster, the other may not."""
     settle(call(heads), left=(0.001, 0.002))
     leave(call(heads))
     settle(call(heads))

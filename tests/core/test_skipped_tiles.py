@@ -1,4 +1,4 @@
-"""Tiles that a mask hides wholly are skipped: their keys, values and mask elements are never read."""
+"""A tile that a mask hides entirely is skipped. Its keys, values and mask elements are never read."""
 
 import subprocess
 
@@ -27,7 +27,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_hidden_memory_is_not_touched(drivers, case):
-    """Only visible keys, values and mask elements are accessible: reading others ends the program."""
+    """Only the memory of visible keys, values and mask elements is accessible. Any other read ends the program."""
     arguments, (begin, end) = CASES[case]
     everything_open = run(drivers / "hidden_memory", *arguments, 0, arguments[2])
     assert run(drivers / "hidden_memory", *arguments, begin, end) == everything_open

@@ -12,12 +12,12 @@ LENGTHS = [(1, 33), (8, 65), (33, 97), (97, 33)]
 
 
 def transposed(a):
-    """(B, H, L, D) stored as (B, L, H, D), as the projections of a model make it."""
+    """The array (B, H, L, D), stored as (B, L, H, D). A model's projections make such arrays."""
     return mx.contiguous(a.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3)
 
 
 def cache_slice(a):
-    """The used part of a larger buffer, as mlx-lm's KV cache returns it."""
+    """A view of `a` in a larger buffer. mlx-lm's KV cache returns such views."""
     buffer = mx.full((*a.shape[:2], a.shape[2] + 31, a.shape[3]), mx.nan, a.dtype)
     buffer[:, :, : a.shape[2]] = a
     return buffer[:, :, : a.shape[2]]
@@ -65,18 +65,18 @@ def test_nothing_but_the_outputs_is_allocated(layout, length, dtype):
     mx.reset_peak_memory()
     out = flash_attention(query, key, value, mask=mask)
     mx.eval(out)
-    outputs = out.nbytes + 4 * length * 3 * 4  # lse, maximum and sum of each row, in float32
-    assert mx.get_peak_memory() - before <= outputs + 3 * 16384  # three buffers, rounded up to pages
+    outputs = out.nbytes + 4 * length * 3 * 4  # out; lse, maximum and sum of the rows of 4 heads, in float32
+    assert mx.get_peak_memory() - before <= outputs + 3 * 16384  # each of three buffers is rounded up to pages
 
 
 def in_the_middle_of_an_element(a):
-    """A view with the numbers of `a` that begins at an odd byte address."""
+    """A view that has the numbers of `a` and begins at an odd address."""
     data = mx.contiguous(a).view(mx.uint8).flatten()
     return mx.concatenate([mx.zeros(1, mx.uint8), data])[1:].view(a.dtype).reshape(a.shape)
 
 
 def with_unaligned_views(rng, length, dtype):
-    """A function that calls flash_attention, its arrays, and views of these that begin in the middle of an element."""
+    """A function that calls flash_attention, its arrays, and the same arrays as views that begin within an element."""
     arrays = draw(rng, heads=4, length=length, key_len=70, dim=24, dtype=dtype)
     arrays += tuple(mx.array(rng.standard_normal(shape)).astype(DTYPES[dtype]) for shape in ((length, 70), 4))
 
@@ -95,7 +95,7 @@ def test_views_that_begin_in_the_middle_of_an_element(rng, length, dtype):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_cpu_copies_views_that_begin_in_the_middle_of_an_element(rng, dtype):
-    """Processors can read such views, but C++ forbids it."""
+    """The CPU backend must copy them, because C++ forbids reading them in place, even if the processor can."""
     attend, arrays, views = with_unaligned_views(rng, 19, dtype)
     mx.eval(arrays, views)
 

@@ -1,8 +1,8 @@
 """flash_attention takes and refuses the arguments that mx.fast.scaled_dot_product_attention takes and refuses.
 
-The results agree by the rule of oracle.py, with MLX's results as the unfused formula. The differences are documented:
-one dtype for query, key and value (MLX promotes), head_dim from 1 to 512, a finite scale; MLX takes four dimensions
-only, and gives a query that sees no key the mean of the values, not 0.
+The results agree by the rule of oracle.py, in which MLX's results take the place of the unfused formula's. Documented
+differences: flash_attention needs one dtype for query, key and value (MLX promotes), head_dim from 1 to 512 and a
+finite scale. MLX takes only four dimensions. A query that sees no key gets 0, but in MLX the mean of the values.
 """
 
 import mlx.core as mx
@@ -24,7 +24,8 @@ def off_by(n):
     return st.sampled_from([n] * 40 + [n + 1, max(n - 1, 1)])
 
 
-# No input is empty: with empty ones MLX 0.32.4 writes beyond its memory on the CPU, as glibc.malloc.check=3 shows.
+# No input is empty, because with empty inputs MLX 0.32.4 writes beyond its memory on the CPU. The setting
+# glibc.malloc.check=3 of the C library shows this.
 some = lengths.filter(bool)
 
 

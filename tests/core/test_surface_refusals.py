@@ -1,7 +1,7 @@
-"""For a wrong argument the call and plan() raise a ValueError or TypeError that names it, before anything is computed.
+"""If an argument is wrong, the call and plan() raise a ValueError or TypeError that names it, and compute nothing.
 
-The tests draw a legal call and break one argument: the message must begin with `[flash_attention]` and contain the
-argument's name. Wrong parts of a mask are refused where the mask is made, under the mask's name.
+The tests draw a legal call and break one argument. The message must begin with `[flash_attention]` and contain the
+argument's name. A mask with a wrong part cannot be made: its constructor raises an error with the mask's name.
 """
 
 import math
@@ -20,7 +20,7 @@ from tests.core.strategies import cases
 
 
 class Hostile:
-    """Raises in repr(), bool(), len() and ==. A message can use no more than its type's name."""
+    """An object that raises in repr(), bool(), len() and ==. A message about it can contain no more than its type."""
 
     def __repr__(self):
         raise RuntimeError("repr")
@@ -29,7 +29,7 @@ class Hostile:
     __hash__ = None
 
 
-HUGE = [10**400, -(10**400), 10**5000, -(10**5000)]  # Python refuses to print the ones with 5,000 digits
+HUGE = [10**400, -(10**400), 10**5000, -(10**5000)]  # Python refuses to print the last two: they have 5,001 digits
 NOT_ARRAYS = [1.0, 3, True, "x", b"x", [1.0], (), {}, np.zeros((1, 2, 3, 4)), np.float32(1), mx.float32, Hostile()]
 NOT_NUMBERS = ["1", b"1", bytearray(b"1"), [1.0], (), {}, 1j, math.nan, math.inf, -math.inf, 1e39, *HUGE, Hostile()]
 NOT_NUMBERS += [np.float64("nan"), np.array([1.0, 2.0]), mx.array([1.0, 2.0]), mx.zeros(0), mx.array(math.nan)]
@@ -61,7 +61,7 @@ BAD = {
 
 
 def zeros(shape, dtype=mx.float32):
-    """Zeros of any dtype and shape, in next to no memory."""
+    """Zeros of any dtype and shape. The array takes almost no memory, because all elements are one broadcast zero."""
     return mx.broadcast_to(mx.zeros((1,) * len(shape), dtype), shape)
 
 
@@ -75,7 +75,7 @@ def promotes(dtype, to):
 
 
 def wrong_tensors(name, a, key):
-    """Yields `a` (query, key or value) with one thing wrong: the dtype, a dimension too many or too few, or a size."""
+    """Yields variations of `a` (query, key or value), each with one mistake: the dtype, the number of axes, a size."""
     dtype = a.dtype
     yield from (zeros(a.shape, other) for other in wrong_dtypes(dtype))
     with mx.stream(mx.cpu):
@@ -91,7 +91,7 @@ def wrong_tensors(name, a, key):
 
 
 def wrong_packed(parts):
-    """Yields (weights, scales, biases) with one thing wrong."""
+    """Yields variations of (weights, scales, biases), each with one mistake."""
     yield from (parts[:2], [*parts, parts[0]], [], parts[0])
     for i, part in enumerate(parts):
         for other in [None, 1.0, np.zeros(3)]:
@@ -100,7 +100,7 @@ def wrong_packed(parts):
         others += [zeros((1, *part.shape), part.dtype), zeros(part.shape[1:], part.dtype)]
         for axis in range(part.ndim):
             others.append(zeros([n + (axis == j) for j, n in enumerate(part.shape)], part.dtype))
-        if i == 0:  # so many words that their number of bits overflows 32 bits
+        if i == 0:  # a row with so many 32-bit words that its number of bits overflows a 32-bit integer
             others.append(zeros((*part.shape[:-1], part.shape[-1] + 2**27), part.dtype))
         for other in others:
             yield [*parts[:i], other, *parts[i + 1 :]]
@@ -138,7 +138,7 @@ def wrong_masks(query, key):
 
 @st.composite
 def broken_calls(draw, name):
-    """Draws (case, its arguments with `name` broken, names): the message must contain one of the names."""
+    """Draws (case, its arguments with `name` broken, names). The error's message must contain one of the names."""
     case = draw(cases(quantised=True) if name in ("bits", "group_size") else cases() | cases(quantised=True))
     arguments = case.arguments()
     query, key = arguments["query"], arguments["key"]
@@ -147,7 +147,7 @@ def broken_calls(draw, name):
         bad = BAD[name]
     elif case.quantised and name in ("key", "value"):
         bad = list(wrong_packed(list(arguments[name])))
-        names = ["key", "value"]  # if they do not fit together, the message may name either
+        names = ["key", "value"]  # if key and value do not fit together, the message may name either of them
     elif name in ("query", "key", "value"):
         bad = list(wrong_tensors(name, arguments[name], key[0] if case.quantised else key))
         if case.quantised:
@@ -165,14 +165,14 @@ def broken_calls(draw, name):
 @given(st.data())
 def test_one_broken_argument_is_named(name, data):
     case, arguments, names = data.draw(broken_calls(name))
-    if "query" not in names:  # query becomes a lazy call, which stats() counts if anything evaluates it
+    if "query" not in names:  # query is now the result of a lazy call. stats() counts this call if it is evaluated.
         query = arguments["query"]
         one = zeros((*query.shape[:-3], 1, 1, query.shape[-1]), query.dtype)
         arguments["query"] = flash_attention(query, one, one)
     reset_stats()
     for function in (case.function, plan):
         if function is plan and case.quantised and not isinstance(arguments["key"], tuple | list):
-            continue  # plan() would take these arguments for a call of flash_attention()
+            continue  # plan() takes these for arguments of flash_attention(), since key is not a tuple or list
         with pytest.raises((ValueError, TypeError)) as refused:
             function(**arguments)
         message = str(refused.value)

@@ -1,4 +1,4 @@
-"""For any drawn call, transforms give the plain call's bits, inputs stay unchanged, and plan() names what runs."""
+"""For any drawn call, transforms return the bits of the plain call, inputs stay unchanged, plan() names the kernel."""
 
 import tempfile
 
@@ -68,13 +68,13 @@ def test_compile(case, shapeless):
 
 @given(any_case, st.data())
 def test_vmap(case, data):
-    """mx.vmap must work over any of the arrays (tensors, masks, ranges, trees, sinks) and along any axis."""
+    """mx.vmap must work over any of the arrays (tensors, masks, ranges, trees, sinks), along any axis of each."""
     size = data.draw(st.integers(1, 3))
     names = list(case.arrays)
     mapped = data.draw(st.sets(st.sampled_from(names), min_size=1))
     axes = [data.draw(st.integers(0, case.arrays[name].ndim)) if name in mapped else None for name in names]
 
-    def variant(name, i):  # the same numbers, rolled by i
+    def variant(name, i):  # the array's elements, rolled by i if vmap maps over the array
         a = case.arrays[name]
         return mx.roll(a.reshape(-1), i).reshape(a.shape) if name in mapped and a.size else a
 
@@ -90,7 +90,7 @@ def test_vmap(case, data):
 
 @given(cases(max_dim=80), seeds)
 def test_checkpoint(case, seed):
-    """mx.checkpoint must change no bit of out, lse and the gradients of all arrays, masks among them."""
+    """mx.checkpoint must change no bit of out, of lse, or of the gradient of any array (masks are among the arrays)."""
     function, primals = of_arrays(case), list(case.arrays.values())
     key = mx.random.key(seed)
     cotangents = [mx.random.normal(a.shape, key=key).astype(a.dtype) for a in function(*primals)]
@@ -101,7 +101,7 @@ def test_checkpoint(case, seed):
 
 @given(any_case, st.booleans())
 def test_export(case, shapeless):
-    """An exported function must give the call's numbers, but for rounding."""
+    """An exported function must return the same numbers as the call, apart from rounding."""
     arrays = case.arrays.values()
     with tempfile.TemporaryDirectory() as folder:
         file = f"{folder}/f.mlxfn"
@@ -115,9 +115,9 @@ def test_export(case, shapeless):
 
 
 def test_vmap_over_trees_of_one_node(rng):
-    """Tree() packs a tree's bits inside of the mapped function."""
+    """Inside of the function that vmap maps, Tree() must pack the bits of one tree."""
     query = mx.array(rng.standard_normal((2, 1, 1, 8), np.float32))
     seen = mx.vmap(lambda x, tree: flash_attention(x[None], x[None], x[None], mask=Tree(tree)))(
         query, mx.ones((2, 1, 1), mx.bool_)
     )
-    assert mx.array_equal(seen[:, 0], query)  # each sees only itself
+    assert mx.array_equal(seen[:, 0], query)  # each query sees only its own key

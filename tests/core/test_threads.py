@@ -1,4 +1,4 @@
-"""Threads change no bit of a result: neither the pool's threads nor Python's, which have their own streams."""
+"""Threads change no bit of a result. This holds for the pool's threads, and for Python threads with own streams."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -33,7 +33,7 @@ def results(arrays, stream):
 
 
 def test_many_threads_with_many_streams(rng):
-    """Each call must get the bits that it gets without other threads."""
+    """With many threads, each call must return the same bits as alone."""
     calls = [draw(rng, heads=6, length=length, key_len=600, dim=40) for length in LENGTHS]
     numbers = [[np.array(a) for a in arrays] for arrays in calls]
     expected = [results(list(arrays), mx.cpu) for arrays in calls]
@@ -48,7 +48,7 @@ def test_many_threads_with_many_streams(rng):
             assert all(np.array_equal(a, b) for a, b in zip(got, expected[which], strict=True)), LENGTHS[which]
 
     with ThreadPoolExecutor(THREADS) as threads:
-        list(threads.map(work, range(THREADS)))  # raises what a thread raised
+        list(threads.map(work, range(THREADS)))  # raises the exception of a thread, if there is one
 
 
 PRINT_BITS = """

@@ -1,4 +1,4 @@
-"""If several kernels can run a GPU call, or MLX has a fused kernel for it, times on this machine decide which runs."""
+"""Several kernels may be able to run a GPU call, and MLX may have a fused one: times on this machine decide."""
 
 import mlx.core as mx
 import pytest
@@ -13,15 +13,15 @@ from tests import launches
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("FLASHATTN_CACHE", str(tmp_path))
     monkeypatch.setenv("FLASHATTN_CHECK", "once")
-    monkeypatch.setattr(decide, "_verdicts", {})  # this process has checked nothing yet
+    monkeypatch.setattr(decide, "_verdicts", {})  # as in a process that has not checked a kernel yet
     return tmp_path
 
 
 class Clock:
-    """Stands in for contest.times(), which times contestants: our kernels, and MLX's own attention.
+    """Replaces contest.times(), which times the contestants: the kernels of flash attention, and MLX's own attention.
 
-    A contestant takes the given milliseconds per call, or else 9. A pair of numbers gives the times of independent and
-    of dependent calls. `asked` lists the contestants of each contest.
+    A contestant's time is the given number of milliseconds per call, or 9 if none is given. A pair of numbers is the
+    time of independent calls and the time of dependent calls. `asked` lists the contestants of each contest.
     """
 
     def __init__(self, **milliseconds):
@@ -44,7 +44,7 @@ def decision(clock, *, device="cuda", check=lambda kernel: "", mlx_is_fused=True
 
 
 def fails(kernel):
-    """Returns a check that this kernel fails, and no other."""
+    """Returns a check which this kernel fails and every other kernel passes."""
     return lambda name: "wrong" if name.partition("@")[0] == kernel else ""
 
 
@@ -71,7 +71,7 @@ def test_where_they_are_as_fast_as_each_other_the_tables_first_is_taken():
 @pytest.mark.parametrize(
     ("device", "how"),
     [
-        ("cuda", {"precision": "float32", "length": 1}),  # the kernel table knows the fastest of CUDA's kernels
+        ("cuda", {"precision": "float32", "length": 1}),  # the kernel table says which CUDA kernel is fastest
         ("cuda", {"precision": "float32", "length": 100}),
         ("cuda", {"kernel": "cuda_rowwise"}),
         ("metal", {"kernel": "metal_prefill_tg@1"}),
@@ -90,7 +90,7 @@ def test_where_there_is_one_choice_nothing_is_timed(device, how):
         (128, 2048, 2048, "causal", "float32", "cuda_prefill"),
         (128, 4096, 4096, "causal", "float32", "cuda_prefill"),
         (128, 512, 9000, "causal", "float32", "cuda_prefill@1"),
-        (128, 1000, 9000, "causal", "float32", "cuda_prefill"),  # the last blocks split their keys
+        (128, 1000, 9000, "causal", "float32", "cuda_prefill"),  # the keys of the last blocks are split
         (64, 512, 512, "causal", "input", "cuda_prefill@1"),
         (64, 1024, 1024, "causal", "input", "cuda_prefill@1"),
         (64, 1024, 1024, None, "input", "cuda_prefill"),
@@ -104,15 +104,15 @@ def test_where_there_is_one_choice_nothing_is_timed(device, how):
             mx.ones((512, 9000), mx.bool_),
             "input",
             "cuda_prefill@1",
-        ),  # with an array mask no block splits its keys
+        ),  # with an array mask, the keys of no block are split
         (64, 32, 9000, "causal", "input", "cuda_prefill@1"),
         (64, 2080, 2080, None, "input", "cuda_prefill@1"),  # the last block of each head has 32 rows
         (64, 256, 256, None, "input", "cuda_prefill@1"),  # too few keys to split
-        (64, 512, 512, "causal", "float32", "cuda_prefill"),  # there is one tiling
+        (64, 512, 512, "causal", "float32", "cuda_prefill"),  # for this precision and head_dim there is one tiling
     ],
 )
 def test_few_blocks_have_fewer_rows_on_hopper(dim, length, keys, mask, precision, kernel):
-    """The smaller tiling must be chosen if larger blocks leave many of 132 multiprocessors idle, or rows unused."""
+    """The tiling with smaller blocks must be chosen if larger ones leave many of 132 multiprocessors or rows unused."""
     query, key = (mx.zeros((1, heads, rows, dim), mx.float16) for heads, rows in ((28, length), (4, keys)))
     with launches.shared_memory(227, compute_capability=90):
         got = launches.decision(lowered(query, key, key, None, mask, precision=precision))[0]
@@ -139,12 +139,12 @@ def test_a_contestant_without_a_time_is_the_last():
     ("mlx", "left"),
     [
         *((90, 0.09), (97, 0.097), (97.08, 0.09708), (97.1, None), (100, None), (120, None)),
-        *(((90, 300), 0.09), ((300, 50), 0.05)),  # faster in one of two ways of calling
+        *(((90, 300), 0.09), ((300, 50), 0.05)),  # faster only for independent calls, or only for dependent ones
     ],
 )
 def test_mlxs_own_is_preferred_where_it_is_faster_by_three_percent(mlx, left):
     got = decision(Clock(mlx=mlx, cuda_prefill=100))
-    assert got.kernel == "cuda_prefill"  # flash_attention() runs it: only the patch leaves calls to MLX
+    assert got.kernel == "cuda_prefill"  # the kernel for flash_attention(), because only the patch leaves calls to MLX
     assert got.left() == (left and (left, 0.1))
 
 
@@ -201,7 +201,10 @@ TIMED, KEPT = ([["cuda_prefill", "mlx"]], (0.001, 0.002)), ([], (0.001, 0.002))
 
 
 def asked_and_left(**how):
-    """The contestants that a call times, and the times by which it is left to MLX. A process reads times from disk."""
+    """Returns the contestants that a call times, and the times for which it is left to MLX.
+
+    The times of earlier calls come from disk, as in a new process.
+    """
     got = decision(clock := Clock(mlx=1, cuda_prefill=2), **how)
     return clock.asked, got.left()
 

@@ -1,6 +1,6 @@
-"""On each machine a GPU's kernel is checked before its first result. A kernel that fails its check is not used.
+"""On each machine, a GPU kernel is checked before it computes its first result. A kernel that fails is not used.
 
-tests/cuda/test_cubin_cache.py tests the files in which passed checks are kept: broken files, full disks, many writers.
+Passed checks are kept in files. tests/cuda/test_cubin_cache.py tests broken files, full disks and many writers.
 """
 
 import itertools
@@ -19,12 +19,12 @@ from tests.core.programs import python
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("FLASHATTN_CACHE", str(tmp_path))
     monkeypatch.setenv("FLASHATTN_CHECK", "once")
-    monkeypatch.setattr(decide, "_verdicts", {})  # this process has checked nothing yet
+    monkeypatch.setattr(decide, "_verdicts", {})  # as in a process that has not checked a kernel yet
     return tmp_path
 
 
 class Check:
-    """A check that fails for the `bad` kernels and notes in `asked` which kernels it was called for."""
+    """A check that fails for the kernels in `bad`. `asked` lists the kernels that it was called for."""
 
     def __init__(self, *bad):
         self.bad, self.asked = bad, []
@@ -42,7 +42,7 @@ def decision(check, *, device="cuda", length=100, dim=64, dtype=mx.float16, kern
 
 @pytest.mark.parametrize(("device", "kernel"), [("cuda", "cuda_prefill"), ("metal", "metal_prefill_reg")])
 def test_a_kernel_is_checked_once(device, kernel):
-    """One check must do for calls that differ only in the number of queries."""
+    """For calls that differ only in the number of queries, the kernel must be checked only once."""
     check = Check()
     for length in (100, 100, 101, 128, 777):
         assert decision(check, device=device, length=length).kernel == kernel
@@ -144,7 +144,7 @@ def test_of_a_call_whose_gradient_is_wrong_that_is_the_reason():
     for _ in range(2):
         got = traced(check)
         assert (got.kernel, got.wrong) == (None, "metal_backward_dq is wrong")
-    assert decision(check, device="metal", dtype=mx.float32).kernel == "metal_prefill_reg"  # its gradient is not wanted
+    assert decision(check, device="metal", dtype=mx.float32).kernel == "metal_prefill_reg"  # this call has no gradient
 
 
 def test_what_has_no_gradient_is_checked_without():
@@ -162,7 +162,7 @@ def test_what_has_no_gradient_is_checked_without():
     ids=["interrupt", "no memory"],
 )
 def test_a_check_that_does_not_finish_is_made_again(inside, outside):
-    """A check that raises `inside` raises `outside` in the call. The next call must check again."""
+    """If the check raises `inside`, the call raises `outside`. The next call must check the kernel again."""
     with pytest.raises(outside, match=str(inside)):
         decision(Mock(side_effect=inside))
     check = Check()
@@ -190,7 +190,7 @@ def test_what_passed_is_not_checked_by_the_next_process():
 
 @pytest.mark.parametrize(("variable", "text"), [("FLASHATTN_CHECK", "always"), ("FLASHATTN_CACHE", "/dev/null")])
 def test_each_process_checks(monkeypatch, variable, text):
-    """Each process must check if it is told to, or if no verdict can be kept."""
+    """Each process must check its kernels if FLASHATTN_CHECK is "always", or if it cannot write the result to disk."""
     monkeypatch.setenv(variable, text)
     for _ in range(2):
         assert asked_by_another_process() == "cuda_prefill"
@@ -233,7 +233,10 @@ def test_what_failed_is_checked_by_the_next_process():
 
 
 def test_a_file_that_can_be_neither_read_nor_replaced(cache):
-    """A folder in the file's place stands for a file of another user and for one in a read-only folder."""
+    """In this test the file is replaced by a folder, which a process can neither read nor replace.
+
+    Files of other users and files in read-only folders behave in the same way.
+    """
     asked_by_another_process()
     [file] = (cache / "checked").iterdir()
     file.unlink()

@@ -1,4 +1,4 @@
-"""Fixtures for what the tests of the CUDA kernels need: a GPU, or clang to run the kernels on the CPU."""
+"""Fixtures for tests of the CUDA kernels that need a GPU, or that need clang to run the kernels on the CPU."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ from flashattn_core import _ext
 
 from tests.demanded import lacking
 
-# On a GPU MLX computes float32 products in TF32 by default. Tests need float32. MLX reads this variable only once.
+# By default MLX computes float32 products in TF32 on a GPU, but the tests need float32. MLX reads this variable once.
 os.environ["MLX_ENABLE_TF32"] = "0"
 
 
@@ -22,7 +22,7 @@ def requires_gpu():
 
 @pytest.fixture
 def requires_plants():
-    """Requires a build that reads FLASHATTN_PLANT, which changes the kernels' text. Only builds for tests do."""
+    """Requires a build of flashattn-core for tests. Only such builds read FLASHATTN_PLANT and change kernels' text."""
     if b"FLASHATTN_PLANT" not in (Path(_ext.__file__).parents[1] / "libflashattn_kernels.so").read_bytes():
         lacking("flashattn-core takes no plants: install it with -C cmake.define.FLASHATTN_PLANTS=ON")
 

@@ -1,4 +1,4 @@
-"""The functions of metal_attention.py and metal_backward.py for the CUDA kernels, run on the CPU."""
+"""Runs the CUDA kernels on the CPU, with the same functions as metal_attention.py and metal_backward.py."""
 
 import functools
 

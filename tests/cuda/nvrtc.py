@@ -25,7 +25,7 @@ def _library() -> ctypes.CDLL:
         files = importlib.metadata.files("nvidia-cuda-nvrtc") or []
     except importlib.metadata.PackageNotFoundError:
         lacking("no NVRTC: uv sync --all-groups")
-    *_, library = [  # builtins first: libnvrtc looks for them by name among the loaded libraries
+    *_, library = [  # libnvrtc-builtins comes first, because libnvrtc looks for it among the loaded libraries
         ctypes.CDLL(str(file.locate()))
         for pattern in (r"libnvrtc-builtins\.so\..*", r"libnvrtc\.so\.\d+")
         for file in files
@@ -38,7 +38,7 @@ def _library() -> ctypes.CDLL:
 def compiled(text: str, architecture: str) -> Compiled:
     """Compiles a launch's text as csrc/cuda/driver.cpp does. Fails with the compiler's log."""
     nvrtc, program, size = _library(), ctypes.c_void_p(), ctypes.c_size_t()
-    # Code from the cache would have no log.
+    # Without --no-cache, NVRTC may take the code from its cache, and then it writes no log.
     asked = (f"--gpu-architecture={architecture}", "--ptxas-options=-v", "--no-cache")
     options = (ctypes.c_char_p * len(asked))(*(option.encode() for option in asked))
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernel.cu", 0, None, None)

@@ -1,4 +1,4 @@
-"""Program that prints a model's tokens without and with the patch, and the warnings. FLASHATTN_PLANT plants a fault."""
+"""A program that prints a model's tokens without and with the patch, and warnings. FLASHATTN_PLANT plants a fault."""
 
 import json
 import warnings

@@ -1,4 +1,4 @@
-"""Program that runs a model of the given type under the patch, alone or as one of several ranks that share its heads.
+"""A program that runs a model of the given type with the patch, alone or as one of several ranks that share its heads.
 
 It prints the tokens, how far each token's logprob is above the second largest, and the kernels that ran.
 """

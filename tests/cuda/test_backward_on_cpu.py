@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.rotate(40), pytest.mark.usefixtures("requires_clang")]
 
 @pytest.fixture(autouse=True, params=[(227, 90), (227, 100), (99, 89)], ids=["9.0", "10.0", "8.9"])
 def through_cuda(request, monkeypatch):
-    """Each test runs for GPUs of (KiB of shared memory per block, compute capability times 10)."""
+    """Each test runs once for each GPU: (KiB of shared memory per block, compute capability times 10)."""
     for module in (gradient_oracle, test_gradients):
         monkeypatch.setattr(module, "flash_gradients", run)
     monkeypatch.setattr(rules, "run", run)
@@ -27,7 +27,7 @@ def through_cuda(request, monkeypatch):
         yield
 
 
-OF_METAL = {  # these name Metal's kernels or count their work; two have versions for CUDA below
+OF_METAL = {  # tests that name Metal's kernels or count their work; two of them have versions for CUDA below
     "test_head_dims_above_256_are_refused",
     "test_behind_a_forward_kernel",
     "test_hidden_tiles_are_left_out",

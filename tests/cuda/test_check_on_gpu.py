@@ -1,4 +1,4 @@
-"""On a GPU, the first call of a kind settles its kernel: it checks and chooses one, which later calls look up."""
+"""On a GPU, the first call of a kind checks kernels and chooses one. Later calls of this kind look the kernel up."""
 
 import itertools
 import threading
@@ -19,13 +19,13 @@ def arrays(tmp_path, monkeypatch):
     monkeypatch.setenv("FLASHATTN_CHECK", "once")
     dim = next(DIMS)
     drawn = [mx.random.normal((1, heads, 40, dim), mx.float16, key=mx.random.key(heads)) for heads in (4, 2, 2)]
-    mx.eval(drawn)  # MLX lets no other thread evaluate them later
+    mx.eval(drawn)  # here, because MLX does not let other threads evaluate them
     return drawn
 
 
 @pytest.fixture
 def checked(monkeypatch):
-    """The names of checked kernels."""
+    """A list to which each check adds the name of the checked kernel."""
     names, of_call = [], check.of_call
 
     def noted(arguments, kernel, stream):
@@ -117,7 +117,7 @@ def test_calls_like_one_that_was_settled_ask_nobody(arrays, checked, monkeypatch
     attend(*arrays)
     monkeypatch.setattr(attention, "decide", lambda *args: pytest.fail("a call that was settled asks Python"))
     query, key, value = arrays
-    for few in (arrays, (query, key[:, :, :38], value[:, :, :38])):  # 40 and 38 round up to one power of two
+    for few in (arrays, (query, key[:, :, :38], value[:, :, :38])):  # 40 and 38 round up to the same power of two
         assert matches(attend(*few), few)
         out, _ = attend(*few, return_lse=True, stream=mx.new_stream(mx.gpu))
         assert matches(out, few)
@@ -136,7 +136,7 @@ def settle(arrays, kernel="cuda_prefill", wrong="", left=None, precision="input"
 
 
 def quick(arrays, is_input_precision, may_leave):
-    """Returns False if the call is left to MLX, and None if its kernel is not settled."""
+    """Calls _ext.quick(), which returns False if the call is left to MLX, and None if no kernel is chosen yet."""
     return _ext.quick(*arrays, None, None, None, is_input_precision, may_leave)
 
 
@@ -173,7 +173,8 @@ def test_a_shapeless_function_of_other_lengths(arrays, checked):
     for length in (40, 17, 1):
         few = (arrays[0][:, :, :length], *arrays[1:])
         assert matches(compiled(*few), few)
-    ran = {name: calls for name, calls in stats().items() if calls and name.startswith("cuda")}  # matches() runs others
+    # The reference in matches() runs other kernels.
+    ran = {name: calls for name, calls in stats().items() if calls and name.startswith("cuda")}
     assert ran == {"cuda_prefill": 2, "cuda_decode": 1}
 
 
@@ -182,7 +183,7 @@ def test_a_shapeless_function_of_other_lengths(arrays, checked):
 
 @pytest.fixture
 def timed(monkeypatch):
-    """For each contest, the names of the kernels that were timed against each other."""
+    """A list to which each contest adds its contestants: the names of kernels, and contest.MLX."""
     names, times = [], contest.times
 
     def noted(call, contestants, stream):
@@ -200,7 +201,7 @@ def of_a_model(arrays):
 
 
 def test_mlxs_own_is_timed_for_the_inputs_precision_alone(of_a_model, timed):
-    """MLX must be timed once per kind, wherever the first call comes from."""
+    """MLX must be timed only for precision="input", and only once per kind of call."""
     mx.eval(attend(*of_a_model))
     assert timed == []
     compiled = mx.compile(lambda *arrays: attend(*arrays, precision="input"))

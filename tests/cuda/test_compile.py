@@ -1,4 +1,4 @@
-"""Every kernel compiles for each generation of GPUs. Kernels that models call spill no register, but for two."""
+"""Every kernel compiles for each generation of GPUs. Calls of models spill no registers, except the two in SPILLED."""
 
 import itertools
 from dataclasses import replace
@@ -14,7 +14,7 @@ from tests.cuda.nvrtc import compiled
 from tests.gpu_calls import lowered_call
 from tests.metal import metal_backward
 
-# KiB of shared memory that a block can have. The tiles depend on it.
+# Architecture -> KiB of shared memory that a block can have. The sizes of tiles depend on this number.
 ARCHITECTURES = {"sm_80": 163, "sm_89": 99, "sm_90a": 227, "sm_100a": 227, "sm_120a": 99}
 LENGTHS = {"cuda_decode": 3, "cuda_rowwise": 40}
 LENGTHS |= dict.fromkeys(("cuda_prefill", "cuda_prefill_rounded"), 100)
@@ -48,7 +48,7 @@ def runs_on(kernel, dtype, architecture, dim=128):
 
 
 def cases(*further):
-    """Every kernel with every dtype and architecture for which it exists, combined with the elements of `further`."""
+    """Every combination of kernel, dtype and architecture that exists, with each element of the lists in `further`."""
     every = itertools.product(LENGTHS, DTYPES, ARCHITECTURES, *further)
     return [case for case in every if runs_on(*case[:3])]
 
@@ -97,7 +97,7 @@ MASKS = {
 
 
 def columns_apart(key):
-    """The same numbers, but column by column in memory. The tensor memory accelerator cannot read them so."""
+    """The same array, stored column by column. The tensor memory accelerator cannot read such an array."""
     return mx.contiguous(key.swapaxes(2, 3)).swapaxes(2, 3)
 
 

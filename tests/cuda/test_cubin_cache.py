@@ -1,4 +1,4 @@
-"""Machine code is kept on disk: the next process loads what this one compiled, and never anything else."""
+"""Machine code is kept on disk. The next process loads the code that this process compiled, and never other code."""
 
 import resource
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +13,7 @@ COMPILED = "compiles text of kernel --gpu-architecture=sm_90a\n" + LOADED
 
 @pytest.fixture
 def kept(tmp_path):
-    """The file of the compiled kernel, and fake_gpu.said() with the file's cache."""
+    """The file of the compiled kernel, and a function that calls fake_gpu.said() with the cache that has this file."""
 
     def said(**answers):
         return fake_gpu.said(FLASHATTN_CACHE=str(tmp_path), **answers)
@@ -67,7 +67,7 @@ FOLDERS = {"FLASHATTN_CACHE": "cubins", "XDG_CACHE_HOME": "flashattn/cubins", "H
 
 @pytest.mark.parametrize("first", range(len(FOLDERS)))
 def test_where_machine_code_is_kept(tmp_path, first):
-    """The first of the variables that is set must name the folder."""
+    """The first variable of FOLDERS that is set must determine the folder."""
     names = list(FOLDERS)[first:]
     fake_gpu.said(**{name: str(tmp_path / name) for name in names})
     [file] = (file for file in tmp_path.rglob("*") if file.is_file())
@@ -82,7 +82,7 @@ def test_without_a_folder_nothing_is_kept(folder, tmp_path, monkeypatch):
 
 
 def test_a_full_disk_keeps_nothing(kept):
-    """A limit on the size of a file stands for the full disk."""
+    """In this test a limit on the size of files takes the place of a full disk."""
     file, said = kept
     _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20, most))

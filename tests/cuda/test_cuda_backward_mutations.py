@@ -1,6 +1,6 @@
-"""Each fault planted in the CUDA kernels of the gradient is noticed, as in test_cuda_mutations.py.
+"""Each fault that is planted in the CUDA kernels of the gradient is noticed, as in test_cuda_mutations.py.
 
-test_metal_backward_mutations.py plants faults in most of the text that both GPUs' kernels share (csrc/gpu).
+CUDA's and Metal's kernels share the text in csrc/gpu. test_metal_backward_mutations.py plants faults in most of it.
 """
 
 import pytest
@@ -43,7 +43,7 @@ FAULTS = {
     ),
     "hopper: the last turn is not passed": of_hopper("if (n > 0) ping_pong.pass(lane);\n  block.store", dim=128),
     "hopper: P before S is there": of_hopper("wait_for_products<Block::kSecond ? 1 : 0>(scores);"),
-    # Hopper's kernel for float32, which splits each number into 16-bit parts.
+    # Hopper's kernel for float32. It splits each number into 16-bit parts.
     "parts: rows before they are there": of_parts("own_arrived.wait(0);"),
     "parts: a tile before it is there": of_parts("ring.wait_for_tile(n, part);\n    begin_multiply"),
     "parts: a tile over one that is read": of_parts("if (turn >= STAGES) read(turn)", "if (false) read(turn)"),

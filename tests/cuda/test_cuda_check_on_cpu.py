@@ -1,4 +1,4 @@
-"""The check that a kernel must pass finds no fault in the CUDA kernels, and finds planted faults."""
+"""The check that every kernel must pass finds no fault in the CUDA kernels, run on the CPU. It finds planted faults."""
 
 import mlx.core as mx
 import pytest

@@ -1,6 +1,6 @@
 """Each fault that is planted in the CUDA kernels is noticed, by the harness or by a wrong result.
 
-test_metal_mutations.py plants faults in most of the text that both GPUs' kernels share (csrc/gpu).
+CUDA's and Metal's kernels share the text in csrc/gpu. test_metal_mutations.py plants faults in most of it.
 """
 
 import mlx.core as mx
@@ -19,11 +19,11 @@ def of_decode(old: str, new: str = "", *, length: int = 1, key_len: int = 300, *
 
 # Sizes with which a warp of cuda_decode has more than one tile.
 FEW_WARPS = {"key_len": 700, "dim": 200}
-# The scores of these calls grow so much from tile to tile that rows must be rescaled.
+# In these calls, scores grow so much from tile to tile that the sums of a row must be rescaled.
 GROWING = {"lengths": (33, 140), "options": {"scale": 1.0}}
 
 BLOCKS = {"lengths": (70, 150), "mask": "blocks"}  # an array mask that hides whole blocks
-# The first 64 queries, those of a warpgroup, do not see keys 60 to 199. The other queries do.
+# The first 64 queries (those of one warpgroup) do not see keys 60 to 199. The other queries see these keys.
 GAP = (mx.arange(300) < 60) | (mx.arange(300) >= 200) | (mx.arange(150)[:, None] >= 64)
 
 
@@ -112,7 +112,7 @@ FAULTS = {
     "rescaled by the other row": Fault(PREFILL, "rescaling.by[i % 4 / 2]", "rescaling.by[1 - i % 4 / 2]", **GROWING),
     "key groups and chunks not weighed": of_decode("+= weight * slices[n]", "+= slices[n]"),
     "merge: sum not rescaled": of_decode("softmax.row_sum += weight * softmaxes", "softmax.row_sum += softmaxes"),
-    # Large scores. Maxima and sums, which a kernel keeps in its own unit and saves in the common one.
+    # Large scores; the units of maxima and sums, which a kernel may keep in another unit than it saves them in.
     "large: not computed again": Fault(PREFILL, "lost ? 0 * INFINITY", "false ? 0 * INFINITY", options={"scale": 1e9}),
     "large: scores rounded in one place": Fault(
         ROWWISE,
@@ -187,7 +187,7 @@ FAULTS = {
     "hopper: a panel's columns": of_hopper("panel % kPanels * 64, row", "panel % kPanels * 32, row", dim=72),
     "hopper: rows of another group": of_hopper("queries, group * kWarpgroupRows, keys", "queries, 0, keys", dim=72),
     "hopper: values of another step": of_hopper("i * 16 * 128", "i * 8 * 128"),
-    # Hopper's kernel for float32, which splits each number into 16-bit parts.
+    # Hopper's kernel for float32. It splits each number into 16-bit parts.
     "parts: those of queries forgotten": of_parts("part = PARTS - 1 - key_part", "part = PARTS - 1"),
     "parts: those of probabilities forgotten": of_parts("part = VALUE_PARTS - 1 - value_part", "part = PARTS - 1"),
     "parts: one tile for all": of_parts("batch * PARTS + part, arrived", "batch * PARTS, arrived"),

@@ -1,4 +1,4 @@
-"""On a GPU, the CUDA kernels pass the core's own tests, each kernel with all lengths."""
+"""On a GPU, the CUDA kernels pass tests of tests/core. Each kernel runs them with all lengths."""
 
 import flashattn_core
 import mlx.core as mx
@@ -15,7 +15,7 @@ def prefill(query: mx.array, dim: int, quantised: bool = False) -> str:
 
 
 def prefill_elsewhere(query: mx.array, dim: int, quantised: bool = False) -> str:
-    """cuda_prefill's version for other GPUs. Compute capability 9.0 runs it for keys from unreadable()."""
+    """Chooses cuda_prefill's version for other GPUs. On compute capability 9.0, it runs for keys from unreadable()."""
     if mx.device_info(mx.gpu)["compute_capability_major"] != 9:
         pytest.skip("compute capability 9.0: elsewhere it is the only form")
     if query.dtype == mx.float32:
@@ -24,7 +24,7 @@ def prefill_elsewhere(query: mx.array, dim: int, quantised: bool = False) -> str
 
 
 def unreadable(attention):
-    """`attention` with keys reversed in memory, which the tensor memory accelerator cannot read."""
+    """Wraps `attention`: the keys lie in memory in reverse order, so the tensor memory accelerator cannot read them."""
 
     def attend(query, key, *args, **options):
         if isinstance(key, mx.array) and key.ndim >= 3 and key.size:

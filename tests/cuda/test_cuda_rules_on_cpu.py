@@ -1,4 +1,4 @@
-"""The CUDA kernels, run on the CPU, pass the core's own tests, each with suitable lengths and its own schedule."""
+"""The CUDA kernels, run on the CPU, pass tests of tests/core. Each kernel has suitable lengths and one schedule."""
 
 import functools
 import math
@@ -31,7 +31,7 @@ def rowwise(query: mx.array, dim: int, quantised: bool = False) -> str:
     return "cuda_rowwise"
 
 
-TEAMS = {  # functions that choose a kernel, a schedule of threads, and KiB of shared memory per block
+TEAMS = {  # name -> the function that chooses a kernel, the schedule of threads, KiB of shared memory per block
     "decode": (decode, "greedy", 227),
     "prefill": (prefill, "reverse", 227),
     "rowwise": (rowwise, "random:3", 227),
@@ -50,7 +50,7 @@ def through_cuda(request, monkeypatch):
 
 globals().update(
     rules(
-        # These two take the harness too long. test_quantised_on_cpu.py compares with float64 instead.
+        # The next two tests take too long on the CPU. test_quantised_on_cpu.py compares with float64 instead.
         "test_equals_the_dequantised",
         "test_a_decode_step_equals_the_row_of_a_prefill",
         "test_gradients_of_views_that_begin_in_the_middle_of_an_element",  # test_backward_on_cpu.py has gradients
@@ -59,7 +59,7 @@ globals().update(
 
 
 def test_large_and_small_numbers_in_parts(rng):
-    """Float32 numbers beyond bfloat16's largest, whose first 16-bit part is infinite, must give right results."""
+    """Results must be right if a float32 number is so large that its first 16-bit part is infinite, or very small."""
     query, key, value = draw(rng, heads=2, length=70, key_len=90, dim=40)
     value[:, :, 7] = 3.4e38
     key[:, :, 11] *= 1e-30
@@ -70,7 +70,7 @@ def test_large_and_small_numbers_in_parts(rng):
 @pytest.mark.parametrize("kernel", ["cuda_decode", "cuda_prefill", "cuda_prefill_hopper"])
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
 def test_many_keys_of_little_weight(kernel, dtype):
-    """One key has nearly all weight, and its value is 0. So out sums values whose weights are too small for float16."""
+    """One key has nearly all weight, and value 0. So `out` is a sum of values with weights too small for float16."""
     length, key_len, dim, weight = (1 if kernel == "cuda_decode" else 17), 2048, 32, 2.0**-25.5
     query = mx.ones((1, 1, length, dim)).astype(dtype)
     key = mx.where(mx.arange(key_len)[:, None] == 0, 1, 0) * mx.ones((1, 1, key_len, dim))

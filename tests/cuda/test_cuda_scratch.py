@@ -1,7 +1,7 @@
-"""The next call does not overwrite scratch memory that a launch still reads.
+"""While a launch still reads scratch memory, the next call does not overwrite this memory.
 
-Scratch memory is kept from call to call. MLX orders a launch after the last writer of an array, not after its readers.
-So launches tell MLX that they write scratch memory, even if they only read it.
+Successive calls use the same scratch memory. MLX orders a launch after the last launch that wrote an array, but not
+after those that read it. So a launch tells MLX that it writes scratch memory, even if it only reads it.
 """
 
 from dataclasses import replace
@@ -34,7 +34,7 @@ def test_of_forward_passes():
     assert_ordered(in_parts, {"key_parts", "value_parts"})
 
 
-# Batch, heads, key/value heads, queries, keys, head_dim. The last shape's keys stay in one chunk.
+# Batch, heads, key/value heads, queries, keys, head_dim. With the last shape, all keys are in one chunk.
 @pytest.mark.parametrize("shape", [(1, 28, 4, 8, 131_072, 128), (8, 128, 1, 4, 8192, 512), (8, 128, 1, 16, 8192, 512)])
 def test_of_decode_steps(shape):
     chunks_within_bound("cuda_decode", shape)
@@ -52,7 +52,7 @@ def test_of_gradients(rng, dtype, capability):
         assert_ordered(gradient(rng, dtype, SlidingWindow(20)), {"saved_rows"} | parts)
 
 
-# The launches: delta, dk with dv, dq, merging. Without queries: dk with dv, merging.
+# With queries, the launches compute: delta; dk and dv; dq; the merged dk and dv. Without: dk and dv; the merged ones.
 @pytest.mark.parametrize(("length", "with_next"), [(70, [False, True, False, False]), (0, [False, False])])
 @pytest.mark.parametrize("capability", [80, 90])
 def test_which_launch_runs_beside_the_next(rng, capability, length, with_next):

@@ -1,4 +1,4 @@
-"""Errors name what a machine lacks, and the cure."""
+"""Errors name what the machine lacks, and what to do about it."""
 
 import pytest
 

@@ -16,12 +16,12 @@ pytestmark = pytest.mark.usefixtures("requires_gpu")
 
 @pytest.fixture(autouse=True)
 def through_cuda(monkeypatch):
-    """The tests call flash_gradients(), which runs on MLX's default device. Only the CPU harness has schedules."""
+    """Makes the tests run flash_gradients() on MLX's default device. It has no schedules, so `schedule` is ignored."""
     monkeypatch.setattr(of_kernels, "run", lambda call, schedule="": flash_gradients(call))
     monkeypatch.setattr(of_kernels, "behind_a_forward", flash_gradients)
 
 
-OF_THE_CPU = {"test_scores_are_rounded_as_by_the_forward_kernel"}  # it names CPU kernels
+OF_THE_CPU = {"test_scores_are_rounded_as_by_the_forward_kernel"}  # this test names CPU kernels
 OF_THE_HARNESS = {
     "test_behind_a_forward_kernel",
     "test_head_dims_above_256_are_refused",
@@ -41,7 +41,7 @@ globals().update(
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_the_same_bits_again(rng, dtype, dim):
-    """Gradients must have the same bits alone and in one evaluation with others, whose kernels may run concurrently."""
+    """Gradients must have the same bits if evaluated alone or with others, whose kernels may run at the same time."""
     calls = [
         of_core.with_options(
             draw_call(rng, batch=(2,), heads=6, kv_heads=2, length=length, key_len=330, dim=dim, dtype=dtype),

@@ -1,4 +1,7 @@
-"""For 16-bit queries and 4- or 8-bit keys, tensor cores give float32's result, rounded: on the CPU, and on a GPU."""
+"""For 16-bit queries and 4- or 8-bit keys, the kernels with tensor cores give the result of float32, rounded.
+
+The tests run the kernels on the CPU, and on a GPU if there is one.
+"""
 
 import functools
 
@@ -18,7 +21,8 @@ from tests.metal.planted_faults import replacing
 
 pytestmark = pytest.mark.rotate(15)
 
-# Kernel, queries, query heads per key head. step: 7 rows; steps: 35, in blocks of 16; prefill: whole and ragged blocks.
+# Kernel, queries, query heads per key head. "step" has 7 rows (1 query of 7 heads). "steps" has 35 rows, which are
+# divided into blocks of 16. "prefill" has full blocks and a block that is not full.
 CALLS = {"step": ("cuda_decode", 1, 7), "steps": ("cuda_decode", 5, 7), "prefill": ("cuda_prefill", 70, 2)}
 calls = pytest.mark.parametrize(("kernel", "length", "group"), CALLS.values(), ids=CALLS)
 dtypes = pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=["float16", "bfloat16"])
@@ -35,7 +39,7 @@ def attention(request):
 
 
 def in_float32(query, key, value, scale=None, mask=None, *, how, **options):
-    """out and lse by the reference, for dequantised keys and values."""
+    """`out` and `lse` that the reference computes with dequantised keys and values."""
     in_numpy = {name: to_numpy(x) if isinstance(x, mx.array) else x for name, x in options.items()}
     floats = (to_numpy(dequantised(x, **how)) for x in (key, value))
     return reference_attention(to_numpy(query), *floats, scale, mask, **in_numpy)
@@ -67,7 +71,7 @@ def test_is_float32s(rng, attention, kernel, length, group, dtype, group_size, b
     assert_is_float32s(attention, query, key, value, None, given.pop("mask"), how=how, kernel=kernel, **given)
 
 
-# Queries that cannot be copied 16 bytes at a time: an array's number of columns, and the columns to take.
+# Queries that cannot be copied 16 bytes at a time: the number of columns of an array, and those that are the queries.
 APART, MISALIGNED = (192, slice(0, None, 2)), (97, slice(1, None))
 
 
@@ -85,7 +89,7 @@ def test_strides(rng, attention, queries, view, kernel, length, group):
 @pytest.mark.parametrize("key_len", [256, 333])
 @pytest.mark.parametrize("group_size", GROUP_SIZES)
 def test_caches_of_mlx_lm_are_copied_by_16_bytes(requires_clang, rng, group_size, key_len, kernel, length, group):
-    """Results must be right without the code that copies other rows, also where a row is one group with one scale."""
+    """Results must be right without the code that copies rows in smaller pieces, even if a row has only one scale."""
     how = {"group_size": group_size, "bits": 4}
     cache = [quantised(rng, 1, 2, 512, group_size, dtype=mx.bfloat16, **how) for _ in range(2)]
     key, value = (tuple(x[..., :key_len, :] for x in each) for each in cache)
@@ -112,7 +116,10 @@ def test_hidden_scales_reach_nothing(rng, attention, bad, dtype, kernel, length,
 @each_bits
 @pytest.mark.parametrize("size", [2**-8, 2**8])
 def test_values_of_other_sizes(rng, attention, size, bits, dtype, kernel, length, group):
-    """out must scale with values by powers of two, even if probability * scale is out of float16's range."""
+    """If the values are multiplied by a power of two, so must `out` be.
+
+    This holds even where a probability times a quantisation scale leaves float16's range.
+    """
     how = {"group_size": 64, "bits": bits}
     key, value = (quantised(rng, 1, 2, 300, 64, **how) for _ in range(2))
     value = (value[0], value[1] * size, value[2] * size)
@@ -124,7 +131,7 @@ def test_values_of_other_sizes(rng, attention, size, bits, dtype, kernel, length
 @calls
 @each_bits
 def test_numbers_of_any_size(rng, attention, bits, kernel, length, group):
-    """Results must be right where scaled-up queries or scales would overflow, and where a sum over chunks would."""
+    """Results must be right for very large and small queries and scales, and for large values, without an overflow."""
     how = {"group_size": 64, "bits": bits}
     query = normal(rng, 1, 2 * group, length, 64, dtype=mx.bfloat16)
     key, value = (quantised(rng, 1, 2, 600, 64, **how) for _ in range(2))

@@ -19,8 +19,9 @@ from tests.patch.model_configs import config, random_model
 pytestmark = pytest.mark.usefixtures("requires_gpu")
 
 PROMPT, STEPS, PADDING = 100, 4, [0, 17, 70]
-# In turn: grouped heads; normalised queries and keys; soft-cap; windows; windows and sinks; latent attention, whose
-# values have another head_dim. All experts are chosen, so that rounding cannot change the choice.
+# The families have, in this order: grouped heads; normalised queries and keys; soft-cap; windows; windows and sinks;
+# latent attention, whose values have another head_dim. All experts are chosen, so that rounding cannot change the
+# choice.
 FAMILIES = {
     "qwen2": {"hidden_size": 512},
     "qwen3": {"head_dim": 80},
@@ -33,7 +34,7 @@ FAMILIES = {
 
 @pytest.fixture(autouse=True)
 def uncompiled():
-    """Turns mx.compile off: MLX takes seconds to compile each of a model's small functions."""
+    """Turns mx.compile off, because MLX takes seconds to compile each of a model's small functions."""
     mx.disable_compile()
     yield
     mx.enable_compile()
@@ -41,26 +42,26 @@ def uncompiled():
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(monkeypatch):
-    """Leaves no call to MLX's own attention, which may be faster for small calls: the tests count our kernels."""
+    """Leaves no call to MLX's own attention, even if it is faster, because the tests count calls of our kernels."""
     monkeypatch.setattr(contest, "mlx_is_fused", lambda *_: False)
 
 
-gather_mm = mx.gather_mm  # MLX's own
+gather_mm = mx.gather_mm  # MLX's function, which unsorted_experts() replaces
 
 
 @pytest.fixture(autouse=True)
 def unsorted_experts(monkeypatch):
-    """Keeps MLX from sorting experts: sorted, it reads wrong rows at times, also without the patch.
+    """Keeps MLX from its code for sorted experts, which sometimes reads wrong rows, also without the patch.
 
-    The next test has the cause: an axis of length one with stride 1. The biases of experts have one, from
-    expand_dims, and the sum of an output and its bias may take over the bias's memory and strides.
+    test_sorted_experts() has the cause: an axis of length one with stride 1. expand_dims() gives the biases of experts
+    such an axis. The sum of an output and its bias may be written into the bias's memory, with the bias's strides.
     """
     monkeypatch.setattr(mx, "gather_mm", lambda *args, sorted_indices, **options: gather_mm(*args, **options))
 
 
 @pytest.mark.xfail(raises=AssertionError, strict=True, reason="MLX's own. Once this passes, unsorted_experts can go.")
 def test_sorted_experts():
-    """gather_mm must read rows right where the axis before the last has length one and stride 1."""
+    """gather_mm must read the right rows if the axis before the last has length one and stride 1."""
     x, weights, expert = normal(0, 40, 48), normal(1, 4, 48, 64), mx.arange(40) // 10
     right = x[:, None] @ weights[expert]
     assert close(gather_mm(x[:, None], weights, rhs_indices=expert, sorted_indices=True), right)
@@ -93,7 +94,7 @@ def with_async_eval(model, x, caches):
 
 
 def on_two_streams(model, x, caches):
-    """Each step reads from the cache what the other stream has written."""
+    """Runs on two streams in turn, so that each step reads from the cache what the other stream has written."""
     out = []
     for part, stream in zip(parts(x), cycle([mx.new_stream(mx.default_device()) for _ in range(2)])):
         with mx.stream(stream):
@@ -102,14 +103,14 @@ def on_two_streams(model, x, caches):
 
 
 def assert_kernels_ran(prefill="cuda_prefill"):
-    """The prompt must have run through this kernel, the steps through cuda_decode, and no call elsewhere."""
+    """The kernel `prefill` must have run all attention of the prompt, and cuda_decode all attention of the steps."""
     calls = Counter(flash.status().calls)
     assert calls == {prefill: calls[prefill], "cuda_decode": STEPS * calls[prefill]}
     assert calls[prefill] > 0
 
 
 def differences(on, off, off_again):
-    """For a failure's message: the tokens whose logits differ, and whether the unpatched model repeats its logits."""
+    """A message that names the tokens whose logits differ, and says whether the unpatched model repeats its logits."""
     near = np.array(mx.abs(on - off).max(axis=(0, 2)) < 1e-4 * mx.abs(off).max())  # False for NaN
     again = f"off is what it is again: {close(off_again, off)}, and close to on: {close(on, off_again)}"
     return f"tokens {np.flatnonzero(~near).tolist()}; {again}"
@@ -126,7 +127,7 @@ def test_float32(family):
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_16_bits(family, dtype):
-    """The logits' error, against the same weights in float32, may be 10% larger with the patch than without."""
+    """The error of the logits may be 10% larger with the patch than without. The exact logits are those in float32."""
     model, x = small(family, dtype), tokens()
     off, on = off_and_on(lambda: logits(model, x, make_prompt_cache(model)))
     assert_kernels_ran()
@@ -156,7 +157,7 @@ def test_quantised_cache(monkeypatch, bits, dtype):
     """
     own = base.quantized_scaled_dot_product_attention
 
-    @functools.wraps(own)  # the patch only replaces functions of this signature
+    @functools.wraps(own)  # because the patch replaces a function only if it has this signature
     def on_cpu(queries, *stored, **options):
         exact = [(words, scales.astype(mx.float32), biases.astype(mx.float32)) for words, scales, biases in stored]
         with mx.stream(mx.cpu):
@@ -176,12 +177,12 @@ def fails_in_mlx(error):
     return pytest.mark.xfail(raises=error, strict=True, reason="MLX's own. Once it passes, this mark can go.")
 
 
-# 256 keys fill the cache; 300 get room for 512.
+# A cache of 256 keys is full. A cache of 300 keys has room for 512.
 @pytest.mark.parametrize(
     "keys", [pytest.param(256, marks=fails_in_mlx(AssertionError)), pytest.param(300, marks=fails_in_mlx(RuntimeError))]
 )
 def test_mlx_lms_own_quantised_attention(keys):
-    """Each query head must see its own head's keys, whether they fill the cache or not."""
+    """Each query head must see the keys of its own key head, whether the cache is full or not."""
     query = normal(0, 1, 4, 1, 128, dtype=mx.bfloat16)
     key, value = (normal(seed, 1, 2, keys, 128, dtype=mx.bfloat16) for seed in (1, 2))
     stored = QuantizedKVCache(64, 8).update_and_fetch(key, value)

@@ -1,4 +1,4 @@
-"""On a GPU, a fault in a kernel's text is found and named before the kernel is used. The model's tokens stay right."""
+"""On a GPU, a fault in a kernel's text is found and named before the kernel is used. So a model's tokens stay right."""
 
 import json
 import os
@@ -63,4 +63,4 @@ def test_two_processes_at_once(tmp_path):
     for found in map(generated, [started(tmp_path) for _ in range(2)]):
         assert found["said"] == []
         assert found["left"] == 0
-    assert len(list((tmp_path / "checked").iterdir())) == 2  # the prompt's kernel and the steps'
+    assert len(list((tmp_path / "checked").iterdir())) == 2  # the kernel of the prompt and that of the steps

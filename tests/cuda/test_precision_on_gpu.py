@@ -1,4 +1,7 @@
-"""On a GPU, precision="input" costs one rounding at most, and only where probabilities go into 16-bit tensor cores."""
+"""On a GPU, precision="input" adds at most the error of one rounding.
+
+It adds an error only where probabilities go into 16-bit tensor cores.
+"""
 
 import mlx.core as mx
 import pytest
@@ -15,7 +18,7 @@ PRECISIONS = ("float32", "input")
 
 
 def unreadable(x):
-    """Reverses the rows in memory. Compute capability 9.0 then runs the version of the kernel for other GPUs."""
+    """Reverses the rows in memory. On compute capability 9.0, the kernel's version for other GPUs then runs."""
     return mx.contiguous(x[..., ::-1, :])[..., ::-1, :]
 
 
@@ -44,7 +47,7 @@ def gradients(call, precision):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("dim", [64, 128])
 def test_the_error_of_gradients(rng, dim, dtype):
-    """The gradients also have the error of `out`, which the forward pass rounds."""
+    """The error of the gradients includes the error of `out`, because the forward pass rounds `out`."""
     call = draw_call(rng, heads=4, length=300, key_len=500, dim=dim, dtype=dtype)
     exact = unfused_gradients(call)
     got = [gradients(call, precision) for precision in PRECISIONS]
@@ -72,7 +75,7 @@ def test_quantised_keys_have_the_same_bits(rng):
 
 @pytest.mark.parametrize("shapeless", [False, True])
 def test_a_compiled_function_keeps_the_precision(rng, shapeless):
-    """The precision must hold for lengths unlike the trace's, too."""
+    """A compiled function must keep the precision for other lengths than those it was traced with."""
     arrays = draw(rng, heads=4, length=300, key_len=500, dim=64, dtype="bfloat16")
     compiled = mx.compile(lambda *arrays: flash_attention(*arrays, precision="input"), shapeless=shapeless)
     mx.eval(compiled(*(x[:, :, :200] for x in arrays)))

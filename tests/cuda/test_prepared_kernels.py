@@ -1,4 +1,4 @@
-"""The kernels that a kind of call runs are compiled when the kind is settled: when its kernel is chosen for good."""
+"""All kernels that a kind of call runs are compiled when the attention kernel for this kind is chosen."""
 
 import mlx.core as mx
 import pytest
@@ -23,7 +23,7 @@ def checked(unchecked, monkeypatch, tmp_path):
 
 
 def test_a_refusal_is_an_error_while_there_is_a_choice():
-    for _ in range(2):  # a refused kernel does not count as prepared
+    for _ in range(2):  # the second call fails, too, because a refused kernel does not count as prepared
         with pytest.raises(ValueError, match="the driver's own words"):
             launches.decision(lowered_call(dim=72), refuses=True)
 

@@ -1,4 +1,4 @@
-"""With precision="input", CUDA's kernels for many queries round P, and in the gradient dS, once to 16 bits."""
+"""With precision="input", CUDA's kernels for many queries round P once to 16 bits, and the gradient's also round dS."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ def unchanged(source: str) -> str:
 
 
 def roundings(got: mx.array, exact: np.ndarray) -> float:
-    """The error's root mean square, divided by that of rounding the exact result."""
+    """The root mean square of the error, divided by that of the error which rounding the exact result has."""
     rounded = to_numpy(mx.array(exact.astype(np.float32)).astype(got.dtype))
     return float(np.sqrt(np.mean((to_numpy(got) - exact) ** 2) / np.mean((rounded - exact) ** 2)))
 
@@ -117,7 +117,7 @@ BACKWARD = {
 
 
 def always(parts: int, text: str):
-    """An edit of a kernel's source that puts `parts` in place of the number of parts, PARTS, in this text."""
+    """Returns an edit of a kernel's source. It replaces the number of parts in `text`, which is PARTS, by `parts`."""
     planted = []
 
     def edit(source: str) -> str:

@@ -10,7 +10,7 @@ import pytest
 pytestmark = pytest.mark.usefixtures("requires_gpu")
 
 SANITIZER = shutil.which("compute-sanitizer")
-# Both programs get DIM, LENGTH and HEADS. Keys have half as many heads. 72 is no multiple of a tile's keys or rows.
+# report() sets DIM, LENGTH and HEADS (of the queries; keys have half as many). 72 keys do not fill whole tiles.
 START = """
 import mlx.core as mx
 from flashattn_core import flash_attention, quantized_flash_attention
@@ -50,7 +50,7 @@ print("all calls ran")
 """
 PLANTED = {
     "memcheck": "out[1ll << 40] = 1;",
-    # Each warp reads what the other warp writes, again and again.
+    # Each of two warps repeatedly reads what the other warp writes.
     "racecheck": """
         __shared__ volatile int w[64];
         int sum = 0;
@@ -70,10 +70,10 @@ def report(tool, program, **names):
     if SANITIZER is None:
         pytest.skip("no compute-sanitizer: it comes with NVIDIA's CUDA toolkit")
     given = "".join(f"{name} = {value!r}\n" for name, value in names.items())
-    # No API errors: MLX asks for functions that some drivers lack, and goes on without them.
+    # API errors are not reported, because MLX asks for functions that some drivers lack, and goes on without them.
     options = ["--tool", tool, "--kernel-name", "kns=cuda_", "--report-api-errors", "no"]
     if tool == "racecheck":
-        options += ["--racecheck-report", "all"]  # the analysis report leaves out the planted race
+        options += ["--racecheck-report", "all"]  # because the report "analysis" leaves out the planted race
     done = subprocess.run(
         [SANITIZER, *options, sys.executable, "-c", given + program], capture_output=True, text=True, timeout=900
     )
@@ -81,8 +81,8 @@ def report(tool, program, **names):
 
 
 def assert_nothing_is_found(tool, program, dim, length, **names):
-    # MLX allocates pages of 16 KB. With 2048 // dim heads, keys and values fill whole pages, so that memcheck notices a
-    # read behind their last row. racecheck is slow, and looks at one block at a time: one key/value head is enough.
+    # MLX allocates pages of 16 KB. With 2048 // dim heads, keys and values fill their pages, so that memcheck notices a
+    # read behind the last row. For racecheck, which is slow and looks at one block at a time, one key head is enough.
     heads = {"memcheck": 2048 // dim, "racecheck": 2}[tool]
     said = report(tool, START + program, DIM=dim, LENGTH=length, HEADS=heads, **names)
     assert "all calls ran" in said, said

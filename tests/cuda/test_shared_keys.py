@@ -19,22 +19,22 @@ def of_a_model(heads=28, length=2048, keys=26624, **options):
 
 
 @pytest.mark.parametrize(
-    ("heads", "length", "keys", "whole", "shared"),  # blocks of 192 rows; 132 blocks run at once
+    ("heads", "length", "keys", "whole", "shared"),  # a block has 192 rows; 132 blocks run at once
     [(28, 2048, 26624, 264, 44 * 3), (32, 2048, 26624, 264, 88 * 3), (28, 512, 9000, 0, 84 * 3), (4, 100, 3000, 0, 20)],
 )
 def test_the_last_blocks_fill_the_gpu(heads, length, keys, whole, shared):
     attention, merge = of_a_model(heads, length, keys)
     assert attention["grid"][0] == whole + shared
     assert attention["buffers"]["partials"] == merge["buffers"]["partials"]
-    assert "partials" in merge["outputs"]  # the next call waits until they are merged
+    assert "partials" in merge["outputs"]  # so that the next call waits until the partial results are merged
 
 
 @pytest.mark.parametrize(
     "call",
     [
-        {"length": 4096, "keys": 4096},  # under a causal mask, blocks with few keys fill the gaps
+        {"length": 4096, "keys": 4096},  # with a causal mask, blocks with few keys keep the GPU busy to the end
         {"mask": SlidingWindow(1024)},
-        {"heads": 4, "length": 100, "keys": 1000},  # merging takes longer than it saves
+        {"heads": 4, "length": 100, "keys": 1000},  # merging takes longer than the split saves
         {"heads": 132, "length": 192},
         {"dtype": mx.float32, "length": 512},
     ],
@@ -49,7 +49,7 @@ def test_all_other_blocks_have_all_their_keys(call):
 @pytest.mark.parametrize("length", [1, 70])
 @pytest.mark.parametrize("mask", [None, "causal", "key range", "bool"])
 def test_the_result_is_that_of_all_keys(rng, mask, length, dim):
-    """The key range lets the second sequence of the batch see keys of the last chunk only."""
+    """With the key range, the second sequence of the batch sees only keys of the last chunk."""
     sizes = {"batch": (2,), "heads": 2, "kv_heads": 1, "length": length, "key_len": MANY, "dim": dim}
     arrays = draw(rng, **sizes, dtype="bfloat16")
     if mask == "key range":
@@ -69,7 +69,7 @@ def test_rows_that_see_nothing_are_zero(rng):
 
 @harness
 def test_hidden_nan_reaches_nothing(rng):
-    """The hidden key's tile has visible keys, so a merged row is not finite, and must be computed again."""
+    """The tile with the hidden key also has visible keys. So merged rows are not finite, and must be computed again."""
     query, *stored = draw(rng, length=20, key_len=MANY, dim=64, dtype="float16")
     hidden = mx.arange(MANY) == 700
     out, clean = (

@@ -17,7 +17,7 @@ from tests.patch.model_folders import write_model
 pytestmark = pytest.mark.usefixtures("requires_gpu")
 
 LAYERS, STEPS, LONGEST = 3, 8, 700
-QWEN2 = {  # the heads are those of Qwen2-0.5B
+QWEN2 = {  # the numbers of heads and the head_dim are those of Qwen2-0.5B
     "model_type": "qwen2", "hidden_size": 896, "num_attention_heads": 14, "num_key_value_heads": 2,
     "intermediate_size": 512, "num_hidden_layers": LAYERS, "vocab_size": 320, "max_position_embeddings": 2048,
     "rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": True,
@@ -27,7 +27,7 @@ DTYPES = (mx.float32, mx.bfloat16)
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory):
-    """Texts of different lengths: the trainer pads its batches, to multiples of 32, and cuts off the longest texts."""
+    """A folder of texts of different lengths. The trainer pads them to multiples of 32, and cuts the longest texts."""
     folder = tmp_path_factory.mktemp("texts")
     long = (text for text in pydoc_data.topics.topics.values() if len(text) > 2000)
     passages = [text[:length] for text, length in zip(long, range(300, 2001, 100), strict=False)]
@@ -38,7 +38,7 @@ def texts(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory, texts):
-    """A small Qwen2's folder, for each dtype."""
+    """For each dtype, the folder of a small Qwen2 model."""
     folders = {dtype: tmp_path_factory.mktemp("model") for dtype in DTYPES}
     for dtype, folder in folders.items():
         write_model(folder, QWEN2, dtype, text=(texts / "train.jsonl").read_text())
@@ -46,17 +46,17 @@ def models(tmp_path_factory, texts):
 
 
 @pytest.fixture(autouse=True)
-def one_gpu():  # no test tells when MLX has mended this
+def one_gpu():  # no test notices when MLX no longer fails with two GPUs
     if mx.device_count(mx.gpu) > 1:
         pytest.skip("MLX's own training fails where it sees two GPUs: CUDA_VISIBLE_DEVICES=0")
 
 
 @pytest.fixture
 def train(monkeypatch, models, texts, tmp_path):
-    """train(dtype, fine_tune_type, **settings) returns each step's loss, not rounded as in the printed report.
+    """train(dtype, fine_tune_type, **settings) returns each step's loss, which is not rounded as in the printed report.
 
-    It trains by plain gradient descent: Adam divides by the size of a gradient, so that where a gradient is nearly
-    zero, rounding counts as much as learning.
+    By default it uses plain gradient descent, because Adam divides by the size of a gradient: where a gradient is
+    nearly zero, its rounding error would change the weights as much as the gradient itself.
     """
 
     def run(dtype, fine_tune_type, **settings):
@@ -87,7 +87,7 @@ def apart(losses, others):
     ids=lambda value: {True: "compiled", False: "plain"}.get(value, str(value)),
 )
 def test_the_same_losses(train, dtype, fine_tune_type, compiled):
-    """mlx-lm compiles its steps. That takes MLX a while on a GPU, so only one case compiles.
+    """mlx-lm compiles its steps by default. This takes long on a GPU, so only one case compiles.
 
     In bfloat16 each step builds on the rounding of earlier steps, with and without the patch. So each loss is
     compared with float32's: its error may be twice that of the step without the patch, plus one rounding.
@@ -108,7 +108,7 @@ def test_the_same_losses(train, dtype, fine_tune_type, compiled):
 
 @pytest.mark.parametrize("fine_tune_type", ["lora", "full"])
 def test_the_same_losses_in_bfloat16_by_default_settings(train, fine_tune_type):
-    """mlx-lm's own optimizer and learning rate do not amplify rounding: each loss may be off by one rounding."""
+    """mlx-lm's default optimizer and learning rate do not amplify rounding. Each loss may be off by one rounding."""
     mx.disable_compile()
     settings = {name: lora.CONFIG_DEFAULTS[name] for name in ("optimizer", "learning_rate")}
     off, on = off_and_on(lambda: train(mx.bfloat16, fine_tune_type, **settings))
@@ -120,7 +120,7 @@ def test_the_same_losses_in_bfloat16_by_default_settings(train, fine_tune_type):
 @pytest.mark.parametrize("fine_tune_type", ["lora", "full"])
 @pytest.mark.parametrize("wrong", ["queries", "keys", "values"])
 def test_a_wrong_gradient_would_be_seen(train, monkeypatch, fine_tune_type, wrong):
-    """The losses of eight steps must show if attention loses one percent of an argument's gradient."""
+    """If attention loses one percent of an argument's gradient, the losses of eight steps must differ clearly."""
     mx.disable_compile()
     right = train(mx.float32, fine_tune_type)
     own = qwen2.scaled_dot_product_attention

@@ -8,7 +8,7 @@ from tests import launches
 
 ROWS, COLUMNS = 40, 64
 HEAD = ROWS * COLUMNS
-# Strides of heads, rows and columns, the offset of the first element, and whether the TMA reads such 16-bit numbers.
+# Strides of heads, rows and columns, the offset of the first element, and whether the TMA can read such a 16-bit array.
 LAYOUTS = {
     "contiguous": (HEAD, COLUMNS, 1, 0, True),
     "heads between rows": (COLUMNS, 2 * COLUMNS, 1, 0, True),
@@ -67,7 +67,7 @@ def test_quantised_keys_are_no_hoppers():
 
 BY_OTHERS = {
     "float32 of large heads": ((1, 2, ROWS, 136), ROWS, mx.float32),
-    # The driver refuses a tensor map of an empty array, and a launch that copies no rows.
+    # Without keys: the driver refuses a tensor map of an empty array, and a launch that would copy no rows.
     "no keys": ((1, 1, ROWS, COLUMNS), 0, mx.bfloat16),
     "no keys, float32": ((1, 1, ROWS, COLUMNS), 0, mx.float32),
     "batches of two dimensions": ((2, 3, 2, ROWS, COLUMNS), ROWS, mx.bfloat16),

@@ -1,10 +1,10 @@
-"""Each block of code in the docs works: shell commands and Python run, and print the output that the page shows.
+"""Each block of code in the docs works. Shell commands and Python code run, and print the output that the page shows.
 
 In a block marked `sh`, each line is a command. In a block marked `console`, a line that begins with `$` is a command,
 and other lines are output. A block marked `text` is the output of the first command that runs in the block before it.
-A page's blocks run one after the other in a copy of the repository, in this environment instead of `uv run`'s. A
-command of flash-eval is parsed as the page has it. Then it runs in this process with the options of SMALLEST appended,
-which replace earlier ones. Outputs must agree in everything but their figures.
+A page's blocks run one after the other in a copy of the repository. `uv run` is left out, so they run in this
+environment. A command of flash-eval is parsed as it is on the page. Then it runs in this process with the options of
+SMALLEST, which are appended and so replace earlier ones. Outputs must be those of the page, apart from figures.
 """
 
 import io
@@ -79,7 +79,7 @@ SMALLEST = {
     "finetune": ["-p", "128,256", "-r", "1"],
     "kernels": ["--seq-len", "64,128", "-r", "3", "--max-seconds", "1"],
 }
-# The option is appended only if the command has it, because the page may show the default value.
+# These options are appended only if the command on the page has them, because a page may show a default value.
 SMALLEST_IF_GIVEN = {"--context": "64", "--stride": "32", "--num-layers": "2"}
 
 # Names that a page's Python uses without defining them.
@@ -132,7 +132,10 @@ def repository(tmp_path):
 
 @pytest.fixture
 def _quick(monkeypatch):
-    """Removes delays. Ratios of few short trials claim differences, as ratios of many long trials do on the pages."""
+    """Removes delays, and makes each ratio of times claim a difference, although a few short trials prove none.
+
+    The outputs on the pages claim differences, because they come from many long trials.
+    """
     monkeypatch.setattr(contest, "TRIAL_SECONDS", 0)
     monkeypatch.setattr(contest, "SETTLE_SECONDS", 0)
     monkeypatch.setattr(claims.Ratio, "sign", property(lambda ratio: 1 if (ratio.value or 0) > 1 else -1))
@@ -193,7 +196,8 @@ def run_flash_eval(words, monkeypatch):
     if words and words[0] in SMALLEST:
         with monkeypatch.context() as torch_is_installed:
             torch_is_installed.setattr(implementations, "find_spec", lambda name: name)
-            # click caches a command's help option at its first context, so this context has the program's settings.
+            # click creates a command's help option for its first context, and keeps it for later ones. So this context
+            # needs the program's settings.
             context = click.Context(flash_evals.cli.main, **flash_evals.cli.main.context_settings)
             command = flash_evals.cli.main.get_command(context, words[0])
             command.make_context(words[0], words[1:], parent=context)
@@ -220,7 +224,7 @@ def lines(text):
         (r"AVX-512|AVX2|NEON|baseline", "AVX2"),
         (r"\btext [0-9a-f]{8}\b", "text 0"),
         (r"[-+]?\d[\d.,]*(?:e[-+]\d+)?", "0"),
-        (r"\b0–0\b", "0"),  # a range whose ends are rounded to one number is shown as one
+        (r"\b0–0\b", "0"),  # if both ends of a range round to one number, only that number is printed
         (r"0 (?:µs|ms|s)\b", "0 s"),
         (r"\b(thread|call|fallback|shape)s\b", r"\1"),
         (r"[ \t]+", " "),
@@ -236,7 +240,7 @@ def test_what_is_not_run_is_in_the_docs(row):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_blocks_of_commands_are_marked(page):
-    """Only drawings have no language: a block that begins with a program's name must have one."""
+    """Only blocks with drawings may have no language. A block that begins with a program's name must have one."""
     programs = {command.split()[0] for page in PAGES for block in blocks(page) for command in commands(block)}
     for block in blocks(page):
         assert block.language in ("", "sh", "console", "text", "python"), block

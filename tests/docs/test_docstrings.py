@@ -18,7 +18,7 @@ PUBLIC = {
     "flashattn_core.reference.reference_attention": reference.reference_attention,
     **{f"mlxlm_flash_patch.{name}": getattr(mlxlm_flash_patch, name) for name in mlxlm_flash_patch.__all__},
 }
-# A function -> the function that has the same parameters. The docstring of the first names the second.
+# function -> another function with the same parameters, which the function's docstring names instead of listing them
 AS = {
     "flashattn_core.quantized_flash_attention": "flash_attention",
     "flashattn_core.plan": "flash_attention",
@@ -42,7 +42,7 @@ RAISE_ON_BAD_ARGUMENTS = (
 
 
 def own_docstring(name):
-    """The docstring written for this name: no base class's, and no signature that a dataclass generates."""
+    """The docstring that is written for this name. One that is inherited, or that a dataclass generates, is ignored."""
     what = PUBLIC[name]
     text = inspect.cleandoc((vars(what).get("__doc__") if isinstance(what, type) else what.__doc__) or "")
     # nanobind puts the function's signature before the docstring.

@@ -1,4 +1,4 @@
-"""The README's picture is the one that the command in docs/real-model.md draws from the result files."""
+"""The picture in README.md is the picture that the command in docs/real-model.md draws from the result files."""
 
 import re
 import shlex

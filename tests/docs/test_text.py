@@ -35,7 +35,7 @@ def check(tmp_path, monkeypatch, capsys):
     text = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(text)
     monkeypatch.setattr(text, "ROOT", tmp_path)
-    monkeypatch.setattr(text.sys, "path", [*text.sys.path])  # the script adds folders
+    monkeypatch.setattr(text.sys, "path", [*text.sys.path])  # a copy, because the script adds folders
 
     def check(file="a.py", content=WITHOUT_FAULTS["a.py"]):
         for name, given in {**WITHOUT_FAULTS, file: content}.items():

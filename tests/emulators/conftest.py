@@ -1,4 +1,4 @@
-"""Settings of the emulators' own tests: every eighth case runs, because emulators seldom change."""
+"""Settings for the tests of the emulators. Only every eighth case runs, because the emulators seldom change."""
 
 from pathlib import Path
 

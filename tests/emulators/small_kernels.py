@@ -22,7 +22,7 @@ def compile_text(text: str) -> Program:
 
 
 def run_text(text: str, kernel: str = "k", **options: Any) -> Result:
-    """Runs a kernel of this text, unless `options` say otherwise with one threadgroup of 32 threads."""
+    """Runs a kernel of this text. It has one threadgroup of 32 threads, unless `options` set other sizes."""
     return compile_text(text).run(kernel, **{"grid": (1, 1, 1), "threadgroup": (32, 1, 1), **options})
 
 
@@ -37,10 +37,12 @@ def run(
     outputs: Collection[int] = (0,),
     **options: Any,
 ) -> Result:
-    """Runs a kernel with this body, which may use thread_index, lane, simdgroup and group. Its first line is line 1.
+    """Runs a kernel with this body, which may use thread_index, lane, simdgroup and group.
 
-    `together`: bodies to compile with this one, because many take hardly longer than one. Without buffers, buffer 0
-    is an output of 256 zeros.
+    Messages count lines from the body's first line, which is line 1.
+
+    `together`: bodies that are compiled in the same program. Many bodies take hardly longer to compile than one.
+    `buffers`: without any, buffer 0 has 256 zeros.
     """
     bodies = list(dict.fromkeys([*together, body]))
     kernels = [

@@ -1,4 +1,4 @@
-"""Pointers stay in their address spaces; a pointer without one is an error, as it is for Apple's compiler."""
+"""A pointer must stay in its address space. A pointer without an address space is an error, as in Apple's compiler."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Each counter is exact: kernels whose operations and bytes are known."""
+"""Each counter is exact for kernels whose operations and bytes are known."""
 
 import numpy as np
 import pytest

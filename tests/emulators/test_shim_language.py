@@ -1,4 +1,4 @@
-"""Constructs of Metal that C++ lacks and the kernels' own tests do not cover."""
+"""Constructs of Metal that C++ lacks, and that the tests of the kernels do not cover."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def test_built_in_values():
 
 
 def test_threadgroup_variables():
-    """One declaration may declare several variables; a function may take one by reference."""
+    """One declaration may declare several variables. A function may take a threadgroup variable by reference."""
     text = """template <int N> float total(threadgroup float (&shared)[N]) { return shared[0] + shared[N - 1]; }
         kernel void k(device float* out [[buffer(0)]], uint i [[thread_index_in_threadgroup]]) {
           threadgroup float memory[2][32], other;
@@ -43,7 +43,7 @@ def test_threadgroup_variables():
 
 
 def test_vectors():
-    """Constructors convert values, not bits, also under the source's own name for a vector."""
+    """Constructors of vectors convert values, they do not copy bits. The source may have another name for a type."""
     text = """typedef short2 Pair;
         kernel void k(device float* out [[buffer(0)]], uint i [[thread_index_in_threadgroup]]) {
           float2 a = float2(1.5f, 2), b = vec<float, 2>(3), c = float2(Pair(4, 5));

@@ -1,4 +1,4 @@
-"""half and bfloat convert, and round after each operation, as in MLX; min and max prefer a number to a NaN."""
+"""half and bfloat are converted as in MLX, and rounded after each operation. min and max prefer a number to a NaN."""
 
 import mlx.core as mx
 import numpy as np

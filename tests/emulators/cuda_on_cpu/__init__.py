@@ -1,4 +1,4 @@
-"""Runs CUDA kernels on this machine's CPU, with the runtime that also runs Metal's: see tests/emulators/README.md."""
+"""Runs CUDA kernels on this machine's CPU, in the runtime that also runs Metal kernels (tests/emulators/README.md)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 
 
 class CudaProgram(Program):
-    """The kernel of one launch, as tests/launches describes it."""
+    """A program with the kernel of one launch. `launch` describes the launch, as tests/launches does."""
 
     def __init__(self, launch: Mapping[str, Any], source: str) -> None:
         def translated():

@@ -1,4 +1,4 @@
-"""Translates a CUDA launch's source to C++, where headers are not enough.
+"""Translates the source of a CUDA launch to C++: the constructs for which headers are not enough.
 
 1. `asm("cvt.rn.f16.f32 %0, %1;" : "=h"(a) : "f"(b))` becomes a call, `ptx::cvt_rn_f16_f32(a, b)`.
 2. Variables in shared memory become references to the runtime's memory.
@@ -39,7 +39,7 @@ def translate(text: str, launch: Mapping[str, Any]) -> Translation:
 
 
 def bindings_of(launch: Mapping[str, Any]) -> list[Binding]:
-    """Bindings of the launch's arrays and structs, in order."""
+    """The bindings of the launch's buffers (arrays and structs), in their order."""
     return [
         Binding("constant" if isinstance(content, bytes) else "device", index, name)
         for index, (name, content) in enumerate(launch["buffers"].items())
@@ -96,7 +96,10 @@ def _call_instructions(text: str) -> str:
 
 
 def _call(statement: str) -> str:
-    """The call that replaces an asm statement: the longest instruction is the function, operands are arguments."""
+    """The call that replaces an asm statement.
+
+    The function is named after the instruction with the longest name. Its arguments are the operands.
+    """
     template, operands = _split(statement)
     instructions = "".join(re.findall(r'"([^"]*)"', template))
     names = re.findall(r"[a-z]\w*(?:(?:\.|::)\w+)+", instructions)
@@ -122,7 +125,7 @@ def _call(statement: str) -> str:
 
 
 def _split(statement: str) -> tuple[str, list[str]]:
-    """An asm statement's template, and its lists of operands, each after a colon."""
+    """The template of an asm statement, and its lists of operands. Each list begins at a colon."""
     strings = re.match(r'(?:\s*"[^"]*"|\s*#[^\n]*\n)*', statement)
     assert strings is not None
     rest = statement[strings.end() :]

@@ -1,4 +1,4 @@
-"""A fake CUDA driver and NVRTC, which answer as a test wants, and a program that runs csrc/cuda with them."""
+"""A fake CUDA driver and a fake NVRTC, whose answers a test chooses, and a program that runs csrc/cuda with them."""
 
 from pathlib import Path
 

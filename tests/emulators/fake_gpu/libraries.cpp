@@ -1,5 +1,6 @@
-// Stands for the CUDA driver and NVRTC: the functions that csrc/cuda calls. An environment variable with a function's
-// name is the error code to return. With -DOLD_DRIVER, cuTensorMapEncodeTiled() is missing.
+// A fake CUDA driver and NVRTC, with the functions that csrc/cuda calls. If an environment variable has the name of a
+// function, its value is the error code that the function returns. With -DOLD_DRIVER, cuTensorMapEncodeTiled() is
+// missing.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -22,7 +23,7 @@ FAKE(cuDeviceGetAttribute, (int* value, int attribute, int),
      *value = attribute == 75   ? number("MAJOR", 9)
               : attribute == 76 ? 0
                                 : 100'000)
-static int contexts = 0;  // pushed and not popped yet
+static int contexts = 0;  // how many contexts are pushed and not popped yet
 FAKE(cuDevicePrimaryCtxRetain, (int** context, int), *context = &contexts)
 FAKE(cuCtxPushCurrent_v2, (int* context), ++*context)
 FAKE(cuCtxPopCurrent_v2, (int**), --contexts)

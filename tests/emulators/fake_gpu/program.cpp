@@ -1,4 +1,5 @@
-// `program KERNEL BYTES`: loads a kernel with BYTES of dynamic shared memory twice, as two calls of attention do.
+// `program KERNEL BYTES` loads a kernel with BYTES of dynamic shared memory. It loads the kernel twice, as two calls of
+// attention do.
 #include <signal.h>
 
 #include <cstdio>
@@ -17,7 +18,7 @@ std::string source_text(const gpu::Launch& launch) {
 using namespace flashattn;
 
 int main(int, char** arguments) try {
-  signal(SIGXFSZ, SIG_IGN);  // as Python does
+  signal(SIGXFSZ, SIG_IGN);  // Python ignores this signal, too
   gpu::Launch launch = {};
   launch.function = arguments[1];
   launch.dynamic_shared = std::atoi(arguments[2]);
@@ -26,7 +27,7 @@ int main(int, char** arguments) try {
     cuda::function_of(launch, 0);
   } catch (const std::runtime_error&) {
   }
-  cuda::function_of(launch, 0);  // the kernel, or the error, is cached by now
+  cuda::function_of(launch, 0);  // finds the kernel, or the error, in the cache
 } catch (const NoKernelError& error) {
   std::printf("NoKernelError: %s\n", error.what());
 } catch (const std::runtime_error& error) {

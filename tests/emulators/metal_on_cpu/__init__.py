@@ -1,4 +1,4 @@
-"""Compiles Metal kernels for this machine's CPU and runs them, one fiber for each GPU thread, checking every access."""
+"""Compiles Metal kernels for this machine's CPU and runs them. A GPU thread is a fiber. Every access is checked."""
 
 from .address_spaces import check_address_spaces
 from .counts import Counts

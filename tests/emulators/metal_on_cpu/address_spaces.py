@@ -1,4 +1,7 @@
-"""Checks a source's address spaces: clang reads it as C++ for OpenCL, which has them. Nothing runs."""
+"""Checks the address spaces of a source's pointers. Clang reads the source as C++ for OpenCL, which has address spaces.
+
+Nothing runs.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,13 @@ from .translate import (
 FLAGS = [
     "-x", "cl", "-cl-std=clc++2021", "-cl-no-stdinc", "-fsyntax-only", "-target", "x86_64-linux-gnu",
     "-ferror-limit=20", "-DMSL_CHECK_ADDRESS_SPACES", "-Wno-invalid-constexpr",
-    "-Wno-null-dereference",  # threadgroup variables are references to address 0 here
+    "-Wno-null-dereference",  # _local_variable() makes threadgroup variables references to address 0
     *toolchain.WARNINGS,
 ]  # fmt: skip
 
 
 def check_address_spaces(source: str) -> None:
-    """Raises AddressSpaceError for a pointer that goes into the wrong address space, or is declared for none."""
+    """Raises AddressSpaceError if a pointer leads to the wrong address space, or is declared without one."""
 
     def make(folder: Path) -> None:
         text = _translate(toolchain.preprocess(source))
@@ -36,7 +39,7 @@ def check_address_spaces(source: str) -> None:
         flags = [*FLAGS, "-I", toolchain.HERE / "shim", path]
         checked = toolchain.clang(flags)
         wrong = checked.stderr if checked.returncode else ""
-        if not wrong:  # pointers declared without an address space are in the generic one
+        if not wrong:  # clang accepts pointers without an address space, and takes their space for __generic
             tree = toolchain.clang([*flags, "-w", "-Xclang", "-ast-dump", "-fno-color-diagnostics"])
             places = dict.fromkeys(_generic_pointers(tree.stdout, str(folder)))
             wrong = "\n".join(f"{place}: a pointer without an address space" for place in places)
@@ -55,7 +58,7 @@ def _translate(text: str) -> str:
 
     _, _, text = take_kernel_arguments(INSTANTIATION.sub(instantiate, text))
     text = FUNCTION_CONSTANT.sub(r"constant \1 \2 = \1();", text)
-    text = re.sub(r"(\)\s*(?:const\s*)?)thread\b", r"\1", text)  # a method's qualifier: objects are private
+    text = re.sub(r"(\)\s*(?:const\s*)?)thread\b", r"\1", text)  # methods need no qualifier, as objects are private
     text = share_threadgroup_variables(text, _local_variable)
     return construct_vectors(text)
 
@@ -65,7 +68,10 @@ def _local_variable(type_: str, name: str, dimensions: str) -> str:
 
 
 def _generic_pointers(tree: str, folder: str) -> list[str]:
-    """Where pointers to __generic are declared, outside of the shim. The tree names files only where they change."""
+    """Where pointers to __generic are declared, outside of the shim.
+
+    tree: clang's syntax tree. It names the file of a declaration only if the one before is in another file.
+    """
     found = []
     file = line = ""
     for text in tree.splitlines():
@@ -73,7 +79,7 @@ def _generic_pointers(tree: str, folder: str) -> list[str]:
         for new_file, new_line, other_line in re.findall(r"([\w./-]+\.\w+):(\d+):\d+|\bline:(\d+):\d+", text):
             file = new_file or file
             line = new_line or other_line
-        # Named declarations only: parameters of implicit copy constructors have no names.
+        # Only named declarations count, because the parameters of implicit copy constructors have no names.
         is_pointer = re.search(
             r"\b(?:Parm)?(?:Var|Field)Decl\b.* (?!used |referenced )[A-Za-z_]\w* '[^']*__generic [\w<>:, ]*[*&](?!&)",
             text,

@@ -1,4 +1,4 @@
-"""What a launch did, counted exactly: the part of performance that is the same on any machine."""
+"""Exact counts of what a launch did. Unlike times, they are the same on any machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import astuple, dataclass
 
 @dataclass(frozen=True)
 class Counts:
-    """Operations of one launch, or the sum of several.
+    """What one launch did, or several launches together.
 
     Bytes are what the lanes request: 32 lanes that read the same float count 128 bytes, even where the hardware would
     read it once. Operations that the compiler optimised away do not count, nor do accesses to constant memory, to a
@@ -23,7 +23,7 @@ class Counts:
     barriers: int = 0
     """Threadgroup barriers, counted once for each threadgroup that passes one."""
     shuffles: int = 0
-    """Counted once for each SIMD group, as reductions are."""
+    """Shuffles and reductions are counted once for each SIMD group."""
     reductions: int = 0
     transcendentals: int = 0
     """exp, exp2, log2 and tanh, counted once for each lane."""

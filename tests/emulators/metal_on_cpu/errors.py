@@ -2,7 +2,7 @@
 
 
 class MetalError(Exception):
-    """The base of all errors of a run. A crash, an endless loop or a stack overflow raises it directly."""
+    """The base class of these errors. A crash, an endless loop or a stack overflow raises MetalError itself."""
 
 
 class CompileError(MetalError):
@@ -10,15 +10,15 @@ class CompileError(MetalError):
 
 
 class AddressSpaceError(MetalError):
-    """A pointer goes into an address space that it is not declared for."""
+    """A pointer leads to another address space than it is declared for, or is declared without an address space."""
 
 
 class BindingError(MetalError):
-    """The buffers of a launch are not those that the kernel declares."""
+    """The buffers or function constants of a launch are not those that the source declares."""
 
 
 class LimitError(MetalError):
-    """More threads, or more threadgroup memory, than a GPU has."""
+    """The number of threads, or the size of a buffer or of threadgroup memory, is not allowed."""
 
 
 class OutOfBoundsError(MetalError):

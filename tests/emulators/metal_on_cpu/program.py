@@ -24,7 +24,7 @@ SCHEDULES = ("forward", "reverse", "greedy", "random")
 
 @dataclass(frozen=True)
 class View:
-    """A pointer into an array, `offset` bytes from its beginning. The kernel may access the whole array."""
+    """A buffer whose pointer leads `offset` bytes into an array. The kernel may access the whole array."""
 
     array: np.ndarray
     offset: int
@@ -47,14 +47,14 @@ class Result:
     """The outputs, with type and shape of the given arrays."""
     counts: Counts
     unwritten: dict[int, int] = field(default_factory=dict)
-    """For each output: how many of its elements the kernel did not write, or not wholly."""
+    """For each output: how many of its elements have at least one byte that the kernel did not write."""
 
 
 class Program:
     """All kernels of one source."""
 
     remembers = True
-    """Whether a launch that was made before gets its cached result, and is not executed again."""
+    """Whether a launch that was made before returns its cached result. If not, it is executed again."""
     runs: ClassVar = Counter[str]()
 
     def __init__(self, source: str, *, include_dirs: Sequence[Path] = ()) -> None:
@@ -73,11 +73,11 @@ class Program:
         schedule: str = "forward",
         timeout: float = 120,
     ) -> Result:
-        """Runs `grid` threadgroups of `threadgroup` threads. Raises the subclass of MetalError that fits a fault.
+        """Runs `grid` threadgroups of `threadgroup` threads. Raises MetalError or a subclass if there is an error.
 
-        The schedules differ in the order of threads between two barriers: "forward" and "reverse" take threads (and
-        threadgroups) by rising or falling index, "greedy" runs one SIMD group as far as it gets, "random:7" draws
-        orders by seed 7.
+        schedule: the order in which threads run between two barriers. "forward" takes threads, and threadgroups, by
+        rising index, "reverse" by falling index. "random:7" draws both orders, with seed 7. "greedy" runs a SIMD group
+        as far as it gets, and only then the next one.
         """
         if kernel not in self.kernels:
             raise errors.BindingError(f"no kernel '{kernel}'; there are: {', '.join(sorted(self.kernels))}")
@@ -94,9 +94,9 @@ class Program:
         return _read_results(self._said("\n".join(job) + "\n", inputs, f";{values};", timeout), arrays)
 
     def _said(self, job: str, inputs: list[bytes], constants: str, timeout: float) -> bytes:
-        """The program's answer to a job: `done` and the results, or an error's name and message.
+        """The program's answer to a job: `done` and the results, or the name and the message of an error.
 
-        The same job always has the same answer, so the program's folder caches answers.
+        Answers are cached in the program's folder, because the same job always has the same answer.
         """
         key = hashlib.sha256(f"{toolchain.symbolizer()}\n{constants}\n{job}".encode())
         for content in inputs:
@@ -150,7 +150,7 @@ def _schedule(text: str) -> str:
 def _describe(
     buffers: Mapping[int, Buffer], outputs: Collection[int], job: list[str]
 ) -> tuple[list[bytes], dict[int, np.ndarray]]:
-    """The buffers' contents, and the outputs' arrays. Appends a line for each buffer to the job."""
+    """Returns the buffers' contents and the outputs' arrays. Appends a line for each buffer to `job`."""
     inputs, arrays = [], {}
     for index, buffer in sorted(buffers.items()):
         if not 0 <= index < 32:

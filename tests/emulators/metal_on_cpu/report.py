@@ -1,4 +1,4 @@
-"""A pytest plugin: --all executes every launch again; a line at the end counts executed and cached launches."""
+"""A pytest plugin. With --all, every launch is executed again. A last line counts executed and cached launches."""
 
 from typing import Any
 

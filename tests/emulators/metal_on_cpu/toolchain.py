@@ -1,4 +1,4 @@
-"""Finds clang, and compiles programs, which tests/builds.py caches."""
+"""Finds clang, and compiles programs with it. tests/builds.py caches the programs."""
 
 from __future__ import annotations
 
@@ -19,27 +19,28 @@ from .translate import Translation, translate
 
 HERE = Path(__file__).parent
 
-# Kernels include these headers, which are empty here: shim/, put before the preprocessed text, has the declarations.
+# Kernels include these headers. They are empty here, because shim/shim.h comes before the preprocessed text.
 METAL_HEADERS = """atomic common compute geometric integer limits logging math matrix numeric pack relational simdgroup
     simdgroup_matrix stdlib types type_traits uniform"""
 DEFINES = ("-D__METAL__=1", "-D__METAL_VERSION__=320", "-D__METAL_MACOS__=1")
 
 WARNINGS = [
-    # Metal's own attributes and pragmas; `const constant`, which the shim turns into `const const`.
+    # Clang does not know Metal's attributes and pragmas. The shim turns `const constant` into `const const`.
     "-Wno-unknown-attributes", "-Wno-ignored-attributes", "-Wno-unknown-pragmas", "-Wno-duplicate-decl-specifier",
     "-Wno-user-defined-literals", "-Wno-reserved-user-defined-literal", "-Wno-pass-failed",
-    "-Wno-undefined-internal",  # a kernel that is only instantiated in part
+    "-Wno-undefined-internal",  # a source may instantiate only a part of a kernel
 ]  # fmt: skip
 
 DEVICE_FLAGS = [
     "-std=c++17", "-O2", "-g1", "-march=x86-64-v3", "-fno-pie", "-fno-exceptions", "-fno-rtti", "-fno-math-errno",
     "-fno-strict-aliasing", "-ffp-contract=on",
-    "-fstack-clash-protection",  # a frame of any size touches the guard below its fiber's stack
-    # half and bfloat round after each operation, as on the GPU.
+    "-fstack-clash-protection",  # a stack overflow always touches the guard, even with a very large frame
+    # A result in half or bfloat is rounded after each operation, as on the GPU.
     "-Xclang", "-ffloat16-excess-precision=none", "-Xclang", "-fbfloat16-excess-precision=none",
-    # A reference may be unbound: without this flag, clang would read it before the guarding condition.
+    # A kernel's reference argument may have no buffer. Without this flag, clang may read through the reference before
+    # the condition that guards the read.
     "-fno-delete-null-pointer-checks",
-    # Each access in the source stays one access, and none is wider than the 16 bytes that hooks.cpp knows.
+    # Clang must not merge accesses, because they are checked and counted, and hooks.cpp takes at most 16 bytes.
     "-fno-vectorize", "-fno-slp-vectorize",
     "-fsanitize=thread", "-mllvm", "-tsan-instrument-func-entry-exit=0",
     "-mllvm", "-tsan-instrument-atomics=0", "-mllvm", "-tsan-instrument-read-before-write=1",
@@ -75,7 +76,10 @@ MISSING = _missing()
 
 @cache
 def harness(*further: Path) -> str:
-    """A hash of all that compiles and runs a source, part of every cache key. `further`: another language's folder."""
+    """A hash of the compiler, the shim and the runtime. It is part of every cache key.
+
+    further: the folder of a language other than Metal, whose shim and runtime are hashed too.
+    """
     own = contents(HERE, *further, patterns=["shim/*", "runtime/*", "toolchain.py", "translate.py"])
     libraries = " ".join(platform.libc_ver())  # kernels call libc's functions
     digest = hashlib.sha256(own + _output([str(compiler()), "--version"]).encode() + libraries.encode())
@@ -96,7 +100,7 @@ def _compile(arguments: Sequence[str | Path], text: str = "") -> str:
 
 
 def preprocess(source: str, include_dirs: Sequence[Path] = (), defines: Sequence[str] = DEFINES) -> str:
-    """The source with its includes and macros resolved; the shim is not part of it yet."""
+    """The source after the preprocessor. It does not contain the shim yet."""
     include = [flag for path in (_metal_headers(), *include_dirs) for flag in ("-I", str(path))]
     flags = ["-E", "-x", "c++", "-std=c++17", "-nostdinc", *defines, *include, "-"]
     return _compile(flags, f'#line 1 "kernels.metal"\n{source}\n')
@@ -124,9 +128,9 @@ def build(source: str, include_dirs: tuple[Path, ...]) -> Path:
 
 
 def program(translated: Callable[[], Translation], language: tuple[Path, ...], *key: str | bytes) -> Path:
-    """A folder with `program`, an executable (see runtime/main.cpp), and `translation`, pickled.
+    """Returns a folder with an executable `program` (see runtime/main.cpp) and a pickled `translation`.
 
-    language: for another language than Metal, the folder with its shim and its additions to the runtime.
+    language: empty for Metal; for another language, the folder with its shim and its additions to the runtime.
     """
 
     def make(folder: Path) -> None:
@@ -174,7 +178,10 @@ def symbolizer() -> list[str] | None:
 
 
 def source_line(program: Path, address: str) -> str:
-    """The kernel's line at an address of its program, outside of the shim; the address if no tool can tell the line."""
+    """The line of the kernel's source at an address of its program, or the address itself if no line is found.
+
+    If the address is in the shim, the line of the kernel that called the shim's function is returned.
+    """
     command = symbolizer()
     if command is None:
         return f"{address} of {program} (for its line: apt-get install llvm-19)"

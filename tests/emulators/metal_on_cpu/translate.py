@@ -41,7 +41,7 @@ class Binding:
     """The buffer's index; None for a built-in value."""
     argument: str
     condition: str | None = None
-    """The function constant that must be true for the argument to exist."""
+    """A function constant: the argument exists only if the constant is true. None if the argument always exists."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def translate(text: str) -> Translation:
 
 
 def instantiated(declaration: str) -> tuple[str, str] | None:
-    """The instantiated function's name, without and with template arguments. None if there is no function."""
+    """The name of the instantiated function, without and with its template arguments. None if there is no function."""
     declaration = LINE_MARKER.sub("", declaration)
     found = re.search(r"(?:decltype\s*\(|void\s+)\s*((?:\w+::)*(\w+))\s*(?=<)", declaration)
     if not found:
@@ -116,7 +116,7 @@ def split_list(text: str) -> list[str]:
 
 
 def take_kernel_arguments(text: str) -> tuple[dict[str, list[Binding]], set[str], str]:
-    """The bindings of each kernel, the names of the kernels that are templates, and the text without the attributes."""
+    """Each kernel's bindings, the names of the kernels that are templates, and the text without kernels' attributes."""
     bindings: dict[str, list[Binding]] = {}
     templates: set[str] = set()
     pieces, position = [], 0
@@ -184,7 +184,7 @@ def _initialise_function_constants(text: str) -> tuple[str, dict[int, tuple[str,
     def initialise(match: re.Match[str]) -> str:
         type_, name, index = match[1], match[2], int(match[3])
         constants.setdefault(index, (name, type_))
-        # Not const: the compiler must not believe that it knows the value.
+        # The variable is not const, so that the compiler does not take its value for known.
         return f"static {type_} {name} = metal::binding::function_constant<{type_}>({index});" + "\n" * match[0].count(
             "\n"
         )
@@ -215,7 +215,7 @@ def share_threadgroup_variables(text: str, declare: Callable[[str, str, str], st
 
 
 def _declaration_end(text: str, start: int) -> int | None:
-    """Where a variable's declaration around `start` ends. None for all else: a pointer, an argument, a cast."""
+    """Where the declaration of a variable around `start` ends. None if it is a pointer, an argument or a cast."""
     depth = angle = 0
     for position in range(start, len(text)):
         character = text[position]
@@ -244,7 +244,7 @@ def shared_variable(type_: str, name: str, dimensions: str) -> str:
 
 
 def construct_vectors(text: str) -> str:
-    """Replaces `float4(…)` and `vec<T, 2>(…)` by metal::make, also under the source's own names for vectors."""
+    """Replaces `float4(…)` and `vec<T, 2>(…)` by metal::make, also if the source has another name for the type."""
     aliases = re.findall(rf"\busing\s+(\w+)\s*=\s*(?:metal::)?(?:vec\s*<[^;]*>|{VECTOR})\s*;", text)
     aliases += re.findall(rf"\btypedef\s+(?:metal::)?(?:vec\s*<[^;]*>|{VECTOR})\s+(\w+)\s*;", text)
     names = "|".join([VECTOR, *sorted(set(aliases))])

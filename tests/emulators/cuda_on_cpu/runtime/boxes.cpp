@@ -1,4 +1,4 @@
-// mbarrier: barriers in shared memory, which count arrivals and bytes; and the bulk copies that deliver these bytes.
+// mbarriers are barriers in shared memory that count arrivals and bytes. Bulk copies deliver the bytes.
 #include <cstring>
 #include <map>
 #include <vector>
@@ -14,7 +14,7 @@ constexpr int kRowBytes = 128;  // a row of a tensor map's box: 64 elements of 1
 
 struct BoxRow {
   char* to;
-  const char* from;  // null: a row outside of the array
+  const char* from;  // null if the row is outside of the array
   int bytes;         // how many bytes of the row are in the array
   bool swizzled = true;
 };
@@ -22,7 +22,7 @@ struct Barrier {
   unsigned long threadgroup, times_opened;
   int arrivals, missing;
   long expected_bytes;
-  std::vector<BoxRow> rows;  // of unfinished copies
+  std::vector<BoxRow> rows;  // the rows of the copies that are not finished
   Clock before, opened;
 };
 
@@ -36,7 +36,7 @@ Barrier& initialised(unsigned address) {
   return barrier;
 }
 
-// If no arrival is missing and copies of all expected bytes have begun: writes their rows, opens the barrier.
+// If no arrival is missing and the copies of all expected bytes have begun: finishes these copies, opens the barrier.
 void open_if_complete(Barrier& barrier) {
   if (barrier.missing || barrier.expected_bytes != kRowBytes * static_cast<long>(barrier.rows.size())) return;
   for (const BoxRow& row : barrier.rows) {

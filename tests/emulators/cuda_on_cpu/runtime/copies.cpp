@@ -1,4 +1,4 @@
-// cp.async: a copy is under way until its thread waits for it. Until then, nobody may read its target.
+// cp.async. A copy is under way until its thread waits for it. Until then no thread may read the bytes it writes.
 #include <deque>
 #include <vector>
 
@@ -15,7 +15,7 @@ struct Copy {
   const char* from;
   int size;
   int bytes;
-  const void* place;  // return address of the call: where the kernel starts the copy
+  const void* place;  // where the kernel starts the copy: the return address of cuda_copy()
 };
 struct Copies {
   unsigned long threadgroup;

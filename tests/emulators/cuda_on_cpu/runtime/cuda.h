@@ -1,4 +1,4 @@
-// Adds to abi.h what compiled CUDA kernels need of their runtime. No includes, as in abi.h.
+// What compiled CUDA kernels need from the runtime, in addition to abi.h. No includes, as in abi.h.
 #pragma once
 
 extern "C" {
@@ -8,13 +8,13 @@ unsigned cuda_shared_address(const void* pointer);
 
 [[noreturn]] void cuda_fail(const char* message);
 
-// cp.async: copies `bytes` bytes, and fills up with zeros to `size`, 4 or 16. A copy takes effect when its thread
-// waits for it.
+// cp.async. Writes `size` bytes (4 or 16): copies the first `bytes` bytes, and fills the rest with zeros. The copy
+// takes effect when its thread waits for it.
 void cuda_copy(unsigned to, const void* from, int size, int bytes);
 void cuda_commit_copies();
 void cuda_wait_for_copies(int under_way);
 
-// __threadfence() and atomicAdd(), by which blocks synchronise.
+// __threadfence() and atomicAdd(), with which blocks synchronise.
 void cuda_fence();
 unsigned cuda_atomic_add(unsigned* to, unsigned added);
 

@@ -1,7 +1,7 @@
-// The runtime's part of the instructions of compute capability 9.0. No includes, as in abi.h.
+// The runtime's functions for instructions of compute capability 9.0. No includes, as in abi.h.
 #pragma once
 
-// Stands for a CUtensorMap of 16-bit elements. The code that translate.py generates fills it in.
+// Takes the place of a CUtensorMap of 16-bit elements. The code that translate.py generates fills it in.
 struct CudaMap {
   char* address;
   long sizes[4];  // columns, rows, heads, batch elements
@@ -9,11 +9,11 @@ struct CudaMap {
   int box_rows;   // a box has 64 columns
 };
 
-// One wgmma: c = a b or c += a b. The warpgroup computes 64 rows, each of its warps 16.
+// A lane's operands of one wgmma: c = a b or c += a b. The result has 64 rows. Each of the four warps computes 16 rows.
 struct CudaProduct {
   float* c;
   int columns;
-  float (*element)(unsigned r, int i);  // the element in half i of register r
+  float (*element)(unsigned r, int i);  // the value of element i (0 or 1) in a register with the bits r
   bool adds, a_is_shared, b_is_transposed;
   unsigned a[4];
   unsigned long long a_descriptor, b_descriptor;

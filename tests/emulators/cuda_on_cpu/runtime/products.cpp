@@ -1,4 +1,4 @@
-// wgmma: a warpgroup's products are computed when it waits for them. Until then their operands must not change.
+// wgmma. A product is computed when the warps wait for it. Until then the kernel must not change its operands.
 #include <deque>
 #include <vector>
 
@@ -24,7 +24,8 @@ Products& products_of(int thread) {
   return products;
 }
 
-// An element's address, by its matrix descriptor: rows of 128 bytes in groups of eight, swizzled by 128 bytes.
+// The address of an element of the matrix that the descriptor describes. The matrix has rows of 128 bytes, in groups of
+// eight rows, and is swizzled by 128 bytes.
 char* element_at(unsigned long long descriptor, int row, int column, bool is_transposed) {
   const unsigned start = (descriptor & 0x3fff) << 4, next_panel = (descriptor >> 16 & 0x3fff) << 4;
   const unsigned eight_rows = (descriptor >> 32 & 0x3fff) << 4;
@@ -34,7 +35,7 @@ char* element_at(unsigned long long descriptor, int row, int column, bool is_tra
   return static_cast<char*>(cuda_shared_pointer(to ^ (to >> 7 & 7) << 4));
 }
 
-// The address of b's element. In memory, b is (column of the result, depth), or, if transposed, the reverse.
+// The address of an element of b. A row in memory belongs to a column of the result, or to a depth if b is transposed.
 const char* of_b(const CudaProduct& product, int depth, int column) {
   return product.b_is_transposed ? element_at(product.b_descriptor, depth, column, true)
                                  : element_at(product.b_descriptor, column, depth, false);
@@ -43,7 +44,8 @@ const char* of_a(const CudaProduct& product, int row, int depth) {
   return element_at(product.a_descriptor, row, depth, false);
 }
 
-// Checks the current lane's share of its warp's reads from shared memory, in pieces of 16 bytes.
+// Checks the warp's reads from shared memory, in pieces of 16 bytes. The pieces are divided among the lanes: each call
+// checks those of the current lane.
 void check_reads(const CudaProduct& product, const void* place) {
   const int lane = current_thread->index % kLanes, first_row = current_thread->index / kLanes % 4 * 16;
   const auto check = [&](const char* piece) { access_memory(piece, 16, false, place); };
@@ -81,7 +83,8 @@ void multiply(const int first_thread, const std::vector<const CudaProduct*>& of_
   }
 }
 
-// The exchange function of wgmma.wait_group, see abi.h. A lane's argument is its thread's index.
+// Runs once for a warp, when all its lanes have reached wgmma.wait_group (an exchange function, see abi.h). Each lane
+// passes the index of its thread as `argument`.
 void multiply_oldest_group(MslLane* lanes) {
   const int first = static_cast<int>(lanes[0].argument);
   for (size_t i = 0; i < products_of(first).groups.front().size(); i++) {

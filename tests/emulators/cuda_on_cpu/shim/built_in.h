@@ -1,4 +1,5 @@
-// CUDA's built-in variables, vectors and functions: arithmetic, and what a block's or a warp's threads do together.
+// CUDA's built-in variables, vectors and functions: arithmetic, and operations in which a block's or a warp's threads
+// meet.
 #pragma once
 
 struct CudaIndex {
@@ -63,7 +64,7 @@ CUDA_MATHEMATICS(fabsf, float)
 CUDA_MATHEMATICS(log2f, float)
 CUDA_MATHEMATICS(tanhf, float)
 #undef CUDA_MATHEMATICS
-CUDA_FUNC float fmaxf(float a, float b) {  // a NaN loses against a number
+CUDA_FUNC float fmaxf(float a, float b) {  // if one argument is NaN, the result is the other one
   return b != b || a > b ? a : b;
 }
 
@@ -91,7 +92,7 @@ CUDA_FUNC unsigned atomicAdd(unsigned* to, unsigned added) {
   return cuda_atomic_add(to, added);
 }
 
-// The exchange function of a warp's operation, see abi.h: runs once, on the operands of all lanes.
+// Runs once for a warp, with the operands of all lanes (an exchange function, see abi.h).
 template <class Operation>
 void cuda_exchange(MslLane* lanes) {
   typename Operation::In in[kLanes];

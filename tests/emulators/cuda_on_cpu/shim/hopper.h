@@ -1,5 +1,6 @@
-// PTX's instructions of compute capability 9.0, named as in instructions.h. Registers are not counted, and the proxy
-// fence does nothing: the order between ordinary stores to shared memory and the tensor cores' reads is not checked.
+// PTX's instructions of compute capability 9.0, named as in instructions.h. setmaxnreg does nothing, because registers
+// are not counted. The proxy fence does nothing, so the order between ordinary stores to shared memory and the reads by
+// tensor cores is not checked.
 #pragma once
 
 #include "../runtime/hopper.h"
@@ -51,7 +52,8 @@ CUDA_FUNC Number number_of(float& x) {
 CUDA_FUNC Number number_of(Number x) {
   return x;
 }
-// Operands: N / 2 sums; a (descriptor or 4 registers); b's descriptor; whether to add; 2 signs; transpositions.
+// The operands are: N / 2 sums; a (a descriptor, or 4 registers); the descriptor of b; whether to add to the sums; the
+// signs of a and b; whether a is transposed (only if a has a descriptor); whether b is transposed.
 template <class T, int N, class... Operands>
 CUDA_FUNC void begin_product(Operands&&... operands) {
   constexpr int kSums = N / 2, kRest = sizeof...(operands) - kSums;

@@ -1,4 +1,5 @@
-// PTX's instructions as functions: `_` replaces what a C++ name cannot have; arguments keep PTX's order.
+// PTX's instructions as functions. In a function's name, `_` replaces what a C++ name cannot contain. Arguments have
+// PTX's order.
 #pragma once
 
 namespace ptx {
@@ -106,7 +107,7 @@ CUDA_FUNC void movmatrix_sync_aligned_m8n8_trans_b16(uint& to, uint from, CUDA_P
   to = cuda_meet<TransposeMatrix>(from, file, line);
 }
 
-// How tensor cores read the elements in one register.
+// How many elements a tensor core finds in one register, and their values.
 template <class T>
 struct Packed {
   static constexpr int kCount = 2;
@@ -118,7 +119,7 @@ struct Packed<float> {  // TF32: the lowest 13 bits are ignored
   static float element(uint r, int) { return cuda_bits<float>(r & 0xffffe000u); }
 };
 
-// mma.sync of a 16 x 8 result. Each lane holds 4 registers of a and 2 of b.
+// mma.sync with a result of 16 x 8 elements. Each lane holds 4 registers of a and 2 registers of b.
 template <class T>
 struct Multiply {
   static constexpr const char* kName = "mma.sync";

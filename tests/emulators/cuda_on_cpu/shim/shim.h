@@ -1,4 +1,4 @@
-// What NVRTC declares without a header, in plain C++; and PTX's instructions as functions.
+// What NVRTC declares without any header, in plain C++, and PTX's instructions as functions.
 #pragma once
 
 #include "../runtime/cuda.h"

@@ -11,10 +11,10 @@ struct MslLane {
   long argument;
 };
 
-// The counter that an operation increases.
+// An operation increases one of these counters.
 enum MslCounter { kCountNothing, kCountShuffle, kCountReduction, kCountMma, kCounters };
 
-// One operation of a SIMD group: `exchange` runs once, when all 32 lanes have arrived.
+// An operation in which all 32 lanes of a SIMD group meet. `exchange` runs once, when the last lane has arrived.
 struct MslOperation {
   const char* name;
   int counter;
@@ -46,7 +46,7 @@ struct MslBinding {
   int index;
   bool is_const;
   bool is_reference;
-  bool is_wanted;  // its [[function_constant(...)]], if it has one, is true
+  bool is_wanted;  // false only if the argument has a [[function_constant(...)]] that is false
   unsigned long element_size;
 };
 
@@ -63,9 +63,9 @@ enum MslFence { kFenceDevice = 1, kFenceThreadgroup = 2 };
 extern "C" {
 void msl_simdgroup_operation(const MslOperation* operation, const void* input, void* output, long argument,
                              const char* file, int line);
-// Returns whether the condition holds for all threads that meet at this barrier.
+// Returns whether `condition` is true for all threads that meet at this barrier.
 bool msl_threadgroup_barrier(int fence, bool condition, const char* file, int line);
-// Waits until the condition holds for `subject`. `name`: what the thread waits in, for error messages.
+// Waits until condition(subject) is true. `name` is the function in which the kernel waits, for error messages.
 void msl_wait(bool (*condition)(const void* subject), const void* subject, const char* name, const char* file,
               int line);
 const MslThread* msl_this_thread() __attribute__((const));

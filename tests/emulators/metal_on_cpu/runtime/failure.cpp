@@ -1,4 +1,4 @@
-// Prints the failure, in the form that program.py reads, and ends the process.
+// Prints the exception's name and the message, which program.py parses, and ends the process.
 #include "failure.h"
 
 #include <cstdarg>

@@ -1,7 +1,7 @@
-// Ends a run that went wrong, with the name of a Python exception and a message.
+// Ends the process after an error. Python then raises the exception of this name, with this message.
 #pragma once
 
-// Program counters in messages, as <pc 0x…>: Python replaces them by file and line.
+// How messages print a program counter: as <pc 0x…>, which Python replaces by the file and the line.
 #define PC_FORMAT "<pc %#lx>"
 
 [[noreturn]] void fail(const char* exception, const char* format, ...) __attribute__((format(printf, 2, 3)));

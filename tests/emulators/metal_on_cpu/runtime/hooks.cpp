@@ -1,6 +1,6 @@
-// The calls that clang's -fsanitize=thread puts before each access to memory that is not provably the thread's own.
-// There is no such call for more than 16 bytes (ulong3, long4): translate.py and arguments.h refuse such accesses.
-// Only the instrumentation is used; the sanitizer's runtime, which does not know SIMD groups, is not linked.
+// With -fsanitize=thread, clang calls these functions before each access to memory, unless the memory is provably
+// private to the thread. There is no function for more than 16 bytes (ulong3, long4), so translate.py and arguments.h
+// refuse such accesses. ThreadSanitizer's runtime is not linked, because it knows nothing about SIMD groups.
 #include <cstring>
 
 #include "memory.h"

@@ -1,4 +1,5 @@
-// Runs one kernel: argv[1] is a folder with `job` (text, see read_job) and `inputs`; writes `results`.
+// Runs one kernel. argv[1] is a folder with the files `job` (text, see read_job) and `inputs` (the buffers' bytes). The
+// program writes the file `results` there.
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -19,7 +20,7 @@ unsigned long msl_transcendentals;
 namespace {
 
 std::map<std::string, const MslKernel*>& kernels() {
-  static std::map<std::string, const MslKernel*> map;  // in a function: kernels register before main
+  static std::map<std::string, const MslKernel*> map;  // in a function, because kernels register before main
   return map;
 }
 
@@ -93,7 +94,7 @@ void allocate_buffers(const Job& job, const MslKernel& kernel) {
   fclose(inputs);
 }
 
-// Fails if an argument of the kernel has no buffer, or two arguments share one.
+// Fails if an argument of the kernel has no buffer, or if two arguments have the same buffer.
 void check_bindings(const Job& job, const MslKernel& kernel) {
   for (int k = 0; k < kernel.binding_count; k++) {
     const MslBinding& binding = kernel.bindings[k];
@@ -152,7 +153,7 @@ void on_fault(int, siginfo_t* info, void*) {
 }
 
 void catch_faults() {
-  static char stack[64 << 10];  // the thread's own may be full
+  static char stack[64 << 10];  // for the handler, because the stack of the thread may be full
   stack_t alternative = {};
   alternative.ss_sp = stack;
   alternative.ss_size = sizeof stack;
@@ -165,7 +166,7 @@ void catch_faults() {
 }
 
 void run(Job& job, const MslKernel& kernel) {
-  static void* buffers[kMaxBuffers];  // static: access_memory() lets kernels access globals
+  static void* buffers[kMaxBuffers];  // static, because access_memory() lets kernels access globals
   for (int i = 0; i < kMaxBuffers; i++) {
     buffers[i] =
         arena + (kBufferSlots + i) * kSlotSize + kSlotSize / 4 + job.buffers[i].offset * job.buffers[i].is_given;
@@ -190,8 +191,8 @@ void msl_register(const MslKernel* kernel) {
   kernels()[kernel->name] = kernel;
 }
 
-// Function constants are read while the program's globals are initialised, before main: hence the environment.
-// METAL_CONSTANTS is "index=value;index=value;".
+// METAL_CONSTANTS is ";index=value;index=value;". It is an environment variable because function constants get their
+// values before main, while the program's globals are initialised.
 void msl_constant(int index, void* value, unsigned long size) {
   const char* text = getenv("METAL_CONSTANTS");
   const std::string key = ";" + std::to_string(index) + "=";

@@ -1,4 +1,4 @@
-// Looks up each access: its slot, its bounds, and earlier accesses to the same bytes.
+// For each access: finds the slot, and checks the bounds and the earlier accesses to the same bytes.
 #include "memory.h"
 
 #include <sys/mman.h>
@@ -19,11 +19,11 @@ namespace {
 
 constexpr size_t kPage = 4096;
 uint32_t last_epoch[kSpaces];
-uint32_t first_epoch[kSpaces];  // of this threadgroup
-uint32_t epoch[kSpaces][32];    // of each SIMD group
-Clock known[32];                // what comes before the next access of each SIMD group
+uint32_t first_epoch[kSpaces];  // the epoch in which the current threadgroup began
+uint32_t epoch[kSpaces][32];    // the current epoch of each SIMD group
+Clock known[32];                // for each SIMD group: the accesses that come before its next access
 
-// What an earlier threadgroup has done up to its atomic operation on an address.
+// The accesses that come before an earlier threadgroup's atomic operation on `address`.
 struct Published {
   const void* address;
   uint32_t first_epoch[kSpaces];
@@ -114,7 +114,7 @@ std::string who(const Access& access) {
        name(slot).c_str(), verb, size, offset, slot.size, here().c_str(), pc);
 }
 
-// Could `past` happen at the same time as `now`?
+// Whether nothing orders `past` before `now`, so that a GPU may perform both at the same time.
 bool is_concurrent(const Access& past, const Access& now, Space space) {
   if (past.epoch == 0) return false;
   if (past.epoch < first_epoch[space]) {  // another threadgroup
@@ -129,7 +129,8 @@ bool is_concurrent(const Access& past, const Access& now, Space space) {
   return past.epoch == now.epoch && past.sequence == now.sequence && (past.lanes & ~now.lanes);
 }
 
-// Whether `now` may replace `past`: any write that is concurrent with `past` is concurrent with `now`, too.
+// Whether `now` may replace `past` in the history, because each later write that races with `past` also races with
+// `now`.
 bool continues(const Access& past, const Access& now, Space space) {
   return past.simdgroup == now.simdgroup && past.epoch >= first_epoch[space];
 }
@@ -155,7 +156,7 @@ void remember_read(Cell& cell, const Access& now, Space space) {
   }
 }
 
-// Halves the bytes of each cell; both halves inherit the history.
+// Splits each cell into two cells of half the bytes. Both get the history of the cell.
 void refine(Slot& slot) {
   const size_t count = cell_count(slot);
   slot.cell_bits--;

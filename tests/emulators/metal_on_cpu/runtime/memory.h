@@ -1,5 +1,5 @@
-// All memory of a kernel: one reserved range of addresses, in which each buffer and each threadgroup array has a slot
-// of its own. The rest of each slot is a guard, so that every access out of bounds is recognised.
+// All memory of a kernel lies in one reserved range of addresses. The range is divided into slots, one for each buffer
+// and each threadgroup array. The rest of a slot is a guard, so that an access beyond the array is recognised.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -9,26 +9,26 @@
 
 constexpr int kSlotBits = 31;
 constexpr size_t kSlotSize = size_t{1} << kSlotBits;
-constexpr size_t kMaxBytes = kSlotSize / 2;  // half of a slot, the rest is guard
+constexpr size_t kMaxBytes = kSlotSize / 2;  // at least half of each slot is a guard
 constexpr int kBufferSlots = 0;
 constexpr int kVariableSlots = kBufferSlots + kMaxBuffers;
 constexpr int kSlots = kVariableSlots + 64;
 constexpr size_t kArenaSize = kSlots * kSlotSize;
 
-// Accesses by lanes of one SIMD group between two of its operations.
+// Accesses to the same bytes by lanes of one SIMD group, between two operations of this SIMD group.
 struct Access {
-  uint32_t epoch;                 // a new number after each barrier and in each threadgroup; 0: no access
-  uint32_t sequence;              // how many operations of the SIMD group came before
-  uint32_t lanes;                 // a bit for each lane; 0 in a write: an asynchronous copy not yet finished
-  uint32_t program_counter : 27;  // enough: programs are small, at low addresses
+  uint32_t epoch;                 // grows with each threadgroup, barrier and release(); 0: no access yet
+  uint32_t sequence;              // how many operations the SIMD group had performed before
+  uint32_t lanes;                 // a bit for each lane; a write with 0 is an asynchronous copy that has not ended
+  uint32_t program_counter : 27;  // 27 bits are enough, because programs are small and lie at low addresses
   uint32_t simdgroup : 5;
 };
 
 // The history of a few neighbouring bytes.
 struct Cell {
   Access write;
-  Access reads[2];      // by different SIMD groups
-  Access earlier_read;  // by an earlier threadgroup
+  Access reads[2];      // the latest reads by two different SIMD groups
+  Access earlier_read;  // a read by an earlier threadgroup
 };
 
 struct Slot {
@@ -47,33 +47,33 @@ inline Slot slots[kSlots];
 inline char* arena;
 
 void reserve_arena();
-// Gives the slot `size` bytes of zeros, at an address aligned to a page.
+// Allocates `size` bytes of zeros in the slot, at an address aligned to a page.
 Slot& allocate(int slot, size_t size, Space space, const char* name, int index);
-// Records the history of each byte of the slot from now on.
+// From now on, accesses to the slot are recorded.
 void track(Slot& slot);
 size_t count_unwritten(const Slot& slot, size_t element_size);
 
-// Both begin new epochs, pass_barrier() only for the spaces in `fence`.
+// begin_threadgroup() begins a new epoch of every address space, pass_barrier() only of the spaces in `fence`.
 void begin_threadgroup();
 void pass_barrier(int fence);
 
-// A vector clock, a moment: all that each SIMD group did up to epoch `before` comes before it.
+// A moment, as a vector clock: what a SIMD group did in epochs up to before[space][group] comes before this moment.
 struct Clock {
   uint32_t before[kSpaces][32];
 };
-// Adds to the clock all that the current SIMD group has done so far, and all that it has acquired.
+// Adds to the clock all accesses that the current SIMD group has made so far, and all that it has acquired.
 void release(Clock& clock);
-// Orders all that is in the clock before all that the current SIMD group will do.
+// From now on, all accesses in the clock come before the accesses of the current SIMD group.
 void acquire(const Clock& clock);
 
-// An atomic read and write. If `is_published`, what this threadgroup has done so far comes before what other
-// threadgroups do after their next atomic operation on this address.
+// The kernel reads and writes an address atomically. If `is_published`, all accesses that come before this operation
+// also come before the accesses of another threadgroup after its next atomic operation on the same address.
 void meet_threadgroups(const void* address, size_t size, bool is_published, const void* return_address);
 
-// An asynchronous write lasts from begin_write() to end_write(), or to a write by access_memory(). Meanwhile nobody may
-// read these bytes.
+// An asynchronous write lasts from begin_write() to end_write(), or to the next ordinary write of these bytes. Until
+// then no thread may read the bytes.
 void begin_write(void* address, size_t size, const void* return_address);
 void end_write(void* address, size_t size);
 
-// Checks, counts and records an access of a kernel.
+// Checks an access of the kernel, adds its bytes to the counters, and records it in the history of the bytes.
 void access_memory(const void* address, size_t size, bool is_write, const void* return_address);

@@ -1,4 +1,4 @@
-// Switches between fibers, and lets them meet at barriers and in operations of a SIMD group.
+// Switches between fibers, which wait for each other at barriers and in operations of a SIMD group.
 #include "threads.h"
 
 #include <sys/mman.h>
@@ -14,7 +14,7 @@
 namespace {
 
 constexpr size_t kStackSize = 256 << 10;
-constexpr size_t kGuardSize = 16 << 10;  // at the lower end of each stack
+constexpr size_t kGuardSize = 16 << 10;  // bytes that may not be accessed, at the lower end of each stack
 
 std::vector<Thread> threads;
 char* stacks;
@@ -23,12 +23,12 @@ const MslKernel* kernel;
 
 struct Variable {
   int slot;
-  bool is_declared;  // in this threadgroup
+  bool is_declared;  // whether the current threadgroup has reached the declaration
 };
 std::map<const void*, Variable> variables;
 
 extern "C" void msl_switch_stack(void** save, void* load);
-// Saves the registers that a called function must preserve, and continues on the other stack.
+// Saves the registers that a called function must preserve and the stack pointer, and continues on the stack `load`.
 asm(R"(
 .text
 .globl msl_switch_stack
@@ -69,9 +69,9 @@ void thread_main() {
 
 void prepare_stack(Thread& thread) {
   void** top = reinterpret_cast<void**>(thread.stack + kStackSize - 64);
-  *--top = nullptr;  // where thread_main would return to; keeps the stack aligned
+  *--top = nullptr;  // the return address of thread_main, which never returns; it keeps the stack aligned
   *--top = reinterpret_cast<void*>(thread_main);
-  for (int i = 0; i < 6; i++) *--top = nullptr;  // msl_switch_stack's registers
+  for (int i = 0; i < 6; i++) *--top = nullptr;  // the registers that msl_switch_stack pops
   thread.stack_pointer = top;
 }
 
@@ -112,7 +112,8 @@ void complete_operation(Thread* lanes) {
   }
 }
 
-// Runs each ready thread (kGreedy: of one SIMD group only) until it waits. Returns false if none was ready.
+// Runs each ready thread until it waits or returns. With kGreedy, only the threads of one SIMD group run. Returns false
+// if no thread was ready.
 bool run_ready(std::vector<int>& order, Schedule& schedule) {
   const int count = static_cast<int>(threads.size());
   bool has_run = false;

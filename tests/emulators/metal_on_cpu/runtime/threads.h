@@ -1,4 +1,4 @@
-// A threadgroup's threads: fibers, of which one runs at a time.
+// The threads of a threadgroup are fibers. One fiber runs at a time.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -13,15 +13,15 @@ struct Thread {
   char* stack;
   State state;
   int index;
-  uint32_t sequence;  // its SIMD group's operations so far
+  uint32_t sequence;  // how many operations its SIMD group has performed so far
   const MslOperation* operation;
   int fence;
-  bool condition;                // at a barrier: this thread's condition; after it: whether all threads' hold
+  bool condition;                // before a barrier: this thread's condition; after it: the AND over all threads
   bool (*is_over)(const void*);  // whether the wait for `subject` is over
   const void* subject;
   const char* waits_in;
   MslLane lane;
-  const char* file = "";  // where it waits
+  const char* file = "";  // of the line at which the thread waits
   int line;
   MslThread arguments;
 };
@@ -32,13 +32,13 @@ struct Schedule {
   uint64_t random(uint64_t bound);
 };
 
-inline Thread* current_thread;  // null: the scheduler runs
+inline Thread* current_thread;  // null while the scheduler runs
 inline unsigned current_threadgroup[3];
 inline unsigned long threadgroup_number;  // counts threadgroups that have begun
 
 void create_threads(int count);
 bool is_stack_guard(const void* address, int* thread);
-bool is_private(const void* address);  // the current thread's stack and arguments
+bool is_private(const void* address);  // true in the current thread's stack and arguments
 std::string describe(const Thread& thread);
 void run_threadgroup(const MslKernel& kernel, const unsigned position[3], const unsigned grid[3],
                      const unsigned size[3], void* const* buffers, Schedule& schedule);

@@ -1,4 +1,4 @@
-// Converts the runtime's untyped arguments to a kernel's typed ones, and reads function constants (bool and int).
+// Converts the runtime's untyped pointers to the types of a kernel's arguments. Reads function constants (bool, int).
 #pragma once
 
 namespace metal {
@@ -56,7 +56,7 @@ T function_constant(int index) {
 }  // namespace binding
 }  // namespace metal
 
-// Used by the code that translate.py appends to the kernels' text.
+// translate.py appends code to the kernels' text that uses these macros.
 #define MSL_POINTER(function, position, index) \
   metal::binding::pointee<metal::binding::argument_t<function, position>>::cast(thread_->buffers[index])
 #define MSL_BUILTIN(function, position, name) \

@@ -1,4 +1,4 @@
-// threadgroup_barrier and simdgroup_barrier. The caller's line is passed along: it tells one barrier from another.
+// threadgroup_barrier and simdgroup_barrier. They pass the caller's line on, because it identifies the barrier.
 #pragma once
 
 #define MSL_PLACE const char *file = __builtin_FILE(), int line = __builtin_LINE()

@@ -1,4 +1,4 @@
-// Operations of SIMD groups for the address-space check: declarations only.
+// Declares the operations of SIMD groups. The check of address spaces needs no definitions.
 #pragma once
 
 namespace metal {

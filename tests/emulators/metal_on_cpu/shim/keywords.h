@@ -1,4 +1,5 @@
-// Metal's keywords: erased where kernels are executed, real address spaces where they are only checked.
+// Metal's keywords for address spaces. They expand to nothing where kernels are executed, and to OpenCL's address
+// spaces where kernels are only checked.
 #pragma once
 
 #ifdef MSL_CHECK_ADDRESS_SPACES

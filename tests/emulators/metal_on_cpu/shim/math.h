@@ -1,9 +1,10 @@
-// <metal_math>, <metal_common>, <metal_integer>, for floats and integers. fast:: and precise:: are the same.
+// <metal_math>, <metal_common>, <metal_integer>, for floats and integers. A function with fast:: or precise:: is the
+// function without this prefix.
 #pragma once
 
 namespace metal {
-// Counts by an instruction that, for the compiler, does not touch memory. After a call, or a store that could alias a
-// buffer, the compiler would read buffers again.
+// Increases the counter with an asm statement that, for the compiler, does not write memory. After a call, or after a
+// store that may alias a buffer, the compiler would read values from buffers again, and so change the counts.
 METAL_FUNC void count_transcendental() {
 #ifndef MSL_CHECK_ADDRESS_SPACES
   asm volatile("incq msl_transcendentals(%%rip)" ::: "cc");
@@ -34,7 +35,7 @@ METAL_FUNC float fma(float a, float b, float c) {
   return __builtin_fmaf(a, b, c);
 }
 
-// A NaN loses against a number, as in Metal.
+// If one argument is NaN, the result is the other argument, as in Metal.
 #define MSL_MIN_MAX(T)                            \
   METAL_FUNC constexpr T max(T a, T b) {          \
     return b != b ? a : a != a || a < b ? b : a;  \

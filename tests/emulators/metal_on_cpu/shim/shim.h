@@ -1,7 +1,7 @@
-// The subset of metal_stdlib that kernels need, in plain C++ (clang's vector extensions).
+// The subset of metal_stdlib that kernels need, in C++ with clang's vector extensions.
 //
-// Included before the kernels' own, already preprocessed, text. With MSL_CHECK_ADDRESS_SPACES shim and text are C++ for
-// OpenCL, whose address spaces are real. Declarations are enough for that: nothing is executed.
+// This header is included before the kernels' text, which is already preprocessed. With MSL_CHECK_ADDRESS_SPACES both
+// are compiled as C++ for OpenCL, which has address spaces. Then declarations are enough, because nothing is executed.
 #pragma once
 
 #ifdef MSL_CHECK_ADDRESS_SPACES

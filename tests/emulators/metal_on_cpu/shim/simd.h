@@ -1,7 +1,8 @@
-// <metal_simdgroup>: all 32 lanes meet in each operation; its exchange function runs once, for all lanes.
+// <metal_simdgroup>. All 32 lanes meet in each operation. Its exchange function then runs once, for all lanes.
 #pragma once
 
-// The exchange functions move values between the lanes' stacks: these accesses are not the kernel's, so not checked.
+// An exchange function moves values between the lanes' stacks. These accesses are not checked, because the kernel does
+// not make them.
 #define MSL_EXCHANGE __attribute__((no_sanitize("thread")))
 
 namespace metal {
@@ -20,7 +21,7 @@ struct Maximum {
 struct And {
   static METAL_FUNC bool apply(bool a, bool b) { return a && b; }
 };
-// Gives all lanes the SIMD group's reduction, by a balanced tree.
+// Reduces the values of all lanes in a balanced tree. Every lane gets the result.
 template <class T, class Operator>
 MSL_EXCHANGE void reduce(MslLane* lanes) {
   T values[kLanes];
@@ -31,7 +32,7 @@ MSL_EXCHANGE void reduce(MslLane* lanes) {
   for (int i = 0; i < kLanes; i++) *(T*)lanes[i].output = values[0];
 }
 
-// A value from a lane beyond the SIMD group is undefined in Metal. Here it is poison: all bits are set.
+// In Metal, the value from a lane beyond the SIMD group is undefined. Here all bits of such a value are set.
 template <class T, bool IsXor>
 MSL_EXCHANGE void shuffle(MslLane* lanes) {
   for (int i = 0; i < kLanes; i++) {

@@ -1,4 +1,4 @@
-// <metal_simdgroup_matrix>: 8x8 matrices of floats. Each lane has two elements, which kernels load, store and scale.
+// <metal_simdgroup_matrix>: 8x8 matrices of floats. A lane holds two elements, which kernels may read and change.
 #pragma once
 
 namespace metal {
@@ -13,8 +13,8 @@ struct simdgroup_matrix {
 };
 typedef simdgroup_matrix<float, 8, 8> simdgroup_float8x8;
 
-// Where a lane's first element is; the second is its right neighbour. This is Apple's layout, on which every kernel
-// that uses thread_elements() relies.
+// The place of a lane's first element. The second element is right of it. This is the layout on Apple's GPUs, on which
+// every kernel that uses thread_elements() relies.
 struct MatrixPlace {
   int row, column;
 };

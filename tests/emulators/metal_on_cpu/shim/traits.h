@@ -34,7 +34,7 @@ using conditional_t = typename conditional<B, T, F>::type;
 template <class T>
 using remove_cv_t = __remove_cv(T);
 template <class T>
-using remove_addrspace_t = __remove_cv(T);  // address spaces are erased here
+using remove_addrspace_t = __remove_cv(T);  // there is no address space to remove: see keywords.h
 template <class T>
 struct is_integral : bool_constant<__is_integral(T)> {};
 template <class T, class U>

@@ -2,8 +2,8 @@
 #pragma once
 
 namespace metal {
-// `float2(a, b)` of the kernels' text is rewritten to `metal::make<float2>(a, b)`: clang's vectors have no such
-// constructor, and a cast between vectors of the same size keeps the bits instead of converting the values.
+// translate.py replaces `float2(a, b)` in the kernels' text by `metal::make<float2>(a, b)`, because clang's vectors
+// have no such constructor. A cast between clang's vectors of equal size keeps the bits, it does not convert values.
 template <class V, class... Elements>
 METAL_FUNC constexpr V make(Elements... elements) {
   static_assert(sizeof...(Elements) == vector_traits<V>::size, "a vector needs as many values as it has elements");
