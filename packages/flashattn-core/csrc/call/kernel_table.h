@@ -59,7 +59,7 @@ struct Choice {
   std::string reason;             // why this kernel, or why none
 };
 
-// No kernel covers the call; what() is the reason that plan() gives.
+// Thrown if no kernel covers the call. what() contains the reason that plan() gives.
 struct NoKernelError : std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
@@ -67,15 +67,15 @@ struct NoKernelError : std::invalid_argument {
 // The choice's kernel. Throws NoKernelError if it has none.
 Variant chosen_variant(const Choice& choice);
 
-// Everything that the choice of a kernel depends on.
+// What the choice of a kernel depends on, apart from the backend.
 struct CallShape {
   int query_len;
   int key_len;
   int head_dim;
   int value_dim;
-  int bits;                // per element of quantised keys and values; 0: they are not quantised
+  int bits;                // per element of quantised keys and values; 0 if they are not quantised
   int element_size;        // of query, in bytes
-  int compute_capability;  // of the GPU: 90 for 9.0; 0: not CUDA, or unknown
+  int compute_capability;  // of the GPU: 90 means 9.0; 0 if it is unknown or there is no CUDA
   int multiprocessors = 0;
   int64_t heads = 0;     // query heads of all batch elements
   int64_t pairs = 0;     // (query, visible key) pairs in one head, see visible_pairs()
@@ -92,8 +92,8 @@ constexpr bool contains(Kernels kernels, Kernel kernel) {
   return with(kernels, kernel) == kernels;
 }
 
-// `wanted` is "auto" or the name of the only kernel to consider; auto takes none of `failed`. Throws
-// std::invalid_argument for a name that no forward kernel has.
+// `wanted` is "auto" or a kernel's name. "auto" skips the kernels in `failed`; a name allows only the kernel that it
+// names. Throws std::invalid_argument for a name that no forward kernel has.
 Choice choose(Backend backend, CallShape shape, const std::string& wanted, Kernels failed = 0);
 
 // The tiling that "auto" takes for a kernel that is not timed.
@@ -103,7 +103,7 @@ int usual_tiling(Kernel kernel, CallShape shape);
 // run the call. A candidate is used if all earlier ones fail their check.
 struct Candidate {
   Variant variant;
-  bool is_timed;  // the table does not know which calls it suits, so this machine times it
+  bool is_timed;  // whether this machine times the variant, because the table only estimates which calls it suits
 };
 std::vector<Candidate> candidates(Backend backend, CallShape shape);
 
@@ -117,7 +117,7 @@ Variant backward_variant(Backend backend, CallShape shape);
 // The largest head_dim that some kernel of the backend takes; 0 if there is no such kernel.
 int max_head_dim(Backend backend, Pass pass, bool quantised);
 
-// The most queries that cpu_decode takes, which splits work over keys.
+// The most queries that cpu_decode takes. This kernel splits work over keys.
 constexpr int kMaxDecodeLen = 8;
 // The most queries that cuda_decode takes.
 constexpr int kMaxCudaDecodeLen = 16;
