@@ -10,7 +10,7 @@
 namespace flashattn::cpu {
 namespace {
 
-// Nanoseconds of CLOCK_MONOTONIC. A signal handler may call clock_gettime().
+// The time of CLOCK_MONOTONIC in nanoseconds. Signal handlers may call now(), because they may call clock_gettime().
 int64_t now() {
   timespec time;
   clock_gettime(CLOCK_MONOTONIC, &time);

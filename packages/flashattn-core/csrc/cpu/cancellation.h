@@ -36,16 +36,19 @@ struct Cancellable {
 
 struct Cancelled {};
 
-// Throws Cancelled if the call must end early. Kernels check before each tile of keys, about once in a millisecond.
+// Throws Cancelled if the call must end early. Kernels call stop_if() before each tile of keys, about once in a
+// millisecond.
 void stop_if(const Cancellable& cancellable);
 
-// Writes NaN to `rows` rows of `columns` elements, which are `stride` apart. A row begins at element row_offset(row).
+// Writes NaN to `rows` rows of `columns` elements. A row begins at element row_offset(row), and its elements are
+// `stride` apart.
 void fill_with_nan(Dtype dtype, void* data, int64_t rows, int columns, int64_t stride,
                    const std::function<int64_t(int64_t)>& row_offset);
-// The same for a row-major array.
+// Writes NaN to all elements of a row-major array (rows, columns).
 void fill_with_nan(Dtype dtype, void* data, int64_t rows, int columns);
 
-// Runs compute(). If it is cancelled or fails, leave_nan() fills all outputs with NaN, because MLX may use them anyway.
+// Runs compute(). If it is cancelled or fails, leave_nan() fills all outputs with NaN, because MLX may use the outputs
+// even then.
 template <typename Compute, typename LeaveNan>
 void whole_or_nan(const Compute& compute, const LeaveNan& leave_nan) {
   try {

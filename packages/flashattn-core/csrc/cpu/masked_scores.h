@@ -15,7 +15,7 @@ namespace flashattn::cpu::FLASHATTN_ISA {
 struct Scores {
   float* data;
   int stride;
-  int first;  // the key of data[0]
+  int first;  // the index of the key that data[0] belongs to
 
   float& operator[](int key) const { return data[int64_t{key - first} * stride]; }
 };
@@ -33,7 +33,7 @@ FLASHATTN_INLINE void hide_by_tree(const AttentionArgs& args, int64_t batch, int
   }
 }
 
-// A row of the bool array and of the additive array, from key 0 on; null if the call does not have the array.
+// Pointers to key 0 in a row of the bool array and of the additive array. Null if the call does not have the array.
 struct ArrayRow {
   const bool* visible;
   const void* bias;
@@ -49,7 +49,7 @@ static inline ArrayRow array_row(const AttentionArgs& args, int64_t batch, int h
   return row;
 }
 
-// Calls visit(row) with a row of the additive array in its own type.
+// Calls visit(row.bias), with the pointer converted to the type of the additive array's elements.
 template <typename Visit>
 FLASHATTN_INLINE void with_bias_row(const AttentionArgs& args, ArrayRow row, Visit visit) {
   switch (args.bias_dtype) {
@@ -75,8 +75,8 @@ static inline void add_arrays_to_row(const AttentionArgs& args, ArrayRow row, Sp
   }
 }
 
-// Returns what the array masks add to a row's scores of kWidth keys, from `key` on: -inf where they hide a key. Beyond
-// the last key it returns 0 or -inf.
+// Returns what the array masks add to a row's scores with kWidth keys, from `key` on. That is -inf where an array hides
+// the key. Beyond the last key it is 0 or -inf.
 FLASHATTN_INLINE vfloat added_by_arrays(const AttentionArgs& args, ArrayRow row, int key) {
   const AttentionParams& p = args.params;
   vfloat added = {};
@@ -106,9 +106,9 @@ FLASHATTN_INLINE void for_each_row(const AttentionArgs& args, const QueryRows& r
   }
 }
 
-// Returns the flags of call/block_map.h for some rows and a block of keys. A decode step reads the arrays instead of
-// the map, whose blocks have 32 queries: the keys that it skips for one query must not depend on the call's other
-// queries.
+// Returns the flags of call/block_map.h for some rows and a block of keys. A decode step reads the arrays, not the map,
+// because the keys that it skips for one query must not depend on the call's other queries, and a block of the map has
+// the flags of 32 queries.
 static inline int block_of(const AttentionArgs& args, const QueryRows& rows, int block, bool decoded) {
   if (!decoded) return mapped_block(args, rows, block);
   int first = block * kBlockSize, end = smaller(first + kBlockSize, args.params.key_len), found = 0;
@@ -142,15 +142,16 @@ static inline Span visible_span(const AttentionArgs& args, const QueryRows& rows
   return keys;
 }
 
-// Returns the first span of up to `most` keys in which no block is hidden from all rows. Some row sees its first key,
-// and some row its last. The span is empty if no row sees any key. Without array masks, and in prefill without a block
-// map, it skips no key.
+// Returns the first span of up to `most` keys in which no block is hidden from all rows. Some row sees the span's first
+// key, and some row sees its last. The span is empty if no row sees any key. Without array masks, and in prefill
+// without a block map, no key is skipped.
 static inline Span next_visible(const AttentionArgs& args, const QueryRows& rows, Span keys, int most, bool decoded) {
   bool skips = (args.visible || args.bias) && (args.block_map || decoded);
   if (!skips) return {keys.begin, smaller(keys.end, keys.begin + most)};
   const auto found_at = [&](int key) { return block_of(args, rows, key / kBlockSize, decoded); };
   const auto next_block = [](int key) { return (key / kBlockSize + 1) * kBlockSize; };
-  // A block of the map has 32 queries. `rows` may be fewer, and may see fewer keys than the block's flags say.
+  // A block of the map has the flags of 32 queries. `rows` may be only some of these, and so see fewer of the block's
+  // keys.
   int begin = keys.begin;
   for (; begin < keys.end; begin = next_block(begin)) {
     int found = found_at(begin);

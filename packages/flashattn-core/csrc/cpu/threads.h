@@ -12,8 +12,8 @@ namespace flashattn::cpu {
 int num_threads();
 
 // Calls body(0) ... body(count - 1), each once, in any order, on up to num_threads() threads, and returns when all have
-// finished. After an exception, which it rethrows, it begins no further call. Several threads may call it at the same
-// time. After a fork the child starts a pool of its own.
+// finished. If a call throws, no further call begins, and parallel_for() rethrows the exception. Several threads may
+// call parallel_for() at the same time. After a fork the child starts a pool of its own.
 void parallel_for(int64_t count, const std::function<void(int64_t)>& body);
 
 // While an object of this class exists, a worker that has finished a job waits for the next one for up to 0.1 ms before
