@@ -75,7 +75,7 @@ struct CallShape {
   int value_dim;
   int bits;                // per element of quantised keys and values; 0 if they are not quantised
   int element_size;        // of query, in bytes
-  int compute_capability;  // of the GPU: 90 means 9.0; 0 if it is unknown or there is no CUDA
+  int compute_capability;  // of the GPU: 90 means 9.0; 0 if it is unknown or the backend is not CUDA
   int multiprocessors = 0;
   int64_t heads = 0;     // query heads of all batch elements
   int64_t pairs = 0;     // (query, visible key) pairs in one head, see visible_pairs()
@@ -107,7 +107,7 @@ struct Candidate {
 };
 std::vector<Candidate> candidates(Backend backend, CallShape shape);
 
-// All of a backend's backward kernels run for each gradient. check_backward() throws NoKernelError for calls that they
+// For each gradient, all backward kernels of the backend run. check_backward() throws NoKernelError for calls that they
 // do not cover.
 std::vector<Kernel> backward_kernels(Backend backend);
 void check_backward(Backend backend, CallShape shape);

@@ -38,7 +38,7 @@ FLASHATTN_INLINE QueryRows query_rows(const RowBlock& block, int first, int coun
 
 FLASHATTN_INLINE int kv_head_of(const AttentionArgs& args, const RowBlock& block) {
   int group = args.params.num_heads / args.params.num_kv_heads;
-  return block.head_begin / larger(1, group);  // without query heads, keys still have a gradient: 0
+  return block.head_begin / larger(1, group);  // group is 0 without query heads; the keys' gradient is then all 0
 }
 
 // Returns the address of key `first` in `data`, which has one row for each key of each key/value head.

@@ -23,7 +23,7 @@ constexpr int round_up(int n, int multiple) {
 // Rows that are computed over a tile together.
 struct Band {
   int first, rows, padded_rows;  // see Scratch
-  Span any, all;                 // the keys between the first and the last that some row sees; those that all rows see
+  Span any, all;                 // any: from the first to the last key that a row sees; all: keys that all rows see
 
   int lanes() const { return larger(padded_rows, kWidth); }  // scores per step of a loop over scores: whole vectors
   int keys() const { return lanes() / padded_rows; }         // keys that these scores belong to
