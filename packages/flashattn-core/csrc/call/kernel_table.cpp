@@ -13,7 +13,7 @@ namespace {
 constexpr int kAny = std::numeric_limits<int>::max();
 
 // Which quantised keys and values a kernel takes.
-enum class Quantised { none, integers, all };  // integers: only 4 or 8 bits with 16-bit queries
+enum class Quantised { none, integers, all };  // integers: only those of 4 or 8 bits, and only with 16-bit queries
 constexpr auto none = Quantised::none, integers = Quantised::integers, all = Quantised::all;
 
 struct Row {
@@ -23,7 +23,7 @@ struct Row {
   Pass pass;
   // The calls that the kernel can run.
   int max_query_len;
-  int max_dim;  // for head_dim and value_dim
+  int max_dim;  // the largest head_dim and value_dim
   Quantised quantised;
   // The largest lengths for which "auto" takes the kernel.
   int auto_query_len;
@@ -31,13 +31,13 @@ struct Row {
   std::string_view why;
   int tilings = 1;
   bool is_timed = false;  // auto_query_len and auto_key_len are estimates, so each machine times the kernel
-  bool rounds = false;    // for 16-bit inputs there is a variant that rounds probabilities once
+  bool rounds = false;    // whether a variant for 16-bit inputs rounds probabilities once
 };
 
 constexpr auto forward = Pass::forward, backward = Pass::backward;
 constexpr bool timed = true, rounds = true;
 
-// "auto" takes the first row whose kernel can run the call and is meant for its lengths.
+// "auto" takes the first row whose kernel can run the call and whose auto_query_len and auto_key_len are not exceeded.
 constexpr std::array<Row, kNumKernels> kTable = {{
     {Kernel::cpu_decode, "cpu_decode", Backend::cpu, forward, kMaxDecodeLen, kMaxHeadDim, all, kAny, kAny,
      "few queries: work is split over the keys"},

@@ -56,7 +56,7 @@ std::string name(Variant variant);
 
 struct Choice {
   std::optional<Variant> kernel;  // empty: no kernel covers the call
-  std::string reason;             // why this kernel, or why none
+  std::string reason;             // why this kernel was chosen, or why none was
 };
 
 // Thrown if no kernel covers the call. what() contains the reason that plan() gives.
@@ -64,7 +64,7 @@ struct NoKernelError : std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
-// The choice's kernel. Throws NoKernelError if it has none.
+// Returns the choice's kernel. Throws NoKernelError if there is none.
 Variant chosen_variant(const Choice& choice);
 
 // What the choice of a kernel depends on, apart from the backend.
@@ -100,7 +100,7 @@ Choice choose(Backend backend, CallShape shape, const std::string& wanted, Kerne
 int usual_tiling(Kernel kernel, CallShape shape);
 
 // A variant that "auto" may take for a call. candidates() returns choose()'s variant first, then the others that can
-// run the call. A candidate is used if all earlier ones fail their check.
+// run the call. Timings may change this order. The first candidate that then passes its check is used.
 struct Candidate {
   Variant variant;
   bool is_timed;  // whether this machine times the variant, because the table only estimates which calls it suits
@@ -122,7 +122,7 @@ constexpr int kMaxDecodeLen = 8;
 // The most queries that cuda_decode takes.
 constexpr int kMaxCudaDecodeLen = 16;
 
-// Whether a call of these lengths gets a block map for its array mask. Decode steps get none: on the CPU they read
+// Whether a call of these lengths gets a block map for its array mask. Decode steps get none. On the CPU they read
 // their few rows of the mask directly, and on a GPU they are too short for a map to pay off.
 constexpr bool has_block_map(Backend backend, int query_len, int key_len) {
   constexpr int kMostWithout = 256;

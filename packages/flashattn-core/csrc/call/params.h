@@ -19,7 +19,7 @@ struct Strides {
   int64_t column;  // along head_dim; in masks, along the keys
   int64_t row;     // along the queries or the keys
   int64_t head;
-  int64_t batch[kMaxBatchDims];  // last, so that all strides in use are adjacent
+  int64_t batch[kMaxBatchDims];  // last, so that the strides in use are adjacent
 };
 
 #define FLASHATTN_OPTION_FIELD(type, name) type name;
@@ -36,7 +36,7 @@ struct AttentionParams {
   int32_t key_len;       // S
   int32_t head_dim;      // D
   int32_t value_dim;     // D_v
-  int32_t tree_size;     // T: the last T keys are the nodes of a tree; 0: there is no tree
+  int32_t tree_size;     // T: the last T keys are the nodes of a tree; 0 if there is no tree
 
   float scale;
   FLASHATTN_OPTIONS(FLASHATTN_OPTION_FIELD)
@@ -69,7 +69,7 @@ struct ArrayParams {
 // Strides of the arrays that only the backward pass has.
 struct BackwardParams {
   Strides dout;
-  Strides dlse;  // (*B, H_q, L); unused if lse has no cotangent
+  Strides dlse;  // (*B, H_q, L); not read if lse has no cotangent
   Strides dq, dk, dv;
   int32_t block_heads = 0;  // on CUDA: the most query heads that a block of keys sums over
 };

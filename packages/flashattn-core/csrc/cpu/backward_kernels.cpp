@@ -21,14 +21,14 @@ struct TileScratch {
   float* key;             // (keys, depth)
   float* key_packed;      // the keys, packed as a right operand, with 0 in place of NaN and infinity
   float* value;           // (keys, value_depth)
-  float* key_gradient;    // (keys, depth), without the scale
+  float* key_gradient;    // (keys, depth), not yet multiplied by scale
   float* value_gradient;  // (keys, value_depth)
   // The band:
   float* query;           // packed (rows, depth), with 0 in place of NaN and infinity
   float* out_gradient;    // packed (rows, value_depth), with 0 in place of NaN and infinity
   float* out_gradient_t;  // packed (value_dim, rows)
   float* score_gradient;  // (keys, rows)
-  float* query_gradient;  // (rows, depth), without the scale
+  float* query_gradient;  // (rows, depth), not yet multiplied by scale
   float* cap_slope;       // (keys, rows), see cap_slopes()
   float row_max[kBandRows];
   float log2_sum[kBandRows];  // +inf if the row sees no key, so that its probabilities become 0
@@ -92,7 +92,7 @@ void copy_rows(float* target, const T* source, const Strides& strides, int count
 // Its rows from `count` on are 0. Returns whether all elements were finite.
 template <typename T, typename Source>
 bool pack_rows(float* packed, Source source, int64_t column_stride, int count, int rows, int columns, int depth) {
-  vfloat zero = {};  // stays 0 unless something is not finite
+  vfloat zero = {};  // stays 0 if all elements are finite
   for (int r = 0; r < rows; ++r) {
     for (int c = 0; c < depth; c += kWidth) {
       vfloat x = r < count ? load_part(source(r), column_stride, c, columns) : vfloat{};
@@ -167,7 +167,7 @@ bool load_band(TileScratch& tile, const Scratch& rows, const BackwardArgs& args,
 void multiply_queries(TileScratch& tile, Scratch& rows, const BackwardArgs& args, int first, int count) {
   const AttentionParams& p = args.forward.params;
   const float* keys = tile.key + int64_t{first} * tile.depth;
-  bool by_dot = args.decoded && p.num_heads / p.num_kv_heads <= kMaxDotRows;  // see decode()
+  bool by_dot = args.decoded && p.num_heads / p.num_kv_heads <= kMaxDotRows;  // whether decode() used dot()
   if (!by_dot) {
     multiply_packed(Left{keys, tile.depth, 1}, Packed{rows.query, rows.depth, rows.padded_rows, 0}, count, p.head_dim,
                     {rows.scores, rows.padded_rows, nullptr});

@@ -30,7 +30,8 @@ struct QueryRows {
   Span heads, queries;
 };
 
-// The block map's flags for these rows and block `block` of the keys. If there is no map, both flags are set.
+// Returns the block map's flags for these rows and for the block of keys with index `block`. Without a map, both flags
+// are set.
 static inline __attribute__((always_inline)) int mapped_block(const AttentionArgs& args, const QueryRows& rows,
                                                               int block) {
   if (!args.block_map) return kBlockShows | kBlockChanges;

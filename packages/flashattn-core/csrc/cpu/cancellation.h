@@ -12,8 +12,8 @@
 namespace flashattn::cpu {
 
 // Cancels the calls that one thread waits for. Each call belongs to an epoch, and a new epoch begins when the thread
-// stops waiting. A request concerns the calls of the current epoch: those that still run kGraceSeconds later end at
-// their next tile of keys. Calls of earlier epochs run to their end, because nobody waits for them.
+// stops waiting. A request cancels only calls of the current epoch. If such a call still runs kGraceSeconds after the
+// request, it ends at its next tile of keys. Calls of earlier epochs run to their end, because nobody waits for them.
 class Cancellation {
  public:
   static constexpr double kGraceSeconds = 0.5;
@@ -30,7 +30,7 @@ class Cancellation {
 
 // A call's Cancellation, and the epoch that the call belongs to.
 struct Cancellable {
-  const Cancellation* cancellation = nullptr;  // outlives the call; null: the call runs to its end
+  const Cancellation* cancellation = nullptr;  // outlives the call; if null, the call cannot be cancelled
   int64_t epoch = 0;
 };
 

@@ -16,7 +16,7 @@
 namespace flashattn::cpu {
 namespace {
 
-// How query heads are split into blocks. All heads of a group share their keys, so they go into one block if they fit.
+// How query heads are split into blocks. The heads of a group share their keys, so they go into one block if they fit.
 struct HeadCut {
   int heads_per_block, blocks_per_group;
   int64_t blocks;  // in all groups and batch elements
@@ -62,8 +62,8 @@ void attend_in_blocks(const AttentionArgs& args) {
   const Kernels& isa = kernels();
   int max_rows = rows_in_cache(params.head_dim, params.value_dim);
   HeadCut cut(params, max_rows, false);
-  // With this many blocks, threads end at about the same time. It is a constant, so that results do not depend on the
-  // number of threads.
+  // With this many blocks, threads end at about the same time. The number is a constant, so that results do not depend
+  // on the number of threads.
   constexpr int kBlocks = 64;
   int64_t queries = (params.query_len * cut.blocks + kBlocks - 1) / kBlocks;
   int least = (kMinRows + cut.heads_per_block - 1) / cut.heads_per_block;
@@ -113,8 +113,8 @@ struct Rounds {
   }
 };
 
-// FlashDecoding: splits the keys into chunks, which threads compute independently. Where chunks begin depends on the
-// keys alone, and chunks are merged one by one, in order. So the bits are the same for any number of threads and slots.
+// FlashDecoding: splits the keys into chunks, which threads compute independently. Chunks begin at multiples of
+// kChunkLen, and are merged one by one, in order. So the bits are the same for any number of threads and slots.
 void attend_in_chunks(const AttentionArgs& args) {
   const AttentionParams& params = args.params;
   const Kernels& isa = kernels();
@@ -149,12 +149,12 @@ void attend_in_chunks(const AttentionArgs& args) {
         RowBlock chunk = cut.block(params, head + i / count);
         chunk.key_begin = (first_chunk + static_cast<int>(begin + i % count)) * kChunkLen;
         chunk.key_end = std::min(chunk.key_begin + kChunkLen, params.key_len);
-        // The chunk's keys stay in the second-level cache for all queries.
+        // The chunk's keys stay in the second-level cache until all queries have read them.
         for_each_query(chunk, [&](const RowBlock& query) {
           isa.attend_partial(args, query, rows_of(query, slots + (taken + i % count) * slot_size));
         });
         if (finished[i / count].fetch_add(1, std::memory_order_acq_rel) < count - 1) return;
-        // The thread that finishes the last of these chunks merges them all.
+        // The thread that finishes a head's last chunk of this round merges all of the head's slots.
         for (int64_t slot = 1; slot < taken + count; ++slot) {
           isa.merge(chunk.rows(), params.value_dim, slots, slots + slot * slot_size);
         }

@@ -1,9 +1,9 @@
 // FlashAttention-2's forward pass for a block of rows (Dao 2023, arXiv:2307.08691, algorithm 1). The main loop goes
 // over tiles of keys and values; each row keeps its maximum so far, its sum so far and its unnormalised output.
 //
-// Scores have the shape (keys, rows). So the softmax works on a vector of rows at a time, with no sums across a vector,
-// and neither keys nor probabilities are ever transposed. Only the queries are transposed, once for all tiles. No L x S
-// array exists at any time.
+// Scores have the shape (keys, rows). So the softmax works on a vector of rows at a time and needs no sum across a
+// vector, and neither keys nor probabilities are transposed. Only the queries are transposed, once for all tiles. No L
+// x S array exists at any time.
 //
 // Compiled once per instruction set, see simd.h.
 #include "kernels.h"
@@ -58,7 +58,8 @@ FLASHATTN_INLINE vfloat finite_reference(vfloat row_max) {
   return row_max == broadcast(-kInfinity) ? broadcast(0) : row_max;
 }
 
-// Combines the lanes of a vector that belong to the same row: every `stride`-th lane. Each of them gets the result.
+// Combines the lanes of a vector that belong to the same row, which are `stride` lanes apart. All of them get the
+// result.
 template <typename Combine>
 FLASHATTN_INLINE vfloat fold(vfloat v, int stride, Combine combine) {
   for (int distance = stride; distance < kWidth; distance *= 2) {

@@ -35,7 +35,7 @@ struct RooflineLoops {
   float (*read)(const float* data, int64_t size);
 };
 
-// Up to 32 rows of a mask, from element `offset` on, and where to write the flags of their blocks.
+// Up to 32 rows of a mask, which begin at element `offset`, and the address for the flags of their blocks.
 struct MaskRows {
   const void* mask;
   MaskType type;
@@ -49,7 +49,7 @@ struct KeyTile;
 class Turns;
 
 struct BackwardKernels {
-  int max_rows;  // of a band
+  int max_rows;  // the most rows of a band
   // Writes delta of the rows [first, last). Row numbers run through all queries of all heads of all batch elements.
   void (*delta)(const BackwardArgs&, int64_t first, int64_t last);
   // Adds the tile's terms to the query gradients, in the order of Turns. Writes the gradients of the tile's keys and
@@ -65,7 +65,7 @@ struct Kernels {
   void (*attend_partial)(const AttentionArgs&, const RowBlock&, float* partial);
   // Merges `later` into `partial`. Both have partial results of the same rows; those in `later` are over later keys.
   void (*merge)(int rows, int value_dim, float* partial, const float* later);
-  // Writes all outputs, from the partial results of all keys.
+  // Writes all outputs. `partial` has the partial results over all keys.
   void (*finish)(const AttentionArgs&, const RowBlock&, const float* partial);
   // Computes a row of a block map.
   void (*find_blocks)(const MaskRows&);

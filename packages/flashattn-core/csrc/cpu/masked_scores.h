@@ -1,5 +1,6 @@
-// Applies tree bits, a bool array and an additive array. These masks may hide any key of the span that causal mask,
-// window and key range leave visible. Also finds the keys that the two arrays leave visible to some rows.
+// Applies tree bits, a bool array and an additive array. These masks may hide any key in the span that the causal mask,
+// the window and the key range leave visible. Also finds the keys that the two arrays leave visible to at least one
+// row.
 #pragma once
 
 #include "../call/block_map.h"
@@ -20,11 +21,12 @@ struct Scores {
   float& operator[](int key) const { return data[int64_t{key - first} * stride]; }
 };
 
-// Sets the scores of keys that the tree hides to -inf. It overwrites them, because a hidden key's score may be NaN.
+// Sets the scores of keys that the tree hides to -inf. Adding -inf would not do, because a hidden key's score may be
+// NaN.
 FLASHATTN_INLINE void hide_by_tree(const AttentionArgs& args, int64_t batch, int query, Span keys, Scores scores) {
   const AttentionParams& p = args.params;
   int tree_begin = p.key_len - p.tree_size;
-  int node = query + p.tree_size - p.query_len;  // negative: the query is before the tree and sees none of it
+  int node = query + p.tree_size - p.query_len;  // negative if the query is before the tree, and so sees none of it
   const uint32_t* bits = node < 0 ? nullptr : args.tree + batch_offset(p, p.tree, batch) + node * p.tree.row;
   for (int j = larger(keys.begin, tree_begin); j < keys.end; ++j) {
     int other = j - tree_begin;
@@ -124,8 +126,8 @@ static inline int block_of(const AttentionArgs& args, const QueryRows& rows, int
   return found;
 }
 
-// Returns the span from the first to the last of the given keys that the arrays leave visible to some row. The keys lie
-// in one block. The span is empty if no row sees any of them.
+// Returns the span from the first to the last of `keys` that the arrays leave visible to some row. `keys` lie in one
+// block. The span is empty if no row sees any of them.
 static inline Span visible_span(const AttentionArgs& args, const QueryRows& rows, Span keys) {
   int first = keys.begin / kBlockSize * kBlockSize;
   vint visible[kBlockSize / kWidth] = {};

@@ -41,20 +41,20 @@ struct Scratch {
   float* query;       // the queries times scale: packed (depth, padded_rows), or with few_rows (rows, depth)
   float* key;         // (kKeyTile, depth)
   float* value;       // packed (kKeyTile, value_columns)
-  float* key_store;   // for quantised keys: a tile's scales and biases, and copied words
+  float* key_store;   // only for quantised keys: a tile's scales and biases, and words if they are copied
   float* value_store;
   float* scores;  // scores of a band, then its probabilities: (kKeyTile, padded rows of the band)
   float* output;  // (rows, value_columns), unnormalised
   Band bands[(kMaxRows + kBandRows - 1) / kBandRows];
   int band_count;
-  // These have one number per row. With few_rows the numbers repeat, to fill a vector.
+  // These arrays have one number per row. With few_rows, the numbers are repeated to fill a vector.
   float row_max[kMaxRows];  // -inf if the row has seen no key yet
   float row_sum[kMaxRows];
   float rescale[kMaxRows];                           // exp(old row_max - new row_max)
   float slope[kMaxRows];                             // for ALiBi
   int32_t position[kMaxRows];                        // of query i among the keys: i + S - L
   int32_t seen_begin[kMaxRows], seen_end[kMaxRows];  // the interval of keys that the row sees
-  int32_t next_key[kMaxRows];                        // the lane's key minus the vector's first key
+  int32_t next_key[kMaxRows];                        // the key of the row's lane minus the vector's first key
 
   // dots: whether dot() computes the scores if there are few rows.
   void prepare(int rows, const AttentionParams& params, bool dots) {

@@ -73,7 +73,7 @@ void wait_awake(Condition holds) {
   while (!holds() && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
 }
 
-// A loop in progress. Threads take the next index until none is left.
+// A parallel loop that runs. Each thread takes the next index until none is left.
 struct Job {
   const std::function<void(int64_t)>& body;
   const int64_t count;
@@ -121,7 +121,7 @@ class Pool {
     job.run();
     std::unique_lock lock(mutex_);
     close(job);
-    if (job.helpers > 0) {  // some still work on the job's last indices
+    if (job.helpers > 0) {  // pool threads still work on the job's last indices
       lock.unlock();
       wait_awake([&] { return job.helpers == 0; });
       lock.lock();

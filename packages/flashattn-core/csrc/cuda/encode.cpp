@@ -65,7 +65,7 @@ TensorMap tensor_map(const MappedArray& mapped, const mx::array& array) {
   const auto& [columns, rows, heads, batches] = mapped.sizes;
   const auto size = [](int64_t count) { return static_cast<uint64_t>(count); };
   const uint64_t sizes[] = {size(columns), size(rows), size(heads), size(batches)};
-  // Strides in bytes. The driver refuses 0, which an axis of one element has.
+  // Strides in bytes. An axis of one element has stride 0, which the driver refuses, so it gets 16.
   const auto step = [](int64_t stride) { return stride != 0 ? static_cast<uint64_t>(2 * stride) : 16; };
   const uint64_t steps[] = {step(mapped.steps[0]), step(mapped.steps[1]), step(mapped.steps[2])};
   const uint32_t box[] = {64, static_cast<uint32_t>(mapped.box_rows), 1, 1}, every[] = {1, 1, 1, 1};
@@ -107,7 +107,7 @@ void encode(const Work& work, mx::Stream stream) {
   for (const Scratch& wanted : launches.scratch) {
     alive.push_back(scratch[index(wanted.binding)].emplace(kept(wanted, stream, call)));
   }
-  if (!alive.empty()) {  // before the first node is added, since nodes stay in the graph if a later launch throws
+  if (!alive.empty()) {  // before the first node, because nodes stay in the graph if a later launch throws
     encoder.add_completed_handler([alive = std::move(alive)] {});
   }
   std::optional<mx::cu::CommandEncoder::ConcurrentContext> concurrent;

@@ -79,7 +79,7 @@ FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
   }
   rows.finish(visibility);
 
-  // The warps' results replace queries and tiles in shared memory.
+  // From here on, the warps' results replace the queries and tiles in shared memory.
   wait_for_copies<0>();
   __syncthreads();
   float* results = reinterpret_cast<float*>(shared);  // WARPS x rows x pitch

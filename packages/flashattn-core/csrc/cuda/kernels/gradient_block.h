@@ -89,7 +89,7 @@ struct GradientBlock {
 
   static constexpr int kOwn = ROWS / PARTS;
 
-  // A tile: its query head and its first column.
+  // A tile, as its query head and its first column.
   struct Tile {
     int head, column;
     int n = 0;  // with a block map: the tile's position in its head's list
@@ -129,7 +129,7 @@ struct GradientBlock {
       }
     }
   }
-  // The block loops over its heads, and for each head over the tiles that the block map does not hide.
+  // The block loops over its query heads and, for each head, over the tiles that the block map does not hide.
   FLASHATTN_FUNC Tile first_tile() const {
     Tile tile = {any.begin < any.end ? head : head + heads, first_column()};
     if (has_block_map) take(tile);
@@ -179,7 +179,7 @@ struct GradientBlock {
 
   // What a lane keeps about two of the warp's 16 rows. Four lanes share these two rows.
   struct OwnRows {
-    KeySpan columns[2];  // that the row sees
+    KeySpan columns[2];  // the columns that each of the two rows sees
     Row queries[2];      // `queries` and `saved` are set only if the rows are queries
     SavedRow saved[2];
     float largest;                          // the largest abs(row_max) of all queries so far

@@ -14,10 +14,11 @@
 
 namespace flashattn {
 
-// Kernels without quantisation include this file, too. There quant_bits and group_size are 0, so others replace them.
+// Kernels without quantisation include this file, too. There quant_bits and group_size are 0, so valid ones replace
+// them.
 constexpr int kBits = quant_bits == 0 ? 8 : quant_bits, kGroupSize = group_size == 0 ? 32 : group_size;
 constexpr int kGroupBytes = group_dtype == 0 ? 4 : 2;
-constexpr int kApart = 16 / kBits;      // elements in 16 bits
+constexpr int kApart = 16 / kBits;      // quantised elements in 16 bits
 constexpr int kElements = 128 / kBits;  // elements in a piece of 16 bytes
 FLASHATTN_FUNC constexpr int group_count(int columns) {
   return columns / kGroupSize;
@@ -28,9 +29,9 @@ FLASHATTN_FUNC constexpr int group_count(int columns) {
 // Tensor cores truncate the terms of a sum relative to the largest exponent. Nothing is lost here, because these floats
 // have the lowest exponent.
 template <typename T>
-constexpr int kLinearBits = 8;  // bfloat: multiples of 2^-133
+constexpr int kLinearBits = 8;  // for bfloat: they count multiples of 2^-133
 template <>
-constexpr int kLinearBits<half> = 11;  // multiples of 2^-24
+constexpr int kLinearBits<half> = 11;  // they count multiples of 2^-24
 // Integer q becomes the float q * 2^-kUnit. The other operand is multiplied by 2^kRaised, so that no sum underflows.
 template <typename T>
 constexpr int kRaised = 64;
