@@ -1,4 +1,4 @@
-// The table itself, and lookups of the kernel that a call takes and of the reason why a kernel cannot run a call.
+// The table of kernels, and functions that find the kernel for a call, or the reason why a kernel cannot run the call.
 #include "kernel_table.h"
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace {
 constexpr int kAny = std::numeric_limits<int>::max();
 
 // Which quantised keys and values a kernel takes.
-enum class Quantised { none, integers, all };  // integers: only 4 or 8 bits with 16-bit queries
+enum class Quantised { none, integers, all };  // integers: only those of 4 or 8 bits, and only with 16-bit queries
 constexpr auto none = Quantised::none, integers = Quantised::integers, all = Quantised::all;
 
 struct Row {
@@ -23,21 +23,21 @@ struct Row {
   Pass pass;
   // The calls that the kernel can run.
   int max_query_len;
-  int max_dim;  // for head_dim and value_dim
+  int max_dim;  // the largest head_dim and value_dim
   Quantised quantised;
   // The largest lengths for which "auto" takes the kernel.
   int auto_query_len;
   int auto_key_len;
   std::string_view why;
   int tilings = 1;
-  bool is_timed = false;  // auto_*_len are estimates, so each machine times the kernel
-  bool rounds = false;    // for 16-bit inputs there is a variant that rounds probabilities once
+  bool is_timed = false;  // auto_query_len and auto_key_len are estimates, so each machine times the kernel
+  bool rounds = false;    // whether a variant for 16-bit inputs rounds probabilities once
 };
 
 constexpr auto forward = Pass::forward, backward = Pass::backward;
 constexpr bool timed = true, rounds = true;
 
-// "auto" takes the first row whose kernel can run the call and is meant for its lengths.
+// "auto" takes the first row whose kernel can run the call and whose auto_query_len and auto_key_len are not exceeded.
 constexpr std::array<Row, kNumKernels> kTable = {{
     {Kernel::cpu_decode, "cpu_decode", Backend::cpu, forward, kMaxDecodeLen, kMaxHeadDim, all, kAny, kAny,
      "few queries: work is split over the keys"},
@@ -100,13 +100,13 @@ bool is_meant(const Row& row, CallShape shape) {
   return shape.query_len <= row.auto_query_len && shape.key_len <= row.auto_key_len;
 }
 
-// The precision in which the row's kernel computes the call: the requested one if the kernel has a variant for it,
-// float32 otherwise.
+// Returns the precision in which the row's kernel computes the call. It is the requested precision if the kernel has a
+// variant for it, and float32 otherwise.
 Precision precision_of(const Row& row, CallShape shape) {
   return row.rounds && shape.bits == 0 && shape.element_size == 2 ? shape.precision : Precision::float32;
 }
 
-// The reason why the kernel cannot run the call; empty if it can.
+// Returns why the kernel cannot run the call, or an empty string if it can.
 std::string obstacle(const Row& row, Backend backend, CallShape shape) {
   const auto kernel = [&](const std::string& says) { return std::string(row.name) + says; };
   int dim = std::max(shape.head_dim, shape.value_dim);
@@ -194,13 +194,14 @@ Choice choose(Backend backend, CallShape shape, const std::string& wanted, Kerne
   return {std::nullopt, "there is no kernel for " + in_words(backend)};
 }
 
-// On compute capability 9.0 cuda_prefill has two tilings: 0 has larger blocks than 1. Smaller blocks need more time per
-// row, but leave fewer multiprocessors idle if there are few blocks. With many keys, large blocks leave none idle,
-// either: share_last_blocks() in cuda/launch.cpp splits the keys of the last blocks.
+// On compute capability 9.0, cuda_prefill has two tilings: tiling 0 has larger blocks than tiling 1. Smaller blocks
+// need more time per row, but leave fewer multiprocessors idle if there are few blocks. If there are many keys, large
+// blocks leave no multiprocessor idle either, because share_last_blocks() in cuda/launch.cpp splits the keys of the
+// last blocks.
 //
-// If head_dim <= 64 and probabilities are rounded once, large blocks have 256 rows and small ones 64. Three small
-// blocks share a multiprocessor and are a tenth slower per row. If 64 < head_dim <= 128, large blocks have 192 rows,
-// and small ones 128 and are a fifth slower per row.
+// If head_dim <= 64 and probabilities are rounded once, large blocks have 256 rows and small blocks 64. Three small
+// blocks share a multiprocessor and need a tenth more time per row. If 64 < head_dim <= 128, large blocks have 192 rows
+// and small blocks 128. The small blocks then need a fifth more time per row.
 int usual_tiling(Kernel kernel, CallShape shape) {
   constexpr int kManyKeys = 4096;
   int dim = std::max(shape.head_dim, shape.value_dim);
@@ -212,7 +213,7 @@ int usual_tiling(Kernel kernel, CallShape shape) {
     int64_t rows = (shape.query_len + kRows - 1) / kRows * kRows;
     bool is_full = 10 * rows <= 11 * int64_t{shape.query_len};
     bool sees_many = shape.pairs >= 512 * int64_t{shape.query_len};
-    // Balanced: the longest block, whose rows see all keys, has at most 4/3 of a multiprocessor's share of the work.
+    // Whether the longest block, whose rows see all keys, has at most 4/3 of a multiprocessor's share of the work.
     bool is_balanced = 4 * shape.pairs * shape.heads >= 3 * shape.multiprocessors * kRows * shape.key_len;
     bool is_split = shape.is_even && shape.key_len >= kManyKeys;
     return is_full && sees_many && (is_balanced || is_split) ? 0 : 1;

@@ -56,26 +56,26 @@ std::string name(Variant variant);
 
 struct Choice {
   std::optional<Variant> kernel;  // empty: no kernel covers the call
-  std::string reason;             // why this kernel, or why none
+  std::string reason;             // why this kernel was chosen, or why none was
 };
 
-// No kernel covers the call; what() is the reason that plan() gives.
+// Thrown if no kernel covers the call. what() contains the reason that plan() gives.
 struct NoKernelError : std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
-// The choice's kernel. Throws NoKernelError if it has none.
+// Returns the choice's kernel. Throws NoKernelError if there is none.
 Variant chosen_variant(const Choice& choice);
 
-// Everything that the choice of a kernel depends on.
+// What the choice of a kernel depends on, apart from the backend.
 struct CallShape {
   int query_len;
   int key_len;
   int head_dim;
   int value_dim;
-  int bits;                // per element of quantised keys and values; 0: they are not quantised
+  int bits;                // per element of quantised keys and values; 0 if they are not quantised
   int element_size;        // of query, in bytes
-  int compute_capability;  // of the GPU: 90 for 9.0; 0: not CUDA, or unknown
+  int compute_capability;  // of the GPU: 90 means 9.0; 0 if it is unknown or the backend is not CUDA
   int multiprocessors = 0;
   int64_t heads = 0;     // query heads of all batch elements
   int64_t pairs = 0;     // (query, visible key) pairs in one head, see visible_pairs()
@@ -92,22 +92,22 @@ constexpr bool contains(Kernels kernels, Kernel kernel) {
   return with(kernels, kernel) == kernels;
 }
 
-// `wanted` is "auto" or the name of the only kernel to consider; auto takes none of `failed`. Throws
-// std::invalid_argument for a name that no forward kernel has.
+// `wanted` is "auto" or a kernel's name. "auto" skips the kernels in `failed`; a name allows only the kernel that it
+// names. Throws std::invalid_argument for a name that no forward kernel has.
 Choice choose(Backend backend, CallShape shape, const std::string& wanted, Kernels failed = 0);
 
 // The tiling that "auto" takes for a kernel that is not timed.
 int usual_tiling(Kernel kernel, CallShape shape);
 
 // A variant that "auto" may take for a call. candidates() returns choose()'s variant first, then the others that can
-// run the call. A candidate is used if all earlier ones fail their check.
+// run the call. Timings may change this order. The first candidate that then passes its check is used.
 struct Candidate {
   Variant variant;
-  bool is_timed;  // the table does not know which calls it suits, so this machine times it
+  bool is_timed;  // whether this machine times the variant, because the table only estimates which calls it suits
 };
 std::vector<Candidate> candidates(Backend backend, CallShape shape);
 
-// All of a backend's backward kernels run for each gradient. check_backward() throws NoKernelError for calls that they
+// For each gradient, all backward kernels of the backend run. check_backward() throws NoKernelError for calls that they
 // do not cover.
 std::vector<Kernel> backward_kernels(Backend backend);
 void check_backward(Backend backend, CallShape shape);
@@ -117,12 +117,12 @@ Variant backward_variant(Backend backend, CallShape shape);
 // The largest head_dim that some kernel of the backend takes; 0 if there is no such kernel.
 int max_head_dim(Backend backend, Pass pass, bool quantised);
 
-// The most queries that cpu_decode takes, which splits work over keys.
+// The most queries that cpu_decode takes. This kernel splits work over keys.
 constexpr int kMaxDecodeLen = 8;
 // The most queries that cuda_decode takes.
 constexpr int kMaxCudaDecodeLen = 16;
 
-// Whether a call of these lengths gets a block map for its array mask. Decode steps get none: on the CPU they read
+// Whether a call of these lengths gets a block map for its array mask. Decode steps get none. On the CPU they read
 // their few rows of the mask directly, and on a GPU they are too short for a map to pay off.
 constexpr bool has_block_map(Backend backend, int query_len, int key_len) {
   constexpr int kMostWithout = 256;

@@ -4,11 +4,11 @@
 namespace flashattn {
 
 constexpr int kMaxHeadDim = 512;
-constexpr int kMaxPositions = 2147483647 - 1024;  // positions are int32, and loops go up to one tile beyond the last
+constexpr int kMaxPositions = 2147483647 - 1024;  // positions are int32, and loops may go one tile past the end
 
-constexpr int kFew = 64;  // up to this number of queries, a kernel may be compiled for the exact number
+constexpr int kFew = 64;  // a kernel may be compiled for the exact number of queries up to this number
 
-// The options that quantised keys and values may have.
+// The numbers of bits and the group sizes that quantised keys and values may have.
 constexpr bool is_valid_bits(int bits) {
   return (1 <= bits && bits <= 6) || bits == 8;
 }

@@ -1,4 +1,4 @@
-// Checks scale, softcap and window. The op checks its arguments with it, and tests check parameters of kernels.
+// Checks scale, softcap and window. The op uses this for its arguments, and tests use it for the parameters of kernels.
 #pragma once
 
 #include <cmath>
@@ -8,7 +8,7 @@
 
 namespace flashattn {
 
-// Throws std::invalid_argument. Options: a struct that has softcap and window.
+// Throws std::invalid_argument for a value that is not allowed. Options: a struct with the members softcap and window.
 template <typename Options>
 void check_score_options(float scale, const Options& options) {
   if (!std::isfinite(scale)) {
@@ -17,7 +17,7 @@ void check_score_options(float scale, const Options& options) {
   if (!std::isfinite(options.softcap) || options.softcap < 0) {
     fail("softcap is ", options.softcap, ", expected a finite number, or 0 for none");
   }
-  // GPU kernels get scale / softcap as their scale.
+  // With soft-cap, GPU kernels get scale / softcap in place of scale. So this quotient must be finite, too.
   if (options.softcap > 0 && !std::isfinite(scale / options.softcap)) {
     fail("softcap is ", options.softcap, ", expected a number by which scale, ", scale, ", can be divided");
   }

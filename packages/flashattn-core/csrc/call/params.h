@@ -13,13 +13,13 @@ namespace flashattn {
 // The most batch dimensions that a call may have. Each nested mx.vmap adds one.
 enum : int { kMaxBatchDims = 8 };
 
-// The strides of an array, in elements. A dimension that is broadcast, or of size 1, has stride 0. So kernels read
-// masks that broadcast in place.
+// The strides of an array, in elements. A dimension that is broadcast, or of size 1, has stride 0. So kernels read a
+// broadcast mask without a copy of it.
 struct Strides {
   int64_t column;  // along head_dim; in masks, along the keys
   int64_t row;     // along the queries or the keys
   int64_t head;
-  int64_t batch[kMaxBatchDims];  // last, so that all strides in use are adjacent
+  int64_t batch[kMaxBatchDims];  // last, so that the strides in use are adjacent
 };
 
 #define FLASHATTN_OPTION_FIELD(type, name) type name;
@@ -36,7 +36,7 @@ struct AttentionParams {
   int32_t key_len;       // S
   int32_t head_dim;      // D
   int32_t value_dim;     // D_v
-  int32_t tree_size;     // T: the last T keys are the nodes of a tree; 0: there is no tree
+  int32_t tree_size;     // T: the last T keys are the nodes of a tree; 0 if there is no tree
 
   float scale;
   FLASHATTN_OPTIONS(FLASHATTN_OPTION_FIELD)
@@ -49,12 +49,13 @@ struct AttentionParams {
 #undef FLASHATTN_OPTION_FIELD
 #undef FLASHATTN_STRIDES_FIELD
 
-// How keys are split into num_chunks chunks. In a decode step each chunk has chunk_len keys, from first_key on.
+// How keys are split into num_chunks chunks. In a decode step, chunks have chunk_len keys, and the first begins at
+// first_key.
 struct SplitParams {
   int32_t first_key;  // no query sees a key before it
   int32_t chunk_len;
   int32_t num_chunks;
-  int32_t whole_blocks;  // cuda_prefill does not split the keys of blocks before this one
+  int32_t whole_blocks;  // cuda_prefill splits keys only for the blocks from this one on
 };
 
 // The shape of any array, and its strides in elements.
@@ -68,9 +69,9 @@ struct ArrayParams {
 // Strides of the arrays that only the backward pass has.
 struct BackwardParams {
   Strides dout;
-  Strides dlse;  // (*B, H_q, L); unused if lse has no cotangent
+  Strides dlse;  // (*B, H_q, L); not read if lse has no cotangent
   Strides dq, dk, dv;
-  int32_t block_heads = 0;  // on CUDA: query heads of a group per block of keys
+  int32_t block_heads = 0;  // on CUDA: the most query heads that a block of keys sums over
 };
 
 }  // namespace flashattn

@@ -1,4 +1,4 @@
-// The precision in which a kernel multiplies probabilities. flash_attention() in Python documents both.
+// The precision in which a kernel multiplies probabilities. flash_attention() in Python documents both values.
 #pragma once
 
 #include <cstdint>

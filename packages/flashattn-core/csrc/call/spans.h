@@ -1,7 +1,8 @@
-// The span of keys that causal mask, window and key range leave visible to a query. Other masks may hide keys inside
-// the span. Host code and CPU kernels use this file; GPU kernels have the same arithmetic in gpu/kernels/visibility.h.
+// The span of keys that the causal mask, the window and the key range leave visible to a query. Other masks may hide
+// keys inside the span. Host code and CPU kernels use this file; GPU kernels have the same arithmetic in
+// gpu/kernels/visibility.h.
 //
-// Neither end of a span decreases from one query to the next, so the spans of a block's first and last query decide
+// From one query to the next, neither end of the span decreases. So the spans of a block's first and last query decide
 // which tiles the block skips.
 #pragma once
 
@@ -9,7 +10,8 @@
 
 namespace flashattn {
 
-// Everything in this file is inlined: the CPU kernels that include it are compiled once per instruction set.
+// Everything in this file is inlined, because CPU kernels include it and are compiled once per instruction set: the
+// linker must not merge their copies.
 #define FLASHATTN_SPAN_FUNC static inline __attribute__((always_inline))
 
 struct Span {
@@ -38,24 +40,24 @@ FLASHATTN_SPAN_FUNC Span seen_span(const AttentionParams& p, KeyRange range, int
   return {static_cast<int>(begin), static_cast<int>(end)};
 }
 
-// The first key that the window leaves visible to some query. A decode step splits the keys from it on.
+// The first key that the window leaves visible to some query. A decode step splits the keys from this one on.
 FLASHATTN_SPAN_FUNC int first_seen_key(const AttentionParams& p) {
   int64_t before_window = int64_t{p.key_len} - p.query_len - p.window + 1;
   return p.window > 0 && before_window > 0 ? static_cast<int>(before_window) : 0;
 }
 
-// The number of (query, key) pairs that causal and window leave visible.
+// The number of (query, key) pairs that the causal mask and the window leave visible.
 FLASHATTN_SPAN_FUNC int64_t visible_pairs(bool causal, int window, int64_t query_len, int64_t key_len) {
   if (!causal && window == 0) return query_len * key_len;
-  int64_t most = window > 0 && window < key_len ? window : key_len;  // keys that a query sees
-  int64_t queries = query_len < key_len ? query_len : key_len;       // queries that see any
-  int64_t fewest = key_len - queries + 1, growing = most - fewest;   // queries that see fewer
+  int64_t most = window > 0 && window < key_len ? window : key_len;  // the most keys that a query sees
+  int64_t queries = query_len < key_len ? query_len : key_len;       // queries that see at least one key
+  int64_t fewest = key_len - queries + 1, growing = most - fewest;   // growing: how many queries see fewer
   growing = growing < 0 ? 0 : growing < queries ? growing : queries;
   return growing * fewest + growing * (growing - 1) / 2 + (queries - growing) * most;
 }
 
-// Whether all blocks of queries see many keys, and about the same number of keys: there is no window, and under a
-// causal mask there are at least four keys per query.
+// Whether all blocks of queries see many keys, and about the same number of keys. This holds if there is no window and,
+// under a causal mask, there are at least four keys per query.
 FLASHATTN_SPAN_FUNC bool sees_evenly(bool causal, int window, int query_len, int key_len) {
   return window == 0 && (!causal || key_len / 4 >= query_len);
 }

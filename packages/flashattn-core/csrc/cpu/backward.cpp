@@ -16,7 +16,7 @@
 namespace flashattn::cpu {
 namespace {
 
-// For each band of rows of one key/value head, counts the tiles of keys that were already added to its query gradients.
+// For each band of rows of one key/value head, counts the tiles of keys whose terms the band's query gradients include.
 class HeadTurns final : public Turns {
  public:
   explicit HeadTurns(size_t bands) : added_(bands) {}
@@ -50,7 +50,7 @@ class HeadTurns final : public Turns {
   std::exception_ptr failure_;
 };
 
-// The bands of one key/value head of one batch element, in order.
+// The bands of one key/value head of one batch element, in the order of their queries.
 std::vector<RowBand> bands_of(const AttentionArgs& args, int64_t batch, int kv_head, int max_rows) {
   const AttentionParams& p = args.params;
   int group = p.num_heads / p.num_kv_heads;
@@ -69,8 +69,8 @@ std::vector<RowBand> bands_of(const AttentionArgs& args, int64_t batch, int kv_h
                     .key_begin = 0,
                     .key_end = p.key_len,
                     .decoded = false};
-      // Neither end of a span decreases from one query to the next, so the spans together have no gap. Rows that see no
-      // key have an empty span.
+      // From one query to the next, each end of the span moves up by at most one key, so the spans together have no
+      // gap. A row that sees no key has an empty span.
       int begin = p.key_len, end = 0;
       for (int i = query; i < query + band.block.query_count; ++i) {
         Span span = seen_span(p, range, i);
@@ -79,7 +79,7 @@ std::vector<RowBand> bands_of(const AttentionArgs& args, int64_t batch, int kv_h
           end = std::max(end, span.end);
         }
       }
-      // At both ends, leaves out blocks of keys that the block map hides from all rows.
+      // Leaves out blocks of keys at both ends of the span if the block map hides them from all rows of the band.
       QueryRows rows = {
           batch,
           {band.block.head_begin, band.block.head_begin + band.block.head_count},
@@ -133,8 +133,8 @@ void compute_gradients(const BackwardArgs& args) {
       if (band.tile_count == 0) clear_query_gradient(args, band.block);
     }
   }
-  // Threads take tiles in the order of their keys. So if a thread waits for the previous tile, another thread already
-  // works on that tile.
+  // Threads take tiles in the order of their keys. So while a thread waits for the previous tile of its head, another
+  // thread already works on that previous tile.
   int64_t tiles = (p.key_len + kBackwardKeys - 1) / kBackwardKeys;
   parallel_for(tiles * heads, [&](int64_t i) {
     int64_t head = i % heads;

@@ -1,4 +1,4 @@
-// The backward pass's interface; the forward pass's is forward.h.
+// The interface of the CPU backend's backward pass. The interface of the forward pass is forward.h.
 #pragma once
 
 #include "forward.h"
@@ -7,13 +7,13 @@ namespace flashattn::cpu {
 
 struct BackwardArgs {
   AttentionArgs forward;  // arguments of the forward pass, with the outputs that it wrote
-  bool decoded;           // whether decode() ran the forward pass, not prefill()
+  bool decoded;           // true if decode() ran the forward pass, false if prefill() ran it
 
   const void* out_gradient;   // of out's dtype
-  const float* lse_gradient;  // null: zero
+  const float* lse_gradient;  // null if it is zero
   Strides out_gradient_strides, lse_gradient_strides;
 
-  // In query's dtype; row-major, in the shapes of query, key and value.
+  // The three outputs are row-major. They have query's dtype, and the shapes of query, key and value.
   void* query_gradient;
   void* key_gradient;
   void* value_gradient;
@@ -22,7 +22,7 @@ struct BackwardArgs {
   float* delta;
 };
 
-// Writes the gradients of query, key and value, and delta. It recomputes probabilities from row_stats, so it needs no
+// Writes delta, and the gradients of query, key and value. It recomputes probabilities from row_stats, so it needs no
 // memory of size L * S. A cancelled call leaves NaN in everything that it writes.
 void backward(const BackwardArgs& args);
 

@@ -1,7 +1,7 @@
 // FlashAttention-2's backward pass for one tile of keys (Dao 2023, arXiv:2307.08691, algorithm 2). The main loop goes
-// over the rows that see some of the keys, in bands, and recomputes probabilities from row_max and row_sum.
+// over bands of rows that see some of the keys. It recomputes their probabilities from row_max and row_sum.
 //
-// For one band of rows and the tile's keys, with the probabilities P and the gradient of the output O':
+// For one band of rows and the tile's keys; P are the probabilities, and O' is the gradient of the output:
 //   dV = Pᵀ O'     dP = O' Vᵀ     dS = P (dP - delta)     dQ = scale dS K     dK = scale dSᵀ Q
 // As in the forward pass, matrices of scores and probabilities have the shape (keys, rows), so neither keys nor scores
 // are ever transposed. Compiled once per instruction set, see simd.h.
@@ -19,19 +19,19 @@ struct TileScratch {
   int depth, value_depth;  // head_dim and value_dim, padded to whole vectors
   // The tile:
   float* key;             // (keys, depth)
-  float* key_packed;      // the same, packed as a right operand, with 0 in place of NaN and infinity
+  float* key_packed;      // the keys, packed as a right operand, with 0 in place of NaN and infinity
   float* value;           // (keys, value_depth)
-  float* key_gradient;    // (keys, depth), without the scale
+  float* key_gradient;    // (keys, depth), not yet multiplied by scale
   float* value_gradient;  // (keys, value_depth)
   // The band:
   float* query;           // packed (rows, depth), with 0 in place of NaN and infinity
   float* out_gradient;    // packed (rows, value_depth), with 0 in place of NaN and infinity
   float* out_gradient_t;  // packed (value_dim, rows)
   float* score_gradient;  // (keys, rows)
-  float* query_gradient;  // (rows, depth), without the scale
+  float* query_gradient;  // (rows, depth), not yet multiplied by scale
   float* cap_slope;       // (keys, rows), see cap_slopes()
   float row_max[kBandRows];
-  float log2_sum[kBandRows];  // +inf where a row saw nothing: its probabilities become 0
+  float log2_sum[kBandRows];  // +inf if the row sees no key, so that its probabilities become 0
   float delta[kBandRows];
   float ones[kBackwardKeys];
 
@@ -72,13 +72,13 @@ FLASHATTN_INLINE vfloat finite_or_zero(vfloat x) {
   return x - x == broadcast(0) ? x : broadcast(0);
 }
 
-// The index of a block's row r among all rows, (*B, H_q, L).
+// The index of a block's row r in row-major order of (*B, H_q, L).
 int64_t row_index(const AttentionParams& p, const RowBlock& block, int r) {
   Row row = row_of(block, r);
   return (block.batch * p.num_heads + row.head) * p.query_len + row.query;
 }
 
-// Copies `count` rows of T as rows of `depth` floats, 0 from `columns` on.
+// Copies `count` rows of `columns` elements to rows of `depth` floats. The floats after these elements are 0.
 template <typename T>
 void copy_rows(float* target, const T* source, const Strides& strides, int count, int columns, int depth) {
   for (int r = 0; r < count; ++r) {
@@ -88,11 +88,11 @@ void copy_rows(float* target, const T* source, const Strides& strides, int count
   }
 }
 
-// Packs rows source(0) ... source(rows - 1) as a right operand (rows, depth), with 0 in place of NaN and infinity; rows
-// from `count` on are 0. Returns whether all elements were finite.
+// Packs the rows source(0) ... source(count - 1) as a right operand (rows, depth), with 0 in place of NaN and infinity.
+// Its rows from `count` on are 0. Returns whether all elements were finite.
 template <typename T, typename Source>
 bool pack_rows(float* packed, Source source, int64_t column_stride, int count, int rows, int columns, int depth) {
-  vfloat zero = {};  // stays 0 unless something is not finite
+  vfloat zero = {};  // stays 0 if all elements are finite
   for (int r = 0; r < rows; ++r) {
     for (int c = 0; c < depth; c += kWidth) {
       vfloat x = r < count ? load_part(source(r), column_stride, c, columns) : vfloat{};
@@ -123,7 +123,7 @@ void load_tile(TileScratch& tile, const BackwardArgs& args, const KeyTile& keys)
   __builtin_memset(tile.value_gradient, 0, sizeof(float) * count * tile.value_depth);
 }
 
-// Loads a band of rows. Returns whether the gradient of its outputs is finite.
+// Loads a band's queries, output gradients and row statistics. Returns whether its output gradients are finite.
 template <typename T>
 bool load_band(TileScratch& tile, const Scratch& rows, const BackwardArgs& args, const RowBlock& block) {
   const AttentionParams& p = args.forward.params;
@@ -162,19 +162,19 @@ bool load_band(TileScratch& tile, const Scratch& rows, const BackwardArgs& args,
   return finite;
 }
 
-// Computes q·k with the same bits as the forward pass. If both passes rounded differently, the weight of a key that
-// dominates its row would be off by the error of its score.
+// Computes q·k with the same bits as the forward pass. If the two passes rounded differently, the recomputed
+// probability of a key that dominates its row would be off by the rounding error of the key's score.
 void multiply_queries(TileScratch& tile, Scratch& rows, const BackwardArgs& args, int first, int count) {
   const AttentionParams& p = args.forward.params;
   const float* keys = tile.key + int64_t{first} * tile.depth;
-  bool by_dot = args.decoded && p.num_heads / p.num_kv_heads <= kMaxDotRows;  // see decode()
+  bool by_dot = args.decoded && p.num_heads / p.num_kv_heads <= kMaxDotRows;  // whether decode() used dot()
   if (!by_dot) {
     multiply_packed(Left{keys, tile.depth, 1}, Packed{rows.query, rows.depth, rows.padded_rows, 0}, count, p.head_dim,
                     {rows.scores, rows.padded_rows, nullptr});
     return;
   }
   Right right = {keys, tile.depth};
-  float *query = tile.query_gradient, *scores = tile.score_gradient;  // later steps fill these
+  float *query = tile.query_gradient, *scores = tile.score_gradient;  // free until later steps fill them
   for (int d = 0; d < tile.depth; ++d) query[d] = 0;
   for (int r = 0; r < rows.padded_rows; ++r) {
     for (int d = 0; d < p.head_dim; ++d) query[d] = rows.query[packed_index(d, r, rows.depth, rows.padded_rows)];
@@ -183,9 +183,9 @@ void multiply_queries(TileScratch& tile, Scratch& rows, const BackwardArgs& args
   }
 }
 
-// Turns logits into probabilities, and gradients of probabilities into gradients of scores. Both become 0 where a row
-// does not see a key, even if the inputs are NaN: a hidden key's value may be NaN, and a visible key may make row_sum
-// NaN. Padding rows, and rows that see nothing, get 0 for every key.
+// Turns logits into probabilities, and gradients of probabilities into gradients of scores. Where a row does not see a
+// key, both results become 0, even if an input is NaN: a hidden key's value may be NaN, and a visible key may make
+// row_sum NaN. In padding rows, and in rows that see no key, both are 0 for every key.
 void finish_gradients(TileScratch& tile, Scratch& rows, int count, bool capped) {
   for (int j = 0; j < count; ++j) {
     for (int lane = 0; lane < rows.padded_rows; lane += kWidth) {
@@ -201,8 +201,9 @@ void finish_gradients(TileScratch& tile, Scratch& rows, int count, bool capped) 
   }
 }
 
-// load_band() replaced NaN and infinity in the output's gradient by 0. Adds them to the value gradients of the keys
-// that their row sees. In such a row, a key has a score gradient that is not finite exactly if the row sees the key.
+// load_band() replaced NaN and infinity in the output's gradient by 0. This function adds their terms to the gradients
+// of the values that the row sees. In a row with such a number, the score gradient of a key is NaN or infinite exactly
+// if the row sees the key.
 template <typename T>
 void add_not_finite(TileScratch& tile, const Scratch& rows, const BackwardArgs& args, const RowBlock& block, int first,
                     int count) {
@@ -232,8 +233,8 @@ void store_rows(const float* source, int depth, float factor, T* target, int cou
   }
 }
 
-// Between tiles the float32 sums of a band's query gradients lie in the output array. If that array has 16-bit
-// elements, it holds the upper half of each sum's bits, and query_gradient_lower holds the lower half.
+// Between two tiles, the float32 sums of a band's query gradients are kept in the output array. If that array has
+// 16-bit elements, it holds the upper half of each sum's bits, and query_gradient_lower holds the lower half.
 template <typename T>
 void load_sum(TileScratch& tile, const BackwardArgs& args, const KeyTile& keys, const RowBlock& block) {
   const AttentionParams& p = args.forward.params;
@@ -299,7 +300,7 @@ void attend_backward(const BackwardArgs& args, const KeyTile& keys, Turns& turns
     for (int i = keys.begin / kBlockSize; i * kBlockSize < keys.end; ++i) {
       shows = shows || (mapped_block(forward, queries, i) & kBlockShows);
     }
-    if (!shows) {  // the band skips this tile, which cannot be the band's first or last
+    if (!shows) {  // skips the tile; bands_of() ensures that it is not the band's first or last tile
       turns.wait(b, turn);
       turns.done(b);
       continue;
@@ -346,7 +347,7 @@ void attend_backward(const BackwardArgs& args, const KeyTile& keys, Turns& turns
                       count, {tile.query_gradient, tile.depth, turn == 0 && !summed ? nullptr : tile.ones});
       summed = true;
     }
-    if (!summed) {  // the map's blocks have more queries than the band, and only the others see keys of this tile
+    if (!summed) {  // other queries of the same map blocks see keys of this tile, but no row of the band does
       turns.wait(b, turn);
       if (turn > 0) {
         load_sum<T>(tile, args, keys, band.block);
@@ -370,7 +371,7 @@ void attend_backward(const BackwardArgs& args, const KeyTile& keys, Turns& turns
              count, p.value_dim);
 }
 
-// Computes delta of rows [first, last). Rows are numbered through all batch elements, heads and queries.
+// Computes delta of the rows [first, last). Row numbers run through all queries of all heads of all batch elements.
 template <typename T>
 void compute_delta(const BackwardArgs& args, int64_t first, int64_t last) {
   const AttentionParams& p = args.forward.params;

@@ -10,11 +10,11 @@ namespace flashattn::cpu {
 // 1 MB.
 constexpr int kBackwardKeys = 288;
 
-// Makes tiles of keys add to a band's query gradients in the order of the keys: a thread waits with its tile until the
-// previous tile has been added. So the order of the sum does not depend on the number of threads.
+// Makes the threads add tiles of keys to a band's query gradients in the order of the keys. A thread with a tile waits
+// until the previous tile has been added. So the order of the sum does not depend on the number of threads.
 class Turns {
  public:
-  virtual void wait(int band, int turn) = 0;  // until `turn` tiles have been added
+  virtual void wait(int band, int turn) = 0;  // returns when `turn` of the band's tiles have been added
   virtual void done(int band) = 0;
 
  protected:
@@ -25,7 +25,7 @@ class Turns {
 struct RowBand {
   RowBlock block;
   int first_tile;  // the first tile that some row sees
-  int tile_count;  // from first_tile to the last tile that some row sees; 0 if no row sees a key
+  int tile_count;  // number of tiles from first_tile to the last one that some row sees; 0 if no row sees a key
 };
 
 // One tile of keys of a key/value head, and all the bands of rows of that head.
@@ -36,7 +36,7 @@ struct KeyTile {
   int begin, end;
   const RowBand* bands;
   int band_count;
-  // The lower 16 bits of query gradients' float32 sums, in query's shape; null unless gradients have 16 bits.
+  // The lower 16 bits of the float32 sums of query gradients, in query's shape; null if the gradients are float32.
   uint16_t* query_gradient_lower;
 };
 

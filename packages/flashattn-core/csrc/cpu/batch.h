@@ -1,4 +1,4 @@
-// For one element of the batch: its offset in an array, its key range, and the flags of its block map.
+// Functions for one batch element: its offset in an array, its key range, and the flags of its block map.
 #pragma once
 
 #include "../call/block_map.h"
@@ -30,7 +30,8 @@ struct QueryRows {
   Span heads, queries;
 };
 
-// The flags that the block map has for these rows and a block of keys; both flags if there is no map.
+// Returns the block map's flags for these rows and for the block of keys with index `block`. Without a map, both flags
+// are set.
 static inline __attribute__((always_inline)) int mapped_block(const AttentionArgs& args, const QueryRows& rows,
                                                               int block) {
   if (!args.block_map) return kBlockShows | kBlockChanges;

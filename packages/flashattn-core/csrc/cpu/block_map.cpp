@@ -1,4 +1,4 @@
-// Cuts the mask's rows of blocks into chunks and spreads these over the threads.
+// Cuts each row of the mask's blocks into chunks, and spreads the chunks over the threads.
 #include "block_map.h"
 
 #include <algorithm>

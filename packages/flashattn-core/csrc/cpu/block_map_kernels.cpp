@@ -12,8 +12,8 @@ struct RowOfBlock {
   typedef T Bits __attribute__((vector_size(kBlockSize * sizeof(T))));
 };
 
-// Loads kBlockSize elements of a row from `first` on. Past the row's end it repeats the last element, which changes no
-// flag.
+// Loads kBlockSize elements of a row from `first` on. Beyond the row's end it repeats the last element, because a
+// repeated element changes no flag.
 template <typename T>
 FLASHATTN_INLINE void load_row(typename RowOfBlock<T>::Bits& bits, const T* row, int64_t stride, int first, int count) {
   if (stride == 1 && first + kBlockSize <= count) {
@@ -31,12 +31,12 @@ FLASHATTN_INLINE bool any_bit(const Bits& bits) {
   return any != 0;
 }
 
-// T: an unsigned type for the bits of an element. kHidden: the bits of an element that hides its key. In a bool mask
-// 1 changes no score; in an additive mask 0 and -0 change none.
+// T: an unsigned type for the bits of an element. kHidden: the bits of an element that hides its key. In a bool mask,
+// an element of 1 changes no score; in an additive mask, 0 and -0 change none.
 template <typename T, T kHidden, bool kIsBool>
 void find(const MaskRows& rows) {
   typedef typename RowOfBlock<T>::Bits Bits;
-  constexpr int kBlocksAtOnce = 16;  // so that their flags stay in the first-level cache
+  constexpr int kBlocksAtOnce = 16;  // few enough that `shows` and `changes` stay in the first-level cache
   const T* mask = static_cast<const T*>(rows.mask) + rows.offset;
   int blocks = (rows.keys + kBlockSize - 1) / kBlockSize;
   for (int first = 0; first < blocks; first += kBlocksAtOnce) {

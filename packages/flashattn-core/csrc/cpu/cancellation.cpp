@@ -10,7 +10,7 @@
 namespace flashattn::cpu {
 namespace {
 
-// Nanoseconds of CLOCK_MONOTONIC. A signal handler may call clock_gettime().
+// The time of CLOCK_MONOTONIC in nanoseconds. Signal handlers may call now(), because they may call clock_gettime().
 int64_t now() {
   timespec time;
   clock_gettime(CLOCK_MONOTONIC, &time);
@@ -30,7 +30,7 @@ void fill(Bits nan, void* data, int64_t rows, int columns, int64_t stride,
   try {
     parallel_for((rows + kRowsAtOnce - 1) / kRowsAtOnce,
                  [&](int64_t i) { fill_rows(i * kRowsAtOnce, std::min(rows, (i + 1) * kRowsAtOnce)); });
-  } catch (const std::bad_alloc&) {  // parallel_for() also needs memory
+  } catch (const std::bad_alloc&) {  // parallel_for() needs memory, too, but fill_rows() needs none
     fill_rows(0, rows);
   }
 }
@@ -44,7 +44,7 @@ void Cancellation::request() {
 }
 
 void Cancellation::begin_epoch() {
-  // The request is cleared first, so that no call sees the old request in the new epoch.
+  // The request is cleared before the epoch changes, so that no call of the new epoch sees the old request.
   requested_at_.store(0, std::memory_order_seq_cst);
   epoch_.fetch_add(1, std::memory_order_seq_cst);
 }

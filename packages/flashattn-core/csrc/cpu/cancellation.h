@@ -12,8 +12,8 @@
 namespace flashattn::cpu {
 
 // Cancels the calls that one thread waits for. Each call belongs to an epoch, and a new epoch begins when the thread
-// stops waiting. A request concerns the calls of the current epoch: those that still run kGraceSeconds later end at
-// their next tile of keys. Calls of earlier epochs run to their end, because nobody waits for them.
+// stops waiting. A request cancels only calls of the current epoch. If such a call still runs kGraceSeconds after the
+// request, it ends at its next tile of keys. Calls of earlier epochs run to their end, because nobody waits for them.
 class Cancellation {
  public:
   static constexpr double kGraceSeconds = 0.5;
@@ -30,22 +30,25 @@ class Cancellation {
 
 // A call's Cancellation, and the epoch that the call belongs to.
 struct Cancellable {
-  const Cancellation* cancellation = nullptr;  // outlives the call; null: the call runs to its end
+  const Cancellation* cancellation = nullptr;  // outlives the call; if null, the call cannot be cancelled
   int64_t epoch = 0;
 };
 
 struct Cancelled {};
 
-// Throws Cancelled if the call must end early. Kernels check before each tile of keys, about once in a millisecond.
+// Throws Cancelled if the call must end early. Kernels call stop_if() before each tile of keys, about once in a
+// millisecond.
 void stop_if(const Cancellable& cancellable);
 
-// Writes NaN to `rows` rows of `columns` elements, which are `stride` apart. A row begins at element row_offset(row).
+// Writes NaN to `rows` rows of `columns` elements. A row begins at element row_offset(row), and its elements are
+// `stride` apart.
 void fill_with_nan(Dtype dtype, void* data, int64_t rows, int columns, int64_t stride,
                    const std::function<int64_t(int64_t)>& row_offset);
-// The same for a row-major array.
+// Writes NaN to all elements of a row-major array (rows, columns).
 void fill_with_nan(Dtype dtype, void* data, int64_t rows, int columns);
 
-// Runs compute(). If it is cancelled or fails, leave_nan() fills all outputs with NaN, because MLX may use them anyway.
+// Runs compute(). If it is cancelled or fails, leave_nan() fills all outputs with NaN, because MLX may use the outputs
+// even then.
 template <typename Compute, typename LeaveNan>
 void whole_or_nan(const Compute& compute, const LeaveNan& leave_nan) {
   try {

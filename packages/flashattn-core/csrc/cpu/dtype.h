@@ -16,11 +16,11 @@ struct bfloat_t {
 };
 typedef uint16_t vushort __attribute__((vector_size(kWidth * sizeof(uint16_t))));
 
-// Widens each 16-bit lane to 32 bits. Uses an intrinsic where there is one: GCC would convert two halves of the vector
-// and join them.
+// Widens each 16-bit lane to 32 bits. Uses an intrinsic where there is one, because GCC's own code converts two halves
+// of the vector and joins them.
 FLASHATTN_INLINE vuint widen(vushort v) {
 #if defined(__AVX512F__)
-  // The masked form, because GCC 12 warns about an undefined operand in its own header for the unmasked form.
+  // This is the masked form, because for the unmasked one GCC 12 warns about an undefined operand in its own header.
   return reinterpret_cast<vuint>(_mm512_maskz_cvtepu16_epi32(0xffff, reinterpret_cast<__m256i>(v)));
 #elif defined(__AVX2__)
   return reinterpret_cast<vuint>(_mm256_cvtepu16_epi32(reinterpret_cast<__m128i>(v)));
@@ -66,7 +66,7 @@ FLASHATTN_INLINE F decode(U bits, half_t) {
   return bit_cast<F>(sign | (magnitude >= 0x7c00u ? special : finite));
 }
 
-// Returns the 16 bits to store, in the lower half.
+// Returns the 16 bits to store, in the lower half of U.
 template <typename U, typename F>
 FLASHATTN_INLINE U encode(F x, bfloat_t) {
   U bits = bit_cast<U>(x);
@@ -79,7 +79,7 @@ FLASHATTN_INLINE U encode(F x, half_t) {
   U bits = bit_cast<U>(x);
   U sign = (bits >> 16) & 0x8000u;
   U magnitude = bits & 0x7fffffffu;
-  // Below 2^-14 half_t has steps of 2^-24, like float from 0.5 to 1: adding 0.5 rounds to them.
+  // Below 2^-14, half_t has steps of 2^-24. Floats from 0.5 to 1 have the same steps, so adding 0.5 rounds to them.
   U small = bit_cast<U>(bit_cast<F>(magnitude) + 0.5f) - 0x3f000000u;
   U normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
   U large = magnitude > 0x7f800000u ? U{} + 0x7e00u : U{} + 0x7c00u;  // NaN, infinity
@@ -114,7 +114,7 @@ FLASHATTN_INLINE void store(T* p, vfloat v) {
   __builtin_memcpy(p, &bits, sizeof(bits));
 }
 
-// Elements first ... first + kWidth - 1 of a row of `count` elements, which are `stride` apart; 0 beyond its end.
+// Elements first ... first + kWidth - 1 of a row whose `count` elements are `stride` apart; 0 beyond the row's end.
 template <typename T>
 FLASHATTN_INLINE vfloat load_part(const T* row, int64_t stride, int first, int count) {
   if (stride == 1 && first + kWidth <= count) {

@@ -16,10 +16,10 @@
 namespace flashattn::cpu {
 namespace {
 
-// How query heads are split into blocks. All heads of a group share their keys, so they go into one block if they fit.
+// How query heads are split into blocks. The heads of a group share their keys, so they go into one block if they fit.
 struct HeadCut {
   int heads_per_block, blocks_per_group;
-  int64_t blocks;  // of all groups and batch elements
+  int64_t blocks;  // in all groups and batch elements
   bool decoded;
 
   HeadCut(const AttentionParams& params, int max_heads, bool decoded) : decoded(decoded) {
@@ -62,15 +62,16 @@ void attend_in_blocks(const AttentionArgs& args) {
   const Kernels& isa = kernels();
   int max_rows = rows_in_cache(params.head_dim, params.value_dim);
   HeadCut cut(params, max_rows, false);
-  // With this many blocks, threads end at about the same time. It is a constant, so that results do not depend on the
-  // number of threads.
+  // With this many blocks, threads end at about the same time. The number is a constant, so that results do not depend
+  // on the number of threads.
   constexpr int kBlocks = 64;
   int64_t queries = (params.query_len * cut.blocks + kBlocks - 1) / kBlocks;
   int least = (kMinRows + cut.heads_per_block - 1) / cut.heads_per_block;
   int most = max_rows / cut.heads_per_block;
   int queries_per_block = static_cast<int>(std::clamp<int64_t>(queries, std::min(least, most), most));
   int64_t tiles = (params.query_len + queries_per_block - 1) / queries_per_block;
-  // The last queries see the most keys under a causal mask: they go first, so that the threads end together.
+  // Under a causal mask the last queries see the most keys. They go first, so that the threads end at about the same
+  // time.
   parallel_for(tiles * cut.blocks, [&](int64_t i) {
     RowBlock block = cut.block(params, i % cut.blocks);
     block.query_begin = static_cast<int>(tiles - 1 - i / cut.blocks) * queries_per_block;
@@ -93,25 +94,27 @@ constexpr int64_t divide_up(int64_t n, int64_t divisor) {
 }
 
 // A decode step computes its chunks of keys in rounds, because each chunk's partial results take memory until they are
-// merged. A round has `heads` blocks of heads, with `slots` slots each: one slot for each chunk and, after the first
-// round, one for the merged results of all earlier chunks. All slots together take up to 2 MB. If four slots per thread
-// and one more take more than that, they are allowed: with fewer, threads would idle at the end of a round.
+// merged. A round works on `heads` blocks of heads. Each of them has `slots` slots: one for each chunk of the round
+// and, after the first round, one for the merged results of all earlier chunks. All slots together take up to 2 MB.
+// They may take more if that is needed for four slots per thread and one more, because with fewer slots, threads would
+// idle at the end of a round.
 struct Rounds {
   int64_t heads, slots;
 
   Rounds(int64_t all_heads, int64_t chunks, int64_t slot_bytes) {
     constexpr int64_t kBytes = 2 << 20, kSlotsPerThread = 4, kFewSlots = 8;
     int64_t most = std::max(kBytes / slot_bytes, kSlotsPerThread * num_threads() + 1);
-    // Many heads with few slots are better than few heads with many: one thread merges all slots of a head.
+    // Many heads with few slots are better than few heads with many slots, because one thread merges all slots of a
+    // head.
     heads = std::clamp<int64_t>(most / std::min(chunks, kFewSlots), 1, all_heads);
     slots = std::min(chunks, most / heads);
-    // Fewer slots, if they give the same number of rounds: then the last round is about as long as the others.
+    // Takes fewer slots if the number of rounds stays the same, so that the last round is about as long as the others.
     slots = 1 + divide_up(chunks - 1, divide_up(chunks - 1, slots - 1));
   }
 };
 
-// FlashDecoding: splits the keys into chunks, which threads compute independently. Where chunks begin depends on the
-// keys alone, and chunks are merged one by one, in order. So the bits are the same for any number of threads and slots.
+// FlashDecoding: splits the keys into chunks, which threads compute independently. Chunks begin at multiples of
+// kChunkLen, and are merged one by one, in order. So the bits are the same for any number of threads and slots.
 void attend_in_chunks(const AttentionArgs& args) {
   const AttentionParams& params = args.params;
   const Kernels& isa = kernels();
@@ -136,7 +139,7 @@ void attend_in_chunks(const AttentionArgs& args) {
 
   for (int64_t head = 0; head < cut.blocks; head += rounds.heads) {
     int64_t heads = std::min(rounds.heads, cut.blocks - head);
-    // taken: 1 after the first round, because slot 0 has the results of earlier chunks.
+    // taken: 1 after the first round, because slot 0 then holds the merged results of earlier chunks.
     for (int64_t begin = 0, end, taken = 0; begin < chunks; begin = end, taken = 1) {
       end = std::min(chunks, begin + rounds.slots - taken);
       int64_t count = end - begin;
@@ -146,12 +149,12 @@ void attend_in_chunks(const AttentionArgs& args) {
         RowBlock chunk = cut.block(params, head + i / count);
         chunk.key_begin = (first_chunk + static_cast<int>(begin + i % count)) * kChunkLen;
         chunk.key_end = std::min(chunk.key_begin + kChunkLen, params.key_len);
-        // The chunk's keys stay in the second-level cache for all queries.
+        // The chunk's keys stay in the second-level cache until all queries have read them.
         for_each_query(chunk, [&](const RowBlock& query) {
           isa.attend_partial(args, query, rows_of(query, slots + (taken + i % count) * slot_size));
         });
         if (finished[i / count].fetch_add(1, std::memory_order_acq_rel) < count - 1) return;
-        // The thread that finishes the last of these chunks merges them all.
+        // The thread that finishes a head's last chunk of this round merges all of the head's slots.
         for (int64_t slot = 1; slot < taken + count; ++slot) {
           isa.merge(chunk.rows(), params.value_dim, slots, slots + slot * slot_size);
         }

@@ -1,5 +1,5 @@
-// The CPU backend's interface: raw pointers, shapes and strides in, finished outputs out. It does not depend on MLX, so
-// it can be built, fuzzed and sanitised alone.
+// The CPU backend's interface. Its functions take raw pointers, shapes and strides, and write finished outputs. The
+// backend does not depend on MLX, so it can be built, fuzzed and sanitised alone.
 #pragma once
 
 #include <string>
@@ -11,7 +11,8 @@
 
 namespace flashattn::cpu {
 
-// The pointer types for inputs.def's dtypes. For void pointers AttentionArgs has the elements' Dtype.
+// The pointer types for the dtypes in inputs.def. AttentionArgs has a Dtype for the elements that a void pointer points
+// to.
 #define FLASHATTN_CPU_tensor const void*
 #define FLASHATTN_CPU_groups const void*
 #define FLASHATTN_CPU_int32 const int32_t*
@@ -25,22 +26,22 @@ namespace flashattn::cpu {
 
 struct AttentionArgs {
   AttentionParams params;
-  Dtype dtype;        // of query, key, value and out; keys and values may be quantised instead
+  Dtype dtype;        // of query and out, and of key and value unless these are quantised
   Dtype bias_dtype;   // of bias
   Dtype group_dtype;  // of scales and biases
 
   FLASHATTN_INPUTS(FLASHATTN_CPU_POINTER)  // null for absent inputs
   void* out = nullptr;
   float* lse = nullptr;
-  float* row_stats = nullptr;  // row_max and row_sum, sinks included: all that backward() needs of the softmax
+  float* row_stats = nullptr;  // row_max and row_sum with sinks; backward() needs nothing else of the softmax
 
   Cancellable cancellation = {};
 };
 
 #undef FLASHATTN_CPU_POINTER
 
-// Both compute the same function: prefill() splits the work over queries, decode() over keys. Safe to call from several
-// threads. A cancelled call leaves NaN in its outputs.
+// prefill() and decode() compute the same function: prefill() splits the work over queries, decode() over keys. Several
+// threads may call them at the same time. A cancelled call leaves NaN in its outputs.
 void prefill(const AttentionArgs& args);
 void decode(const AttentionArgs& args);
 

@@ -21,12 +21,12 @@ FLASHATTN_DECLARE(baseline)
 namespace {
 
 struct InstructionSet {
-  const char* name;  // in FLASHATTN_CPU_ISA
+  const char* name;  // the value of FLASHATTN_CPU_ISA that selects it
   bool is_here;      // whether this machine runs it
   const Kernels* kernels;
 };
 
-// The instruction sets that CMakeLists.txt has built, best first.
+// The instruction sets for which CMakeLists.txt has built kernels, the best first.
 std::vector<InstructionSet> instruction_sets() {
   return {
 #ifdef FLASHATTN_HAS_avx512

@@ -1,4 +1,4 @@
-// The list of all memory that threads keep, and the lock that working threads hold.
+// The list of all memory that threads keep, and the lock that a thread holds while it works.
 #include "kept_memory.h"
 
 #include <pthread.h>
@@ -11,7 +11,7 @@
 namespace flashattn::cpu {
 
 struct KeptMemoryList {
-  std::shared_mutex in_use = {};  // threads that work on a job hold it shared
+  std::shared_mutex in_use = {};  // a thread that works on a job holds a shared lock on it
   std::mutex mutex = {};          // guards the list
   KeptMemory* first = nullptr;
   int64_t number;

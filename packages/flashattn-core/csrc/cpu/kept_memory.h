@@ -20,9 +20,9 @@ class KeptMemory {
   friend struct KeptMemoryList;
   float* memory_ = nullptr;
   int64_t capacity_ = 0;
-  // Links of the list of all objects. As members they need no allocation, which could fail.
+  // Links of the list of all objects. They are members, because an allocation for them could fail.
   KeptMemory *previous_ = nullptr, *next_ = nullptr;
-  int64_t list_ = 0;  // the number of the list that this object is in; 0: none
+  int64_t list_ = 0;  // the number of the list that this object is in; 0 if it is in none
 };
 
 // While an object of this class exists, release_kept_memory() waits.
@@ -34,7 +34,7 @@ class KeptMemoryInUse {
   ~KeptMemoryInUse();
 };
 
-// Waits for the jobs under way, then frees the memory that threads keep. Returns its size in bytes.
+// Waits for the jobs that run, then frees the memory that threads keep. Returns the number of bytes that it freed.
 int64_t release_kept_memory();
 
 }  // namespace flashattn::cpu

@@ -1,9 +1,9 @@
 // FlashAttention-2's forward pass for a block of rows (Dao 2023, arXiv:2307.08691, algorithm 1). The main loop goes
 // over tiles of keys and values; each row keeps its maximum so far, its sum so far and its unnormalised output.
 //
-// Scores have the shape (keys, rows). So the softmax works on a vector of rows at a time, with no sums across a vector,
-// and neither keys nor probabilities are ever transposed. Only the queries are transposed, once for all tiles. No L x S
-// array exists at any time.
+// Scores have the shape (keys, rows). So the softmax works on a vector of rows at a time and needs no sum across a
+// vector, and neither keys nor probabilities are transposed. Only the queries are transposed, once for all tiles. No L
+// x S array exists at any time.
 //
 // Compiled once per instruction set, see simd.h.
 #include "kernels.h"
@@ -17,7 +17,7 @@
 namespace flashattn::cpu::FLASHATTN_ISA {
 namespace {
 
-// With more rows than this, multiply() reads the values several times, and packing them pays off.
+// With more rows than this, multiply() reads the values several times, so it is faster to pack them first.
 constexpr int kMaxUnpackedRows = kTileRows + 2;
 
 thread_local Scratch kept_scratch;  // kept for the thread's next block
@@ -30,11 +30,11 @@ void copy_keys(Scratch& scratch, Rows keys, int count) {
   }
 }
 
-// Packs the tile's values, with 0 in place of NaN and infinity. Otherwise they would reach rows that do not see
+// Packs the tile's values, with 0 in place of NaN and infinity. These would otherwise also reach rows that do not see
 // them, because 0 * NaN is NaN. Returns whether all values were finite.
 template <typename Rows>
 bool pack_values(Scratch& scratch, Rows values, int count) {
-  vfloat zero = {};  // stays 0 unless something is not finite
+  vfloat zero = {};  // stays 0 if all values are finite
   for (int j = 0; j < count; ++j) {
     for (int c = 0; c < scratch.value_columns; c += kWidth) {
       vfloat x = values.part(j, c);
@@ -52,13 +52,14 @@ bool pack_values(Scratch& scratch, Rows values, int count) {
   return true;
 }
 
-// The number to subtract before exponentiating. If a row has seen nothing yet, any finite number gives exp(-inf) = 0,
-// but -inf - -inf would give NaN.
+// Returns the number to subtract from logits before exp. If a row has seen no key yet, its row_max and logits are -inf.
+// Then any finite number gives exp(-inf) = 0, but subtracting row_max would give NaN.
 FLASHATTN_INLINE vfloat finite_reference(vfloat row_max) {
   return row_max == broadcast(-kInfinity) ? broadcast(0) : row_max;
 }
 
-// Combines the lanes of a vector that belong to the same row: every `stride`-th lane. Each of them gets the result.
+// Combines the lanes of a vector that belong to the same row, which are `stride` lanes apart. All of them get the
+// result.
 template <typename Combine>
 FLASHATTN_INLINE vfloat fold(vfloat v, int stride, Combine combine) {
   for (int distance = stride; distance < kWidth; distance *= 2) {
@@ -70,9 +71,9 @@ FLASHATTN_INLINE vfloat fold(vfloat v, int stride, Combine combine) {
   return v;
 }
 
-// The online softmax, a vector of rows at a time: turns logits into probabilities relative to the new row_max. The
-// difference is taken before the change of base, so that logits as low as -FLT_MAX, with which some models hide keys,
-// do not overflow.
+// Computes the online softmax for a vector of rows at a time: turns logits into probabilities relative to the new
+// row_max. row_max is subtracted before the multiplication by log2(e), so that logits as low as -FLT_MAX, with which
+// some models hide keys, do not overflow.
 void online_softmax(Scratch& scratch, const Band& band, int count) {
   int size = count * band.padded_rows, step = band.lanes();
   for (int i = size; i % kWidth != 0; ++i) scratch.scores[i] = -kInfinity;  // fills the last vector
@@ -85,7 +86,7 @@ void online_softmax(Scratch& scratch, const Band& band, int count) {
     new_max = fold(new_max, band.padded_rows, [](vfloat a, vfloat b) { return vmax(a, b); });
     vfloat reference = finite_reference(new_max);
     vfloat rescale = exp2((old_max - reference) * kLog2e);
-    vfloat sum = {};  // of this tile alone, so that small numbers are not lost beside the large sum so far
+    vfloat sum = {};  // of this tile alone, so that small terms are not rounded away beside a large row_sum
     for (int i = 0; i < size; i += step) {
       vfloat probability = exp2((load(scores + i) - reference) * kLog2e);
       store(scores + i, probability);
@@ -98,8 +99,8 @@ void online_softmax(Scratch& scratch, const Band& band, int count) {
   }
 }
 
-// pack_values() replaced NaN and infinity by 0. Adds them to the rows that see their keys. `seen` has the layout of
-// scores.
+// pack_values() replaced NaN and infinity in the values by 0. This function adds their terms to the rows that see their
+// keys. `seen` has the layout of scores.
 template <typename Rows>
 void add_not_finite(Scratch& scratch, Rows values, int value_dim, const Band& band, int count, const bool* seen) {
   for (int j = 0; j < count; ++j) {
@@ -116,7 +117,7 @@ void add_not_finite(Scratch& scratch, Rows values, int value_dim, const Band& ba
   }
 }
 
-// Computes a block of rows over one tile. Reads keys and values in place, or copies them once for all bands.
+// Computes a block of rows over one tile. Reads keys and values in place, or copies them once for all bands of rows.
 template <typename Rows>
 void attend_tile(Scratch& scratch, const AttentionArgs& args, const RowBlock& block, Span tile, Rows tile_keys,
                  Rows values) {
@@ -200,12 +201,12 @@ FLASHATTN_INLINE void with_rows(Scratch& scratch, const AttentionArgs& args, con
   });
 }
 
-// Computes row_max, row_sum and unnormalised output of the block's rows in scratch.
+// Computes row_max, row_sum and the unnormalised output of the block's rows, and leaves them in scratch.
 void attend_rows(Scratch& scratch, const AttentionArgs& args, const RowBlock& block) {
   const AttentionParams& p = args.params;
   scratch.prepare(block.rows(), p, block.decoded);
   load_rows(scratch, args, block);
-  // Keys in no row's span are never read.
+  // The span from the first to the last key that some row sees. No other key is read.
   Span any = {p.key_len, 0};
   for (int i = 0; i < scratch.band_count; ++i) {
     any = {smaller(any.begin, scratch.bands[i].any.begin), larger(any.end, scratch.bands[i].any.end)};
@@ -221,7 +222,7 @@ void attend_rows(Scratch& scratch, const AttentionArgs& args, const RowBlock& bl
   }
 }
 
-// Divides outputs by row_sum, sinks included, and writes out, lse and row_stats.
+// Adds the sinks to row_sum, divides the outputs by it, and writes out, lse and row_stats.
 void finish_rows(Scratch& scratch, const AttentionArgs& args, const RowBlock& block) {
   const AttentionParams& p = args.params;
   with_dtype(args.dtype, [&](auto type) {
@@ -232,7 +233,7 @@ void finish_rows(Scratch& scratch, const AttentionArgs& args, const RowBlock& bl
     for (int r = 0; r < block.rows(); ++r) {
       Row row = row_of(block, r);
       float row_max = scratch.row_max[r], row_sum = scratch.row_sum[r];
-      bool saw_nothing = row_sum == 0;  // the largest visible score adds 1, and NaN is not 0
+      bool saw_nothing = row_sum == 0;  // a visible key makes row_sum at least 1, or NaN, which is not 0
       float output_scale = 1;
       if (args.sinks && !saw_nothing) {
         const Strides& strides = p.sinks;

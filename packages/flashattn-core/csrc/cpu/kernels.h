@@ -7,19 +7,19 @@
 namespace flashattn::cpu {
 
 // Rows that are computed together: `query_count` queries of each of `head_count` query heads. These heads share a
-// key/value head, so loaded keys and values serve all rows.
+// key/value head, so a key and its value are loaded once for all rows.
 struct RowBlock {
   int64_t batch;
   int head_begin, head_count;  // query heads, all of one group
   int query_begin, query_count;
-  int key_begin, key_end;  // no other keys are read
-  bool decoded;            // set by decode(): then dot() computes the scores of few rows, see matmul.h
+  int key_begin, key_end;  // only these keys are read
+  bool decoded;            // set by decode(): if the block has few rows, dot() computes their scores, see matmul.h
 
   int rows() const { return head_count * query_count; }
 };
 
-// The most rows of a block (a multiple of every vector's width), and a number of rows that fills the vectors of every
-// instruction set.
+// kMaxRows: the most rows of a block, a multiple of every instruction set's vector width. kMinRows: enough rows to fill
+// the vectors of every instruction set.
 constexpr int kMaxRows = 512, kMinRows = 64;
 
 // The number of floats in a row's partial result: row_max, row_sum and value_dim unnormalised sums.
@@ -27,15 +27,15 @@ constexpr int64_t partial_row_size(int value_dim) {
   return 2 + int64_t{value_dim};
 }
 
-// Loops that reach the machine's limits, see roofline.h. They return a number so that the compiler does not remove the
-// work.
+// Loops that reach the machine's limits, see roofline.h. They return a number so that the compiler does not remove
+// their work.
 struct RooflineLoops {
   float (*multiply_add)(int64_t steps);
   int64_t flops_per_step;
   float (*read)(const float* data, int64_t size);
 };
 
-// Up to 32 rows of a mask, from element `offset` on, and where to write the flags of their blocks.
+// Up to 32 rows of a mask, which begin at element `offset`, and the address for the flags of their blocks.
 struct MaskRows {
   const void* mask;
   MaskType type;
@@ -49,10 +49,10 @@ struct KeyTile;
 class Turns;
 
 struct BackwardKernels {
-  int max_rows;  // of a band
-  // Writes delta of rows [first, last). Rows are numbered through all batch elements, heads and queries.
+  int max_rows;  // the most rows of a band
+  // Writes delta of the rows [first, last). Row numbers run through all queries of all heads of all batch elements.
   void (*delta)(const BackwardArgs&, int64_t first, int64_t last);
-  // Adds the tile's terms to the query gradients, in the order of Turns, and writes the gradients of its keys and
+  // Adds the tile's terms to the query gradients, in the order of Turns. Writes the gradients of the tile's keys and
   // values.
   void (*tile)(const BackwardArgs&, const KeyTile&, Turns&);
 };
@@ -61,11 +61,11 @@ struct Kernels {
   const char* name;
   // Computes attention of a block of rows over its keys, and writes all outputs.
   void (*attend)(const AttentionArgs&, const RowBlock&);
-  // Computes the same, but writes partial results: rows() * partial_row_size() floats.
+  // Computes attention as attend() does, but writes partial results: rows() * partial_row_size() floats.
   void (*attend_partial)(const AttentionArgs&, const RowBlock&, float* partial);
-  // Merges `later` into `partial`: the partial results of `rows` rows over later keys, and over earlier keys.
+  // Merges `later` into `partial`. Both have partial results of the same rows; those in `later` are over later keys.
   void (*merge)(int rows, int value_dim, float* partial, const float* later);
-  // Writes all outputs, from the partial results of all keys.
+  // Writes all outputs. `partial` has the partial results over all keys.
   void (*finish)(const AttentionArgs&, const RowBlock&, const float* partial);
   // Computes a row of a block map.
   void (*find_blocks)(const MaskRows&);
@@ -82,8 +82,8 @@ extern const RooflineLoops roofline_loops;
 }  // namespace FLASHATTN_ISA
 #endif
 
-// The best set that this machine runs, or the one that FLASHATTN_CPU_ISA names. Throws std::invalid_argument if that
-// set is unknown, or this machine does not run it.
+// Returns the kernels of the best instruction set that this machine runs, or of the one that FLASHATTN_CPU_ISA names.
+// Throws std::invalid_argument if the named set is unknown, or if this machine does not run it.
 const Kernels& kernels();
 
 }  // namespace flashattn::cpu

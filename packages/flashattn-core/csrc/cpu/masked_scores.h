@@ -1,5 +1,6 @@
-// Applies tree bits, a bool array and an additive array. These masks may hide any key of the span that causal mask,
-// window and key range leave visible. Also finds the keys that the two arrays leave visible to some rows.
+// Applies tree bits, a bool array and an additive array. These masks may hide any key in the span that the causal mask,
+// the window and the key range leave visible. Also finds the keys that the two arrays leave visible to at least one
+// row.
 #pragma once
 
 #include "../call/block_map.h"
@@ -15,16 +16,17 @@ namespace flashattn::cpu::FLASHATTN_ISA {
 struct Scores {
   float* data;
   int stride;
-  int first;  // the key of data[0]
+  int first;  // the index of the key that data[0] belongs to
 
   float& operator[](int key) const { return data[int64_t{key - first} * stride]; }
 };
 
-// Sets the scores of keys that the tree hides to -inf. It overwrites them, because a hidden key's score may be NaN.
+// Sets the scores of keys that the tree hides to -inf. Adding -inf would not do, because a hidden key's score may be
+// NaN.
 FLASHATTN_INLINE void hide_by_tree(const AttentionArgs& args, int64_t batch, int query, Span keys, Scores scores) {
   const AttentionParams& p = args.params;
   int tree_begin = p.key_len - p.tree_size;
-  int node = query + p.tree_size - p.query_len;  // negative: the query is before the tree and sees none of it
+  int node = query + p.tree_size - p.query_len;  // negative if the query is before the tree, and so sees none of it
   const uint32_t* bits = node < 0 ? nullptr : args.tree + batch_offset(p, p.tree, batch) + node * p.tree.row;
   for (int j = larger(keys.begin, tree_begin); j < keys.end; ++j) {
     int other = j - tree_begin;
@@ -33,7 +35,7 @@ FLASHATTN_INLINE void hide_by_tree(const AttentionArgs& args, int64_t batch, int
   }
 }
 
-// A row of the bool array and of the additive array, from key 0 on; null if the call does not have the array.
+// Pointers to key 0 in a row of the bool array and of the additive array. Null if the call does not have the array.
 struct ArrayRow {
   const bool* visible;
   const void* bias;
@@ -49,7 +51,7 @@ static inline ArrayRow array_row(const AttentionArgs& args, int64_t batch, int h
   return row;
 }
 
-// Calls visit(row) with a row of the additive array in its own type.
+// Calls visit(row.bias), with the pointer converted to the type of the additive array's elements.
 template <typename Visit>
 FLASHATTN_INLINE void with_bias_row(const AttentionArgs& args, ArrayRow row, Visit visit) {
   switch (args.bias_dtype) {
@@ -75,8 +77,8 @@ static inline void add_arrays_to_row(const AttentionArgs& args, ArrayRow row, Sp
   }
 }
 
-// Returns what the array masks add to a row's scores of kWidth keys, from `key` on: -inf where they hide a key. Beyond
-// the last key it returns 0 or -inf.
+// Returns what the array masks add to a row's scores with kWidth keys, from `key` on. That is -inf where an array hides
+// the key. Beyond the last key it is 0 or -inf.
 FLASHATTN_INLINE vfloat added_by_arrays(const AttentionArgs& args, ArrayRow row, int key) {
   const AttentionParams& p = args.params;
   vfloat added = {};
@@ -106,9 +108,9 @@ FLASHATTN_INLINE void for_each_row(const AttentionArgs& args, const QueryRows& r
   }
 }
 
-// Returns the flags of call/block_map.h for some rows and a block of keys. A decode step reads the arrays instead of
-// the map, whose blocks have 32 queries: the keys that it skips for one query must not depend on the call's other
-// queries.
+// Returns the flags of call/block_map.h for some rows and a block of keys. A decode step reads the arrays, not the map,
+// because the keys that it skips for one query must not depend on the call's other queries, and a block of the map has
+// the flags of 32 queries.
 static inline int block_of(const AttentionArgs& args, const QueryRows& rows, int block, bool decoded) {
   if (!decoded) return mapped_block(args, rows, block);
   int first = block * kBlockSize, end = smaller(first + kBlockSize, args.params.key_len), found = 0;
@@ -124,8 +126,8 @@ static inline int block_of(const AttentionArgs& args, const QueryRows& rows, int
   return found;
 }
 
-// Returns the span from the first to the last of the given keys that the arrays leave visible to some row. The keys lie
-// in one block. The span is empty if no row sees any of them.
+// Returns the span from the first to the last of `keys` that the arrays leave visible to some row. `keys` lie in one
+// block. The span is empty if no row sees any of them.
 static inline Span visible_span(const AttentionArgs& args, const QueryRows& rows, Span keys) {
   int first = keys.begin / kBlockSize * kBlockSize;
   vint visible[kBlockSize / kWidth] = {};
@@ -142,15 +144,16 @@ static inline Span visible_span(const AttentionArgs& args, const QueryRows& rows
   return keys;
 }
 
-// Returns the first span of up to `most` keys in which no block is hidden from all rows. Some row sees its first key,
-// and some row its last. The span is empty if no row sees any key. Without array masks, and in prefill without a block
-// map, it skips no key.
+// Returns the first span of up to `most` keys in which no block is hidden from all rows. Some row sees the span's first
+// key, and some row sees its last. The span is empty if no row sees any key. Without array masks, and in prefill
+// without a block map, no key is skipped.
 static inline Span next_visible(const AttentionArgs& args, const QueryRows& rows, Span keys, int most, bool decoded) {
   bool skips = (args.visible || args.bias) && (args.block_map || decoded);
   if (!skips) return {keys.begin, smaller(keys.end, keys.begin + most)};
   const auto found_at = [&](int key) { return block_of(args, rows, key / kBlockSize, decoded); };
   const auto next_block = [](int key) { return (key / kBlockSize + 1) * kBlockSize; };
-  // A block of the map has 32 queries. `rows` may be fewer, and may see fewer keys than the block's flags say.
+  // A block of the map has the flags of 32 queries. `rows` may be only some of these, and so see fewer of the block's
+  // keys.
   int begin = keys.begin;
   for (; begin < keys.end; begin = next_block(begin)) {
     int found = found_at(begin);

@@ -1,6 +1,6 @@
 // Matrix products in register tiles. They read the left operand element by element, and the right operand in vectors.
-// The right operand is packed, or lies in place and may be of another storage type. dot() computes the scores of few
-// rows, and reads both operands in vectors along head_dim.
+// The right operand is packed, or is read in place and may have another storage type. dot() computes the scores of a
+// few rows, and reads both operands in vectors along head_dim.
 #pragma once
 
 #include "dtype.h"
@@ -14,7 +14,8 @@ struct Left {
   int64_t row_stride, depth_stride;
 };
 
-// A right operand: element (k, c) is data[k * depth_stride + c]. Other right operands have the same member functions.
+// A right operand: element (k, c) is data[k * depth_stride + c]. Other types of right operand have the same member
+// functions.
 struct Right {
   const float* data;
   int64_t depth_stride;
@@ -26,7 +27,7 @@ struct Right {
   FLASHATTN_INLINE_MEMBER void skip(int columns) { data += columns; }
 };
 
-// A row-major result. scale[r] multiplies row r before the product is added; scale null: the product replaces the row.
+// A row-major result. If scale is null, the product replaces row r. Otherwise row r becomes row r * scale[r] + product.
 struct Result {
   float* data;
   int64_t row_stride;
@@ -96,8 +97,8 @@ FLASHATTN_INLINE void multiply_rows(Left left, Operand right, int depth, int col
   if (columns >= kWidth) take(Count<1>{});
 }
 
-// Prefetches rows of a row-major left operand into the second-level cache. Keys that are read in place may not be there
-// yet.
+// Prefetches rows of a row-major left operand into the second-level cache. The operand may be keys that are read in
+// place, which may not be in that cache yet.
 FLASHATTN_INLINE void prefetch_rows(Left left, int first, int count, int depth) {
   constexpr int kLine = 64 / sizeof(float);
   for (int r = first; r < first + count; ++r) {
@@ -122,14 +123,14 @@ static void multiply(Left left, Operand right, int rows, int depth, int columns,
   with_count(rows, take);
 }
 
-// A packed (depth, columns) matrix, from row `first` on. It consists of panels, each kTileVectors vectors wide and one
-// after the other; the last panel may be narrower.
+// A packed (depth, columns) matrix, from row `first` on. It consists of panels, one after the other. Each panel is
+// kTileVectors vectors wide; the last one may be narrower.
 struct Packed {
   const float* data;
   int depth, columns, first;
 };
 
-// Multiplies by a packed right operand. Each panel stays in the first-level cache for all rows.
+// Multiplies `left` by a packed right operand. A panel stays in the first-level cache while all rows use it.
 static void multiply_packed(Left left, Packed right, int rows, int depth, Result result) {
   constexpr int kPanel = kTileVectors * kWidth;
   for (int column = 0; column < right.columns; column += kPanel) {
@@ -153,16 +154,16 @@ constexpr int power_of_two(int n) {
   return power;
 }
 
-// Up to this many rows use dot(). With more rows multiply() fills its vectors, and has no sums across lanes.
+// dot() computes up to this many rows. With more rows, multiply() is used: rows fill its vectors, and it sums no lanes.
 constexpr int kMaxDotRows = kWidth / 2;
 
-// scores[j * kScoreStride + r] = keys[j] · queries[r]. Takes kKeys keys at a time: their scores fill a vector. Writes
-// whole vectors, and so past the end if `key_count` is not a multiple of kKeys. Row r of queries begins at
+// scores[j * kScoreStride + r] = keys[j] · queries[r]. Takes kKeys keys at a time, because their scores fill a vector.
+// Writes whole vectors, and so past the end if `key_count` is not a multiple of kKeys. Row r of queries begins at
 // queries + r * depth; depth is a multiple of kWidth.
 //
-// Memory bounds a decode step, and this loop waits for memory. So the loop prefetches the keys kAhead further on, and
-// the `values` that the next product reads. It prefetches to the second-level cache: the first-level cache waits for
-// few lines at a time, and the loads need those.
+// A decode step is bound by memory, and it is this loop that waits. So it prefetches the keys that come kAhead keys
+// later, and the `values`, which the next product reads. It prefetches into the second-level cache, because the
+// first-level cache can wait for only a few lines at a time, and the loop's own loads need these.
 template <int Rows, typename Operand, typename Values>
 static void dot_rows(Operand keys, Values values, int key_count, const float* queries, int depth, float* scores) {
   constexpr int kScoreStride = power_of_two(Rows);

@@ -8,7 +8,7 @@
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
-// Calls visit(Count<bits>{}) for the bits that MLX quantises to.
+// Calls visit(Count<bits>{}). `bits` is a number of bits to which MLX quantises.
 template <typename Visit>
 FLASHATTN_INLINE void with_bits(int bits, Visit visit) {
   with_count(bits, [&](auto count) {
@@ -17,8 +17,8 @@ FLASHATTN_INLINE void with_bits(int bits, Visit visit) {
 }
 
 #if defined(__AVX2__)
-// For each lane: the indices of the four bytes that begin with its q's first byte, and by how many bits to shift them
-// right. The shuffle picks from 16 bytes, so indices are at most 15.
+// For each lane: the indices of four bytes, the first of which is the first byte of the lane's q, and by how many bits
+// to shift these bytes right. The shuffle picks from 16 bytes, so indices are at most 15.
 template <int Bits>
 struct Picks {
   alignas(64) uint8_t byte[4 * kWidth] = {};
@@ -34,8 +34,8 @@ struct Picks {
 
 #if defined(__AVX512F__)
 // Numbers of up to four bits have up to 16 values, which fit one vector. A shuffle looks the values up, which is faster
-// than a conversion. The shuffle reads a lane's lowest four bits. For fewer bits the table repeats, so that higher bits
-// do not matter.
+// than a conversion. The shuffle reads a lane's lowest four bits. If q has fewer bits, the table repeats its values, so
+// that the bits above q do not matter.
 template <int Bits>
 struct Numbers {
   alignas(64) float q[16] = {};
@@ -45,7 +45,8 @@ struct Numbers {
 };
 #endif
 
-// Returns kWidth elements of one group from `first` on, a multiple of kWidth. Reads only the bytes that hold them.
+// Returns kWidth elements of one group from `first` on. `first` is a multiple of kWidth. Reads only the bytes with
+// these elements.
 template <int Bits>
 FLASHATTN_INLINE vfloat dequantise(const uint8_t* row, int first, float scale, float bias) {
   constexpr int kBytes = (kWidth * Bits + 7) / 8;

@@ -3,10 +3,11 @@
 
 namespace flashattn::cpu {
 
-// Floating-point operations per second with fused multiply-adds in registers. Each counts as two. Takes 30 ms.
+// Floating-point operations per second with fused multiply-adds in registers. A multiply-add counts as two operations.
+// The measurement takes 30 ms.
 double peak_flops();
 
-// Bytes per second read from a buffer larger than the caches (256 MB). Takes 0.2 s.
+// Bytes per second that are read from a buffer larger than the caches (256 MB). The measurement takes 0.2 s.
 double read_bandwidth();
 
 }  // namespace flashattn::cpu

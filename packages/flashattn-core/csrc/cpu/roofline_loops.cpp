@@ -7,13 +7,13 @@
 namespace flashattn::cpu::FLASHATTN_ISA {
 namespace {
 
-// The number of independent sums: more than the longest latency (5 cycles) times the most FMA units (2), and less than
-// the number of registers.
+// The number of independent sums. It is more than the longest latency (5 cycles) times the most FMA units (2), and less
+// than the number of registers.
 constexpr int kChains = 12;
 
 float multiply_add(int64_t steps) {
-  // The numbers have all their bits in use: on zeros a processor draws less power, and so clocks higher, than in
-  // kernels.
+  // The numbers use all their bits. With zeros, a processor draws less power than in the attention kernels, and so runs
+  // at a higher clock rate.
   float numbers[(kChains + 1) * kWidth];
   uint32_t random = 1;
   for (float& number : numbers) {

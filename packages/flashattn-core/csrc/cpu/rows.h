@@ -1,5 +1,5 @@
-// The rows of a block: loads their queries and the spans of keys that they see, and turns products of queries and keys
-// into logits. Both passes use it.
+// Prepares the rows of a block: loads their queries and the spans of keys that they see. Turns products of queries and
+// keys into logits. The forward and the backward pass use this file.
 #pragma once
 
 #include "dtype.h"
@@ -10,7 +10,7 @@
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
-// Calls visit(T{}) with the storage type of query, key, value and out.
+// Calls visit(T{}). T is the storage type for `dtype`.
 template <typename Visit>
 FLASHATTN_INLINE void with_dtype(Dtype dtype, Visit visit) {
   switch (dtype) {
@@ -38,10 +38,10 @@ FLASHATTN_INLINE QueryRows query_rows(const RowBlock& block, int first, int coun
 
 FLASHATTN_INLINE int kv_head_of(const AttentionArgs& args, const RowBlock& block) {
   int group = args.params.num_heads / args.params.num_kv_heads;
-  return block.head_begin / larger(1, group);  // without query heads, keys still have a gradient: 0
+  return block.head_begin / larger(1, group);  // group is 0 without query heads; the keys' gradient is then all 0
 }
 
-// The row of key `first` in `data`, which has one row for each key of each key/value head.
+// Returns the address of key `first` in `data`, which has one row for each key of each key/value head.
 template <typename T>
 static inline const T* key_row(const AttentionArgs& args, const RowBlock& block, const void* data,
                                const Strides& strides, int first) {
@@ -49,7 +49,7 @@ static inline const T* key_row(const AttentionArgs& args, const RowBlock& block,
          kv_head_of(args, block) * strides.head + first * strides.row;
 }
 
-// Packs rows source(0) ... source(columns - 1), times `factor`, as a right operand (depth, columns).
+// Packs the rows source(0) ... source(columns - 1), times `factor`, as columns of a right operand (depth, columns).
 template <typename T, typename Source>
 static inline void pack_transposed(float* packed, Source source, int64_t column_stride, int depth, int columns,
                                    float factor) {
@@ -67,7 +67,7 @@ static inline void pack_transposed(float* packed, Source source, int64_t column_
   }
 }
 
-// Loads the queries, times `factor`, in the layout that the product with the keys reads.
+// Loads the queries, times `factor`, in the layout in which the product with the keys reads them.
 template <typename T>
 static inline void load_queries(Scratch& scratch, const AttentionArgs& args, const RowBlock& block, float factor) {
   const AttentionParams& p = args.params;
@@ -92,7 +92,8 @@ FLASHATTN_INLINE bool caps(const AttentionParams& p) {
   return p.softcap > 0;
 }
 
-// The derivative of softcap at `products`, before finish_scores() applies softcap to them.
+// Writes the derivative of softcap at `products` to `slopes`. Runs before finish_scores(), which overwrites the
+// products.
 FLASHATTN_INLINE void cap_slopes(const float* products, const AttentionParams& p, float* slopes, int64_t count) {
   for (int64_t i = 0; i < count; i += kWidth) {
     vfloat t = tanh(load(products + i) * (1 / p.softcap));
@@ -105,7 +106,7 @@ FLASHATTN_INLINE bool changes_scores(const AttentionArgs& args) {
   return caps(args.params) || args.alibi_slopes;
 }
 
-// Prepares the rows of a block for its first tile: sums, spans, positions, slopes, bands and queries.
+// Prepares a block's rows for the first tile: sets sums, spans, positions, slopes and bands, and loads the queries.
 static inline void load_rows(Scratch& scratch, const AttentionArgs& args, const RowBlock& block) {
   const AttentionParams& p = args.params;
   const auto set = [&](int r, Span seen, int position, float slope) {
@@ -130,7 +131,7 @@ static inline void load_rows(Scratch& scratch, const AttentionArgs& args, const 
       set(r, seen, query + p.key_len - p.query_len, slope);
     }
   }
-  // Padding rows are computed like the others and never stored.
+  // Padding rows are computed like the block's rows, but they are never stored.
   for (int r = block.rows(); r < scratch.padded_rows; ++r) set(r, {0, p.key_len}, 0, 0);
   for (int lane = scratch.padded_rows; lane < kWidth; ++lane) {
     int r = lane - scratch.padded_rows;
@@ -154,11 +155,12 @@ static inline void load_rows(Scratch& scratch, const AttentionArgs& args, const 
   }
   __builtin_memset(scratch.output, 0, sizeof(float) * block.rows() * scratch.value_columns);
 
-  // Queries are multiplied by scale, which is often a power of two. Dividing them by softcap, too, would round them.
+  // Queries are multiplied by scale, which is often a power of two. They are not divided by softcap, because that
+  // division would usually round them.
   with_dtype(args.dtype, [&](auto type) { load_queries<decltype(type)>(scratch, args, block, p.scale); });
 }
 
-// Applies the array masks to the scores of a band. `first` is the key of the first scores.
+// Applies the array masks to the scores of a band. `first` is the index of the key that the first scores belong to.
 static inline void add_arrays(Scratch& scratch, const AttentionArgs& args, const RowBlock& block, const Band& band,
                               int first, Span keys) {
   const auto row_at = [&](int r) {
@@ -171,8 +173,8 @@ static inline void add_arrays(Scratch& scratch, const AttentionArgs& args, const
     }
     return;
   }
-  // Array masks have the shape (rows, keys), and scores (keys, rows). So tiles of the masks are transposed in
-  // registers.
+  // Array masks have the shape (rows, keys), but scores have the shape (keys, rows). So tiles of the masks are
+  // transposed in registers.
   for (int lane = 0; lane < band.padded_rows; lane += kWidth) {
     ArrayRow rows[kWidth];
     for (int i = 0; i < kWidth; ++i) rows[i] = row_at(band.first + lane + i);
@@ -189,8 +191,8 @@ static inline void add_arrays(Scratch& scratch, const AttentionArgs& args, const
   }
 }
 
-// Applies softcap, ALiBi and masks. Before it scores are q·k * scale, after it logits: -inf where a row does not see a
-// key.
+// Applies softcap, ALiBi and masks. It replaces the scores, which are q·k * scale, by logits. A logit is -inf if the
+// row does not see the key.
 static inline void finish_scores(Scratch& scratch, const AttentionArgs& args, const RowBlock& block, const Band& band,
                                  Span keys) {
   const AttentionParams& p = args.params;
@@ -226,7 +228,7 @@ static inline void finish_scores(Scratch& scratch, const AttentionArgs& args, co
       return (block_of(args, rows, key / kBlockSize, block.decoded) & kBlockChanges) != 0;
     };
     const auto next_block = [&](int key) { return smaller((key / kBlockSize + 1) * kBlockSize, keys.end); };
-    for (int end, begin = keys.begin; begin < keys.end; begin = end) {  // adjacent blocks that change scores
+    for (int end, begin = keys.begin; begin < keys.end; begin = end) {  // joins adjacent blocks that change scores
       end = next_block(begin);
       if (!changes(begin)) continue;
       while (end < keys.end && changes(end)) end = next_block(end);
@@ -241,7 +243,7 @@ static inline void finish_scores(Scratch& scratch, const AttentionArgs& args, co
   });
 }
 
-// Whether all rows of the band see all these keys, and array masks change none of the scores.
+// Whether all rows of the band see all of `keys`, and array masks change none of their scores.
 static inline bool sees_all(const AttentionArgs& args, const RowBlock& block, const Band& band, Span keys) {
   int tree_begin = args.tree ? args.params.key_len - args.params.tree_size : args.params.key_len;
   if (band.all.begin > keys.begin || keys.end > smaller(band.all.end, tree_begin)) return false;

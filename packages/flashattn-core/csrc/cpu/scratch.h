@@ -8,11 +8,12 @@
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
-// Keys per tile: many, because each tile rescales the output. A multiple of kTileRows, the height of a register tile.
+// Keys per tile. There are many, because the output is rescaled once per tile. The number is a multiple of kTileRows,
+// the height of a register tile.
 constexpr int kKeyTile = 288;
 
-// Rows of a band. A band skips the keys that none of its rows sees, so smaller bands compute fewer hidden keys along a
-// causal diagonal. A multiple of the width of packed panels.
+// Rows of a band. A band skips the keys that none of its rows sees, so with smaller bands fewer hidden keys are
+// computed along a causal diagonal. The number is a multiple of the width of packed panels.
 constexpr int kBandRows = kWidth == 16 ? 64 : 48;
 
 constexpr int round_up(int n, int multiple) {
@@ -22,10 +23,10 @@ constexpr int round_up(int n, int multiple) {
 // Rows that are computed over a tile together.
 struct Band {
   int first, rows, padded_rows;  // see Scratch
-  Span any, all;                 // the keys between the first and the last that some row sees; those that all rows see
+  Span any, all;                 // any: from the first to the last key that a row sees; all: keys that all rows see
 
-  int lanes() const { return larger(padded_rows, kWidth); }  // scores per step: whole vectors
-  int keys() const { return lanes() / padded_rows; }         // keys per step
+  int lanes() const { return larger(padded_rows, kWidth); }  // scores per step of a loop over scores: whole vectors
+  int keys() const { return lanes() / padded_rows; }         // keys that these scores belong to
 };
 
 // The working memory of a block. It grows to the largest block that the thread has seen.
@@ -34,28 +35,28 @@ struct Scratch {
 
   // The layout for the current block.
   bool few_rows;      // so few that the scores of several keys share a vector, see dot()
-  int padded_rows;    // the rows and their padding: whole vectors, or for few rows the next power of two
+  int padded_rows;    // rows and padding: whole vectors, or with few_rows the next power of two
   int depth;          // columns of query and key: head_dim, padded to whole vectors if dot() reads them
   int value_columns;  // value_dim, padded to whole vectors
-  float* query;       // times scale; packed (depth, padded_rows), or for few rows (rows, depth)
+  float* query;       // the queries times scale: packed (depth, padded_rows), or with few_rows (rows, depth)
   float* key;         // (kKeyTile, depth)
   float* value;       // packed (kKeyTile, value_columns)
-  float* key_store;   // for quantised keys: a tile's scales and biases, and copied words
+  float* key_store;   // only for quantised keys: a tile's scales and biases, and words if they are copied
   float* value_store;
   float* scores;  // scores of a band, then its probabilities: (kKeyTile, padded rows of the band)
   float* output;  // (rows, value_columns), unnormalised
   Band bands[(kMaxRows + kBandRows - 1) / kBandRows];
   int band_count;
-  // These have one number per row. With few_rows the numbers repeat, to fill a vector.
-  float row_max[kMaxRows];  // -inf: nothing seen yet
+  // These arrays have one number per row. With few_rows, the numbers are repeated to fill a vector.
+  float row_max[kMaxRows];  // -inf if the row has seen no key yet
   float row_sum[kMaxRows];
   float rescale[kMaxRows];                           // exp(old row_max - new row_max)
-  float slope[kMaxRows];                             // ALiBi's
-  int32_t position[kMaxRows];                        // of the query among the keys: i + S - L
+  float slope[kMaxRows];                             // for ALiBi
+  int32_t position[kMaxRows];                        // of query i among the keys: i + S - L
   int32_t seen_begin[kMaxRows], seen_end[kMaxRows];  // the interval of keys that the row sees
-  int32_t next_key[kMaxRows];                        // the lane's key minus the vector's first key
+  int32_t next_key[kMaxRows];                        // the key of the row's lane minus the vector's first key
 
-  // dots: whether few rows use dot().
+  // dots: whether dot() computes the scores if there are few rows.
   void prepare(int rows, const AttentionParams& params, bool dots) {
     int head_dim = params.head_dim, value_dim = params.value_dim;
     few_rows = dots && rows <= kMaxDotRows;

@@ -1,8 +1,8 @@
 // Vectors of float as the compiler's own vector types: arithmetic, comparison and ?: are plain operators.
 //
-// This header, and all that include it, are compiled once per instruction set, each time inside a
-// namespace of that name (FLASHATTN_ISA). Nothing here may use templates or inline functions of the
-// standard library: the linker keeps one copy of those, and it could be the one with AVX-512 in it.
+// This header, and every file that includes it, is compiled once per instruction set, each time inside a namespace of
+// that name (FLASHATTN_ISA). Nothing here may use templates or inline functions of the standard library, because the
+// linker keeps only one copy of each, and that copy could contain AVX-512.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +12,9 @@
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
-// kWidth: floats in a vector register. A register tile has kTileRows rows of kTileVectors vectors. Its accumulators,
-// one row of the right operand and one broadcast just fit the register file: 16 registers for AVX2 and SSE, 32 for
-// AVX-512 and NEON.
+// kWidth: floats in a vector register. A register tile has kTileRows rows of kTileVectors vectors. The tile's
+// accumulators, one row of the right operand and one broadcast element just fit the registers: 16 of them for AVX2 and
+// SSE, 32 for AVX-512 and NEON.
 //
 // FLASHATTN_ZIP_LOW and _HIGH: shuffle indices that interleave the lower or the upper halves of two vectors.
 #if defined(__AVX512F__)
@@ -72,7 +72,7 @@ FLASHATTN_INLINE void store(float* p, vfloat v) {
   __builtin_memcpy(p, &v, sizeof(v));
 }
 FLASHATTN_INLINE vfloat broadcast(float x) {
-  return x - vfloat{};  // x - 0 is x for every x, -0 too: compiles to a plain broadcast
+  return x - vfloat{};  // x - 0 is x for every x, also for -0; this compiles to a plain broadcast
 }
 FLASHATTN_INLINE vfloat vmax(vfloat a, vfloat b) {
   return a < b ? b : a;
@@ -84,9 +84,9 @@ FLASHATTN_INLINE vfloat zip_high(vfloat a, vfloat b) {
   return __builtin_shufflevector(a, b, FLASHATTN_ZIP_HIGH);
 }
 
-// rows[i][j] becomes rows[j][i]. Each of log2(n) rounds zips vector i with vector i + n/2, for all i. Together they
-// exchange the bits of the row number with those of the lane number (Stone 1971, "Parallel processing with the perfect
-// shuffle"). It is a recursion, not a loop, because the compiler then keeps all vectors in registers.
+// rows[i][j] becomes rows[j][i]. Each of log2(n) rounds zips vector i with vector i + n/2, for all i. Together the
+// rounds exchange the bits of the row number with those of the lane number (Stone 1971, "Parallel processing with the
+// perfect shuffle"). The rounds are a recursion, not a loop, because the compiler then keeps all vectors in registers.
 template <int Rounds = kWidth>
 FLASHATTN_INLINE void transpose(vfloat (&rows)[kWidth]) {
   if constexpr (Rounds > 1) {
@@ -102,7 +102,7 @@ FLASHATTN_INLINE void transpose(vfloat (&rows)[kWidth]) {
   }
 }
 
-// Lane i of the result is the sum over the lanes of rows[i]. The same zips as in transpose() are added up right away.
+// Lane i of the result is the sum over the lanes of rows[i]. Zips as transpose() does, and adds the two zipped vectors.
 template <int Count = kWidth>
 FLASHATTN_INLINE vfloat sum_each(vfloat (&rows)[kWidth]) {
   if constexpr (Count == 1) {
@@ -152,8 +152,9 @@ FLASHATTN_INLINE float exp2(float x) {
   return exp2(broadcast(x))[0];
 }
 
-// tanh, relative error below 3e-7. For |x| < 0.625 it is x + x^3 p(x^2), with a minimax polynomial p (error 4e-9).
-// Otherwise it is (1 - e) / (1 + e) with e = exp(-2|x|): there e cannot overflow, and 1 - e loses no digits.
+// tanh, with a relative error below 3e-7. For |x| < 0.625 it is x + x^3 p(x^2), with a minimax polynomial p (error
+// 4e-9). Otherwise |tanh x| is (1 - e) / (1 + e) with e = exp(-2|x|), because this e cannot overflow, and 1 - e loses
+// no digits.
 FLASHATTN_INLINE vfloat tanh(vfloat x) {
   vfloat magnitude = x < broadcast(0.0f) ? -x : x;
   vfloat z = x * x;

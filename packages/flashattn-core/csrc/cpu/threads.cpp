@@ -64,7 +64,8 @@ int read_num_threads() {
 
 std::atomic<int> expected_jobs{0};
 
-// Waits without sleeping, for at most 0.1 ms, for a condition that is expected to hold soon. Yields the processor.
+// Waits without sleeping, for at most 0.1 ms, for a condition that is expected to hold soon. Meanwhile it yields the
+// processor.
 template <typename Condition>
 void wait_awake(Condition holds) {
   constexpr auto kPatience = std::chrono::microseconds(100);
@@ -72,13 +73,13 @@ void wait_awake(Condition holds) {
   while (!holds() && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
 }
 
-// A loop in progress. Threads take the next index until none is left.
+// A parallel loop that runs. Each thread takes the next index until none is left.
 struct Job {
   const std::function<void(int64_t)>& body;
   const int64_t count;
   std::atomic<int64_t> next{0};
   std::atomic<int> helpers{0};         // pool threads inside run(); changed under the pool's mutex
-  std::exception_ptr error = nullptr;  // the first one; guarded by error_mutex
+  std::exception_ptr error = nullptr;  // the first exception; guarded by error_mutex
   std::mutex error_mutex = {};
 
   void run() {
@@ -105,8 +106,8 @@ class Pool {
         std::thread([this] { work(); }).detach();
       }
     } catch (...) {
-      // The system has no more threads to give, or no memory for them. The threads that did start wait on this object,
-      // so it must stay. The caller itself works on every job, too.
+      // The system has no more threads, or no memory for them. The threads that did start wait on this object, so it
+      // must not be destroyed. The thread that calls run() works on its job, too, so even a pool without threads works.
     }
   }
 
@@ -120,7 +121,7 @@ class Pool {
     job.run();
     std::unique_lock lock(mutex_);
     close(job);
-    if (job.helpers > 0) {  // some still work on the job's last indices
+    if (job.helpers > 0) {  // pool threads still work on the job's last indices
       lock.unlock();
       wait_awake([&] { return job.helpers == 0; });
       lock.lock();

@@ -1,5 +1,5 @@
-// The keys or values of a tile: rows of any storage type and any strides, or quantised rows. Products read them in
-// place if in_place() is true. Otherwise they are copied once for all rows of a block, as floats.
+// The keys or values of a tile, as rows of any storage type and any strides, or as quantised rows. Products read these
+// rows in place if in_place() is true. Otherwise the rows are copied once, as floats, for all rows of a block.
 #pragma once
 
 #include "dtype.h"
@@ -17,7 +17,7 @@ struct PlainRows {
 
   // Whether products can read whole vectors up to `padded` columns.
   bool in_place(int padded) const { return column_stride == 1 && columns == padded; }
-  // The rows if they are floats with adjacent columns, else null.
+  // The address of the rows if they are floats with adjacent columns, otherwise null.
   const float* floats() const {
     return sizeof(T) == sizeof(float) && column_stride == 1 ? reinterpret_cast<const float*>(data) : nullptr;
   }
@@ -28,7 +28,7 @@ struct PlainRows {
     return load_part(data + row * row_stride, column_stride, column, columns);
   }
 
-  // The member functions of a right operand, see matmul.h. They may be called if in_place() is true.
+  // The member functions of a right operand, see matmul.h. They may be called only if in_place() is true.
   FLASHATTN_INLINE_MEMBER vfloat at(int64_t row, int64_t column) const {
     return load(data + row * row_stride + column);
   }
@@ -38,7 +38,7 @@ struct PlainRows {
   FLASHATTN_INLINE_MEMBER void skip(int n) { data += n; }
 };
 
-// Quantised rows. They consist of groups of 32 elements or more, and so of whole vectors.
+// Quantised rows. A row consists of groups of 32 elements or more, and so of whole vectors.
 template <int Bits>
 struct QuantisedRows {
   const uint8_t* data;
@@ -74,8 +74,8 @@ struct QuantisedTensor {
   const Strides &word_strides, &scale_strides, &bias_strides;
 };
 
-// Converts the tile's scales and biases to floats in `store`. Reads words in place if those of a row are adjacent;
-// otherwise copies them to `store`, after the scales and biases.
+// Converts the tile's scales and biases to floats in `store`. Reads words in place if the words of a row are adjacent.
+// Otherwise copies them to `store`, after the scales and biases.
 template <int Bits>
 static QuantisedRows<Bits> quantised_rows(float* store, const AttentionArgs& args, const RowBlock& block, Span tile,
                                           int dim, const QuantisedTensor& tensor) {

@@ -29,7 +29,7 @@ struct Arguments {
   ArrayParams array_params;
 };
 
-// For launches that use the TMA. It is a struct of its own, since other launches need not copy these bytes.
+// The arguments of launches that use the TMA. This is a separate struct, so that other launches do not copy its bytes.
 struct BoxArguments : Arguments {
   TensorMap key_map, value_map, query_map, dout_map;
 };

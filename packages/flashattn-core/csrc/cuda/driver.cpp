@@ -1,4 +1,5 @@
-// Builds kernels. Two caches keep functions by their specialisation, and machine code (cubins) by source text.
+// Builds kernels. A cache in memory maps a kernel's specialisation to its function, and a cache on disk maps its source
+// text to machine code (a cubin).
 #include "driver.h"
 
 #include <algorithm>
@@ -103,7 +104,7 @@ gpu::Device properties(int device) {
 }
 
 void check_device(int device) try {
-  thread_local std::set<int> fit;  // devices that have passed, since each call of attention checks its device
+  thread_local std::set<int> fit;  // devices that have passed, kept because each call of attention checks its device
   if (fit.contains(device)) return;
   if (!cuTensorMapEncodeTiled) {
     throw NoKernelError(
@@ -123,7 +124,7 @@ void check_device(int device) try {
   }
   fit.insert(device);
 } catch (const std::runtime_error& error) {
-  throw NoKernelError(error.what());  // the caller may still choose another backend
+  throw NoKernelError(error.what());  // so that the caller may choose another backend
 }
 
 std::string describe(int device) {
@@ -142,7 +143,7 @@ CUfunction function_of(const gpu::Launch& launch, int device) {
   std::shared_future<CUfunction> wanted = kernel->second;
   lock.unlock();
   try {
-    return wanted.get();  // the first thread builds the kernel; the future keeps an error, too
+    return wanted.get();  // the first thread builds the kernel; if this fails, the future keeps the error
   } catch (const NoMemory&) {
     lock.lock();
     kernels[device].erase(launch.specialisation);

@@ -1,4 +1,4 @@
-// The GPU, its driver and NVRTC; kernels that are ready to run, which are compiled when a caller first asks for them.
+// Describes the GPU, its driver and NVRTC. Compiles a kernel when a caller first asks for it, and returns it.
 #pragma once
 
 #include "../gpu/launch.h"
@@ -11,11 +11,12 @@ gpu::Device properties(int device);
 // Throws NoKernelError, which says what to do, if the device cannot run the kernels or NVRTC does not know it.
 void check_device(int device);
 
-// "sm_90a, driver for CUDA 13.0, NVRTC 13.0"
+// Returns a description such as "sm_90a, driver for CUDA 13.0, NVRTC 13.0".
 std::string describe(int device);
 
-// Returns the compiled kernel, which memory and disk keep. If NVRTC or the driver fails, throws a std::runtime_error
-// that names their versions. Further calls for this kernel throw the same error again, unless memory was short.
+// Returns the compiled kernel, and keeps it in memory and on disk. If NVRTC or the driver fails, throws a
+// std::runtime_error that names their versions. Further calls for this kernel throw the same error again, unless memory
+// was short.
 CUfunction function_of(const gpu::Launch& launch, int device);
 
 }  // namespace flashattn::cuda

@@ -20,13 +20,13 @@ namespace {
 
 using namespace gpu;
 
-// Scratch that the calling thread keeps for a stream's next calls. The int numbers the copies of a small array. The
+// Scratch that the calling thread keeps for a stream's next calls. The int is the index of a small array's copy. The
 // arrays have rows of 1,024 numbers.
 thread_local std::map<std::tuple<mx::Stream, Binding, int>, mx::array> kept_scratch;
 
-// Returns scratch for one call. Calls that use the same array run one after another, since each counts as its writer.
-// So a small array has kCopies copies, and successive calls use different ones: a call can start while the last few
-// blocks of the call before it still run.
+// Returns scratch for one call. Two calls that use the same array never overlap, because each counts as a writer of the
+// array. So a small array has kCopies copies, and successive calls use different copies. Then a call can start while
+// the last few blocks of the call before it still run.
 const mx::array& kept(const Scratch& wanted, mx::Stream stream, int call) {
   constexpr int64_t kRow = 1024;
   constexpr int kCopies = 4;
@@ -51,20 +51,21 @@ const mx::array& kept(const Scratch& wanted, mx::Stream stream, int call) {
   return kept_scratch.insert_or_assign(key, made).first->second;
 }
 
-// The array's address on the GPU. array::data() would move the array to memory shared with the CPU.
+// The array's address on the GPU. It does not use array::data(), which would move the array to memory shared with the
+// CPU.
 void* address(const mx::array& array) {
   return static_cast<char*>(static_cast<const mx::cu::CudaBuffer*>(array.buffer().ptr())->data) + array.offset();
 }
 
-// Describes an array to the TMA, which copies it in the layout of SharedTile. A row's elements must be contiguous. A
-// float32 `array` is scratch that holds bfloat16.
+// Describes an array to the TMA, which copies the array in the layout of SharedTile. A row's elements must be
+// contiguous. If `array` is float32, it is scratch that holds bfloat16.
 TensorMap tensor_map(const MappedArray& mapped, const mx::array& array) {
   // Values of the driver's enums, such as CUtensorMapDataType. Elements outside the array are read as 0.
   constexpr int kFloat16 = 6, kBfloat16 = 9, kNotInterleaved = 0, kSwizzle128 = 3, kIntoL2By256 = 3, kZeros = 0;
   const auto& [columns, rows, heads, batches] = mapped.sizes;
   const auto size = [](int64_t count) { return static_cast<uint64_t>(count); };
   const uint64_t sizes[] = {size(columns), size(rows), size(heads), size(batches)};
-  // Strides in bytes. The driver refuses 0, which an axis of one element has.
+  // Strides in bytes. An axis of one element has stride 0, which the driver refuses, so it gets 16.
   const auto step = [](int64_t stride) { return stride != 0 ? static_cast<uint64_t>(2 * stride) : 16; };
   const uint64_t steps[] = {step(mapped.steps[0]), step(mapped.steps[1]), step(mapped.steps[2])};
   const uint32_t box[] = {64, static_cast<uint32_t>(mapped.box_rows), 1, 1}, every[] = {1, 1, 1, 1};
@@ -77,8 +78,8 @@ TensorMap tensor_map(const MappedArray& mapped, const mx::array& array) {
 }  // namespace
 
 void allocate(mx::array& output, mx::Stream stream) {
-  // Exp is the only op that libmlx exports and that allocates its output on the GPU. It launches no kernel for an input
-  // that has no elements and is not contiguous.
+  // Exp is the only op that libmlx exports and that allocates its output on the GPU. For an input that has no elements
+  // and is not contiguous, it launches no kernel.
   static const auto& inputs = *new std::vector<mx::array>{[] {  // never destroyed: MLX may be gone at exit
     mx::array none({0}, mx::float32, nullptr, {});
     none.copy_shared_buffer(mx::array(0.0f), {0}, {}, 1);
@@ -88,7 +89,7 @@ void allocate(mx::array& output, mx::Stream stream) {
 }
 
 void release_scratch() {
-  kept_scratch.clear();  // calls under way keep theirs until they are done
+  kept_scratch.clear();  // calls that still run keep their scratch until they are done
 }
 
 gpu::Device device() {
@@ -100,19 +101,20 @@ void encode(const Work& work, mx::Stream stream) {
   auto& encoder = mx::cu::get_command_encoder(stream);
   const Launches& launches = *work.launches;
   std::array<std::optional<mx::array>, kNumBindings> scratch;
-  std::vector<mx::array> alive = work.temporaries;  // until the GPU is done
+  std::vector<mx::array> alive = work.temporaries;  // kept until the GPU is done
   thread_local int calls = 0;
   int call = launches.scratch.empty() ? 0 : calls++;
   for (const Scratch& wanted : launches.scratch) {
     alive.push_back(scratch[index(wanted.binding)].emplace(kept(wanted, stream, call)));
   }
-  if (!alive.empty()) {  // before the first node is added, since nodes stay in the graph if a later launch throws
+  if (!alive.empty()) {  // before the first node, because nodes stay in the graph if a later launch throws
     encoder.add_completed_handler([alive = std::move(alive)] {});
   }
   std::optional<mx::cu::CommandEncoder::ConcurrentContext> concurrent;
   for (const Launch& launch : launches.launches) {
     if (launch.with_next && !concurrent) concurrent.emplace(encoder);
-    // All that may throw comes before set_input_array(): otherwise MLX's next node would get this node's dependencies.
+    // Whatever may throw comes before set_input_array(), because after an exception MLX's next node would get the
+    // dependencies of this node.
     CUfunction function = function_of(launch, stream.device.index);
     BackwardArguments arguments = {{{{}, launches.split, launches.params, launches.array}, {}, {}, {}, {}},
                                    launches.backward};

@@ -1,4 +1,4 @@
-// Hands a call to MLX's CUDA backend. encode.cpp is compiled on Linux, no_cuda.cpp elsewhere.
+// Hands a call to MLX's CUDA backend. encode.cpp is compiled on Linux, and no_cuda.cpp on other systems.
 #pragma once
 
 #include "../gpu/work.h"
@@ -14,7 +14,8 @@ void encode(const gpu::Work& work, mx::Stream stream);
 // Allocates the array's GPU memory. As with MLX's own ops, the stream orders the allocation among its kernels.
 void allocate(mx::array& output, mx::Stream stream);
 
-// Frees the scratch that the calling thread keeps for later calls. Calls that run keep theirs until they are done.
+// Frees the scratch that the calling thread keeps for later calls. Calls that still run keep their scratch until they
+// end.
 void release_scratch();
 
 // The properties of the first GPU.

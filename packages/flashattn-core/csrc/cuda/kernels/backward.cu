@@ -3,9 +3,10 @@
 
 using namespace flashattn;
 
-// D and DV: head_dim and value_dim, rounded up to whole steps of the tensor cores. PARTS: 16-bit floats per P or dS.
-// OF, COLUMNS, IS_PART: those of GradientBlock. Blocks: for dq, one for every WARPS * 16 queries of each head and batch
-// element; otherwise, head_chunks() for every WARPS * 16 keys of each key/value head and batch element.
+// D and DV: head_dim and value_dim, rounded up to whole steps of the tensor cores. PARTS: how many 16-bit floats
+// represent an element of P or dS. OF, COLUMNS, IS_PART: those of GradientBlock. The grid for dq has one block for
+// every WARPS * 16 queries of each head and batch element. For other gradients, it has head_chunks() blocks for every
+// WARPS * 16 keys of each key/value head and batch element.
 template <typename T, typename Sizes>
 FLASHATTN_KERNEL backward(const cuda::BackwardArguments& arguments) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, WARPS = Sizes::warps, COLUMNS = Sizes::columns,
@@ -63,6 +64,6 @@ FLASHATTN_KERNEL backward(const cuda::BackwardArguments& arguments) {
     if constexpr (Block::kFirst) add_values<PARTS>(first_sums, scores, tiles.values(n), lane);
     if constexpr (Block::kSecond) add_values<PARTS>(second_sums, dscores, tiles.keys(n), lane);
   }
-  wait_for_copies<0>();  // for the own rows, if there was no tile
+  wait_for_copies<0>();  // if there was no tile, nothing has waited for the copies of the block's own rows
   block.store(first_sums, second_sums, rows.largest, own_row, lane);
 }

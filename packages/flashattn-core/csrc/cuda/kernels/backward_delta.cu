@@ -3,7 +3,7 @@
 
 using namespace flashattn;
 
-// LANES lanes compute the dot products of ROWS rows of one array with ROWS rows of another, in a fixed order.
+// LANES lanes compute ROWS dot products, of each row of `a` with the same row of `b`, and always sum in the same order.
 template <int LANES, int ROWS, typename T>
 struct ProductsOfRows {
   static constexpr int kAtOnce = 16 / sizeof(T);
@@ -11,7 +11,7 @@ struct ProductsOfRows {
   const T *a[ROWS], *b[ROWS];
   int64_t a_step, b_step;
 
-  // Reads 16 bytes at a time where alignment allows. All loads are issued before the first result is used.
+  // Reads 16 bytes at a time where alignment allows. In each step, all loads are issued before a result is used.
   FLASHATTN_FUNC void sum(float (&sums)[ROWS], int lane) const {
     unsigned long long addresses = 0;
     FLASHATTN_UNROLL
@@ -55,8 +55,8 @@ struct ProductsOfRows {
   }
 };
 
-// Eight lanes share two rows. Blocks: one per head and batch element for every WARPS * 8 queries, and for the padding
-// of saved_rows.
+// Eight lanes share two rows. The grid has one block for every WARPS * 8 queries of each head and batch element. These
+// queries include the padding of saved_rows.
 template <typename T, typename Sizes>
 FLASHATTN_KERNEL backward_delta(const cuda::BackwardArguments& arguments) {
   constexpr int WARPS = Sizes::warps;
@@ -81,7 +81,7 @@ FLASHATTN_KERNEL backward_delta(const cuda::BackwardArguments& arguments) {
   }
   float sums[kRows] = {};
   products.sum(sums, lane);
-  if (lane >= kRows) return;  // each of the first lanes writes one row
+  if (lane >= kRows) return;  // each of the first kRows lanes writes one row
   int query = first + lane * kStep;
   float sum = lane == 0 ? sums[0] : sums[1];
   if (has_dlse) {

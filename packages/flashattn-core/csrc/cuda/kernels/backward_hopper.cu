@@ -6,8 +6,9 @@
 
 using namespace flashattn;
 
-// One stage of the pipeline: a tile of both arrays of columns and, if the columns are queries, their saved_rows. All
-// three have a multiple of 1,024 bytes, as swizzled tiles need.
+// One stage of the pipeline: a tile of each of the two arrays of columns and, if the columns are queries, their
+// saved_rows. The size of each of the three is a multiple of 1,024 bytes, because swizzled tiles must begin at such
+// multiples.
 template <typename T, int COLUMNS, int D, int DV, bool OF_KEYS>
 struct ColumnTiles {
   using First = SharedTile<T, COLUMNS, D>;
@@ -22,8 +23,9 @@ struct ColumnTiles {
   FLASHATTN_FUNC uint saved() const { return memory + First::kBytes + Second::kBytes; }
 };
 
-// Ping-pong scheduling: in its turn a consumer starts the sums of its tile, and S and dP of its next tile. So one
-// consumer computes P and dS while the other one uses the tensor cores. GROUPS: consumers; one alone never waits.
+// Ping-pong scheduling. In its turn, a consumer adds its tile's products to the sums, and starts S and dP of its next
+// tile. So one consumer computes P and dS while another one uses the tensor cores. GROUPS: the number of consumers. A
+// single consumer never waits for a turn.
 template <int GROUPS>
 struct PingPong {
   static constexpr int kBarriers = GROUPS > 1 ? GROUPS* kBarrierBytes : 0;
@@ -45,8 +47,8 @@ struct PingPong {
   }
 };
 
-// D and DV: head_dim and value_dim, rounded up to 16. The other template arguments, and the blocks, are those of
-// backward.cu, with CONSUMERS * 64 rows per block.
+// D and DV: head_dim and value_dim, rounded up to 16. COLUMNS, PARTS, OF, IS_PART and the grid are those of
+// backward.cu, but a block has CONSUMERS * 64 rows.
 template <typename T, typename Sizes>
 FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, CONSUMERS = Sizes::consumers, COLUMNS = Sizes::columns,
@@ -63,7 +65,7 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
   using OwnSecond = SharedTile<T, kRows, DV>;
   using Columns = ColumnTiles<T, COLUMNS, D, DV, Block::kOfKeys>;
   using Ring = TileRing<Columns, STAGES>;
-  constexpr int kOwnSecondBytes = Block::kSecond ? OwnSecond::kBytes : 0;  // dv alone needs no dP, so no values
+  constexpr int kOwnSecondBytes = Block::kSecond ? OwnSecond::kBytes : 0;  // dv needs no dP, and so no values
   extern __shared__ __align__(1024) uchar shared[];
   OwnFirst own_first = {shared_address(shared)};
   OwnSecond own_second = {own_first.memory + OwnFirst::kBytes};
@@ -72,7 +74,7 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
   Barrier own_arrived = {ring.barriers + Ring::kBarriers};
 
   int lane = lane_index(), warp = int(warp_index()), group = __shfl_sync(~0u, warp / 4, 0);
-  // For dq, two consumers were faster without ping-pong.
+  // For dq there is no ping-pong, because two consumers were faster without it.
   PingPong<Block::kOfKeys ? CONSUMERS : 1> ping_pong = {own_arrived.address + kBarrierBytes, group};
   Block block(
       FLASHATTN_GRADIENT_BLOCK(T, static_cast<uint*>(shared_pointer(ping_pong.barriers + ping_pong.kBarriers))));
@@ -120,7 +122,7 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
   auto tile = block.first_tile();
   int n = 0;
   for (auto next = tile; block.is_there(tile); ++n, tile = next) {
-    next = block.next_tile(tile);  // early, since reading the list in shared memory takes time
+    next = block.next_tile(tile);  // early, because reading the list in shared memory takes time
     ring.wait_for_tile(n);
     if (block.is_needed(tile, group, own_any)) {
       Columns columns = ring.tile(n);

@@ -1,4 +1,4 @@
-// Adds up dk_parts and dv_parts, which hold sums over some of a group's heads, in the order of the heads.
+// Adds up dk_parts and dv_parts in the order of the heads. Each part is a sum over some of a group's heads.
 #include "gradient_block.h"
 
 using namespace flashattn;
@@ -9,7 +9,7 @@ struct alignas(sizeof(T) * COUNT) Neighbours {
   T columns[COUNT];
 };
 
-// Sums COUNT columns of a row over `count` parts, which are `step` apart.
+// Sums COUNT columns of a row over `count` parts, which are `step` floats apart. Rounds the sums to T.
 template <int COUNT, typename T>
 FLASHATTN_FUNC void merge_parts(const float* parts, int64_t step, int count, T* to) {
   Neighbours<float, COUNT> sum = {};
@@ -24,7 +24,7 @@ FLASHATTN_FUNC void merge_parts(const float* parts, int64_t step, int count, T* 
   *reinterpret_cast<Neighbours<T, COUNT>*>(to) = rounded;
 }
 
-// Blocks: one per key/value head and batch element for every KEYS keys.
+// The grid has one block for every KEYS keys of each key/value head and batch element.
 template <typename T, typename Sizes>
 FLASHATTN_KERNEL backward_merge(const cuda::BackwardArguments& arguments) {
   constexpr int WARPS = Sizes::warps, KEYS = Sizes::keys;
@@ -35,7 +35,7 @@ FLASHATTN_KERNEL backward_merge(const cuda::BackwardArguments& arguments) {
   FLASHATTN_WRITTEN(T, dk);
   FLASHATTN_WRITTEN(T, dv);
   constexpr int kAtOnce = head_dim % 4 == 0 && value_dim % 4 == 0 ? 4 : 1, kOfKey = head_dim / kAtOnce;
-  constexpr int kPieces = kOfKey + value_dim / kAtOnce;  // per key, with its value
+  constexpr int kPieces = kOfKey + value_dim / kAtOnce;  // in a key's row of dk and its row of dv
   BlockPosition block = block_position(params, params.num_kv_heads);
   int head = block.head, batch = block.batch, chunks = head_chunks(params, backward);
   int64_t first_row = (int64_t(batch) * params.num_kv_heads + head) * params.key_len;

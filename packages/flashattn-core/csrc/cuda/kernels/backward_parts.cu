@@ -1,8 +1,8 @@
 // The gradient of float32 arrays on compute capability 9.0. Each array comes as three bfloat16 parts, see
-// float_parts.h. Shared memory then holds only 64 rows per block, so two consumer warpgroups share the rows. One
-// computes S, P and the sum dv. The other gets P from the first, and computes dP, dS and the sum dq or dk. While one
-// computes P or dS, the other uses the tensor cores. Tensor cores truncate the terms of a sum, so each tile has a sum
-// of its own, which ordinary instructions add to the total.
+// float_parts.h. Shared memory then holds only 64 rows per block, so two consumer warpgroups share the rows. The first
+// computes S and P and, if the rows are keys, the sum for dv. The second gets P from the first (with soft-cap, S), and
+// computes dP, dS and the sum for dq or dk. While one computes P or dS, the other uses the tensor cores. Tensor cores
+// truncate the terms of a sum. So they start a new sum for each tile, and ordinary instructions add it to the total.
 #include "float_parts.h"
 #include "gradient_block.h"
 #include "tile_ring.h"
@@ -10,7 +10,7 @@
 
 using namespace flashattn;
 
-// If the columns are queries: the saved_rows of a tile's queries.
+// The saved_rows of a tile's queries, if the columns are queries. Otherwise it has no bytes.
 template <int COLUMNS, bool OF_KEYS>
 struct SavedTile {
   static constexpr int kBytes = OF_KEYS ? COLUMNS * int(sizeof(float4)) : 0;
@@ -18,7 +18,7 @@ struct SavedTile {
   uint memory;
 };
 
-// One thread loads all tiles of an array of columns.
+// Loads all tiles of an array of columns. One thread calls it.
 template <typename Block, typename Ring>
 FLASHATTN_FUNC void load_columns(const Block& block, Ring ring, const cuda::TensorMap& map) {
   auto tile = block.first_tile();
@@ -27,7 +27,8 @@ FLASHATTN_FUNC void load_columns(const Block& block, Ring ring, const cuda::Tens
   }
 }
 
-// Starts scores = own rows times tile n. It multiplies one part of the tile after the other, see begin_multiply_keys().
+// Starts to compute scores: the own rows times tile n. It multiplies one part of the tile after the other, see
+// begin_multiply_keys().
 template <int WIDTH, int N, typename Own, typename Ring>
 FLASHATTN_FUNC void begin_multiply(Fragment (&scores)[N], Own own, Ring ring, int n) {
   begin_products();
@@ -38,8 +39,8 @@ FLASHATTN_FUNC void begin_multiply(Fragment (&scores)[N], Own own, Ring ring, in
   }
 }
 
-// sums += weights times tile n. The weights are COUNT fragments of P or dS. Releases each part of the tile as soon as
-// the tensor cores have read it, so that the producer can load a part of the next tile.
+// Adds the weights times tile n to sums. The weights are COUNT fragments of P or dS. Releases each part of the tile as
+// soon as the tensor cores have read it, so that the producer can load a part of the next tile.
 template <typename E, int COUNT, int N, typename Ring>
 FLASHATTN_FUNC void add_tile(Fragment (&sums)[N], const Fragment (&weights)[COUNT], Ring ring, int n) {
   static_assert(Ring::kParts == 3, "the parts are released one by one");
@@ -63,8 +64,8 @@ FLASHATTN_FUNC void add_tile(Fragment (&sums)[N], const Fragment (&weights)[COUN
   for (int i = 0; i < 4 * N; ++i) sums[i / 4][i % 4] += of_tile[i / 4][i % 4];
 }
 
-// One warpgroup hands COUNT fragments per tile to another, each thread to its counterpart. It may hand over the next
-// tile's only when the other has taken these.
+// For each tile, a warpgroup hands over COUNT fragments per thread to another warpgroup: each thread to the thread with
+// the same index. It may hand over the next tile's fragments only after the other warpgroup has taken these.
 template <int COUNT>
 struct Handover {
   static constexpr int kBytes = COUNT * kWarpgroup * int(sizeof(Fragment));
@@ -91,8 +92,8 @@ struct Handover {
 };
 
 // D and DV: head_dim and value_dim, rounded up to whole panels. FIRST_STAGES, SECOND_STAGES: how many parts of tiles
-// the rings of first and second arrays hold. OF: kDq or kDkAndDv. COLUMNS, IS_PART and the blocks are those of
-// backward.cu, with 64 rows per block.
+// the rings of first and second arrays hold. OF: kDq or kDkAndDv. COLUMNS, IS_PART and the grid are those of
+// backward.cu, but a block has 64 rows.
 template <typename T, typename Sizes>
 FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, COLUMNS = Sizes::columns, FIRST_STAGES = Sizes::first_stages,

@@ -1,11 +1,12 @@
-// Computes a block map, see find_blocks.h. Each warp has a block. Each lane reads a row of the block in 16-byte loads,
-// or a key's column if the mask's strides do not allow such loads.
+// Computes a block map, see find_blocks.h. Each warp computes one block of the map. Each lane reads a row of this block
+// in 16-byte loads. If the mask's strides or its end do not allow such loads, each lane reads the column of a key
+// instead.
 #include "find_blocks.h"
 #include "kernel.h"
 
 using namespace flashattn;
 
-// What a lane finds in a row of a block. The row has kBlockSize keys and begins at a multiple of 16 bytes.
+// What a lane finds in a row of the mask's block. The row has kBlockSize keys and begins at a multiple of 16 bytes.
 template <int DTYPE>
 FLASHATTN_FUNC Entries entries_of_row(const uchar* row) {
   constexpr int kElement = DTYPE < 0 ? 1 : DTYPE == 0 ? 4 : 2, kWords = kBlockSize * kElement / 4;

@@ -1,13 +1,14 @@
-// cuda_decode: few queries, many keys. Rows are the queries of all heads that share a key/value head, so that up to 16
-// rows read a key and its value once. A block computes up to ROWS rows over a chunk of keys. Its warps divide the
-// chunk's tiles among them. Each has its own ring of stages, and waits for no other warp.
+// The kernel cuda_decode, for few queries and many keys. Its rows are the queries of all heads that share a key/value
+// head, so that a key and its value are read once for up to 16 rows. A block computes up to ROWS rows over a chunk of
+// keys. Its warps divide the chunk's tiles among them. Each warp has its own ring of stages, so that no warp waits for
+// another.
 #include "integer_rows.h"
 #include "split_keys.h"
 
 using namespace flashattn;
 
-// ROWS: rows per block, 16 or 8. KEYS: keys per tile. STAGES: tiles per ring. K: type of keys and values. Blocks: one
-// per key/value head and batch element for every ROWS rows of every chunk.
+// ROWS: rows per block, 16 or 8. KEYS: keys per tile. STAGES: tiles per ring. K: type of keys and values. The grid has,
+// for each key/value head and batch element, one block for every ROWS rows of every chunk.
 template <typename T, typename Sizes, typename K = T>
 FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, ROWS = Sizes::rows, WARPS = Sizes::warps, KEYS = Sizes::keys,
@@ -78,7 +79,7 @@ FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
   }
   rows.finish(visibility);
 
-  // The warps' results replace queries and tiles in shared memory.
+  // From here on, the warps' results replace the queries and tiles in shared memory.
   wait_for_copies<0>();
   __syncthreads();
   float* results = reinterpret_cast<float*>(shared);  // WARPS x rows x pitch
@@ -114,7 +115,7 @@ FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
       partials.sum[index] = merged.softmax.row_sum;
     }
   }
-  // If a row is not finite, recomputes all rows without tensor cores, see attend_again().
+  // If a row is not finite, recomputes all rows of the block without tensor cores, see attend_again().
   if (!__syncthreads_and(finite)) {
     for (int row = warp; row < row_count; row += WARPS) {
       auto exact = attended_row<whole_lanes(head_dim), whole_lanes(value_dim)>(

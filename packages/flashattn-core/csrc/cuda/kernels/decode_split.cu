@@ -1,11 +1,12 @@
-// cuda_decode for calls that decode.cu does not support: large heads, and quantised keys that tensor cores do not
-// multiply as integers. A warp computes ROWS rows of a key/value head over a chunk of keys. Neighbouring warps compute
-// other rows over the same chunk, whose keys stay in the cache.
+// The kernel cuda_decode for calls that decode.cu does not support: those with a large head_dim, or with quantised keys
+// that tensor cores do not multiply as integers. A warp computes ROWS rows of a key/value head over a chunk of keys.
+// Neighbouring warps compute other rows over the same chunk, so that its keys stay in the cache.
 #include "split_keys.h"
 
 using namespace flashattn;
 
-// Blocks: per key/value head and batch element, one for every WARPS warps.
+// The grid has, for each key/value head and batch element, one warp for every ROWS rows of every chunk, in blocks of
+// WARPS warps.
 template <typename T, typename Sizes, typename K = T>
 FLASHATTN_KERNEL decode_split(const cuda::Arguments& arguments) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, ROWS = Sizes::rows, WARPS = Sizes::warps;

@@ -28,7 +28,7 @@ typedef unsigned int uint;  // int32_t, int64_t and uint64_t come from source_te
 
 namespace flashattn {
 
-// 16-bit floats. PTX instructions convert them, since this file does not include CUDA's headers.
+// 16-bit floats. PTX instructions convert them, because this file does not include CUDA's headers.
 struct half {
   ushort bits;
 
@@ -90,7 +90,7 @@ FLASHATTN_FUNC float precise_tanh(float x) {
   return tanhf(x);
 }
 
-// Reductions over N lanes that are STEP apart. Each of these lanes gets the result.
+// Reductions over N lanes that are STEP apart. All of these lanes get the result.
 template <int N, int STEP = 1>
 FLASHATTN_FUNC float lane_sum(float x) {
   FLASHATTN_UNROLL

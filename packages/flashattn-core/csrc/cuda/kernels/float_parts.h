@@ -1,5 +1,5 @@
 // The operands of tensor cores on compute capability 9.0: 16-bit floats, or float32 as the sum of three bfloat16, the
-// smallest first. The product of two such sums omits the terms that are smaller than float32's rounding error.
+// smallest first. When two such sums are multiplied, the terms below float32's rounding error are left out.
 #pragma once
 
 #include "stored_rows.h"

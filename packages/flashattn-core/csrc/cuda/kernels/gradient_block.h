@@ -1,12 +1,12 @@
-// All CUDA kernels of the gradient share this code. A block owns some rows, and loops over tiles of columns. For dq the
-// rows are queries of a head, and the columns are keys. For dk and dv the rows are keys, and the columns are the
-// queries of all heads that share these keys; the block sums over the heads, always in the same order. Names with
-// "first" mean queries and keys, or the sum dv; names with "second" mean dout and values, or the sum dq or dk:
-//
+// All CUDA kernels of the gradient share this code. A block owns some rows of the score matrix, and loops over tiles of
+// its columns. For dq, the rows are queries of one head, and the columns are keys. For dk and dv, the rows are keys,
+// and the columns are queries of some or all heads that share these keys; the block sums over these heads, always in
+// the same order. In names, "first" means queries and keys, or the sum for dv. "Second" means dout and values, or the
+// sum for dq or dk. "Own" means the block's rows:
 //   S = own first . first of columns      first sum += P . second of columns      (only for dv)
 //   dP = own second . second of columns   second sum += dS . first of columns     (only for dq and dk)
 //
-// P and dS replace S and dP in their registers.
+// P replaces S, and dS replaces dP, in the same registers.
 #pragma once
 
 #include "kernel.h"
@@ -23,7 +23,7 @@
   FLASHATTN_WRITTEN(T, dv);                  \
   FLASHATTN_WRITTEN(float, dk_parts);        \
   FLASHATTN_WRITTEN(float, dv_parts)
-// Arguments for GradientBlock's constructor, from a kernel's arguments. tile_lists: shared memory for the lists.
+// Expands to the arguments of GradientBlock's constructor. tile_lists: shared memory for the lists of visible tiles.
 #define FLASHATTN_GRADIENT_BLOCK(T, tile_lists)                                                          \
   params, FLASHATTN_MASK_INPUTS, backward,                                                               \
       GradientArrays<T>{query, key, value, dout, saved_rows, dq, dk, dv, dk_parts, dv_parts}, TileList { \
@@ -32,22 +32,23 @@
 
 namespace flashattn {
 
-// What to_gradients() computes: P from S, dS from dP and P, or both. With soft-cap it must compute both at once, since
-// soft-cap's derivative needs the score.
+// What to_gradients() computes: P from S, dS from dP and P, or both. With soft-cap, dS needs kBoth, because soft-cap's
+// derivative depends on S, which P replaces.
 enum Step : int { kToProbabilities, kToGradients, kBoth };
 
-// The offset of a head's saved_rows. Each head has room for whole tiles of queries.
+// The index of a head's first element in saved_rows. There, a head has room for a multiple of kSavedTile queries.
 FLASHATTN_FUNC int64_t saved_offset(const AttentionParams& params, int batch, int head) {
   return (int64_t(batch) * params.num_heads + head) *
          ((params.query_len + cuda::kSavedTile - 1) / cuda::kSavedTile * cuda::kSavedTile);
 }
-// Whether tensor cores leave a query out of all sums. The forward pass computes rows with a large maximum without
-// tensor cores, see LaneRows, and the gradient's scores must equal the forward pass's to the last bit. So tensor cores
-// get an infinite sum for such a row, which makes its P and dS 0, and GradientBlock::store() adds the row's terms.
+// Whether tensor cores leave a query's terms out of all sums. The forward pass computes a query with a large maximum
+// without tensor cores, see LaneRows. The gradient does the same, because its scores must equal the forward pass's to
+// the last bit. For such a query, the code for tensor cores reads an infinite softmax sum, so that P and dS become 0.
+// GradientBlock::store() adds the query's terms afterwards.
 FLASHATTN_FUNC bool is_left_out(float row_max) {
   return !has_bias && is_large(row_max);
 }
-// Writes what saved_row() and saved_row_without_tensor_cores() read.
+// Packs a SavedRow for saved_rows. saved_row() and saved_row_without_tensor_cores() unpack it.
 FLASHATTN_FUNC float4 stored_row(SavedRow saved) {
   return float4{saved.row_max, is_left_out(saved.row_max) ? INFINITY : saved.log2_sum, saved.delta, saved.log2_sum};
 }
@@ -58,7 +59,7 @@ FLASHATTN_FUNC SavedRow saved_row_without_tensor_cores(float4 stored) {
   return SavedRow{stored.x, stored.w, stored.z};
 }
 
-// The number of blocks that share the same keys. Each of them has some of the heads of the keys' group.
+// The number of blocks that compute gradients of the same keys. Each of them sums over up to block_heads query heads.
 FLASHATTN_FUNC int head_chunks(const AttentionParams& params, const BackwardParams& backward) {
   return (params.num_heads / params.num_kv_heads + backward.block_heads - 1) / backward.block_heads;
 }
@@ -71,8 +72,9 @@ struct GradientArrays {
   float *dk_parts, *dv_parts;
 };
 
-// OF: a Gradient. ROWS: the block's rows, in PARTS equal parts, each of which skips tiles on its own. COLUMNS: columns
-// per tile. IS_PART: the block writes float32 sums, which backward_merge.cu adds up. E: the tensor cores' operand type.
+// OF: the Gradient to compute. ROWS: rows per block. They are cut into PARTS equal parts, and each part skips the tiles
+// that none of its rows needs. COLUMNS: columns per tile. IS_PART: the block writes float32 sums, which
+// backward_merge.cu adds up. E: the tensor cores' operand type.
 template <typename T, int OF, int ROWS, int PARTS, int COLUMNS, bool IS_PART, typename E = T>
 struct GradientBlock {
   static constexpr bool kOfKeys = OF != kDq, kFirst = OF == kDkAndDv || OF == kDv, kSecond = OF != kDv;
@@ -81,20 +83,20 @@ struct GradientBlock {
   const BackwardParams& backward;
   GradientArrays<T> arrays;
   int batch, kv_head, head, heads;  // head: the first of the block's `heads` query heads
-  int part;                         // number of the block's sums in dk_parts and dv_parts
+  int part;                         // index of the block's sums in dk_parts and dv_parts
   int first_row, last_row;
-  KeySpan any;  // columns with which at least one row has a score
+  KeySpan any;  // from the first to the last column that some row of the block sees
 
   static constexpr int kOwn = ROWS / PARTS;
 
-  // A tile: its query head and its first column.
+  // A tile, as its query head and its first column.
   struct Tile {
     int head, column;
     int n = 0;  // with a block map: the tile's position in its head's list
     ListedTile listed = {0};
   };
 
-  TileList lists;  // with a block map: one list if all heads share the map, else one for each
+  TileList lists;  // with a block map: one list if all heads share the map, otherwise one list per head
 
   FLASHATTN_FUNC GradientBlock(const AttentionParams& params, MaskInputs masks, const BackwardParams& backward,
                                GradientArrays<T> arrays, TileList lists)
@@ -115,7 +117,8 @@ struct GradientBlock {
   }
 
   FLASHATTN_FUNC const AttentionParams& params() const { return *visibility.params; }
-  // With a block map: lists the visible tiles. All THREADS threads of the block call it, and then synchronise.
+  // If there is a block map, lists the visible tiles. All THREADS threads of the block call find() and then
+  // synchronise.
   template <int THREADS>
   FLASHATTN_FUNC void find() const {
     if constexpr (has_block_map) {
@@ -126,7 +129,7 @@ struct GradientBlock {
       }
     }
   }
-  // The block loops over its heads, and for each head over the tiles that the block map does not hide.
+  // The block loops over its query heads and, for each head, over the tiles that the block map does not hide.
   FLASHATTN_FUNC Tile first_tile() const {
     Tile tile = {any.begin < any.end ? head : head + heads, first_column()};
     if (has_block_map) take(tile);
@@ -143,7 +146,7 @@ struct GradientBlock {
     return tile;
   }
   FLASHATTN_FUNC bool is_there(Tile tile) const { return tile.head < head + heads; }
-  // Whether some row of part own_part has a score in the tile. own_any: columns with which these rows have scores.
+  // Whether some row of part own_part sees a column of the tile. own_any: the span of columns that these rows see.
   FLASHATTN_FUNC bool is_needed(Tile tile, int own_part, KeySpan own_any) const {
     return own_any.meets(tile.column, COLUMNS) && (!has_block_map || tile.listed.shows(own_part));
   }
@@ -155,18 +158,18 @@ struct GradientBlock {
   FLASHATTN_FUNC PlainRows<const T*> douts(int h) const { return rows(arrays.dout, backward.dout, h); }
   FLASHATTN_FUNC PlainRows<const T*> keys() const { return rows(arrays.key, params().key, kv_head); }
   FLASHATTN_FUNC PlainRows<const T*> values() const { return rows(arrays.value, params().value, kv_head); }
-  // First arrays have head_dim columns, second arrays value_dim. h: a query head.
+  // A row of a first array has head_dim elements, and a row of a second array has value_dim. h: a query head.
   FLASHATTN_FUNC PlainRows<const T*> own_first(int h) const { return kOfKeys ? keys() : queries(h); }
   FLASHATTN_FUNC PlainRows<const T*> own_second(int h) const { return kOfKeys ? values() : douts(h); }
   FLASHATTN_FUNC PlainRows<const T*> columns_first(int h) const { return kOfKeys ? queries(h) : keys(); }
   FLASHATTN_FUNC PlainRows<const T*> columns_second(int h) const { return kOfKeys ? douts(h) : values(); }
   FLASHATTN_FUNC const float4* saved(int h) const { return arrays.saved_rows + saved_offset(params(), batch, h); }
 
-  // The columns with which at least one of the rows first..last has a score.
+  // The span of columns that the rows from `first` to `last` see.
   FLASHATTN_FUNC KeySpan columns_of(int first, int last) const {
     return kOfKeys ? visibility.seen_from(first, last) : visibility.seen_by_any(first, last);
   }
-  // Whether the masks neither hide nor change any score of the part's rows with the tile's columns.
+  // Whether no mask hides or changes a score of the part's rows with the tile's columns.
   FLASHATTN_FUNC bool is_unmasked(Tile tile, int own_part) const {
     int row = first_row + own_part * kOwn, column = tile.column;
     int first = kOfKeys ? column : row, last = minimum(first + (kOfKeys ? COLUMNS : kOwn), params().query_len) - 1;
@@ -174,13 +177,13 @@ struct GradientBlock {
            !(has_block_map && tile.listed.changes(own_part));
   }
 
-  // What a lane keeps for its two of the warp's 16 rows.
+  // What a lane keeps about two of the warp's 16 rows. Four lanes share these two rows.
   struct OwnRows {
-    KeySpan columns[2];  // with which the row has scores
-    Row queries[2];      // only if the rows are queries, like `saved`
+    KeySpan columns[2];  // the columns that each of the two rows sees
+    Row queries[2];      // `queries` and `saved` are set only if the rows are queries
     SavedRow saved[2];
-    float largest;                          // the largest abs(row_max) of the queries in all scores so far
-    VisibleBits<kOfKeys, COLUMNS> visible;  // of the last tile that look() got
+    float largest;                          // the largest abs(row_max) of all queries so far
+    VisibleBits<kOfKeys, COLUMNS> visible;  // the bool array's entries for the tile of the last look()
   };
   // own_row: the first of the warp's rows.
   FLASHATTN_FUNC OwnRows own_rows(int own_row, int lane) const {
@@ -199,8 +202,8 @@ struct GradientBlock {
     return own;
   }
 
-  // Returns is_unmasked(). If it is false, starts to load the tile's entries of the bool array, early enough that they
-  // have arrived when to_gradients() needs them.
+  // Returns the result of is_unmasked(). If it is false, look() also starts to load the tile's entries of the bool
+  // array, early enough that they have arrived when to_gradients() needs them.
   FLASHATTN_FUNC bool look(OwnRows& own, int own_part, int own_row, Tile tile, int lane) const {
     bool unmasked = is_unmasked(tile, own_part);
     if constexpr (has_visible && kOfKeys) {
@@ -211,7 +214,7 @@ struct GradientBlock {
     return unmasked;
   }
 
-  // If the columns are queries: updates own.largest with a tile's queries, before to_gradients() computes their P.
+  // If the columns are queries, updates own.largest with the row_max of the tile's queries.
   FLASHATTN_FUNC void take_columns(OwnRows& own, const float4* saved_columns, int lane) const {
     if constexpr (kOfKeys) {
       FLASHATTN_UNROLL
@@ -221,8 +224,8 @@ struct GradientBlock {
     }
   }
 
-  // Replaces S and dP of a warp's rows and a tile with P and dS, as STEP says. saved_columns: if the columns are
-  // queries, their saved_rows. unmasked: is_unmasked() of the tile.
+  // Replaces S with P, dP with dS, or both, see Step. S and dP hold the scores of a warp's rows with a tile's columns.
+  // saved_columns: the tile's saved_rows, if the columns are queries. unmasked: is_unmasked() of the tile.
   template <Step STEP, int N>
   FLASHATTN_FUNC void to_gradients(Fragment (&scores)[N], Fragment (&dscores)[N], OwnRows& own, int own_row,
                                    const float4* saved_columns, Tile tile, bool unmasked, int lane) const {
@@ -238,7 +241,8 @@ struct GradientBlock {
     }
   }
 
-  // Where a row of the first or second sum is stored: in the output, or in float32 scratch.
+  // first_target() and second_target() return the address of a row of the first or second sum: in the output or, if
+  // IS_PART, in float32 scratch.
   FLASHATTN_FUNC auto* first_target(int row) const {
     if constexpr (IS_PART) {
       return arrays.dv_parts + (int64_t(part) * params().key_len + row) * value_dim;
@@ -255,8 +259,9 @@ struct GradientBlock {
     }
   }
 
-  // Writes a warp's 16 rows. Tensor cores multiply hidden numbers by 0, and 0 times NaN is NaN. So this function
-  // recomputes rows that are not finite, without tensor cores. largest: own.largest after the last tile.
+  // Writes a warp's 16 rows of the sums. For a hidden score, tensor cores multiply by 0, and 0 times NaN is NaN. So
+  // this function recomputes, without tensor cores, each row that is not finite. largest: own.largest after the last
+  // tile.
   template <int N, int M>
   FLASHATTN_FUNC void store(const Fragment (&first)[N], const Fragment (&second)[M], float largest, int own_row,
                             int lane) const {
@@ -275,7 +280,8 @@ struct GradientBlock {
       if constexpr (kSecond) store_columns<head_dim>(second_target(row), second, h, params().scale, lane);
     }
     // Four lanes share two rows. Bit n of `again` stands for the first row of lane n if n % 4 is 0, and for the second
-    // row of lane n - 1 if n % 4 is 1. There is only one loop, because compute_again() is inlined.
+    // row of lane n - 1 if n % 4 is 1. One loop recomputes rows and adds to rows, so that compute_again() is inlined
+    // once.
     const auto bits_of = [](const bool(&rows)[2]) {
       return (__ballot_sync(~0u, rows[0]) & 0x11111111) | (__ballot_sync(~0u, rows[1]) & 0x11111111) << 1;
     };
@@ -289,7 +295,7 @@ struct GradientBlock {
  private:
   FLASHATTN_FUNC int first_column() const { return any.begin / COLUMNS * COLUMNS; }
   FLASHATTN_FUNC int tile_count() const { return (any.end - first_column() + COLUMNS - 1) / COLUMNS; }
-  // The "or" of the block map's bytes for a part of the rows and a tile of columns.
+  // The bitwise OR of the block map's bytes for a part of the rows and a tile of columns.
   FLASHATTN_FUNC int blocks(int of_head, int tile, int own_part) const {
     int column = first_column() + tile * COLUMNS, count = kOfKeys ? params().query_len : params().key_len;
     Range rows = Range{first_row, last_row}.template part<kOwn>(own_part);
@@ -300,7 +306,7 @@ struct GradientBlock {
   FLASHATTN_FUNC TileList list_of(int of_head) const {
     return {lists.words + (params().block_map.head == 0 ? 0 : (of_head - head) * (tile_count() + 1))};
   }
-  // Moves to tile n of the head's list, or to the first tile of the next head that has any.
+  // Moves to entry tile.n of the head's list. At the list's end, moves to the first tile of the next head that has one.
   FLASHATTN_FUNC void take(Tile& tile) const {
     for (; is_there(tile); ++tile.head, tile.n = 0) {
       tile.listed = list_of(tile.head)[tile.n];
@@ -310,9 +316,10 @@ struct GradientBlock {
     }
   }
 
-  // Whether spans or the bool array hide a lane's score i of a tile. If the rows are queries, own.visible covers spans
-  // and array; if they are keys, only the array. A query beyond the last needs no check, since its saved sum is
-  // infinite and makes P and dS 0; but a tree or an additive array must not be read for such a query.
+  // Whether a span or the bool array hides the lane's score i of a tile. If the rows are queries, own.visible covers
+  // spans and array. If the rows are keys, it covers only the array. A query beyond the last one usually needs no
+  // check, because its saved sum is infinite, so that P and dS are 0. But it is hidden if there is a tree or an
+  // additive array, because these have no entries for it.
   FLASHATTN_FUNC bool is_hidden(const OwnRows& own, int i, int column) const {
     constexpr bool kBitsSuffice =
         has_visible &&
@@ -333,7 +340,7 @@ struct GradientBlock {
       float &score = scores[i / 4][i % 4], &dscore = dscores[i / 4][i % 4];
       float scaled = STEP == kToGradients ? 0.0f : visibility.scaled(score);
       if (STEP != kToGradients) {
-        // LaneRows computes the difference without rounding the product of score and factor, too.
+        // As in LaneRows, the product of score and factor is not rounded before the maximum is subtracted.
         float exact = multiply_add(score, visibility.factor, -of_query.row_max);
         score = visibility.score_of_scaled(scaled, row, key_index);
         bool hidden = !unmasked && is_hidden(own, i, column);
@@ -358,7 +365,7 @@ struct GradientBlock {
     return probe;
   }
 
-  // Stores the first WIDTH columns of one of the lane's two rows.
+  // Stores row h of the lane's two rows: those of the lane's columns that are below WIDTH.
   template <int WIDTH, typename Result, int N>
   static FLASHATTN_FUNC void store_columns(Result* target, const Fragment (&sums)[N], int h, float factor, int lane) {
     FLASHATTN_UNROLL
@@ -376,8 +383,9 @@ struct GradientBlock {
     }
   }
 
-  // Recomputes one row without tensor cores. The lanes of a warp divide head_dim and value_dim among them, as in
-  // DecodeRows. With `add`, adds only the terms for which is_left_out() is true to the row that is already stored.
+  // Recomputes one row without tensor cores. Each lane computes some of the head_dim and value_dim columns, as in
+  // DecodeRows. If `add` is true, computes only the terms for which is_left_out() is true, and adds them to the stored
+  // row.
   FLASHATTN_FUNC void compute_again(int row, bool add, int lane) const {
     constexpr int kDepth = whole_lanes(head_dim) / FLASHATTN_LANES, kWidth = whole_lanes(value_dim) / FLASHATTN_LANES;
     float own[kDepth], own_other[kWidth], first[kWidth] = {}, second[kDepth] = {};
@@ -400,7 +408,7 @@ struct GradientBlock {
         if (result.gradient != 0) add_row(second, result.gradient, theirs);
       }
     }
-    __syncwarp();  // the row that other lanes have stored can be read
+    __syncwarp();  // from here on, a lane can read what other lanes have stored of the row
     if (kFirst) store_lanes(first_target(row), first, 1.0f, value_dim, add, lane);
     if (kSecond) store_lanes(second_target(row), second, params().scale, head_dim, add, lane);
   }

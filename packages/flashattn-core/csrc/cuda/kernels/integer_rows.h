@@ -5,31 +5,33 @@
 //   score  = sum over groups of   scale * (query . q) + bias * (sum of the query)
 //   output = sum over keys of     (probability * scale) q + probability * bias
 //
-// Both products are computed transposed: the 16 rows of a tensor core's tile are keys, or columns of values, and its 8
-// columns are queries. A decode step has few queries, which would fill no more than half of 16 rows. A
-// lane has four neighbouring keys, whose scales it loads at once.
+// Both products are computed transposed. A tensor core's tile has 16 rows and 8 columns. Its columns are queries. Its
+// rows are keys in the first product, and the values' columns in the second. A decode step often has so few queries
+// that they would fill at most half of the 16 rows. A lane has four neighbouring keys, whose scales it loads at once.
 #pragma once
 
 #include "warp_rows.h"
 
 namespace flashattn {
 
-// Calls without quantisation compile this file, too, and need some numbers here.
+// Kernels without quantisation include this file, too. There quant_bits and group_size are 0, so valid ones replace
+// them.
 constexpr int kBits = quant_bits == 0 ? 8 : quant_bits, kGroupSize = group_size == 0 ? 32 : group_size;
 constexpr int kGroupBytes = group_dtype == 0 ? 4 : 2;
-constexpr int kApart = 16 / kBits;      // elements in 16 bits
-constexpr int kElements = 128 / kBits;  // elements in a piece, which is 16 bytes
+constexpr int kApart = 16 / kBits;      // quantised elements in 16 bits
+constexpr int kElements = 128 / kBits;  // elements in a piece of 16 bytes
 FLASHATTN_FUNC constexpr int group_count(int columns) {
   return columns / kGroupSize;
 }
 
-// A shift and a bit mask turn an integer into a 16-bit float: the lowest kLinearBits bits of such a float count
-// multiples of the smallest positive float. An integer occupies the highest of these bits. Tensor cores truncate the
-// terms of a sum relative to the largest exponent, and these floats have the lowest one, so nothing is lost.
+// A shift and a bit mask turn an integer into a 16-bit float. If all higher bits of a float are 0, its lowest
+// kLinearBits bits count multiples of the smallest positive float. The integer is put into the highest of these bits.
+// Tensor cores truncate the terms of a sum relative to the largest exponent. Nothing is lost here, because these floats
+// have the lowest exponent.
 template <typename T>
-constexpr int kLinearBits = 8;  // bfloat: multiples of 2^-133
+constexpr int kLinearBits = 8;  // for bfloat: they count multiples of 2^-133
 template <>
-constexpr int kLinearBits<half> = 11;  // multiples of 2^-24
+constexpr int kLinearBits<half> = 11;  // they count multiples of 2^-24
 // Integer q becomes the float q * 2^-kUnit. The other operand is multiplied by 2^kRaised, so that no sum underflows.
 template <typename T>
 constexpr int kRaised = 64;
@@ -44,7 +46,7 @@ FLASHATTN_FUNC constexpr float power_of_two(int n) {
   return n == 0 ? 1.0f : n > 0 ? 2.0f * power_of_two(n - 1) : 0.5f * power_of_two(n + 1);
 }
 
-// Element e of each half of a word, as two 16-bit floats, times 2^-kUnit.
+// Takes element e from each 16-bit half of a word. Returns both elements as 16-bit floats, times 2^-kUnit.
 template <typename T>
 FLASHATTN_FUNC uint integers(uint word, int e) {
   constexpr int kUp = kLinearBits<T> - kBits;
@@ -59,13 +61,14 @@ template <>
 constexpr bool is_quantised<uint> = true;
 
 constexpr int kIntegerKeys = 32;  // keys per tile
-// Four lanes, from lane 4 n on, share the keys 4 n to 4 n + 3. ldmatrix gives them row n of four matrices, so the tile
-// stores key 4 n + m as row n of matrix m.
+// Four lanes, from lane 4 n on, share the keys 4 n to 4 n + 3. ldmatrix gives these lanes row n of four matrices. So
+// the tile stores key 4 n + m as row n of matrix m.
 FLASHATTN_FUNC uint key_of_row(uint row) {
   return row % 8 * 4 + row / 8;
 }
 
-// The words of a tile's keys or values, in pieces of 16 bytes. Pieces c of 8 successive rows are in different banks.
+// The words of a tile's keys or values, in pieces of 16 bytes. The pieces with number c of 8 successive rows lie in
+// different banks.
 template <int COLUMNS>
 struct WordTile {
   static constexpr int kPieces = COLUMNS / kElements;
@@ -78,7 +81,7 @@ struct WordTile {
   FLASHATTN_FUNC uint piece(uint row, uint c) const { return memory + (row * kPitch + (c ^ swizzle(row))) * 16; }
 
   // Loads the words of up to `count` keys from key `first` on, and zeros for the tile's other keys. All THREADS threads
-  // call it. WIDE: the rows are contiguous and begin at a multiple of 16 bytes.
+  // call load(). WIDE: the rows are contiguous and begin at a multiple of 16 bytes.
   template <int THREADS, bool WIDE>
   FLASHATTN_FUNC void load(const uint* words, RowLayout layout, int first, int count, uint thread) const {
     int row = thread / kPitch, c = thread % kPitch, key = key_of_row(row);
@@ -88,8 +91,8 @@ struct WordTile {
     FLASHATTN_UNROLL
     for (int n = 0; n < kIntegerKeys * kPitch; n += THREADS) {
       if (kIntegerKeys * kPitch < THREADS && row >= kIntegerKeys) return;
-      // A row that is `rows` further down has a key that is `keys` higher. The numbers `rows` and `keys` only have bits
-      // that are 0 in the thread's own row and key.
+      // In this step, the thread's row is `rows` rows below its first row, and its key is `keys` keys above its first
+      // key. The first row and `rows` have no bit in common, so their sum is their XOR; the same holds for the keys.
       int rows = n / kPitch, keys = key_of_row(rows);
       uint to = (own_piece ^ swizzle(rows) * 16) + rows * kPitch * 16;
       bool exists = count >= kIntegerKeys || key + keys < count;
@@ -105,7 +108,7 @@ struct WordTile {
   }
 };
 
-// Scales or biases of a tile's keys.
+// The scales, or the biases, of a tile's keys or values.
 template <int GROUPS>
 struct GroupTile {
   static constexpr int kRow = GROUPS * kGroupBytes, kBytes = kIntegerKeys * kRow;
@@ -125,7 +128,7 @@ struct GroupTile {
 
   uint memory;  // the tile's address
 
-  // Like WordTile::load().
+  // WordTile::load() describes the arguments.
   template <int THREADS, bool WIDE>
   FLASHATTN_FUNC void load(const uchar* groups, RowLayout layout, int first, int count, int thread) const {
     if constexpr (WIDE) {
@@ -183,7 +186,7 @@ struct IntegerTile {
     scales.template load<THREADS, WIDE>(rows.scales, rows.scale_layout, first, count, thread);
     biases.template load<THREADS, WIDE>(rows.biases, rows.bias_layout, first, count, thread);
   }
-  // Whether load() may be wide.
+  // Whether load() may be called with WIDE.
   static FLASHATTN_FUNC bool is_wide(const QuantisedRows& rows) {
     const auto in_a_row = [](RowLayout layout, int columns) {  // the stride of a single column does not matter
       return layout.row == columns && (layout.column == 1 || columns == 1);
@@ -196,7 +199,8 @@ struct IntegerTile {
   }
 };
 
-// CopiedTiles of shared_tile.h for quantised keys and values. Tiles begin at multiples of kIntegerKeys.
+// Specialises CopiedTiles (shared_tile.h) for quantised keys and values. A tile's first key is a multiple of
+// kIntegerKeys.
 template <int D, int DV, int STAGES, int THREADS>
 struct CopiedTiles<uint, kIntegerKeys, D, DV, STAGES, THREADS> {
   using Keys = IntegerTile<D>;
@@ -206,7 +210,7 @@ struct CopiedTiles<uint, kIntegerKeys, D, DV, STAGES, THREADS> {
   uint memory;
   QuantisedRows key_rows;
   QuantisedRows value_rows;
-  uint thread;  // number among the copying threads
+  uint thread;  // the thread's index among the copying threads
 
   FLASHATTN_FUNC Keys keys(int n) const { return Keys::at(memory + n % STAGES * kStage); }
   FLASHATTN_FUNC Values values(int n) const { return Values::at(memory + n % STAGES * kStage + Keys::kBytes); }
@@ -232,8 +236,8 @@ struct CopiedTiles<uint, kIntegerKeys, D, DV, STAGES, THREADS> {
   }
 };
 
-// AttendingRows of warp_rows.h for quantised keys and values. Of each 8 rows, lane n has row 2 (n % 4) and the next
-// one. Of a tile's keys it has key 4 (n / 4) and the next three. Queries are in registers.
+// Specialises AttendingRows (warp_rows.h) for quantised keys and values. Of each 8 rows, lane n has the two rows from 2
+// (n % 4) on. Of a tile's keys, it has the four keys from 4 (n / 4) on. Queries are in registers.
 template <typename T, int ROWS, int D, int DV>
 struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
     : LaneRows<AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>, ROWS / 4, 8, 4> {
@@ -241,7 +245,7 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
   static constexpr float kScoreUnit = power_of_two(kUnit<T> - kRaised<T>), kBelowMax = kRaised<bfloat>;
   static constexpr int kPitch = DV + 4, kGroups = group_count(D), kValueGroups = group_count(DV);
   static constexpr int kPieces = D / kElements, kPiecesOfGroup = kGroupSize / kElements;
-  using Scores = Fragment[2][kBlocks];  // [i]: the lane's keys 2 i and 2 i + 1
+  using Scores = Fragment[2][kBlocks];  // element i is for the lane's keys 2 i and 2 i + 1
 
   struct alignas(4 * kApart) Neighbours {  // neighbouring elements of a query
     uint pairs[kApart];
@@ -253,15 +257,15 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
     }
   };
   Neighbours read[kBlocks][kPieces];
-  uint queries[kBlocks][kPieces][kApart];  // second operands of the tensor cores, times 2^kRaised
-  float query_sums[kOwn][kGroups];         // sum of a query over each group, divided by kScoreUnit
+  uint queries[kBlocks][kPieces][kApart];  // queries times 2^kRaised, as second operands of the tensor cores
+  float query_sums[kOwn][kGroups];         // for each group, the sum of the query's elements / kScoreUnit
   Fragment output[DV / 16][kBlocks] = {};
-  float bias_sums[kOwn][kValueGroups] = {};  // over the lane's own keys only, like row_sum
+  float bias_sums[kOwn][kValueGroups] = {};  // the output's terms without q, summed over the lane's own keys only
 
   static FLASHATTN_FUNC int own_row(int h, int lane) { return h / 2 * 8 + lane % 4 * 2 + h % 2; }
 
-  // Starts to load the queries that take_queries() needs. The block requests its first tiles in between. row_at(row)
-  // must point to a readable row even if `row` is beyond the last one.
+  // Starts to load the queries, which take_queries() then converts. Between these two calls, the block requests its
+  // first tiles. row_at(row) must point to a readable row even if `row` is beyond the last one.
   template <typename F>
   FLASHATTN_FUNC void read_queries(F row_at, int64_t step, int lane) {
     FLASHATTN_UNROLL
@@ -299,7 +303,7 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
     }
   }
 
-  // Products of all queries and keys, divided by kScoreUnit.
+  // Computes the dot products of the warp's queries with the tile's keys, divided by kScoreUnit.
   FLASHATTN_FUNC void multiply_keys(Scores& scores, IntegerTile<D> keys, int lane) const {
     auto scales = keys.scales.quad(lane), biases = keys.biases.quad(lane);
     FLASHATTN_UNROLL
@@ -350,8 +354,9 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
     }
   }
 
-  // output += probabilities times values. The operands are bfloat for every T, since probability * scale may underflow
-  // in half. The sum of two bfloat represents this factor; the rest is multiplied by the mean of all possible q.
+  // Adds probabilities times values to the output. The operands are bfloat for every T, because in half, probability *
+  // scale may underflow. This product is split into two bfloat and a small rest. The rest is multiplied by the mean of
+  // all possible q, not by q.
   FLASHATTN_FUNC void add_values(const Scores& probabilities, IntegerTile<DV> values, int lane) {
     constexpr float kMean = ((1 << kBits) - 1) / 2.0f;
     auto scales = values.scales.quad(lane), biases = values.biases.quad(lane);
@@ -398,8 +403,8 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
     }
   }
 
-  // After the last tile: LaneRows::finish(). Besides, takes 2^-kUnit out of the output, adds the biases, and multiplies
-  // the output by from_max, which becomes 1.
+  // Called after the last tile. Calls LaneRows::finish(), multiplies the output by 2^kUnit to undo the factor of
+  // integers(), adds the biases, and multiplies the output by from_max, which becomes 1.
   FLASHATTN_FUNC void finish(Visibility visibility) {
     LaneRows<AttendingRows, kOwn, 8, 4>::finish(visibility);
     FLASHATTN_UNROLL
@@ -438,7 +443,7 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
     }
   }
 
-  // See LaneRows for probe(), write(), for_each(), mask() and highest().
+  // LaneRows describes probe(), write(), for_each(), mask() and highest().
   FLASHATTN_FUNC float probe(int h, int lane) const {
     float result = 0;
     for_columns(h, lane, [&](int, const float(&numbers)[kApart]) {
@@ -469,7 +474,7 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
   }
 
  private:
-  // The score of the lane's row h and its key number `key`, of four.
+  // The score of the lane's row h with key number `key` of the lane's four keys.
   template <typename Each>
   static FLASHATTN_FUNC auto& at(Each& scores, int key, int h) {
     return scores[key / 2][h / 2][key % 2 * 2 + h % 2];
