@@ -160,7 +160,7 @@ def _from_folder(folder: str, part: Part) -> Text:
 
 
 def _from_hub(repo: str, part: Part) -> Text:
-    """Reads a dataset of the hub, at the commit that hub.reading() yields. Without a network, reads it from the cache."""
+    """Reads a dataset of the hub at the commit that hub.reading() yields. Without a network, reads the cache."""
     datasets = _quiet_datasets()
     split, column = part.split or "test", part.column or "text"
     with hub.reading(repo, "dataset", part.revision) as (commit, online):

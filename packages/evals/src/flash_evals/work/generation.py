@@ -37,8 +37,8 @@ def require(models: Sequence[LoadedModel], cases: Sequence[Case]) -> None:
     for case in cases:
         drafting = draft if case.kind == "generation" else []
         for model in (loaded, *drafting):
-            # In the last round with a draft model, both models' positions include a guess for each missing token: one
-            # position more than without a draft model.
+            # In the last round with a draft model, the model reads the newest token and a guess for each missing token.
+            # That is one position more than without a draft model.
             model.require_positions(case.depth + case.tokens + len(drafting), str(case))
     if any(case.batch_size > 1 for case in cases):
         for layer in make_prompt_cache(loaded.model):
@@ -93,7 +93,7 @@ def prepared(
     models: Sequence[LoadedModel], ahead: int | None, case: Case, tokens: np.ndarray, filled: Sequence[Cache]
 ) -> Callable[[], Guesses]:
     """Returns a function that does one trial's work on `tokens`, of shape (sequences, tokens to read). The cache is
-    copied here, before the clock starts. ahead: how many tokens the draft model guesses at a time; None: no draft model.
+    copied here, before the clock starts. ahead: how many tokens the draft model guesses at a time, if there is one.
     """
     steps = 0 if case.kind == "prompt" else case.tokens - 1
     if case.batch_size > 1:

@@ -30,7 +30,7 @@ Result = TypeVar("Result")
 
 
 def arms(number: int) -> tuple[Arm, Arm]:
-    """Returns the arms in the order of trial `number`. They take turns at going first, so throttling favours neither."""
+    """Returns the arms in the order of trial `number`. They go first in turns, so that throttling favours neither."""
     return ARMS if number % 2 == 0 else ("on", "off")
 
 
@@ -138,8 +138,8 @@ def no_garbage_collection() -> Iterator[None]:
 def peak_memory() -> Iterator[Callable[[], int]]:
     """Yields a function that returns the block's peak memory use so far, in bytes above the use at the block's start.
 
-    Before the block, frees the scratch memory that flash's threads keep for their next call. Otherwise the work could
-    reuse that memory, which would not count.
+    Before the block, frees the scratch memory that flash's threads keep for their next call. If the work reused that
+    memory, it would not count.
     """
     mx.clear_cache()
     flashattn_core.release_scratch()
@@ -153,7 +153,7 @@ def peak_memory() -> Iterator[Callable[[], int]]:
         else:
             mx.reset_peak_memory()
             active = mx.get_active_memory()
-            # MLX's allocator does not count flash's scratch memory. What flash's threads keep by now, the work needed.
+            # MLX's allocator does not count flash's scratch memory. What the threads keep now is what the work needed.
             yield lambda: max(0, mx.get_peak_memory() - active) + flashattn_core.release_scratch()
 
 

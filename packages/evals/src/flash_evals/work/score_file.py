@@ -93,7 +93,7 @@ def windows_in(batches: Sequence[Batch]) -> int:
 
 
 def read(path: Path, here: Header, windows: Sequence[Window], at_least: int) -> Kept:
-    """Reads the --compare file. Raises EvalError if it is not comparable, or lacks one of the first `at_least` windows."""
+    """Reads the --compare file. Raises EvalError if it does not fit this run or lacks one of `at_least` windows."""
     with _failing(f"--compare cannot read {path}"):
         content = path.read_bytes()
     kept = _parsed(path, "--compare", content, here, windows)
