@@ -41,7 +41,7 @@ class Ratio:
 
     @property
     def sign(self) -> int | None:
-        """1 if the page claims a ratio above 1, -1 for one below 1, 0 if it claims nothing. None: the ratio is unknown."""
+        """1 if the page claims a ratio above 1, -1 for one below 1, 0 if it claims nothing. None if it is unknown."""
         if self.value is None:
             return None
         return 0 if not self.apart or times(self.value) == times(1) else 1 if self.value > 1 else -1
