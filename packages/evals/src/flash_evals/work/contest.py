@@ -1,6 +1,6 @@
 """Times implementations on one pass of a workload. They and measurements of the machine itself take turns.
 
-Before the first turn, each implementation makes a few calls that are not timed. For one of these calls, memory is
+Before the first turn, each implementation makes a few calls that are not counted. For one of these calls, memory is
 measured, and the results are compared with the first implementation's. If they differ, an error ends the contest.
 """
 
@@ -23,7 +23,7 @@ from flash_evals.work.measure import no_garbage_collection, peak_memory
 
 TRIAL_SECONDS = 0.02  # a trial repeats short calls until it takes this long
 MACHINE = "machine"  # the name of the turn that measures the machine itself
-TINY = 64  # at most so many queries and keys in an implementation's first call, which initialises its library
+TINY = 64  # the most queries and keys in an implementation's first call, which initialises its library
 # The wait before each trial. It lets other libraries' threads stop spinning: OpenMP's spin for milliseconds after work.
 SETTLE_SECONDS = 0.02
 # The largest allowed difference of two arrays, relative to the largest element. Gradients may differ by twice that,

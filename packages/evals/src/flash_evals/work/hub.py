@@ -15,10 +15,8 @@ import click
 from flash_evals.results.errors import EvalError, one_line
 
 Kind = Literal["model", "dataset"]
-INSTEAD: dict[Kind, str] = {
-    "model": "--model FOLDER",
-    "dataset": "--dataset FILE.txt",
-}  # options that work without the hub
+# The options that work without the hub.
+INSTEAD: dict[Kind, str] = {"model": "--model FOLDER", "dataset": "--dataset FILE.txt"}
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """The attention implementations that `flash-eval kernels` compares, each prepared for one workload.
 
-Preparing one is not timed. It makes arrays in the workload's dtype and, if the implementation needs one, a mask array.
+The preparation is not timed. It makes arrays in the workload's dtype and, if the implementation needs it, a mask array.
 """
 
 import re

@@ -21,7 +21,7 @@ PACKAGES = ("mlx", "mlx-lm", "flashattn-core", "mlxlm-flash-patch", "flash-evals
 
 
 def device() -> str:
-    """Describes MLX's default device: `cpu, AVX-512, 2 threads`. Ends with `TF32` if MLX multiplies float32 so."""
+    """Describes MLX's default device: `cpu, AVX-512, 2 threads`. Ends with `TF32` if MLX multiplies float32 in TF32."""
     gpu = "cuda" if mx.cuda.is_available() else "metal"
     with failing("flash attention does not run"):  # an environment variable FLASHATTN_* may be invalid
         backend = flashattn_core.backends()[gpu if kind() == "gpu" else "cpu"]
@@ -80,7 +80,7 @@ def bandwidth() -> float:
 
 
 def _rate(step: Callable[[mx.array], mx.array], array: mx.array, amount: int) -> float:
-    """Repeats a step that takes `amount` FLOP or bytes. Returns how many of them it takes per second."""
+    """Repeats a step that takes `amount` FLOP or bytes. Returns the FLOP or bytes per second."""
 
     def seconds(count: int) -> float:  # one evaluation of many steps, so the host's share is small
         result, start = array, time.perf_counter()

@@ -93,7 +93,7 @@ def windows_in(batches: Sequence[Batch]) -> int:
 
 
 def read(path: Path, here: Header, windows: Sequence[Window], at_least: int) -> Kept:
-    """Reads the --compare file. Raises EvalError if it does not fit this run or lacks one of `at_least` windows."""
+    """Reads the --compare file. Raises EvalError if it does not fit or lacks some of the first `at_least` windows."""
     with _failing(f"--compare cannot read {path}"):
         content = path.read_bytes()
     kept = _parsed(path, "--compare", content, here, windows)
@@ -154,7 +154,7 @@ def appending(
             os.fsync(file)
 
     with _failing(f"cannot write {path}"):
-        file = path.open("ab+", buffering=0)  # a buffer would write its data again later, after a failed write
+        file = path.open("ab+", buffering=0)  # no buffer, because it would write its data again after a failed write
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

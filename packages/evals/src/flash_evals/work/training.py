@@ -54,7 +54,7 @@ def trainee(model: Any, adapters: dict[str, Any]) -> Callable[[mx.array, mx.arra
 
 @contextmanager
 def trainable(model: Any, num_layers: int, rank: int, checkpoints: bool, seed: int) -> Iterator[None]:
-    """Adds adapters to the model, and freezes its other parameters. If `checkpoints`, the block has checkpoints on."""
+    """Adds adapters to the model and freezes the rest. If `checkpoints`, gradient checkpoints are on in the block."""
     maybe_set_recommended_wired_limit()
     mx.random.seed(seed)
     model.freeze()
