@@ -1,4 +1,4 @@
-"""Checks pages and headers; `make lint` runs it. It prints each fault, and exits with status 1 if there is one.
+"""Checks pages and headers. `make lint` runs it. It prints every fault, and exits with status 1 if there is one.
 
 A fault is a source file that does not begin with a comment or docstring, a link whose file or heading is missing, a
 page that docs/README.md does not list, a line of prose over 120 columns, or a page whose generated part is out of date.
@@ -50,7 +50,7 @@ def prose(page: Path) -> str:
 
 
 def links_of(page: Path) -> list[tuple[str, str]]:
-    """(file, heading) of each link; either may be empty."""
+    """Returns (file, heading) for each link. One of them may be empty."""
     return re.findall(r"\]\((?!\w+://)([^)#\s]*)#?([^)\s]*)\)", prose(page))
 
 

@@ -15,7 +15,7 @@ from flash_evals.pages.drawing import STYLE, svg_of
 
 WIDTH, HEIGHT = 530 / 72, 96 / 72  # size of a pair of bars, in inches: readable at a phone's width
 BAR, LETTERS = 0.62, 13
-ROOM = 1.6  # length of the axis over that of the longest bar, which has text beside it
+ROOM = 1.6  # the axis is so many times as long as the longest bar, because that bar has text beside it
 
 
 def gain(test: dict[str, Any]) -> float:
@@ -24,7 +24,7 @@ def gain(test: dict[str, Any]) -> float:
 
 
 def speed_of(arm: dict[str, Any]) -> float:
-    """Tokens/s: the median if there is one, since gain() then is a ratio of medians."""
+    """Tokens/s of one arm. This is the median if the file has it, because gain() is then a ratio of medians."""
     return arm.get("tokens_per_s_median", arm["tokens_per_s"])
 
 

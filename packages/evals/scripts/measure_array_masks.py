@@ -1,12 +1,12 @@
-"""Measures masks that are arrays, for docs: beside their descriptions, beside no mask, and beside FlexAttention.
+"""Measures attention with masks that are arrays, with descriptions of the same masks, with no mask, and FlexAttention.
 
     uv run packages/evals/scripts/measure_array_masks.py cpu
     python packages/evals/scripts/measure_array_masks.py cuda [--only WORDS]
 
-All contestants of a row take turns, and each number is a median. The first use of an array finds its block map; later
-uses share it. FlexAttention is PyTorch's, compiled, with a block mask that is ready; its column is empty where PyTorch
-is missing or can't compile the row. PyTorch's threads spin after a call and slow the next contestant down: measure
-beside it with OMP_WAIT_POLICY=passive.
+All contestants of a row take turns, and each number is a median. The first use of an array computes its block map.
+Later uses share the map. FlexAttention is PyTorch's, compiled, with a block mask made beforehand. Its column is empty
+where PyTorch is missing or can't compile the row. PyTorch's threads spin after a call and slow the next contestant
+down. To prevent this, set OMP_WAIT_POLICY=passive.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def evaluated(*arrays: Any) -> None:
 
 
 def times(contestants: dict[str, Time], trials: int, repeats: int) -> dict[str, float]:
-    """Runs contestants in turns, with the number of calls as argument. Returns median seconds per call."""
+    """Runs contestants in turns. Each gets the number of calls as argument. Returns median seconds per call."""
     taken: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(trials):
         for name, run in contestants.items():
@@ -153,7 +153,7 @@ def row(case: Case, arguments: argparse.Namespace, gradient: bool) -> str:
     shapes = [(case.batch, n, length, dim) for n in (heads, kv_heads, kv_heads, heads)]
     tensors = [mx.random.normal(shape, dtype, key=key) for shape, key in zip(shapes, draw, strict=True)]
     mask = mx.array(case.shown)
-    mask = mask | mx.array(False)  # now in the device's memory
+    mask = mask | mx.array(False)  # the result is in the device's memory
     evaluated(tensors, mask)
     options = {} if on_cpu else {"precision": "input"}
     contestants = contestants_of(case, tensors, mask, gradient, options)
@@ -164,7 +164,7 @@ def row(case: Case, arguments: argparse.Namespace, gradient: bool) -> str:
     if theirs:
         contestants["FlexAttention"] = theirs
     repeats = 1 if on_cpu else 10
-    times(contestants, 1, repeats)  # warms up: compiles kernels
+    times(contestants, 1, repeats)  # a warm-up, which compiles the kernels
     got = times(contestants, trials, repeats)
     unit, scale = ("ms", 1e3) if on_cpu else ("µs", 1e6)
     base = got.get("described", got["none"])

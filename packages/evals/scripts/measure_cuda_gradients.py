@@ -2,8 +2,8 @@
 
     MLX_ENABLE_TF32=0 uv run packages/evals/scripts/measure_cuda_gradients.py
 
-MLX's own attention and flash attention take turns. "backward" times only the backward pass, after its forward pass is
-evaluated; "forward and backward" times `mx.vjp`, as `mx.grad` calls it.
+MLX's own attention and flash attention take turns. "backward" times only the backward pass, because the forward pass is
+evaluated before the clock starts. "forward and backward" times `mx.vjp`, as `mx.grad` calls it.
 """
 
 import sys
@@ -18,10 +18,10 @@ from flash_evals.work.measure import peak_memory
 from measure_cuda_table import Attention, Call, call, in_turns, mlx_own, ours
 
 TRIALS = 11
-# How many passes one evaluation computes: together they share its fixed time on the host. FEW_AT_ONCE holds if a pass
-# needs a gigabyte.
+# How many passes one evaluation computes. They share the evaluation's fixed time on the host. There are only
+# FEW_AT_ONCE if a pass needs a gigabyte or more.
 AT_ONCE, FEW_AT_ONCE = 16, 4
-LARGEST_CHECKED = 4096  # queries; longer calls have no errors, for the CPU computes the exact gradients
+LARGEST_CHECKED = 4096  # queries; the errors of longer calls are not computed, because that needs exact gradients
 
 TABLE = {
     "causal, 28/4x128, 4096²": call("28/4x128", 4096, 4096),
@@ -51,7 +51,9 @@ def backward_seconds(attend: Attention, inputs: Sequence[mx.array], cotangent: m
 
 
 def exact_gradients(call: Call, inputs: Sequence[np.ndarray], cotangent: np.ndarray) -> list[np.ndarray]:
-    """Float64 gradients for the query heads of one key head. query, cotangent: (heads, L, D); key, value: (S, D)."""
+    """Computes float64 gradients for one key head and its query heads. query, cotangent: (heads, L, D); key, value:
+    (S, D).
+    """
     query, key, value = inputs
     scale = call.head_dim**-0.5
     seen = np.array(call.seen(mx.arange(call.query_len)))[0, 0]
@@ -74,7 +76,9 @@ def exact_gradients(call: Call, inputs: Sequence[np.ndarray], cotangent: np.ndar
 def errors(
     call: Call, inputs: Sequence[mx.array], cotangent: mx.array, gradients: Sequence[Sequence[mx.array]]
 ) -> list[list[float]]:
-    """Root mean square errors of dq, dk and dv; with 16 bits, divided by the error of rounding the exact gradient."""
+    """Returns the root mean square errors of dq, dk and dv. If the dtype has 16 bits, they are divided by the error of
+    rounding the exact gradient to the dtype.
+    """
     group = call.num_heads // call.num_kv_heads
 
     def exactly(array: mx.array, heads: slice | int) -> np.ndarray:
@@ -94,8 +98,8 @@ def errors(
 
 
 def measured(call: Call, trials: int = TRIALS) -> dict[str, list]:
-    """For MLX's own attention and flash attention in both precisions: seconds of both passes together and of
-    backward alone, bytes beyond the inputs, errors."""
+    """Measures MLX's own attention, and flash attention in both precisions. Returns for each: seconds of both passes
+    together, seconds of the backward pass alone, bytes that the passes take beyond their inputs, and errors."""
     query, key, value, sinks = call.draw(0)
     cotangent = mx.random.normal(query.shape, query.dtype, key=mx.random.key(1))
     inputs = [query, key, value]

@@ -2,13 +2,16 @@
 
     MLX_ENABLE_TF32=0 uv run packages/evals/scripts/measure_cuda_table.py
 
-MLX's own attention and flash attention take turns, in two ways. In a stream, the calls of an evaluation are
-independent, so they may overlap, and a decode step finds its keys in the GPU's cache. In a chain, each call's query is
-the previous output, and a decode step has its own keys, as in a model's layers. For quantised keys and values, MLX's
-own is mlx-lm's function, whose result is wrong on CUDA, and the table has the reading speed as a share of a copy's.
+MLX's own attention and flash attention take turns. They are measured in two ways. In a stream, the calls of an
+evaluation are independent, so they may overlap, and a decode step finds its keys in the GPU's cache. In a chain, each
+call's query is the output of the call before, and each decode step has keys of its own, as in a model's layers.
 
-Flash attention is measured in precision float32, and with the patch's defaults: precision input, and calls that MLX's
-own attention computes faster left to it. Errors are computed for each, and again with queries four times as large.
+For quantised keys and values, MLX's own attention is mlx-lm's function, whose result is wrong on CUDA. For these, the
+table has flash attention's reading speed, also as a share of the speed of a copy.
+
+Flash attention is measured in precision float32, and with the patch's defaults. These are precision input, and MLX's
+own attention for the calls that it computes faster. Errors are computed for each of the three, and computed again with
+queries four times as large.
 """
 
 import sys
@@ -32,12 +35,13 @@ from mlxlm_flash_patch import router
 from mlxlm_flash_patch.mx_fast import flash_instead_of
 from msgspec.structs import replace
 
-# A trial repeats short calls for TRIAL_SECONDS: one evaluation alone costs half a millisecond.
+# A trial repeats short calls until it takes TRIAL_SECONDS, because every evaluation costs half a millisecond by itself.
 TRIALS, TRIAL_SECONDS = 15, 0.03
-PRODUCTS, MEMORY = 800e12, 3.0e12  # an H100's: FLOP/s of bfloat16 matrix products, bytes/s
-# The bytes of a chain's keys and values, which are more than the GPU's cache holds; the most layers of a chain.
+PRODUCTS, MEMORY = 800e12, 3.0e12  # of an H100: FLOP/s of bfloat16 matrix products, bytes/s of its memory
+# A decode step's chain has as many layers as have CHAIN_BYTES of keys and values, which is more than the GPU's cache
+# holds. It has CHAIN_LENGTH layers at most.
 CHAIN_BYTES, CHAIN_LENGTH = 256e6, 128
-ROWS = 47  # queries, in each of two heads, whose errors are computed
+ROWS = 47  # the errors are computed for so many queries in each of two heads
 
 Attention = Callable[[mx.array, Any, Any], mx.array]
 
@@ -48,7 +52,7 @@ class Call(Workload):
     padding: tuple[int, ...] = ()  # hidden keys before each sequence of the batch
 
     def draw(self, seed: int) -> list[Any]:
-        """query, key, value and sinks, drawn on the GPU: arrays from numpy would stay in managed memory."""
+        """Draws query, key, value and sinks on the GPU, because arrays from numpy would stay in managed memory."""
         dtype = getattr(mx, self.dtype)
         shapes = [(self.batch_size, self.num_heads, self.query_len, self.head_dim)]
         shapes += [(self.batch_size, self.num_kv_heads, self.seq_len, self.head_dim)] * 2
@@ -68,7 +72,9 @@ class Call(Workload):
         return (distance >= 0) & (distance < (self.window or self.seq_len)) & (key >= starts)
 
     def limit(self) -> float:
-        """Seconds at the roofline: the longer of FLOP / PRODUCTS and bytes of all arrays / MEMORY, without padding."""
+        """Seconds at the roofline: FLOP / PRODUCTS or bytes of all arrays / MEMORY, whichever is more. Padding does not
+        count.
+        """
         parts = [
             replace(self, batch_size=1, query_len=min(self.query_len, self.seq_len - n), seq_len=self.seq_len - n)
             for n in self.padding or (0,) * self.batch_size
@@ -119,7 +125,7 @@ TABLE = {
     "causal, 32/32x96, 3000²": call("32/32x96", 3000, 3000),
     "causal, batch of 2, 16/16x80, 1777²": call("16/16x80", 1777, 1777, batch=2),
 }
-PEAKED = 4  # errors are measured again with queries times this: then the softmax is peaked
+PEAKED = 4  # errors are computed again with queries times this, because the softmax is then peaked
 STORED = {
     f"{'decode' if length == 1 else 'causal'}, {bits} bits, {heads}, {keys:,} keys, batch {batch}": call(
         heads, length, keys, kv_bits=bits, batch=batch
@@ -135,7 +141,7 @@ STORED = {
 
 
 def mask_of(call: Call) -> Mask | None:
-    """The mask that mlx-lm would pass: none for a single query that sees all keys."""
+    """Returns the mask that mlx-lm would pass for such a call. There is none for a single query that sees all keys."""
     if call.query_len == 1 and not (call.window or call.padding):
         return None
     mask: Mask = SlidingWindow(call.window) if call.window else Causal()
@@ -151,7 +157,7 @@ def ours(call: Call, sinks: mx.array | None) -> Attention:
 
 
 def as_patched(call: Call, sinks: mx.array | None) -> Attention:
-    """Returns what the patch by default calls instead of MLX's function or, with a soft-cap, of gemma2's attention."""
+    """Returns what the patch calls by default in place of MLX's function or, with a soft-cap, of gemma2's attention."""
     own, mask, scale = mlx_own(call, sinks), mask_of(call), call.head_dim**-0.5
     if call.softcap is None:
         return partial(flash_instead_of(mx.fast.scaled_dot_product_attention), scale=scale, mask=mask, sinks=sinks)
@@ -164,7 +170,7 @@ def as_patched(call: Call, sinks: mx.array | None) -> Attention:
 
 
 def mlx_own(call: Call, sinks: mx.array | None) -> Attention:
-    """MLX's own attention, as mlx-lm calls it. With a softcap it is written out as in mlx_lm.models.gemma2."""
+    """Returns MLX's own attention, as mlx-lm calls it. With a softcap, writes it out as mlx_lm.models.gemma2 does."""
     scale, softcap = call.head_dim**-0.5, call.softcap
     if call.kv_bits:
         how: Any = {"mask": "causal" if call.query_len > 1 else None, "group_size": GROUP_SIZE, "bits": call.kv_bits}
@@ -187,7 +193,9 @@ def mlx_own(call: Call, sinks: mx.array | None) -> Attention:
 
 
 def errors(call: Call, drawn: Sequence[Any], outputs: Sequence[mx.array]) -> list[float]:
-    """Root mean square errors; with 16 bits, divided by the error of rounding the exact result."""
+    """Returns the outputs' root mean square errors. If the dtype has 16 bits, they are divided by the error of rounding
+    the exact result to the dtype.
+    """
     first = max(0, call.query_len - call.seq_len + max(call.padding, default=0))  # the first query that sees a key
     rows = mx.array(np.unique(np.linspace(first, call.query_len - 1, ROWS, dtype=np.int32)))
 
@@ -196,7 +204,7 @@ def errors(call: Call, drawn: Sequence[Any], outputs: Sequence[mx.array]) -> lis
             words, scales, biases = (x[:1, mx.array([0, -1])] for x in array)
             scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
             return np.array(mx.dequantize(words, scales, biases, GROUP_SIZE, call.kv_bits), np.float64)
-        # A copy, because numpy moves the array that it reads to the host.
+        # Picks rows as a copy, because numpy moves the array that it reads to the host.
         picked = array[: len(call.padding) or 1, mx.array([0, -1])][:, :, rows]
         return np.array(picked.astype(mx.float32), np.float64)
 
@@ -222,7 +230,7 @@ def chain(attend: Attention, inputs: Sequence[Sequence[Any]], count: int) -> Non
 
 
 def in_turns(ways: Mapping[str, Callable[[int], None]], trials: int) -> list[float]:
-    """Runs the `ways` in turns. Returns each one's median seconds per call."""
+    """Runs the functions of `ways` in turns. Returns the median seconds per call of each."""
     counts = dict.fromkeys(ways, 1)
     times: dict[str, list[float]] = {name: [] for name in ways}
     for name, run in ways.items():
@@ -236,8 +244,9 @@ def in_turns(ways: Mapping[str, Callable[[int], None]], trials: int) -> list[flo
 
 
 def measured(call: Call, trials: int = TRIALS) -> dict[str, list[float]]:
-    """For MLX's own attention, flash attention and the patch's default: errors, also with larger queries, bytes
-    per call beyond its inputs, seconds per call in a stream and in a chain."""
+    """Measures MLX's own attention, flash attention and the patch's default. Returns for each: the errors with the
+    drawn queries ("errors") and with larger ones ("peaked"), the bytes that a call takes beyond its inputs, and the
+    seconds per call, once for independent calls ("stream") and once where each call waits for the last ("chain")."""
     layers = min(CHAIN_LENGTH, int(CHAIN_BYTES / call.bytes_read)) if call.query_len <= 16 else 1
     drawn = [call.draw(layer) for layer in range(max(1, layers))]
     mx.eval(drawn)
@@ -263,7 +272,7 @@ def measured(call: Call, trials: int = TRIALS) -> dict[str, list[float]]:
 
 
 def copy_bandwidth() -> float:
-    """Bytes that a copy reads and writes per second."""
+    """How many bytes a copy reads and writes per second."""
     source = mx.zeros((2**28,), mx.uint32)
     mx.eval(source)
 

@@ -47,7 +47,7 @@ ARGS = ModelArgs(
     tie_word_embeddings=True,
 )
 EOS, EOS_ID = "<|endoftext|>", 0
-WINDOWS = (256, 256, 512)  # tokens in a training row; each pass over the text draws one size
+WINDOWS = (256, 256, 512)  # sizes of a training row in tokens; each pass over the text draws one of them
 BATCH_TOKENS = 2048
 PEAK_RATE, FLOOR, WARMUP_STEPS = 2e-3, 0.02, 150
 WEIGHT_DECAY = 0.3
@@ -103,7 +103,7 @@ def merged_from(tokenizer: Qwen2Tokenizer) -> np.ndarray:
 
 
 def split_some(tokens: np.ndarray, parts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """BPE dropout (Provilkov 2020) with a seed: undoes some merges, so that each pass has other tokens."""
+    """BPE dropout (Provilkov 2020), drawn from `rng`. Undoes some merges, so that each pass has different tokens."""
     for _ in range(3):
         split = (rng.random(len(tokens)) < SPLIT_RATE) & (parts[tokens, 0] >= 0)
         pairs = np.where(split[:, None], parts[tokens], np.stack([tokens, np.full_like(tokens, -1)], axis=1))
@@ -114,7 +114,7 @@ def split_some(tokens: np.ndarray, parts: np.ndarray, rng: np.random.Generator) 
 def batches(
     encoded: list[np.ndarray], parts: np.ndarray, rng: np.random.Generator
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields inputs and targets endlessly. Each pass has another order, other tokens and other row boundaries."""
+    """Yields inputs and targets endlessly. Each pass has a new order of texts, new tokens and new row boundaries."""
     while True:
         window = int(rng.choice(WINDOWS))
         shuffled = [split_some(encoded[i], parts, rng) for i in rng.permutation(len(encoded))]
@@ -130,7 +130,7 @@ def batches(
 
 
 class DropoutLinear(nn.Linear):
-    """A Linear with dropout on its output, which the residual stream gets. mlx-lm's Qwen2 has no dropout."""
+    """A Linear with dropout on its output, which goes into the residual stream. mlx-lm's Qwen2 has no dropout."""
 
     def __call__(self, x: mx.array) -> mx.array:
         y = super().__call__(x)
@@ -168,7 +168,7 @@ def new_optimizer(steps: int) -> optim.Optimizer:
 
 
 def negative_log_likelihood(model: Model, encoded: list[np.ndarray], context: int) -> float:
-    """The sum over all tokens of the documents, in nats; each document follows an EOS; windows do not overlap."""
+    """Returns the sum over all tokens of the documents, in nats. Each document follows an EOS. Windows are disjoint."""
     stream = np.concatenate([part for tokens in encoded for part in ([EOS_ID], tokens)]).astype(np.int32)
     stream = np.pad(stream, (0, -(len(stream) - 1) % context), constant_values=EOS_ID)
     inputs, targets = mx.array(stream[:-1].reshape(-1, context)), mx.array(stream[1:].reshape(-1, context))
@@ -239,7 +239,7 @@ def main(seed: int, steps: int, out: Path) -> None:
     model = new_model()
 
     train, heldout = documents("train"), documents("heldout")
-    # Qwen2's own class, since transformers uses it for models of type qwen2, whatever tokenizer.json says.
+    # This is Qwen2's own class, because transformers uses it for models of type qwen2, whatever tokenizer.json says.
     tokenizer = Qwen2Tokenizer().train_new_from_iterator(train, ARGS.vocab_size, show_progress=False)
     encoded, heldout_encoded = (
         [np.array(tokenizer.encode(text), np.int32) for text in texts] for texts in (train, heldout)

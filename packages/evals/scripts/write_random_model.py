@@ -1,11 +1,11 @@
 """Writes a model of a published shape, with random weights and the tokenizer of flash_evals' demo model.
 
-Such a model needs no hub, and serves to measure speed, memory, and how far two implementations differ.
+Such a model can be made without the hub. It serves to measure speed, memory, and how far two implementations differ.
 
     uv run packages/evals/scripts/write_random_model.py gpt-oss-20b FOLDER --dtype bfloat16 num_hidden_layers=4
     uv run flash-eval speed --model FOLDER
 
-SETTING=NUMBER replaces one of the shape's settings.
+An argument SETTING=NUMBER replaces one of the shape's settings.
 """
 
 import json
@@ -135,7 +135,7 @@ def _setting(text: str, shape: dict[str, Any]) -> tuple[str, int]:
 
 
 def parameters(config: dict[str, Any]) -> dict[str, mx.array]:
-    """Name -> array, as the model's class initialises them; not evaluated."""
+    """Maps names to arrays, as the model's class initialises them. The arrays are not evaluated."""
     module = import_module(f"mlx_lm.models.{config['model_type']}")
     drawn = dict(tree_flatten(module.Model(module.ModelArgs.from_dict(config)).parameters()))
     if config["tie_word_embeddings"]:
@@ -144,13 +144,15 @@ def parameters(config: dict[str, Any]) -> dict[str, mx.array]:
 
 
 def _weights(config: dict[str, Any], dtype: mx.Dtype) -> dict[str, mx.array]:
-    """Doubles matrices, so that attention matters to the logits. Draws arrays that would be 0, such as sinks."""
+    """Returns the initial parameters, with two changes. Matrices are doubled, so that attention matters to the logits.
+    Arrays of zeros, such as sinks, are drawn.
+    """
     mx.random.seed(0)
     weights = parameters(config)
     for name, drawn in weights.items():
         weight = 2 * drawn if drawn.ndim > 1 else drawn
         weights[name] = (weight if mx.any(drawn) else mx.random.normal(drawn.shape)).astype(dtype)
-        mx.eval(weights[name])  # one by one: memory cannot hold all in float32
+        mx.eval(weights[name])  # one by one, because memory cannot hold all in float32
     return weights
 
 

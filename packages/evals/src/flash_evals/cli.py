@@ -51,7 +51,7 @@ class LazyGroup(click.Group):
             with interruptible():  # Ctrl-C ends long calls; with several ranks, Ranks lets the step finish instead
                 return super().invoke(ctx)
         except KeyboardInterrupt as stopped:
-            # Commands that already have results catch this themselves.
+            # Commands that already have results catch KeyboardInterrupt themselves.
             click.echo("Interrupted.", err=True)
             ctx.exit(exit_code(stopped))
         finally:

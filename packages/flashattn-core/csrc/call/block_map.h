@@ -1,6 +1,6 @@
-// The block map of an array mask, bool or additive: a byte of flags per block of 32 queries and 32 keys. Kernels skip
-// blocks that show no key, and run no mask code in blocks that change no score. To describe several blocks at once,
-// their flags are combined by a bitwise OR. Host C++ and kernels include this file.
+// The block map of an array mask (bool or additive) has a byte of flags for each block of 32 queries and 32 keys.
+// Kernels skip a block whose entries hide all keys, and run no mask code in a block whose entries change no score. A
+// bitwise OR of several blocks' flags describes these blocks together. Host C++ and kernels include this file.
 #pragma once
 
 namespace flashattn {

@@ -19,7 +19,7 @@ constexpr int index(Input input) {
   return static_cast<int>(input);
 }
 
-// See inputs.def.
+// The words that inputs.def uses and explains.
 enum class InputDtype { tensor, groups, int32, uint32, boolean, bytes, additive, logits, slopes };
 enum class Axes { tensor, scores, blocks, tree, heads, batch };
 
@@ -34,12 +34,12 @@ struct InputRule {
 constexpr std::array<InputRule, kNumInputs> kInputRules = {FLASHATTN_INPUTS(FLASHATTN_RULE)};
 #undef FLASHATTN_RULE
 
-// The number of a block map's blocks along an axis of `length` queries or keys.
+// How many blocks a block map has along an axis of `length` queries or keys.
 constexpr int blocks_of(int length) {
   return (length + kBlockSize - 1) / kBlockSize;
 }
 
-// Which fields of Strides an array uses, besides batch.
+// Which of the fields head, row and column of Strides an array uses. Every array uses the field batch.
 struct AxesUsed {
   bool head, row, column;
 

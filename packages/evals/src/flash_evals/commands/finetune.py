@@ -50,7 +50,7 @@ def command(
     num_layers: int | None,
     max_memory: float | None,
     outputs: Outputs,
-    **_: object,  # options that go into the settings unchanged
+    **_: object,  # the other options, which are passed on to the settings unchanged
 ) -> None:
     """Compare time and memory of LoRA fine-tuning steps, patch off and patch on.
 
@@ -78,7 +78,7 @@ def command(
     memory grows with the square of the length. flash-eval skips lengths that do not fit into memory, and names them.
     Ctrl-C ends the run and reports the finished steps.
     """
-    from flash_evals.work import training  # here: -h must not wait for mlx-lm and transformers
+    from flash_evals.work import training  # imported here, so that -h need not wait for mlx-lm
 
     described_machine = machine.describe()
     loaded = models.load(model, revision)

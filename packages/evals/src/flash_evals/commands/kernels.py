@@ -92,7 +92,7 @@ def command(
     passes: list[Pass],
     impl: list[str] | None,
     outputs: Outputs,
-    **_: object,  # options that go into the workloads and settings unchanged
+    **_: object,  # the other options, which are passed on to the workloads and settings unchanged
 ) -> None:
     """Compare time, FLOP/s and memory of attention kernels.
 
@@ -176,7 +176,7 @@ def _check(work: Workload, passes: list[Pass], impl: list[str]) -> None:
     quantised = ", ".join(QUANTISED)
     for wrong, why in (
         (work.window and not work.causal, f"--window {work.window} is causal: leave out --no-causal"),
-        # The first queries would see no key, and implementations differ in what they return for such queries.
+        # With more queries than keys, the first queries see no key. Implementations return different things for these.
         (work.causal and queries > keys, f"--causal needs a --query-len of at most --seq-len {keys}, not {queries}"),
         (
             work.is_decode and gradients,

@@ -39,7 +39,7 @@ adapter_path = click.option(
 
 
 def given(record: type[Item], **more: object) -> Item:
-    """Makes a record. Each field is what `more` has under its name, else the command's option of that name."""
+    """Makes a record. A field is what `more` has under the field's name, else the command's option of that name."""
     return msgspec.convert({**click.get_current_context().params, **more}, record)
 
 
@@ -75,7 +75,9 @@ def number(*names: str, least: int, most: int = LARGEST, text: str, **option: An
 
 
 def several(*names: str, read: Callable[[str], object], what: str, **option: Any) -> Callable[..., Any]:
-    """An option that takes items separated by commas, each once. `read` raises ValueError for an invalid item."""
+    """An option that takes items separated by commas, and drops repeated ones. `read` reads an item, and raises
+    ValueError if it is invalid.
+    """
 
     def check(_: click.Context, parameter: click.Parameter, value: str | None) -> list[object] | None:
         try:
@@ -98,7 +100,7 @@ def numbers(*names: str, of: str, least: int, default: str, text: str) -> Callab
 
 
 def own_file(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
-    """Raises EvalError if another option names the same file: one would overwrite the other."""
+    """Raises EvalError if another option names the same file, because one file would overwrite the other."""
     if value is not None:
         named: dict[Path, str] = context.meta.setdefault("flash_evals.files", {})
         if (other := named.setdefault(value.resolve(), parameter.opts[0])) != parameter.opts[0]:
@@ -117,7 +119,7 @@ def writable(context: click.Context, parameter: click.Parameter, value: Path | N
 
 
 def precision(default: Precision, flash: str) -> Callable[..., Any]:
-    """--precision of what `flash` names in the help; the settings record it."""
+    """The option --precision. `flash` is what the help says has this precision."""
     return click.option(
         "--precision",
         type=click.Choice(["input", "float32"]),

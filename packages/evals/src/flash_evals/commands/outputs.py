@@ -20,8 +20,8 @@ class Outputs:
     json_file: Path | None = None
 
     def deliver(self, found: Description) -> None:
-        """Writes the result to the JSON file, and to stdout in `format` even if writing the file fails.
-        Raises EvalError if the file cannot be written.
+        """Writes the result to the JSON file, if there is one, and to stdout in `format`. If the file cannot be
+        written, stdout gets the result nevertheless, and EvalError is raised.
         """
         try:
             if self.json_file:
@@ -43,7 +43,7 @@ def as_json(result: object) -> str:
 
 
 def save(path: Path, text: str) -> None:
-    """Raises EvalError if the file cannot be written."""
+    """Writes the text to the file. Raises EvalError if the file cannot be written."""
     try:
         path.write_text(text, encoding="utf-8", newline="")
     except OSError as error:

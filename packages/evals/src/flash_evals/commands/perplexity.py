@@ -94,7 +94,7 @@ def command(
     compare: Path | None,
     resume: Path | None,
     outputs: Outputs,
-    **_: object,  # options that go into the settings and the dataset's Part unchanged
+    **_: object,  # the other options, which are passed on unchanged to the settings and to Part (of the dataset)
 ) -> None:
     """Compare a model's perplexity, speed and memory, patch off and patch on.
 
@@ -174,7 +174,7 @@ def command(
             how = settings.batch_size, settings.arms, ranks, settings.precision
             for batch in paired.batches(loaded.model, planned.ids, left, *how):
                 yield batch
-                keep(batch)  # before the next one begins
+                keep(batch)  # saves it before the next batch begins
 
         if ranks.rank == 0:
             runner.say_what_bounds(header.machine)

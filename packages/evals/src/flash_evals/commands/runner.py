@@ -17,7 +17,7 @@ Stopped = Exception | KeyboardInterrupt | None  # what ended the work early
 
 
 def say_what_bounds(described: Machine) -> None:
-    """Warns on stderr, before the work, of a BLAS that limits all speeds."""
+    """Warns on stderr if the machine's BLAS limits all speeds. Call it before the work."""
     for line in described.bounds:
         click.echo(line, err=True)
 
@@ -37,9 +37,9 @@ def collect(
     size: Callable[[Item], int] = lambda item: 1,
     status: Callable[[Item], str] = lambda item: "",
 ) -> tuple[list[Item], Stopped]:
-    """Returns the items of `before` and of the work, in order, and the exception that ended the work, if any.
+    """Returns the items of `before`, then those of the work, and the exception that ended the work early, if any.
 
-    If there are no items, raises that exception. The bar advances by each item's `size` and shows its `status`.
+    If there are no items, raises that exception instead. The bar advances by each item's `size` and shows its `status`.
     """
     items = list(before)
     try:

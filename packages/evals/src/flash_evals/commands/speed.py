@@ -42,7 +42,7 @@ def command(
     draft_model: str | None,
     num_draft_tokens: int | None,
     outputs: Outputs,
-    **_: object,  # options that go into the settings unchanged
+    **_: object,  # the other options, which are passed on to the settings unchanged
 ) -> None:
     """Compare prompt and generation tokens per second, patch off and patch on.
 
@@ -73,7 +73,7 @@ def command(
     The times leave out loading the model and filling the cache. Ctrl-C ends the run and reports the finished
     trials.
     """
-    from flash_evals.work import generation  # here: -h must not wait for mlx-lm and transformers
+    from flash_evals.work import generation  # imported here, so that -h need not wait for mlx-lm
 
     settings: Settings = options.given(
         Settings,

@@ -22,11 +22,11 @@ class Card:
     question: str
     word: str
     says: Says
-    missing: str  # the command that answers it
+    missing: str  # the command that can answer the question
 
     @property
     def commands(self) -> list[str]:
-        """The command of each sentence. On the page it precedes the sentence, with a title if several share it."""
+        """The command of each sentence. The page shows it before the sentence, with a title if it occurs repeatedly."""
         return [each.command for each, _ in self.says]
 
 
@@ -74,7 +74,7 @@ def _compared(
 
 
 def _sentence(comparisons: Sequence[Comparison], ratio: Callable[[Comparison], Ratio], what: str) -> str:
-    """`prompts 1.10x to 3.40x as fast, generation 0.98x as fast (no clear difference)`."""
+    """Sums up: `prompts 1.10x to 3.40x as fast, generation 0.98x as fast (no clear difference)`."""
     parts = []
     for (work, against), of_work in grouped(comparisons, lambda each: (each.work, each.against)).items():
         ratios = list(map(ratio, of_work))
@@ -89,7 +89,9 @@ def _sentence(comparisons: Sequence[Comparison], ratio: Callable[[Comparison], R
 
 
 def training_fits(found: Sequence[Description]) -> tuple[str, Says]:
-    """A word and sentences. A skipped length does not fit without the patch, and was not tried with the patch."""
+    """Returns a word, and a sentence for each result. Skipped lengths do not fit without the patch. They were not tried
+    with the patch.
+    """
     says: Says = []
     longest, fits = set(), True
     for each in found:

@@ -18,7 +18,7 @@ class Table:
     caption: str
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
-    names: Sequence[int] = (1,)  # cells of each name at the start of a row; rows may share all names but the last
+    names: Sequence[int] = (1,)  # how many cells each name at the start of a row takes; rows differ in the last name
 
     @property
     def texts(self) -> list[list[str]]:
@@ -68,7 +68,7 @@ class Description:
         return self._lines(columns)
 
     def markdown(self) -> str:
-        """The description in Markdown, with the line breaks of prose, which Markdown would otherwise join."""
+        """Returns Markdown. Lines of prose end with two spaces, because Markdown would otherwise join the lines."""
         return re.sub(r"(?m)^([^|\n].*)\n(?=[^|\n])", r"\1  \n", self._lines(markdown))
 
     def _lines(self, table: Callable[[Sequence[Sequence[str]]], str]) -> str:

@@ -49,7 +49,7 @@ def document(found: Sequence[tuple[str, Description]], left_out: Sequence[tuple[
 
 
 def _of_several_lengths(described: Description) -> list[tuple[str, list[Chart]]]:
-    """The rows of charts, without the charts of a single length, whose lines would be points."""
+    """The rows of charts, without the charts of a single length, because their lines would be points."""
     return [(title, [chart for chart in charts if len(chart.lengths) > 1]) for title, charts in described.charts]
 
 

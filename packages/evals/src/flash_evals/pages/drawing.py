@@ -1,7 +1,7 @@
 """Draws a chart with matplotlib as a picture for the page.
 
-The SVG is drawn in the light colours, and its style sheet has the dark ones: programs without style sheets show the
-light ones. Only functions that draw import matplotlib, which is slow.
+The SVG is drawn in the light colours. Its style sheet replaces them where the background is dark. Programs that ignore
+style sheets show the light colours. Only functions that draw import matplotlib, because importing it is slow.
 """
 
 import io
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# A colour and a marker each: lines can be told apart by colour-blind people (Okabe and Ito 2008) and without colour.
+# Lines differ in colour and in marker. Colour-blind people can tell these colours apart (Okabe and Ito 2008). In print
+# without colour, the markers tell the lines apart.
 LOOKS: dict[str, dict[str, Any]] = {
     "on": {"color": LIGHT["on"], "marker": "o"},
     "off": {"color": LIGHT["off"], "marker": "s"},
@@ -111,7 +112,9 @@ def _draw(ax: "Axes", chart: Chart) -> None:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Ticks 1, 2, 5, 10 … around the values, at least two; if these are more than seven, every n-th power of ten."""
+    """Returns ticks 1, 2, 5, 10 … that enclose the values, at least two. If more than seven would be needed, returns
+    every n-th power of ten.
+    """
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     steps = [factor * 10.0**power for power in range(first - 1, last + 2) for factor in (1, 2, 5)]
     begin = bisect_right(steps, low * (1 + 1e-9)) - 1

@@ -104,7 +104,7 @@ def _bounds(entries: Sequence[Entry]) -> list[str]:
 
 
 def _table(calls: Sequence[Call], several: bool) -> Table:
-    """`several`: whether there are several passes, which then get a column."""
+    """`several` says whether there are several passes. If so, the table has a column that names the pass."""
     speed = ["K/V GB/s", "of reads"] if calls[0].config.is_decode else ["GFLOP/s", "of peak"]
     names = ["shape", "dtype", "queries", "keys", *(["pass"] if several else []), "impl"]
     return Table(
@@ -141,7 +141,7 @@ def _faster(than: Ratio) -> str:
 
 
 def _means(calls: Sequence[Call], several: bool) -> list[str]:
-    """The geometric mean and range of the ratios to flash, of each pass and implementation that has several."""
+    """For each pass and implementation with several ratios to flash, states their geometric mean and range."""
     lines: list[str] = []
     for (pass_, name), of_both in grouped(calls, lambda call: (call.pass_, call.config.impl)).items():
         ratios = [call.ratio for call in of_both]

@@ -105,7 +105,7 @@ def _notes(result: Result) -> list[str]:
 
 
 def _verdict(result: Result) -> list[str]:
-    """One sentence that sums up; none if the patch is on, but never ran."""
+    """Returns one sentence that sums up the result, or none if the patch was on but never ran."""
     if result.on and not result.flash.calls:
         return []
     if not result.paired:
@@ -121,7 +121,7 @@ def _verdict(result: Result) -> list[str]:
 
 def predictions(result: Result, paired: Paired) -> tuple[bool | None, str]:
     """Whether the predictions are the same (None: unknown), and a sentence about it."""
-    # If the arms did not run together, the difference of their logits is unknown.
+    # If one arm comes from a --compare file, the difference of the arms' logits is unknown.
     known = [paired.delta_nll, *([] if result.compared else [paired.max_abs_dlogit])]
     if not all(figure is not None and math.isfinite(figure) for figure in known):
         return None, "some logits are not finite numbers"

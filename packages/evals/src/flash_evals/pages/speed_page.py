@@ -53,13 +53,15 @@ def _table(tests: Sequence[Test], drafting: bool) -> Table:
 
 
 def _rate(arm: Summary) -> str:
-    digits = 0 if arm.tokens_per_s >= 100 else 1  # as many as units.rate() shows of the mean
+    digits = 0 if arm.tokens_per_s >= 100 else 1  # as many as units.rate() gives the mean
     deviation = f" ± {arm.tokens_per_s_sd:,.{digits}f}" if arm.tokens_per_s_sd is not None else ""
     return units.rate(arm.tokens_per_s) + deviation
 
 
 def _charts(tests: Sequence[Test]) -> list[Chart]:
-    """For each kind and batch size: a pair of charts per depth against tokens; if tokens do not vary, against depth."""
+    """Makes charts for each kind and batch size. Their x axis is tokens, and each depth has a pair of charts. If no
+    depth has several numbers of tokens, the x axis is depth, and each number of tokens has a pair.
+    """
     charts: list[Chart] = []
     for (kind, batch), of_kind in grouped(tests, lambda test: (test.kind, test.batch_size)).items():
         title = WORK[kind].capitalize() + (f", {batch} at once" if batch > 1 else "")

@@ -26,7 +26,7 @@ def figure(value: float | None, shown: Shown, otherwise: str = DASH) -> str:
 
 
 def ratio(of: Ratio) -> str:
-    """A ratio: `0.62x`, `1.02x ~`, or empty."""
+    """Formats a ratio: `0.62x`, or `1.02x ~` if it claims nothing. Empty if the ratio is unknown."""
     return figure(of.value, times, "") + (f" {MARK}" if of.sign == 0 else "")
 
 
@@ -46,7 +46,7 @@ def rate(x: float) -> str:
 
 
 def percent(x: float) -> str:
-    """Rounded down, so that only 1 gives 100 %."""
+    """Formats a share. Rounds it down, so that only 1 gives 100 %."""
     return f"{math.floor(x * 1e5) / 1e3:.3f} %"
 
 
@@ -73,7 +73,7 @@ def on_axis(units: Units) -> Shown:
 
 
 def _unit(x: float, units: Units) -> tuple[float, str]:
-    """The largest unit that x reaches, or the smallest of all."""
+    """Returns the largest unit that x reaches, or the smallest unit if x reaches none."""
     return next((unit for unit in units if x >= unit[0] * (1 - 1e-9)), units[-1])
 
 

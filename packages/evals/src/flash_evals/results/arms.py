@@ -32,13 +32,13 @@ class ByArm(Record, Generic[Figures]):
 
 
 class Trial(ByArm[Figures], Generic[Figures]):
-    """The figures of both arms, each of which did the same work once."""
+    """The figures of one trial, in which each arm did the same work once."""
 
     order: tuple[Arm, Arm]
 
 
 class Flash(Record):
-    """What the patch counted in the arm that has it on."""
+    """The calls that the patch counted while it was on."""
 
     calls: dict[str, Count] = field(default_factory=dict)  # kernel -> calls that ran
     fallbacks: dict[str, Count] = field(default_factory=dict)  # reason -> calls that fell back

@@ -1,9 +1,9 @@
 """Decides whether a page may claim that one of two sides is faster or needs less memory. Nothing else decides that.
 
 A page claims a difference if the trials of the two sides are apart and their ratio is not shown as 1.00x. Trials are
-apart if their ranges from the 20th to the 80th percentile do not overlap. With fewer than three trials, which say
-little about the scatter, they are apart if each of one side is at least twice each of the other. Memory follows the
-same rule.
+apart if their ranges from the 20th to the 80th percentile do not overlap. Fewer than three trials say little about the
+scatter. They are apart if every trial of one side is at least twice every trial of the other side. The rule for time
+is also the rule for memory.
 """
 
 import math
@@ -25,7 +25,7 @@ LEGEND = (  # shown with tables that have the mark
 
 @dataclass(frozen=True)
 class Ratio:
-    """One side's figure over the other's. `value` is None if it is unknown."""
+    """One side's figure divided by the other side's. `value` is None if the ratio is unknown."""
 
     value: float | None
     apart: bool  # whether the trials are apart, as defined above
@@ -41,14 +41,14 @@ class Ratio:
 
     @property
     def sign(self) -> int | None:
-        """1 if the page claims a ratio above 1, -1 if below, 0 if it claims nothing; None if the ratio is unknown."""
+        """1 if the page claims a ratio above 1, -1 for one below 1, 0 if it claims nothing. None if it is unknown."""
         if self.value is None:
             return None
         return 0 if not self.apart or times(self.value) == times(1) else 1 if self.value > 1 else -1
 
 
 def apart(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether the trials of two sides are apart. True if a side has no trials: then only the figures are compared."""
+    """Whether the trials of two sides are apart. True if a side has no trials, because only figures can be compared."""
     if not one or not other:
         return True
     if min(len(one), len(other)) < ENOUGH:
@@ -67,7 +67,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def sentence(ratios: dict[str, Ratio]) -> str:
-    """In words, without the unknown ratios: `0.62x the memory, no clear difference in speed`."""
+    """The ratios in words, without the unknown ones: `0.62x the memory, no clear difference in speed`."""
     said = [
         f"{times(ratio.value)} the {what}" for what, ratio in ratios.items() if ratio.value is not None and ratio.sign
     ]

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import click
 
-LONGEST = 300  # characters shown of a library's message; the rest is a compiler's listing or a long list of names
+LONGEST = 300  # characters shown of a library's message; longer ones end with a compiler's listing or many names
 
 
 class EvalError(click.ClickException):
@@ -15,7 +15,7 @@ class EvalError(click.ClickException):
 
 
 class Terminated(KeyboardInterrupt):
-    """Raised at SIGTERM, with which a batch system ends a run. Only its exit code differs from that of Ctrl-C."""
+    """Raised at SIGTERM, the signal with which a batch system ends a run. Only the exit code differs from Ctrl-C's."""
 
 
 def exit_code(stopped: KeyboardInterrupt) -> int:
@@ -29,7 +29,7 @@ def one_line(error: BaseException) -> str:
     cause: BaseException | None = error
     while cause is not None:
         text = " ".join(str(cause).split()) or type(cause).__name__
-        if not any(text in before for before in said):  # most messages contain their cause's
+        if not any(text in before for before in said):  # most messages contain the message of their cause
             said.append(text)
         cause = cause.__cause__
     return "; caused by: ".join(text if len(text) <= LONGEST else text[: LONGEST - 1] + "…" for text in said)

@@ -27,14 +27,14 @@ class Settings(Record):
     seed: Count
     memory: str
     interrupted: bool
-    precision: Precision = "float32"  # of flash; in older files, which lack it, it was float32
+    precision: Precision = "float32"  # flash's precision; older files lack this field, and theirs was float32
 
 
 class Trial(NamedTuple):
     workload: Workload
     pass_: Pass
     impl: str
-    peak_memory: int  # bytes that a call needs beyond its inputs; backward includes the forward pass
+    peak_memory: int  # bytes that a call needs beyond its inputs; a backward pass's include the forward pass
     calls: int
     seconds: float  # of one call
     bounds: list[tuple[float, float]]  # the machine's (FLOP/s, bytes/s), for each round of the contest
@@ -46,13 +46,13 @@ class Config(Workload, frozen=True):
 
 
 class Figures(Record, omit_defaults=True):
-    """Figures of a call of one pass; at their defaults if the pass was not measured."""
+    """The figures of a call of one pass. They have their defaults if the pass was not measured."""
 
     time: Amount = field(name="time(s)", default=NONE)  # median
     time_p20: Amount = field(name="time_p20(s)", default=NONE)
     time_p80: Amount = field(name="time_p80(s)", default=NONE)
     flops: Amount = field(name="FLOPS(TFLOPs/s)", default=NONE)
-    read: Amount = field(name="read(GB/s)", default=NONE)  # only of forward
+    read: Amount = field(name="read(GB/s)", default=NONE)  # only for forward passes
     peak_memory: Amount = field(name="peak_memory_usage(MB)", default=NONE)
     held: Amount = field(name="inputs_and_outputs(MB)", default=NONE)
     trials: list[Amount] = field(name="trials(s)", default_factory=list)
@@ -83,7 +83,7 @@ class Entry(Record):
         return {pass_: figures for pass_ in PASSES if (figures := getattr(self, pass_)).trials}
 
     def speed(self, pass_: Pass) -> float:
-        """GFLOP/s. For a decode step, which reading limits, GB/s of keys and values."""
+        """The speed in GFLOP/s. For a decode step, in GB/s of keys and values, because reading these limits it."""
         figures = self.passes[pass_]
         return figures.read if self.config.is_decode else 1000 * figures.flops
 
@@ -132,7 +132,7 @@ def _figures(trials: Sequence[Trial]) -> Figures:
 
 
 def by_problem(entries: Iterable[Entry]) -> list[dict[str, Entry]]:
-    """For each problem, in the order of measurement: implementation -> entry."""
+    """Returns a dict for each problem, in the order of measurement. It maps each implementation to its entry."""
     problems: dict[Config, dict[str, Entry]] = defaultdict(dict)
     for entry in entries:
         if problems[replace(entry.config, impl="")].setdefault(entry.config.impl, entry) is not entry:

@@ -13,9 +13,9 @@ from flash_evals.results.record import Amount, Count, Record
 Scoring = Literal["rolling", "half"]
 Documents = Literal["joined", "separate"]
 
-SAME_NLL = 1e-4  # nats; "same predictions" means a mean ΔNLL within this, and top-1 agreement everywhere
+SAME_NLL = 1e-4  # nats; predictions are the same if |mean ΔNLL| is at most this and the top-1 tokens agree everywhere
 
-Name = Literal["other", "off", "on"]  # of a column: an arm, or "other" for the same arm in the file of --compare
+Name = Literal["other", "off", "on"]  # of a column: an arm; "other" is the same arm in the --compare file
 NAMES: tuple[Name, ...] = ("other", *ARMS)
 
 
@@ -28,12 +28,12 @@ class Settings(Record, kw_only=True):
     documents: Documents
     bos: Literal["bos", "eos"] | None
     detokenised: bool
-    top1_tie: Amount  # logits this close, relative to the larger, rank the same
+    top1_tie: Amount  # scoring.TIE: how close logits are that tie for the first rank
     arm: Arm | Literal["both"]
     batch_size: Count
     max_windows: Count | None
     memory: str
-    precision: Precision = "float32"  # of the patch; in older files, which lack it, it was float32
+    precision: Precision = "float32"  # the patch's precision; older files lack this field, and theirs was float32
 
     @property
     def arms(self) -> tuple[Arm, ...]:
@@ -63,7 +63,7 @@ class Reading(Record, kw_only=True, omit_defaults=True):
     on: Measurement | None = None
 
     def __getitem__(self, name: Arm) -> Measurement:
-        """Returns the measurement of an arm. Raises ValueError if that arm did not run, as a broken file may claim."""
+        """Returns the measurement of an arm. Raises ValueError if there is none, which may happen in a broken file."""
         measurement = self.off if name == "off" else self.on
         if measurement is None:
             raise ValueError(f"a trial lacks the figures of patch {name}")
@@ -83,7 +83,7 @@ class Column(Record, kw_only=True):
 
 
 class Paired(Record):
-    """The second column against the first. In JSON, NaN is null; max_abs_dlogit and mean_kl are NaN if one arm ran."""
+    """Compares the second column with the first. max_abs_dlogit and mean_kl are NaN, in JSON null, if one arm ran."""
 
     of: tuple[Name, Name]
     delta_nll: float | None
@@ -112,7 +112,7 @@ class Compared(Record):
 
 
 class Together(Record):
-    """How many ranks took part, and their tokens per second together: the sum of each rank's median."""
+    """The number of ranks (processes), and the tokens per second of all of them: the sum of each rank's median."""
 
     size: Count
     tokens_per_s: dict[Arm, Amount]
@@ -157,7 +157,9 @@ class Result(ModelResult, kw_only=True, omit_defaults=True, tag="perplexity"):
         return [trial[name] for trial in self.trials if name != "other"]
 
     def ratio(self, figure: Literal["tokens_per_s", "peak_memory_mb"]) -> Ratio:
-        """The second column over the first. Unknown if off and on differ in more than the patch."""
+        """The second column's figure over the first's. Unknown if the columns are off and on, but differ in more than
+        the patch.
+        """
         of_another = self.compared and self.compared.column != "other" and self.compared.differs_in
         if not self.paired or of_another:
             return Ratio(None, apart=False)

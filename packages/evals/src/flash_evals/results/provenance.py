@@ -9,7 +9,7 @@ from flash_evals.results.record import Count, Record
 
 
 def _count(n: float) -> str:
-    """In words: 1.3 M, 494 M, 7.6 B."""
+    """Formats a number: 1.3 M, 494 M, 7.6 B."""
     for size, unit in ((1e9, " B"), (1e6, " M"), (1e3, " k")):
         if n >= size:
             return f"{n / size:.{0 if n >= 100 * size else 1}f}{unit}"
@@ -25,7 +25,7 @@ class Model(Record):
     adapter_path: str | None  # the folder as the user gave it
     adapter_type: str | None  # mlx-lm's fine_tune_type: lora, dora or full
     type: str  # mlx-lm's name of the architecture
-    parameters: Count  # without adapters; a word that packs quantised weights counts as all of them
+    parameters: Count  # without adapters; each quantised weight counts, not each word that packs several
     dtype: str
     max_positions: int | None  # the longest sequence, in tokens, by the config; None if it does not say
 
@@ -43,7 +43,7 @@ class Part(Record):
     config: str | None = None  # as the hub names it
     split: str | None = None  # "test" if not given
     column: str | None = None  # the column with the text; "text" if not given
-    # The hub's branch, tag or commit, "main" if not given; in a result the commit or, for pydoc, Python's version.
+    # A branch, tag or commit on the hub; "main" if not given. In a result: the commit or, for pydoc, Python's version.
     revision: str | None = None
 
 
@@ -64,13 +64,13 @@ class Machine(Record):
     processor: str
     cores: int | None
     device: str
-    blas: str | None  # what multiplies MLX's matrices, if known
+    blas: str | None  # the library that multiplies MLX's matrices, if known
     python: str
     versions: dict[str, str]
 
     @property
     def bounds(self) -> list[str]:
-        """A warning if the machine's BLAS is so slow that it limits models' speed with any attention; else nothing."""
+        """Has one warning if the machine's BLAS is so slow that it limits models' speed with any attention."""
         return [REFERENCE] if self.blas == "reference" else []
 
 

@@ -1,4 +1,4 @@
-"""One attention problem: its shape, its mask, and how much arithmetic and reading each pass needs."""
+"""Describes an attention problem: its shape, its mask, and how much each pass computes and reads."""
 
 import re
 from typing import Literal, NamedTuple, get_args
@@ -9,7 +9,7 @@ from msgspec import Struct
 from flash_evals.results.record import Count
 
 ITEM_SIZE = {"float32": 4, "float16": 2, "bfloat16": 2}  # dtype -> bytes
-GROUP_SIZE = 64  # of quantised keys and values: mlx-lm's default
+GROUP_SIZE = 64  # elements that share a scale in quantised keys and values; mlx-lm's default
 
 Pass = Literal["forward", "backward", "forward_backward"]
 PASSES: tuple[Pass, ...] = get_args(Pass)
@@ -28,7 +28,7 @@ class Heads(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "Heads":
-        """Reads `14/2x64`. Raises ValueError for other text, a 0, or query heads that key/value heads do not divide."""
+        """Reads `14/2x64`. Raises ValueError for other text, for a 0, or if num_kv_heads does not divide num_heads."""
         match = re.fullmatch(r"(\d+)/(\d+)x(\d+)", text)
         heads = cls(*map(int, match.groups())) if match else None
         if heads is None or 0 in heads or heads.num_heads % heads.num_kv_heads:
@@ -38,7 +38,7 @@ class Heads(NamedTuple):
 
 class Workload(Struct, frozen=True):
     batch_size: Count
-    seq_len: Count  # keys; the last query stands at the last key
+    seq_len: Count  # the number of keys; the last query has the position of the last key
     query_len: Count
     num_heads: Count
     num_kv_heads: Count
@@ -67,7 +67,7 @@ class Workload(Struct, frozen=True):
 
     @property
     def is_decode(self) -> bool:
-        """Whether there is one query. Then reading the keys and values limits the speed, not arithmetic."""
+        """Whether there is only one query. Then the speed is limited by reading keys and values, not by arithmetic."""
         return self.query_len == 1
 
     @property
@@ -75,34 +75,35 @@ class Workload(Struct, frozen=True):
         """How many (query, key) pairs of one head are visible."""
         if not self.causal:
             return self.query_len * self.seq_len
-        seen = range(self.seq_len - self.query_len + 1, self.seq_len + 1)  # keys of each query, without a window
+        seen = range(self.seq_len - self.query_len + 1, self.seq_len + 1)  # keys that each query sees without a window
         return sum(min(keys, self.window or self.seq_len) for keys in seen)
 
     def flops(self, pass_: Pass) -> int:
-        """Counts, in each product, one multiplication and one addition for each visible pair and element of head_dim.
+        """Counts the arithmetic of a pass. In each of its matrix products, each visible (query, key) pair counts as
+        head_dim multiplications and as many additions.
 
-        Hidden pairs do not count, whether an implementation computes them or not.
+        Hidden pairs do not count, even if an implementation computes them.
         """
         return 2 * PRODUCTS[pass_] * self.head_dim * self.visible_pairs * self.num_heads * self.batch_size
 
     @property
     def bytes_of_key(self) -> int:
-        """Bytes of one key of one head. If quantised, each group also has a scale and a bias."""
+        """Bytes of one key of one head. If keys are quantised, this includes the scale and the bias of each group."""
         if self.kv_bits is None:
             return self.head_dim * ITEM_SIZE[self.dtype]
         return self.head_dim * self.kv_bits // 8 + self.head_dim // GROUP_SIZE * 2 * ITEM_SIZE[self.dtype]
 
     @property
     def bytes_read(self) -> int:
-        """Bytes of keys and values that the forward pass must read: each position that some query sees, once."""
+        """Bytes of keys and values in a forward pass that reads each position once, if any query sees the position."""
         seen = min(self.seq_len, self.window + self.query_len - 1) if self.window else self.seq_len
         return 2 * self.batch_size * self.num_kv_heads * seen * self.bytes_of_key
 
     def bytes_held(self, pass_: Pass) -> int:
-        """Bytes of query, key, value, output and one float32 lse per row: what memory-linear attention needs.
+        """Bytes of query, key, value, output and one float32 logsumexp per row. Attention needs no more memory if it
+        does not store the scores.
 
-        With gradients, each of the four arrays comes with another of its shape: its gradient or, for the output, the
-        cotangent.
+        A pass with gradients has four more arrays: the gradients of query, key and value, and the output's cotangent.
         """
         rows, keys = self.num_heads * self.query_len, self.num_kv_heads * self.seq_len
         arrays = 2 * (rows * self.head_dim * ITEM_SIZE[self.dtype] + keys * self.bytes_of_key)

@@ -1,7 +1,7 @@
-"""Times implementations on one pass of a workload, in turns with measurements of the machine itself.
+"""Times implementations on one pass of a workload. They and measurements of the machine itself take turns.
 
-Before the first turn each implementation makes a few calls that are not counted. One of these calls measures memory,
-and its results are compared with the first implementation's. If they differ, an error ends the contest.
+Before the first turn, each implementation makes a few calls that are not counted. For one of these calls, memory is
+measured, and the results are compared with the first implementation's. If they differ, an error ends the contest.
 """
 
 import time
@@ -22,16 +22,17 @@ from flash_evals.work.implementations import IMPLEMENTATIONS, RESULTS
 from flash_evals.work.measure import no_garbage_collection, peak_memory
 
 TRIAL_SECONDS = 0.02  # a trial repeats short calls until it takes this long
-MACHINE = "machine"  # the turn that measures the machine itself
-TINY = 64  # queries and keys of the call that initialises a library
-# The wait before each trial. Threads of other libraries spin for a while after their work, OpenMP's for milliseconds.
+MACHINE = "machine"  # the name of the turn that measures the machine itself
+TINY = 64  # the most queries and keys in an implementation's first call, which initialises its library
+# The wait before each trial. It lets other libraries' threads stop spinning: OpenMP's spin for milliseconds after work.
 SETTLE_SECONDS = 0.02
-# Largest allowed difference of two arrays, relative to the largest element. Gradients may differ by twice that: PyTorch
-# sums them over the query heads of a key head in the dtype itself.
+# The largest allowed difference of two arrays, relative to the largest element. Gradients may differ by twice that,
+# because PyTorch sums them over the query heads of a key head in the inputs' dtype.
 TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 3e-2}
 TF32_TOLERANCE = 2e-3  # for float32 where MLX multiplies in TF32
-# A difference is divided by its array's largest element, but by no less than this share of the call's largest element:
-# if queries see a single key, the exact gradients of query and key are zero, and the computed ones are rounding errors.
+# A difference is divided by the array's largest element, but by no less than this share of the largest element of all
+# the call's results. This matters where each query sees a single key: the exact gradients of query and key are then
+# zero, and the computed ones are only rounding errors.
 NEGLIGIBLE = 1e-2
 
 
@@ -44,8 +45,8 @@ class Entrant:
         contestant = make(tiny, pass_, tiny.inputs(seed=0))
         contestant.compute([contestant.prepare()])
         self.contestant = make(work, pass_, inputs)
-        self.spent = 0.0  # seconds in total, also of calls that are not counted
-        self.calls = 1  # in one trial
+        self.spent = 0.0  # seconds spent in total, with the calls that are not counted
+        self.calls = 1  # the number of calls in one trial
 
     def warm_up(self) -> list[np.ndarray]:
         """Measures the memory of a call, and chooses how many calls make a trial. Returns the results of a call."""
@@ -53,7 +54,8 @@ class Entrant:
         with peak_memory() as peak:
             seconds, results = self.timed()
             self.peak_memory = peak()
-        # The first call is up to 10 times slower than later ones; on a GPU it also compiles the kernel.
+        # The first call is up to 10 times slower than later ones and, on a GPU, compiles the kernel. So its time says
+        # little, unless it is so long on a CPU that one call certainly fills a trial.
         if seconds < 10 * TRIAL_SECONDS or machine.kind() == "gpu":
             seconds, _ = self.timed()
         while seconds < TRIAL_SECONDS:
@@ -62,7 +64,7 @@ class Entrant:
         return self.contestant.as_numpy(results)
 
     def timed(self) -> tuple[float, Sequence[Any]]:
-        """Returns the seconds of one trial, without preparing its calls, and the results of a call."""
+        """Runs one trial. Returns its seconds, without the time to prepare its calls, and the results of one call."""
         began = time.perf_counter()
         prepared = [self.contestant.prepare() for _ in range(self.calls)]
         mx.synchronize()
@@ -78,8 +80,8 @@ class Entrant:
 def hold(work: Workload, pass_: Pass, names: Sequence[str], settings: Settings) -> Generator[Trial | None, None, None]:
     """Yields the trials of the implementations, which take turns. None stands for a skipped trial.
 
-    An implementation takes at least one trial, and no more once it has spent `max_seconds`; 0: no limit. Raises
-    EvalError if an implementation fails, or its results differ from the first one's.
+    An implementation runs at least one trial. Once it has spent `max_seconds`, its later trials are skipped; 0 means
+    no limit. Raises EvalError if an implementation fails, or its results differ from the first implementation's.
     """
     problem = f"{work}" if pass_ == "forward" else f"{work}, {pass_}"
     with failing(f"cannot make inputs for {problem}"):
@@ -108,19 +110,21 @@ def hold(work: Workload, pass_: Pass, names: Sequence[str], settings: Settings) 
 
 
 def _difference(dtype: str, pass_: Pass, expected: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> str:
-    """Says which result differs by more than rounding; empty if all agree."""
+    """Describes the first result that differs by more than rounding. Returns an empty string if all agree."""
     largest = [float(np.abs(array).max()) for array in expected]
     tolerance = TF32_TOLERANCE if dtype == "float32" and machine.tf32() else TOLERANCE[dtype]
     for what, size, one, two in zip(RESULTS[pass_], largest, expected, results, strict=True):
         relative = float(np.abs(one - two).max()) / max(size, NEGLIGIBLE * max(largest))
         limit = tolerance if what == "output" else 2 * tolerance
-        if not relative <= limit:  # so that NaN does not count as agreement
+        if not relative <= limit:  # not `>`, so that NaN does not count as agreement
             return f"the {what} differs by {relative:.1e} of the largest element, expected at most {limit:.0e}"
     return ""
 
 
 def order(names: Sequence[str], number: int) -> list[str]:
-    """The names in the order of round `number`: forwards, backwards, then rotated, so that nobody is favoured."""
+    """Returns the names in the order of round `number`. Every second round goes backwards, and after two rounds another
+    name begins, so that nobody is favoured.
+    """
     first = number // 2 % len(names)
     turned = [*names[first:], *names[:first]]
     return turned[::-1] if number % 2 else turned

@@ -1,4 +1,4 @@
-"""Loads a text: from this Python's documentation, files, a folder, stdin, or the hub through `datasets`."""
+"""Loads a text from this Python's documentation, files, a folder, stdin, or the hub (with the library `datasets`)."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ from flash_evals.results.errors import EvalError, failing
 from flash_evals.results.provenance import Dataset, Part
 from flash_evals.work import hub, pydoc_text, wikitext
 
-# A blank line between documents, as in transformers' guide to perplexity; it is scored and counted like other text.
+# A blank line separates documents, as in transformers' guide to perplexity. It is scored and counted like other text.
 SEPARATOR = "\n\n"
 WIKITEXT = "Salesforce/wikitext"
 
@@ -27,9 +27,9 @@ OPTIONS = ("--config", "--split", "--text-column", "--dataset-revision")
 
 @dataclass(frozen=True)
 class Text:
-    documents: Sequence[str]  # as published
+    documents: Sequence[str]  # as published, before any detokenising
     dataset: Dataset
-    tokenised: bool  # whether it is tokenised as WikiText is
+    tokenised: bool  # whether the documents are tokenised as WikiText is
 
     @classmethod
     def of(
@@ -41,7 +41,10 @@ class Text:
         separator: str = SEPARATOR,
         tokenised: bool = False,
     ) -> "Text":
-        """A text, by default named after source and part. Raises EvalError if the documents are empty or invalid."""
+        """Makes a Text. Its default name is made of the source, the config and the split.
+
+        Raises EvalError if the documents are empty or invalid.
+        """
         name = name or " ".join(filter(None, (source, part.config, part.split)))
         text = separator.join(documents)
         if not text.strip():
@@ -64,9 +67,10 @@ class Text:
 def load(*datasets: str, part: Part = WHOLE) -> Text:
     """Loads the documents of a part of a dataset.
 
-    `datasets`: one of "pydoc", "wikitext", "wikitext-2", "wikitext-103", "-" for stdin, a .txt, .jsonl or .parquet
-    file, a folder that the `datasets` library can read, or a hub id; or several files, read one after the other.
-    Raises EvalError: no such file, split, column or revision, no text, no network, a `part` that does not apply.
+    `datasets` is one of these: "pydoc", "wikitext", "wikitext-2", "wikitext-103", "-" for stdin, a .txt, .jsonl or
+    .parquet file, a folder that the `datasets` library can read, or a hub id. Several files are read one after another.
+    Raises EvalError if a file, split, column or revision does not exist, if there is no text, if the hub is needed and
+    cannot be reached, or if an option of `part` has no meaning for the dataset.
     """
     match datasets:
         case ("pydoc",):
@@ -109,7 +113,7 @@ def _from_files(files: Sequence[str], part: Part) -> Text:
 
 
 def _read_files(paths: Sequence[Path], column: str) -> list[str]:
-    """The documents of these files, byte for byte."""
+    """Returns the documents of these files, unchanged."""
     documents: list[str] = []
     for path in paths:
         with failing(f"cannot read {path}", (Exception,)):
@@ -118,7 +122,7 @@ def _read_files(paths: Sequence[Path], column: str) -> list[str]:
 
 
 def _read_txt(path: Path, column: str) -> list[str]:
-    return [path.read_bytes().decode()]  # not read_text(), which would change "\r\n": the original bytes count
+    return [path.read_bytes().decode()]  # not read_text(), because that would change "\r\n" to "\n"
 
 
 def _read_jsonl(path: Path, column: str) -> list[str]:
@@ -137,11 +141,12 @@ READERS = {".txt": _read_txt, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
 
 
 def _from_folder(folder: str, part: Part) -> Text:
-    """Reads a split of a folder: `datasets` finds its files by their names or the folder's README.md.
+    """Reads a split of a folder. `datasets` finds the split's files, by their names or by the folder's README.md.
 
-    If READERS can read all of these files, they read them, because `datasets` would cut a .txt into lines.
+    If READERS has a function for each of these files, those functions read them, because `datasets` would cut a .txt
+    into lines.
     """
-    # For a relative path such as "text", `datasets` would take its own builder of that name.
+    # The path is absolute, because `datasets` would take a relative path such as "text" for one of its own builders.
     datasets, path = _quiet_datasets(), str(Path(folder).absolute())
     split, column = part.split or "test", part.column or "text"
     with failing(f"cannot read {folder}, --split {split}", (Exception,)):
@@ -155,35 +160,35 @@ def _from_folder(folder: str, part: Part) -> Text:
 
 
 def _from_hub(repo: str, part: Part) -> Text:
-    """Reads a hub dataset at the commit that the hub names; without a network, a commit from `datasets`' cache."""
+    """Reads a dataset of the hub at the commit that hub.reading() yields. Without a network, reads the cache."""
     datasets = _quiet_datasets()
     split, column = part.split or "test", part.column or "text"
     with hub.reading(repo, "dataset", part.revision) as (commit, online):
-        datasets.config.HF_HUB_OFFLINE = not online  # otherwise `datasets` would retry for half a minute
+        datasets.config.HF_HUB_OFFLINE = not online  # without a network, `datasets` would retry for half a minute
         builder = datasets.load_dataset_builder(repo, part.config, revision=part.revision)
         if builder.hash != commit:
-            # If the hub does not answer, `datasets` takes the latest commit in its cache, whichever that is.
+            # If the hub does not answer, `datasets` takes the latest commit in its cache, even if that is another one.
             raise ConnectionError(f"the hub does not answer, and commit {commit} is not in the cache")
         table = _table(builder, split)
     config = part.config or (None if builder.config.name == "default" else builder.config.name)
     documents, part = _column(table, column, repo), Part(config, split, column, commit)
     if repo != WIKITEXT:
         return Text.of(documents, repo, part)
-    # WikiText's rows are the lines of a file: pages() joins them to pages.
+    # Each row of WikiText is a line of a file. pages() joins the lines to pages.
     return Text.of(wikitext.pages(documents), repo, part, separator="\n", tokenised=True)
 
 
 def _quiet_datasets() -> Any:
     import datasets  # type: ignore[import-untyped]
 
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # flash-eval reports its errors itself
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # flash-eval itself reports the errors of `datasets`
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
     return datasets
 
 
 def _table(builder: Any, split: str) -> Any:
-    """A split as a pyarrow table."""
+    """Returns a split as a pyarrow table."""
     try:
         builder.download_and_prepare()
     except Exception as error:

@@ -1,8 +1,8 @@
-"""The work of `speed`: prompts and generation as mlx-lm runs them, with the patch off and on.
+"""Does the work of `flash-eval speed`: prompts and generation as mlx-lm runs them, with the patch off and on.
 
 mlx-lm's `generate_step` runs one sequence, the two classes inside its `BatchGenerator` run several at once, and
 `speculative_generate_step` runs a draft model. So prefill steps, caches and asynchronous evaluation are mlx-lm's own.
-`BatchGenerator` itself would only add a queue, and the time to merge caches.
+`BatchGenerator` itself is not used, because it would only add a queue, and the time to merge caches.
 """
 
 import copy
@@ -27,7 +27,7 @@ from flash_evals.work.models import LoadedModel
 
 PREFILL_STEP_SIZE: int = inspect.signature(generate_step).parameters["prefill_step_size"].default  # mlx-lm's default
 
-Cache = list[Any]  # one object per layer, with its keys and values
+Cache = list[Any]  # one object per layer, which holds the layer's keys and values
 Guesses = tuple[int, int]  # how many tokens the draft model guessed, and how many of these were accepted
 
 
@@ -37,7 +37,8 @@ def require(models: Sequence[LoadedModel], cases: Sequence[Case]) -> None:
     for case in cases:
         drafting = draft if case.kind == "generation" else []
         for model in (loaded, *drafting):
-            # In its last round, the model reads the newest token and a guess for each missing one: one more position.
+            # In the last round with a draft model, the model reads the newest token and a guess for each missing token.
+            # That is one position more than without a draft model.
             model.require_positions(case.depth + case.tokens + len(drafting), str(case))
     if any(case.batch_size > 1 for case in cases):
         for layer in make_prompt_cache(loaded.model):
@@ -56,14 +57,14 @@ def require(models: Sequence[LoadedModel], cases: Sequence[Case]) -> None:
 def tests(
     models: Sequence[LoadedModel], cases: Sequence[Case], settings: Settings
 ) -> Generator[tuple[Test, Flash], None, None]:
-    """Yields, after each repetition of a case, the case's results so far and the calls counted in that repetition.
+    """After each repetition of a case, yields the case's results so far and the calls counted in that repetition.
 
-    Before the repetitions, each arm runs a trial that warms up, and one that times attention. models: the model, and
-    perhaps a draft model. Raises EvalError if a case fails: in a model, in its cache or for lack of memory.
+    Before the repetitions, each arm runs the case twice: once to warm up, and once to time attention. `models` has the
+    model and, if there is one, the draft model. Raises EvalError if a case fails, for example for lack of memory.
     """
     random = np.random.default_rng(settings.seed)
     vocabulary = min(model.vocabulary for model in models)
-    filled: dict[int, list[Cache]] = {}  # depth -> a cache for each model, with the same tokens
+    filled: dict[int, list[Cache]] = {}  # depth -> one cache per model; all have the same tokens
 
     def work() -> Callable[[], Guesses]:
         time.sleep(settings.delay)
@@ -91,8 +92,8 @@ def tests(
 def prepared(
     models: Sequence[LoadedModel], ahead: int | None, case: Case, tokens: np.ndarray, filled: Sequence[Cache]
 ) -> Callable[[], Guesses]:
-    """Prepares one trial's work on `tokens`, of shape (sequences, tokens to read). The work gets a copy of the cache
-    before the clock starts. ahead: how many tokens a draft model guesses at a time.
+    """Returns a function that does one trial's work on `tokens`, of shape (sequences, tokens to read). The cache is
+    copied here, before the clock starts. ahead: how many tokens the draft model guesses at a time, if there is one.
     """
     steps = 0 if case.kind == "prompt" else case.tokens - 1
     if case.batch_size > 1:
@@ -104,7 +105,7 @@ def prepared(
 
 
 def _generate(loaded: LoadedModel, tokens: np.ndarray, steps: int, cache: Cache) -> Guesses:
-    """Processes the tokens up to the first new one, then takes `steps` more decode steps."""
+    """Reads the tokens and generates the first new one, then takes `steps` more decode steps."""
     stream = mx.default_stream(mx.default_device())
     for _ in generate_step(mx.array(tokens), loaded.model, stream, max_tokens=steps, prompt_cache=cache):
         pass
@@ -113,8 +114,8 @@ def _generate(loaded: LoadedModel, tokens: np.ndarray, steps: int, cache: Cache)
 
 
 def _batch(loaded: LoadedModel, tokens: np.ndarray, steps: int, cache: Cache) -> Callable[[], Guesses]:
-    """Like `_generate`, for all sequences at once, each with a copy of the `cache`."""
-    count, more = len(tokens), steps + 2  # more than steps: the batch drops sequences that reach max_tokens
+    """Prepares the work of `_generate` for all sequences at once. Each sequence has a copy of `cache`."""
+    count, more = len(tokens), steps + 2  # more than steps, because the batch drops sequences that reach max_tokens
     batch = PromptProcessingBatch(loaded.model, list(range(count)), [cache] * count, max_tokens=[more] * count)
     mx.eval([layer.state for layer in batch.prompt_cache])
 
@@ -136,13 +137,13 @@ def _speculate(models: Sequence[LoadedModel], ahead: int, tokens: np.ndarray, co
     steps = speculative_generate_step(mx.array(tokens), model, draft, stream, **options)
     guessed = [drafted for _, _, drafted in steps]
     mx.synchronize(stream)
-    # A round of guessing and verifying ends with a token of the large model.
+    # A round of guessing and verifying ends with a token of the large model, so the next round begins after it.
     rounds = [0, *(at for at in range(1, len(guessed)) if not guessed[at - 1])]
     return sum(min(ahead, count - at) for at in rounds), sum(guessed)
 
 
 def filled_cache(loaded: LoadedModel, tokens: np.ndarray, precision: Precision = "input") -> Cache:
-    """A cache with these tokens. The patch is on while it is filled, which is not timed for either arm."""
+    """Makes a cache with these tokens, for both arms. The patch is on while it is filled. Filling is not timed."""
     cache = list(make_prompt_cache(loaded.model))
     if len(tokens):
         run("on", partial(_generate, loaded, tokens, 0, cache), len(tokens), Flash(), precision)
@@ -150,9 +151,10 @@ def filled_cache(loaded: LoadedModel, tokens: np.ndarray, precision: Precision =
 
 
 def _copy(cache: Cache) -> Cache:
-    """Copies a cache for one trial, which appends to it.
+    """Copies a cache for one trial, because the trial appends to it.
 
-    A deep copy alone would share the buffers, and the first append would copy them while the clock runs.
+    A deep copy alone would share the arrays' buffers with the original. The first append would then copy them while
+    the clock runs.
     """
     copied = copy.deepcopy(cache)
     for layer in copied:

@@ -1,6 +1,7 @@
-"""Asks the hub which commit a name means, and turns its errors into messages, also without a network.
+"""Asks the hub which commit a branch, tag or commit name means, and turns errors of the hub into messages.
 
-It asks once and waits up to five seconds. Without it, the libraries that download would retry for half a minute.
+This module asks once and waits up to five seconds. Without a network, the libraries that download would retry for half
+a minute.
 """
 
 import sys
@@ -14,16 +15,17 @@ import click
 from flash_evals.results.errors import EvalError, one_line
 
 Kind = Literal["model", "dataset"]
-INSTEAD: dict[Kind, str] = {"model": "--model FOLDER", "dataset": "--dataset FILE.txt"}  # these work without the hub
+# The options that work without the hub.
+INSTEAD: dict[Kind, str] = {"model": "--model FOLDER", "dataset": "--dataset FILE.txt"}
 
 
 @contextmanager
 def reading(repo: str, kind: Kind, revision: str | None) -> Iterator[tuple[str | None, bool]]:
-    """Yields the commit of the repository's `revision` ("main" if None), and whether the hub answered. If it did not,
-    the commit is that of the last download.
+    """Yields the commit of the repository's `revision` ("main" if None), and whether the hub answered. If the hub did
+    not answer, the commit is that of the last download.
 
-    Raises EvalError if the hub has no such commit for this user, and for errors inside the block. If there is no
-    network and nothing in the cache, the message names two commands that need neither.
+    Raises EvalError if the hub shows this user no such commit, or if the block raises an error. If there is no network
+    and the cache is empty, the message names two commands that need neither network nor cache.
     """
     from huggingface_hub import HfApi, errors, snapshot_download
     from huggingface_hub.utils.logging import set_verbosity_error
@@ -39,8 +41,8 @@ def reading(repo: str, kind: Kind, revision: str | None) -> Iterator[tuple[str |
         except (errors.HFValidationError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
             raise
         except Exception:
-            # Refused, timed out, no such host, a proxy's error page: the client has a class for each, but here all
-            # mean that the hub cannot be reached. The cache still works.
+            # The client has one class of error for a refused connection, and others for a timeout, a missing host and
+            # a proxy's error page. Here they all mean that the hub cannot be reached. The cache still works.
             online = False
             found = snapshot_download(repo, repo_type=kind, revision=revision, local_files_only=True, allow_patterns=[])
             commit = Path(found).name

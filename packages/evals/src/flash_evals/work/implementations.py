@@ -1,6 +1,6 @@
 """The attention implementations that `flash-eval kernels` compares, each prepared for one workload.
 
-Preparation, which is not timed, makes arrays in the workload's dtype, and the mask arrays that some of them need.
+The preparation is not timed. It makes arrays in the workload's dtype and, if the implementation needs it, a mask array.
 """
 
 import re
@@ -21,10 +21,10 @@ from flash_evals.results.workload import GROUP_SIZE, Inputs, Pass, Workload
 from flash_evals.work import machine
 
 TORCH = "torch==2.13.0"  # the version that the extra `torch` installs
-EVALUATIONS = 8  # mx.async_eval() calls in a GPU's trial, so that not all calls' scratch memory exists at once
+EVALUATIONS = 8  # mx.async_eval() calls per trial on a GPU; a single one would hold all calls' scratch memory at once
 
 OUTPUT, GRADIENTS = ["output"], ["gradient of query", "gradient of key", "gradient of value"]
-# The results of a call of each pass, in this order.
+# Pass -> names of a call's results, in the order in which the call returns them.
 RESULTS: dict[Pass, list[str]] = {"forward": OUTPUT, "backward": GRADIENTS, "forward_backward": OUTPUT + GRADIENTS}
 
 Attention = Callable[..., Any]  # (query, key, value), arrays of the library -> output
@@ -34,9 +34,10 @@ Call = Callable[[], Sequence[Any]]  # runs one call of the pass; returns arrays 
 class Contestant:
     """An implementation with its inputs, as MLX arrays.
 
-    compute() passes calls to MLX with mx.async_eval, and waits only at the end, as mlx-lm does while it generates:
-    waiting for each call would add some 50 µs, the switch to MLX's thread, to every call. On a GPU it passes the calls
-    in EVALUATIONS lots, like a model's layers: passing short calls one by one would take longer than the calls.
+    compute() passes calls to MLX with mx.async_eval(), and waits only after the last one, as mlx-lm does while it
+    generates. Waiting for each call would make every call some 50 µs longer, because of the switch to MLX's thread.
+    On a GPU, compute() passes the calls in EVALUATIONS lots of several calls, because passing short calls one by one
+    would take longer than the calls themselves.
     """
 
     def __init__(
@@ -57,12 +58,12 @@ class Contestant:
         if self.pass_ == "forward_backward":
             return self.both
         output, gradients = self.begin()
-        self.hand_over([output])  # the graph of the gradients keeps what they need of the forward pass
+        self.hand_over([output])  # the gradients' graph keeps what it needs of the forward pass
         mx.synchronize()
         return gradients
 
     def compute(self, calls: list[Call]) -> Sequence[Any]:
-        """Runs the calls, emptying the list. Returns the evaluated results of the last one; drops the others."""
+        """Runs the calls and empties the list. Returns the evaluated results of the call that ran last."""
         lot: list[Sequence[Any]] = []
         size = max(1, len(calls) // EVALUATIONS) if machine.kind() == "gpu" else 1
         while calls:
@@ -96,7 +97,7 @@ class Contestant:
 
 
 class TorchContestant(Contestant):
-    """A Contestant with tensors of torch, which computes eagerly."""
+    """A Contestant with torch tensors. torch computes eagerly, so hand_over() has nothing to do."""
 
     def place(self, workload: Workload, inputs: Inputs) -> Sequence[Any]:
         torch = import_module("torch")
@@ -128,8 +129,9 @@ def mlx(workload: Workload, _: Precision) -> Attention:
     how: dict[str, Any] = {"scale": workload.head_dim**-0.5}
     how["mask"] = "causal" if workload.causal and not workload.window else _mlx_mask(workload)
     if not workload.kv_bits:
-        return partial(contest.mlx_attention, **how)  # MLX's own even if the process is patched
-    # MLX has no attention over quantised keys; mlx-lm's function scales its query in place, so it gets a copy.
+        return partial(contest.mlx_attention, **how)  # MLX's own attention, even if the patch is on
+    # MLX has no attention over quantised keys, so mlx-lm's function is used. It scales its query in place. Therefore it
+    # gets a copy of the query.
     attention = import_module("mlx_lm.models.base").quantized_scaled_dot_product_attention
     how |= {"group_size": GROUP_SIZE, "bits": workload.kv_bits}
     return lambda query, key, value: attention(query[:], key, value, **how)
@@ -138,7 +140,7 @@ def mlx(workload: Workload, _: Precision) -> Attention:
 def naive(workload: Workload, _: Precision) -> Attention:
     mask = _mlx_mask(workload)
     scale = workload.head_dim**-0.5
-    # An extra axis for the query heads of a key/value head, along which that head is broadcast.
+    # The query gets an extra axis for the query heads that share a key/value head. Keys and values broadcast along it.
     grouped = (workload.batch_size, workload.num_kv_heads, -1, workload.query_len, workload.head_dim)
 
     def attention(query: mx.array, key: mx.array, value: mx.array) -> mx.array:
@@ -155,7 +157,7 @@ def torch(workload: Workload, _: Precision) -> Attention:
     torch = import_module("torch")
     torch.set_num_threads(threads())
     visible = workload.mask()
-    # torch aligns its causal mask to the upper left: that is right only with as many keys as queries.
+    # torch aligns its causal mask to the upper left corner, which is right only if there are as many keys as queries.
     is_causal = visible is not None and not workload.window and workload.query_len == workload.seq_len
     mask = None if visible is None or is_causal else torch.tensor(visible)
     attention = torch.nn.functional.scaled_dot_product_attention
@@ -168,16 +170,16 @@ IMPLEMENTATIONS: dict[str, Callable[..., Contestant]] = {
     "naive": partial(Contestant, naive),
     "torch": partial(TorchContestant, torch),
 }
-QUANTISED = ("flash", "mlx")  # these take quantised keys and values
+QUANTISED = ("flash", "mlx")  # the implementations that take quantised keys and values
 
 
 def installed() -> list[str]:
-    """The implementations that can run here: torch only on a CPU, if it is installed."""
+    """The implementations that can run here. torch is one of them only if it is installed and MLX uses the CPU."""
     return [name for name in IMPLEMENTATIONS if name != "torch" or (machine.kind() == "cpu" and find_spec("torch"))]
 
 
 def threads() -> int:
-    """How many threads a flash call uses, from the end of the backend's description: `AVX2, 2 threads`."""
+    """How many threads flash attention uses on the CPU. The backend's description ends with it: `AVX2, 2 threads`."""
     [number] = re.findall(r"(\d+) threads?$", flashattn_core.backends()["cpu"])
     return int(number)
 

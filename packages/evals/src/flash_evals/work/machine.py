@@ -1,4 +1,4 @@
-"""Describes and measures the machine and its software, without which a figure means nothing later."""
+"""Describes and measures the machine and its software, because a figure means nothing without them."""
 
 import os
 import platform
@@ -15,15 +15,15 @@ from mlxlm_flash_patch.blas import blas
 from flash_evals.results.errors import failing
 from flash_evals.results.provenance import Machine
 
-PRODUCT_SIZE = {"cpu": 384, "gpu": 8192}  # rows of a matrix; 8192 keep any GPU busy
+PRODUCT_SIZE = {"cpu": 384, "gpu": 8192}  # rows and columns of a matrix; 8192 keep any GPU busy
 COPY_BYTES = 2**30  # much larger than a GPU's caches
 PACKAGES = ("mlx", "mlx-lm", "flashattn-core", "mlxlm-flash-patch", "flash-evals")
 
 
 def device() -> str:
-    """In words: `cpu, AVX-512, 2 threads`; for a GPU also whether MLX multiplies float32 as TF32 there."""
+    """Describes MLX's default device: `cpu, AVX-512, 2 threads`. Ends with `TF32` if MLX multiplies float32 in TF32."""
     gpu = "cuda" if mx.cuda.is_available() else "metal"
-    with failing("flash attention does not run"):  # a FLASHATTN_ variable may be invalid
+    with failing("flash attention does not run"):  # an environment variable FLASHATTN_* may be invalid
         backend = flashattn_core.backends()[gpu if kind() == "gpu" else "cpu"]
     return f"{kind()}, {backend}" + (", TF32" if tf32() else "")
 
@@ -39,7 +39,7 @@ def tf32() -> bool:
 
 
 def free_memory() -> int:
-    """Bytes that a program can allocate: of the GPU's memory with CUDA, else before the machine swaps."""
+    """How many bytes a program can allocate: with CUDA, in the GPU's memory; otherwise, before the machine swaps."""
     if (free := mx.device_info().get("free_memory")) is not None:
         return int(free) + mx.get_cache_memory()
     meminfo = Path("/proc/meminfo")
@@ -51,26 +51,28 @@ def free_memory() -> int:
 
 
 def physical_memory() -> int:
-    """Bytes of the machine's memory; with CUDA, of the GPU's."""
+    """The size of the machine's memory in bytes. With CUDA, the size of the GPU's memory."""
     if (total := mx.device_info().get("total_memory")) is not None:
         return int(total)
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def peak_flops(dtype: str) -> float:
-    """FLOP/s that flash's threads reach in registers; on a GPU, those of MLX's matrix product in that dtype."""
+    """The FLOP/s that this machine reaches. On a CPU, flash's threads compute in registers, whatever the dtype. On a
+    GPU, MLX multiplies matrices of that dtype.
+    """
     return flashattn_core.peak_flops() if kind() == "cpu" else products(dtype)
 
 
 def products(dtype: str) -> float:
-    """FLOP/s of MLX's product of square matrices, scaled so that repeated products do not grow."""
+    """The FLOP/s of MLX's product of square matrices. They are scaled so that repeated products do not grow."""
     size = PRODUCT_SIZE[kind()]
     matrix = (mx.random.normal((size, size), key=mx.random.key(0)) / size**0.5).astype(getattr(mx, dtype))
     return _rate(lambda product: product @ matrix, matrix, 2 * size**3)
 
 
 def bandwidth() -> float:
-    """Bytes/s that flash's threads read from memory; on a GPU, those that MLX reads and writes in a copy."""
+    """The memory bandwidth in bytes/s. On a CPU, flash's threads read. On a GPU, MLX's reads and writes both count."""
     if kind() == "cpu":
         return flashattn_core.read_bandwidth()
     array = mx.zeros((COPY_BYTES // 4,))
@@ -78,9 +80,9 @@ def bandwidth() -> float:
 
 
 def _rate(step: Callable[[mx.array], mx.array], array: mx.array, amount: int) -> float:
-    """FLOP or bytes per second, for a step that takes `amount` of them."""
+    """Repeats a step that takes `amount` FLOP or bytes. Returns the FLOP or bytes per second."""
 
-    def seconds(count: int) -> float:  # many steps in one evaluation, to make the host's share small
+    def seconds(count: int) -> float:  # one evaluation of many steps, so the host's share is small
         result, start = array, time.perf_counter()
         for _ in range(count):
             result = step(result)
@@ -94,7 +96,7 @@ def _rate(step: Callable[[mx.array], mx.array], array: mx.array, amount: int) ->
 
 
 def describe(also: Sequence[str] = ()) -> Machine:
-    """The machine as result files record it. also: further packages whose versions matter."""
+    """Returns the machine as result files record it. `also` names further packages whose versions are recorded."""
     return Machine(
         system=platform.platform(),
         processor=str(mx.device_info().get("device_name", platform.processor())),

@@ -1,8 +1,8 @@
-"""Measures work with the patch off and on: time, peak memory, attention's share, and which attention ran.
+"""Measures work with the patch off and on: time, peak memory, attention's share of the time, and which attention ran.
 
-Before each trial, the free lists of MLX and the C library are emptied, so that neither arm uses memory that the other
-has allocated. Peak memory is what the work needs on top of the memory in use when it began, so it does not include the
-loaded model or the other arm's results.
+Before each trial, the free lists of MLX and the C library are emptied, so that neither arm reuses memory that the other
+arm has allocated. Peak memory is what the work needs on top of the memory in use when the work began. So it does not
+include the loaded model or the other arm's results.
 """
 
 import ctypes
@@ -30,12 +30,12 @@ Result = TypeVar("Result")
 
 
 def arms(number: int) -> tuple[Arm, Arm]:
-    """The arms in the order of trial `number`: they take turns at going first, so throttling favours neither."""
+    """Returns the arms in the order of trial `number`. They go first in turns, so that throttling favours neither."""
     return ARMS if number % 2 == 0 else ("on", "off")
 
 
 def trial(what: str, number: int, measure: Callable[[Arm], Figures]) -> Trial[Figures]:
-    """Measures the same work under both arms. Raises EvalError, which names `what`, if one fails."""
+    """Measures the same work with each arm. If an arm fails, raises an EvalError that names `what`."""
     measured = {}
     for name in arms(number):
         with failing(f"{what} fails with the patch {name}"):
@@ -46,11 +46,11 @@ def trial(what: str, number: int, measure: Callable[[Arm], Figures]) -> Trial[Fi
 def run(
     name: Arm, work: Callable[[], Result], tokens: int, flash_did: Flash, precision: Precision = "input"
 ) -> tuple[Result, Measurement]:
-    """Runs the work on `tokens` tokens once under one arm. With the patch on, adds its counts of calls to `flash_did`.
+    """Runs the work on `tokens` tokens once with one arm. If that is "on", adds the patch's counts to `flash_did`.
 
-    work: must evaluate its result before it returns. precision: of the patch, as enable() takes it.
+    work: must evaluate its result before it returns. precision: the patch's precision, as enable() takes it.
 
-    Raises EvalError if flash attention ran with the patch off: then there is nothing to compare with.
+    Raises EvalError if flash attention ran with the patch off, because then there is nothing to compare with.
     """
     mx.synchronize()
     patch = flash.enabled(precision=precision) if name == "on" else nullcontext()
@@ -73,12 +73,12 @@ def run(
 
 
 def attention_share(name: Arm, work: Callable[[], object], precision: Precision = "input") -> float | None:
-    """Runs the work once under one arm. Returns attention's share of its time, 0 to 1.
+    """Runs the work once with one arm. Returns attention's share of the work's time, 0 to 1.
 
-    MLX is lazy: a call only records what to compute. So this evaluates query, key and value of each call before the
-    clock starts, and the output before it stops. It does not evaluate masks first: flash attention needs no array for
-    most masks, so the time to compute one counts as attention's. None if observe() saw no call, as in Gemma 2, whose
-    attention shares a function with its projections.
+    MLX is lazy: a call only records what to compute. So query, key and value of each call are evaluated before the
+    clock starts, and the output before the clock stops. Masks are not evaluated first. Flash attention needs no array
+    for most masks, so where a mask array is computed, its time counts as attention's. Returns None if observe() saw no
+    call, as in Gemma 2, where one function computes attention and its projections.
     """
     seconds: list[float] = []
 
@@ -99,7 +99,9 @@ def attention_share(name: Arm, work: Callable[[], object], precision: Precision 
 
 
 def _counts() -> tuple[Counter[str], Counter[str], Counter[str]]:
-    """Counts so far in this process: calls of each kernel, fallbacks by reason, calls left to MLX by kind."""
+    """Returns this process's counts so far: calls of each kernel, fallbacks for each reason, and calls left to MLX's
+    own attention for each kind of call.
+    """
     now = flash.status()
     left = Counter({kind: left.calls for kind, left in now.left.items()})
     return Counter(flashattn_core.stats()), Counter(now.fallbacks), left
@@ -109,7 +111,8 @@ def _counts() -> tuple[Counter[str], Counter[str], Counter[str]]:
 def memory_method() -> str:
     """How peak memory is measured here, in words for the result files.
 
-    On a Linux CPU, MLX's own counter would miss scratch memory that kernels allocate themselves.
+    On a Linux CPU it is the process's resident set, because MLX's counter misses scratch memory that kernels allocate
+    themselves.
     """
     if mx.default_device() != mx.gpu and os.access("/proc/self/clear_refs", os.W_OK):
         return "peak resident set of the process during a trial, minus its resident set before the trial"
@@ -118,7 +121,10 @@ def memory_method() -> str:
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """No collections inside the block, as in timeit: collecting earlier garbage would take time and free memory."""
+    """Switches Python's garbage collection off inside the block, as timeit does.
+
+    Collecting earlier garbage would take time and free memory.
+    """
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -130,14 +136,15 @@ def no_garbage_collection() -> Iterator[None]:
 
 @contextmanager
 def peak_memory() -> Iterator[Callable[[], int]]:
-    """Yields a function that returns the peak of memory use in the block so far, in bytes above the use at its start.
+    """Yields a function that returns the block's peak memory use so far, in bytes above the use at the block's start.
 
-    It first frees what flash's threads keep for their next call, so that all that the work needs counts, and no more.
+    Before the block, frees the scratch memory that flash's threads keep for their next call. If the work reused that
+    memory, it would not count.
     """
     mx.clear_cache()
     flashattn_core.release_scratch()
     if _is_glibc:
-        _libc.malloc_trim(0)  # otherwise memory that glibc keeps stays resident, and its reuse does not count
+        _libc.malloc_trim(0)  # otherwise freed memory stays resident, and using it again does not count
     with no_garbage_collection():
         if "resident" in memory_method():
             Path("/proc/self/clear_refs").write_text("5")  # sets the peak, VmHWM, to the present VmRSS
@@ -146,7 +153,7 @@ def peak_memory() -> Iterator[Callable[[], int]]:
         else:
             mx.reset_peak_memory()
             active = mx.get_active_memory()
-            # The scratch memory kept by now is what the work needed; MLX's allocator does not count it.
+            # MLX's allocator does not count flash's scratch memory. What the threads keep now is what the work needed.
             yield lambda: max(0, mx.get_peak_memory() - active) + flashattn_core.release_scratch()
 
 
@@ -158,6 +165,7 @@ def _status_bytes(name: str) -> int:
 _libc = ctypes.CDLL(None)
 _is_glibc = hasattr(_libc, "malloc_trim")
 if _is_glibc:
-    # malloc_trim() frees all of the first arena, but keeps the end of each other one. So all threads get the first.
+    # malloc_trim() frees the first arena completely, but keeps the end of every other arena. So all threads are made
+    # to share the first one.
     _M_ARENA_MAX = -8
     _libc.mallopt(_M_ARENA_MAX, 1)

@@ -1,4 +1,4 @@
-"""Loads a model with mlx-lm, from a folder, the hub or this package, and encodes text with its tokenizer."""
+"""Loads a model with mlx-lm, from a folder, the hub or this package. Encodes text with the model's tokenizer."""
 
 import json
 import logging
@@ -17,7 +17,7 @@ from flash_evals.work import hub
 
 Bos = Literal["auto", "always", "never"]
 DEMO_MODEL = Path(__file__).parent / "demo_model"
-ADAPTER_PARAMETERS = {"lora_a", "lora_b", "m"}  # mlx-lm's names; m is DoRA's magnitude
+ADAPTER_PARAMETERS = {"lora_a", "lora_b", "m"}  # mlx-lm's names of adapter parameters; m is DoRA's magnitude
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class LoadedModel:
 
     @property
     def heads(self) -> int:
-        """Query heads of a layer. Raises EvalError if the config does not say."""
+        """The number of query heads in a layer. Raises EvalError if the config does not have it."""
         for name in ("num_attention_heads", "n_heads", "n_head", "num_heads"):
             if heads := _setting(self.config, name):
                 return int(heads)
@@ -46,7 +46,7 @@ class LoadedModel:
 
     @property
     def head_dim(self) -> int:
-        """Size of a query head, by the config, else hidden_size / heads."""
+        """The size of a query head: the config's head_dim if it has one, else hidden_size / heads."""
         return int(_setting(self.config, "head_dim") or _setting(self.config, "hidden_size") // self.heads)
 
     def require_positions(self, tokens: int, what: str) -> None:
@@ -59,7 +59,7 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class Tokens:
-    """A text as tokens: `ids[k]` is a token, `ends[k]` the number of characters up to its end."""
+    """A text as tokens. `ids[k]` is a token, and `ends[k]` counts the text's characters up to that token's end."""
 
     text: str
     ids: np.ndarray
@@ -67,31 +67,31 @@ class Tokens:
     bos: Literal["bos", "eos"] | None  # the token put in front of the text
 
     def text_up_to(self, token: int) -> str:
-        """The text from its start to the end of that token; all of it for the last token."""
+        """The text from its start to the end of that token. For the last token, this is the whole text."""
         return self.text if token == len(self.ids) - 1 else self.text[: self.ends[token]]
 
 
 def _setting(config: dict[str, Any], name: str) -> Any:
-    """A setting of config.json. Vision and audio models have those of their language model in text_config."""
+    """A setting of config.json. In vision and audio models, text_config has the settings of the language model."""
     return config.get(name, config.get("text_config", {}).get(name))
 
 
 def parameters(network: Any) -> dict[str, mx.array]:
-    """Name -> array."""
+    """Maps each parameter's name to its array."""
     return dict(tree_flatten(network.parameters()))
 
 
 def load(model: str | None, revision: str | None = None, adapter_path: str | None = None) -> LoadedModel:
-    """Loads a model (None: this package's) and its tokenizer, and adapters from `adapter_path` if given.
+    """Loads a model and its tokenizer, and adapters if `adapter_path` is given. model None: this package's demo model.
 
-    `revision`: branch, tag or commit of a model on the hub, "main" if None. Raises EvalError if loading fails.
+    `revision`: branch, tag or commit of a model on the hub. None means "main". Raises EvalError if loading fails.
     """
     from huggingface_hub import snapshot_download
     from mlx_lm import load as mlx_lm_load
     from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS as FILES
     from mlx_lm.utils import get_total_parameters
 
-    logging.getLogger("transformers").setLevel(logging.ERROR)  # its warnings are for developers
+    logging.getLogger("transformers").setLevel(logging.ERROR)  # hides warnings, which are for developers
     path, commit = DEMO_MODEL if model is None else Path(model), None
     name = "Qwen2 demo" if model is None else path.resolve().name
     if model is not None and not path.exists():
@@ -99,7 +99,7 @@ def load(model: str | None, revision: str | None = None, adapter_path: str | Non
             path = Path(snapshot_download(model, revision=revision, allow_patterns=FILES, local_files_only=not online))
     elif revision is not None:
         raise EvalError(f"--revision has no meaning for {f'the folder {model}' if model else 'the built-in model'}")
-    # Any exception: files may be broken in any way, and several libraries read them.
+    # Catches any exception, because files may be broken in any way and several libraries read them.
     with failing(f"cannot load the model in {path}", (Exception,)):
         network, tokenizer, config = mlx_lm_load(str(path), return_config=True)  # type: ignore[misc]
     if not tokenizer.encode("a", add_special_tokens=False):
@@ -120,7 +120,7 @@ def load(model: str | None, revision: str | None = None, adapter_path: str | Non
 
 
 def _dtype(network: Any, config: dict[str, Any]) -> str:
-    """The dtype of most floating-point parameters, and the bits of quantised weights."""
+    """Names the dtype of most floating-point numbers. In a quantised model, the bits come first: `4-bit, float16`."""
     sizes: Counter[str] = Counter()
     for parameter in parameters(network).values():
         if mx.issubdtype(parameter.dtype, mx.floating):
@@ -131,7 +131,7 @@ def _dtype(network: Any, config: dict[str, Any]) -> str:
 
 
 def _add_adapters(network: Any, adapter_path: str) -> str:
-    """Loads adapters as mlx-lm does. Returns their type. Raises EvalError if the file lacks some of their tensors."""
+    """Loads adapters as mlx-lm does, and returns their type. Raises EvalError if the file lacks tensors of adapters."""
     from mlx_lm.utils import load_adapters
 
     folder, what = Path(adapter_path), f"cannot load the adapters in {adapter_path}"
@@ -149,12 +149,12 @@ def _add_adapters(network: Any, adapter_path: str) -> str:
 
 
 def encode(loaded: LoadedModel, text: str, bos: Bos) -> Tokens:
-    """Encodes a text as one stream of tokens. bos: whether a BOS comes first; "auto": if the tokenizer adds one itself.
+    """Encodes a text. `bos` says whether a BOS comes first. With "auto", it does if the tokenizer adds one by itself.
 
-    "always" does as lm-evaluation-harness: EOS replaces a missing BOS. Raises EvalError if the tokenizer has neither,
-    if it cannot say which characters a token stands for, and for tokens without an embedding.
+    With "always", EOS stands in for a missing BOS, as in lm-evaluation-harness. Raises EvalError if the tokenizer then
+    has neither, if it cannot say which characters a token stands for, or if a token has no embedding.
     """
-    # mlx-lm's wrapper forwards attributes, but cannot be called.
+    # mlx-lm's wrapper of the tokenizer cannot be called, so this takes the tokenizer inside it.
     tokenizer = loaded.tokenizer._tokenizer
     with failing(f"the tokenizer of {loaded.name} cannot tell which characters a token stands for"):
         encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
@@ -167,7 +167,7 @@ def encode(loaded: LoadedModel, text: str, bos: Bos) -> Tokens:
         if first is None:
             raise EvalError(f"--bos always: the tokenizer of {loaded.name} has neither a BOS nor an EOS")
         ids, ends = [first, *ids], [0, *ends]
-    # MLX would read beyond the end of the embedding without an error.
+    # For such a token, MLX would read beyond the end of the embedding table and raise no error.
     if ids and max(ids) >= loaded.vocabulary:
         size = f"the vocab_size of {loaded.name} is {loaded.vocabulary}"
         raise EvalError(f"the tokenizer makes token {max(ids)}, but {size}")

@@ -1,4 +1,4 @@
-"""The work of `perplexity`: both arms read the same windows, and their logits are compared batch by batch.
+"""Does the work of `flash-eval perplexity`. Both arms read the same windows, and each batch's logits are compared.
 
 Only a few numbers per token are kept, so memory grows little with the text.
 """
@@ -18,14 +18,14 @@ from flash_evals.work.measure import arms, run
 from flash_evals.work.ranks import Ranks
 from flash_evals.work.scoring import Window
 
-Forward = Callable[[mx.array], mx.array]  # a model: tokens (sequences, length) -> logits
+Forward = Callable[[mx.array], mx.array]  # a model, which maps tokens (sequences, length) to logits
 
-WARM_UP_ON_CPU = 256  # tokens; enough, because on a CPU no kernel is compiled or timed at its first call
-ROWS_AT_ONCE = 64  # with 150,000 tokens in the vocabulary, about 0.3 GB of intermediate results
+WARM_UP_ON_CPU = 256  # tokens; enough, because a CPU's first call of a kernel does not compile or time it
+ROWS_AT_ONCE = 64  # rows of logits; for a vocabulary of 150,000, about 0.3 GB of intermediate results
 
 
-# For a scored token: each arm's cost (-ln p) and the tokens that it ranks first; then the arms' differences, which are
-# NaN if only one arm ran.
+# What is kept of a scored token. For each arm: the token's cost (-ln p), and the tokens that the arm ranks first. For
+# both arms together: the differences of their logits, which are NaN if only one arm ran.
 OF_ARM = [("nll", "<f4"), ("first", "<i4", (1 + scoring.TIES_KEPT,))]
 SCORED = np.dtype([("off", OF_ARM), ("on", OF_ARM), ("kl", "<f4"), ("dlogit", "<f4")])
 
@@ -49,9 +49,9 @@ def batches(
 ) -> Generator[Batch, None, None]:
     """Reads the planned windows of the tokens `ids`, `batch_size` at a time, with the patch off, on, or both.
 
-    The batch size does not change scores: shorter windows are padded after their end, which causal attention hides.
-    To warm up, each arm first reads the first window, uncounted; on a CPU only its beginning.
-    Ranks take batches in turns, and each rank gets all results, in the order of the plan.
+    The batch size does not change scores, because shorter windows are padded after their end, and causal attention
+    hides the padding. To warm up, each arm first reads the first window (on a CPU its beginning), which is not counted.
+    Ranks (processes) take batches in turns. Each rank gets all results, in the order of the plan.
     """
     planned = [plan[first : first + batch_size] for first in range(0, len(plan), batch_size)]
     work = partial(_measure, forward, ids, rank=ranks.rank, precision=precision)
@@ -103,7 +103,8 @@ def _measure(
 def _some_rows(window: Window) -> Iterator[tuple[slice, slice]]:
     """Yields slices of the tokens that the window scores, with slices of the logits' rows that predict them.
 
-    Logits are converted to float32: with a large vocabulary, all rows at once would take too much memory.
+    A slice has few rows, because logits are converted to float32. If the vocabulary is large, converting all rows at
+    once would take too much memory.
     """
     for first in range(window.first_scored, window.end + 1, ROWS_AT_ONCE):
         stop = min(first + ROWS_AT_ONCE, window.end + 1)
@@ -111,14 +112,14 @@ def _some_rows(window: Window) -> Iterator[tuple[slice, slice]]:
 
 
 def _scores(logits: dict[Arm, mx.array], targets: np.ndarray) -> np.ndarray:
-    """Scores some tokens, from each arm's logits (tokens, vocabulary) that predict them. Returns dtype SCORED."""
+    """Scores the tokens `targets`. logits: each arm's, of shape (tokens, vocabulary). Returns dtype SCORED."""
     logits = {name: of_arm.astype(mx.float32) for name, of_arm in logits.items()}
     found = np.zeros(len(targets), SCORED)
     found["kl"] = found["dlogit"] = np.nan
     for name, of_arm in logits.items():
         found[name]["nll"] = scoring.token_nll(np.array(of_arm), targets)
         found[name]["first"] = scoring.ranked_first(of_arm)
-        found[name]["first"][np.isnan(found[name]["nll"])] = -1  # NaN: some logits are not finite
+        found[name]["first"][np.isnan(found[name]["nll"])] = -1  # NaN if some logits are not finite
     if len(logits) == len(ARMS):
         found["kl"] = np.array(scoring.kl_divergence(logits["off"], logits["on"]))
         found["dlogit"] = np.array(mx.max(mx.abs(logits["on"] - logits["off"]), axis=-1))

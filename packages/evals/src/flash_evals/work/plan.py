@@ -1,6 +1,6 @@
-"""Plans a perplexity: which tokens of a text the model reads, in which windows, and which tokens are scored.
+"""Plans the measurement of a perplexity: which tokens the model reads, in which windows, and which tokens are scored.
 
-Every choice here changes the perplexity, so each is an option, and the output names it.
+Every choice here changes the perplexity. So each choice is an option, and the output names it.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class Rules:
     """The options of commands/rules.py. Raises EvalError for options that exclude each other."""
 
     context: int
-    stride: int | None  # None: the context
+    stride: int | None  # None: the same as context
     scoring: Scoring
     documents: Documents
     bos: Bos
@@ -41,9 +41,9 @@ class Rules:
 
 @dataclass(frozen=True)
 class Plan:
-    """A text, its tokens by the rules, and the windows that score them."""
+    """A text, the tokens that the model reads, and the windows that score these tokens."""
 
-    streams: Sequence[tuple[str, Tokens]]  # (original text, its tokens), each read without the others as context
+    streams: Sequence[tuple[str, Tokens]]  # (original text, its tokens); no stream is context of another
     ids: np.ndarray  # the tokens of all streams, one after the other
     windows: Sequence[Window]
     stride: int | None  # None with --scoring half
@@ -51,12 +51,11 @@ class Plan:
     detokenised: bool
 
     def size_up_to(self, window: Window) -> tuple[int, int] | tuple[None, None]:
-        """Words (split at white space) and UTF-8 bytes of the text that the windows up to this one score; None if the
-        scored tokens do not form a text.
+        """Counts words (split at white space) and UTF-8 bytes of the text that the windows up to this one score.
+        Returns (None, None) if the scored tokens do not form a text.
 
-        A document counts from its first token on, scored or not. Of a document that is not read to its end, the part
-        of the original counts that the model has read. That part is known to the character, because detokenising
-        removes only spaces and marks.
+        A document counts from its first token on, even if that token is not scored. If a document is not read to its
+        end, only the part of the original that the model has read counts. original_length() finds the part's end.
         """
         if self.stride is None:
             return None, None
@@ -85,7 +84,7 @@ def make(loaded: LoadedModel, text: Text, rules: Rules) -> Plan:
         where = "" if rules.documents == "joined" else "the longest document of "
         raise EvalError(f"{where}{text.dataset.name} has {longest:,} tokens for this model; {takes}")
 
-    # Drops streams of fewer than two tokens, of which nothing can be scored.
+    # Drops streams of fewer than two tokens, because nothing in them can be scored.
     streams = [(original, tokens) for original, tokens in streams if len(tokens.ids) > 1]
     ids, bos = np.concatenate([tokens.ids for _, tokens in streams]), streams[0][1].bos
     if half:

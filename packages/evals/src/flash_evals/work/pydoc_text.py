@@ -8,7 +8,7 @@ passage with another topic; the tests check this.
 from pydoc_data.topics import topics
 from typing import Literal
 
-# Whole topics, about 9 % of the text: prose, grammar, method lists and examples, from short to long.
+# The topics that are held out: about 9 % of the text, with prose, grammar, method lists and examples, short and long.
 HELD_OUT = (
     "booleans", "calls", "global", "import", "lambda", "objects", "raise", "subscriptions", "truth", "typesmapping"
 )  # fmt: skip

@@ -1,7 +1,7 @@
-"""Several processes that share one run: what `mlx.launch -n N` starts, or this process alone.
+"""Lets several processes, called ranks, share one run. `mlx.launch -n N` starts them; otherwise there is one rank.
 
-All ranks do the same steps in the same order, and exchange messages after each. A rank that has failed still takes part
-and says so, so that no rank waits for it in vain. Only rank 0 prints and writes.
+All ranks do the same steps in the same order, and exchange messages after each step. A rank that has failed still takes
+part in the exchange and reports its error, so that no rank waits for it in vain. Only rank 0 prints and writes.
 """
 
 import pickle
@@ -24,14 +24,14 @@ Result = TypeVar("Result")
 class _Message(NamedTuple):
     value: Any = None
     interrupted: bool = False
-    left: str = ""  # why this rank has left; empty: it has not
+    left: str = ""  # why this rank has left the run; empty if it has not
 
 
 class Ranks:
-    """Rank `rank` of `size`. As a context manager, it lets no rank leave before all are done.
+    """This process is rank `rank` of `size` ranks. As a context manager, it lets no rank leave before all are done.
 
-    With several ranks, Ctrl-C waits for the running step, keeps its results, and then raises KeyboardInterrupt in all
-    ranks. A second Ctrl-C ends the process.
+    If there are several ranks, Ctrl-C lets the running step finish and keeps the step's results. Then all ranks raise
+    KeyboardInterrupt. A second Ctrl-C ends the process.
     """
 
     def __init__(self, group: mx.distributed.Group | None = None) -> None:
@@ -42,8 +42,8 @@ class Ranks:
     def all(self, work: Callable[[], Result]) -> list[Result]:
         """Runs the work in each rank. Returns all ranks' results, in the ranks' order, to each rank.
 
-        Raises EvalError with another rank's message if that rank has left, and KeyboardInterrupt if the previous step
-        was interrupted.
+        If another rank has left, raises EvalError with that rank's message. If the previous step was interrupted,
+        raises KeyboardInterrupt.
         """
         if self.size == 1:
             return [work()]
@@ -57,20 +57,20 @@ class Ranks:
         return [message.value for message in told]
 
     def agree(self, value: Any, what: str) -> None:
-        """Raises EvalError, which names `what`, if another rank has a different value."""
+        """Raises an EvalError that names `what` if another rank has a different value."""
         for rank, other in enumerate(self.all(lambda: value)):
             if other != value:
                 raise EvalError(f"rank {rank} differs from rank {self.rank} in {what}")
 
     def each(self, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-        """Applies `work` to the items, at most one for each rank, and returns all results to each rank."""
+        """Each rank applies `work` to one of the items (at most one for each rank). Every rank gets all results."""
         mine = items[self.rank : self.rank + 1]
         return [result for results in self.all(lambda: [work(item) for item in mine]) for result in results]
 
     def __enter__(self) -> "Ranks":
         if self.size > 1:
             signal.signal(signal.SIGINT, self._note_interrupt)
-            # If a rank dies, mlx.launch ends the others with SIGTERM; they must not wait for the dead one.
+            # If a rank dies, mlx.launch ends the others with SIGTERM. They must end at once, not wait for the dead one.
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         return self
 
@@ -100,7 +100,7 @@ def _said(error: BaseException) -> str:
 
 
 def shared(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorates a command that all ranks run together; it gets a Ranks as its argument `ranks`."""
+    """Decorates a command that all ranks run together. The command gets a Ranks as its argument `ranks`."""
 
     @wraps(command)
     def with_ranks(*args: Any, **others: Any) -> None:

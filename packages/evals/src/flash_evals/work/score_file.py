@@ -1,8 +1,8 @@
-"""The file with the scores of a `perplexity` run, for --resume and --compare.
+"""Reads and writes the file with the scores of a `perplexity` run, for --resume and --compare.
 
-It has JSON lines. The first is a Header, which says what was scored; each other line has a batch of windows, in the
-order of the plan, and is on disk before the next batch begins. A killed run may leave half a line at the end, which is
-ignored.
+Each line of the file is JSON. The first line is a Header, which says what was scored. Every other line has a batch of
+windows, in the order of the plan, and is on disk before the next batch begins. A killed run may leave half a line at
+the end. Readers ignore it.
 """
 
 import fcntl
@@ -31,10 +31,11 @@ from flash_evals.work.scoring import Window
 
 FORMAT = "flash-eval perplexity, version 3"
 BEGINS = f'{{"file":"{FORMAT}",'.encode()
-# SCORED_ARE: facts that two runs must share to be compared token by token. MAY_CHANGE: all that --resume may change.
+# SCORED_ARE: the facts in which two runs must agree, so that they can be compared token by token. MAY_CHANGE: the facts
+# in which a run with --resume may differ from the run that began the file.
 SCORED_ARE = ("text", "tokens", "context", "stride", "scoring", "documents", "bos", "detokenised", "top1_tie")
 MAY_CHANGE = ("batch_size", "ranks", "max_windows", "model", "python")
-# Compressed, a token takes about ten bytes per arm, because most of its places for ties are empty.
+# Scores are compressed. A token then takes about ten bytes per arm, because most of its places for ties are empty.
 ENCODER = msgspec.json.Encoder(enc_hook=lambda scores: zlib.compress(scores.tobytes()))
 DECODER = msgspec.json.Decoder(Batch, dec_hook=lambda _, text: np.frombuffer(zlib.decompress(b64decode(text)), SCORED))
 
@@ -58,7 +59,7 @@ class Header(Record, tag_field="file", tag=FORMAT):
 
 
 def differences(theirs: Header, here: Header, matters: Callable[[str], bool]) -> list[str]:
-    """Describes each fact that matters and differs: `stride 12, this run has 24`."""
+    """Describes each fact that differs and for which `matters` is true: `stride 12, this run has 24`."""
     one, other = theirs.facts(), here.facts()
     found = [key for key in one | other if matters(key) and one.get(key) != other.get(key)]
     return [f"{key.replace('_', ' ')} {one.get(key)}, this run has {other.get(key)}" for key in found]
@@ -77,7 +78,9 @@ def fingerprint(content: bytes) -> str:
 
 
 def fingerprint_of_weights(loaded: LoadedModel) -> str:
-    """A hash of the config and, for each parameter, of the sum of its bits: as fast as reading the weights once."""
+    """A hash of the config and of each parameter's name, shape, dtype and checksum. A checksum is the sum of the
+    elements' bit patterns, read as unsigned integers. It takes only as long as reading the weights once.
+    """
     said = json.dumps(loaded.config, sort_keys=True, default=str)
     for name, parameter in sorted(parameters(loaded.model).items()):
         bits = parameter.reshape(-1).view({1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}[parameter.itemsize])
@@ -90,7 +93,7 @@ def windows_in(batches: Sequence[Batch]) -> int:
 
 
 def read(path: Path, here: Header, windows: Sequence[Window], at_least: int) -> Kept:
-    """Reads the --compare file. Raises EvalError unless it has the first `at_least` of these windows."""
+    """Reads the --compare file. Raises EvalError if it does not fit or lacks some of the first `at_least` windows."""
     with _failing(f"--compare cannot read {path}"):
         content = path.read_bytes()
     kept = _parsed(path, "--compare", content, here, windows)
@@ -134,8 +137,9 @@ def appending(
 ) -> Iterator[tuple[list[Batch], Callable[[Batch], None]]]:
     """Yields the batches that a file has (none without `resume`), and a function that appends a batch.
 
-    That function returns once the batch is on disk. Without a path nothing is saved. Raises EvalError, and leaves the
-    file unchanged, if it cannot be written, if another run is writing it, or if a different run wrote it.
+    That function returns once the batch is on disk. Without a path, nothing is saved. Raises EvalError, and leaves the
+    file unchanged, if the file cannot be written, if another run is writing it, or if a run with other settings wrote
+    the file that `resume` would continue.
     """
     if path is None:
         yield [], lambda _: None
@@ -150,13 +154,13 @@ def appending(
             os.fsync(file)
 
     with _failing(f"cannot write {path}"):
-        file = path.open("ab+", buffering=0)  # after a failed write, a buffer would write its data again later
+        file = path.open("ab+", buffering=0)  # no buffer, because it would write its data again after a failed write
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise EvalError(f"{option} {path}: another run is writing this file") from None
-        content = path.read_bytes() if resume and path.is_file() else b""  # not a device, which may have no end
+        content = path.read_bytes() if resume and path.is_file() else b""  # a device may have no end
         end, batches = content.rfind(b"\n") + 1, []
         if end or not BEGINS.startswith(content[: len(BEGINS)]):
             batches = _parsed(path, option, content, here, windows).batches

@@ -1,6 +1,6 @@
-"""The arithmetic of perplexity: which window scores which token, what a token costs, how two arms compare.
+"""The arithmetic of perplexity: which window scores which token, what a token costs, and how two arms compare.
 
-It is independent of models, files and time.
+Nothing here depends on models, files or time.
 """
 
 import math
@@ -10,10 +10,11 @@ from typing import NamedTuple
 import mlx.core as mx
 import numpy as np
 
-# Two logits this close, relative to the larger one, are a tie: eight times float32's epsilon.
+# A logit ties with the largest one if the difference is at most this share of the largest one's absolute value, or of 1
+# if that value is less than 1. The share is eight times float32's epsilon.
 TIE = 2.0**-20
-# The most tokens that are kept at each position as tied for the first place. If all tokens tied, they would fill the
-# memory.
+# The most tokens that are kept at each position as tied for the first place. There is a limit because all tokens may
+# tie, and would then fill the memory.
 TIES_KEPT = 16
 
 
@@ -29,12 +30,12 @@ class Window(NamedTuple):
 
 
 def windows(lengths: Sequence[int], context: int, stride: int) -> list[Window]:
-    """Windows of `context` tokens, `stride` apart, that score each token of a stream but its first exactly once.
+    """Makes windows of `context` tokens, `stride` apart. They score each token of a stream once, except its first.
 
-    lengths: tokens of each stream; the streams follow each other, and no window extends into another stream. The first
-    window of a stream scores all that it can; each later one scores the next `stride` tokens, or those left, and begins
-    as early as `context` allows. So all windows are `context` long, unless the stream is shorter than that.
-    lm-evaluation-harness's rolling windows are the same.
+    `lengths` has the number of tokens of each stream. The streams follow each other, and no window extends into another
+    stream. A stream's first window scores all tokens that it can. Each later window scores the next `stride` tokens, or
+    those that are left, and begins as early as `context` allows. So all windows are `context` long, unless their stream
+    is shorter than that. lm-evaluation-harness's rolling windows are the same.
 
         length 9, context 4, stride 2:       0 1 2 3 4 5 6 7 8     r: read, S: scored, B: both
                                              r B B B S
@@ -54,10 +55,10 @@ def windows(lengths: Sequence[int], context: int, stride: int) -> list[Window]:
 
 
 def half_windows(n_tokens: int, context: int) -> list[Window]:
-    """Chunks of `context` tokens that do not overlap. Only the second half of each is scored, as in llama-perplexity.
+    """Cuts the tokens into chunks of `context` tokens. Only a chunk's second half is scored, as in llama-perplexity.
 
-    The model's outputs at the positions context // 2 to context - 2 of a chunk predict the tokens that follow them.
-    Tokens at the end that do not fill a chunk are left out.
+    The model's outputs at the positions context // 2 to context - 2 of a chunk are scored. Each predicts the token
+    after it. Tokens at the end that do not fill a chunk are left out.
 
         n_tokens 10, context 4:     0 1 2 3 4 5 6 7 8 9     r: read, S: scored
                                     r r r S
@@ -68,10 +69,11 @@ def half_windows(n_tokens: int, context: int) -> list[Window]:
 
 
 def token_nll(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """The cost of each target, -ln p in nats, for float32 logits (n, vocabulary) and targets (n,); float32.
+    """Returns the cost of each target, -ln p in nats, as float32. logits: float32 (n, vocabulary); targets: (n,).
 
-    Does not use mx.logsumexp: on a CPU it adds the numbers one by one in float32, and with 150,000 of them each
-    token's cost is off by 2e-4 nats in one direction. numpy's exp errs only in the last place, and the sum is float64.
+    mx.logsumexp is not used, because on a CPU it adds the numbers one by one in float32. With 150,000 numbers, every
+    token's cost would be off by 2e-4 nats, always in the same direction. Here, numpy's exp errs only in the last place,
+    and the numbers are added in float64.
     """
     with np.errstate(invalid="ignore", over="ignore"):  # logits that are not finite give NaN, which the page reports
         largest = logits.max(axis=-1)
@@ -82,7 +84,9 @@ def token_nll(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
 
 
 def ranked_first(logits: mx.array) -> np.ndarray:
-    """Per row: the token with the largest logit, then up to TIES_KEPT tokens that tie with it, then -1."""
+    """Returns for each row: the token with the largest logit, up to TIES_KEPT tokens that tie for the first place (the
+    token itself is one of them), then -1 in the places that are left.
+    """
     best = mx.max(logits, axis=-1, keepdims=True)
     ties = best - logits <= TIE * mx.maximum(mx.abs(best), 1)
     row, token = np.divmod(np.flatnonzero(np.array(ties)), logits.shape[-1])
@@ -102,24 +106,25 @@ def top1_agrees(off: np.ndarray, on: np.ndarray) -> np.ndarray:
 def kl_divergence(off: mx.array, on: mx.array) -> mx.array:
     """KL(off || on) in nats of each row, for float32 logits (n, vocabulary).
 
-    If off and on agree to six digits, the usual sum of p·(ln p - ln q) is all rounding error: its terms are large and
-    cancel. With e the difference of the logits minus its mean under p, the same quantity is
-    ln(1 + Σ p·(exp(e) - 1 - e)), where no term is negative. For small e, exp(e) - 1 - e cancels, too, so a series
-    computes it.
+    If off and on agree to six digits, the usual sum of p·(ln p - ln q) is all rounding error, because its terms are
+    large and cancel. Let e be the difference of the logits, on - off, minus the mean of this difference under p. Then
+    the divergence is ln(1 + Σ p·(exp(e) - 1 - e)), where no term is negative. For small e, exp(e) - 1 - e would lose
+    its digits to cancellation, so a series computes it.
     """
     log_p = off - mx.logsumexp(off, axis=-1, keepdims=True)
     p = mx.exp(log_p)
     e = on - off
     e = e - mx.sum(p * e, axis=-1, keepdims=True)
-    series = e * e * (1 / 2 + e * (1 / 6 + e * (1 / 24 + e / 120)))  # |e| <= 0.05: the next term is 2e-8 of this
+    series = e * e * (1 / 2 + e * (1 / 6 + e * (1 / 24 + e / 120)))  # if |e| <= 0.05, the next term is < 2e-8 of this
     excess = mx.sum(p * mx.where(mx.abs(e) <= 0.05, series, mx.exp(e) - 1 - e), axis=-1)
     return mx.where(excess < 1, mx.log1p(excess), mx.logsumexp(log_p + e, axis=-1))
 
 
 def mean(values: np.ndarray) -> tuple[float, float]:
-    """Mean and its standard error, in float64, as if the values were independent.
+    """Returns the mean and its standard error, in float64. The error assumes that the values are independent.
 
-    Tokens of one text are not independent: as a statement about other text, a perplexity's true error is larger.
+    The costs of one text's tokens are not. So if a perplexity is to say something about other texts, its true error is
+    larger.
     """
     values = values.astype(np.float64)
     error = float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.nan
@@ -127,5 +132,5 @@ def mean(values: np.ndarray) -> tuple[float, float]:
 
 
 def exp(x: float) -> float:
-    """exp(x); infinite where float64 overflows, as for the cost of a long word that the model does not know."""
+    """Returns exp(x), or infinity if float64 overflows. The cost of a long, unknown word may be as large as that."""
     return math.exp(x) if not x > 709 else math.inf

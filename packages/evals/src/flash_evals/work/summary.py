@@ -29,7 +29,7 @@ from flash_evals.work.score_file import SCORED_ARE, Header, Kept, differences, w
 def result(
     header: Header, planned: Plan, windows: int, earlier: Sequence[Batch], batches: Sequence[Batch], other: Kept | None
 ) -> Result:
-    """Sums up `batches`, which begin with those of the `earlier` run, and compares them with the score file `other`."""
+    """Sums up `batches`, which begin with the `earlier` run's. Compares them with the score file `other`, if given."""
     arms, trials = header.settings.arms, [batch.trial for batch in batches]
     tokens = np.concatenate([batch.scores for batch in batches])
     scores: dict[Name, np.ndarray] = {arm: tokens[arm] for arm in arms}
@@ -37,7 +37,7 @@ def result(
     finished, flash, compared, paired = windows_in(batches), Flash.sum(batch.flash for batch in batches), None, None
     if other:
         ends = accumulate(batch.trial.windows for batch in other.batches)
-        # The file may have more windows than this run has read; later batches do not count.
+        # The file may have more windows than this run has read. Batches after those windows do not count.
         first = other.batches[: bisect_left(list(ends), finished) + 1]
         compared = _compared(other, [batch.trial for batch in first], header)
         scores[compared.column] = np.concatenate([batch.scores[compared.arm] for batch in first])[: len(tokens)]
@@ -94,7 +94,7 @@ def _compared(other: Kept, trials: Sequence[Reading], header: Header) -> Compare
 
 
 def column(nll: np.ndarray, trials: Sequence[Measurement], words: int | None, n_bytes: int | None) -> Column:
-    """One arm's figures, from the cost of each scored token and the words and bytes of their text.
+    """Computes one arm's figures from the cost of each scored token and the number of words and bytes in their text.
 
     The token perplexity's standard error is the standard error of the mean cost, times the perplexity (delta method).
     """
@@ -103,7 +103,7 @@ def column(nll: np.ndarray, trials: Sequence[Measurement], words: int | None, n_
     speed, memory = median(trial.tokens_per_s for trial in trials), max(trial.peak_memory_mb for trial in trials)
     found = Column(ppl=ppl, ppl_se=ppl * error, tokens_per_s=speed, peak_memory_mb=memory)
     if n_bytes:
-        # There are no words if the tokens so far are white space.
+        # There are no words if all tokens so far are white space.
         found.word_ppl = scoring.exp(total / words) if words else math.inf
         found.byte_ppl = scoring.exp(total / n_bytes)
         found.bits_per_byte = total / n_bytes / math.log(2)

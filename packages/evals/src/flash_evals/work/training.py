@@ -1,7 +1,7 @@
-"""The work of `finetune`: LoRA training steps as mlx-lm's own trainer takes them, with the patch off and on.
+"""Does the work of `flash-eval finetune`: LoRA training steps as in mlx-lm's trainer, with the patch off and on.
 
-Each arm has its own adapters and optimizer, which start equal and are trained separately: after the first step, a
-difference of the losses shows a difference of the gradients, too.
+Each arm has its own adapters and optimizer. They start equal and are trained separately. So after the first step, a
+difference of the losses may also come from a difference of the gradients.
 """
 
 from collections.abc import Callable, Generator, Iterator
@@ -26,18 +26,18 @@ from flash_evals.work import machine
 from flash_evals.work.measure import run, trial
 from flash_evals.work.models import LoadedModel
 
-DEFAULTS: dict[str, Any] = CONFIG_DEFAULTS  # mlx-lm's: `learning_rate`, `num_layers`, `lora_parameters`
+DEFAULTS: dict[str, Any] = CONFIG_DEFAULTS  # mlx-lm's `learning_rate`, `num_layers`, `lora_parameters` …
 
 
 def trainee(model: Any, adapters: dict[str, Any]) -> Callable[[mx.array, mx.array], float]:
-    """mlx-lm's training step for one arm: it takes a batch, and returns the loss before the step."""
+    """Returns mlx-lm's training step, for one arm. The step takes a batch, and returns the loss before its update."""
     optimizer = Adam(learning_rate=DEFAULTS["learning_rate"])
-    optimizer.init(adapters)  # otherwise the first step does this, and the second step is compiled again
+    optimizer.init(adapters)  # otherwise the first step would do this, and MLX would compile the second step again
     mx.eval(optimizer.state)
     state = [model.state, optimizer.state, mx.random.state]
     loss_and_gradient = value_and_grad(model, default_loss)
 
-    # Each arm has its own compiled step, because it keeps the attention with which it was traced.
+    # Each arm has its own compiled step, because a compiled step keeps the attention with which it was traced.
     @partial(mx.compile, inputs=state, outputs=state)
     def compiled(tokens: mx.array, ranges: mx.array) -> tuple[mx.array, mx.array]:
         (loss, count), gradient = loss_and_gradient(model, tokens, ranges)
@@ -54,7 +54,7 @@ def trainee(model: Any, adapters: dict[str, Any]) -> Callable[[mx.array, mx.arra
 
 @contextmanager
 def trainable(model: Any, num_layers: int, rank: int, checkpoints: bool, seed: int) -> Iterator[None]:
-    """Adds adapters to the model, and freezes the rest. Gradient checkpoints are on until the block ends."""
+    """Adds adapters to the model and freezes the rest. If `checkpoints`, gradient checkpoints are on in the block."""
     maybe_set_recommended_wired_limit()
     mx.random.seed(seed)
     model.freeze()
@@ -64,7 +64,7 @@ def trainable(model: Any, num_layers: int, rank: int, checkpoints: bool, seed: i
     layer = type(model.layers[0])
     call = layer.__call__
     if checkpoints:
-        grad_checkpoint(model.layers[0])  # type: ignore[no-untyped-call]  # changes the class
+        grad_checkpoint(model.layers[0])  # type: ignore[no-untyped-call]  # changes the layer's class
     try:
         yield
     finally:
@@ -74,17 +74,18 @@ def trainable(model: Any, num_layers: int, rank: int, checkpoints: bool, seed: i
 def lengths(loaded: LoadedModel, settings: Settings, skipped: list[Skipped]) -> Generator[Length, None, None]:
     """Yields, after each repetition of a length, the length's results so far. Each arm first takes a warm-up step.
 
-    Lengths that do not fit into memory go to `skipped`. A length that has taken `max_seconds`, unless that is 0, takes
-    no further steps. If the warm-up alone took so long, the warm-up counts: compilation matters little in so long a
-    step. Every length begins with the same adapters, and every step has new tokens. Raises EvalError if a step fails.
+    Lengths that do not fit into memory go to `skipped`. Once a length has taken `max_seconds`, it takes no further
+    steps; 0 means no limit. If the warm-up alone took so long, the warm-up counts as a repetition, because compilation
+    matters little in so long a step. Every length begins with the same adapters, and every step has new tokens. Raises
+    EvalError if a step fails.
     """
     random = np.random.default_rng(settings.seed)
     start = loaded.model.trainable_parameters()
     rest: dict[int, float] = {}
 
     def step(name: Arm) -> Step:
-        # Until then the model may have the other arm's adapters.
-        loaded.model.update(adapters.pop(name))  # pop: the step can free their memory, as in mlx-lm
+        # At this point the model may still have the other arm's adapters.
+        loaded.model.update(adapters.pop(name))  # pop(), so that the step can free their memory, as in mlx-lm
         loss, took = run(
             name, partial(trainees[name], *batch), seq_len * settings.batch_size, flash, settings.precision
         )
@@ -97,7 +98,7 @@ def lengths(loaded: LoadedModel, settings: Settings, skipped: list[Skipped]) -> 
             continue
         adapters = dict.fromkeys(ARMS, start)
         trainees = {name: trainee(loaded.model, start) for name in ARMS}
-        # Counts the warm-up, too: the step is traced only there, and only traced calls can fall back.
+        # The counts include the warm-up, because a step is traced only there and only traced calls can fall back.
         flash, spent = Flash(), 0.0
         trials: list[Trial[Step]] = []
         for repetition in range(-1, settings.repetitions):
@@ -114,17 +115,18 @@ def lengths(loaded: LoadedModel, settings: Settings, skipped: list[Skipped]) -> 
 
 
 def make_batch(tokens: np.ndarray) -> tuple[mx.array, mx.array]:
-    """mlx-lm's batch of unpadded sequences: the tokens, and for each sequence the range that is learned."""
+    """Makes mlx-lm's batch of unpadded sequences: the tokens, and for each sequence the range that is learned."""
     batch = mx.array(tokens.astype(np.int32)), mx.array([[0, tokens.shape[1]]] * len(tokens))
     mx.eval(batch)  # before the clock starts
     return batch
 
 
 def too_long(loaded: LoadedModel, seq_len: int, settings: Settings, rest: dict[int, float]) -> str | None:
-    """Says why, if a step of that length without the patch does not fit into memory; else None.
+    """Returns the reason if a step of that length does not fit into memory without the patch, else None.
 
-    The estimate is the memory of the score arrays plus that of all else, whose bytes per token are those of the longest
-    length so far. rest: length -> bytes of all else; if it is empty, only the score arrays count.
+    The estimate is the memory of the score arrays plus the memory of everything else. The latter is assumed to have the
+    bytes per token that it had at the longest length so far. `rest` maps each length so far to the bytes of everything
+    else. If it is empty, only the score arrays count.
     """
     given = settings.max_memory_gb
     limit = machine.free_memory() if given is None else given * 1e9
@@ -141,9 +143,9 @@ def too_long(loaded: LoadedModel, seq_len: int, settings: Settings, rest: dict[i
 def least_memory(loaded: LoadedModel, seq_len: int, settings: Settings) -> int:
     """Bytes of the score-sized arrays of MLX's own attention in one step, without anything else.
 
-    Each layer with adapters keeps its softmax for the gradient (with checkpoints, only the running layer does). The
-    running layer has one more such array, or two if MLX's thread lags behind. cuDNN has none, but its gradient needs a
-    multiple of 128 tokens; for other lengths the running layer has one array.
+    Each layer with adapters keeps its softmax for the gradient. With checkpoints, only the running layer keeps it. The
+    running layer has at least one more array of this size. It has two if MLX's thread lags behind. cuDNN has no such
+    arrays, but its gradient needs a multiple of 128 tokens. For other lengths, the running layer has one array.
     """
     item_size = ITEM_SIZE[loaded.described.dtype.split(", ")[-1]]
     if machine.kind() == "gpu" and mx.cuda.is_available() and item_size == 2 and loaded.head_dim in range(8, 129, 8):

@@ -1,13 +1,14 @@
 """Turns WikiText, published tokenised, into normal text: ` 2 @.@ 5 kg ( 6 lb ) , ` becomes `2.5 kg (6 lb), `.
 
-Models were trained on normal text, so they read it here; published figures count the words and bytes of the
-original. The rules and their order are lm-evaluation-harness's, so that the figures can agree.
+Models were trained on normal text, so they read normal text here, too. Published figures count the words and bytes of
+the original text. The rules and their order are lm-evaluation-harness's, so that flash-eval's figures can agree with
+published ones.
 """
 
 import re
 from collections.abc import Iterable
 
-# The line end before the heading of a page, which has one "=" on each side; a section's heading has more.
+# Matches the line end before a page's heading. A page's heading has one "=" on each side; a section's has more.
 HEADING = re.compile(r"\n(?=[^\S\n]*= (?!=).*(?<!=) =[^\S\n]*(?:\n|\Z))")
 OPENING, CLOSING = "([{\"'", ")]}\"'"
 
@@ -37,9 +38,10 @@ def _page(text: str) -> str:
 
 
 def original_length(original: str, read: str) -> int:
-    """How many characters of the original correspond to `read`, the beginning of its detokenised form.
+    """Returns how many characters of the original correspond to `read`, the beginning of the detokenised original.
 
-    Detokenising removes spaces and @, which count with the character after them, and turns some N into 1.
+    Detokenising removes spaces and @, and turns some N into 1. A removed character counts if a character after it is in
+    `read`.
     """
     position = 0
     for character in read:
@@ -50,9 +52,9 @@ def original_length(original: str, read: str) -> int:
 
 
 def pages(rows: Iterable[str]) -> list[str]:
-    """The pages of the file whose lines are these rows (blank lines are empty rows), without blank pages.
+    """Joins the rows, which are the lines of a file (blank lines are empty rows), and cuts the file into its pages.
 
-    The pages are cut where lm-evaluation-harness cuts; a line end separates them.
+    The cuts are where lm-evaluation-harness cuts. Blank pages and the line end between two pages are left out.
     """
     text = "".join(row or " \n" for row in rows)
     return [page for page in HEADING.split(text) if page.strip()]
