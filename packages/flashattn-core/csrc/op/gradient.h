@@ -1,4 +1,5 @@
-// The gradient of attention. A primitive computes most of it, and MLX's operations the rest.
+// The gradient of attention. A primitive computes the gradients of query, key and value. MLX's operations compute the
+// others.
 #pragma once
 
 #include <vector>
@@ -13,8 +14,8 @@ std::vector<mx::array> gradients(const mx::Stream& stream, const Options& option
                                  const std::vector<mx::array>& outputs, const std::vector<mx::array>& cotangents,
                                  const std::vector<int>& argnums);
 
-// Inputs: those of FlashAttention, its outputs, and the cotangents of out and lse. Outputs: the gradients of query, key
-// and value, and delta, see cpu/backward.h.
+// Inputs: the inputs of FlashAttention, then the outputs of FlashAttention, then the cotangents of out and lse.
+// Outputs: the gradients of query, key and value, then delta, see cpu/backward.h.
 class FlashAttentionGradient : public AttentionPrimitive {
  public:
   using AttentionPrimitive::AttentionPrimitive;

@@ -1,4 +1,4 @@
-// The table of decisions, by the key of a kind of call.
+// The table of decisions. Each key stands for a kind of call.
 #include "decision.h"
 
 #include <algorithm>
@@ -11,7 +11,8 @@
 namespace flashattn {
 namespace {
 
-// The exact length up to kFew, because kernels may be compiled for it. Longer lengths are rounded up to a power of two.
+// A length up to kFew stays exact, because kernels may be compiled for this length. A longer one is rounded up to a
+// power of two.
 int rounded_length(int length) {
   return length <= kFew ? length : static_cast<int>(std::bit_ceil(static_cast<unsigned>(length)));
 }

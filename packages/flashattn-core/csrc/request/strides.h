@@ -7,7 +7,7 @@
 
 namespace flashattn {
 
-// The forward pass's outputs, which the backward pass reads. An output that is not requested is null.
+// The forward pass's outputs, which the backward pass reads. lse and row_stats are null if they are not requested.
 struct Outputs {
   const mx::array& out;
   const mx::array *lse, *row_stats;
@@ -25,8 +25,8 @@ struct Gradients {
   mx::array &query, &key, &value, &delta;
 };
 
-// The strides of an array that has the dimensions `axes` after the batch's. Missing dimensions, and those of size 1,
-// get stride 0: they are broadcast.
+// The strides of an array that has the dimensions `axes` after the batch dimensions. A dimension that is missing or has
+// size 1 gets stride 0, because the array is broadcast along it.
 Strides strides_of(const mx::array& array, int batch_dims, AxesUsed axes);
 
 constexpr AxesUsed kTensorAxes = {true, true, true};  // (*B, H, L, D)
