@@ -46,7 +46,7 @@ def lowered(
 ) -> _ext.Arguments:
     """Converts the arguments to what ``_ext`` takes; C++ checks shapes and dtypes. `stream` is ignored.
 
-    `bits`: None if key and value are arrays; bits per element if they are (weights, scales, biases).
+    `bits`: None if key and value are arrays. If they are (weights, scales, biases), the bits per element.
     """
     types.array("query", query)
     given: Any = lower(mask)  # it holds only what the call has, because each entry costs time in every call

@@ -1,7 +1,7 @@
 """Flash attention for unchanged MLX programs. Importing this package changes nothing; enable() does."""
 
 try:
-    import flashattn_core  # noqa: F401  first: if MLX does not load, this error says what to install
+    import flashattn_core  # noqa: F401  imported first, because its error says what to install if MLX does not load
 
     from .patch import (
         FlashNeverRanError,
