@@ -8,7 +8,7 @@
 #   "ziglang==0.17.1",
 # ]
 # ///
-"""Builds flashattn-core's wheel for macOS on arm64, on Linux, and checks it.
+"""Builds on Linux flashattn-core's wheel for macOS on arm64, and checks the wheel.
 
     uv run packages/flashattn-core/macos/build.py --output dist [--mlx 0.32.3]
 
@@ -69,7 +69,7 @@ def build(output: Path, work: Path, beside: Release) -> tuple[Path, Path]:
         "_PYTHON_HOST_PLATFORM": f"macosx-{MINIMUM_MACOS}-arm64",
         "FLASHATTN_SOABI": f"cpython-3{sys.version_info.minor}-darwin",
     }
-    os.chdir(PACKAGE)  # where a build backend expects to be
+    os.chdir(PACKAGE)  # a build backend expects to run in the package's folder
     name = build_wheel(
         str(output),
         {

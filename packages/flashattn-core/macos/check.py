@@ -2,7 +2,7 @@
 # requires-python = ">=3.11"
 # dependencies = ["lief==1.0.0", "ziglang==0.17.1"]
 # ///
-"""Checks a macOS wheel of flashattn-core on any machine: would a Mac load it, beside this MLX?
+"""Checks on any machine whether a Mac can load a macOS wheel of flashattn-core together with a given MLX.
 
     uv run packages/flashattn-core/macos/check.py WHEEL --mlx FOLDER
 
@@ -32,7 +32,7 @@ LIBMLX = "@rpath/libmlx.dylib"
 RUN_PATHS = ["@loader_path/../../mlx/lib"]
 MINIMUM_MACOS = [14, 0]
 
-Row = tuple[str, str, list[str]]  # what was looked at, what was found, what is wrong with it
+Row = tuple[str, str, list[str]]  # what was checked, what was found, what is wrong with that
 
 
 def check_name(wheel: Path, module: Path) -> Row:

@@ -12,7 +12,7 @@ ADHOC = 0x2
 
 
 class SignatureError(Exception):
-    """macOS would refuse the file."""
+    """The signature is not valid, so macOS refuses the file."""
 
 
 def blobs(signature: bytes) -> dict[int, bytes]:

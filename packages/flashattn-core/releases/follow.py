@@ -1,4 +1,4 @@
-"""Follows a release of MLX: finds out whether flashattn-core works beside it, and adds it to releases.toml.
+"""Follows a release of MLX: finds out whether flashattn-core works with it, and if so adds it to releases.toml.
 
     make follow MLX=0.32.5      # in a clone of the repository; downloads 1 GB, and takes half an hour on two cores
     make newer                  # fails if the index has a newer release than the table
@@ -23,7 +23,7 @@ PACKAGE = TABLE.parent
 ROOT = PACKAGE.parents[1]
 MACOS = PACKAGE / "macos"
 LIBMLX_ON_LINUX = ("mlx-cpu", "mlx-cuda-12", "mlx-cuda-13")
-MACOS_VERSIONS = ("14.0", "15.0", "26.0")  # MLX has a libmlx for each
+MACOS_VERSIONS = ("14.0", "15.0", "26.0")  # MLX publishes a libmlx for each of these
 ENCODER = "_ZN3mlx4core2cu19get_command_encoderENS0_6StreamE"
 NAMING = ("packages/flashattn-core/pyproject.toml", "examples/README.md", "docs/support.md")  # name the newest release
 SUITES = ("tests/core", "tests/patch")
@@ -159,7 +159,7 @@ def build_for_linux(mlx: str, work: Path) -> Path:
 
 
 def build_for_macos(mlx: str, work: Path) -> str:
-    """Builds the wheel for macOS, and checks it beside MLX's build for each macOS. Returns the verdict."""
+    """Builds the wheel for macOS, and checks it with MLX's build for each macOS version. Returns the result."""
     output = work / "macos-wheel"
     uv("run", "--quiet", MACOS / "build.py", "--output", output, "--mlx", mlx)
     [wheel] = output.glob("*.whl")

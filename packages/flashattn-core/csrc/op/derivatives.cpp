@@ -1,4 +1,4 @@
-// Lets MLX differentiate a function, but only by its floating-point arguments.
+// Lets MLX differentiate a function, but only by those arguments that are floating-point.
 #include "derivatives.h"
 
 #include "mlx/ops.h"

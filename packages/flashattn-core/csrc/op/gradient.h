@@ -8,7 +8,8 @@
 
 namespace flashattn {
 
-// FlashAttention's vjp(). Throws NoKernelError if no kernel computes the gradients of query, key, value or sinks.
+// Computes FlashAttention's vjp(). Throws NoKernelError if the gradient of query, key, value or sinks is requested and
+// no kernel covers the call.
 std::vector<mx::array> gradients(const mx::Stream& stream, const Options& options, const Decision& decision,
                                  const Present& present, const std::vector<mx::array>& inputs,
                                  const std::vector<mx::array>& outputs, const std::vector<mx::array>& cotangents,

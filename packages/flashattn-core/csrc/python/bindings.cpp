@@ -158,7 +158,7 @@ NB_MODULE(_ext, m) {
           "with_one_query",
           [](const Arguments& arguments) {
             Arguments step = {{}, arguments.options, arguments.precision, "auto"};
-            step.options.causal = false;  // one query sees all keys
+            step.options.causal = false;  // because one query sees all keys
             step.options.window = 0;
             const auto zeros = [&](Input input, int rows) {
               const mx::array& given = *arguments.inputs[index(input)];

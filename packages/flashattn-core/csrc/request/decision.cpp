@@ -56,7 +56,8 @@ CallKey::CallKey(const Inputs& inputs, const Arguments& arguments, mx::Device de
     add(given ? 1 + static_cast<int>(given->dtype().val()) : 0);
   }
   if (arguments.kernel == "auto") {
-    // The tiling depends on the number of blocks, which differs between lengths that round to the same power of two.
+    // The usual tiling is part of the key, because it depends on the number of blocks. That differs between lengths
+    // that round to the same power of two.
     bool is_cuda = backend_of(device) == Backend::cuda && query.shape(kRow) > kMaxCudaDecodeLen;
     add(is_cuda ? usual_tiling(Kernel::cuda_prefill, call_shape(inputs, options, Backend::cuda, arguments.precision))
                 : 0);

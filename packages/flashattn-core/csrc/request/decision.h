@@ -22,7 +22,7 @@ struct Decision {
   bool by_name = false;
   Kernels failed = 0;                     // kernels that failed their check: auto does not take them for other lengths
   bool is_counted = true;                 // whether stats() counts the call
-  std::atomic<uint64_t>* left = nullptr;  // counts calls left to MLX's own attention; null unless MLX's is faster
+  std::atomic<uint64_t>* left = nullptr;  // counts calls that MLX's own attention runs; null unless it is faster
 
   bool operator==(const Decision&) const = default;
 };
@@ -63,8 +63,8 @@ using LeftCalls = std::tuple<std::string, double, double, uint64_t>;
 std::vector<LeftCalls> left_calls();
 void reset_left_calls();
 
-// The stored decision for the call's kind; empty if there is none yet. Throws NoKernelError if no kernel covers the
-// call or none passed its check.
+// The stored decision for the call's kind, or on a CPU by_table(). Empty if no decision is stored yet. Throws
+// NoKernelError if no kernel covers the call, or if none passed its check.
 std::optional<Decision> decided(const Arguments& arguments, Backend backend, mx::Device device);
 
 // The kernel table's choice, without regard to checks and timings. Throws NoKernelError if no kernel covers the call.

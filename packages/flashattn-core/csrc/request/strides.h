@@ -20,7 +20,7 @@ struct GradientInputs {
   const mx::array* lse_gradient;  // the cotangent of lse; null: zeros
 };
 
-// What the backward pass writes: the gradients of query, key and value; and delta, see cpu/backward.h.
+// What the backward pass writes: the gradients of query, key and value, and also delta, see cpu/backward.h.
 struct Gradients {
   mx::array &query, &key, &value, &delta;
 };

@@ -43,7 +43,7 @@ class Case:
 
 
 class KernelWarning(UserWarning):
-    """A kernel failed its check on this machine and is not used there; the text names it and says what was wrong."""
+    """A kernel failed its check on this machine, and is not used here. The text names the kernel and what is wrong."""
 
 
 def of_call(arguments: _ext.Arguments, kernel: str, stream: mx.Stream) -> str:
@@ -139,7 +139,7 @@ def failure(
 
 
 def size_of(name: str, expected: mx.array) -> float:
-    """The size to which errors are relative: 1, or a gradient's root mean square. A gradient is a sum of terms of about
+    """The size to which errors are relative: 1, or for a gradient its root mean square. A gradient's terms are of about
     that size, and each term changes if the last bit of `out` differs."""
     if name not in _GRADIENTS:
         return 1.0
@@ -166,7 +166,7 @@ def lengths_of(kind: Kind, kernel: str = "") -> Lengths:
 
 
 def cases(kind: Kind, lengths: Lengths) -> Iterator[Case]:
-    """Calls of the kind, with contiguous arrays."""
+    """Draws calls of the kind with these lengths. Their arrays are contiguous."""
     # Blocks share keys only if multiprocessors would have no work otherwise. So the call that checks this has one
     # sequence and one key/value head.
     few: dict[tuple[int, int], Any] = {_ext.checked_sharing: {"batch": 1, "kv_heads": 1}}

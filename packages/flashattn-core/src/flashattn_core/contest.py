@@ -23,11 +23,11 @@ MLX = "mlx"  # the name of the contestant that is MLX's own attention
 Times = dict[str, list[float]]  # contestant -> seconds per call, one number for each of its _ways()
 ROWS = ("query", "key", "value")
 
-mlx_attention = mx.fast.scaled_dot_product_attention  # saved before anything replaces it
+mlx_attention = mx.fast.scaled_dot_product_attention  # saved before the patch replaces it in mx.fast
 
 _MOST_WORK = 1e11  # multiply-adds of a trial call: a few milliseconds on a laptop's GPU
-_MOST_WORK_ON_CUDA = 1e12  # a few milliseconds on a data-centre GPU
-_MOST_BYTES = 2**29  # of a trial call's arrays
+_MOST_WORK_ON_CUDA = 1e12  # the same for CUDA: a few milliseconds on a data-centre GPU
+_MOST_BYTES = 2**29  # the size of a trial call's arrays
 _TRIALS, _TRIAL_SECONDS, _WARM_UP = 5, 0.004, 16  # a trial repeats short calls until they take _TRIAL_SECONDS
 _SLOW_SECONDS = 0.04  # a contestant slower than this is timed only once
 _MOST_REPEATS = 512
@@ -40,7 +40,8 @@ Calls = Callable[[int], Any]  # count -> the lazy outputs of that many calls of 
 
 
 def in_words(call: _ext.Arguments) -> str:
-    """Describes a call's kind. Lengths are rounded up to powers of two: calls with the same text share their times."""
+    """Describes a call's kind. Calls with the same text share their times. So lengths and the batch size are rounded up
+    to powers of two; only small numbers of queries stay exact."""
     kind, (batch, heads, kv_heads, key_len, window) = Kind(*call.kind()), call.sizes()
     query_len = kind.query_len if kind.query_len <= _ext.few_queries else _power_of_two(kind.query_len)
     window = _power_of_two(min(window, key_len))
@@ -186,7 +187,7 @@ def _in_turns(ways: dict[str, list[Calls]]) -> Times:
         try:
             _seconds(calls[0], 1)  # the first call compiles the kernel
             once[name] = _seconds(calls[0], 1)
-            if once[name] < _TRIAL_SECONDS:  # spreads the cost of an evaluation over many calls
+            if once[name] < _TRIAL_SECONDS:  # many calls share the cost of one evaluation
                 once[name] = _seconds(calls[0], _WARM_UP) / _WARM_UP
         except (RuntimeError, ValueError) as error:
             if NO_MEMORY.search(str(error)):

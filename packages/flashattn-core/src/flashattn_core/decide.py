@@ -33,7 +33,7 @@ _CLEARLY = 1.03  # MLX's own attention is used if flash attention takes at least
 
 @dataclass
 class Decision:
-    """What calls of one kind run.
+    """Which kernel all calls of one kind run.
 
     kernel: None if every kernel failed its check, or if the gradient's kernels failed theirs. `wrong` then says why the
     first of them failed.
@@ -115,7 +115,7 @@ def when_to_check() -> When:
 
 
 def wrong_with(call: _ext.Arguments, kernel: str, stream: mx.Stream) -> str:
-    """What is wrong with the kernel for such calls, in words; empty if nothing is, or if FLASHATTN_CHECK is "never".
+    """What is wrong with the kernel for such calls. Empty if nothing is wrong, or if FLASHATTN_CHECK is "never".
 
     Raises NoKernelError if memory is too short for the check; the next call then tries again.
     """

@@ -21,7 +21,7 @@ HIDES = ("causal", "key_start", "key_stop", "visible", "bias")
 
 @dataclass(frozen=True)
 class Kind:
-    """The properties of a call that kernels are compiled for: all but its batch size, key length and elements.
+    """The properties of a call that kernels are compiled for. Others, such as the batch size, are not in it.
 
     `given`: name (in csrc/call/inputs.def) of each optional input -> its dtype; of each option that is set -> None.
     """

@@ -235,7 +235,7 @@ def _keep_block_maps(mask: mx.array) -> None:
     with _keeping:
         _forget_block_maps(key)
         _ext.keep_block_maps(mask)
-        forget = _forget_block_maps  # a local, because at exit the global may be gone before the mask
+        forget = _forget_block_maps  # a local variable, because at exit the global one may be gone before the mask
         _kept[key] = _Kept(array_id, weakref.ref(mask, lambda _: forget(key)))
 
 

@@ -25,7 +25,7 @@ def of_backend(backend: Device) -> Iterator[tuple[str, int, str]]:
     """
     stream = mx.default_stream(mx.cpu if backend == "cpu" else mx.gpu)
     for kernel in _ext.stats():
-        if not kernel.startswith(backend) or kernel.endswith("_dkv"):  # checked together with _dq
+        if not kernel.startswith(backend) or kernel.endswith("_dkv"):  # the check of _dq also checks _dkv
             continue
         count, wrong = 0, ""
         for kind in kinds_of_models():
@@ -64,7 +64,8 @@ def _files(folder: str) -> list[Path]:
 
 
 def kinds_of_models() -> Iterator[Kind]:
-    """Prompts in each dtype with three head sizes and with padding, gpt-oss's and gemma's layers, quantised caches."""
+    """Yields prompts in each dtype, with three head sizes and with padding. Then layers of gpt-oss and gemma, and
+    prompts with quantised caches."""
     causal: dict[str, mx.Dtype | None] = {"causal": None}
     for dtype in (mx.bfloat16, mx.float16, mx.float32):
         for dim in (64, 128, 256):

@@ -68,7 +68,7 @@ def preload(choice: str) -> None:
 def openblas() -> str | None:
     """A multithreaded OpenBLAS that MLX can call: a path or name for LD_PRELOAD. None if there is none."""
     for library in _known():
-        with contextlib.suppress(ValueError, AttributeError):  # another ABI, or not OpenBLAS
+        with contextlib.suppress(ValueError, AttributeError):  # the library has another ABI, or is not OpenBLAS
             if _load(library).openblas_get_parallel():
                 return library
     return None
@@ -87,7 +87,8 @@ def _known() -> Iterator[str]:
 
 
 def _file(choice: str) -> str:
-    """The absolute path of a library that MLX can call. Raises ValueError, also if LD_PRELOAD cannot hold the path."""
+    """The absolute path of `choice`. Raises ValueError unless MLX can call this library and LD_PRELOAD can hold the
+    path."""
     library = os.path.abspath(choice)
     if not os.path.isfile(library):
         raise ValueError(f"--blas takes auto or the file of a library, not {choice!r}")

@@ -1,4 +1,4 @@
-"""`mlxlm-flash doctor`: prints what is installed, slow or broken, one line each, with its cure.
+"""`mlxlm-flash doctor` prints a line for each thing that is installed, slow or broken, and how to cure it.
 
 doctor stops after a failure that makes all later checks pointless. Each check has its own imports, so doctor works even
 if the package does not load.
@@ -27,7 +27,7 @@ LIBMLX = {"mlx-cuda-12": "mlx[cuda12]", "mlx-cuda-13": "mlx[cuda13]", "mlx-cpu":
 PINNED = ("flashattn-core", "mlxlm-flash-patch")  # this project's packages, which require tested versions of others
 MODES = ("0", "1", "strict", "float32", "float32,strict")  # values of MLXLM_FLASH
 CPU_VARIABLES = ("FLASHATTN_CPU_ISA", "FLASHATTN_NUM_THREADS")
-RELATIONS = {"==": operator.eq, ">=": operator.ge, "<=": operator.le}  # between versions, as lists of numbers
+RELATIONS = {"==": operator.eq, ">=": operator.ge, "<=": operator.le}  # for versions as lists of numbers
 
 
 class Mark(Enum):
@@ -131,7 +131,7 @@ def variable() -> Iterator[Finding]:
 
 
 def extension() -> Iterator[Finding]:
-    """Whether the compiled module loads, and shares MLX's array type: both must use the same nanobind ABI."""
+    """Whether the compiled module loads, and shares MLX's array type. For that, both must use the same nanobind ABI."""
     again = "pip install --force-reinstall --no-deps flashattn-core"
     try:
         from . import enable  # noqa: F401  raises the error of the first import
@@ -195,7 +195,7 @@ def cpu() -> Iterator[Finding]:
 
 
 def matrix_products() -> Iterator[Finding]:
-    """The BLAS of the linear layers, which take most of the time at short contexts."""
+    """Names the BLAS that computes the linear layers. These take most of the time if contexts are short."""
     from .blas import INSTALL, blas, openblas
 
     library = blas()
@@ -313,7 +313,7 @@ def seam() -> Iterator[Finding]:
 
 
 def coverage(model: str) -> Iterator[Finding]:
-    """Which attention calls of this model are flash attention while it reads a prompt."""
+    """Which attention calls of this model use flash attention while the model reads a prompt."""
     from .patch import tally
     from .tune import attention_of
 

@@ -69,7 +69,7 @@ prefill_reg(FLASHATTN_INPUT_ARGUMENTS(T, K), FLASHATTN_OUTPUT_ARGUMENTS(T), FLAS
   Visibility visibility = visibility_of(params, FLASHATTN_MASK_INPUTS, batch);
 
   int fragment_r = fragment_row(lane), fragment_c = fragment_column(lane);
-  int own_query = first_query + int(simdgroup) * 8;  // the SIMD group's first query
+  int own_query = first_query + int(simdgroup) * 8;  // the first of this SIMD group's eight queries
   Row row = visibility.row(own_query + fragment_r, head);
   OnlineSoftmax softmax = empty_row();
   Fragment output[kColumns] = {};

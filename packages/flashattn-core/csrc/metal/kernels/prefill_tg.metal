@@ -19,7 +19,7 @@ template <typename T, typename Sizes>
 FLASHATTN_KERNEL(4)
 prefill_tg(FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_OUTPUT_ARGUMENTS(T), FLASHATTN_POSITION) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, ROW_FRAGMENTS = Sizes::row_fragments;
-  constexpr int kSimdgroups = 4, kKeys = 8 * kSimdgroups;  // each SIMD group has one fragment of keys
+  constexpr int kSimdgroups = 4, kKeys = 8 * kSimdgroups;  // each SIMD group has eight keys
   constexpr int kRows = ROW_FRAGMENTS * 8, kRowsEach = kRows / kSimdgroups;
   constexpr int kDepth = D / 8, kColumns = (DV / 8 + kSimdgroups - 1) / kSimdgroups;
   constexpr int kStride = kKeys + 4;  // the padding puts a fragment's eight rows into different banks

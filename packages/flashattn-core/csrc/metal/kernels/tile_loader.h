@@ -37,7 +37,7 @@ struct TileLoader {
   // elements that this thread copied are finite.
   template <typename Source>
   METAL_FUNC static bool load(threadgroup T* tile, Source source, int rows, int columns, uint thread_index) {
-    float zero = 0;  // stays 0 unless something is not finite
+    float zero = 0;  // stays 0 unless an element is NaN or infinite: then it becomes NaN
     for (int run = int(thread_index); run < ROWS * kRuns; run += THREADS) {
       int row = run / kRuns, column = run % kRuns * kRun;
       T elements[kRun];
@@ -51,7 +51,7 @@ struct TileLoader {
     return zero == 0;
   }
 
-  // Replaces numbers that are not finite with 0.
+  // Replaces NaN and infinity in the tile by 0.
   METAL_FUNC static void clean(threadgroup T* tile, uint thread_index) {
     for (int i = int(thread_index); i < ROWS * COLUMNS; i += THREADS) {
       threadgroup T& element = tile[i / COLUMNS * kStride + i % COLUMNS];
