@@ -8,13 +8,13 @@
 #   "ziglang==0.17.1",
 # ]
 # ///
-"""Builds flashattn-core's wheel for macOS on arm64, on Linux, and checks it.
+"""Builds on Linux flashattn-core's wheel for macOS on arm64, and checks the wheel.
 
     uv run packages/flashattn-core/macos/build.py --output dist [--mlx 0.32.3]
 
-The wheel has the module for one release of MLX: the newest of releases.toml, unless --mlx names another. What
-is needed here and nowhere else (a compiler of 100 MB) is listed above, for uv to keep apart from the workspace's
-environment. The exit code is 1 if the wheel is wrong, 2 if this machine lacks something.
+The wheel has the module for one release of MLX: the newest of releases.toml, unless --mlx names another. The script
+lists the packages that only it needs (among them a compiler of 100 MB), so that uv installs them apart from the
+workspace's environment. The exit code is 1 if the wheel is wrong, 2 if this machine lacks something.
 """
 
 import argparse
@@ -35,11 +35,11 @@ PACKAGE = HERE.parent
 sys.path.append(str(PACKAGE / "releases"))
 from release_table import Release, release, releases  # noqa: E402
 
-TOOLS = {"clang++-19": "clang-19", "ld64.lld-19": "lld-19"}  # program: Debian's package
+TOOLS = {"clang++-19": "clang-19", "ld64.lld-19": "lld-19"}  # program -> Debian's package
 
 
 def missing_tools() -> list[str]:
-    """For each program that is not there, what to do."""
+    """Returns a line for each missing program, which says how to install the program."""
     return [
         f"{program} is missing: apt-get install {package}"
         for program, package in TOOLS.items()
@@ -48,14 +48,14 @@ def missing_tools() -> list[str]:
 
 
 def add_nanobind(folder: Path, version: str) -> None:
-    """For the Python that CMake runs: which nanobind it takes depends on the release of MLX."""
+    """Installs nanobind into `folder`, and lets the Python that CMake runs find it there."""
     uv = os.environ.get("UV") or shutil.which("uv") or "uv"
     subprocess.run([uv, "pip", "install", "--quiet", f"--target={folder}", f"nanobind=={version}"], check=True)
     os.environ["PYTHONPATH"] = str(folder)
 
 
 def build(output: Path, work: Path, beside: Release) -> tuple[Path, Path]:
-    """Builds the wheel into `output`; returns it and the folder of MLX's macOS wheel."""
+    """Builds the wheel into `output`. Returns the wheel's path, and the mlx folder of MLX's macOS wheel."""
     download(work / "wheels", f"mlx=={beside.mlx}", f"mlx-metal=={beside.mlx}")
     add_nanobind(work / "nanobind", beside.nanobind)
     mlx = work / "wheels/mlx"
@@ -65,17 +65,17 @@ def build(output: Path, work: Path, beside: Release) -> tuple[Path, Path]:
         "FLASHATTN_CLANG": str(shutil.which("clang++-19")),
         "FLASHATTN_SYSROOT": str(work / "sysroot"),
         "FLASHATTN_MLX": str(mlx),
-        # What Python calls its platform on the Mac.
+        # The name that Python has for its platform on the Mac.
         "_PYTHON_HOST_PLATFORM": f"macosx-{MINIMUM_MACOS}-arm64",
         "FLASHATTN_SOABI": f"cpython-3{sys.version_info.minor}-darwin",
     }
-    os.chdir(PACKAGE)  # where a build backend expects to be
+    os.chdir(PACKAGE)  # a build backend expects to run in the package's folder
     name = build_wheel(
         str(output),
         {
             "build-dir": str(work / "build"),
             "cmake.define.CMAKE_TOOLCHAIN_FILE": str(HERE / "toolchain.cmake"),
-            "install.strip": "false",  # a changed file would lose its signature
+            "install.strip": "false",  # because stripping invalidates the file's signature
             "wheel.py-api": "cp311" if beside.has_stable_abi else "",
         },
     )

@@ -2,12 +2,12 @@
 # requires-python = ">=3.11"
 # dependencies = ["lief==1.0.0", "ziglang==0.17.1"]
 # ///
-"""Checks a macOS wheel of flashattn-core on any machine: would a Mac load it, beside this MLX?
+"""Checks on any machine whether a Mac can load a macOS wheel of flashattn-core together with a given MLX.
 
     uv run packages/flashattn-core/macos/check.py WHEEL --mlx FOLDER
 
-FOLDER is the mlx folder of MLX's macOS wheels, as download.py unpacks them. CPython's symbols are looked up in the one
-that runs this. The exit code is 1 if anything is wrong.
+FOLDER is the mlx folder of MLX's macOS wheels, as download.py unpacks them. CPython's symbols are looked up in the
+CPython that runs this script. The exit code is 1 if anything is wrong.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from signature import SignatureError, verify
 from sysroot import LIBCXX, LIBOBJC, LIBSYSTEM, system_symbols
 
 THIS = f"3{sys.version_info.minor}"
-TAGS = {  # of the wheel, by the end of the module's name: for every CPython from 3.11 on, or for the one that runs this
+TAGS = {  # end of the module's name -> tag of the wheel: for CPython from 3.11 on, or for the CPython that runs this
     ".abi3.so": "cp311-abi3-macosx_14_0_arm64",
     f".cpython-{THIS}-darwin.so": f"cp{THIS}-cp{THIS}-macosx_14_0_arm64",
 }
@@ -32,7 +32,7 @@ LIBMLX = "@rpath/libmlx.dylib"
 RUN_PATHS = ["@loader_path/../../mlx/lib"]
 MINIMUM_MACOS = [14, 0]
 
-Row = tuple[str, str, list[str]]  # what was looked at, what was found, what is wrong with it
+Row = tuple[str, str, list[str]]  # what was checked, what was found, what is wrong with that
 
 
 def check_name(wheel: Path, module: Path) -> Row:
@@ -82,10 +82,11 @@ def check_run_paths(binary: lief.MachO.Binary) -> Row:
 
 
 def check_symbols(binary: lief.MachO.Binary, mlx: Path) -> Iterator[Row]:
-    """For each library what the file wants of it, and which of that it has not."""
+    """Yields a row for each library: which symbols the file needs from it, and which of these the library lacks."""
     available = {LIBMLX: macho.exports(macho.read(mlx / "lib/libmlx.dylib")), **system_symbols()}
     imports = macho.imports(binary)
-    # Symbols of no library in particular are Python's, or C++'s that the first library to have them provides.
+    # Some symbols are expected in no particular library. They are Python's, or C++ symbols, which come from the first
+    # library that has them.
     anywhere = imports.pop(macho.ANY, set())
     python = {name for name in anywhere if hasattr(ctypes.pythonapi, name.removeprefix("_"))}
     everything = set().union(macho.exports(binary), *available.values())
@@ -104,12 +105,12 @@ def symbols_row(where: str, names: set[str], missing: set[str]) -> Row:
 
 def demangled(name: str) -> str:
     symbol = lief.MachO.Symbol()
-    symbol.name = name.removeprefix("_")  # macOS puts it before every name
+    symbol.name = name.removeprefix("_")  # macOS puts an underscore before every name
     return str(symbol.demangled_name)
 
 
 def check_wheel(wheel: Path, mlx: Path) -> int:
-    """Prints a table of what was looked at; returns 1 if anything is wrong, else 0."""
+    """Runs the checks and prints a table of their findings. Returns 1 if anything is wrong, else 0."""
     with TemporaryDirectory() as folder, zipfile.ZipFile(wheel) as archive:
         name = next(name for name in archive.namelist() if "/_ext." in name and name.endswith(".so"))
         module = Path(archive.extract(name, folder))

@@ -1,7 +1,7 @@
 # /// script
 # requires-python = ">=3.11"
 # ///
-"""Published macOS wheels, unpacked: above all MLX's headers and the libmlx.dylib that the module will meet on a Mac.
+"""Downloads and unpacks macOS wheels, mainly for MLX's headers and the libmlx.dylib that a Mac has.
 
     uv run packages/flashattn-core/macos/download.py FOLDER mlx==VERSION mlx-metal==VERSION [--macos 26.0]
 
@@ -21,11 +21,11 @@ MINIMUM_MACOS = "14.0"
 
 
 class DownloadError(Exception):
-    """The wheels could not be had."""
+    """The wheels could not be downloaded."""
 
 
 def download(folder: Path, *requirements: str, macos: str = MINIMUM_MACOS) -> None:
-    """Unpacks into `folder` the wheels that a Mac with this version of macOS, and of Python, would take."""
+    """Unpacks into `folder` the wheels that pip installs on a Mac with macOS `macos` and this version of Python."""
     uv = os.environ.get("UV") or shutil.which("uv")
     if uv is None:
         raise DownloadError("uv is missing: python3 -m pip install uv")
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def cannot(reason: str) -> NoReturn:
-    """Ends the program where it is not at fault: something is missing on this machine."""
+    """Prints the reason, and ends the program with exit code 2: something is missing on this machine."""
     print(reason, file=sys.stderr)
     sys.exit(2)
 

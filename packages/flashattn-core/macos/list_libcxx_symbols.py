@@ -2,11 +2,12 @@
 # requires-python = ">=3.11"
 # dependencies = ["lief==1.0.0", "ziglang==0.17.1"]
 # ///
-"""Writes libcxx_symbols.txt: what macOS 14's libc++ is known to have, since published wheels that run there import it.
+"""Writes libcxx_symbols.txt: symbols that macOS 14's libc++ has, because wheels that run on macOS 14 import them.
 
     uv run packages/flashattn-core/macos/list_libcxx_symbols.py
 
-Only needed when the linker misses a symbol of libc++ that macOS 14 has: name one more wheel that uses it.
+This is needed only if the linker misses a symbol that macOS 14's libc++ has. First add a wheel that imports the symbol
+to WHEELS.
 """
 
 import re
@@ -19,21 +20,23 @@ from sysroot import LIBCXX
 
 WHEELS = ["mlx==0.32.4", "mlx-metal==0.32.4", "pyarrow==26.0.1"]
 
-# operator new and delete, which programs may replace, and the standard exceptions' types: looked up in any library.
+# operator new and delete, which programs may replace, and the types of the standard exceptions. The loader looks for
+# these symbols in all libraries.
 REPLACEABLE = re.compile(r"__Z(n[aw]|d[al]|TISt)")
 
-# Constructors and destructors are compiled in two forms, of whole objects (1) and of bases (2), both or none.
+# A constructor or destructor has two symbols: one for complete objects (1) and one for base classes (2). A library has
+# both or none.
 CONSTRUCTOR = re.compile(r"([CD])[12]E")
 
-# No published wheel imports it, because Apple's headers inline less than zig's: libc++ has exported it from the start
-# (__string/extern_template_lists.h in its sources, the list of the first version).
+# No published wheel imports this symbol, because Apple's headers inline less than zig's. But libc++ has exported it
+# from its first version on, see __string/extern_template_lists.h in the sources of libc++.
 KNOWN = {
     "__ZNSt3__112basic_stringIcNS_11char_traitsIcEENS_9allocatorIcEEE21__grow_by_and_replaceEmmmmmmPKc",
 }
 
 
 def libcxx_symbols(folder: Path) -> set[str]:
-    """libc++'s symbols that binaries in `folder` import."""
+    """The symbols of libc++ that binaries in `folder` import."""
     found: set[str] = set()
     for path in [*folder.rglob("*.so"), *folder.rglob("*.dylib")]:
         imports = macho.imports(macho.read(path))

@@ -1,16 +1,16 @@
-"""What a Mach-O file asks of other libraries, and what it offers them."""
+"""Reads which symbols a Mach-O file imports and exports."""
 
 from collections import defaultdict
 from pathlib import Path
 
 import lief
 
-SELF = 0  # where other numbers count the libraries from 1 on, or are negative: any library, in some order
+SELF = 0  # a symbol's library_ordinal if the file itself has it; positive: a library's number; negative: any library
 ANY = "any loaded library"
 
 
 def read(path: Path) -> lief.MachO.Binary:
-    """The one architecture of `path`."""
+    """Reads the file. If it has several architectures, returns the first."""
     binaries = lief.MachO.parse(path)
     binary = binaries.at(0) if binaries else None
     if binary is None:
@@ -19,7 +19,7 @@ def read(path: Path) -> lief.MachO.Binary:
 
 
 def imports(binary: lief.MachO.Binary) -> dict[str, set[str]]:
-    """Symbols that are bound when the file is loaded, by the library that they are expected in."""
+    """Maps each library (or ANY) to the symbols that the loader looks for in it when it loads the file."""
     wanted = defaultdict(set)
     for binding in binary.bindings:
         if binding.symbol and binding.library_ordinal != SELF:

@@ -1,6 +1,6 @@
-"""The ad-hoc code signature, without which macOS on arm64 loads nothing: a hash of every page of the file.
+"""Checks a file's ad-hoc code signature, which has a hash of every page. macOS on arm64 loads no file without one.
 
-The layout is that of Apple's cs_blobs.h: big-endian throughout.
+Apple's cs_blobs.h defines the layout. All numbers are big-endian.
 """
 
 import hashlib
@@ -12,11 +12,11 @@ ADHOC = 0x2
 
 
 class SignatureError(Exception):
-    """macOS would refuse the file."""
+    """The signature is not valid, so macOS refuses the file."""
 
 
 def blobs(signature: bytes) -> dict[int, bytes]:
-    """The parts of a signature by their magic number."""
+    """Maps the magic number of each part of a signature to the part."""
     magic, _, count = struct.unpack_from(">III", signature)
     if magic != EMBEDDED_SIGNATURE:
         raise SignatureError("is not a signature")
@@ -29,7 +29,7 @@ def blobs(signature: bytes) -> dict[int, bytes]:
 
 
 def verify(file: bytes, offset: int, size: int) -> int:
-    """Checks the signature at `offset` of `file` and returns how many pages it covers."""
+    """Checks the signature at `offset` of `file`. Returns the number of pages that it covers."""
     directory = blobs(file[offset : offset + size]).get(CODE_DIRECTORY)
     if directory is None:
         raise SignatureError("has no code directory")

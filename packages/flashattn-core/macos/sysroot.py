@@ -1,7 +1,8 @@
-"""Stands in for Apple's SDK, which may not be copied to Linux: headers and lists of symbols to compile and link with.
+"""Replaces Apple's SDK, which may not be copied to Linux, by headers to compile with and lists of symbols to link with.
 
-zig carries macOS's C and C++ headers and libSystem's symbols. The rest is small: two headers that metal-cpp wants
-(headers/), the symbols of libc++ (libcxx_symbols.txt) and libobjc, and Python's headers as they are on macOS.
+The Python package of zig has macOS's C and C++ headers, and a list of libSystem's symbols. This module adds two headers
+that metal-cpp needs (headers/), lists of the symbols of libc++ (libcxx_symbols.txt) and of libobjc, and Python's
+headers as they are on macOS.
 """
 
 import json
@@ -20,10 +21,10 @@ ZIG = Path(ziglang.__file__).parent
 LIBSYSTEM_TBD = ZIG / "lib/libc/darwin/libSystem.tbd"
 HERE = Path(__file__).parent
 
-# All that metal-cpp calls of it.
+# All functions of libobjc that metal-cpp calls.
 LIBOBJC_SYMBOLS = {"_objc_getProtocol", "_objc_lookUpClass", "_objc_msgSend", "_sel_registerName"}
 
-# Where macOS on arm64 differs from Linux, of what Python's public headers read.
+# Those macros that Python's public headers read, and that differ between Linux and macOS on arm64.
 MACOS_PYCONFIG = """
 #undef HAVE_GCC_ASM_FOR_X87
 #undef _POSIX_C_SOURCE
@@ -40,7 +41,7 @@ MACOS_PYCONFIG = """
 
 
 def symbol_list(library: str, symbols: set[str]) -> str:
-    """A .tbd file: what a linker has to know of a library that is not there."""
+    """The text of a .tbd file, which a linker reads instead of a library."""
     names = ", ".join(f"'{name}'" for name in sorted(symbols))
     return (
         "--- !tapi-tbd\ntbd-version: 4\ntargets: [ arm64-macos ]\n"
@@ -50,27 +51,27 @@ def symbol_list(library: str, symbols: set[str]) -> str:
 
 
 def system_symbols() -> dict[str, set[str]]:
-    """What the system's libraries have on macOS 14."""
+    """Maps each system library to the symbols that it has on macOS 14."""
     return {
         LIBCXX: set((HERE / "libcxx_symbols.txt").read_text().split()),
         LIBOBJC: LIBOBJC_SYMBOLS,
-        # zig's list; it is of a newer macOS, whose C functions have hardly changed.
+        # zig's list is of a newer macOS, but the C functions have hardly changed since macOS 14.
         LIBSYSTEM: set(re.findall(r"[\w$]+", LIBSYSTEM_TBD.read_text())),
     }
 
 
 def python_headers(folder: Path) -> None:
-    """This Python's headers, with macOS's sizes."""
+    """Copies the headers of this Python to `folder`, and changes their macros to those of macOS."""
     here = Path(sysconfig.get_path("include"))
     shutil.copytree(here, folder, dirs_exist_ok=True)
-    # Debian keeps the real pyconfig.h in a folder of the architecture's.
+    # Debian has the real pyconfig.h in a folder for the architecture.
     debian = here.parent / str(sysconfig.get_config_var("MULTIARCH")) / here.name / "pyconfig.h"
     pyconfig = debian if debian.is_file() else here / "pyconfig.h"
     (folder / "pyconfig.h").write_text(pyconfig.read_text() + MACOS_PYCONFIG)
 
 
 def make_sysroot(folder: Path) -> None:
-    """Fills `folder`."""
+    """Writes the headers, the lists of symbols and the settings of the SDK to `folder`."""
     shutil.copytree(HERE / "headers", folder / "headers", dirs_exist_ok=True)
     python_headers(folder / "python")
     libraries = folder / "usr/lib"
@@ -78,8 +79,8 @@ def make_sysroot(folder: Path) -> None:
     symbols = system_symbols()
     (libraries / "libc++.tbd").write_text(symbol_list(LIBCXX, symbols[LIBCXX]))
     (libraries / "libobjc.tbd").write_text(symbol_list(LIBOBJC, symbols[LIBOBJC]))
-    # Targets that lld 19 has not heard of make it refuse the file.
+    # Removes targets that lld 19 does not know, because lld refuses a file that has them.
     (libraries / "libSystem.tbd").write_text(re.sub(r"\barm64e\.x1-\w+\s*,?\s*", "", LIBSYSTEM_TBD.read_text()))
-    # What clang reads of an SDK.
+    # clang reads this file of an SDK.
     sdk = {"Version": "14.0", "MaximumDeploymentTarget": "14.0.99"}
     (folder / "SDKSettings.json").write_text(json.dumps(sdk))

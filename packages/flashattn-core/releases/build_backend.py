@@ -33,7 +33,7 @@ def get_requires_for_build_editable(config_settings: Settings = None) -> list[st
 
 
 def tagged(config_settings: Settings) -> dict[str, Any]:
-    """The settings, with the wheel's Python tag: every CPython from 3.11 on, or only the one that runs this."""
+    """Adds the wheel's Python tag to the settings: every CPython from 3.11 on, or only the CPython that runs this."""
     return {"wheel.py-api": "cp311" if to_build_for().has_stable_abi else "", **(config_settings or {})}
 
 

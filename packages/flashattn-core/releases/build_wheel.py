@@ -1,10 +1,10 @@
-"""Builds flashattn-core's wheel with a module for each release of MLX in releases.toml, and prints what it has.
+"""Builds flashattn-core's wheel with a module for each release of MLX in releases.toml, and prints the modules' sizes.
 
     python packages/flashattn-core/releases/build_wheel.py SOURCE OUTPUT [PYTHON ...]
 
-SOURCE is the package's folder or its sdist. A release whose module fits only one CPython gets a module for each PYTHON,
-a version or an interpreter; by default for the interpreter that runs this. On Linux all modules share the library of
-kernels.
+SOURCE is the package's folder or its sdist. For some releases of MLX, a module fits only one CPython. Such a release
+gets a module for each PYTHON, which is a version or an interpreter's path. The default is the interpreter that runs
+this script. On Linux all modules share the library of kernels.
 """
 
 import os
@@ -36,7 +36,7 @@ def uv(*arguments: object) -> None:
 
 
 def source_folder(source: Path, work: Path) -> Path:
-    """The package's folder, unpacked if it is an sdist."""
+    """Returns the package's folder. If `source` is an sdist, unpacks it first."""
     if source.is_dir():
         return source
     with tarfile.open(source) as archive:
@@ -64,7 +64,7 @@ def add_module(release: Release, python: str, source: Path, wheel: Path, work: P
 
 
 def build_wheel(source: Path, output: Path, pythons: list[str]) -> Path:
-    """Builds the wheel for the newest release, then adds the modules for the older releases. Returns its path."""
+    """Builds the wheel for the newest release, then adds the older releases' modules. Returns the wheel's path."""
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
         folder = source_folder(source, work)

@@ -1,4 +1,4 @@
-"""Follows a release of MLX: finds out whether flashattn-core works beside it, and adds it to releases.toml.
+"""Follows a release of MLX: finds out whether flashattn-core works with it, and if so adds it to releases.toml.
 
     make follow MLX=0.32.5      # in a clone of the repository; downloads 1 GB, and takes half an hour on two cores
     make newer                  # fails if the index has a newer release than the table
@@ -23,12 +23,12 @@ PACKAGE = TABLE.parent
 ROOT = PACKAGE.parents[1]
 MACOS = PACKAGE / "macos"
 LIBMLX_ON_LINUX = ("mlx-cpu", "mlx-cuda-12", "mlx-cuda-13")
-MACOS_VERSIONS = ("14.0", "15.0", "26.0")  # MLX has a libmlx for each
+MACOS_VERSIONS = ("14.0", "15.0", "26.0")  # MLX publishes a libmlx for each of these
 ENCODER = "_ZN3mlx4core2cu19get_command_encoderENS0_6StreamE"
-NAMING = ("packages/flashattn-core/pyproject.toml", "examples/README.md", "docs/support.md")  # have the newest release
+NAMING = ("packages/flashattn-core/pyproject.toml", "examples/README.md", "docs/support.md")  # name the newest release
 SUITES = ("tests/core", "tests/patch")
 
-# Prints the ABI of mlx.core's nanobind, which is part of a name in the interpreter's dict.
+# Prints the nanobind ABI of mlx.core, which is part of a key in the interpreter's dict.
 ABI = """
 import ctypes, re, mlx.core
 api = ctypes.pythonapi
@@ -41,7 +41,7 @@ SIGNATURE = "import mlx.core as mx; print(mx.fast.scaled_dot_product_attention._
 
 
 class Stop(Exception):
-    """MLX's release cannot be followed; the text says why."""
+    """This release of MLX cannot be added to releases.toml. The text says why."""
 
 
 def run(*command: object, **variables: str) -> str:
@@ -84,7 +84,7 @@ def fetch(mlx: str, work: Path) -> None:
 
 
 def nanobind_abi(mlx: str, work: Path) -> str:
-    """The ABI's version. Raises Stop if the table lacks it."""
+    """The version of mlx.core's nanobind ABI. Raises Stop if releases.toml does not have this version."""
     found = run(work / "plain/bin/python", "-c", ABI).strip()
     known = re.findall(r"^(v\d+) = ", TABLE.read_text(encoding="utf-8"), re.MULTILINE)
     if found not in known:
@@ -96,7 +96,7 @@ def nanobind_abi(mlx: str, work: Path) -> str:
 
 
 def symbols(library: Path, *options: str) -> dict[str, str]:
-    """MLX's symbols in the dynamic table, each with nm's letter."""
+    """Maps each of MLX's symbols in the library's dynamic symbol table to the letter that nm prints for it."""
     rows = re.findall(r"(\w) (_Z\S*3mlx\S+)", run("nm", "--dynamic", *options, library))
     return {name: letter for letter, name in rows}
 
@@ -107,7 +107,10 @@ def exported(work: Path) -> dict[str, set[str]]:
 
 
 def compare_symbols(module: Path, libraries: dict[str, set[str]]) -> str:
-    """Raises Stop if a build lacks what the module needs. CUDA's symbols are weak: only builds for CUDA need them."""
+    """Raises Stop if a build of libmlx lacks a symbol that the module needs.
+
+    CUDA's symbols are weak in the module, because only builds of libmlx for CUDA have them.
+    """
     wanted = symbols(module, "--undefined-only")
     weak = {name for name, letter in wanted.items() if letter in "wv"}
     for library, has in libraries.items():
@@ -156,7 +159,7 @@ def build_for_linux(mlx: str, work: Path) -> Path:
 
 
 def build_for_macos(mlx: str, work: Path) -> str:
-    """Builds the wheel for macOS, and checks it beside MLX's build for each macOS. Returns the verdict."""
+    """Builds the wheel for macOS, and checks it with MLX's build for each macOS version. Returns the result."""
     output = work / "macos-wheel"
     uv("run", "--quiet", MACOS / "build.py", "--output", output, "--mlx", mlx)
     [wheel] = output.glob("*.whl")
@@ -173,7 +176,8 @@ def attention_of(python: Path, metal: Path) -> list[str]:
 
 
 def compare_attention(before: Release, mlx: str, work: Path) -> str:
-    """Returns the changes. They break nothing, because contest.py asks MLX what it fuses. But timings may change."""
+    """Returns the changes of MLX's own attention. They may change timings. They break nothing, because contest.py asks
+    MLX itself what it fuses. Raises Stop if this question is no longer possible."""
     old = work / "before"
     uv("venv", "--quiet", "--clear", "--no-project", "--python", sys.executable, old / "plain")
     uv("pip", "install", "--quiet", "--python", old / "plain", f"mlx[cpu]=={before.mlx}")

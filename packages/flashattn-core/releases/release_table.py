@@ -2,7 +2,7 @@
 
     python releases/release_table.py 0.32.3
 
-prints the oldest release that exports CUDA's encoder, and whether this one does: `0.32.4 OFF`.
+prints the oldest release that exports CUDA's encoder, and whether 0.32.3 exports it: `0.32.4 OFF`.
 """
 
 import sys
@@ -42,7 +42,7 @@ def releases(table: Path = TABLE) -> list[Release]:
 
 
 def release(mlx: str, table: Path = TABLE) -> Release:
-    """The row of this version of MLX. Raises LookupError, which names the known ones."""
+    """The row of this version of MLX. If there is none, raises LookupError, which names the known versions."""
     known = releases(table)
     for row in known:
         if row.mlx == mlx:
@@ -52,7 +52,7 @@ def release(mlx: str, table: Path = TABLE) -> Release:
 
 def to_build_for() -> Release:
     """The release that is installed, or else the newest. Raises LookupError if the installed one is unknown."""
-    # The build environment comes first. Then comes that of the Python that pip runs with, which installs the package.
+    # Looks first into the build environment, then into that of the Python that runs pip, which installs the package.
     for paths in (sys.path, [sysconfig.get_path("purelib")]):
         for found in distributions(name="mlx", path=paths):
             return release(found.version)
@@ -60,7 +60,7 @@ def to_build_for() -> Release:
 
 
 def build_requirements() -> list[str]:
-    """What the build environment needs: the release's headers and a libmlx to link to, and its nanobind."""
+    """What the build environment needs: MLX, for its headers and a libmlx to link to, and MLX's version of nanobind."""
     chosen = to_build_for()
     mlx = "mlx[cpu]" if sys.platform == "linux" else "mlx"
     return [f"{mlx}=={chosen.mlx}", f"nanobind=={chosen.nanobind}"]

@@ -1,4 +1,4 @@
-// The instantiation, constants and grid of each kernel for a call, and the kernel's text.
+// Chooses the instantiation, the constants and the grid of each kernel for a call. Makes the text that Metal compiles.
 #include "launch.h"
 
 #include <algorithm>
@@ -15,8 +15,8 @@ using namespace gpu;
 
 constexpr int kMaxSimdgroups = 32;  // per threadgroup: 1024 threads
 
-// How many SIMD groups with eight rows each a threadgroup has. 64 rows read keys and values half as often as 32, but so
-// many threads have too few registers for larger heads.
+// The number of SIMD groups per threadgroup. Each has eight of the `rows` queries or keys. Eight groups read the other
+// operands half as often as four. But with so many threads, a thread has too few registers if dim is above 128.
 int simdgroups_for(int rows, int dim) {
   return rows > 64 && dim <= 128 ? 8 : 4;
 }
@@ -25,7 +25,7 @@ Launch launch(const Call& call, bool packed, Instance instance) {
   return gpu::launch(Backend::metal, call, packed, std::move(instance));
 }
 
-// A kernel that computes the whole call.
+// A kernel that computes the call in one launch.
 Instance single(const Call& call, std::string function, std::vector<Constant> sizes, Size grid, int simdgroups) {
   return {.function = std::move(function),
           .sizes = std::move(sizes),
@@ -34,7 +34,7 @@ Instance single(const Call& call, std::string function, std::vector<Constant> si
           .threads = simdgroups * kLanes};
 }
 
-// One query: each query head has a threadgroup.
+// A kernel for a call with one query. Each query head has a threadgroup.
 Instance single_query(const Call& call, std::string function, int simdgroups) {
   return single(call, std::move(function), whole_lanes(call), {1, size(call.params.num_heads), batches(call)},
                 simdgroups);
@@ -49,7 +49,8 @@ Instance rowwise(const Call& call) {
 Instance prefill_tg(const Call& call) {
   const AttentionParams& p = call.params;
   int64_t rows = rows_of_group(call);
-  // With two fragments of rows each key is read half as often, as long as queries and output fit in registers.
+  // With two fragments of rows, each key is read half as often. This pays off only if queries and output fit in
+  // registers.
   int fragments = std::max(p.head_dim, p.value_dim) <= 64 && rows > 8 ? 2 : 1;
   if (call.tiling == 1) fragments = 3 - fragments;
   return single(
@@ -58,12 +59,12 @@ Instance prefill_tg(const Call& call) {
       {size(divide_up(rows, 8 * fragments)), size(p.num_kv_heads), batches(call)}, 4);
 }
 
-// A kernel whose SIMD groups have eight queries each, and loop over tiles of keys: prefill_reg or backward_dq.
+// The kernel prefill_reg or backward_dq. In both, a SIMD group has eight queries, and loops over tiles of keys.
 Instance queries_by_eights(const Call& call, std::string function, std::vector<Argument> arguments) {
   const AttentionParams& p = call.params;
   int dim = round_up(p.head_dim, 8), value_dim = round_up(p.value_dim, 8), widest = std::max(dim, value_dim);
   int simdgroups = simdgroups_for(p.query_len, widest);
-  // A tile has 32 keys, unless these would take more than 17 of the 32 KB of threadgroup memory.
+  // A tile has 32 keys if these fit in 17 KB of threadgroup memory, of which there are 32 KB. Otherwise it has 16.
   int row_bytes = widest * static_cast<int>(size_of(is_quantised(call) ? Dtype::float32 : call.dtype)) + 16;
   int keys = 32 * row_bytes <= 17 * 1024 ? 32 : 16;
   if (call.tiling % 2 == 1) simdgroups /= 2;
@@ -103,10 +104,11 @@ Launches decode_split(const Call& call) {
       .threads = kChunksPerThreadgroup * kLanes,
       .source = "decode_split"};
   if (rows > max_rows) {
-    // With up to kMaxSplitSimdgroups SIMD groups a thread has fewer registers, so each has at most half as many rows.
+    // In a threadgroup of up to kMaxSplitSimdgroups SIMD groups, a thread has fewer registers. So a SIMD group has at
+    // most half as many rows as above.
     max_rows /= 2;
     int simdgroups = std::min<int>(kMaxSplitSimdgroups, static_cast<int>(divide_up(rows, max_rows)));
-    int rows_each = std::min<int>(max_rows, static_cast<int>(divide_up(rows, simdgroups)));  // leaves none idle
+    int rows_each = std::min<int>(max_rows, static_cast<int>(divide_up(rows, simdgroups)));  // spread evenly
     int64_t row_blocks = divide_up(rows, int64_t{simdgroups} * rows_each);
     chunk.function = "decode_split_shared";
     chunk.sizes = {{"dim", dim}, {"value_dim", value_dim}, {"rows", rows_each}, {"simdgroups", simdgroups}};
@@ -143,11 +145,12 @@ Instance backward_dkv(const Call& call) {
   const AttentionParams& p = call.params;
   int dim = round_up(p.head_dim, 8), value_dim = round_up(p.value_dim, 8);
   int simdgroups = simdgroups_for(p.key_len, std::max(dim, value_dim));
-  // Threadgroup memory holds a tile of query and one of dout: as many rows as fit in 18 of the 32 KB, but at least 8.
+  // Threadgroup memory (32 KB) holds a tile of query and a tile of dout. Both have 32 or 16 rows if these fit in 18 KB,
+  // else 8.
   int64_t row_bytes = (dim + value_dim) * size_of(call.dtype) + 32;
   int rows = 32 * row_bytes <= 18 * 1024 ? 32 : 16 * row_bytes <= 18 * 1024 ? 16 : 8;
-  // The sums of dk and of dv for eight keys take (dim + value_dim) / 4 registers. If these are too many, each
-  // threadgroup computes only one of the two.
+  // For the sums of dk and dv of eight keys, a thread needs (dim + value_dim) / 4 registers. If these are too many, a
+  // threadgroup computes either dk or dv.
   int parts = dim + value_dim <= 256 ? 1 : 2;
   return {
       .function = "backward_dkv",
@@ -159,7 +162,7 @@ Instance backward_dkv(const Call& call) {
       .whole_keys = p.key_len % (8 * simdgroups) == 0};
 }
 
-// Declares the function constants, whose values MLX gets separately, the buffer indices, and the struct Sizes.
+// Declares the function constants, the buffer indices and the struct Sizes. MLX gets the constants' values separately.
 std::string declarations(const Launch& launch) {
   std::string text = "#include <metal_stdlib>\n";
   int number = 0;

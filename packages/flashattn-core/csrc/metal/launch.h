@@ -9,11 +9,12 @@ namespace flashattn::metal {
 
 gpu::Launches launches(Kernel kernel, const gpu::Call& call);
 
-// The launches of a call's gradients: delta, then dq, then dk and dv. They write every element of their outputs.
-// Without queries or keys some launches would write nothing, and are left out.
+// The launches that compute a call's gradients: first delta, then dq, then dk and dv. Together they write every element
+// of these arrays. If there are no queries or no keys, a launch that has nothing to write is left out.
 gpu::Launches backward_launches(const gpu::Call& call, const BackwardParams& backward);
 
-// The buffer index of an argument. Metal has 31 indices, so the gradient reuses those of decode_split's scratch.
+// The buffer index of an argument. Metal has only 31 indices, so arguments of different kernels share some. Those of
+// the gradient begin at the index of decode_split's scratch, and those of the block map's kernel at 0.
 constexpr int buffer_of(gpu::Binding binding) {
   constexpr int kShared = gpu::index(gpu::Binding::partials), kGradient = gpu::index(gpu::Binding::dout);
   constexpr int kBlockMap = gpu::index(gpu::Binding::array_params);
@@ -22,8 +23,8 @@ constexpr int buffer_of(gpu::Binding binding) {
 }
 static_assert(buffer_of(gpu::Binding::backward) < 31 && buffer_of(gpu::Binding::split) < 31);
 
-// The text that Metal compiles for a launch, in ASCII: constants and buffer indices by name, the kernel's file with its
-// includes, and one instantiation.
+// The text that Metal compiles for a launch, in ASCII. It names the constants and buffer indices. Then comes the
+// kernel's file with its includes, and then one instantiation.
 std::string source_text(const gpu::Launch& launch);
 const gpu::Sources& sources();
 

@@ -1,4 +1,4 @@
-// Replaces encode.cpp where MLX has no Metal; no call gets this far.
+// Replaces encode.cpp if MLX is built without Metal. Calls for a GPU then fail earlier, so nothing calls encode().
 #include <stdexcept>
 
 #include "encode.h"

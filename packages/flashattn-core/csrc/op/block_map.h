@@ -12,14 +12,15 @@
 
 namespace flashattn {
 
-// The block map of a call's array masks; empty without such masks. inputs: primitive_inputs() of the arguments.
+// Returns the block map of a call's array masks, or nothing if it has none. inputs: primitive_inputs() of `arguments`.
 std::optional<mx::array> block_map_of(const Arguments& arguments, const Inputs& inputs, const mx::Stream& stream);
 
-// Adds the map to a primitive's inputs if has_block_map() says that it pays off.
+// Adds the block map to a primitive's inputs, if the call has array masks and has_block_map() is true for its lengths.
 void add_block_map(const Arguments& arguments, std::vector<mx::array>& inputs, Present& present, Backend backend,
                    const mx::Stream& stream);
 
-// Keeps the maps of this mask for later calls, until forget_block_maps() has been called as often as this function.
+// Stores this mask's block maps for later calls. They are dropped when forget_block_maps() has been called for the mask
+// as often as this function.
 void keep_block_maps(const mx::array& mask);
 void forget_block_maps(std::uintptr_t mask_id);
 

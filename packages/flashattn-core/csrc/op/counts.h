@@ -9,7 +9,7 @@
 
 namespace flashattn {
 
-// By kernel: the calls that have been evaluated since the start, or since reset_stats() in Python.
+// For each kernel, how many calls it has computed since the start, or since the last reset_stats() in Python.
 inline std::array<std::atomic<uint64_t>, kNumKernels> counts;
 
 inline void count(Kernel kernel) {

@@ -1,4 +1,4 @@
-// Lets MLX differentiate a function, but only by its floating-point arguments.
+// Lets MLX differentiate a function, but only by those arguments that are floating-point.
 #include "derivatives.h"
 
 #include "mlx/ops.h"
@@ -7,9 +7,9 @@
 namespace flashattn {
 namespace {
 
-// The floating-point arguments to differentiate by, and the function with only these arguments.
+// The arguments to differentiate by that are floating-point, and the function as a function of only these.
 struct Differentiated {
-  std::vector<size_t> places;  // indices in argnums
+  std::vector<size_t> places;  // the arguments' indices in argnums
   std::vector<mx::array> arguments;
   Function function;
 };

@@ -1,4 +1,5 @@
-// Derivatives of functions that are made of MLX's operations, with the signatures of mx::Primitive::vjp() and jvp().
+// Differentiates functions that are made of MLX's operations. The two functions have the signatures of
+// mx::Primitive::vjp() and jvp().
 #pragma once
 
 #include <functional>

@@ -1,5 +1,5 @@
-// MLX counts the exports under way in InExportTracing, but libmlx hides that counter. It does not hide the method that
-// exports a function. So this file looks for that method on the call stack.
+// MLX counts the running exports in InExportTracing, but libmlx hides that counter. The method that exports a function
+// is not hidden, so this file looks for that method on the call stack.
 #include "exporting.h"
 
 #include <unwind.h>
@@ -15,7 +15,8 @@ namespace mx = mlx::core;
 
 using ExportMethod = void (mx::FunctionExporter::*)(const mx::Args&, const mx::Kwargs&);
 
-// FunctionExporter::export_function(), which is private: only an explicit instantiation may name it.
+// Returns FunctionExporter::export_function(). That method is private, and only an explicit instantiation of a template
+// may name a private member.
 ExportMethod export_method();
 template <ExportMethod method>
 struct Named {

@@ -61,7 +61,7 @@ std::vector<mx::array> attention(const Arguments& arguments, const Decision& dec
   }
   Present present = present_in(arguments);
   add_block_map(arguments, inputs, present, backend, stream);
-  // The gradient also reads lse and row_stats, and may be requested for any traced call.
+  // The gradient of a traced call may be requested later, and it also reads lse and row_stats.
   bool out_alone = !with_lse && !is_traced(arguments);
   auto primitive = std::make_shared<FlashAttention>(stream, arguments.options, decision, present, out_alone);
   std::vector<mx::Shape> shapes = shapes_of_outputs(Inputs(arguments), arguments.options);
@@ -107,7 +107,8 @@ void FlashAttention::eval_cpu(const std::vector<mx::array>& given_inputs, std::v
   if (outputs[0].size() == 0) {
     return;
   }
-  // ExpectedJob: until this job has run, threads that have finished another job wait for it without sleeping.
+  // While the ExpectedJob exists, worker threads that have finished another job wait a moment for this one before they
+  // sleep.
   encoder.dispatch([kernel, args, expected = cpu::ExpectedJob()] {
     kernel == Kernel::cpu_decode ? cpu::decode(args) : cpu::prefill(args);
   });
@@ -133,7 +134,7 @@ std::vector<mx::array> FlashAttention::jvp(const std::vector<mx::array>& primals
   if (out_alone_) {
     return {result[0]};
   }
-  // The tangent of row_stats is zero: sinks_gradient() reads row_stats, but takes the derivative from lse.
+  // The tangent of row_stats may be zero: sinks_gradient() reads row_stats, but takes the derivative from lse.
   result.push_back(mx::zeros(shapes_of_outputs(Inputs(primals, present_), options_)[2], mx::float32));
   return result;
 }

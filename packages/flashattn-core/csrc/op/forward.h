@@ -9,16 +9,16 @@
 
 namespace flashattn {
 
-// The op. Returns {out, lse, row_stats}, see Outputs. If lse is not requested and the call is not traced, returns
-// {out}; if the function is being exported, {out, lse}. The caller has run check_arguments() and require_device().
+// The op. Returns {out, lse, row_stats}, see Outputs. Returns {out} if lse is not requested and the call is not traced,
+// and {out, lse} if the function is being exported. The caller must have run check_arguments() and require_device().
 std::vector<mx::array> attention(const Arguments& arguments, const Decision& decision, bool with_lse,
                                  const mx::Stream& stream);
 
-// Throws std::invalid_argument for wrong environment variables and NoKernelError for an unsuitable GPU. A caller can
-// catch these errors, but not errors during evaluation.
+// Throws std::invalid_argument for wrong environment variables, and NoKernelError for an unsuitable GPU. Both are
+// checked before evaluation, because a caller cannot catch errors during evaluation.
 void require_device(Backend backend, mx::Device device);
 
-// Checks the arguments. Returns the kernel that such calls run on `backend`, and the reason.
+// Checks the arguments. Returns the kernel that such calls run on `backend`, and why they run this kernel.
 Choice plan(const Arguments& arguments, Backend backend);
 
 std::vector<mx::Shape> shapes_of_outputs(const Inputs& inputs, const Options& options);
@@ -47,7 +47,8 @@ class FlashAttention : public AttentionPrimitive {
   std::vector<mx::Dtype> output_dtypes(const std::vector<mx::array>& inputs) const override;
 
  private:
-  // Allocates `outputs`, plus lse and row_stats if `outputs` lacks them: kernels other than CUDA's always write both.
+  // Allocates `outputs`. If `outputs` lacks lse and row_stats, also allocates both on the CPU and on Metal, because the
+  // kernels there always write them.
   std::vector<mx::array> allocated(const Inputs& inputs, const std::vector<mx::array>& outputs);
 
   bool out_alone_;

@@ -1,4 +1,5 @@
-// The gradient's primitive. gradients() combines its results with those of sinks_gradient() and of the unfused graph.
+// The gradient's primitive, and gradients(), which combines the primitive's results with those of sinks_gradient() and
+// unfused_attention().
 #include "gradient.h"
 
 #include <algorithm>
@@ -18,8 +19,8 @@
 namespace flashattn {
 namespace {
 
-// The gradient's inputs after those of the forward pass: the forward pass's outputs, and the cotangents of out and lse.
-// row_stats has no cotangent, because callers do not get it.
+// The gradient's inputs are those of the forward pass, then these: the outputs of the forward pass, and the cotangents
+// of out and lse. row_stats has no cotangent, because callers do not get row_stats.
 enum Further { kOut, kLse, kRowStats, kOutGradient, kLseGradient, kNumFurther };
 
 GradientInputs further_inputs(const std::vector<mx::array>& inputs) {
@@ -37,7 +38,7 @@ void count_backward(Backend backend) {
   }
 }
 
-// The gradients of query, key and value, and delta, as the kernels compute them.
+// Returns lazy arrays that the backward kernels compute: the gradients of query, key and value, and delta.
 std::vector<mx::array> kernels_gradients(const mx::Stream& stream, const Options& options, const Decision& decision,
                                          const Present& present, const std::vector<mx::array>& inputs,
                                          const std::vector<mx::array>& outputs,
@@ -53,8 +54,8 @@ std::vector<mx::array> kernels_gradients(const mx::Stream& stream, const Options
   return mx::array::make_arrays(std::move(shapes), primitive->output_dtypes(all), primitive, all);
 }
 
-// Returns a function that computes the primitive's outputs from its inputs, by MLX's operations. The function computes
-// the forward pass again, and does not read the inputs that hold the forward pass's outputs.
+// Returns a function that computes what FlashAttentionGradient computes, from the same inputs, by MLX's operations. The
+// function computes the forward pass again. It does not read the inputs that hold the forward pass's outputs.
 Function unfused_gradient(const Options& options, const Present& present, const mx::Stream& s) {
   return [=](const std::vector<mx::array>& all) {
     Function attention = unfused_attention(options, present, s);

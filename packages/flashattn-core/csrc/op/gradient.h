@@ -1,4 +1,5 @@
-// The gradient of attention. A primitive computes most of it, and MLX's operations the rest.
+// The gradient of attention. A primitive computes the gradients of query, key and value. MLX's operations compute the
+// others.
 #pragma once
 
 #include <vector>
@@ -7,14 +8,15 @@
 
 namespace flashattn {
 
-// FlashAttention's vjp(). Throws NoKernelError if no kernel computes the gradients of query, key, value or sinks.
+// Computes FlashAttention's vjp(). Throws NoKernelError if the gradient of query, key, value or sinks is requested and
+// no kernel covers the call.
 std::vector<mx::array> gradients(const mx::Stream& stream, const Options& options, const Decision& decision,
                                  const Present& present, const std::vector<mx::array>& inputs,
                                  const std::vector<mx::array>& outputs, const std::vector<mx::array>& cotangents,
                                  const std::vector<int>& argnums);
 
-// Inputs: those of FlashAttention, its outputs, and the cotangents of out and lse. Outputs: the gradients of query, key
-// and value, and delta, see cpu/backward.h.
+// Inputs: the inputs of FlashAttention, then the outputs of FlashAttention, then the cotangents of out and lse.
+// Outputs: the gradients of query, key and value, then delta, see cpu/backward.h.
 class FlashAttentionGradient : public AttentionPrimitive {
  public:
   using AttentionPrimitive::AttentionPrimitive;

@@ -8,13 +8,14 @@
 namespace flashattn {
 namespace {
 
-// own: how many dimensions an input has after the batch's. whole: it has all dimensions of the batch, none broadcast.
+// own: how many dimensions an input has after the batch dimensions. whole: whether the input must have all batch
+// dimensions in full size; otherwise it may lack some, or have them with size 1.
 struct InputDims {
   int own;
   bool whole;
 };
 
-// One entry for each input that is present.
+// One entry for each input that the call has.
 std::vector<InputDims> input_dims(const Present& present) {
   std::vector<InputDims> dims;
   for (const InputRule& rule : kInputRules) {
@@ -25,8 +26,8 @@ std::vector<InputDims> input_dims(const Present& present) {
   return dims;
 }
 
-// The inputs with the mapped axis as the first batch dimension. An unmapped input is broadcast along this axis if it
-// must be whole; otherwise it stays as it is.
+// Returns the inputs with the mapped axis as the first batch dimension. An input without a mapped axis is broadcast
+// along this axis if it is `whole`. Otherwise it stays as it is.
 std::vector<mx::array> mapped_inputs(const std::vector<mx::array>& inputs, const std::vector<int>& axes,
                                      const std::vector<InputDims>& dims, const mx::Stream& stream) {
   int size = 1;
@@ -44,7 +45,7 @@ std::vector<mx::array> mapped_inputs(const std::vector<mx::array>& inputs, const
     mx::array input = inputs[i];
     if (axes[i] >= 0) {
       input = mx::moveaxis(input, axes[i], 0, stream);
-      // Inserts the batch dimensions that the input lacks, between the mapped axis and the input's own dimensions.
+      // Inserts the batch dimensions that the input lacks, between the mapped axis and the input's last dimensions.
       std::vector<int> missing;
       for (int n = static_cast<int>(input.ndim()); n < 1 + batch_dims + dims[i].own; ++n) {
         missing.push_back(1 + static_cast<int>(missing.size()));
@@ -67,7 +68,8 @@ std::vector<mx::array> mapped_inputs(const std::vector<mx::array>& inputs, const
 std::pair<std::vector<mx::array>, std::vector<int>> AttentionPrimitive::vmap(const std::vector<mx::array>& inputs,
                                                                              const std::vector<int>& axes) {
   std::vector<InputDims> dims = input_dims(present_);
-  // The gradient's further inputs are whole: they lack no dimension of the batch, so `own` does not matter.
+  // The inputs that only the gradient has come after these. Each has every batch dimension (`whole`), so no dimension
+  // is inserted, and `own` may be 0.
   dims.resize(inputs.size(), {.own = 0, .whole = true});
   std::vector<mx::array> mapped = mapped_inputs(inputs, axes, dims, stream());
   std::vector<mx::Shape> shapes = output_shapes(mapped);

@@ -6,8 +6,8 @@
 namespace flashattn {
 namespace {
 
-// A sink's weight is its share of the row's sum: exp(sink - row_max) / row_sum. exp(sink - lse) would be inexact: lse
-// is row_max + log(row_sum), and a large row_max rounds the logarithm away.
+// A sink's weight is its share of the row's sum: exp(sink - row_max) / row_sum. It is not computed as exp(sink - lse),
+// because in lse = row_max + log(row_sum) a large row_max rounds the logarithm away.
 mx::array sink_weights(const mx::array& sinks, const Outputs& saved, const mx::array& sees_nothing,
                        const mx::Stream& s) {
   mx::array zero(0.0f), sink = mx::expand_dims(sinks, -1, s);
@@ -15,7 +15,8 @@ mx::array sink_weights(const mx::array& sinks, const Outputs& saved, const mx::a
   mx::array row_max = mx::squeeze(stats[0], -1, s), row_sum = mx::squeeze(stats[1], -1, s);
   mx::array exponent = mx::subtract(sink, row_max, s);
   mx::array weights = mx::where(sees_nothing, zero, mx::divide(mx::exp(exponent, s), row_sum, s), s);
-  // The result has the value of `weights`, and by the factor `one` the derivative of exp(sink - lse).
+  // The result has the value of `weights` and the derivative of exp(sink - lse): the factor `one` has the value 1, and
+  // the derivative of sink - lse.
   mx::array logits = mx::subtract(sink, *saved.lse, s);
   logits = mx::where(mx::isfinite(logits, s), logits, zero, s);
   mx::array one = mx::exp(mx::subtract(logits, mx::stop_gradient(logits, s), s), s);
@@ -29,14 +30,15 @@ mx::array sinks_gradient(const mx::array& sinks, const Outputs& saved, const mx:
   mx::array sees_nothing = mx::isneginf(*saved.lse, stream);
   mx::array weights = sink_weights(sinks, saved, sees_nothing, stream);
   mx::array terms = mx::negative(mx::multiply(weights, delta, stream), stream);
-  // The weights are 0 in rows that see nothing, but there delta may be NaN, and so may the product.
+  // In a row that sees nothing the weight is 0, but delta may be NaN, and 0 * NaN is NaN.
   terms = mx::where(sees_nothing, mx::array(0.0f), terms, stream);
   if (stream.device == mx::Device::cpu) {
-    // On the CPU, MLX adds term by term, and in float32 the error would grow with L. On the GPU it sums in a tree.
+    // On the CPU, MLX adds one term after the other, so in float32 the error grows with L. On the GPU, MLX sums in a
+    // tree.
     terms = mx::astype(terms, mx::float64, stream);
   }
   mx::array gradient = mx::sum(terms, -1, false, stream);
-  std::vector<int> broadcast;  // dimensions that sinks lack or have with size 1
+  std::vector<int> broadcast;  // dimensions that `sinks` does not have, or has with size 1
   int missing = static_cast<int>(gradient.ndim() - sinks.ndim());
   for (int axis = 0; axis < static_cast<int>(gradient.ndim()); ++axis) {
     if (axis < missing || (sinks.shape(axis - missing) == 1 && gradient.shape(axis) != 1)) {

@@ -13,16 +13,16 @@ namespace flashattn {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-// For larger x tanh(x) is 1 in float32. They are clipped to this number: MLX divides tanh's derivatives by powers of
-// cosh(x), which would overflow and give NaN.
+// For x above this number, tanh(x) is 1 in float32. Such x are clipped to it, because MLX divides tanh's derivatives by
+// powers of cosh(x), which overflow for large x and give NaN.
 constexpr float kTanhIsOne = 10;
-constexpr int kScoreDims = 4;  // besides the batch's
+constexpr int kScoreDims = 4;  // besides the batch dimensions
 
 mx::array as_float32(const mx::array& array, const mx::Stream& s) {
   return mx::astype(array, mx::float32, s);
 }
 
-// Splits the axis of query heads into H_kv and G. An array that broadcasts along this axis still broadcasts.
+// Splits the axis of query heads into H_kv and G. An array that broadcasts along this axis then broadcasts along both.
 mx::array grouped(const mx::array& array, const Inputs& inputs, const mx::Stream& s) {
   if (static_cast<int>(array.ndim()) < -kHead) {
     return array;
@@ -32,7 +32,7 @@ mx::array grouped(const mx::array& array, const Inputs& inputs, const mx::Stream
                                      : mx::expand_dims(array, kHead, s);
 }
 
-// Reshapes one number per query head to broadcast to the scores.
+// Reshapes an array with one number per query head, so that it broadcasts to the scores.
 mx::array of_each_head(const mx::array& numbers, const Inputs& inputs, const mx::Stream& s) {
   return grouped(mx::expand_dims(as_float32(numbers, s), {-2, -1}, s), inputs, s);
 }
@@ -48,14 +48,15 @@ mx::array of_each_group(const Inputs& inputs, Input tensor, Input scales, Input 
   return mx::expand_dims(as_float32(elements, s), -3, s);
 }
 
-// mx::any() of the array, concatenated with itself along the last of the axes so that this axis has two elements or
-// more. MLX 0.32.4 crashes if a function that was exported without shapes reduces axes that all have one element.
+// mx::any() of the array. First the array is concatenated with itself along the last of `axes`, so that this axis has
+// at least two elements. This is needed because MLX 0.32.4 crashes if a function that was exported without shapes
+// reduces axes that all have one element.
 mx::array any_of(const mx::array& array, const std::vector<int>& axes, bool keep, const mx::Stream& s) {
   return mx::any(mx::concatenate({array, array}, axes.back(), s), axes, keep, s);
 }
 
-// For each row of a tensor, how many rows come before it, or after it. The rows are counted, because mx::arange() would
-// fix their number in a function that is exported without shapes.
+// For each row of a tensor, how many rows come before it, or after it if `after`. A cumulative sum counts the rows,
+// because mx::arange() would fix their number in a function that is exported without shapes.
 mx::array count_rows(const mx::array& tensor, bool after, const mx::Stream& s) {
   std::vector<int> others;
   for (int axis = 0; axis < static_cast<int>(tensor.ndim()); ++axis) {
@@ -68,9 +69,9 @@ mx::array count_rows(const mx::array& tensor, bool after, const mx::Stream& s) {
   return mx::cumsum(ones, 0, after, /*inclusive=*/false, s);
 }
 
-// Which keys each query sees, (*B, L, S), if the last keys are nodes of a tree. Products with matrices of zeros and
-// ones pick the tree's row for each query and its column for each key. A gather would fix the numbers of queries and
-// keys in a function that is exported without shapes.
+// Which keys each query sees, as (*B, L, S), if the last keys are nodes of a tree. Two products with matrices of zeros
+// and ones pick a row of `tree` for each query, and a column for each key. They replace a gather, which would fix the
+// numbers of queries and keys in a function that is exported without shapes.
 mx::array seen_of_tree(const mx::array& tree, const mx::array& keys_after, const mx::array& queries_after,
                        const mx::Stream& s) {
   int size = tree.shape(kRow);
@@ -78,11 +79,12 @@ mx::array seen_of_tree(const mx::array& tree, const mx::array& keys_after, const
   for (int bit = 0; bit < 32; ++bit) {
     powers.push_back(uint32_t{1} << bit);
   }
-  // Division instead of a shift: MLX 0.32.4 reads out of bounds if mx.vmap maps only one operand of a shift.
+  // This divides instead of shifting, because MLX 0.32.4 reads out of bounds if mx.vmap maps only one of a shift's
+  // operands.
   mx::array bits = mx::floor_divide(mx::expand_dims(tree, -1, s), mx::array(powers.begin(), {32}), s);
   bits = as_float32(mx::flatten(mx::remainder(bits, mx::array(2, mx::uint32), s), -2, -1, s), s);
 
-  const auto node_of = [&](const mx::array& after) {  // < 0: before the tree
+  const auto node_of = [&](const mx::array& after) {  // negative: before the tree
     return mx::expand_dims(mx::subtract(mx::array(size - 1, mx::int32), after, s), -1, s);
   };
   mx::array query_node = node_of(queries_after), key_node = node_of(keys_after);
@@ -95,7 +97,7 @@ mx::array seen_of_tree(const mx::array& tree, const mx::array& keys_after, const
 
 struct Positions {
   mx::array keys_before, keys_after, queries_after;
-  mx::array distance;  // i + S - L - j, (L, S)
+  mx::array distance;  // i + S - L - j for query i and key j, as (L, S)
 };
 
 Positions positions_of(const Inputs& inputs, const mx::Stream& s) {
@@ -150,7 +152,8 @@ std::vector<mx::array> attend(const Inputs& inputs, const Options& options, cons
   Positions positions = positions_of(inputs, s);
   std::optional<mx::array> visible = visible_of(inputs, options, positions, s);
   if (visible) {
-    // Queries that see nothing, and keys that no query sees, become 0 before the products: 0 * NaN would be NaN.
+    // Queries that see nothing, and keys and values that no query sees, become 0 before the products. They may hold
+    // NaN, and 0 * NaN is NaN.
     mx::array seen = mx::swapaxes(any_of(*visible, {-3, -2}, true, s), -2, -1, s);
     query = mx::where(any_of(*visible, {-1}, true, s), query, zero, s);
     key = mx::where(seen, key, zero, s);
@@ -164,8 +167,8 @@ std::vector<mx::array> attend(const Inputs& inputs, const Options& options, cons
     mx::array bounded = mx::clip(mx::divide(scores, cap, s), mx::negative(most, s), most, s);
     scores = mx::multiply(cap, mx::tanh(bounded, s), s);
   }
-  // Slopes and bias are repeated for each row first, so that a gradient is summed over keys, then over rows. A single
-  // float32 sum would lose more precision: on the CPU, MLX adds term by term.
+  // Slopes and bias are first repeated for each row, so that their gradients are summed over keys, and then over rows.
+  // One float32 sum over both would be less precise, because on the CPU MLX adds one term after the other.
   mx::array rows = mx::expand_dims(mx::equal(positions.queries_after, positions.queries_after, s), -1, s);
   if (const mx::array* slopes = inputs[Input::alibi_slopes]) {
     mx::array slope = mx::multiply(of_each_head(*slopes, inputs, s), rows, s);

@@ -55,7 +55,7 @@ nb::object as_python(const std::vector<mx::array>& outputs, bool with_lse) {
   return nb::cast(outputs[0]);
 }
 
-// Checks the call. Returns the backend that runs it.
+// Checks the call. Returns the backend that runs the call.
 Backend checked(const Arguments& arguments, const mx::Stream& stream) {
   Backend backend = backend_of(stream.device);
   check_arguments(arguments);
@@ -67,7 +67,7 @@ nb::object decided_attention(const Arguments& arguments, bool with_lse, mx::Stre
   mx::Stream stream = mx::to_stream(where);
   std::optional<Decision> decision = decided(arguments, checked(arguments, stream), stream.device);
   if (!decision) return nb::none();
-  if (may_leave && decision->left && Inputs(arguments).query().ndim() == 4) {  // MLX's own takes four dimensions only
+  if (may_leave && decision->left && Inputs(arguments).query().ndim() == 4) {  // MLX's attention takes only 4-D arrays
     ++*decision->left;
     return nb::bool_(false);
   }
@@ -158,7 +158,7 @@ NB_MODULE(_ext, m) {
           "with_one_query",
           [](const Arguments& arguments) {
             Arguments step = {{}, arguments.options, arguments.precision, "auto"};
-            step.options.causal = false;  // one query sees all keys
+            step.options.causal = false;  // because one query sees all keys
             step.options.window = 0;
             const auto zeros = [&](Input input, int rows) {
               const mx::array& given = *arguments.inputs[index(input)];

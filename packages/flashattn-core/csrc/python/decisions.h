@@ -1,4 +1,5 @@
-// The bindings with which flashattn_core/decide.py settles a kind of call. The module of tests/launches has them, too.
+// The bindings through which flashattn_core/decide.py stores what kernel a kind of call runs. The module of
+// tests/launches has them, too.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -19,7 +19,7 @@ namespace nb = nanobind;
 namespace flashattn {
 namespace {
 
-// Calls with fewer multiply-adds cannot be cancelled: one slow core needs only 0.2 s for them.
+// Calls with fewer multiply-adds cannot be cancelled, because even one slow core needs only 0.2 s for them.
 constexpr double kLong = 1e9;
 
 // Never freed: calls and the handler point to it.
@@ -41,8 +41,8 @@ bool is_main_thread() {
 #endif
 }
 
-// Python calls this in the main thread when Python code next runs there. By then the main thread waits for no call:
-// mx.eval has returned and its calls are done, or mx.async_eval has returned.
+// Python calls main_thread_goes_on() in the main thread when Python code next runs there. By then the main thread waits
+// for no call. Either mx.eval has returned after its calls, or mx.async_eval has returned, which does not wait.
 std::atomic<bool> is_pending{false};  // whether Python is going to call main_thread_goes_on()
 int main_thread_goes_on(void*) {
   is_pending = false;
@@ -50,14 +50,14 @@ int main_thread_goes_on(void*) {
   return 0;
 }
 
-// Long calls that the main thread dispatches can be cancelled, other calls cannot.
+// Only long calls that the main thread dispatches can be cancelled.
 cpu::Cancellable cancellable(const AttentionParams& p) {
   double scores = static_cast<double>(p.batch_size) * p.num_heads * p.query_len * p.key_len;
   if (scores * (p.head_dim + p.value_dim) < kLong || !is_main_thread()) {
     return {};
   }
   if (!is_pending.exchange(true) && Py_AddPendingCall(main_thread_goes_on, nullptr) != 0) {
-    is_pending = false;  // Python's list is full, so nothing would tell when the main thread stops waiting
+    is_pending = false;  // Python's list is full, so we would not learn when the main thread stops waiting
     return {};
   }
   return {&cancellation, cancellation.epoch()};

@@ -42,7 +42,7 @@ Present present_in(const Arguments& arguments);
 // The inputs that the call has, in the order of inputs.def and in the dtypes that kernels read. A primitive gets these.
 std::vector<mx::array> primitive_inputs(const Arguments& arguments, Backend backend, const mx::Stream& stream);
 
-// A call's inputs by name: pointers to the arrays that it is made from, which must outlive it.
+// A call's inputs by name. An object only points to the arrays that it was made from, so they must outlive it.
 class Inputs {
  public:
   Inputs(const std::vector<mx::array>& primitive_inputs, const Present& present);
@@ -57,13 +57,13 @@ class Inputs {
   std::array<const mx::array*, kNumInputs> arrays_ = {};
 };
 
-// The number of elements in a row of key or value. If they are quantised, a row has fewer words than elements.
+// The number of elements in a row of key or value. If the array is quantised, a row has fewer words than elements.
 int columns_of(const mx::array& tensor, const Options& options);
 
 // Everything that the choice of a kernel depends on.
 CallShape call_shape(const Inputs& inputs, const Options& options, Backend backend, Precision precision);
 
-// The backend of a device; for a GPU, that of the installed MLX.
+// The backend of a device. For a GPU, it is the one for which the installed MLX is built.
 Backend backend_of(const mx::Device& device);
 
 mx::Shape batch_shape(const mx::array& query);

@@ -192,7 +192,7 @@ void check_given(const Inputs& inputs) {
       continue;
     }
     check_dtype(rule, *given, query.dtype());
-    // Callers give sinks and slopes one dimension. After this check mx.vmap may add dimensions of the batch.
+    // Callers must pass sinks and slopes with one dimension. After this check, mx.vmap may add batch dimensions.
     if (rule.axes == Axes::heads && given->shape() != mx::Shape{query.shape(kHead)}) {
       fail(rule.called, " has shape ", given->shape(), ", expected (", query.shape(kHead),
            "): one number per query head");

@@ -1,5 +1,5 @@
-// A decision says which kernel all calls of one kind run. On a CPU it comes from the table of kernels. On a GPU
-// flashattn_core/decide.py makes it before the first call of the kind is built, and later calls look it up.
+// A decision says which kernel all calls of one kind run, see CallKey. On a CPU, the table of kernels makes it. On a
+// GPU, flashattn_core/decide.py makes it before the first call of the kind is built, and later calls look it up.
 #pragma once
 
 #include <atomic>
@@ -20,14 +20,14 @@ struct Decision {
   Precision precision;  // as requested
   int query_len, key_len;
   bool by_name = false;
-  Kernels failed = 0;                     // failed their check, so auto takes none of them for other lengths
-  bool is_counted = true;                 // in stats()
-  std::atomic<uint64_t>* left = nullptr;  // counts calls left to MLX's own attention; null unless MLX's is faster
+  Kernels failed = 0;                     // kernels that failed their check: auto does not take them for other lengths
+  bool is_counted = true;                 // whether stats() counts the call
+  std::atomic<uint64_t>* left = nullptr;  // counts calls that MLX's own attention runs; null unless it is faster
 
   bool operator==(const Decision&) const = default;
 };
 
-// What has been found out about a kind of call.
+// The stored decision for a kind of call, and what was measured for it.
 struct Settled {
   Variant variant;
   Kernels failed = 0;
@@ -38,7 +38,8 @@ struct Settled {
   std::atomic<uint64_t> left_calls = 0;
 };
 
-// The key of a kind of call. It holds everything that kernels are compiled for, and sizes rounded up to powers of two.
+// Calls with equal keys are of one kind. A key holds everything that kernels are compiled for, and sizes rounded up to
+// powers of two.
 class CallKey {
  public:
   CallKey(const Inputs& inputs, const Arguments& arguments, mx::Device device);
@@ -56,14 +57,14 @@ class CallKey {
 
 void settle(const CallKey& key, std::unique_ptr<Settled> settled);
 
-// A kind whose calls were left to MLX's own attention: (kind in words, MLX's seconds per call, the kernel's, number of
-// calls since the start or the last reset).
+// A kind of which MLX's own attention ran calls, because it is faster: (kind in words, MLX's seconds per call, the
+// kernel's seconds per call, number of these calls since the start or the last reset).
 using LeftCalls = std::tuple<std::string, double, double, uint64_t>;
 std::vector<LeftCalls> left_calls();
 void reset_left_calls();
 
-// The stored decision for the call's kind; empty if there is none yet. Throws NoKernelError if no kernel covers the
-// call or none passed its check.
+// The stored decision for the call's kind, or on a CPU by_table(). Empty if no decision is stored yet. Throws
+// NoKernelError if no kernel covers the call, or if none passed its check.
 std::optional<Decision> decided(const Arguments& arguments, Backend backend, mx::Device device);
 
 // The kernel table's choice, without regard to checks and timings. Throws NoKernelError if no kernel covers the call.

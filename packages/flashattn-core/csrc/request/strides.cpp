@@ -34,7 +34,7 @@ AttentionParams make_params(const Inputs& inputs, const Options& options, const 
   params.head_dim = query.shape(kColumn);
   params.value_dim = columns_of(inputs.value(), options);
   params.tree_size = inputs[Input::tree] ? inputs[Input::tree]->shape(-2) : 0;
-  // The default scale is computed here, not when the call is built: shapeless compilation may change D.
+  // The default scale is not computed when the call is built, because shapeless compilation may change D later.
   params.scale = options.scale.value_or(1 / std::sqrt(static_cast<float>(params.head_dim)));
 #define FLASHATTN_SET_OPTION(type, name) params.name = options.name;
   FLASHATTN_OPTIONS(FLASHATTN_SET_OPTION)

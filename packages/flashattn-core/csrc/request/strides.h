@@ -7,7 +7,7 @@
 
 namespace flashattn {
 
-// The forward pass's outputs, which the backward pass reads. An output that is not requested is null.
+// The forward pass's outputs, which the backward pass reads. lse and row_stats are null if they are not requested.
 struct Outputs {
   const mx::array& out;
   const mx::array *lse, *row_stats;
@@ -20,13 +20,13 @@ struct GradientInputs {
   const mx::array* lse_gradient;  // the cotangent of lse; null: zeros
 };
 
-// What the backward pass writes: the gradients of query, key and value; and delta, see cpu/backward.h.
+// What the backward pass writes: the gradients of query, key and value, and also delta, see cpu/backward.h.
 struct Gradients {
   mx::array &query, &key, &value, &delta;
 };
 
-// The strides of an array that has the dimensions `axes` after the batch's. Missing dimensions, and those of size 1,
-// get stride 0: they are broadcast.
+// The strides of an array that has the dimensions `axes` after the batch dimensions. A dimension that is missing or has
+// size 1 gets stride 0, because the array is broadcast along it.
 Strides strides_of(const mx::array& array, int batch_dims, AxesUsed axes);
 
 constexpr AxesUsed kTensorAxes = {true, true, true};  // (*B, H, L, D)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def module_folder(mlx: str, package: Iterable[str]) -> Path:
-    """The folder of the module for MLX version `mlx`. Raises ImportError, naming the versions that have one.
+    """The folder of the module for MLX version `mlx`. If there is none, raises ImportError with the known versions.
 
     package: the folders of flashattn_core: two for an editable install, otherwise one.
     """

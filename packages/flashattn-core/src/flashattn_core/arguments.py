@@ -46,10 +46,10 @@ def lowered(
 ) -> _ext.Arguments:
     """Converts the arguments to what ``_ext`` takes; C++ checks shapes and dtypes. `stream` is ignored.
 
-    `bits`: None if key and value are arrays; bits per element if they are (weights, scales, biases).
+    `bits`: None if key and value are arrays. If they are (weights, scales, biases), the bits per element.
     """
     types.array("query", query)
-    given: Any = lower(mask)  # it holds only what the call has, because each entry costs time in every call
+    given: Any = lower(mask)  # holds only arguments that the call has, because each entry costs time
     given["kernel"] = kernel
     given["rounds"] = types.rounds(precision)
     if sinks is not None:
@@ -62,7 +62,7 @@ def lowered(
         given |= {"bits": bits, "group_size": types.positive("group_size", group_size)}
     if (
         not isinstance(kernel, str) or not kernel.isprintable()
-    ):  # std::string cannot hold surrogates, and what() ends at a NUL
+    ):  # because std::string cannot hold surrogates, and what() ends at a NUL
         raise ValueError(f"[flash_attention] kernel is {types.describe(kernel)}, expected 'auto' or a kernel's name")
     if scale is not None:
         given["scale"] = types.finite("scale", scale)

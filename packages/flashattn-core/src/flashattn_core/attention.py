@@ -52,15 +52,15 @@ def flash_attention(
 ) -> mx.array | tuple[mx.array, mx.array]:
     """Exact attention in memory linear in the sequence: ``softmax(query @ key.T * scale + mask) @ value``.
 
-    FlashAttention-2 (Dao 2023, arXiv:2307.08691) for long queries, FlashDecoding (Dao et al. 2023) for few.
-    Lazy, like every MLX op. By default all arithmetic between loading the inputs and storing the output is float32:
-    a bfloat16 result equals float32 attention rounded once; on CUDA it may differ in the last bit.
+    Uses FlashAttention-2 (Dao 2023, arXiv:2307.08691) for many queries, and FlashDecoding (Dao et al. 2023) for few.
+    The result is lazy, like that of every MLX op. By default all arithmetic between loading the inputs and storing the
+    output is float32: a bfloat16 result equals float32 attention rounded once; on CUDA it may differ in the last bit.
 
     Args:
       query: ``(*B, H_q, L, D)``, float32, float16 or bfloat16, any strides, D from 1 to 512.
-      key: ``(*B, H_kv, S, D)``, same dtype. ``H_q % H_kv == 0``; query head h reads kv head
+      key: ``(*B, H_kv, S, D)``, query's dtype. ``H_q % H_kv == 0``; query head h reads kv head
         ``h // (H_q // H_kv)`` (grouped-query attention, Ainslie et al. 2023).
-      value: ``(*B, H_kv, S, D_v)``, same dtype; D_v may differ from D.
+      value: ``(*B, H_kv, S, D_v)``, query's dtype; D_v may differ from D.
       scale: multiplies ``query @ key.T``. None: ``1 / sqrt(D)``.
       mask: None, ``"causal"``, a :mod:`flashattn_core.masks` description, or an array that broadcasts to
         ``(*B, H_q, L, S)``. A bool array is True where a key is visible; an array of another dtype, which must
@@ -179,7 +179,7 @@ def quantized_flash_attention(
 
 
 def _attention(call: _ext.Arguments, return_lse: bool, stream: Any) -> mx.array | tuple[mx.array, mx.array]:
-    if stream is not None:  # MLX's default device always exists
+    if stream is not None:  # None means MLX's default device, which always exists
         device = types.device_of(stream)
         if _ext.backend_of(device) == "metal" and not mx.metal.is_available():
             raise _ext.NoKernelError("[flash_attention] stream is on a GPU, but this MLX has neither Metal nor CUDA")
@@ -192,10 +192,10 @@ def _attention(call: _ext.Arguments, return_lse: bool, stream: Any) -> mx.array 
 
 
 def flash_or_faster(call: _ext.Arguments) -> mx.array | None:
-    """The op on the default stream; None if MLX's own attention is faster for calls of this kind on this GPU.
+    """Runs the op on the default stream. Returns None if MLX's own attention is faster for such calls on this GPU.
 
-    The caller then runs MLX's own attention itself. Never None with precision ``"float32"``. Raises what
-    :func:`flash_attention` does.
+    The caller must then run MLX's own attention. With precision ``"float32"`` the result is never None. Raises what
+    :func:`flash_attention` raises.
     """
     out = _ext.attention(call, False, None, call.rounds)
     if out is None:

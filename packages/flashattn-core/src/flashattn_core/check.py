@@ -1,7 +1,7 @@
 """Checks that a GPU kernel computes what the CPU's kernels do, on small random inputs of a call's kind.
 
-The inputs vary what calls of one kind may differ in: full and partial tiles, one or many chunks of keys, strided and
-misaligned rows, NaN in keys that no row sees.
+The inputs cover what calls of one kind may differ in: full and partial tiles, one or many chunks of keys, strided and
+misaligned rows, NaN in hidden keys.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from . import _ext
 from .arguments import lowered
 from .drawn import HIDES, Kind, Named, drawn
 
-# Relative error allowed: tensor cores truncate sums, and kernels add in different orders.
+# The relative error that is allowed, because tensor cores truncate sums and kernels add in different orders.
 ERROR = 1e-5
 
-FEW_KEYS = (90, 2400)  # keys for few queries: 90 are one chunk, 2400 are more chunks than a kernel merges at once
+# Numbers of keys to check with few queries. 90 are one chunk; 2400 are more chunks than a kernel merges at once.
+FEW_KEYS = (90, 2400)
 
 NO_MEMORY = re.compile("out of memory|unable to allocate|out_of_memory", re.IGNORECASE)
 
-_GRADIENTS, _GRADIENT_ERROR = ("dq", "dk", "dv", "dsinks"), 3e-5  # larger, because a gradient sums all rows
+_GRADIENTS, _GRADIENT_ERROR = ("dq", "dk", "dv", "dsinks"), 3e-5  # larger than ERROR, as a gradient sums all rows
 
 Attention = Callable[..., tuple[mx.array, ...]]  # flash_attention's arguments -> (out, lse) or gradients
 Lengths = Sequence[tuple[int, int]]
@@ -42,7 +43,7 @@ class Case:
 
 
 class KernelWarning(UserWarning):
-    """A kernel failed its check on this machine and is not used there; the text names it and says what was wrong."""
+    """A kernel failed its check on this machine, and is not used here. The text names the kernel and what is wrong."""
 
 
 def of_call(arguments: _ext.Arguments, kernel: str, stream: mx.Stream) -> str:
@@ -93,7 +94,7 @@ def come_back(arguments: Named) -> list[mx.array]:
 def gradient_failure(
     kind: Kind, gradients: Attention, lengths: Lengths | None = None, error: float | None = None
 ) -> str:
-    """What is wrong with `gradients` for calls of the kind, against the CPU's in kind.dtype; empty if nothing is."""
+    """Compares `gradients` with the CPU's, in kind.dtype, for calls of the kind. Returns what is wrong; else ""."""
 
     def on_cpu(**arguments: Any) -> tuple[mx.array, ...]:
         rows = _with_rows(arguments, lambda x: x.astype(kind.dtype))  # failure() passes float32
@@ -115,9 +116,9 @@ def failure(
     """What is wrong with `attention` for calls of the kind; empty if nothing is.
 
     on_cpu: computes the expected results. lengths: of queries and keys, as pairs; None: those of lengths_of().
-    error: allowed error of results before rounding, relative to size_of() or to the number, whichever is larger; for
-    lse always ERROR.
-    names: of the results.
+    error: the allowed error of a result before it is rounded to its dtype, relative to size_of() or to the expected
+    number, whichever is larger. For lse it is always ERROR.
+    names: the names of the results.
 
     Raises MemoryError if memory is too short for the check, which tells nothing about the kernel.
     """
@@ -138,7 +139,7 @@ def failure(
 
 
 def size_of(name: str, expected: mx.array) -> float:
-    """The size to which errors are relative: 1, or a gradient's root mean square. A gradient is a sum of terms of about
+    """The size to which errors are relative: 1, or for a gradient its root mean square. A gradient's terms are of about
     that size, and each term changes if the last bit of `out` differs."""
     if name not in _GRADIENTS:
         return 1.0
@@ -148,8 +149,8 @@ def size_of(name: str, expected: mx.array) -> float:
 
 
 def error_of(kernel: str, kind: Kind, rounds: bool) -> float:
-    """Allowed error of out or of a gradient before it is rounded to its dtype. If a kernel rounds probabilities to 16
-    bits, each of them may be off by eps / 2, and so may out. In the gradient the kernel rounds P and dS."""
+    """The allowed error of out, or of a gradient, before it is rounded to its dtype. If a kernel rounds probabilities
+    to 16 bits, each may be off by eps / 2, and so may out. A gradient's kernel rounds P and dS."""
     eps = float(mx.finfo(kind.dtype).eps)
     if "backward" in kernel:
         return max(_GRADIENT_ERROR, 8 * eps if rounds else eps)
@@ -165,8 +166,9 @@ def lengths_of(kind: Kind, kernel: str = "") -> Lengths:
 
 
 def cases(kind: Kind, lengths: Lengths) -> Iterator[Case]:
-    """Calls of the kind, with contiguous arrays."""
-    # Blocks share keys only if multiprocessors would idle. So such a call has one sequence and one key head.
+    """Draws calls of the kind with these lengths. Their arrays are contiguous."""
+    # Blocks share keys only if multiprocessors would have no work otherwise. So the call that checks this has one
+    # sequence and one key/value head.
     few: dict[tuple[int, int], Any] = {_ext.checked_sharing: {"batch": 1, "kv_heads": 1}}
     for query_len, key_len in lengths:
         drawn_call = drawn(kind, query_len, key_len, **few.get((query_len, key_len), {}))
@@ -177,8 +179,8 @@ def cases(kind: Kind, lengths: Lengths) -> Iterator[Case]:
 
 
 def difference(got: mx.array, expected: mx.array, error: float = ERROR, size: float = 1.0) -> str:
-    """How `got` differs from `expected` (float32); empty if no number is off by more than `error` and rounding.
-    `error` is relative to the number, or to `size` if that is larger."""
+    """How `got` differs from `expected` (float32); empty if no number is off by more than `error` plus the rounding to
+    got's dtype. `error` is relative to the expected number, or to `size` if that is larger."""
     with mx.stream(mx.cpu):
         far = error * mx.maximum(mx.abs(expected), size)
         lowest, highest = ((expected + by).astype(got.dtype) for by in (-far, far))
@@ -201,7 +203,7 @@ LAYOUTS = ("contiguous", "strided", "misaligned")
 
 
 def laid_out(arguments: Named, layout: str) -> Named:
-    """The same call, with query, and key and value if they are not quantised, copied to another memory layout."""
+    """The same call in another memory layout. Copies query, and unless they are quantised, key and value."""
 
     def laid(x: mx.array) -> mx.array:
         if layout == "strided":

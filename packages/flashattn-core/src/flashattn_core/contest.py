@@ -20,27 +20,28 @@ from .drawn import Kind, Named, drawn
 from .masks import And, Causal, KeyRange, SlidingWindow
 
 MLX = "mlx"  # the name of the contestant that is MLX's own attention
-Times = dict[str, list[float]]  # contestant -> seconds per call, a number for each way of calling it
+Times = dict[str, list[float]]  # contestant -> seconds per call, one number for each of its _ways()
 ROWS = ("query", "key", "value")
 
-mlx_attention = mx.fast.scaled_dot_product_attention  # saved before anything replaces it
+mlx_attention = mx.fast.scaled_dot_product_attention  # saved before the patch replaces it in mx.fast
 
 _MOST_WORK = 1e11  # multiply-adds of a trial call: a few milliseconds on a laptop's GPU
-_MOST_WORK_ON_CUDA = 1e12  # a few milliseconds on a data-centre GPU
-_MOST_BYTES = 2**29  # of a trial call's arrays
+_MOST_WORK_ON_CUDA = 1e12  # the same for CUDA: a few milliseconds on a data-centre GPU
+_MOST_BYTES = 2**29  # the size of a trial call's arrays
 _TRIALS, _TRIAL_SECONDS, _WARM_UP = 5, 0.004, 16  # a trial repeats short calls until they take _TRIAL_SECONDS
 _SLOW_SECONDS = 0.04  # a contestant slower than this is timed only once
 _MOST_REPEATS = 512
-_MOST_SECONDS = 0.3  # for all trials of a contest; no trial begins later
-# MLX is timed only for calls that have no other optional inputs than these. MLX's function does not take the others, or
-# a trial could not reproduce the call's mask.
+_MOST_SECONDS = 0.3  # for all trials of a contest: after this time no trial begins
+# MLX is timed only for calls that have no other optional inputs than these. Either MLX's function does not take the
+# others, or a trial cannot reproduce the call's mask.
 _FUSED_IN_MLX = {"causal", "window", "key_start", "key_stop", "sinks"}
 
 Calls = Callable[[int], Any]  # count -> the lazy outputs of that many calls of a contestant
 
 
 def in_words(call: _ext.Arguments) -> str:
-    """Describes a call's kind. Lengths are rounded up to powers of two: calls with the same text share their times."""
+    """Describes a call's kind. Calls with the same text share their times. So lengths and the batch size are rounded up
+    to powers of two; only small numbers of queries stay exact."""
     kind, (batch, heads, kv_heads, key_len, window) = Kind(*call.kind()), call.sizes()
     query_len = kind.query_len if kind.query_len <= _ext.few_queries else _power_of_two(kind.query_len)
     window = _power_of_two(min(window, key_len))
@@ -109,7 +110,7 @@ def _trial_call(call: _ext.Arguments, stream: mx.Stream) -> Named:
         return work > most_work or size > _MOST_BYTES
 
     while is_large() and (query_len > 128 or key_len > 1024 or batch > 1):
-        if key_len > max(query_len, 1024):  # keys first: the number of blocks depends on the queries
+        if key_len > max(query_len, 1024):  # keys first, because the number of blocks depends on queries
             key_len //= 2
         elif query_len > 128 or key_len > 1024:
             query_len, key_len = query_len // 2 if query_len > 128 else query_len, max(1, key_len // 2)
@@ -119,8 +120,8 @@ def _trial_call(call: _ext.Arguments, stream: mx.Stream) -> Named:
 
 
 def _ways(name: str, call: _ext.Arguments, trial: Named, stream: mx.Stream) -> list[Calls]:
-    """Ways of calling a contestant. Independent calls may overlap. In a chain each call takes the output of the call
-    before as its query, as in a model. Gradients are only timed by independent calls."""
+    """The ways in which a contestant is called. Independent calls may overlap. In a chain of calls, the query of each
+    call is the output of the call before, as in a model. Gradients are timed only with independent calls."""
     query, key, value = rows = [trial[name] for name in ROWS]
     scale = float(query.shape[-1]) ** -0.5
     if name == MLX:
@@ -179,14 +180,14 @@ def _mask_for_mlx(trial: Named) -> Any:
 
 
 def _in_turns(ways: dict[str, list[Calls]]) -> Times:
-    from statistics import median  # at the top it would add 5 ms to every program's start
+    from statistics import median  # not at the top of the file, where it adds 5 ms to every program's start
 
     once: dict[str, float] = {}
     for name, calls in ways.items():
         try:
-            _seconds(calls[0], 1)  # compiles
+            _seconds(calls[0], 1)  # the first call compiles the kernel
             once[name] = _seconds(calls[0], 1)
-            if once[name] < _TRIAL_SECONDS:  # spreads the cost of an evaluation over many calls
+            if once[name] < _TRIAL_SECONDS:  # many calls share the cost of one evaluation
                 once[name] = _seconds(calls[0], _WARM_UP) / _WARM_UP
         except (RuntimeError, ValueError) as error:
             if NO_MEMORY.search(str(error)):

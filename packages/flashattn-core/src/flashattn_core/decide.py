@@ -24,7 +24,8 @@ from .contest import MLX, Times
 
 When = Literal["once", "always", "never"]
 
-_verdicts: dict[tuple[str, ...], str] = {}  # of this process: device, kernel and pipelines -> what is wrong
+# Maps (device, kernel, *pipelines) to what is wrong with the kernel. Kept only for this process.
+_verdicts: dict[tuple[str, ...], str] = {}
 _lock = threading.Lock()  # not held during a check, so two threads may check the same kernel
 
 _CLEARLY = 1.03  # MLX's own attention is used if flash attention takes at least this many times as long
@@ -32,9 +33,10 @@ _CLEARLY = 1.03  # MLX's own attention is used if flash attention takes at least
 
 @dataclass
 class Decision:
-    """What calls of one kind run.
+    """Which kernel all calls of one kind run.
 
-    kernel: None if every kernel failed its check; `wrong` says why the first one failed.
+    kernel: None if every kernel failed its check, or if the gradient's kernels failed theirs. `wrong` then says why the
+    first of them failed.
     times: contestant -> seconds per call; empty if nothing was timed.
     """
 
@@ -44,8 +46,8 @@ class Decision:
     times: Times = field(default_factory=dict)
 
     def left(self) -> tuple[float, float] | None:
-        """Seconds per call (MLX's, the kernel's) if MLX's own attention is clearly faster in a way of calling that
-        contest.py timed; else None."""
+        """Seconds per call (MLX's, the kernel's) if MLX's own attention is clearly faster in one of the ways of calling
+        that contest.py timed; else None."""
         if self.kernel is None or MLX not in self.times or self.kernel not in self.times:
             return None
         both = zip(self.times[MLX], self.times[self.kernel], strict=True)
@@ -66,8 +68,8 @@ def decide(call: _ext.Arguments, stream: Any = None) -> Decision:
 
 
 def _compile_what_follows(call: _ext.Arguments, stream: mx.Stream) -> None:
-    """On CUDA, if this call is a prompt's, compiles the next decode step's kernel in another thread. That takes about
-    a second, and the program does not end earlier. If it fails, the decode step itself raises the error."""
+    """On CUDA, if this call belongs to a prompt, compiles the next decode step's kernel in another thread. This takes
+    about a second; a program that ends earlier waits for it. If it fails, the decode step itself raises the error."""
     if (
         _ext.backend_of(stream.device) != "cuda"
         or call.kind()[4] <= _ext.max_cuda_decode_len
@@ -113,7 +115,7 @@ def when_to_check() -> When:
 
 
 def wrong_with(call: _ext.Arguments, kernel: str, stream: mx.Stream) -> str:
-    """What is wrong with the kernel for such calls, in words; empty if nothing is, or if FLASHATTN_CHECK is "never".
+    """What is wrong with the kernel for such calls. Empty if nothing is wrong, or if FLASHATTN_CHECK is "never".
 
     Raises NoKernelError if memory is too short for the check; the next call then tries again.
     """
@@ -142,11 +144,12 @@ def wrong_with(call: _ext.Arguments, kernel: str, stream: mx.Stream) -> str:
 
 
 def _times(call: _ext.Arguments, kernels: Sequence[str], stream: mx.Stream) -> Times:
-    """Times these kernels, and MLX's own attention if the call may be left to it. Empty if only one could run."""
+    """Times these kernels, and MLX's own attention if the call may run it. Empty if there is only one to time."""
     when = when_to_check()
     if when == "never":
         return {}
-    # flash_attention() leaves no call to MLX, but MLX is timed for it, too: the patch will use the same decision.
+    # flash_attention() never runs MLX's own attention. MLX is timed all the same, because the patch uses the same
+    # decision.
     may_leave = call.rounds and call.kernel == "auto"
     contestants = [*kernels, *([MLX] if may_leave and contest.mlx_is_fused(call, stream) else [])]
     if len(contestants) == 1:

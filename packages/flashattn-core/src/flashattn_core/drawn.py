@@ -15,13 +15,13 @@ Named = dict[str, Any]
 
 _WINDOW, _SOFTCAP = 21, 5.0
 
-# drawn() makes these masks so that they hide one key from every row, or from all rows but the last.
+# With one of these masks, drawn() hides one key from every row. A causal mask alone hides it from all but the last row.
 HIDES = ("causal", "key_start", "key_stop", "visible", "bias")
 
 
 @dataclass(frozen=True)
 class Kind:
-    """The properties of a call that kernels are compiled for: all but its batch size, key length and elements.
+    """The properties of a call that kernels are compiled for. Others, such as the batch size, are not in it.
 
     `given`: name (in csrc/call/inputs.def) of each optional input -> its dtype; of each option that is set -> None.
     """
@@ -49,8 +49,9 @@ def drawn(
 ) -> Named:
     """Random arguments of flash_attention() or of the quantised op. MLX's global random state does not change.
 
-    window: 0 means _WINDOW for many queries. For few queries it means 5/6 of the keys, so many that they are split.
-    hidden_nan: whether the keys and values that no row sees are NaN.
+    window: 0 means _WINDOW if there are many queries. If there are few, it means 5/6 of the keys, so that kernels split
+    the keys into chunks.
+    hidden_nan: whether the key that the mask hides (see HIDES), and its value, are NaN.
     """
     given = kind.given
     window = window or (_WINDOW if query_len > _ext.few_queries else key_len * 5 // 6)
@@ -60,7 +61,7 @@ def drawn(
         def numbers(*shape: int, dtype: mx.Dtype = kind.dtype) -> mx.array:
             return mx.random.uniform(-1.7, 1.7, shape, key=next(keys)).astype(
                 dtype
-            )  # has variance 1; faster than normal()
+            )  # variance about 1; faster than normal()
 
         heads = kv_heads * kind.group
         query = numbers(batch, heads, query_len, kind.head_dim)
@@ -81,7 +82,7 @@ def drawn(
             call["mask"] = mask
         if "softcap" in given:
             call["softcap"] = _SOFTCAP
-        # Small slopes keep scores small: rounding a score in the hundreds exceeds the allowed error.
+        # Slopes are small so that scores are small, because rounding a score in the hundreds exceeds the allowed error.
         for name, most in (("sinks", 1), ("alibi_slopes", 1 / 16)):
             if name in given:
                 call[name] = mx.abs(numbers(heads, dtype=_dtype(given, name))) * most

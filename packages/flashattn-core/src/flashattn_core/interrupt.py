@@ -22,8 +22,8 @@ def interruptible() -> Iterator[None]:
     computed from them. A program that goes on must discard what it was computing: weights, caches, files.
 
     Work that ``mx.async_eval`` began and nobody waits for runs to its end, and so do other threads' calls. A SIGINT
-    handler set before the block is still called; one set inside the block replaces this one. If SIGINT is ignored,
-    nothing changes. Blocks nest.
+    handler set before the block is still called. A handler set inside the block replaces the block's handler. If SIGINT
+    is ignored, nothing changes. Blocks nest.
 
     Raises:
       ValueError: outside the main thread, in which alone Python can set signal handlers.

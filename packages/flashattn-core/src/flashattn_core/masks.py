@@ -235,7 +235,7 @@ def _keep_block_maps(mask: mx.array) -> None:
     with _keeping:
         _forget_block_maps(key)
         _ext.keep_block_maps(mask)
-        forget = _forget_block_maps  # a local, because at exit the global may be gone before the mask
+        forget = _forget_block_maps  # a local variable, because at exit the global one may be gone before the mask
         _kept[key] = _Kept(array_id, weakref.ref(mask, lambda _: forget(key)))
 
 
@@ -267,12 +267,12 @@ def _int32(bound: int | mx.array) -> mx.array:
 
 
 def _pack_bits(visible: mx.array) -> mx.array:
-    # There is no pad() and no reshape(), because mx.compile(shapeless=True) must be able to infer the shapes.
+    # This calls neither pad() nor reshape(), because mx.compile(shapeless=True) must be able to infer the shapes.
     size = visible.shape[-1]
     bits = visible.astype(mx.uint32)
     if size % 32:
         bits = mx.concatenate([bits, mx.zeros((*visible.shape[:-1], -size % 32), mx.uint32)], axis=-1)
     words = mx.unflatten(bits, -1, ((size + 31) // 32, 32))
-    # A product, not a shift: MLX 0.32.4 reads out of bounds if mx.vmap maps only one operand of a shift.
+    # A product instead of a shift, because MLX 0.32.4 reads out of bounds if mx.vmap maps only one operand of a shift.
     powers = mx.left_shift(mx.array(1, mx.uint32), mx.arange(32, dtype=mx.uint32))
     return (words * powers).sum(axis=-1).astype(mx.uint32)

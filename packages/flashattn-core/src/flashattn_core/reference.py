@@ -58,7 +58,8 @@ def reference_attention(
 
 
 def visible_and_bias(query_shape: tuple[int, ...], key_len: int, mask: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Expands a mask to two arrays ``(*B, H_q, L, S)``: bool, True where visible, and what is added to the scores."""
+    """Expands a mask to two arrays ``(*B, H_q, L, S)``. One is bool, True where a key is visible. The other is added to
+    the scores."""
     *batch, heads, length, _ = query_shape
     m = lower(mask)
     visible = np.ones((*batch, heads, length, key_len), dtype=bool)

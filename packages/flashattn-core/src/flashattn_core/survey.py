@@ -1,4 +1,4 @@
-"""Checks every kernel of a backend on calls like those of models, and reads the results of earlier checks on disk."""
+"""Checks every kernel of a backend on calls like those of models, and reads the results of earlier checks from disk."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _PROMPT = 100  # queries of a prompt
 def of_backend(backend: Device) -> Iterator[tuple[str, int, str]]:
     """Checks each kernel on calls like those of models. Yields (name, number of kinds that it covers, what is wrong).
 
-    FLASHATTN_CHECK: "never" checks none; "always" checks also kernels that passed earlier.
+    If FLASHATTN_CHECK is "never", nothing is checked. If it is "always", kernels that passed earlier are checked again.
     """
     stream = mx.default_stream(mx.cpu if backend == "cpu" else mx.gpu)
     for kernel in _ext.stats():
-        if not kernel.startswith(backend) or kernel.endswith("_dkv"):  # checked together with _dq
+        if not kernel.startswith(backend) or kernel.endswith("_dkv"):  # the check of _dq also checks _dkv
             continue
         count, wrong = 0, ""
         for kind in kinds_of_models():
@@ -49,7 +49,8 @@ def _covers(kernel: str, backend: Device, call: Named) -> bool:
 
 
 def remembered() -> tuple[Counter[str], list[Path]]:
-    """Reads earlier checks: (device and software -> number of kinds of calls that passed, the files of failures)."""
+    """Reads the results of earlier checks. Returns a count of the kinds of calls that passed, for each device with its
+    software, and the files that describe failures."""
     passed: Counter[str] = Counter()
     for file in _files("checked"):
         lines = file.read_text(errors="replace").splitlines()
@@ -63,7 +64,8 @@ def _files(folder: str) -> list[Path]:
 
 
 def kinds_of_models() -> Iterator[Kind]:
-    """Prompts in each dtype with three head sizes and with padding, gpt-oss's and gemma's layers, quantised caches."""
+    """Yields prompts in each dtype, with three head sizes and with padding. Then layers of gpt-oss and gemma, and
+    prompts with quantised caches."""
     causal: dict[str, mx.Dtype | None] = {"causal": None}
     for dtype in (mx.bfloat16, mx.float16, mx.float32):
         for dim in (64, 128, 256):

@@ -1,7 +1,7 @@
 """Flash attention for unchanged MLX programs. Importing this package changes nothing; enable() does."""
 
 try:
-    import flashattn_core  # noqa: F401  first: if MLX does not load, this error says what to install
+    import flashattn_core  # noqa: F401  imported first, because its error says what to install if MLX does not load
 
     from .patch import (
         FlashNeverRanError,
@@ -16,8 +16,8 @@ try:
     )
     from .router import FlashFallbackError, FlashFallbackWarning
 except ImportError as error:
-    # MLX or flashattn_core does not load. The package itself must import all the same, so that `mlxlm-flash doctor` can
-    # start. Whoever uses a name of the package gets the error.
+    # MLX or flashattn_core does not load. Importing this package must work all the same, so that `mlxlm-flash doctor`
+    # can start. The error is raised when a name of the package is used.
     _why = error
 
     def __getattr__(name: str) -> object:

@@ -17,7 +17,7 @@ import mlx.core as mx
 
 REFERENCE = "MLX multiplies matrices with the slow reference BLAS, which limits tokens/s: --blas auto preloads OpenBLAS"
 INSTALL = "apt-get install libopenblas0-pthread"
-STARTED_AGAIN = "MLXLM_FLASH_BLAS"  # holds the process id, which a second start keeps and a child process does not
+STARTED_AGAIN = "MLXLM_FLASH_BLAS"  # holds the process id: a restarted program has the same id, a child process another
 
 
 def blas() -> str | None:
@@ -27,7 +27,8 @@ def blas() -> str | None:
 
 
 def name_of(library: str) -> str:
-    """The name of a BLAS, by its file and folder: on Debian OpenBLAS's file may be openblas-pthread/libblas.so.3."""
+    """The name of a BLAS, from the names of its file and folder. The folder is needed, because on Debian OpenBLAS's
+    file may be openblas-pthread/libblas.so.3."""
     *_, folder, file = Path(library).parts
     own = file.partition(".")[0].removeprefix("lib")
     other = "reference" if own.startswith(("blas", "cblas")) else own
@@ -67,7 +68,7 @@ def preload(choice: str) -> None:
 def openblas() -> str | None:
     """A multithreaded OpenBLAS that MLX can call: a path or name for LD_PRELOAD. None if there is none."""
     for library in _known():
-        with contextlib.suppress(ValueError, AttributeError):  # another ABI, or not OpenBLAS
+        with contextlib.suppress(ValueError, AttributeError):  # the library has another ABI, or is not OpenBLAS
             if _load(library).openblas_get_parallel():
                 return library
     return None
@@ -77,7 +78,8 @@ def _known() -> Iterator[str]:
     """The files or names under which an OpenBLAS may be installed, in the order of preference.
 
     Conda's comes first, because others may not work with conda's Fortran library. Fedora has two; libopenblasp is the
-    one with threads. NumPy's and SciPy's are left out: they prefix all function names, so MLX cannot call them.
+    one with threads. NumPy's and SciPy's are not listed, because their functions have other names, which MLX does not
+    call.
     """
     yield from map(str, Path(sys.base_prefix, "lib").glob("libopenblas.so.0"))
     yield from map(str, Path("/usr/lib").glob("*/openblas-pthread/libopenblas.so.0"))
@@ -85,7 +87,8 @@ def _known() -> Iterator[str]:
 
 
 def _file(choice: str) -> str:
-    """The absolute path of a library that MLX can call. Raises ValueError, also if LD_PRELOAD cannot hold the path."""
+    """The absolute path of `choice`. Raises ValueError unless MLX can call this library and LD_PRELOAD can hold the
+    path."""
     library = os.path.abspath(choice)
     if not os.path.isfile(library):
         raise ValueError(f"--blas takes auto or the file of a library, not {choice!r}")
@@ -111,7 +114,8 @@ def _load(library: str) -> ctypes.CDLL:
 
 
 def _called() -> str | None:
-    """The file whose cblas_sgemm MLX calls: the program's, if it has one, else that of MLX's own libraries."""
+    """The file of the cblas_sgemm that MLX calls. It is the program's, if the program has one, else that of MLX's own
+    libraries."""
     brought, program = ctypes.CDLL(mx.__file__), ctypes.CDLL(None)
     if sys.platform != "linux" or not hasattr(brought, "cblas_sgemm"):
         return None

@@ -23,7 +23,7 @@ class Refusal(click.ClickException):
 
 
 class Verbatim(click.Command):
-    """A click command that passes all words after COMMAND on unchanged: an -h there is meant for COMMAND."""
+    """A click command that passes all words after COMMAND on unchanged, because an -h there is meant for COMMAND."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         args = args or ["-h"]
@@ -199,12 +199,12 @@ def tune(quick: bool, model: str | None) -> None:
 
 
 def _require_package() -> None:
-    """Raises the error with which MLX or flashattn_core failed to load; importing MLX again may crash the process."""
+    """Raises the stored error if MLX or flashattn_core failed to load. Importing MLX again may crash the process."""
     from . import enable  # noqa: F401
 
 
 def main() -> None:
-    """The command's entry point. It starts the program outside click, which would catch its Ctrl-C and broken pipes."""
+    """The command's entry point. It starts the program outside click, because click catches Ctrl-C and broken pipes."""
     mode = os.environ.get("MLXLM_FLASH", "1")
     try:
         started: Started | int | None = cli.main(prog_name="mlxlm-flash", standalone_mode=False)

@@ -73,10 +73,11 @@ def causal(
 
 
 def rotating(self: Any, N: int, window_size: int | None = None, return_array: bool = False) -> Mask | None:
-    """Describes the mask of RotatingKVCache.make_mask() for one query; others come from create_causal_mask()."""
+    """Describes the mask of RotatingKVCache.make_mask() for one query. For more, create_causal_mask() makes it."""
     if N > 1 or window_size is None:
         return None
-    # The newest key is at stop - 1, and older ones are before it. A window that wraps around would be two ranges.
+    # The newest key is at stop - 1, and older ones are before it. A window that wraps around the end of the cache is
+    # two ranges, which KeyRange cannot describe.
     stop = 1 + (self._idx if self._idx < self.max_size else 0)
     return KeyRange(stop - window_size, stop) if window_size <= stop <= self.offset + 1 else None
 
@@ -84,13 +85,13 @@ def rotating(self: Any, N: int, window_size: int | None = None, return_array: bo
 def batch_rotating(self: Any, N: int, window_size: int | None = None, return_array: bool = False) -> Mask | None:
     """Describes the mask of BatchRotatingKVCache.make_mask()."""
     if N == 1 and (self.rotated or self._idx >= self.max_size):
-        return None  # each row wraps around at another key, so no range fits. The array is small: (B, 1, 1, S)
-    trimmed = max(0, self._idx - self.max_size + 1) if N > 1 else 0  # update_and_fetch() will drop so many keys
+        return None  # no range fits, because each row wraps around at another key. The array is small: (B, 1, 1, S)
+    trimmed = max(0, self._idx - self.max_size + 1) if N > 1 else 0  # keys that update_and_fetch() will drop
     return SlidingWindow(window_size or self.max_size) & KeyRange(self.left_padding - trimmed)
 
 
 def _remember(mask: mx.array, description: Mask) -> None:
-    key, shape, pop = array_id(mask), mask.shape, _remembered.pop  # at exit Python may clear globals before the mask
+    key, shape, pop = array_id(mask), mask.shape, _remembered.pop  # at exit globals may be gone before the mask
     forget = weakref.ref(mask, lambda _: pop(key, None))
     lengths = (shape[-2] if mask.ndim > 1 else 1, shape[-1])
     batch = shape[:-3] if mask.ndim > 3 else None
@@ -98,5 +99,5 @@ def _remember(mask: mx.array, description: Mask) -> None:
 
 
 def _as_it_is_now(array: mx.array) -> mx.array:
-    """The same array in a new Python object: mlx-lm's caches change their padding in place."""
+    """The same array in a new Python object, because mlx-lm's caches change their padding in place."""
     return array.astype(array.dtype)

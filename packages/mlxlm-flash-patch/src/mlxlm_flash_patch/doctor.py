@@ -1,4 +1,4 @@
-"""`mlxlm-flash doctor`: prints what is installed, slow or broken, one line each, with its cure.
+"""`mlxlm-flash doctor` prints a line for each thing that is installed, slow or broken, and how to cure it.
 
 doctor stops after a failure that makes all later checks pointless. Each check has its own imports, so doctor works even
 if the package does not load.
@@ -22,12 +22,12 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, distributions, requires, version
 from typing import Any
 
-# Each of these distributions installs libmlx on Linux, all as the same file -> the extra of mlx that requires it.
+# Maps each distribution that installs libmlx on Linux to the extra of mlx that requires it. All install the same file.
 LIBMLX = {"mlx-cuda-12": "mlx[cuda12]", "mlx-cuda-13": "mlx[cuda13]", "mlx-cpu": "mlx[cpu]"}
 PINNED = ("flashattn-core", "mlxlm-flash-patch")  # this project's packages, which require tested versions of others
 MODES = ("0", "1", "strict", "float32", "float32,strict")  # values of MLXLM_FLASH
 CPU_VARIABLES = ("FLASHATTN_CPU_ISA", "FLASHATTN_NUM_THREADS")
-RELATIONS = {"==": operator.eq, ">=": operator.ge, "<=": operator.le}  # between versions, as lists of numbers
+RELATIONS = {"==": operator.eq, ">=": operator.ge, "<=": operator.le}  # for versions as lists of numbers
 
 
 class Mark(Enum):
@@ -93,7 +93,7 @@ def versions() -> Iterator[Finding]:
 
 
 def _needed(name: str, limits: dict[str, str]) -> Finding:
-    """`limits`: relation -> version, such as ``{">=": "0.32.2", "<=": "0.32.4"}``."""
+    """Compares an installed version with `limits`, such as ``{">=": "0.32.2", "<=": "0.32.4"}``."""
     extra = _mlx() if name == "mlx" else name
     newest = f"=={limits['<=']}" if "<=" in limits else ",".join(map("".join, limits.items()))
     cure = f"pip install '{extra}{newest}'"
@@ -131,7 +131,7 @@ def variable() -> Iterator[Finding]:
 
 
 def extension() -> Iterator[Finding]:
-    """Whether the compiled module loads, and shares MLX's array type: both must use the same nanobind ABI."""
+    """Whether the compiled module loads, and shares MLX's array type. For that, both must use the same nanobind ABI."""
     again = "pip install --force-reinstall --no-deps flashattn-core"
     try:
         from . import enable  # noqa: F401  raises the error of the first import
@@ -140,7 +140,7 @@ def extension() -> Iterator[Finding]:
         cure = re.search(r"pip install .*", what)  # flashattn_core names this if it was built for another mlx
         yield problem("extension", what.splitlines()[0], cure[0] if cure else again)
         return
-    # For each ABI version that modules of nanobind domain "mlx" have, the interpreter's dict has an entry.
+    # The interpreter's dict has an entry for each nanobind ABI that modules of the nanobind domain "mlx" have.
     names = [name for name in _interpreter_dict() if isinstance(name, str) and "nb_internals" in name]
     domains = sorted(match[1] for name in names if (match := re.search(r"_(v\d+)_(?:\w+_)?mlx__$", name)))
     if len(domains) > 1:
@@ -160,7 +160,7 @@ def _interpreter_dict() -> dict[object, object]:
 
 
 def cpu() -> Iterator[Finding]:
-    """The backends, and environment variables that change the CPU backend."""
+    """Describes the backends, and the environment variables that change the CPU backend."""
     import flashattn_core
 
     try:
@@ -195,7 +195,7 @@ def cpu() -> Iterator[Finding]:
 
 
 def matrix_products() -> Iterator[Finding]:
-    """The BLAS of the linear layers, which take most of the time at short contexts."""
+    """Names the BLAS that computes the linear layers. These take most of the time if contexts are short."""
     from .blas import INSTALL, blas, openblas
 
     library = blas()
@@ -209,7 +209,7 @@ def matrix_products() -> Iterator[Finding]:
 
 
 def numbers() -> Iterator[Finding]:
-    """Compares flash attention of 20 queries and of one with the reference, on MLX's default device."""
+    """Compares flash attention with the reference, for 20 queries and for one query, on MLX's default device."""
     try:
         worst = max(_error(length) for length in (20, 1))
     except Exception as error:  # any error, because a program would get it, too
@@ -313,7 +313,7 @@ def seam() -> Iterator[Finding]:
 
 
 def coverage(model: str) -> Iterator[Finding]:
-    """Which attention calls of this model are flash attention while it reads a prompt."""
+    """Which attention calls of this model use flash attention while the model reads a prompt."""
     from .patch import tally
     from .tune import attention_of
 

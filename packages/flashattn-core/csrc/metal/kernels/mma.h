@@ -1,5 +1,5 @@
 // 8x8 matrices spread over a SIMD group. As on Apple's GPUs, a lane holds two neighbouring elements of one row:
-//   row = lane bits 4 2 1,   column = lane bits 3 0, times two
+//   row: the binary number of the lane's bits 4, 2 and 1;   first column: twice the number of its bits 3 and 0
 // All fragments are float32, whatever the arrays' dtype, and products accumulate in float32.
 #pragma once
 
@@ -37,14 +37,14 @@ METAL_FUNC Fragment multiply(Fragment left, Fragment right, Fragment accumulator
   return Fragment{c.thread_elements()[0], c.thread_elements()[1]};
 }
 
-// The element of this lane's row in some column.
+// Returns the element in this lane's row and the given column. Another lane may hold it.
 METAL_FUNC float row_element(Fragment fragment, int column, uint lane) {
   ushort holder = fragment_lane(fragment_row(lane), column);
   float even = metal::simd_shuffle(fragment.x, holder), odd = metal::simd_shuffle(fragment.y, holder);
   return column % 2 == 0 ? even : odd;
 }
 
-// Reductions over the lanes that hold the same row.
+// Reduce a number over the four lanes that hold the same row.
 METAL_FUNC float across_row_max(float x) {
   x = metal::max(x, metal::simd_shuffle_xor(x, ushort(1)));
   return metal::max(x, metal::simd_shuffle_xor(x, ushort(8)));

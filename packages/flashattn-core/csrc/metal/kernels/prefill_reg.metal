@@ -1,5 +1,6 @@
-// metal_prefill_reg: many queries of one head. Each SIMD group has 8 rows. Their output, scores and probabilities stay
-// in registers, as 8x8 fragments. The keys of a tile, and after them its values, use the same threadgroup memory.
+// metal_prefill_reg is for many queries. A threadgroup works on one head, and each SIMD group on 8 rows. The output,
+// scores and probabilities of these rows stay in registers, as 8x8 fragments. A tile's keys, and then the tile's
+// values, use the same threadgroup memory.
 #include "arguments.h"
 #include "epilogue.h"
 #include "fragment_loader.h"
@@ -10,8 +11,9 @@
 
 namespace flashattn {
 
-// Turns a lane's products of query and key, in neighbouring fragments, into probabilities. first_key: the key of the
-// first product. Returns the factor for the row's output so far. row_sum is then the sum over the lane's own keys.
+// Turns a lane's products of query and key, in neighbouring fragments, into probabilities. first_key: the index of the
+// key that the first product belongs to. Returns the factor by which the caller must multiply the row's output so far.
+// The new row_sum covers only the keys of this lane.
 template <int FRAGMENTS>
 METAL_FUNC float to_probabilities(thread Fragment* scores, thread OnlineSoftmax& softmax, Visibility visibility,
                                   Row row, int first_key, bool unmasked) {
@@ -44,8 +46,8 @@ METAL_FUNC float to_probabilities(thread Fragment* scores, thread OnlineSoftmax&
 
 using namespace flashattn;
 
-// D and DV: head_dim and value_dim, rounded up to whole fragments. KEYS: keys per tile.
-// Grid: (queries / rows of a threadgroup, heads, batch) threadgroups of SIMDGROUPS SIMD groups.
+// D and DV: head_dim and value_dim, rounded up to a multiple of 8. KEYS: keys per tile.
+// Grid: (queries / rows per threadgroup, heads, batch) threadgroups, each of SIMDGROUPS SIMD groups.
 template <typename T, typename Sizes, typename K = T>
 FLASHATTN_KERNEL(Sizes::simdgroups)
 prefill_reg(FLASHATTN_INPUT_ARGUMENTS(T, K), FLASHATTN_OUTPUT_ARGUMENTS(T), FLASHATTN_POSITION) {
@@ -58,7 +60,8 @@ prefill_reg(FLASHATTN_INPUT_ARGUMENTS(T, K), FLASHATTN_OUTPUT_ARGUMENTS(T), FLAS
   threadgroup Element tile[KeyLoader::kSize > ValueLoader::kSize ? KeyLoader::kSize : ValueLoader::kSize];
   threadgroup int finite_values[SIMDGROUPS];  // for each SIMD group: whether all values that it loaded are finite
 
-  // The first threadgroups get the last queries, which see most keys under a causal mask: long work should start first.
+  // The first threadgroups get the last queries. Under a causal mask these see the most keys, and the longest work
+  // should start first.
   int first_query = int(grid.x - 1 - group.x) * kRows;
   int last_query = metal::min(first_query + kRows, params.query_len) - 1;
   int batch = int(group.z), head = int(group.y);
@@ -66,12 +69,12 @@ prefill_reg(FLASHATTN_INPUT_ARGUMENTS(T, K), FLASHATTN_OUTPUT_ARGUMENTS(T), FLAS
   Visibility visibility = visibility_of(params, FLASHATTN_MASK_INPUTS, batch);
 
   int fragment_r = fragment_row(lane), fragment_c = fragment_column(lane);
-  int own_query = first_query + int(simdgroup) * 8;  // the SIMD group's first query
+  int own_query = first_query + int(simdgroup) * 8;  // the first of this SIMD group's eight queries
   Row row = visibility.row(own_query + fragment_r, head);
   OnlineSoftmax softmax = empty_row();
   Fragment output[kColumns] = {};
 
-  // Queries stay in registers, in their own dtype, if the output leaves room for them.
+  // Queries stay in registers, in query's dtype, if the output leaves room for them.
   constexpr bool kKeepQueries = 4 * DV + int(sizeof(T)) * D <= 1024;
   LaneRow<T, D, kKeepQueries> own_queries(head_of(query, params, params.query, batch, head), row_layout(params.query),
                                           row.query, params.query_len, fragment_c, head_dim);
@@ -89,7 +92,7 @@ prefill_reg(FLASHATTN_INPUT_ARGUMENTS(T, K), FLASHATTN_OUTPUT_ARGUMENTS(T), FLAS
       continue;
     }
     bool unmasked = all.contains(first, KEYS) && !(blocks & kBlockChanges);
-    bool needed = own.meets(first, KEYS);  // whether an own query sees a key of the tile
+    bool needed = own.meets(first, KEYS);  // whether a query of this SIMD group sees a key of the tile
 
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the previous values have been read
     KeyLoader::load(tile, keys.from(first), key_count, head_dim, thread_index);

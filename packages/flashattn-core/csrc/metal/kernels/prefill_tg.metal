@@ -1,6 +1,7 @@
-// metal_prefill_tg: a short prompt, or few queries with many heads per key/value head. Four SIMD groups share the same
-// 8 or 16 rows. For the scores they divide the keys among them, and for the output the columns. So each reads keys and
-// values from device memory, and no element is read twice. Scores and probabilities pass through threadgroup memory.
+// metal_prefill_tg is for short prompts, and for few queries with many query heads per key/value head. Four SIMD groups
+// work on the same 8 or 16 rows. Each computes the scores of a quarter of the keys, then a quarter of the output's
+// columns. So a threadgroup reads each key and value from device memory only once, unless a value is NaN or infinite.
+// Scores and probabilities pass through threadgroup memory.
 #include "arguments.h"
 #include "epilogue.h"
 #include "finite.h"
@@ -11,24 +12,25 @@
 
 using namespace flashattn;
 
-// Rows of a key/value head are numbered query after query, and for each query head after head. D and DV: head_dim and
-// value_dim, rounded up to 8. Grid: (rows / rows of a threadgroup, kv_heads, batch) threadgroups of 128 threads.
+// A key/value head with G query heads has G rows per query: row r is query r / G in the head's query head r % G.
+// D and DV: head_dim and value_dim, rounded up to a multiple of 8.
+// Grid: (rows / rows per threadgroup, kv_heads, batch) threadgroups of 128 threads.
 template <typename T, typename Sizes>
 FLASHATTN_KERNEL(4)
 prefill_tg(FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_OUTPUT_ARGUMENTS(T), FLASHATTN_POSITION) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, ROW_FRAGMENTS = Sizes::row_fragments;
-  constexpr int kSimdgroups = 4, kKeys = 8 * kSimdgroups;  // each SIMD group has one fragment of keys
+  constexpr int kSimdgroups = 4, kKeys = 8 * kSimdgroups;  // each SIMD group has eight keys
   constexpr int kRows = ROW_FRAGMENTS * 8, kRowsEach = kRows / kSimdgroups;
   constexpr int kDepth = D / 8, kColumns = (DV / 8 + kSimdgroups - 1) / kSimdgroups;
-  constexpr int kStride = kKeys + 4;  // puts a fragment's eight rows into different banks
-  // Two buffers, since the next tile's scores are written while this tile's probabilities are still being read.
+  constexpr int kStride = kKeys + 4;  // the padding puts a fragment's eight rows into different banks
+  // There are two buffers, because the next tile's scores are written while this tile's probabilities are being read.
   threadgroup float scores[2][kRows * kStride];
   threadgroup float rescales[2][kRows];
   threadgroup float normalise[kRows];
 
   int batch = int(group.z), kv_head = int(group.y);
   int heads = params.num_heads / params.num_kv_heads, row_count = params.query_len * heads;
-  int first_row = int(grid.x - 1 - group.x) * kRows;  // as in prefill_reg.metal, the last queries first
+  int first_row = int(grid.x - 1 - group.x) * kRows;  // the last queries first: under a causal mask they see most keys
   int last_row = metal::min(first_row + kRows, row_count) - 1;
   Visibility visibility = visibility_of(params, FLASHATTN_MASK_INPUTS, batch);
 
@@ -44,7 +46,7 @@ prefill_tg(FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_OUTPUT_ARGUMENTS(T), FLASH
     queries[i] = Queries(head_of(query, params, params.query, batch, rows[i].head), row_layout(params.query),
                          rows[i].query, params.query_len, fragment_c, head_dim);
   }
-  OnlineSoftmax softmax[kRowsEach];  // for the rows that this SIMD group reduces
+  OnlineSoftmax softmax[kRowsEach];  // of the rows whose maximum and sum this SIMD group computes
   FLASHATTN_UNROLL
   for (int r = 0; r < kRowsEach; ++r) {
     softmax[r] = empty_row();
@@ -91,7 +93,7 @@ prefill_tg(FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_OUTPUT_ARGUMENTS(T), FLASH
     }
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);
 
-    // The softmax of this SIMD group's rows, with one lane per key.
+    // Computes the softmax of this SIMD group's rows. Each lane has one key.
     FLASHATTN_UNROLL
     for (int r = 0; r < kRowsEach; ++r) {
       int row = int(simdgroup) * kRowsEach + r;
@@ -107,7 +109,7 @@ prefill_tg(FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_OUTPUT_ARGUMENTS(T), FLASH
     }
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);
 
-    // Adds the products of all rows with this SIMD group's columns of the values.
+    // Multiplies all rows' probabilities by this SIMD group's columns of the values, and adds that to the output.
     FLASHATTN_UNROLL
     for (int i = 0; i < ROW_FRAGMENTS; ++i) {
       float rescale = rescales[turn][i * 8 + fragment_r];

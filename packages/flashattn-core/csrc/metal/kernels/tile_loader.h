@@ -1,4 +1,4 @@
-// All threads of a threadgroup together copy rows from device to threadgroup memory.
+// The threads of a threadgroup copy rows together, from device memory to threadgroup memory.
 #pragma once
 
 #include "finite.h"
@@ -6,7 +6,7 @@
 
 namespace flashattn {
 
-// Each SIMD group of a threadgroup sets its flag: whether `condition` holds in all its threads.
+// Each SIMD group sets its flag to whether `condition` is true in all of its threads.
 METAL_FUNC void set_flag(threadgroup int* flags, bool condition, uint lane, uint simdgroup) {
   bool in_all = metal::simd_all(condition);
   if (lane == 0) {
@@ -26,18 +26,18 @@ METAL_FUNC bool all_true(const threadgroup int* flags) {
 
 template <typename T, int ROWS, int COLUMNS, int THREADS>
 struct TileLoader {
-  // 16 bytes of padding per row put the rows of an 8x8 fragment, and the elements of its columns, into different banks.
+  // Each row has 16 bytes of padding. They put an 8x8 fragment's rows, and a column's elements, into different banks.
   static constexpr constant int kStride = COLUMNS + 16 / int(sizeof(T));
   static constexpr constant int kSize = ROWS * kStride;
   static constexpr constant int kRun = 4;  // how many neighbouring elements a thread copies at once
   static constexpr constant int kRuns = COLUMNS / kRun;
   static_assert(COLUMNS % kRun == 0, "a row is made of whole runs");
 
-  // Rows from `rows` on, and columns from `columns` on, become 0. Returns whether all elements that the thread copied
-  // are finite.
+  // Fills the tile from `source`. Rows from `rows` on, and columns from `columns` on, become 0. Returns whether all
+  // elements that this thread copied are finite.
   template <typename Source>
   METAL_FUNC static bool load(threadgroup T* tile, Source source, int rows, int columns, uint thread_index) {
-    float zero = 0;  // stays 0 unless something is not finite
+    float zero = 0;  // stays 0 unless an element is NaN or infinite: then it becomes NaN
     for (int run = int(thread_index); run < ROWS * kRuns; run += THREADS) {
       int row = run / kRuns, column = run % kRuns * kRun;
       T elements[kRun];
@@ -51,7 +51,7 @@ struct TileLoader {
     return zero == 0;
   }
 
-  // Replaces numbers that are not finite with 0.
+  // Replaces NaN and infinity in the tile by 0.
   METAL_FUNC static void clean(threadgroup T* tile, uint thread_index) {
     for (int i = int(thread_index); i < ROWS * COLUMNS; i += THREADS) {
       threadgroup T& element = tile[i / COLUMNS * kStride + i % COLUMNS];

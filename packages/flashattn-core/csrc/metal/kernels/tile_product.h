@@ -1,4 +1,5 @@
-// Products of a SIMD group's eight rows with a tile in threadgroup memory. STRIDE: elements per row of the tile.
+// Multiplies a SIMD group's eight rows by a tile in threadgroup memory. STRIDE: elements between the beginnings of two
+// neighbouring rows of the tile.
 #pragma once
 
 #include "finite.h"
@@ -7,8 +8,8 @@
 
 namespace flashattn {
 
-// The left operand of a product: a lane's elements of eight rows, in COLUMNS / 8 neighbouring fragments. With KEEP they
-// stay in registers, in their own dtype. Without KEEP the lane reads them again for each tile.
+// The left operand of a product: eight rows, as COLUMNS / 8 neighbouring fragments. With KEEP a lane keeps its elements
+// of them in registers, in dtype T. Without KEEP it reads them from device memory again for each tile.
 template <typename T, int COLUMNS, bool KEEP>
 struct LaneRow {
   const device T* source;
@@ -40,7 +41,7 @@ struct LaneRow {
   }
 };
 
-// product = rows @ tile^T, for the tile's first FRAGMENTS * 8 rows.
+// product = left @ tile^T, for the tile's first FRAGMENTS * 8 rows.
 template <int FRAGMENTS, int STRIDE, typename T, int COLUMNS, bool KEEP, typename U>
 METAL_FUNC void multiply_transposed(thread Fragment* product, thread const LaneRow<T, COLUMNS, KEEP>& left,
                                     const threadgroup U* tile, uint lane) {
@@ -62,7 +63,7 @@ METAL_FUNC void multiply_transposed(thread Fragment* product, thread const LaneR
   }
 }
 
-// sums += weights @ the eight rows of a tile that begin at `rows`.
+// sums += weights @ block, where `block` is the tile's eight rows from `rows` on.
 template <int COLUMNS, int STRIDE, typename T>
 METAL_FUNC void add_product(thread Fragment* sums, Fragment weights, const threadgroup T* rows, uint lane) {
   const threadgroup T* corner = rows + fragment_row(lane) * STRIDE + fragment_column(lane);
@@ -72,7 +73,8 @@ METAL_FUNC void add_product(thread Fragment* sums, Fragment weights, const threa
   }
 }
 
-// Adds the terms of weights @ tile that are not finite, see finite.h. They are rare, so one loop is not unrolled.
+// Adds the terms of weights @ tile whose value is NaN or infinite, see finite.h. Such values are rare, so the loop over
+// j is not unrolled.
 template <int ROWS, int COLUMNS, typename T>
 METAL_FUNC void add_not_finite(thread Fragment* sums, thread const Fragment* weights, const threadgroup T* tile,
                                int stride, uint lane) {
@@ -92,7 +94,8 @@ METAL_FUNC void add_not_finite(thread Fragment* sums, thread const Fragment* wei
   }
 }
 
-// Stores a lane's elements of a row, in neighbouring fragments. COLUMNS: `columns`, rounded up to whole fragments.
+// Multiplies a lane's elements of a row by `factor`, and stores them. `row` has them in neighbouring fragments.
+// COLUMNS: `columns`, rounded up to a multiple of 8.
 template <int COLUMNS, typename T>
 METAL_FUNC void store_row(device T* target, thread const Fragment* row, float factor, int fragment_c, int columns) {
   FLASHATTN_UNROLL
