@@ -1,4 +1,4 @@
-"""`flash-eval finetune` takes mlx-lm's training steps, starts both arms from equal adapters, and writes page and file."""
+"""`flash-eval finetune` takes mlx-lm's training steps, gives both arms equal adapters, and writes a page and a file."""
 
 import dataclasses
 import statistics
