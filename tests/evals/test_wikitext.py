@@ -1,4 +1,4 @@
-"""Detokenising removes WikiText's spaces before punctuation. Each part of a result belongs to one of the original."""
+"""Detokenising removes WikiText's spaces before punctuation. A part of the result stands for a part of the original."""
 
 import pytest
 from flash_evals.work import wikitext
