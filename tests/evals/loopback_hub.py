@@ -18,7 +18,7 @@ Files = dict[str, bytes]  # path -> content
 
 @dataclass
 class Repo:
-    commits: dict[str, Files]  # the last one is `main`
+    commits: dict[str, Files]  # by id; the last commit is `main`
     tags: dict[str, str] = field(default_factory=dict)  # name -> commit
     gated: bool = False
 
@@ -33,8 +33,8 @@ class Hub:
     address: str = ""
     requests: list[str] = field(default_factory=list)  # the paths of all requests
     downloads: Counter[str] = field(default_factory=Counter)  # file name -> how often its content was sent
-    hangs_up: bool = False  # closes every connection
-    breaks_off: Counter[str] = field(default_factory=Counter)  # file name -> how often half of the file will be sent
+    hangs_up: bool = False  # whether the server closes each connection without an answer
+    breaks_off: Counter[str] = field(default_factory=Counter)  # file name -> how many requests get only half of it
 
 
 def dataset(tables):

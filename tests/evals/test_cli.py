@@ -74,7 +74,7 @@ def test_it_comes_before_anything_is_measured(invoke, monkeypatch):
     monkeypatch.setattr(machine, "describe", lambda: signal.raise_signal(signal.SIGTERM))
     page = invoke("speed")
     assert (page.exit_code, page.stdout, page.stderr) == (143, "", "Interrupted.\n")
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # restored
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # the handler is restored
 
 
 @pytest.mark.slow("14 seconds")

@@ -21,7 +21,7 @@ from mlx_lm.tuner import trainer
 from mlxlm_flash_patch import router
 from msgspec.structs import replace
 
-LAYERS = 2  # of the model in conftest.py
+LAYERS = 2  # layers of the model in conftest.py
 SETTINGS = Settings(
     batch_size=1, num_layers=LAYERS, rank=4, grad_checkpoint=False, seq_len=[], repetitions=1,
     learning_rate=1e-5, max_memory_gb=None, max_seconds=0, seed=3, memory="",

@@ -79,7 +79,7 @@ def test_perplexity(invoke, at_trial, perplexity, same_scores, tmp_path, arm, er
 )
 @pytest.mark.parametrize("error", [None, OUT_OF_MEMORY])
 def test_speed_and_finetune(invoke, at_trial, commands, tmp_path, command, trial, what, unit, kept, error):
-    """At Ctrl-C, or when memory runs out, what was measured is shown and written; the error is reported."""
+    """After Ctrl-C or an error, the page and the file have what was measured. stderr also has the error."""
     at_trial(trial, Mock(side_effect=error) if error else stop)
     page = invoke(*commands[command], "--json", tmp_path / "out.json")
     assert (page.exit_code, page.stderr) == ((2, said_of(f"{what} fails with the patch off")) if error else (130, ""))

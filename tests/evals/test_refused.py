@@ -18,7 +18,7 @@ PERPLEXITY = {
     "--revision main": "--revision has no meaning for the folder",
     "--model ./missing": "no such model folder: ./missing",
     "--json missing/out.json": "--json missing/out.json: missing is missing or not writable",
-    "--json / --model ./missing": "--json /: this is a folder",  # checked first
+    "--json / --model ./missing": "--json /: this is a folder",  # --json is checked before --model
     "--scoring half --stride 8": "--stride has no meaning with --scoring half",
     "--scoring half --documents separate": "--documents separate has no meaning with --scoring half",
     "--scoring half --context 2": "--scoring half takes a --context of at least 3, not 2",

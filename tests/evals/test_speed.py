@@ -23,7 +23,7 @@ def measured(loaded, *cases):
 
 @pytest.mark.slow("14 seconds")
 def test_every_length_and_batch_at_every_depth(run_command):
-    """The tokens of all sequences in a batch count. Flash attention takes all calls."""
+    """A speed counts the tokens of all sequences in the batch. Flash attention takes all calls."""
     result = run_command("speed", "-p", "16,32", "-g", 4, "-d", "0,64", "-b", "1,3", "-r", 2)
     tests = ["pp16", "pp32", "tg4", "pp16 x3", "pp32 x3", "tg4 x3"]
     names = [*tests, *(f"{test} @ d64" for test in tests)]
@@ -46,7 +46,7 @@ def test_every_length_and_batch_at_every_depth(run_command):
 
 def test_attention_has_a_share_of_the_time(run_command, monkeypatch):
     """The page and the file have attention's share for each test and arm. An unknown share is a dash or null."""
-    shares = iter((0.75, 0.25, None, 0.5))  # the arm on comes first in each test
+    shares = iter((0.75, 0.25, None, 0.5))  # in each test, the arm on is measured first
     monkeypatch.setattr(generation, "attention_share", lambda name, work, precision: next(shares))
     result = run_command("speed", "-p", 8, "-g", 2, "-d", 0, "-r", 2)
     found = [[test[arm]["attention_share"] for arm in ARMS] for test in result["results"]]
@@ -105,9 +105,9 @@ def test_what_a_trial_reads(loaded, monkeypatch, kind, tokens, depth, reads, bat
     *_, (test, _) = measured(dataclasses.replace(loaded, model=spy), Case(kind, tokens, depth, batch_size))
     assert [trial.on.tokens_per_s for trial in test.trials] == [tokens * batch_size] * 2
     if depth:
-        assert sum(size for _, size, _ in trials.pop(0)) == depth  # fills the cache once
+        assert sum(size for _, size, _ in trials.pop(0)) == depth  # the first call fills the cache
         read.pop(0)
-    assert trials == [[(batch_size, *each) for each in reads]] * 6  # warm-up and two repetitions, two arms
+    assert trials == [[(batch_size, *each) for each in reads]] * 6  # a warm-up and two repetitions, each with two arms
     assert read == [read[0]] * 6
     if batch_size > 1 and kind == "prompt" and tokens > 1:
         first, *others = zip(*read[0], strict=True)

@@ -154,7 +154,7 @@ mx::array not_allocated(mx::Shape shape, mx::Dtype dtype) {
   return mx::array(std::move(shape), dtype, nullptr, std::vector<mx::array>{});
 }
 
-// A primitive's inputs. Unlike in the op, an array mask has a block map even if the keys are few.
+// A primitive's inputs. Unlike in the op, an array mask has a block map even if there are few keys.
 struct PrimitiveInputs {
   std::vector<mx::array> arrays;
   Present present;

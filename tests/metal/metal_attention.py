@@ -81,7 +81,7 @@ def run(
     rows = query.shape[:-1]
     if min(query.shape) == 0:  # nothing to launch, as in eval_gpu
         return Run(mx.zeros((*rows, value_dim), query.dtype), mx.zeros(rows), mx.zeros(0), (), 0)
-    with_lse = return_lse or device == "metal"  # Metal's kernels write it in any case
+    with_lse = return_lse or device == "metal"  # Metal's kernels always write lse
     with gpu:
         described = launches.forward(arguments, device, with_lse)
     written: dict[str, Buffer] = {"out": Undefined((*rows, value_dim), NUMPY_DTYPES[query.dtype])}

@@ -26,7 +26,7 @@ def drawn(rng, shape, dtype):
 
 
 def found(device, mask, edit=lambda source: source):
-    """The kernel's block map. The harness raises if the kernel exceeds the bounds of mask or map, or skips a block."""
+    """The kernel's block map. The emulator raises if the kernel exceeds the bounds of mask or map, or skips a block."""
     (launch,) = launches.block_map(mask, device)
     shape = (*mask.shape[:-2], *(-(-n // 32) for n in mask.shape[-2:]))
     written = {"found_blocks": Undefined(shape, np.dtype(np.uint8))}

@@ -135,7 +135,7 @@ def test_hidden_blocks_of_an_array_are_not_read(rng, kernel, dtype):
     shown = (mx.arange(480) >= 70) & (mx.arange(480) < 130)
     mask = mx.broadcast_to(shown if dtype == mx.bool_ else mx.where(shown, 0.0, -mx.inf), (32, 480))
     counts = total(run(query, key, value, mask=mask, kernel=kernel).counts)
-    tiles = {"metal_prefill_tg": 4, "metal_prefill_reg": 1, "metal_rowwise": 1}[kernel]  # tiles of queries per block of keys
+    tiles = {"metal_prefill_tg": 4, "metal_prefill_reg": 1, "metal_rowwise": 1}[kernel]  # tiles of queries per block
     of_blocks = 96 * (2 * 64 * 4 * tiles + 32 * mask.itemsize)
     assert counts.device_read <= of_blocks + tiles * query.nbytes * 4 + 15 * 32 * 32 * 8
     assert counts.device_read < (key.nbytes + value.nbytes) * tiles / 2

@@ -77,7 +77,7 @@ def check(fault: Fault, rng: np.random.Generator, edit, run=run) -> None:
     length, key_len = fault.query_and_key_lengths
     sizes = {"length": length, "key_len": key_len, "dim": fault.dim, "dtype": fault.dtype}
     call = replace(draw_call(rng, batch=(2,), heads=6, kv_heads=2, **sizes), **fault.options)
-    if fault.mask == "NaN":  # in a key and a value that no row sees, and in dout of a row that sees nothing
+    if fault.mask == "NaN":  # NaN in a key and a value that no row sees, and in dout of a row that sees nothing
         call = replace(call, mask=(mx.arange(key_len) != 20) & (mx.arange(length) != 10)[:, None])
         key, row = (mx.arange(key_len) == 20)[:, None], (mx.arange(length) == 10)[:, None]
         at = {"key": key, "value": key, "dout": row}

@@ -62,7 +62,7 @@ def assert_obey_the_rule(got, query, key, value, dout, scale, dtype="float32") -
 @pytest.mark.parametrize("length", [1, 20])
 @pytest.mark.parametrize("score", [1e2, 1e4, 1e5, 1e7, 1e12])
 def test_three_equal_keys_have_a_third_each(score, length, gradients):
-    random = score * (1 + np.random.default_rng(0).random((1, 8, length, 1)))  # scores use all of float32's bits
+    random = score * (1 + np.random.default_rng(0).random((1, 8, length, 1)))  # so that scores use all bits of float32
     query, key = mx.array(random.astype(np.float32)), mx.ones((1, 8, 3, 1))
     value, dout = mx.array([1.0, -1.0, 0.0])[:, None] * mx.ones((1, 8, 3, 1)), mx.ones((1, 8, length, 1))
     *_, dv = gradients(query, key, value, dout, 1.0)
