@@ -25,7 +25,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 LEFT_OUT = pytest.StashKey[dict[str, int]]()
-# Files that start first, because they take long, or because other files wait for what they build. If they started late,
+# These files start first, because they take long, or because other files wait for their builds. If they started late,
 # other processes would idle at the end.
 FIRST = ("test_contract.py", "test_soak.py")
 

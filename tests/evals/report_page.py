@@ -56,7 +56,7 @@ def mapped(value, change, key=""):
 
 
 def hostile(*results):
-    """Results with hostile markup in place of each free text. Names of implementations follow the markup, to differ."""
+    """Results with hostile markup for each free text. Implementations' names follow the markup, so that they differ."""
 
     def change(leaf, key):
         return HOSTILE + leaf * (key == "impl") if isinstance(leaf, str) and key not in WORDS else leaf

@@ -1,4 +1,4 @@
-"""--arm and --save-logprobs run one arm and save its scores. --compare compares a later run with them by token."""
+"""--arm and --save-logprobs run one arm and save its scores. --compare compares another run token by token."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Texts and models come from the Hugging Face Hub. Here its real clients read from a local server, or from none."""
+"""Texts and models come from the Hugging Face Hub. Its real clients read from a local server, or have no network."""
 
 import hashlib
 import json
@@ -175,7 +175,7 @@ def test_what_the_hub_does_not_have(hub, run):
 
 @pytest.mark.slow("2 seconds")
 def test_no_network_and_nothing_cached(hub, run):
-    """The error is one line, with two commands that need no network. The clients do not retry for 30 s before it."""
+    """The error is one line, with two commands that need no network. The clients do not spend 30 s on retries."""
     hub.hangs_up = True
     dataset, model = "--dataset someone/text", "--model someone/tiny-qwen2"
     works = {

@@ -55,7 +55,7 @@ def run() -> Run:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks tests that use the programs as nightly. They take minutes: they fetch 100 MB and build twice."""
+    """Marks as nightly all tests that use the programs, because these fetch a 100 MB compiler and build twice."""
     for item in items:
         if item.path.parent == Path(__file__).parent and "run" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.nightly("builds the wheel for macOS, or asks what is missing for it"))
@@ -66,5 +66,5 @@ def built(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Built:
     folder = tmp_path_factory.mktemp("macos")
     done = run("build.py", "--output", folder, "--work", folder / "work")
     wheel = next(folder.glob("*.whl"), None)
-    assert wheel is not None, done.stdout + done.stderr  # build.py may fail with a wheel; the tests show why
+    assert wheel is not None, done.stdout + done.stderr  # build.py may fail, and the tests tell what is wrong
     return Built(wheel, folder / "work/wheels/mlx", done.returncode, done.stdout)

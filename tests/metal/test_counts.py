@@ -72,7 +72,7 @@ def test_decode_split_reads_quantised_keys_and_values_once(rng, bits, dim, group
     run_of = 2 if dim == 64 and through_registers else 4
     words = 2 * 300 * sum(bytes_of(first * bits, run_of * bits) for first in range(0, dim, run_of))
     assert words == key[0].nbytes + value[0].nbytes or run_of * bits % 8 != 0
-    # Through registers, scales and biases are read once. On the way to threadgroup memory, each run reads them again.
+    # Through registers, scales and biases are read once. Towards threadgroup memory, each run of elements reads them.
     of_groups = sum(x.nbytes for x in (*key[1:], *value[1:])) if through_registers else 2 * 300 * dim // run_of * 4
     assert result.counts[0].device_read == words + of_groups + result.chunks * query.nbytes
 
@@ -130,7 +130,7 @@ def test_fully_visible_tiles_read_no_mask(rng):
 @pytest.mark.parametrize("dtype", [mx.bool_, mx.float32], ids=str)
 @pytest.mark.parametrize("kernel", ["metal_prefill_tg", "metal_prefill_reg", "metal_rowwise"])
 def test_hidden_blocks_of_an_array_are_not_read(rng, kernel, dtype):
-    """Queries see keys in only 3 of 15 blocks of 32. Mask, keys and values of the other blocks must not be read."""
+    """Queries see keys in only 3 of 15 blocks of 32 keys. Mask, keys and values of other blocks must not be read."""
     query, key, value = draw(rng, heads=1, kv_heads=1, length=32, key_len=480, dim=64)
     shown = (mx.arange(480) >= 70) & (mx.arange(480) < 130)
     mask = mx.broadcast_to(shown if dtype == mx.bool_ else mx.where(shown, 0.0, -mx.inf), (32, 480))
@@ -148,7 +148,7 @@ def test_hidden_blocks_of_an_array_are_not_read(rng, kernel, dtype):
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("model", HEAD_DIMS)
 def test_gradient_beside_seven_products(rng, model, dtype):
-    """dk, dv and dq must be summed only over visible groups of 8 rows or keys. Scores and dP may use visible tiles."""
+    """dk, dv and dq must be summed only over visible groups of 8 rows or keys. Scores and dP cover visible tiles."""
     dim = HEAD_DIMS[model]
     counts = gradient(rng, dim, dtype, 512)
     products = {kernel: each.mma * 8 // dim // GROUP for kernel, each in counts.items()}
