@@ -1,4 +1,4 @@
-"""Describes forward passes on a GPU by their sizes alone: all arrays are zero."""
+"""Describes the launches of forward passes on a GPU. A call is given by its sizes; its arrays contain only zeros."""
 
 import mlx.core as mx
 from flashattn_core.arguments import lowered
@@ -21,7 +21,11 @@ def lowered_call(
     key_layout=lambda key: key,
     **options,
 ):
-    """A call with these sizes. `is_huge`: arrays repeat one number in memory, which Hopper's kernels cannot read."""
+    """A call with these sizes.
+
+    With `is_huge`, each array is a single number in memory, broadcast to the array's shape. Hopper's kernels cannot
+    read such arrays.
+    """
 
     def array(*shape):
         return mx.broadcast_to(mx.zeros(1, dtype), shape) if is_huge else mx.zeros(shape, dtype)
@@ -33,7 +37,7 @@ def lowered_call(
 
 
 def described(form, **sizes):
-    """The launches of a call by this form of a kernel, such as "cuda_prefill_hopper"."""
+    """The launches of a call with these sizes. `form`: a kernel and its suffixes, as launches.form() takes them."""
     kernel, precision, gpu = launches.form(form)
     with gpu:
         return launches.forward(lowered_call(kernel=kernel, **precision, **sizes), kernel.partition("_")[0])

@@ -70,7 +70,7 @@ def run_through(
 ) -> None:
     """Makes the core's tests call these functions with kernel=kernel_for(query, max(head_dim, value_dim), quantised).
 
-    same: replaces oracle.py's assert_same_bits() and assert_same_but_for_order(). None: both stay.
+    same: replaces oracle.py's assert_same_bits() and assert_same_but_for_order(). If it is None, these two stay.
     """
 
     def plain(query, key, value, *args, kernel="auto", **options):

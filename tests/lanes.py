@@ -10,8 +10,8 @@
   marks tests that would take hours. `--all` runs every m-th of their cases, by the number of the commit, but all cases
   if it names their file.
 
-`pytest file.py::test` runs the test even if it is marked slow or nightly, without cases that have a mark nightly of
-their own. `pytest file.py::test[case]` runs that case.
+`pytest file.py::test` runs the test even if the test is marked slow or nightly, but leaves out cases that are
+themselves marked nightly. `pytest file.py::test[case]` runs that case.
 """
 
 import os
@@ -25,7 +25,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 LEFT_OUT = pytest.StashKey[dict[str, int]]()
-# Files that start first: long ones, and those whose builds other files wait for. Otherwise processes idle at the end.
+# These files start first, because they take long, or because other files wait for their builds. If they started late,
+# other processes would idle at the end.
 FIRST = ("test_contract.py", "test_soak.py")
 
 
@@ -65,7 +66,7 @@ def commit_number() -> int:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     is_all = config.getoption("--all")
     start = commit_number() if is_all or config.getoption("--rotate") else 0
-    # Processes of pytest-xdist get the testpaths as arguments.
+    # The arguments are compared with the testpaths, because pytest-xdist passes the testpaths to its processes.
     is_default = not is_all and not config.getoption("--rotate") and config.args == config.getini("testpaths")
 
     def step(mark: pytest.Mark) -> int:
@@ -112,7 +113,7 @@ def is_named(config: pytest.Config, nodeid: str, whole: bool = False) -> bool:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Gets the numbers of a pytest-xdist worker: workers collect the tests, and this process reports."""
+    """Gets the counts of left-out tests from a worker of pytest-xdist. Workers collect tests, this process reports."""
     node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left out", {})
 
 

@@ -1,4 +1,7 @@
-"""Races are found in each kind of memory, for accesses of each size. test_shim_races_exactly.py defines a race."""
+"""The emulator reports races in device memory and in threadgroup memory, for accesses of one, two and four bytes.
+
+has_race() in test_shim_races_exactly.py defines what a race is.
+"""
 
 import numpy as np
 import pytest

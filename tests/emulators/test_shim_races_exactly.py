@@ -1,7 +1,8 @@
-"""The harness reports a race in a random program exactly if has_race() finds one, in every schedule.
+"""Under every schedule, the emulator reports a race in a random program if and only if has_race() finds one.
 
-Each thread follows its row of a table: it reads, writes or does nothing, and all threads pass the same barriers and
-SIMD-group operations. has_race() looks at all pairs of accesses; the harness keeps only a few per cell of memory.
+Each thread follows its row of a table: in each step it reads a cell of memory, writes one or does nothing. All threads
+pass the same barriers and SIMD-group operations. has_race() compares all pairs of accesses, but the emulator remembers
+only a few accesses for each cell.
 """
 
 from itertools import combinations
@@ -36,7 +37,8 @@ def draw(seed):
 
 
 def has_race(kinds, cells, between):
-    epoch = np.concatenate([[0], np.cumsum(between == 2)])  # code 3, a threadgroup-memory barrier, orders nothing here
+    # The accesses are to device memory. Code 3 is a barrier for threadgroup memory, so it does not order them.
+    epoch = np.concatenate([[0], np.cumsum(between == 2)])
     accesses = [
         (group, thread, step, kinds[group, thread, step], cells[group, thread, step])
         for group, thread, step in np.argwhere(kinds)

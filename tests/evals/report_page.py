@@ -1,4 +1,4 @@
-"""Reads the elements, tables and answers of a page of `flash-eval report`, and makes results with hostile texts."""
+"""Functions that read a page of `flash-eval report`, and functions that put hostile markup into results."""
 
 from xml.etree import ElementTree
 
@@ -25,7 +25,7 @@ def parse(page):
 
 
 def rows(table):
-    """The texts of each row's cells, by the row's headings."""
+    """Maps the heading of each row to the texts of the row's cells."""
     body = table.all("tbody")[0].all("tr")
     return {" ".join(name.text for name in row.all("th")): [cell.text for cell in row.all("td")] for row in body}
 
@@ -36,18 +36,18 @@ def head(page):
 
 
 def answer(page, question):
-    """The page's answer to a question: its word, and its sentences."""
+    """The page's answer to a question: the short answer, such as "Yes", and the sentences that explain it."""
     [card] = [card for card in page.all("section", class_="card") if card.all("h2")[0].text == question]
     return card.all("p", class_="answer")[0].text, " ".join(item.text for item in card.all("li"))
 
 
-# Fields whose values are words from a fixed list.
+# Fields of results whose values are words from a fixed list.
 WORDS = {"command", "kind", "of", "order", "arm", "scoring", "documents", "tokens", "mark", "precision"}
 HOSTILE = "<script>document.title='x'</script><img src=x onerror=alert(1)>\"'&amp;\u202e" + "x" * 300
 
 
 def mapped(value, change, key=""):
-    """The result with change(value, key) in place of each value that is no list or object. `key`: the field's name."""
+    """The result with change(value, field name) in place of each value that is neither a list nor an object."""
     if isinstance(value, dict):
         return {name: mapped(item, change, name) for name, item in value.items()}
     if isinstance(value, list):
@@ -56,7 +56,7 @@ def mapped(value, change, key=""):
 
 
 def hostile(*results):
-    """Results with hostile markup in each free text. The names of implementations still differ."""
+    """Results with hostile markup for each free text. Implementations' names follow the markup, so that they differ."""
 
     def change(leaf, key):
         return HOSTILE + leaf * (key == "impl") if isinstance(leaf, str) and key not in WORDS else leaf

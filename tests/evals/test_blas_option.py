@@ -1,5 +1,5 @@
 """If MLX uses the slow reference BLAS, as on Linux CPUs, stderr and the page say so. --blas starts the command again
-with a faster BLAS. tests/patch/test_blas.py tests --blas itself.
+with a faster BLAS. More tests of --blas are in tests/patch/test_blas.py.
 """
 
 import json
@@ -30,7 +30,7 @@ def machine_in(file):
 
 @pytest.mark.parametrize(("blas", "said"), [("reference", 1), ("openblas", 0), (None, 0)])
 def test_the_reference_blas_is_named(invoke, small, monkeypatch, tmp_path, blas, said):
-    """stderr and the page have one line about a slow BLAS, with the cure. The result file names the BLAS."""
+    """If the BLAS is slow, stderr and the page have one line that says so and names the cure."""
     monkeypatch.setattr(machine, "blas", lambda: blas)
     done = invoke(*small, "--json", tmp_path / "out.json")
     assert (done.exit_code, done.stderr) == (0, f"{REFERENCE}\n" * said)

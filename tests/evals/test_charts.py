@@ -24,8 +24,9 @@ LINEAR = Axis(units.percent_tick, logarithmic=False)
 
 
 def values(charts):
-    """The charts' points: a chart's title -> a line's name -> [[length, value, low, high]]. Points without a band have
-    no low and high.
+    """Maps each chart's title to {a line's name: [[length, value, low, high], ...]}.
+
+    `low` and `high` are the ends of the band around the line. Points without a band do not have them.
     """
     lines = {chart.title: {line.name: line.points for line in chart.series} for chart in charts}
     return {
@@ -38,15 +39,15 @@ def values(charts):
 
 
 def charts(result):
-    """A result's charts: [(a row's title, its charts)]."""
+    """The charts of a result: a list of (title of a row of charts, the charts in this row)."""
     found = convert(result, Result)
     return DESCRIBE[type(found)](found).charts
 
 
 def line(points, *keys, length="seq_len"):
-    """The points that each arm's line must have: a length, and the figures of these keys.
+    """The points that each arm's line must have: [length, the figures that `keys` name].
 
-    The first key is the value's. A second and third key are those of the band's ends.
+    The first key names the value. The second and third key, if given, name the ends of the band.
     """
     return {f"patch {arm}": [[at[length], *(at[arm][key] for key in keys)] for at in points] for arm in ARMS}
 
@@ -61,8 +62,8 @@ def test_finetune(results):
 
 
 def test_speed(results):
-    """Charts show speed against length, in a band that is a standard deviation wide on both sides."""
-    tests = deepcopy(results["speed"]["results"])  # of -p 8,16 -g 4 -d 0,32
+    """Charts show speed against length, with a band of one standard deviation above and below the line."""
+    tests = deepcopy(results["speed"]["results"])  # the options were -p 8,16 -g 4 -d 0,32
     for test in tests:
         test["off"] |= {"tokens_per_s": 90.0, "tokens_per_s_sd": 5.0, "low": 85.0, "high": 95.0}
         test["on"] |= {"tokens_per_s": 190.0, "tokens_per_s_sd": 5.0, "low": 185.0, "high": 195.0}
@@ -78,7 +79,7 @@ def test_speed(results):
 
 
 def test_kernels(results):
-    """Each dtype and pass has a row of charts. These have a line for each implementation that finished the pass."""
+    """Each dtype and pass has a row of charts. A chart has a line for each implementation that finished the pass."""
     entries = results["kernels"]
     others = [{**entry, "config": {**entry["config"], "dtype": "float16"}} for entry in entries]
     for entry in others:
@@ -127,7 +128,7 @@ def picture(of):
 
 
 def labels(svg, anchor):
-    """[(position, label)] of one axis, in order. Its labels are those with this text-anchor."""
+    """[(position, label)] of one axis, in order. The text-anchor "middle" marks the labels of the x axis."""
     texts = [text for text in svg.iter(f"{SVG}text") if f"text-anchor: {anchor}" in text.get("style")]
     place = "x" if anchor == "middle" else "y"
     return sorted(((float(text.get(place)), text.text) for text in texts), reverse=anchor == "end")
@@ -205,7 +206,7 @@ def test_an_svg_is_light_and_dark():
 
 @pytest.mark.parametrize("colors", [LIGHT, DARK])
 def test_lines_stand_out(colors):
-    """Lines have a contrast to the background of 3 to 1, which WCAG 2.2 (AA) asks for."""
+    """Lines have a contrast of at least 3 to 1 with the background, as WCAG 2.2 (AA) demands."""
 
     def luminance(name):
         parts = [int(colors[name][at : at + 2], 16) / 255 for at in (1, 3, 5)]

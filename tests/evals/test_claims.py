@@ -1,4 +1,4 @@
-"""One rule decides whether any page says that flash attention is faster or takes less memory."""
+"""All pages use one rule to decide whether they say that flash attention is faster or takes less memory."""
 
 import copy
 import statistics
@@ -12,7 +12,8 @@ from msgspec import convert
 
 from tests.evals.report_page import answer
 
-# Seconds of the trials of one side, with a median of 2.5, and of two possible other sides, with a median of 2.
+# Seconds per trial. One side has the trials OFF, with a median of 2.5. The other side has APART or OVERLAPPING, with a
+# median of 2. Only OVERLAPPING overlaps OFF, if the ranges from the 20th to the 80th percentile are compared.
 OFF = [1.5, 2.4, 2.5, 2.6, 3.5]
 APART, OVERLAPPING = [1.8, 1.9, 2.0, 2.1, 2.2], [1.0, 1.5, 2.0, 2.5, 3.0]
 
@@ -23,9 +24,9 @@ APART, OVERLAPPING = [1.8, 1.9, 2.0, 2.1, 2.2], [1.0, 1.5, 2.0, 2.5, 3.0]
         (1.25, OFF, APART, 1, "1.25x"),
         (0.8, APART, OFF, -1, "0.80x"),
         (1.25, OFF, OVERLAPPING, 0, "1.25x ~"),
-        (1.004, [1.004] * 3, [1.0] * 3, 0, "1.00x ~"),  # rounded, there is no difference
+        (1.004, [1.004] * 3, [1.0] * 3, 0, "1.00x ~"),  # the page shows 1.00x, which is no difference
         (1.25, [5, 5.1, 5.2], [4, 4.1, 4.2], 1, "1.25x"),
-        # One or two trials say little about the spread of others.
+        # If a side has fewer than three trials, the two sides differ only if they are at least twofold apart.
         (1.25, [5, 5.1], [4, 4.1, 4.2], 0, "1.25x ~"),
         (0.49, [4], [7.8, 8.5], 0, "0.49x ~"),
         (1.95, [7.8, 8.5], [4, 4.1, 4.2], 0, "1.95x ~"),
@@ -55,13 +56,13 @@ def test_a_sentence(speed, memory, sentence):
 
 
 def figures(seconds):
-    """An arm's figures: it reads one token in these seconds, and takes as many MB."""
+    """The figures of an arm that reads one token in `seconds` s, with a peak memory of `seconds` MB."""
     others = {"loss": 1.0, "drafted": 0, "accepted": 0}  # fields that some commands need
     return {"seconds": seconds, "tokens_per_s": 1 / seconds, "peak_memory_mb": seconds, **others}
 
 
 def timed(results, command, on):
-    """A command's result in which the arm off, or MLX's attention, has the trials OFF. The other side's are `on`."""
+    """A command's result in which flash attention has the trials `on`. MLX's attention has the trials OFF."""
     result = copy.deepcopy(results[command])
     if command == "kernels":
         for entry in result:
@@ -83,7 +84,7 @@ def timed(results, command, on):
 @pytest.mark.parametrize("command", ["perplexity", "speed", "finetune", "kernels"])
 @pytest.mark.parametrize("apart", [True, False])
 def test_every_page_claims_what_the_report_does(results, report, command, apart):
-    """The trials of both arms overlap unless `apart`. The medians are the same in both cases."""
+    """The trials of the two arms overlap unless `apart`. Each arm's median does not depend on `apart`."""
     result = timed(results, command, APART if apart else OVERLAPPING)
     found = convert(result, Result)
     page, report_page = DESCRIBE[type(found)](found).text(), report(result)

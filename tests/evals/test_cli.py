@@ -1,4 +1,4 @@
-"""`flash-eval` shows its help at once, needs no network by default, and keeps what is measured at a signal."""
+"""`flash-eval` shows its help at once and needs no network by default. After a signal it keeps what it has measured."""
 
 import json
 import signal
@@ -74,7 +74,7 @@ def test_it_comes_before_anything_is_measured(invoke, monkeypatch):
     monkeypatch.setattr(machine, "describe", lambda: signal.raise_signal(signal.SIGTERM))
     page = invoke("speed")
     assert (page.exit_code, page.stdout, page.stderr) == (143, "", "Interrupted.\n")
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # restored
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # the handler is restored
 
 
 @pytest.mark.slow("14 seconds")
@@ -91,7 +91,7 @@ def test_the_defaults_need_no_network(in_fresh_process, tmp_path):
 
     result = json.loads(out.read_text())
     assert result["tokens"] == 4 * 256
-    assert result["off"]["ppl"] < 100  # an untrained model's would be about 1,024, the size of the vocabulary
+    assert result["off"]["ppl"] < 100  # an untrained model has about 1,024, the size of the vocabulary
     assert abs(result["paired"]["delta_nll"]) <= 1e-4
     assert result["paired"]["top1_agreement"] == 1
     assert result["flash"] == {"calls": {"cpu_prefill": 4}, "fallbacks": {}, "left": {}}

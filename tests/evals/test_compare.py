@@ -1,4 +1,4 @@
-"""With --arm, --save-logprobs and --compare, one arm runs later or elsewhere, and is compared token by token."""
+"""--arm and --save-logprobs run one arm and save its scores. --compare compares another run token by token."""
 
 import re
 
@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 @pytest.fixture
 def run_arm(run_command, tmp_path):
-    """run_arm(arm, *options): runs one arm with --save-logprobs. The result has the path of the scores as `file`."""
+    """run_arm(arm, *options): runs one arm with --save-logprobs. Adds the scores' path to the result, as `file`."""
 
     def run(arm, *arguments):
         path = tmp_path / f"{arm}.jsonl"
@@ -22,8 +22,8 @@ def run_arm(run_command, tmp_path):
 @pytest.mark.rotate(1, default=2)
 @pytest.mark.parametrize(("held", "live"), [("off", "on"), ("on", "off")])
 def test_one_arm_and_the_other_later(run_command, run_arm, same_scores, held, live):
-    """An arm has the same figures alone as beside the other arm. A later comparison has the figures of a run of both,
-    without those that need both arms' logits: these are null, and dashes on the page.
+    """An arm that runs alone has the same figures as in a run of both arms. A later comparison has all figures of a run
+    of both arms, except those that need the logits of both: these are null in the file, and dashes on the page.
     """
     together, one = run_command("perplexity"), run_arm(held)
     assert live not in one
@@ -46,14 +46,14 @@ def test_one_arm_and_the_other_later(run_command, run_arm, same_scores, held, li
 
 
 def test_under_other_conditions(run_command, run_arm):
-    """If batch sizes differ, the page says so, and compares no speed. The file may have more windows than this run,
-    whose last window is in the middle of one of the file's batches.
+    """If the batch sizes of the file and the run differ, the page says so, and does not compare speeds. The file may
+    have more windows than the run: here the run ends in the middle of a batch of the file.
     """
     few = ("perplexity", "--max-windows", 3)
     together = run_command(*few)
     later = run_command(*few, "--arm", "on", "--compare", run_arm("off", "--batch-size", 2)["file"])
     assert later["tokens"] == together["tokens"]
-    assert len(later["compared"]["trials"]) == 2  # those of this run's windows
+    assert len(later["compared"]["trials"]) == 2  # the file's batches that contain windows of this run
     assert later["off"]["ppl"] == pytest.approx(together["off"]["ppl"], rel=1e-6)
     assert later["paired"]["delta_nll"] == pytest.approx(together["paired"]["delta_nll"], abs=1e-6)
     assert "off.jsonl differs from this run: batch size 2, this run has 4" in later["page"]
@@ -62,7 +62,7 @@ def test_under_other_conditions(run_command, run_arm):
 
 
 def test_the_same_arm_of_another_machine_and_model(run_command, run_arm, make_model, model_folder, monkeypatch):
-    """The page names the columns, and what differs. A quantised model is compared with its original like this."""
+    """The page names its columns and all differences. Quantised and original model can be compared in this way."""
     there, described, model = run_arm("on")["file"], machine.describe(), make_model(rope_theta=100.0)
     here = replace(described, processor="Another", versions={**described.versions, "mlx": "9.9"})
     monkeypatch.setattr(machine, "describe", lambda: here)
@@ -83,7 +83,7 @@ def test_the_same_arm_of_another_machine_and_model(run_command, run_arm, make_mo
 
 
 def test_a_file_of_something_else_is_refused(refused, run_arm, make_model, perplexity, text_file, tmp_path):
-    """A file is refused if its windows, text or tokens differ, or if it has too few windows."""
+    """--compare refuses a file with other windows, another text or other tokens, and a file with too few windows."""
     other, path = tmp_path / "other.txt", run_arm("off")["file"]
     other.write_text(text_file.read_text() + "More.")
 

@@ -1,4 +1,4 @@
-"""In the scripts that measure the tables of docs/nvidia.md, flash attention and MLX compute the same."""
+"""In the scripts that measure the tables of docs/nvidia.md, flash attention and MLX give the same results."""
 
 import measure_cuda_gradients
 import measure_cuda_table

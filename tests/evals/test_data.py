@@ -1,4 +1,4 @@
-"""Texts are read byte for byte from each kind of source, or an error says why not."""
+"""Texts are read byte for byte from each kind of source. If a text cannot be read, the error says why."""
 
 import hashlib
 import json
@@ -79,7 +79,7 @@ def test_a_folder(suffix, folder, monkeypatch):
     described = data.load(str(folder)).dataset
     assert (described.name, described.split) == (f"{folder} test", "test")
     monkeypatch.chdir(folder.parent)
-    folder.rename("text")  # also the name of a format of `datasets`
+    folder.rename("text")  # `datasets` has a data format of this name
     assert read("text", split="train") == JOINED
 
 

@@ -19,7 +19,7 @@ def test_the_text_is_split_by_whole_topics_and_nothing_held_out_is_learned():
     assert all([*train, *heldout])
     assert 0 < len(heldout) <= len(HELD_OUT) < len(train)
     assert 0.07 < sum(map(len, heldout)) / sum(map(len, train + heldout)) < 0.11
-    # Topics share some headings and phrases, so only runs of 12 words are compared.
+    # Topics share some headings and phrases, so only sequences of 12 words are compared.
     trained, held_out = (
         {tuple(words[i : i + 12]) for words in map(str.split, texts) for i in range(len(words) - 11)}
         for texts in (train, heldout)
@@ -36,7 +36,7 @@ def test_it_is_a_grouped_query_qwen2_of_a_million_float32(capfd):
     assert tokenizer.eos_token_ids == {0}
     assert capfd.readouterr() == ("", "")
     file = DEMO_MODEL / "model.safetensors"
-    assert file.stat().st_size < 4092 * 1024  # below 4,096 KB in blocks of 4 KB
+    assert file.stat().st_size < 4092 * 1024  # takes less than 4,096 KB on a disk with blocks of 4 KB
     weights, metadata = mx.load(str(file), return_metadata=True)
     assert metadata == {"format": "mlx"}
     assert {weight.dtype for weight in weights.values()} == {mx.float32}
@@ -65,7 +65,7 @@ def test_the_tokenizer_gives_back_every_text(loaded):
         assert tokenizer.decode(ids) == text
         assert 0 not in ids  # nothing is added: no BOS, no EOS
     assert tokenizer.encode("a<|endoftext|>b")[1] == 0
-    assert tokenizer.decode(tokenizer.encode("e\u0301")) == "\u00e9"  # composes characters, as Qwen2's does
+    assert tokenizer.decode(tokenizer.encode("e\u0301")) == "\u00e9"  # composes characters, as Qwen2's tokenizer does
 
 
 def test_attention_is_used(loaded):
@@ -73,7 +73,7 @@ def test_attention_is_used(loaded):
     model, tokenizer = loaded
     long = [text for text in documents("heldout") if len(text) > 2000][:5]
     windows = mx.array([tokenizer.encode(text)[200:329] for text in long])
-    # Predicts each of the last 64 tokens from all tokens before it, or only the last one.
+    # Predicts each of the last 64 tokens twice: from all tokens before it in the window, and from one token before it.
     pairs = mx.stack([windows[:, -65:-1], windows[:, -64:]], axis=-1).reshape(-1, 2)
     whole, short = (
         nn.losses.cross_entropy(model(tokens[:, :-1])[:, -scored:], tokens[:, -scored:], reduction="mean").item()

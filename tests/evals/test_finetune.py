@@ -1,4 +1,4 @@
-"""`flash-eval finetune` takes mlx-lm's training steps, starts both arms alike, and writes page and file."""
+"""`flash-eval finetune` takes mlx-lm's training steps, gives both arms equal adapters, and writes a page and a file."""
 
 import dataclasses
 import statistics
@@ -21,7 +21,7 @@ from mlx_lm.tuner import trainer
 from mlxlm_flash_patch import router
 from msgspec.structs import replace
 
-LAYERS = 2  # of the model in conftest.py
+LAYERS = 2  # layers of the model in conftest.py
 SETTINGS = Settings(
     batch_size=1, num_layers=LAYERS, rank=4, grad_checkpoint=False, seq_len=[], repetitions=1,
     learning_rate=1e-5, max_memory_gb=None, max_seconds=0, seed=3, memory="",
@@ -73,7 +73,7 @@ def test_every_length(run_command):
 
 
 def test_both_arms_learn_the_same(run_command):
-    """Both arms' losses agree at each step. They depend on the seed and, from the second step on, on gradients."""
+    """The losses of the two arms agree at each step. From the second step on, a loss also depends on the gradients."""
     result = run_command("finetune", "-p", 48, "-r", 4)
     [length], layers = result["results"], result["settings"]["num_layers"]
     off, on = ([trial[arm]["loss"] for trial in length["trials"]] for arm in ARMS)
@@ -89,8 +89,8 @@ def test_both_arms_learn_the_same(run_command):
 @pytest.mark.parametrize("checkpoint", [False, True])
 @pytest.mark.parametrize("takes_calls", [True, False])
 def test_flash_computes_the_gradient(run_command, request, checkpoint, takes_calls):
-    """Flash attention computes the gradient, or a line on the page says that it never ran. Fallbacks are counted when a
-    length is traced, which happens once.
+    """Flash attention computes the gradient, or a line on the page says that it never ran. Fallbacks are counted only
+    while a step is traced, which happens once for each length.
     """
     if not takes_calls:
         request.getfixturevalue("falling_back")
@@ -111,7 +111,7 @@ def test_flash_computes_the_gradient(run_command, request, checkpoint, takes_cal
 
 
 def test_it_is_the_step_of_mlx_lm(model_folder, tmp_path, monkeypatch):
-    """Losses equal those of mlx-lm's train() on the same tokens, from the same adapters, for each length."""
+    """For each length, losses equal those of mlx-lm's train() with the same tokens and the same initial adapters."""
     batches, reported, make = [], [], training.make_batch
     monkeypatch.setattr(training, "make_batch", lambda tokens: batches.append(make(tokens)) or batches[-1])
     taken, _ = trained(load(str(model_folder)), [16, 8], repetitions=3)
@@ -145,7 +145,7 @@ def test_only_the_adapters_of_the_last_layers_learn(model_folder):
 
 @pytest.mark.slow("2 seconds")
 def test_a_step_gives_up_the_adapters_that_it_replaces(monkeypatch, falling_back):
-    """Each step frees the adapters that it replaces. Otherwise two arms would need more memory than mlx-lm's one."""
+    """Each step frees the adapters that it replaces, as in mlx-lm. If it did not, it would need more memory."""
     grown = []
 
     def run(name, work, *others):
@@ -159,18 +159,20 @@ def test_a_step_gives_up_the_adapters_that_it_replaces(monkeypatch, falling_back
     loaded = load(None)
     trained(loaded, [8], num_layers=4, rank=256, repetitions=3)
     adapters = sum(array.nbytes for _, array in tree_flatten(loaded.model.trainable_parameters()))
-    # An arm's first step adds adapters to the initial ones, which every length starts with. Later steps replace them.
+    # An arm's first step allocates new adapters, because the initial ones are kept for the next length. Later steps
+    # replace the arm's adapters, so that memory does not grow.
     assert grown == [pytest.approx(adapters, rel=0.01)] * 2 + [0] * 6
 
 
 @pytest.mark.slow("15 seconds")
 def test_what_a_step_needs_is_foreseen(make_model, monkeypatch, request, falling_back):
-    """The estimate of a step's memory counts attention's scores. It is never too high.
+    """least_memory() counts only the arrays of attention's scores, so a step needs more memory than that.
 
-    With checkpoints, only one layer's scores count. A shorter length that was measured before improves the estimate.
+    With gradient checkpoints, only one layer keeps such an array. If a shorter length was measured before, its memory
+    improves the estimate.
     """
     monkeypatch.setattr(measure, "memory_method", lambda: "peak of MLX's allocator")
-    limit = mx.set_memory_limit(1)  # MLX then waits for its thread to free memory
+    limit = mx.set_memory_limit(1)  # beyond this limit, MLX waits until its thread has freed memory
     request.addfinalizer(lambda: mx.set_memory_limit(limit))
     folder = str(make_model(max_position_embeddings=1024))
     for checkpoint in (True, False):
@@ -215,13 +217,14 @@ def test_a_length_that_does_not_fit_is_skipped(run_command, refused, model_folde
     assert line == f"Error: {needs}, only 0.01 GB are free"
 
 
-# A step of both arms takes 4 s. If the warm-up alone takes --max-seconds, the warm-up counts, and no step follows it.
+# A step takes 4 s for both arms together. If the warm-up alone uses up --max-seconds, the warm-up counts as a step, and
+# no further step follows.
 @pytest.mark.rotate(1, default=4)
 @pytest.mark.parametrize(("max_seconds", "counted"), [(0, 5), (3, 1), (4.5, 1), (9, 2)])
 def test_a_length_that_takes_long_takes_fewer_steps(run_command, monkeypatch, max_seconds, counted):
     run = Mock(side_effect=lambda name, work, tokens, *_: (work(), measure.Measurement(2, tokens / 2, 0)))
     monkeypatch.setattr(training, "run", run)
     lengths = run_command("finetune", "-p", "4,8", "-r", 5, "--max-seconds", max_seconds)["results"]
-    assert [len(length["trials"]) for length in lengths] == [counted] * 2  # max_seconds is for each length
+    assert [len(length["trials"]) for length in lengths] == [counted] * 2  # max_seconds limits each length separately
     warm_ups = 0 if 0 < max_seconds <= 4 else 2
     assert run.call_count == 2 * (2 * counted + warm_ups)

@@ -19,14 +19,14 @@ def test_the_help_fits(name):
     assert [line for line in lines if len(line) > 78] == []
 
 
-# Words of the pages that are no heads of columns or rows.
+# Labels on the pages that are not headings of columns or rows.
 FIGURES = {
     "perplexity": ["ΔNLL", "top-1 agreement", "max |Δlogit|", "mean KL", "Same predictions", "flash:", "fallbacks"],
     "speed": ["tg4 @ d32", "±", "flash:", "fallbacks"],
     "finetune": ["on/off", "max |Δ|", "flash:", "fallbacks"],
     "kernels": ["peak ", "reads ", "faster", "flash against"],
 }
-EXAMPLES = {"tg4 @ d32": "tg32 @ d2048"}  # a label -> the example by which the help explains such labels
+EXAMPLES = {"tg4 @ d32": "tg32 @ d2048"}  # maps a label to the example by which the help explains it
 ARM = re.compile(r"^(patch )?(off|on)( |$)|( |^)(off|on)$")
 
 

@@ -1,4 +1,4 @@
-"""Texts and models from the Hugging Face Hub: its real clients read from a server on loopback, or have no network."""
+"""Texts and models come from the Hugging Face Hub. Its real clients read from a local server, or have no network."""
 
 import hashlib
 import json
@@ -31,7 +31,7 @@ def wikitext(rows):
 
 
 def described(rows, config="wikitext-2-raw-v1", split="test", commit=SECOND):
-    """A result's description of these rows of WikiText. Empty rows are blank lines, but for the first row."""
+    """How a result describes these rows of WikiText. An empty row is a blank line of the text, except the first row."""
     text = "".join(row or " \n" for row in rows).removeprefix(" \n")
     return {
         "name": f"Salesforce/wikitext {config} {split}",
@@ -45,7 +45,7 @@ def described(rows, config="wikitext-2-raw-v1", split="test", commit=SECOND):
 
 @pytest.fixture
 def folders(make_model, model_folder):
-    """Two versions of a model: commit -> folder."""
+    """Two versions of a model, as {commit: folder}."""
     return {FIRST: make_model(hidden_size=64), SECOND: model_folder}
 
 
@@ -67,8 +67,8 @@ def hub(folders):
 
 @pytest.fixture
 def run(in_fresh_process, model_folder, tmp_path):
-    """run(address, *options): runs `flash-eval perplexity` with each of these options, in one process that takes the
-    address for the hub's. Returns the results or error lines.
+    """run(address, *options): runs `flash-eval perplexity` once for each of `options`, all in one process. `address` is
+    the address of the hub. Returns a list with the result or the error line of each run.
     """
     always = ["perplexity", "--model", model_folder, "--context", 32, "-o", "json"]
 
@@ -129,7 +129,7 @@ def test_datasets_from_the_cache(hub, run):
 
 @pytest.mark.slow("11 seconds")
 def test_revisions_of_a_model(hub, folders, run, text_file):
-    """Each revision of a model has the results of its folder, first from the hub and then from the cache."""
+    """A revision of a model gives the results of a folder with the same files, from the hub and from the cache."""
     repo = f"--dataset {text_file} --model someone/tiny-qwen2"
     named = [f"{repo} --revision {revision}" for revision in ("main", SECOND, "v1", FIRST)]
     first, second = run(hub.address, *(f"--dataset {text_file} --model {folder}" for folder in folders.values()))
@@ -175,7 +175,7 @@ def test_what_the_hub_does_not_have(hub, run):
 
 @pytest.mark.slow("2 seconds")
 def test_no_network_and_nothing_cached(hub, run):
-    """The error has one line, with two commands that need no network. The clients' 30 s of retries do not delay it."""
+    """The error is one line, with two commands that need no network. The clients do not spend 30 s on retries."""
     hub.hangs_up = True
     dataset, model = "--dataset someone/text", "--model someone/tiny-qwen2"
     works = {
@@ -194,8 +194,8 @@ def test_no_network_and_nothing_cached(hub, run):
 
 @pytest.mark.nightly("huggingface_hub tries again for 15 seconds")
 def test_a_transfer_that_breaks_off(hub, run, text_file):
-    """The client retries a transfer that breaks off. If all tries break off, the error has one line. Half a file is
-    never used.
+    """If a transfer breaks off, the client tries again. If every try breaks off, the error is one line. An incomplete
+    file is never used.
     """
     repos = f"--dataset {text_file} --model someone/tiny-qwen2", "--dataset wikitext"
     hub.breaks_off.update({"model.safetensors": 99, "test-00000-of-00001.parquet": 99})

@@ -1,4 +1,4 @@
-"""Each implementation of attention in `flash-eval kernels` computes the same, and a call's work is counted right."""
+"""All implementations in `flash-eval kernels` give the same results. Operations and bytes are counted correctly."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -89,7 +89,7 @@ def test_threads_are_those_of_flash(monkeypatch):
 
 @pytest.mark.parametrize("work", WORKLOADS, ids=str)
 def test_counts_what_is_visible(work):
-    """Operations and bytes count the keys that the reference's mask shows."""
+    """Operations and bytes are counted only for keys that the reference's mask does not hide."""
     shape = (work.batch_size, work.num_heads, work.query_len, work.head_dim)
     visible = visible_and_bias(shape, work.seq_len, mask_of(work))[0][0, 0]
     mask = work.mask()
@@ -105,8 +105,8 @@ def test_counts_what_is_visible(work):
     [({}, 4 * 128, 4), ({"dtype": "bfloat16"}, 2 * 128, 2), ({"kv_bits": 4}, 128 // 2 + 2 * 2 * 4, 4)],
 )
 def test_what_is_held_and_read(changes, bytes_of_key, bytes_of_number):
-    """A call holds its inputs and output, lse, and gradients as large as their arrays. lse has no gradient. Quantised
-    keys have a scale and a bias for each 64 numbers.
+    """A forward pass holds inputs, output and lse. A pass with gradients also holds gradients of the inputs and of the
+    output, but not of lse. Quantised keys have a scale and a bias for each 64 numbers.
     """
     work = workload(head_dim=128, query_len=16, **changes)
     assert work.bytes_read == 2 * 2 * 32 * bytes_of_key
@@ -178,7 +178,7 @@ def torch(monkeypatch):
     [
         ([], True, False, PASSES),
         (["--no-causal"], False, False, PASSES),
-        (["--query-len", 5], False, True, PASSES),  # PyTorch's causal mask would be at the upper left
+        (["--query-len", 5], False, True, PASSES),  # is_causal=True would align the mask at the upper left
         (["--window", 7], False, True, PASSES),
         (["--window", 7, "--query-len", 5], False, True, PASSES),
         (["--query-len", 1], False, False, ["forward"]),
@@ -187,8 +187,8 @@ def torch(monkeypatch):
     ],
 )
 def test_torch_is_asked_for_the_same(run_kernels, torch, options, is_causal, masked, passes):
-    """PyTorch gets a call with the same result: if results differed, the command would fail. A forward pass runs before
-    each backward pass.
+    """PyTorch is called such that its results are flash attention's, because the command fails if results differ. Each
+    backward pass has a forward pass of its own before it.
     """
     asked = torch.nn.functional.scaled_dot_product_attention
     for pass_ in passes:

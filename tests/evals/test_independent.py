@@ -1,6 +1,6 @@
 """Recomputes the figures of `flash-eval perplexity` slowly, without code of flash_evals, with sums in float64.
 
-For each scored token, mlx-lm's model reads only the tokens that the rules show.
+For each scored token, mlx-lm's model reads only those earlier tokens that the scoring rules allow it to see.
 """
 
 import math
@@ -54,7 +54,7 @@ def test_rolling(evaluate_documents, cost, tokens, documents, reading, context, 
     streams, costs = {text: tokens(text, bos) for text in texts}, []
     for ids in streams.values():
         for token in range(1, len(ids)):
-            # The first window scores `context` tokens, each later one `stride`. `last` is the window's last token.
+            # The first window scores `context` tokens, each later window `stride`. `last` is the window's last token.
             number = max(0, math.ceil((token - context) / stride))
             last = min(context + number * stride, len(ids) - 1)
             costs.append(cost(ids[max(0, last - context) : token], ids[token]))

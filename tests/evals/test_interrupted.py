@@ -1,4 +1,4 @@
-"""After Ctrl-C, flash-eval shows what it has measured, and exits with 130; after an error, with another code."""
+"""After Ctrl-C or an error, flash-eval shows what it has measured. After Ctrl-C it exits with code 130."""
 
 import json
 import signal
@@ -14,7 +14,7 @@ def stop():
 
 @pytest.fixture
 def at_trial(monkeypatch):
-    """at_trial(number, happens): calls happens(), by default a SIGINT, in trial `number`. Warm-ups count, too."""
+    """at_trial(number, happens): calls happens() in trial `number`, by default to raise SIGINT. Warm-ups count, too."""
 
     def at_trial(number, happens=stop):
         trials = []
@@ -51,12 +51,12 @@ def said_of(what):
 @pytest.mark.rotate(1, default=3)
 @pytest.mark.parametrize(("arm", "error"), [(0, None), (1, None), (0, OUT_OF_MEMORY)])
 def test_perplexity(invoke, at_trial, perplexity, same_scores, tmp_path, arm, error):
-    """A run that ends in the third batch, in either arm, keeps the figures of the first two. After an unexpected error,
-    the page comes first, and then the error.
+    """A run that ends in the third batch, in either arm, keeps the figures of the first two batches. After an
+    unexpected error, the page is printed before the error.
     """
     whole, cut = tmp_path / "whole.json", tmp_path / "cut.json"
     assert invoke(*perplexity, "--max-windows", 4, "--json", whole).exit_code == 0
-    at_trial(2 + 2 * 2 + 1 + arm, Mock(side_effect=error) if error else stop)  # warm-up, two batches
+    at_trial(2 + 2 * 2 + 1 + arm, Mock(side_effect=error) if error else stop)  # warm-up, two batches, the third
     page = invoke(*perplexity, "--save-logprobs", tmp_path / "run.jsonl", "--json", cut)
     assert page.exception is error if error else (page.exit_code, page.stderr) == (130, "")
     kept = json.loads(cut.read_text())
@@ -71,7 +71,7 @@ def test_perplexity(invoke, at_trial, perplexity, same_scores, tmp_path, arm, er
 @pytest.mark.parametrize(
     ("command", "trial", "what", "unit", "kept"),
     [
-        # The third test stops after its warm-up, and is left out. The first two tests are complete.
+        # The third test stops after its warm-up, so the result does not have it. The first two tests are complete.
         ("speed", 2 * (2 + 2) + 2 + 1, "pp32", "trials", [("pp8", 1), ("pp16", 1)]),
         # The second length stops in its second repetition, and has one step. The first length is complete.
         ("finetune", 2 * 3 + 2 * 2 + 2, "a training step of 16 tokens", "steps", [(8, 2), (16, 1)]),
@@ -79,7 +79,7 @@ def test_perplexity(invoke, at_trial, perplexity, same_scores, tmp_path, arm, er
 )
 @pytest.mark.parametrize("error", [None, OUT_OF_MEMORY])
 def test_speed_and_finetune(invoke, at_trial, commands, tmp_path, command, trial, what, unit, kept, error):
-    """At Ctrl-C, or when memory runs out, what was measured is shown and written; the error is reported."""
+    """After Ctrl-C or an error, the page and the file have what was measured. stderr also has the error."""
     at_trial(trial, Mock(side_effect=error) if error else stop)
     page = invoke(*commands[command], "--json", tmp_path / "out.json")
     assert (page.exit_code, page.stderr) == ((2, said_of(f"{what} fails with the patch off")) if error else (130, ""))
@@ -93,7 +93,7 @@ def test_speed_and_finetune(invoke, at_trial, commands, tmp_path, command, trial
 @pytest.mark.parametrize("command", ["perplexity", "speed", "finetune", "kernels"])
 def test_before_anything_is_measured(invoke, at_trial, fake_implementation, quick_machine, commands, command):
     at_trial({"perplexity": 1, "speed": 3, "finetune": 2}.get(command))
-    fake_implementation("flash", before=stop)  # for kernels: it has no arms
+    fake_implementation("flash", before=stop)  # stops `kernels`, in which at_trial() counts no trial
     page = invoke(*commands[command])
     assert (page.exit_code, page.stdout, page.stderr) == (130, "", "Interrupted.\n")
     if command == "finetune":

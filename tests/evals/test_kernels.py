@@ -1,4 +1,4 @@
-"""`flash-eval kernels`: its options, result file and page, and what it keeps at Ctrl-C."""
+"""Tests the options, the result file and the page of `flash-eval kernels`, and what it keeps after Ctrl-C."""
 
 import json
 import re
@@ -64,7 +64,7 @@ def page_of(entries):
 
 
 def test_page(results):
-    """Rows that share a problem or a pass show it once, in the first row. A decode step has GB/s instead of FLOP/s."""
+    """A problem or pass that several rows share is shown in the first of them. A decode step has GB/s, not FLOP/s."""
     entries = deepcopy(results["kernels"])
     for number, (entry, seconds) in enumerate(zip(entries, (1e-4, 1e-3, 2e-4, 1.6e-4), strict=True)):
         entry["machine"]["device"] = "cpu, AVX2, 2 threads"
@@ -99,8 +99,8 @@ def test_page(results):
 
 
 def test_the_bounds_of_a_gpu_are_mlx_s_own(run_kernels, monkeypatch):
-    """A GPU's bounds are the speeds of MLX's matrix product, in the workload's dtype, and of MLX's copy. Many calls are
-    evaluated at once.
+    """On a GPU, the peak is the speed of MLX's matrix product in the workload's dtype, and the bandwidth is the speed
+    of MLX's copy. A trial evaluates many calls at once.
     """
     monkeypatch.setattr(machine, "kind", lambda: "gpu")
     monkeypatch.setitem(machine.PRODUCT_SIZE, "gpu", 64)
@@ -152,8 +152,10 @@ FIRST = [[16, "flash", 2, 0, 0], [16, "naive", 2, 0, 0]]
     ],
 )
 def test_ctrl_c_keeps_what_is_finished(invoke, fake_implementation, tmp_path, arguments, trial, kept):
-    """Ctrl-C comes during naive's trial `trial` at the second length, or in the second pass. naive has two warm-ups and
-    two trials at each length and pass. `kept`: each entry's length, implementation, and trials of each pass.
+    """Ctrl-C comes in trial number `trial` of naive (0: its last warm-up), at the second length or in the second pass.
+
+    For each length and pass, naive has two warm-ups and two trials. `kept` lists what the result must have: each
+    entry's length, its implementation, and its number of trials in each pass.
     """
     calls = iter(range(1, 100))
     fake_implementation("naive", before=lambda: next(calls) == 2 + 2 + 2 + trial and signal.raise_signal(signal.SIGINT))

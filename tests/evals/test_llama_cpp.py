@@ -1,4 +1,4 @@
-"""For a published model and the same text, llama.cpp computes the same perplexity, with its weights in float32."""
+"""With a published model's weights in float32, llama.cpp computes the same perplexity of a text as flash-eval."""
 
 import re
 import subprocess

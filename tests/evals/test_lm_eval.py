@@ -1,7 +1,7 @@
 """For a published model and the same pages, lm-evaluation-harness computes the same perplexity as flash-eval.
 
-`mlx_lm.evaluate` runs the harness with mlx-lm's model, `lm_eval` with transformers'. A hub on loopback serves whole
-pages to the harness, and their lines, as in WikiText's file, to flash-eval.
+`mlx_lm.evaluate` runs the harness with mlx-lm's model, `lm_eval` with transformers' model. A local hub serves the
+pages: to the harness as whole pages, to flash-eval as lines, because WikiText's file has lines.
 """
 
 import json
@@ -38,7 +38,7 @@ PERPLEXITY = (
     "token that comes . Of N tokens a model that knows nothing has a perplexity of N . Two models can be compared if "
     "both read the same tokens behind the same context ( and if the text is in the training data of neither ) .",
 )
-# `uv run --with` has no program mlxlm-flash, but can import the package.
+# The environment of `uv run --with` can import the package, but does not have the program mlxlm-flash.
 MLXLM_FLASH = [sys.executable, "-c", "from mlxlm_flash_patch.cli import main; main()"]
 LM_EVAL = [sys.executable, "-m", "lm_eval"]
 
@@ -97,7 +97,7 @@ def theirs(hub, tmp_path):
 
 
 def assert_same(ours, theirs, rel):
-    """Compares the figures. The harness counts two words more for each page."""
+    """Compares the figures. For each page, the harness counts two more words than flash-eval."""
     for arm in (ours["off"], ours["on"]):
         assert theirs["bits_per_byte,none"] == pytest.approx(arm["bits_per_byte"], rel=rel)
         assert theirs["byte_perplexity,none"] == pytest.approx(arm["byte_ppl"], rel=rel)
@@ -106,9 +106,11 @@ def assert_same(ours, theirs, rel):
 
 
 def test_mlx_lm_evaluate(real_model, ours, theirs, tmp_path):
-    """mlx_lm.evaluate reads each page in one piece, without a prefix. Under strict, flash attention takes all calls.
+    """mlx_lm.evaluate reads each page in one piece, without a prefix. As the patch is strict, flash attention must
+    take all calls.
 
-    On a CPU, mlx_lm.evaluate's loss per token, about 4 nats, is 1e-4 too low, as nn.log_softmax adds 49,152 float32s.
+    On a CPU, mlx_lm.evaluate's loss per token, about 4 nats, is 1e-4 too low, because nn.log_softmax adds 49,152
+    numbers in float32.
     """
     command = [*MLXLM_FLASH, "run", "mlx_lm.evaluate", "--model", real_model, "--output-dir", tmp_path / "out"]
     assert_same(ours("--bos", "auto", "--context", 1024), theirs(*command), rel=1e-4)

@@ -1,4 +1,4 @@
-"""The arm off is unchanged mlx-lm, the arm on is flash attention; time and memory are those of the work alone."""
+"""With the patch off, mlx-lm is unchanged. With the patch on, flash attention runs. Only the work is measured."""
 
 import multiprocessing
 import re
@@ -63,7 +63,7 @@ def test_the_on_arm_is_flash_and_ends_with_the_trial(loaded):
 def test_fallbacks_are_counted_and_not_warned_about(loaded, monkeypatch):
     """Every call falls back here, because its head_dim is above the limit that the test sets."""
     monkeypatch.setattr(router, "_max_head_dim", lambda *_: 1)
-    monkeypatch.setattr(_ext, "quick", lambda *_: None)  # quick() does not look at that limit
+    monkeypatch.setattr(_ext, "quick", lambda *_: None)  # otherwise quick(), which ignores that limit, takes the calls
     flash = Flash({"cpu_prefill": 1000, "cpu_decode": 5})
     run("on", partial(forward, loaded), 16, flash)
     assert flash.calls == {"cpu_prefill": 1000, "cpu_decode": 5}
@@ -107,8 +107,8 @@ def test_calls_that_are_left_to_mlx_are_counted_apart_from_fallbacks(loaded, mon
 
 
 def test_attention_s_share_of_the_time(monkeypatch):
-    """Attention's time starts when its inputs are evaluated, and ends when its output is. A fake clock advances during
-    attention, and during the rest.
+    """Attention's time starts when its inputs have been evaluated, and ends when its output has been evaluated. A fake
+    clock advances by a fixed number of seconds in each function of this test.
     """
     now, evaluated = [0.0], []
     q, k, v = (mx.zeros((1, 2, 3, 8)) for _ in range(3))
@@ -132,14 +132,14 @@ def test_attention_s_share_of_the_time(monkeypatch):
     share = measure.attention_share("off", work)
     [[inputs], _] = evaluated
     assert all(any(each is array for each in inputs) for array in (q, k, v))
-    assert not any(each is mask for each in inputs)  # flash attention may not need the mask as an array
+    assert not any(each is mask for each in inputs)  # flash attention may not need the mask, so it is not evaluated
     assert share == (5 + 10) / (14 + 1 + 5 + 10)
-    assert measure.attention_share("off", lambda: go(1)) is None  # no attention
+    assert measure.attention_share("off", lambda: go(1)) is None  # None, because this work calls no attention
 
 
 @pytest.mark.parametrize("command", ["perplexity", "speed", "finetune"])
 def test_a_process_that_is_patched_already_has_no_off_arm(refused, small_run, command):
-    """In such a process both arms would run flash attention, and agree exactly. The command refuses to run."""
+    """In such a process both arms would run flash attention, and agree exactly. So the command refuses to run."""
     with mlxlm_flash_patch.enabled():
         line = refused(*small_run(command))
     assert "start flash-eval without `mlxlm-flash run`" in line
@@ -156,10 +156,10 @@ def test_a_process_that_is_patched_already_has_no_off_arm(refused, small_run, co
     ],
 )
 def test_peak_memory_is_what_the_work_needed(method, allocate, megabytes, tolerance):
-    """The peaks of later trials are right, too, although memory that was freed is used again.
+    """Later trials reuse memory that earlier trials have freed. Their peaks must be right, too.
 
-    The trials have a process of their own, as flash-eval has. In the process of the tests, the C library keeps freed
-    memory, because other tests have started threads and let allocations fail.
+    The trials run in a new process, because in the process of the tests the C library keeps freed memory: other tests
+    have started threads and let allocations fail.
     """
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh_process:
         peaks = fresh_process.submit(nine_peaks, method, allocate, megabytes).result()
@@ -169,8 +169,8 @@ def test_peak_memory_is_what_the_work_needed(method, allocate, megabytes, tolera
 @pytest.mark.slow("2 seconds")
 @pytest.mark.parametrize("method", [pytest.param("process", marks=LINUX), "allocator"])
 def test_flash_pays_for_its_scratch_whatever_ran_before(method, monkeypatch, request):
-    """Scratch that flash attention's threads keep counts, although MLX's allocator does not see it. Scratch of an
-    earlier, larger call does not count.
+    """A trial's peak includes the scratch memory that flash attention's threads keep, although MLX's allocator does not
+    see it. The peak does not include scratch memory of an earlier, larger call.
     """
     if method == "allocator":
         request.getfixturevalue("allocator")

@@ -24,7 +24,7 @@ STANDARD = Rules(24, None, "rolling", "joined", "auto", None)
     ],
 )
 def test_bos(run_command, make_model, text, has_bos, option, named, on_the_page):
-    """Behind a BOS, the text's first token is scored, too."""
+    """After a BOS, the text's first token is scored, too."""
     folder = make_model(bos=has_bos)
     tokens = len(models.load(str(folder)).tokenizer.encode(text, add_special_tokens=False))
     result = run_command("perplexity", "--model", folder, "--bos", option)
@@ -58,17 +58,18 @@ def test_wikitext_is_detokenised_unless_told_otherwise(loaded, option, expected)
 
 @pytest.mark.parametrize("documents", ["joined", "separate"])
 def test_of_a_part_the_words_that_were_scored_count(loaded, documents):
-    """The size of the text up to a window counts a word of the original text if its beginning was read."""
+    """size_up_to() counts a word of the original text if the model has read the word's beginning."""
     originals = [TOKENISED, TOKENISED[::-1], f"{TOKENISED} "]
     joined = "\n".join(originals)
     text = Text.of(originals, "some", separator="\n", tokenised=True)
     read = plan.make(loaded, text, replace(STANDARD, documents=documents, context=8))
     sizes = [read.size_up_to(window) for window in read.windows]
-    # ends[n - 1] is the end of the n-th character that the detokeniser keeps.
+    # ends[n - 1] is the position in `joined` just after the n-th character that the detokeniser keeps.
     ends = [n for n, character in enumerate(joined, 1) if character not in " \n@"]
     for window, (words, _) in zip(read.windows, sizes, strict=True):
         seen = loaded.tokenizer.decode(read.ids[: window.end + 1].tolist())
-        solid = sum(character not in " \n@" for character in re.sub("\ufffd+$", "–", seen))  # counts a cut character
+        # A last character of which only some bytes have been read counts, too.
+        solid = sum(character not in " \n@" for character in re.sub("\ufffd+$", "–", seen))
         assert words == len(joined[: ends[solid - 1]].split())
     assert sizes == sorted(sizes)
     spaces = 3 if documents == "joined" else 1

@@ -1,4 +1,4 @@
-"""Models and adapters are loaded, or an error says why not. Texts become tokens."""
+"""Models and adapters are loaded, or an error says why they cannot be. Texts become tokens."""
 
 import json
 import re
@@ -27,7 +27,7 @@ def test_describe(loaded, model_folder, make_model):
 @pytest.mark.rotate(1, default=3)
 @pytest.mark.parametrize(("mode", "bits"), [("affine", 4), ("affine", 8), ("mxfp4", 4)])
 def test_a_quantised_model(mode, bits, loaded, model_folder, tmp_path, run_command):
-    """A model quantised as by mlx_lm.convert has other predictions, equal in both arms; the page names its format."""
+    """A model quantised as by mlx_lm.convert has other predictions, equal in both arms. The page names its format."""
     network, tokenizer, config = mlx_lm.load(str(model_folder), return_config=True)
     network, config = quantize_model(network, config, group_size=32, bits=bits, mode=mode)
     save(tmp_path / "quantised", model_folder, network, tokenizer, config)
@@ -54,7 +54,7 @@ def test_a_quantised_model(mode, bits, loaded, model_folder, tmp_path, run_comma
 )
 def test_a_folder_that_cannot_be_loaded(file, content, says, model_folder, tmp_path):
     folder = shutil.copytree(model_folder, tmp_path / "model")
-    if isinstance(content, dict):  # changes to the file's content
+    if isinstance(content, dict):  # settings that replace some of the file's
         content = json.dumps({**json.loads((folder / file).read_text()), **content})
     (folder / file).unlink()
     if content is not None:
@@ -88,7 +88,7 @@ def test_tokens_that_the_model_does_not_have(make_model):
         models.encode(loaded, "Naïve readers", "auto")
 
 
-# Adapters that mlx_lm.lora has trained
+# The tests below use adapters in the format of mlx_lm.lora.
 
 PARAMETERS = {"rank": 4, "scale": 20.0, "dropout": 0.5}
 LAYERS = 1
@@ -123,7 +123,7 @@ def make_adapters(tmp_path):
 @pytest.mark.rotate(1, default=3)
 @pytest.mark.parametrize("kind", ["lora", "dora", "full"])
 def test_adapters_are_those_of_mlx_lm(kind, make_adapters, model_folder, run_command):
-    """The logits are mlx-lm's, so there is no dropout. Every command that does not train the model takes adapters."""
+    """Logits equal mlx-lm's, so dropout is off. Every command that runs a model without training it takes adapters."""
     adapters = make_adapters(model_folder, kind)
     plain, adapted = models.load(str(model_folder)), models.load(str(model_folder), adapter_path=str(adapters))
     expected, _ = mlx_lm.load(str(model_folder), adapter_path=str(adapters))

@@ -1,4 +1,4 @@
-"""`flash-eval perplexity`: its page and result file, and on what its scores depend."""
+"""Tests the page and the result file of `flash-eval perplexity`, and that scores do not depend on the batches."""
 
 import json
 import math
@@ -21,7 +21,7 @@ def ids(loaded, text):
 
 @pytest.fixture
 def scores(loaded, ids):
-    """scores(windows, batch_size): the scores of the tokens in these windows, which are read in batches."""
+    """scores(windows, batch_size): the scores of the tokens in these windows, read in batches of this size."""
 
     def scores(windows, batch_size):
         batches = list(paired.batches(loaded.model, ids, windows, batch_size, ARMS, Ranks()))
@@ -43,14 +43,14 @@ def test_the_page_and_the_result_file(run_command, loaded, model_folder, text_fi
     scored = loaded.tokenizer.decode(ids[:241].tolist())
     assert text.startswith(scored)
     assert (result["tokens"], result["words"], result["bytes"]) == (240, len(scored.split()), len(scored.encode()))
-    # Flash attention counts its own calls: one in each of two layers, for three batches.
+    # The counts are of calls of flash attention. Each of three batches has one in each of two layers.
     assert result["flash"] == {"calls": {"cpu_prefill": 2 * 3}, "fallbacks": {}, "left": {}}
     assert abs(result["paired"]["delta_nll"]) < 1e-5
     assert 0 < result["paired"]["max_abs_dlogit"] < 1e-3
     assert 0 < result["paired"]["mean_kl"] < 1e-8
     assert result["paired"]["top1_agreement"] == 1
 
-    # The file has every trial. The arms take turns. The figures of an arm are those of its trials.
+    # The file has every trial. The arms take turns at going first. An arm's figures are computed from its trials.
     trials = result["trials"]
     assert [trial["order"] for trial in trials] == [["off", "on"], ["on", "off"], ["off", "on"]]
     assert [trial["windows"] for trial in trials] == [4, 4, 2]
@@ -63,7 +63,7 @@ def test_the_page_and_the_result_file(run_command, loaded, model_folder, text_fi
 
 @pytest.mark.slow("4 seconds")
 def test_the_batch_size_changes_no_score(scores, ids):
-    """Scores are equal within 1e-5 per token: a matrix product with more rows may sum in another order."""
+    """Scores agree within 1e-5 per token, not exactly, because a matrix product with more rows may sum differently."""
     plan = windows([len(ids)], 24, 10)
     one = scores(plan, 1)
     for batch_size in (2, 5, len(plan), 10 * len(plan)):
@@ -75,7 +75,7 @@ def test_the_batch_size_changes_no_score(scores, ids):
 @pytest.mark.slow("7 seconds")
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_the_order_of_the_windows_changes_no_score(scores, ids, batch_size, monkeypatch):
-    """Scores keep their bits if the windows come in another order, or if other numbers of tokens are scored at once."""
+    """Scores are bitwise equal if windows are read in another order, or if more or fewer tokens are scored at once."""
     plan = windows([len(ids)], 24, 8)
     plan = plan[: len(plan) // batch_size * batch_size]
     ends = np.cumsum([window.end + 1 - window.first_scored for window in plan])[:-1]

@@ -1,4 +1,4 @@
-"""`mlx.launch -n N flash-eval perplexity` spreads the windows over N ranks, and gets the scores of one process."""
+"""`mlx.launch -n N flash-eval perplexity` spreads windows over N ranks. Scores are those of a single process."""
 
 import json
 import os
@@ -16,8 +16,8 @@ from tests.patch.two_ranks import PROGRAMS, launch
 pytestmark = pytest.mark.slow("processes that import for seconds")
 
 FLASH_EVAL = PROGRAMS / "flash-eval"
-# Runs flash-eval with a fault in rank 1: its second batch raises ("bug") or kills it ("die"), or it reads another text
-# ("text"). It dies only after two batches were saved.
+# Runs flash-eval with a fault in rank 1. "bug": the rank's second batch raises an error. "die": this batch kills the
+# rank, but only after the file has two batches. "text": the rank reads another text than rank 0.
 DRIVER = """
 import os, sys, time
 from flash_evals import cli
@@ -49,7 +49,7 @@ def scores(path):
 
 
 def test_the_same_scores(invoke, perplexity, same_scores, tmp_path):
-    """Two ranks read the same batches, and get the same bits. Of three batches, one rank reads two."""
+    """Two ranks share the batches of a single process, and get bitwise equal scores. Rank 0 reads two of the three."""
     one, two = (
         [*perplexity, "--max-windows", 5, "--json", tmp_path / f"{n}.json", "--save-logprobs", tmp_path / f"{n}.jsonl"]
         for n in (1, 2)
@@ -79,8 +79,8 @@ def test_an_error_in_one_rank_ends_all_and_keeps_what_is_measured(perplexity):
 
 @pytest.mark.nightly("three processes, which import for seconds")
 def test_a_rank_that_dies_ends_all(invoke, perplexity, tmp_path, monkeypatch):
-    """If a rank dies, mlx.launch ends all. Any number of ranks can continue after the batches that rank 0 saved."""
-    monkeypatch.setattr(machine, "blas", blas)  # the machine's own BLAS, as in the ranks
+    """If a rank dies, mlx.launch ends all ranks. Later, any number of ranks can continue after the saved batches."""
+    monkeypatch.setattr(machine, "blas", blas)  # the machine's real BLAS, because the ranks report it, too
     path, whole = tmp_path / "run.jsonl", tmp_path / "whole.jsonl"
     launch(sys.executable, "-c", DRIVER, "die", *perplexity, "--resume", path)
     assert len(scores(path)) == 2
@@ -93,7 +93,7 @@ def test_a_rank_that_dies_ends_all(invoke, perplexity, tmp_path, monkeypatch):
 
 @pytest.mark.nightly("three processes, which import for seconds")
 def test_what_is_refused_is_said_once(perplexity):
-    """If ranks read different texts, only one prints the error."""
+    """If ranks read different texts, only one rank prints the error."""
     stdout, stderr = launch(sys.executable, "-c", DRIVER, "text", *perplexity)
     assert stdout == ""
     assert "Error: rank 1 differs from rank 0 in text, model or settings" in stderr

@@ -1,4 +1,4 @@
-"""flash-eval real-model converts the GGUF file of a wheel to a folder in mlx-lm's layout, or leaves no folder.
+"""flash-eval real-model converts a wheel's GGUF file to a folder in mlx-lm's layout. If it fails, it leaves no folder.
 
 The tests' wheels contain a small Llama, which llama.cpp's package gguf has written and quantised.
 """
@@ -59,7 +59,7 @@ ABOUT_WHEEL = {
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """The GGUF file, and the float32 matrices for which its 4 or 8 bits stand, in the hub's layout."""
+    """The GGUF file, and its matrices of 4 or 8 bits, dequantised to float32, in the hub's layout."""
     names = {f"blk.{layer}.{part}.weight": shape for layer in range(LAYERS) for part, shape in MATRICES.items()}
     names["token_embd.weight"] = (len(TOKENS), HIDDEN)
     path, exact, rng = tmp_path_factory.mktemp("gguf") / "small.gguf", {}, np.random.default_rng(7)
@@ -88,7 +88,7 @@ def made(tmp_path_factory):
 def index(monkeypatch, tmp_path, made):
     """index(content): puts a wheel into the folder that pip and uv take for the package index. Returns the folder.
 
-    `content` is that of the wheel's GGUF file.
+    `content` is the content of the wheel's GGUF file.
     """
     folder = tmp_path / "index"
     folder.mkdir()
@@ -164,7 +164,7 @@ def test_float32_is_what_the_bits_stand_for(written, made):
 
 
 def test_it_is_written_once(written, refused, monkeypatch):
-    """The command leaves a complete folder as it is, and refuses to overwrite any other."""
+    """The command leaves a complete folder as it is, and refuses to overwrite any other folder."""
     folder = written("float32")
     monkeypatch.setattr(real_model, "fetch", lambda folder: pytest.fail("fetched again"))
     assert written("float32") == folder

@@ -7,7 +7,7 @@ import flashattn_core
 import pytest
 from flash_evals.results.errors import EvalError, failing, one_line
 
-# Arguments -> a part of the error.
+# Maps arguments to a part of the error that they cause.
 PERPLEXITY = {
     "--context 1": "--context must be at least 2, not 1",
     "--stride 0 --context 64": "--stride must be between 1 and the context of 64, not 0",
@@ -18,7 +18,7 @@ PERPLEXITY = {
     "--revision main": "--revision has no meaning for the folder",
     "--model ./missing": "no such model folder: ./missing",
     "--json missing/out.json": "--json missing/out.json: missing is missing or not writable",
-    "--json / --model ./missing": "--json /: this is a folder",  # checked first
+    "--json / --model ./missing": "--json /: this is a folder",  # --json is checked before --model
     "--scoring half --stride 8": "--stride has no meaning with --scoring half",
     "--scoring half --documents separate": "--documents separate has no meaning with --scoring half",
     "--scoring half --context 2": "--scoring half takes a --context of at least 3, not 2",
@@ -116,7 +116,7 @@ def test_nonsense_in_a_variable_is_named(refused, command, monkeypatch):
 
 
 def raised(message, *causes):
-    """An error with this message. The other messages are those of its cause, its cause's cause, and so on."""
+    """An error with this message. `causes` are the messages of its cause, of the cause of the cause, and so on."""
     error = RuntimeError(message)
     if causes:
         error.__cause__ = raised(*causes)

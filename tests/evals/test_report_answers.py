@@ -1,4 +1,4 @@
-"""`flash-eval report` answers four questions from the files' figures, and claims no more than they show."""
+"""`flash-eval report` answers four questions from the files' figures, and claims no more than these show."""
 
 import re
 
@@ -101,7 +101,7 @@ def test_a_patch_that_never_ran(report, results, command):
 
 @pytest.mark.slow("2 seconds")
 def test_kernels_beside_others(report, results):
-    """The answer's word compares flash attention with MLX's, which it replaces. PyTorch has a sentence alone."""
+    """The short answer compares with MLX's attention, which flash replaces. Only a sentence compares with PyTorch."""
     torch = [
         {**entry, "config": {**entry["config"], "impl": "torch"}}
         for entry in results["kernels"]

@@ -17,7 +17,8 @@ pytestmark = pytest.mark.slow("starts a browser")
 SIZES = {"screen": 1200, "phone": 390}
 PAPER = 688  # CSS pixels between the margins of A4
 
-# Counts the page's texts. Lists those whose contrast to the background is below 4.5, which WCAG 2.2 (AA) asks for.
+# Counts the page's texts, and lists those whose contrast to the background is below 4.5, the least that WCAG 2.2 (AA)
+# allows.
 FAINT = """
 (() => {
   const parse = (text) => (text.match(/[\\d.]+/g) || []).map(Number);
@@ -92,7 +93,7 @@ def open_page(chromium):
 
 @pytest.fixture(scope="module")
 def make(invoke, tmp_path_factory):
-    """make(*results): the file of the page of these results and of a missing file."""
+    """make(*results): writes the page of these results and of one missing file. Returns the page's path."""
 
     def make(*results):
         folder = tmp_path_factory.mktemp("report")
@@ -119,8 +120,8 @@ NIGHTLY = pytest.mark.nightly("another look at the same page")
     [("phone", True), *(pytest.param(*look, marks=NIGHTLY) for look in (("phone", False), ("screen", True)))],
 )
 def test_it_opens(open_page, file, size, dark):
-    """The page is no wider than the screen, as wide tables scroll by themselves. No text is faint. On a phone, letters
-    are large enough, in plots, too.
+    """The page is no wider than the screen, because each wide table has a scroll bar. No text is faint. On a phone,
+    letters are large enough, also in plots.
     """
     page = open_page(file, SIZES[size], dark)
     assert page.evaluate("document.documentElement.scrollWidth") <= SIZES[size]
@@ -134,7 +135,7 @@ def test_it_opens(open_page, file, size, dark):
     sizes = "[...document.querySelectorAll('p, td, th')].map((part) => parseFloat(getComputedStyle(part).fontSize))"
     assert min(page.evaluate(sizes)) >= 9
     shrunk = "[...document.querySelectorAll('img')].map((image) => image.width / image.naturalWidth)"
-    assert min(page.evaluate(shrunk)) >= 0.65  # letters in plots: 11 points of 4/3 pixels
+    assert min(page.evaluate(shrunk)) >= 0.65  # a plot's letters have 11 points of 4/3 pixels
     scrolls = "[...document.querySelectorAll('.scroll')].some((box) => box.scrollWidth > box.clientWidth)"
     assert page.evaluate(scrolls) is (size == "phone")
 

@@ -23,7 +23,7 @@ def test_a_file_read_back_is_what_was_written(results):
 
 @pytest.mark.slow("4 seconds")
 def test_unknown_fields_are_fine(report, results):
-    """Files of other releases may have unknown fields. Objects whose keys are names, such as kernels, may not."""
+    """Files of other releases may have unknown fields. Objects whose keys are names of kernels or packages may not."""
 
     def more(value, key=""):
         if isinstance(value, dict) and value and key not in ("calls", "fallbacks", "left", "versions", "tokens_per_s"):
@@ -33,7 +33,7 @@ def test_unknown_fields_are_fine(report, results):
     assert report(*map(more, results.values())).text == report(*results.values()).text
 
 
-NULLABLE = re.compile("ppl|bits_per|nll|dlogit|kl|loss|memory_ratio|(TFLOPs|GB)/s")  # figures that may not be finite
+NULLABLE = re.compile("ppl|bits_per|nll|dlogit|kl|loss|memory_ratio|(TFLOPs|GB)/s")  # figures that null may replace
 
 
 @pytest.mark.slow("2 seconds")
@@ -75,7 +75,7 @@ def test_perplexity_of_one_arm(report, results, arm):
     ],
 )
 def test_perplexity_compared_with_another_run(report, results, arm, differs_in, same, faster):
-    """Any two runs may have the same predictions. One is called faster only if nothing but the patch differs."""
+    """Predictions are compared if the patch was off in one run. Speeds are compared only if nothing else differs."""
     column = "off" if arm == "off" else "other"
     about = {"model": results["perplexity"]["model"], "machine": results["perplexity"]["machine"], "trials": []}
     about |= {"file": "folder/kept.jsonl", "batch_size": 1, "ranks": 1}
@@ -127,7 +127,7 @@ def changed(result, path, value):
 
 
 def test_broken_files_are_named_and_left_out(invoke, results, tmp_path):
-    """The page and stderr name each broken file and the reason. The page has the result of the good file once."""
+    """The page and stderr name each broken file and the reason. The good file is given twice, but shown once."""
     broken = [(changed(results[command], path, value), why) for command, path, value, why in CHANGES]
     armless = {key: value for key, value in results["perplexity"].items() if key not in ("off", "on")}
     broken.append((json.dumps(armless).encode(), "expected one or two of the columns other, off, on, not none"))

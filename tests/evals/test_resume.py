@@ -15,7 +15,8 @@ from msgspec.structs import replace
 
 COMMAND = ("perplexity", "--batch-size", 2)
 
-# Runs flash-eval as if MLX used OpenBLAS. The tests' own runs pretend the same, and refuse files of another BLAS.
+# Runs flash-eval as if MLX used OpenBLAS. The runs in the tests' process pretend the same, and a run does not resume
+# the file of a run with another BLAS.
 WITH_OPENBLAS = """
 from flash_evals import cli
 from flash_evals.work import machine
@@ -37,8 +38,8 @@ def lines(path):
 @pytest.mark.rotate(1, default=7)
 @pytest.mark.parametrize(("whole", "half"), [(0, 0), (0, 5), (0, 300), (1, 0), (1, 20), (2, 20), (4, 0)])
 def test_it_goes_on_behind_what_the_file_holds(run_command, path, same_scores, monkeypatch, whole, half):
-    """The file has `whole` lines, and `half` characters of one more line, which do not count. Each line but the first
-    holds a batch.
+    """The interrupted run has left `whole` lines, and `half` characters of the next line, which are ignored. Each line
+    except the first holds a batch.
     """
     at_once = run_command(*COMMAND, "--save-logprobs", path)
     held, batches = lines(path), max(0, whole - 1)
@@ -52,7 +53,7 @@ def test_it_goes_on_behind_what_the_file_holds(run_command, path, same_scores, m
         batches > 0
     )
 
-    # The file now holds a whole run. Resuming it shows the results, and measures nothing.
+    # The file now holds a complete run. Resuming that run shows its results, and measures nothing.
     monkeypatch.setattr(paired, "run", None)
     again = run_command(*COMMAND, "--resume", path)
     same_scores(again, at_once)
@@ -62,7 +63,7 @@ def test_it_goes_on_behind_what_the_file_holds(run_command, path, same_scores, m
 
 @pytest.mark.nightly("a process for each kill, which imports for seconds")
 def test_killed_at_a_random_moment(run_command, perplexity, path, same_scores):
-    """SIGKILL ends each of four runs when the file has grown a little."""
+    """SIGKILL ends four runs, each when the file has grown a little. A fifth run finishes with the right scores."""
     flash_eval = [sys.executable, "-c", WITH_OPENBLAS, *map(str, perplexity), "--stride", "3"]
     for _ in range(4):
         before = path.stat().st_size if path.exists() else 0
@@ -103,7 +104,7 @@ def test_a_batch_is_on_the_disk_before_the_next_begins(run_command, path, monkey
     monkeypatch.setattr(os, "fsync", lambda _: on_disk.append(len(lines(path))))
     monkeypatch.setattr(paired, "_measure", lambda *a, **others: seen.append(on_disk[-1]) or measure(*a, **others))
     batches = len(run_command(*COMMAND, "--resume", path)["trials"])
-    assert seen == [1, *range(1, 1 + batches)]  # the first is the warm-up's
+    assert seen == [1, *range(1, 1 + batches)]  # at the warm-up, only the header is on the disk
 
 
 NO_SCORE_FILE = "is not a score file of flash-eval perplexity, version 3: write a new one with --save-logprobs"

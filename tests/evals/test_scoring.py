@@ -1,5 +1,5 @@
 """Windows score each token but the first once, as lm-evaluation-harness does. Statistics of the scores agree with
-numpy in float64. Arms agree on a token if both rank it first, or have a tie.
+numpy in float64. The arms agree at a position if both rank the same token first, or if there is a tie for first.
 """
 
 import math
@@ -24,7 +24,7 @@ def log_softmax(logits):
 
 
 def test_token_nll_of_a_large_vocabulary():
-    """One float32 sum of so many numbers, one after the other, would be off by 2e-4, always in the same direction."""
+    """If so many numbers were added one by one in float32, the sum would be off by 2e-4, always in one direction."""
     logits = (3 * np.random.default_rng(0).standard_normal((16, 151_936))).astype(np.float32)
     error = scoring.token_nll(logits, np.arange(16)) + log_softmax(logits)[np.arange(16), np.arange(16)]
     assert np.abs(error).max() < 2e-6
@@ -59,13 +59,13 @@ def test_what_is_not_finite_and_what_is_long(nll, words, expected):
         assert getattr(column, figure) == pytest.approx(value, rel=1e-12, nan_ok=True)
 
 
-# The logits of both arms for one token, and whether they agree.
+# The logits of both arms at one position, and whether the arms agree there.
 AGREEMENT = [
     ([1.0, 2.0, 0.0], [1.1, 1.9, 0.0], True),
     ([1.0, 2.0, 0.0], [2.1, 1.9, 0.0], False),
     ([16.0, 16.0, 0.0], [16.0, 16.1, 0.0], True),  # a tie may be broken either way
-    ([16.0, 16.00001, 0.0], [16.1, 16.0, 0.0], True),  # 5 roundings apart is a tie
-    ([16.0, 16.0001, 0.0], [16.1, 16.0, 0.0], False),  # 52 apart is no tie
+    ([16.0, 16.00001, 0.0], [16.1, 16.0, 0.0], True),  # 5 units in the last place apart: a tie
+    ([16.0, 16.0001, 0.0], [16.1, 16.0, 0.0], False),  # 52 units apart: no tie
     ([2.0, 2.0, 2.0], [1.0, 2.0, 3.0], True),
     ([1e-9, 0.0, -1.0], [0.0, 1e-9, -1.0], True),
     ([NAN, 1.0, 0.0], [0.0, 1.0, 0.0], False),
@@ -89,7 +89,7 @@ def test_agreement(rows):
 
 
 def test_few_ties_are_kept():
-    """Of a vocabulary in which all tokens tie, 16 ties are kept. More would fill the memory."""
+    """If all tokens of the vocabulary tie, only 16 of them are kept, because more would fill the memory."""
     assert scoring.ranked_first(mx.zeros((2, 1000))).tolist() == [[0, *range(16)]] * 2
 
 
@@ -98,7 +98,7 @@ def test_each_token_but_the_first_is_scored_once_as_lm_evaluation_harness_does(l
     """Each text is scored alone. Its first token is a prefix, which is read and not predicted.
 
     The first window predicts as many tokens as the model can read. Each later window predicts the next
-    `context - context_len + 1` tokens, or the rest, and reads the `context` tokens before its last token.
+    `context - context_len + 1` tokens, or as many as are left, and reads the `context` tokens before its last token.
     """
     context_len = data.draw(st.integers(1, context))
     expected, start = [], 0

@@ -1,4 +1,4 @@
-"""`flash-eval speed`: the tests that its options select, the tokens that a trial reads, its page and result file."""
+"""Tests which cases `flash-eval speed` measures, which tokens a trial reads, and the page and the result file."""
 
 import dataclasses
 import statistics
@@ -23,7 +23,7 @@ def measured(loaded, *cases):
 
 @pytest.mark.slow("14 seconds")
 def test_every_length_and_batch_at_every_depth(run_command):
-    """The tokens of all sequences in a batch count. Flash attention takes all calls."""
+    """A speed counts the tokens of all sequences in the batch. Flash attention takes all calls."""
     result = run_command("speed", "-p", "16,32", "-g", 4, "-d", "0,64", "-b", "1,3", "-r", 2)
     tests = ["pp16", "pp32", "tg4", "pp16 x3", "pp32 x3", "tg4 x3"]
     names = [*tests, *(f"{test} @ d64" for test in tests)]
@@ -45,8 +45,8 @@ def test_every_length_and_batch_at_every_depth(run_command):
 
 
 def test_attention_has_a_share_of_the_time(run_command, monkeypatch):
-    """The page and the file have attention's share for each test and arm. An unknown share is a dash and null."""
-    shares = iter((0.75, 0.25, None, 0.5))  # the arm on comes first in each test
+    """The page and the file have attention's share for each test and arm. An unknown share is a dash or null."""
+    shares = iter((0.75, 0.25, None, 0.5))  # in each test, the arm on is measured first
     monkeypatch.setattr(generation, "attention_share", lambda name, work, precision: next(shares))
     result = run_command("speed", "-p", 8, "-g", 2, "-d", 0, "-r", 2)
     found = [[test[arm]["attention_share"] for arm in ARMS] for test in result["results"]]
@@ -57,7 +57,7 @@ def test_attention_has_a_share_of_the_time(run_command, monkeypatch):
 
 @pytest.mark.slow("3 seconds")
 def test_the_delay_and_the_seed_reach_the_work(run_command, monkeypatch):
-    """--delay and --seed take effect. With -g 0 there is no test of generation. One repetition has no deviation."""
+    """--delay and --seed take effect. -g 0 measures no generation. One repetition has no standard deviation."""
     prompts, waited = [], []
     monkeypatch.setattr(generation.time, "sleep", waited.append)
     monkeypatch.setattr(generation, "generate_step", lambda prompt, *_, **__: prompts.append(prompt.tolist()) or ())
@@ -66,7 +66,7 @@ def test_the_delay_and_the_seed_reach_the_work(run_command, monkeypatch):
     [test] = result["results"]
     assert (test["test"], test["off"]["tokens_per_s_sd"], result["draft_model"]) == ("pp20", None, None)
     assert "accepted" not in result["page"]
-    assert waited == [2.5] * 3 * 6  # 3 runs, 2 arms: warm-up, attention's share, repetition
+    assert waited == [2.5] * 3 * 6  # in 3 runs, 2 arms each: warm-up, attention's share, repetition
     first, other = prompts[0], prompts[-1]
     assert prompts == [first] * 12 + [other] * 6
     assert first != other
@@ -105,9 +105,9 @@ def test_what_a_trial_reads(loaded, monkeypatch, kind, tokens, depth, reads, bat
     *_, (test, _) = measured(dataclasses.replace(loaded, model=spy), Case(kind, tokens, depth, batch_size))
     assert [trial.on.tokens_per_s for trial in test.trials] == [tokens * batch_size] * 2
     if depth:
-        assert sum(size for _, size, _ in trials.pop(0)) == depth  # fills the cache once
+        assert sum(size for _, size, _ in trials.pop(0)) == depth  # the first call fills the cache
         read.pop(0)
-    assert trials == [[(batch_size, *each) for each in reads]] * 6  # warm-up and two repetitions, two arms
+    assert trials == [[(batch_size, *each) for each in reads]] * 6  # a warm-up and two repetitions, each with two arms
     assert read == [read[0]] * 6
     if batch_size > 1 and kind == "prompt" and tokens > 1:
         first, *others = zip(*read[0], strict=True)
@@ -116,8 +116,8 @@ def test_what_a_trial_reads(loaded, monkeypatch, kind, tokens, depth, reads, bat
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_a_trial_has_a_cache_of_its_own(loaded, batch_size):
-    """A trial appends to a copy of the filled cache, which the next trial finds unchanged. The copy's buffers are
-    allocated before the trial. Otherwise the trial's time and memory would include a copy of the whole cache.
+    """A trial appends to a copy of the filled cache, so the next trial finds the cache unchanged. The copy's buffers
+    are allocated before the trial, because otherwise the trial's time and memory would include copying the cache.
     """
     cache = generation.filled_cache(loaded, np.arange(10))
     before = [np.array(array) for layer in cache for array in layer.state[:2]]
@@ -163,8 +163,8 @@ def test_a_model_that_drafts_for_itself_is_always_right(run_command, model_folde
 @pytest.mark.parametrize("count", [1, 2, 7, 20])
 @pytest.mark.parametrize("ahead", [1, 3])
 def test_tokens_are_those_of_the_model_and_guesses_are_counted(loaded, make_model, monkeypatch, count, ahead):
-    """The tokens are those that the model generates without a draft model, also with a filled cache. A guess is counted
-    for each step of the draft model.
+    """With a draft model and a filled cache, the model generates the same tokens as without a draft model. Each step of
+    the draft model counts as one guess.
     """
     prompt, draft = np.array([7]), models.load(str(make_model(num_hidden_layers=1)))
     filled = [generation.filled_cache(model, np.arange(10)) for model in (loaded, draft)]

@@ -1,4 +1,4 @@
-"""`flash-eval kernels` compares the results of implementations, and times implementations in turns."""
+"""`flash-eval kernels` compares the results of implementations, and times them in turns."""
 
 from types import SimpleNamespace
 
@@ -39,7 +39,7 @@ def test_a_wrong_result_is_not_timed(refused, fake_implementation, wrong, dtype,
 
 @pytest.mark.parametrize("pass_", PASSES)
 def test_rounding_is_no_wrong_result(run_kernels, fake_implementation, pass_):
-    """Rounding errors are accepted. If queries see one key, gradients of query and key have nothing else."""
+    """Rounding errors are accepted. If each query sees one key, the gradients of query and key are rounding errors."""
     run_kernels("--impl", "flash,mlx", "--pass", pass_, "--window", 1)
     fake_implementation("naive", **dict.fromkeys(RESULTS[pass_], lambda result: result * np.float32(1 + 1e-5)))
     run_kernels("--impl", "flash,naive", "--pass", pass_)
@@ -47,7 +47,7 @@ def test_rounding_is_no_wrong_result(run_kernels, fake_implementation, pass_):
 
 def test_turns(run_kernels, fake_implementation, monkeypatch):
     """Implementations warm up one by one. Then, in each round, the implementations and the measurement of the machine
-    take turns in another order. In six rounds each has every place twice.
+    take turns in another order. In six rounds, each of the three takes every place twice.
     """
     turns = []
     for name in ("flash", "mlx"):
@@ -70,7 +70,8 @@ def clock(monkeypatch):
     return clock
 
 
-# With a max_seconds of 0 there is no limit. 1 allows one trial of mlx, which runs in any case; 9.5 allows two.
+# With a max_seconds of 0 there is no limit. 1 allows one trial of mlx, because the first trial always runs. 9.5
+# allows two.
 @pytest.mark.parametrize(("max_seconds", "of_flash", "of_mlx"), [(0, 9, 9), (1, 3, 1), (9.5, 9, 2)])
 def test_who_is_slow_takes_fewer_trials(fake_implementation, clock, max_seconds, of_flash, of_mlx):
     """The time to prepare a call is no part of a trial, but counts towards max_seconds, because the user waits for it.
@@ -88,7 +89,7 @@ def test_who_is_slow_takes_fewer_trials(fake_implementation, clock, max_seconds,
 
 @pytest.mark.parametrize(("kind", "first"), [("cpu", 0.1), ("gpu", 0.5)])
 def test_a_trial_lasts_twenty_milliseconds(run_kernels, fake_implementation, clock, monkeypatch, kind, first):
-    """A warm call decides how many calls a trial has. First calls are slow. On a GPU they may compile their kernel."""
+    """A later call decides how many calls a trial has, because a first call is slow, and may compile a kernel."""
     monkeypatch.setattr(contest, "TRIAL_SECONDS", 0.02)
     for name, value in {"kind": kind, "peak_flops": 1.0, "bandwidth": 1.0}.items():
         monkeypatch.setattr(machine, name, lambda *_, value=value: value)

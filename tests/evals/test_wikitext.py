@@ -1,4 +1,4 @@
-"""WikiText loses its spaces before marks. Each part of the result stands for a part of the original text."""
+"""Detokenising removes WikiText's spaces before punctuation. A part of the result stands for a part of the original."""
 
 import pytest
 from flash_evals.work import wikitext
@@ -19,7 +19,7 @@ DETOKENISED = {
     "red @-@ tipped": "red-tipped",
     "1 @,@ 234 @.@ 5 kg": "1,234.5 kg",
     "one , two ; three : four . five ! six ? seven": "one, two; three: four. five! six? seven",
-    "at the end .": "at the end .",  # a mark loses its space only between two spaces
+    "at the end .": "at the end .",  # a mark loses its space only if another space follows it
     "( 24 in ) [ sic ] { x }": "(24 in) [sic] {x}",
     "( a (": "( a (",
     "the ' crusher ' claw": "the 'crusher' claw",
@@ -57,7 +57,7 @@ def test_pages_are_the_lines_of_the_file_between_two_headings():
         assert len(wikitext.pages(["before\n", f"{line}\n"])) == 1 + is_heading
 
 
-# Texts of the patterns that the rules look for, so that several rules meet.
+# Texts made of the patterns that the rules look for, so that several rules apply to the same place.
 TEXTS = st.lists(
     st.sampled_from([*" @-,.:;!?()[]{}\"'=°\nsNa1é", " @-@ ", " @,@ ", " , ", " N ", " 's", "\n = a = \n"]), max_size=40
 ).map("".join)
@@ -65,8 +65,8 @@ TEXTS = st.lists(
 
 @given(TEXTS)
 def test_what_is_read_stands_for_a_part_of_the_original(original):
-    """original_length() finds the part of the original that ends with the same character, and has the same characters
-    except those that rules remove.
+    """For the start of a detokenised text, original_length() finds the part of the original that it came from. Both end
+    with the same character, and apart from what the rules remove or replace, they have the same characters.
     """
     read = wikitext.detokenised(original)
 

@@ -1,4 +1,4 @@
-"""Measures the peak memory of trials, for test_measure.py, which needs a new process for that."""
+"""Measures the peak memory of trials. test_measure.py runs this in a new process."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,8 +10,9 @@ MB = 1_000_000
 
 
 def nine_peaks(method, allocate, megabytes):
-    """The peaks, in MB, of nine trials of the same work: three beside garbage that a collection would free, three in
-    another thread, and three after a failed allocation, which makes the C library use other memory.
+    """The peaks, in MB, of nine trials of the same work. Before the first three, there is garbage that a collection
+    would free. The next three run in another thread. The last three follow a failed allocation, after which the C
+    library uses other memory.
     """
     if method == "allocator":
         measure.memory_method = lambda: "peak of MLX's allocator"

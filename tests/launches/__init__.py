@@ -4,11 +4,11 @@ Each launch is a dict:
 
 - `kernel`, only in a forward pass; `function`; `source`, the text that Metal or NVRTC compiles; `constants`.
 - `grid`, in threadgroups; `threadgroup`, in threads; `split`: (first_key, chunk_len, num_chunks).
-- `buffers`, by name. An input has its memory and the offset in bytes of the element at index 0, since strides may be
-  negative. An array that launches write has its size in bytes; all launches of the call share it. A struct has its
-  bytes.
+- `buffers`, by name. An input is a pair: its memory, and the offset in bytes of the element at index 0 (strides may be
+  negative). An array that the launches write is its size in bytes; all launches of the call share the array. A struct
+  is its bytes.
 - `numbers`: the index by which the kernel finds each buffer.
-- `outputs`: the buffers that MLX treats as written. `scratch`: buffers of the call that are kept for the next call.
+- `outputs`: the buffers that MLX treats as written. `scratch`: the call's buffers for intermediate results.
 """
 
 import contextlib
@@ -75,10 +75,11 @@ def decision(
     times=lambda names: {},
     mlx_is_fused=True,
 ):
-    """Returns what decide.py settles for a call on a GPU, and the functions that it asks NVRTC and the driver for.
+    """Returns what decide.py decides for a call on a GPU, and the functions that NVRTC and the driver had to build.
 
-    refuses: whether NVRTC and the driver refuse. check: returns what is wrong with the kernel of a name. times: returns
-    the times of contestants, among which MLX's own attention is named "mlx". mlx_is_fused: whether MLX takes part.
+    The other arguments replace the GPU's answers. refuses: whether NVRTC and the driver refuse to build a function.
+    check: takes a kernel's name, and returns what is wrong with the kernel. times: takes names, and returns their
+    times; "mlx" is MLX's own attention. mlx_is_fused: whether MLX has a fused kernel, so that it is timed, too.
     """
     there = SimpleNamespace(device=mx.Device(mx.gpu))
     stand_ins = {name: getattr(_load(), name) for name in ("candidates", "backward_kernel", "pipelines", "compile")}
@@ -94,8 +95,8 @@ def decision(
 
 
 def form(kernel: str) -> tuple[str, dict[str, str], contextlib.AbstractContextManager[None]]:
-    """Tests name a kernel's form by a suffix: "_hopper" for compute capability 9.0, "_rounded" for rounding the
-    probabilities once. Returns the kernel's name, further arguments of its call, and a context that sets the GPU."""
+    """Tests add suffixes to a kernel's name: "_hopper" means compute capability 9.0, "_rounded" means that the
+    probabilities are rounded. Returns the kernel's name, arguments for its call, and a context that sets the GPU."""
     name = kernel.removesuffix("_rounded")
     given = {"precision": "input"} if name != kernel else {}
     is_hopper = name.endswith("_hopper")

@@ -30,7 +30,7 @@ namespace nb = nanobind;
 using namespace nb::literals;
 using namespace flashattn;
 
-// Stand-ins for functions of encode.cpp and driver.cpp: they need no GPU.
+// These functions replace functions of encode.cpp and driver.cpp, which need a GPU.
 namespace flashattn::cuda {
 
 gpu::Device asked_about;  // the GPU that launches are for
@@ -59,7 +59,7 @@ std::string describe(int) {
 
 namespace {
 
-// The memory from an array's lowest element to its highest, and the offset in bytes of the element at index 0 in it.
+// Returns an array's bytes, from its lowest element in memory to its highest, and where the element at index 0 begins.
 nb::tuple memory(const mx::array& array) {
   if (array.size() == 0) {
     return nb::make_tuple(nb::bytes("", 0), 0);
@@ -106,7 +106,7 @@ nb::tuple size(const gpu::Size& size) {
   return nb::make_tuple(size[0], size[1], size[2]);
 }
 
-// The call's inputs must be evaluated. Outputs need no memory.
+// The call's inputs must have been evaluated. Its outputs need not be allocated.
 nb::list described(const gpu::Work& work, Backend backend) {
   const bool is_cuda = backend == Backend::cuda;
   nb::list result;
@@ -154,7 +154,7 @@ mx::array not_allocated(mx::Shape shape, mx::Dtype dtype) {
   return mx::array(std::move(shape), dtype, nullptr, std::vector<mx::array>{});
 }
 
-// A primitive's inputs. Unlike in the op, an array mask has a block map even if the keys are few.
+// A primitive's inputs. Unlike in the op, an array mask has a block map even if there are few keys.
 struct PrimitiveInputs {
   std::vector<mx::array> arrays;
   Present present;

@@ -1,4 +1,4 @@
-"""Fixtures: a wheel for macOS, built here once for all tests, and the programs of packages/flashattn-core/macos."""
+"""Fixtures that build a wheel for macOS once for all tests, and run programs of packages/flashattn-core/macos."""
 
 import os
 import shutil
@@ -55,7 +55,7 @@ def run() -> Run:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that use the programs take minutes: they fetch a 100 MB compiler and two MLX wheels, and build twice."""
+    """Marks as nightly all tests that use the programs, because these fetch a 100 MB compiler and build twice."""
     for item in items:
         if item.path.parent == Path(__file__).parent and "run" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.nightly("builds the wheel for macOS, or asks what is missing for it"))
@@ -66,5 +66,5 @@ def built(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Built:
     folder = tmp_path_factory.mktemp("macos")
     done = run("build.py", "--output", folder, "--work", folder / "work")
     wheel = next(folder.glob("*.whl"), None)
-    assert wheel is not None, done.stdout + done.stderr  # the tests tell what is wrong with a wheel
+    assert wheel is not None, done.stdout + done.stderr  # build.py may fail, and the tests tell what is wrong
     return Built(wheel, folder / "work/wheels/mlx", done.returncode, done.stdout)

@@ -1,4 +1,4 @@
-"""The Metal backend gives MLX's command encoder what describes a launch. The encoder here prints what it gets."""
+"""The Metal backend passes each launch to MLX's command encoder as described. Here the encoder prints its calls."""
 
 import inspect
 import os
@@ -74,7 +74,7 @@ def texts(printed):
 
 
 def told(printed):
-    """As described(), but by the encoder's calls. The encoder gets constants once for each pipeline, by number."""
+    """Like described(), but found in the encoder's calls. Constants have numbers, and are set once per pipeline."""
     specialised = re.findall(r"^specialise (\S+) of .* as (\S+)\n((?:constant .*\n)*)", printed, re.M)
     pipelines = {name: (function, found(r"constant (\d+) (\S+)", text)) for function, name, text in specialised}
     result = []
@@ -87,7 +87,7 @@ def told(printed):
 
 
 def arrays(printed, launch, kind):
-    """A launch's inputs or outputs by name. Each has a buffer, and in bytes an input's offset or an output's size."""
+    """A launch's inputs or outputs, by name: (buffer, bytes). The bytes are an input's offset or an output's size."""
     names = dict(found(r"takes \w+ (\d+) (\w+)", printed))
     lines = found(rf"{kind} (\d+) buffer (\d+) \w+ (\d+)", texts(printed)[launch])
     return {names[number]: (buffer, int(bytes_)) for number, buffer, bytes_ in lines}
@@ -145,7 +145,7 @@ def test_two_launches_share_scratch_with_a_barrier_between(recorder):
 
 
 def test_delta_is_written_before_it_is_read_and_nothing_else_waits(recorder):
-    """dq and dkv must run concurrently, without a second barrier. delta is an output of the primitive: MLX keeps it."""
+    """dq and dkv must run concurrently, without a second barrier. MLX keeps delta, as it is the primitive's output."""
     printed = recorder("backward", *CALLS["backward"])
     delta, query_len = arrays(printed, 0, "output")["delta"], CALLS["backward"][0]
     assert delta[1] == 4 * query_len * 4

@@ -1,4 +1,4 @@
-"""The programs say what a machine lacks to build the wheel; tests are skipped with that message."""
+"""If a machine lacks what building the wheel needs, the programs say so, and tests are skipped with that message."""
 
 import os
 

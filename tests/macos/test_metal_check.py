@@ -40,7 +40,7 @@ def another_folder_for_libmlx(module):
 
 
 def another_macos(module):
-    # LC_BUILD_VERSION: command 0x32, size, platform 1 (macOS), the lowest version as 14 << 16.
+    # LC_BUILD_VERSION has the command 0x32, its size, platform 1 (macOS) and the lowest macOS version, here 14 << 16.
     position = module.index(b"\x32\0\0\0\x20\0\0\0\1\0\0\0") + 14
     return module[:position] + bytes([26]) + module[position + 1 :]
 

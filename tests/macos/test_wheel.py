@@ -1,4 +1,4 @@
-"""A Mac would load the wheel for macOS that is built here, as far as a machine without macOS can tell."""
+"""As far as a machine without macOS can tell, a Mac can load the wheel for macOS that is built here."""
 
 import pytest
 from release_table import releases

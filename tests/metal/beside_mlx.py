@@ -1,10 +1,11 @@
-"""Counts what our kernels and MLX's own do on the same shapes. As a program, prints the tables of docs/dev/metal.md.
+"""Counts operations and bytes of our kernels and MLX's. The command below prints the tables of docs/dev/metal.md.
 
-MLX has no kernel for the gradient. So ours is compared with the least work that its seven matrix products need.
+MLX has no kernel for the gradient. So our kernels are compared with the least work that seven matrix products need.
 
     uv run python -m tests.metal.beside_mlx [float32|float16|bfloat16]
 
-A call has one key/value head of Qwen2 and the query heads that share it: other heads cost the same.
+A call has one key/value head of Qwen2 and the query heads that share it, because every other key/value head costs the
+same.
 """
 
 import dataclasses
@@ -31,7 +32,7 @@ def total(counts: tuple[Counts, ...]) -> Counts:
 
 
 def prefill(rng: np.random.Generator, dim: int, dtype: str, length: int, causal: bool) -> dict[str, Counts]:
-    """Counts for one query head, because a threadgroup of either kernel has one."""
+    """Counts for one query head, because each threadgroup of either kernel works on a single query head."""
     arrays = draw(rng, heads=1, kv_heads=1, length=length, key_len=length, dim=dim, dtype=dtype)
     mask = "causal" if causal else None
     _, theirs = mlx_kernels.steel_attention(*arrays, mask=mask)
@@ -43,13 +44,13 @@ def decode(rng: np.random.Generator, dim: int, dtype: str, key_len: int) -> dict
     arrays = draw(rng, heads=GROUP, kv_heads=1, length=1, key_len=key_len, dim=dim, dtype=dtype)
     result = {"ours": total(run(*arrays).counts)}
     _, result["sdpa_vector"] = mlx_kernels.sdpa_vector(*arrays)
-    if key_len >= 1024:  # where MLX chooses it on the larger GPUs
+    if key_len >= 1024:  # MLX then chooses this kernel on the larger GPUs
         _, result["sdpa_vector_2pass"] = mlx_kernels.sdpa_vector_2pass(*arrays, blocks=64)
     return result
 
 
 def visible_eighths(length: int, tile: int = 8) -> int:
-    """The number of visible blocks of 8 queries and 8 keys under a causal mask, in whole tiles of `tile` keys."""
+    """How many 8 x 8 blocks of queries and keys a causal mask shows, if keys are rounded up to tiles of `tile` keys."""
     return sum((row + 8 + tile - 1) // tile * tile // 8 for row in range(0, length, 8))
 
 
@@ -63,7 +64,7 @@ def gradient(rng: np.random.Generator, dim: int, dtype: str, length: int) -> dic
     rows, pairs = GROUP * length, GROUP * visible_eighths(length)
     least = Counts(
         mma=7 * pairs * dim // 8,
-        device_read=3 * call.query.nbytes + 2 * call.key.nbytes + 2 * 4 * rows,  # also dout, out, lse and delta
+        device_read=3 * call.query.nbytes + 2 * call.key.nbytes + 2 * 4 * rows,  # out, dout, lse and delta, too
         device_written=call.query.nbytes + 2 * call.key.nbytes + 4 * rows,
     )
     return {**run_backward(call).counts, "least": least}

@@ -1,7 +1,7 @@
-"""flash_attention() and quantized_flash_attention() through Metal's or CUDA's kernels, run on the CPU.
+"""Runs flash_attention() and quantized_flash_attention() with Metal's or CUDA's kernels, on the CPU.
 
-The launches are those that the extension would give to a GPU: source text, function constants, grid, buffers with their
-strides and offsets. Nothing of that is repeated here. On a Mac, Metal's kernels run on its GPU.
+The extension describes the launches as for a GPU: source text, function constants, grid, buffers with their strides and
+offsets. This module only runs what is described. On a Mac, Metal's kernels run on its GPU.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.emulators.metal_on_cpu import Counts, Program, Undefined, View
 from tests.emulators.metal_on_cpu.program import Buffer
 
 NUMPY_DTYPES = {mx.float32: np.float32, mx.float16: np.float16, mx.bfloat16: np.uint16}
-TYPES = {mx.float32: "float", mx.float16: "half", mx.bfloat16: "bfloat"}  # in kernels' text
+TYPES = {mx.float32: "float", mx.float16: "half", mx.bfloat16: "bfloat"}  # these types' names in the kernels' text
 
 
 program = functools.cache(Program)
@@ -40,11 +40,11 @@ class Run:
     lse: mx.array
     row_stats: mx.array
     counts: tuple[Counts, ...]  # one per launch
-    chunks: int  # how many chunks of keys the kernel computed apart
+    chunks: int  # into how many chunks the kernel has split the keys
 
     @property
     def saved(self) -> tuple[mx.array, mx.array, mx.array]:
-        """What the backward pass needs."""
+        """What the forward pass saves for the backward pass."""
         return self.out, self.lse, self.row_stats
 
 
@@ -64,10 +64,10 @@ def run(
     device: str = "metal",
     **options,
 ) -> Run:
-    """Runs one call. `bits`: None, or those of quantised key and value, which are then (weights, scales, biases).
+    """Runs one call. If `bits` is given, key and value are quantised, and each is a tuple (weights, scales, biases).
 
     Without `return_lse`, CUDA's kernels get no array for lse. `edit` changes the source before it is compiled, to plant
-    a fault. `schedule`: the order of threads; a GPU has its own. `options`: softcap, sinks, alibi_slopes.
+    a fault. `schedule` is the emulator's order of threads; a GPU ignores it. `options`: softcap, sinks, alibi_slopes.
     """
     if bits is not None:
         options |= {"group_size": group_size, "bits": bits}
@@ -81,7 +81,7 @@ def run(
     rows = query.shape[:-1]
     if min(query.shape) == 0:  # nothing to launch, as in eval_gpu
         return Run(mx.zeros((*rows, value_dim), query.dtype), mx.zeros(rows), mx.zeros(0), (), 0)
-    with_lse = return_lse or device == "metal"  # Metal's kernels write it in any case
+    with_lse = return_lse or device == "metal"  # Metal's kernels always write lse
     with gpu:
         described = launches.forward(arguments, device, with_lse)
     written: dict[str, Buffer] = {"out": Undefined((*rows, value_dim), NUMPY_DTYPES[query.dtype])}
@@ -112,7 +112,7 @@ def execute(described, written: dict[str, Buffer], schedule: str, edit, device: 
             elif isinstance(content, tuple):
                 memory, offset = content
                 buffers[name] = View(np.frombuffer(memory, np.uint8), offset)
-            elif name == "arrivals":  # 0 between launches
+            elif name == "arrivals":  # counters, which are 0 between launches
                 buffers[name] = np.zeros(content // 4, np.uint32)
             else:  # the size in bytes of an array that the launches write
                 buffers[name] = written.setdefault(name, Undefined(content // 4, np.float32))
@@ -155,6 +155,6 @@ def as_numpy(array: mx.array) -> np.ndarray:
 
 
 def flash_attention(query, key, value, scale=None, mask=None, *, return_lse=False, **options):
-    """As flashattn_core.flash_attention, or with `bits` as quantized_flash_attention."""
+    """Takes the arguments of flashattn_core.flash_attention or, if `bits` is given, of quantized_flash_attention."""
     result = run(query, key, value, scale, mask, return_lse=return_lse, **options)
     return (result.out, result.lse) if return_lse else result.out

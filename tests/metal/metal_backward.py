@@ -1,4 +1,4 @@
-"""Gradients by Metal's or CUDA's kernels, run on the CPU. The kernels leave the gradient of sinks to the op."""
+"""Computes gradients with Metal's or CUDA's kernels, on the CPU. The op computes the gradient of sinks itself."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class CountedGradients(Gradients):
 def exactly_saved(call: Call) -> Saved:
     """What an exact forward pass saves.
 
-    row_stats holds each row's maximum and its sum of exponentials. Any number near the maximum serves as well: here it
-    is lse - 2, for which the sum is exp(2).
+    row_stats holds each row's maximum and its sum of exponentials. Any number near the maximum can take its place.
+    Here this number is lse - 2, so the sum is exp(2).
     """
     out, lse = call.forward()
     row_max = (lse - 2).astype(np.float32)
@@ -50,7 +50,10 @@ def run(
     device: str = "metal",
     precision: str = "float32",
 ):
-    """Runs the backward pass on `saved`, a forward's results (None: exact). Other arguments: metal_attention.run's."""
+    """Runs the backward pass. `saved` is what a forward pass has saved; None means exactly_saved(call).
+
+    The other arguments are those of metal_attention.run().
+    """
     dtype = call.query.dtype
     saved = saved or exactly_saved(call)
     each = described(call, saved, device, precision)

@@ -17,7 +17,7 @@ from tests.emulators.metal_on_cpu.program import Buffer
 from tests.metal.metal_attention import TYPES, as_numpy, to_mlx
 
 INCLUDE = Path(mx.__file__).parent / "include"
-INCLUDE_DIRS = (Path(__file__).parent / "mlx_headers", INCLUDE)  # first the headers that replace MLX's
+INCLUDE_DIRS = (Path(__file__).parent / "mlx_headers", INCLUDE)  # the first folder replaces some of MLX's headers
 
 VECTOR_SOURCE = """
 #include "mlx/backend/metal/kernels/utils.h"
@@ -73,11 +73,11 @@ def _from(index: int, key: mx.array) -> dict[int, Buffer]:
 
 
 def _vector_constants(mask: str | None, blocks: int = 0) -> dict[int, int]:
-    return {20: False, 21: False, 22: mask == "causal", 23: False, 24: False, 25: False, 26: blocks}  # no sinks
+    return {20: False, 21: False, 22: mask == "causal", 23: False, 24: False, 25: False, 26: blocks}  # 25: sinks
 
 
 def sdpa_vector_2pass(query: mx.array, key: mx.array, value: mx.array, mask: str | None = None, blocks=32) -> Done:
-    """MLX's kernels for few queries and many keys: `blocks` threadgroups share a row, a second kernel merges."""
+    """MLX's kernels for few queries and many keys: `blocks` threadgroups share a row, and a second kernel merges."""
     batch, heads, length, dim = query.shape
     arrays = [as_numpy(array) for array in (query, key, value)]
     kernels = program(VECTOR_SOURCE.format(type=TYPES[query.dtype], dim=dim))
@@ -131,10 +131,10 @@ def steel_attention(query: mx.array, key: mx.array, value: mx.array, mask: str |
         constants={
             200: length % block_q == 0,
             201: key_len % block_k == 0,
-            300: False,  # a mask
+            300: False,  # no array mask
             301: mask == "causal",
-            302: False,  # sinks
-            303: False,  # lse
+            302: False,  # no sinks
+            303: False,  # no lse
         },
     )
     return complete(done, query.dtype)

@@ -19,7 +19,7 @@ from tests.metal.metal_attention import Run
 
 CSRC = Path(__file__).parents[2] / "packages/flashattn-core/csrc"
 BARRIER = "threadgroup_barrier(metal::mem_flags::mem_threadgroup);"
-SHARED_BARRIER = "FLASHATTN_BARRIER;"  # in gpu/kernels
+SHARED_BARRIER = "FLASHATTN_BARRIER;"  # the barrier in files of gpu/kernels
 
 
 @cache
@@ -33,9 +33,9 @@ class Fault:
     kernel: str
     old: str
     new: str = ""
-    occurrence: int = 0  # of `old` in the source: how many come before the one to replace
+    occurrence: int = 0  # how many occurrences of `old` come before the one to replace
     lengths: tuple[int, int] | None = None
-    mask: object = "causal"  # also a name of call()'s masks
+    mask: object = "causal"  # a mask, or the name of one in call()
     options: dict[str, object] = field(default_factory=dict)  # True stands for random numbers, one for each head
     dim: int = 40
     dtype: str = "float32"
@@ -52,7 +52,7 @@ class Fault:
         return self.lengths or ((1, 70) if "decode" in self.kernel else (33, 70))
 
     def plant(self, source: str) -> str:
-        """A launch's source with the fault in it. A call has several launches; the source of others is unchanged."""
+        """Returns a launch's source with the fault in it. The source of a launch of another kernel stays unchanged."""
         backend, _, kernel = self.kernel.partition("_")
         parts = source.split(self.old)
         if f'"{backend}/kernels/{self.source or kernel}.' not in source or len(parts) < self.occurrence + 2:
@@ -62,7 +62,7 @@ class Fault:
 
 
 def assert_is_noticed(fault: Fault, call: Callable[[Callable[[str], str]], None]) -> None:
-    """`call` runs the kernels with the given edit of their source and compares results. The fault must make it fail."""
+    """call(edit) edits the kernels' source, runs them, and compares results. With the fault planted, it must raise."""
     call(lambda source: source)  # without the fault it must not raise
     planted = []
 
@@ -87,18 +87,18 @@ def replacing(old: str, new: str = "") -> Callable[[str], str]:
 
 
 def blocks(length: int, key_len: int) -> np.ndarray:
-    """A mask that hides some blocks of 32 x 32 wholly, some not at all, and some in part. It differs for each head and
-    batch element."""
+    """A mask that hides some blocks of 32 x 32 completely, some not at all, and some in part. Each head of each batch
+    element has another mask."""
     query, key = np.arange(length)[:, None], np.arange(key_len)[None]
     shifts = np.arange(12).reshape(2, 6, 1, 1) * 5
     return (key < query // 32 * 32 + 24) | (key > 130 - shifts - query % 5)
 
 
 def call(fault: Fault, rng: np.random.Generator, edit: Callable[[str], str], run: Callable[..., Run]) -> None:
-    """Runs the fault's call by a backend's `run`. Raises if the fault is noticed."""
+    """Runs the fault's call with `run`, which is a backend's forward pass. Raises if the fault is noticed."""
     length, key_len = fault.query_and_key_lengths
     query, key, value = draw(rng, batch=(2,), heads=6, length=length, key_len=key_len, dim=fault.dim, dtype=fault.dtype)
-    # Scores grow, so that the row maximum rises from tile to tile.
+    # Later keys get larger scores, so that the row maximum rises from tile to tile.
     key = key * mx.linspace(0.2, 2, key_len).astype(key.dtype)[:, None]
     masks = {
         "tree": lambda: Tree(mx.array(rng.random((7, 7)) > 0.4)),
@@ -126,7 +126,9 @@ def call(fault: Fault, rng: np.random.Generator, edit: Callable[[str], str], run
         result = run(query, *stored, *args, edit=edit, **how, **options)
         return result.out, result.lse
 
-    if fault.bits is not None and fault.dtype != "float32":  # the unfused formula would be in float32
+    # assert_matches_reference() would compare the error with that of an unfused formula in float32, because `key` and
+    # `value` are float32. The kernel's result is rounded to 16 bits, so its error may be larger.
+    if fault.bits is not None and fault.dtype != "float32":
         scale = options.get("scale")
         out = run(query, *stored, scale, mask, kernel=fault.kernel, edit=edit, **how).out
         expected, _ = reference_attention(*map(to_numpy, (query, key, value)), scale, mask)

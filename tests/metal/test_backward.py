@@ -1,7 +1,7 @@
-"""Gradients by Metal's kernels are as exact as tests/core/gradient_oracle.py demands: its rule bounds the error.
+"""The error of gradients by Metal's kernels is within the bound that tests/core/gradient_oracle.py defines.
 
-Each call runs all launches: delta, dq, and dk with dv. Most calls start from a forward pass by the reference, not by
-the kernels. tests/cuda runs these tests with CUDA's kernels.
+Each call runs all three launches: for delta, for dq, and for dk and dv. Most calls start from a forward pass by the
+reference, not by the kernels. tests/cuda runs these tests with CUDA's kernels.
 """
 
 import functools
@@ -115,7 +115,10 @@ def test_rows_that_see_only_keys_with_the_lowest_float_added(rng, lowest):
 
 
 def test_the_lowest_float_hides_a_key_beside_others(rng):
-    """Some models hide keys by adding the lowest float. The first 8 rows see only such keys, and add nothing here."""
+    """Some models hide keys by adding the lowest float32 number to their scores. The first 8 rows see only such keys.
+
+    Here the first 8 rows of dout and dlse are 0, so that these rows add nothing to the gradients.
+    """
     call, later = draw_call(rng, length=40, key_len=40), mx.arange(40) >= 8
     call = replace(call, dout=call.dout * later[:, None], dlse=call.dlse * later)
     shown = later[:, None] & (mx.arange(40) >= 20)
@@ -164,7 +167,7 @@ def test_keys_that_no_row_sees_have_zero_gradients(rng):
 
 
 def assert_close(got, clean):
-    """Not the same bits: for tiles with NaN or infinity, kernels sum in another order."""
+    """Compares within a tolerance, because kernels sum tiles with NaN or infinity in another order."""
     for own, expected, name in zip(in_numpy(got), in_numpy(clean), GRADIENTS, strict=True):
         close(own, expected, err_msg=name)
 
@@ -257,7 +260,7 @@ def test_hidden_tiles_are_left_out(rng, kernel):
 @pytest.mark.rotate(4)
 @pytest.mark.parametrize("kernel", ["backward_dq", "backward_dkv"])
 def test_shown_tiles_read_no_mask(rng, kernel):
-    """With a causal array, only tiles on the diagonal may read the array."""
+    """If the mask is an array that equals a causal mask, only tiles on the diagonal may read it."""
     call = draw_call(rng, heads=1, kv_heads=1, length=256, key_len=256, dim=64)
     plain = run(replace(call, mask="causal")).counts[kernel]
     array = run(replace(call, mask=mx.array(np.tri(256, dtype=bool)))).counts[kernel]

@@ -13,7 +13,7 @@ from tests.metal.planted_faults import Fault, assert_is_noticed
 
 DEVICES = ["metal", "cuda"]
 DTYPES = {"bool": mx.bool_, **FLOATS}
-SHAPES = [(1, 1), (33, 31), (64, 96), (2, 3, 40, 64), (100, 333)]  # also whole blocks, and rows of them
+SHAPES = [(1, 1), (33, 31), (64, 96), (2, 3, 40, 64), (100, 333)]  # with and without incomplete blocks
 
 
 def drawn(rng, shape, dtype):
@@ -26,7 +26,7 @@ def drawn(rng, shape, dtype):
 
 
 def found(device, mask, edit=lambda source: source):
-    """The kernel's block map. The harness raises if the kernel exceeds the bounds of mask or map, or skips a block."""
+    """The kernel's block map. The emulator raises if the kernel exceeds the bounds of mask or map, or skips a block."""
     (launch,) = launches.block_map(mask, device)
     shape = (*mask.shape[:-2], *(-(-n // 32) for n in mask.shape[-2:]))
     written = {"found_blocks": Undefined(shape, np.dtype(np.uint8))}
@@ -45,7 +45,7 @@ def test_what_it_says(rng, dtype, device):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", ["bool", "bfloat16"])
 def test_of_views(rng, dtype, device):
-    """The map must be right for rows that cannot be read in whole words, and for rows that are read backwards."""
+    """The map must be right for rows that cannot be read in complete 32-bit words, and rows that are read backwards."""
     whole = drawn(rng, (64, 130), DTYPES[dtype])
     for view in (whole[:, 1:97], whole[::-1, ::-1], whole[::2, :128], whole.T):
         np.testing.assert_array_equal(found(device, view), expected_map(view))

@@ -1,6 +1,6 @@
-"""The kernels do no more than MLX's own, by counts of operations and bytes: prefill and decode of Qwen2-0.5B and 7B.
+"""In prefill and decode of Qwen2-0.5B and 7B, the kernels need no more operations and bytes than MLX's own kernels.
 
-Calls have one key/value head and the query heads that share it: every other head costs the same.
+Calls have one key/value head and the query heads that share it, because every other key/value head costs the same.
 """
 
 import mlx.core as mx
@@ -58,7 +58,7 @@ def test_decode_split_reads_each_key_and_value_once(rng, dtype, group, length):
 
 
 @pytest.mark.rotate(18)
-@pytest.mark.parametrize("length", [1, 8])  # 8 with 7 heads: through threadgroup memory; else through registers
+@pytest.mark.parametrize("length", [1, 8])  # 8 queries of 7 heads: through threadgroup memory; others: registers
 @pytest.mark.parametrize("group", [1, 7])
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
@@ -66,18 +66,19 @@ def test_decode_split_reads_quantised_keys_and_values_once(rng, bits, dim, group
     key, value = (quantised(rng, 1, 1, 300, dim, bits=bits, dtype=mx.float16) for _ in range(2))
     query = normal(rng, 1, group, length, dim, dtype=mx.float16)
     result = run(query, key, value, kernel="metal_decode_split", bits=bits)
-    # A lane loads a run of elements at a time: 2 of 64 columns, else 4. It reads every byte that holds bits of the run.
+    # A lane loads a run of elements at a time: 2 elements if head_dim is 64 and the kernel works through registers,
+    # else 4 elements. It reads every byte that holds bits of these elements.
     through_registers = group * length <= 8
     run_of = 2 if dim == 64 and through_registers else 4
     words = 2 * 300 * sum(bytes_of(first * bits, run_of * bits) for first in range(0, dim, run_of))
     assert words == key[0].nbytes + value[0].nbytes or run_of * bits % 8 != 0
-    # Scales and biases are read once, or with each run on the way into threadgroup memory.
+    # Through registers, scales and biases are read once. Towards threadgroup memory, each run of elements reads them.
     of_groups = sum(x.nbytes for x in (*key[1:], *value[1:])) if through_registers else 2 * 300 * dim // run_of * 4
     assert result.counts[0].device_read == words + of_groups + result.chunks * query.nbytes
 
 
 def bytes_of(first, count):
-    """How many bytes hold bits first..first + count - 1."""
+    """The number of bytes that hold the bits from `first` to `first + count - 1`."""
     return (first + count + 7) // 8 - first // 8
 
 
@@ -94,7 +95,7 @@ def test_prefill_reg_writes_only_keys_and_values_to_threadgroup_memory(rng, dtyp
 
 ONE_QUERY = [(f"metal_decode_{name}", 1) for name in ("fast", "parallel", "split")]
 EIGHT_QUERIES = [(f"metal_{name}", 8) for name in ("decode_split", "prefill_tg", "prefill_reg", "rowwise")]
-MASKS = {  # each with the number of keys that a query sees
+MASKS = {  # pairs of a mask and the number of keys that each query sees
     "window": (SlidingWindow(20), 20),
     "key range": (KeyRange(100, 140), 40),
     "window and range": (SlidingWindow(50) & KeyRange(0, 480), 30),
@@ -129,12 +130,12 @@ def test_fully_visible_tiles_read_no_mask(rng):
 @pytest.mark.parametrize("dtype", [mx.bool_, mx.float32], ids=str)
 @pytest.mark.parametrize("kernel", ["metal_prefill_tg", "metal_prefill_reg", "metal_rowwise"])
 def test_hidden_blocks_of_an_array_are_not_read(rng, kernel, dtype):
-    """Of 480 keys, queries see three blocks of 32: array, keys and values of other blocks must not be read."""
+    """Queries see keys in only 3 of 15 blocks of 32 keys. Mask, keys and values of other blocks must not be read."""
     query, key, value = draw(rng, heads=1, kv_heads=1, length=32, key_len=480, dim=64)
     shown = (mx.arange(480) >= 70) & (mx.arange(480) < 130)
     mask = mx.broadcast_to(shown if dtype == mx.bool_ else mx.where(shown, 0.0, -mx.inf), (32, 480))
     counts = total(run(query, key, value, mask=mask, kernel=kernel).counts)
-    tiles = {"metal_prefill_tg": 4, "metal_prefill_reg": 1, "metal_rowwise": 1}[kernel]  # of queries that read a block
+    tiles = {"metal_prefill_tg": 4, "metal_prefill_reg": 1, "metal_rowwise": 1}[kernel]  # tiles of queries per block
     of_blocks = 96 * (2 * 64 * 4 * tiles + 32 * mask.itemsize)
     assert counts.device_read <= of_blocks + tiles * query.nbytes * 4 + 15 * 32 * 32 * 8
     assert counts.device_read < (key.nbytes + value.nbytes) * tiles / 2
@@ -147,11 +148,11 @@ def test_hidden_blocks_of_an_array_are_not_read(rng, kernel, dtype):
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("model", HEAD_DIMS)
 def test_gradient_beside_seven_products(rng, model, dtype):
-    """dk, dv and dq must be summed over visible groups of 8 rows or keys only; scores and dP over visible tiles."""
+    """dk, dv and dq must be summed only over visible groups of 8 rows or keys. Scores and dP cover visible tiles."""
     dim = HEAD_DIMS[model]
     counts = gradient(rng, dim, dtype, 512)
     products = {kernel: each.mma * 8 // dim // GROUP for kernel, each in counts.items()}
-    rows = 16 if dtype == "float32" and dim == 128 else 32  # of a tile of queries, limited by its bytes
+    rows = 16 if dtype == "float32" and dim == 128 else 32  # rows in a tile of queries, whose bytes are limited
     one, of_keys, of_rows = visible_eighths(512), visible_eighths(512, 32), visible_eighths(512, rows)
     assert products["least"] == 7 * one
     assert products["backward_delta"] == 0
@@ -168,7 +169,8 @@ def test_gradient_beside_seven_products(rng, model, dtype):
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_the_gradient_keeps_in_threadgroup_memory(rng, dtype, dim):
-    # dq loads keys and values. dkv loads the rows of all heads of the group, with their maximum, sum and delta.
+    # The kernel for dq loads keys and values. The kernel for dk and dv loads query, dout, maximum, sum and delta of all
+    # rows of all heads in the group.
     length, key_len = 128, 192
     call = draw_call(rng, heads=GROUP, kv_heads=1, length=length, key_len=key_len, dim=dim, dtype=dtype)
     counts = run_backward(call).counts
@@ -187,6 +189,6 @@ def test_what_the_gradient_keeps_in_threadgroup_memory(rng, dtype, dim):
 def test_two_threadgroups_for_large_heads_repeat_the_scores(rng, dims, products, dtype):
     call = draw_call(rng, heads=1, kv_heads=1, length=64, key_len=64, dim=dims[0], value_dim=dims[1], dtype=dtype)
     counts = run_backward(call).counts
-    query_like, value_like = (8 * 8 * dim // 8 for dim in dims)  # one product: S, dQ or dK; dP or dV
+    query_like, value_like = (8 * 8 * dim // 8 for dim in dims)  # of one product: S, dQ or dK; dP or dV
     assert counts["backward_dq"].mma == 2 * query_like + value_like
     assert counts["backward_dkv"].mma == (2 + products - 7) * query_like + 2 * value_like

@@ -73,11 +73,11 @@ FAULTS = {
 
 
 def check(fault: Fault, rng: np.random.Generator, edit, run=run) -> None:
-    """Runs the fault's call by a backend's `run`. Raises if the fault is noticed."""
+    """Runs the fault's call with `run`, which is a backend's backward pass. Raises if the fault is noticed."""
     length, key_len = fault.query_and_key_lengths
     sizes = {"length": length, "key_len": key_len, "dim": fault.dim, "dtype": fault.dtype}
     call = replace(draw_call(rng, batch=(2,), heads=6, kv_heads=2, **sizes), **fault.options)
-    if fault.mask == "NaN":  # in a key and a value that no row sees, and in dout of a row that sees nothing
+    if fault.mask == "NaN":  # NaN in a key and a value that no row sees, and in dout of a row that sees nothing
         call = replace(call, mask=(mx.arange(key_len) != 20) & (mx.arange(length) != 10)[:, None])
         key, row = (mx.arange(key_len) == 20)[:, None], (mx.arange(length) == 10)[:, None]
         at = {"key": key, "value": key, "dout": row}
@@ -91,11 +91,12 @@ def check(fault: Fault, rng: np.random.Generator, edit, run=run) -> None:
         assert not got.dq[:, :, 10].any()
         call = replace(call, mask=mx.broadcast_to(~blind[:, None], (length, key_len)))
         assert_obeys_the_rule(call, got)
-    elif fault.mask == "infinite key":  # its scores are all -inf, so it has no weight
+    elif fault.mask == "infinite key":  # the key's scores are all -inf, so it has no weight
         query = mx.abs(call.query) + 0.1
         key = mx.where((mx.arange(key_len) == 20)[:, None], -mx.inf, call.key)
         assert not mx.isnan(run(replace(call, query=query, key=key), edit=edit).dv).any()
-    elif fault.mask == "rounded":  # as if the forward rounded scores otherwise; the last place is worth at most 64
+    elif fault.mask == "rounded":
+        # As if the forward pass had rounded scores differently. A unit in the last place of a score is at most 64.
         call = replace(call, scale=1e7)
         out, lse, row_stats = exactly_saved(call)
         below = row_stats[..., 0] - 8 * 64

@@ -1,4 +1,4 @@
-"""The check that a kernel must pass finds no fault in the Metal kernels, and finds planted faults."""
+"""The check that a kernel must pass before it is used accepts the Metal kernels, and finds planted faults."""
 
 import mlx.core as mx
 import pytest

@@ -1,7 +1,7 @@
 """Each kernel is as exact as oracle.py demands: for each dtype, groups of 1, 2 and 7 heads, every mask and option.
 
-Lengths surround every tile edge. Each call takes the next mask, options, lengths and schedule, so each kernel meets
-all of them. The harness checks every run for races, bounds and uninitialised memory.
+Lengths lie below, at and above the size of each tile. Each call takes the next mask, options, lengths and schedule, so
+that each kernel runs with all of them. The emulator checks every run for races, bounds and uninitialised memory.
 """
 
 import mlx.core as mx
@@ -94,7 +94,7 @@ def kernels_and_dims(kernels, up_to_256, above):
     ids=str,
 )
 def test_head_dims(rng, kernel, dims):
-    lengths = [CASES[kernel][5], (66, 65)] if kernel == "metal_prefill_reg" else [CASES[kernel][5]]  # few, and many
+    lengths = [CASES[kernel][5], (66, 65)] if kernel == "metal_prefill_reg" else [CASES[kernel][5]]  # few, many queries
     for length, key_len in lengths:
         for dtype in ("float32", "bfloat16"):
             sizes = {"length": length, "key_len": key_len, "dim": dims[0], "value_dim": dims[1]}
@@ -108,7 +108,7 @@ QUANTISED = [kernel for kernel in CASES if kernel != "metal_prefill_tg"]
 
 
 def operands(rng, heads, length, key_len, dim=64, bits=None):
-    """Query, key and value as the kernel takes them, and the same in float32."""
+    """Query, key and value as the kernel takes them, and as float32 arrays, dequantised if `bits` is given."""
     query, key, value = draw(rng, heads=heads, kv_heads=1, length=length, key_len=key_len, dim=dim)
     if bits is None:
         return (query, key, value), (query, key, value)

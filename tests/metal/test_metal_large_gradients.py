@@ -1,7 +1,7 @@
-"""Gradients of rows with a large maximum are exact, although a float32 lse would lose the sum beside the maximum.
+"""Gradients of rows with a large maximum are exact, although next to it a float32 lse loses the sum's logarithm.
 
-The forward kernels save each row's maximum and sum apart. From these the backward kernels compute probabilities, for
-which both must round scores alike.
+The forward kernels save each row's maximum and sum as two numbers, from which the backward kernels compute the
+probabilities. For that, forward and backward kernels must round scores in the same way.
 """
 
 import math
@@ -19,7 +19,7 @@ DECODE, PREFILL = "metal_decode_split", "metal_prefill_reg"
 ROUNDING = {"float32": 2.0**-22, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 
-@pytest.fixture(params=["metal"])  # the name is a part of the random numbers' seed
+@pytest.fixture(params=["metal"])  # this name is a part of the seed of the random numbers
 def gradients(request):
     """Computes a call's gradients from the results of the forward kernel for its number of queries."""
 
@@ -43,7 +43,10 @@ def exact(query, key, value, dout, scale) -> tuple[np.ndarray, ...]:
 
 
 def assert_obey_the_rule(got, query, key, value, dout, scale, dtype="float32") -> None:
-    """Also allows for the rounding of dout . out, times scale and key, which the unfused formula does not compute."""
+    """The error may be twice that of the unfused formula, plus a rounding of dout . out, times scale and key.
+
+    The unfused formula does not compute dout . out, so its error does not include that rounding.
+    """
     wide = [x.astype(mx.float32) for x in (query, key, value)]
     _, by_unfused = mx.vjp(lambda *arrays: unfused(*arrays, scale)[0], wide, [dout.astype(mx.float32)])
     largest = [np.abs(to_numpy(x)).max() for x in (query, key)]
@@ -59,7 +62,7 @@ def assert_obey_the_rule(got, query, key, value, dout, scale, dtype="float32") -
 @pytest.mark.parametrize("length", [1, 20])
 @pytest.mark.parametrize("score", [1e2, 1e4, 1e5, 1e7, 1e12])
 def test_three_equal_keys_have_a_third_each(score, length, gradients):
-    random = score * (1 + np.random.default_rng(0).random((1, 8, length, 1)))  # scores use all of float32's bits
+    random = score * (1 + np.random.default_rng(0).random((1, 8, length, 1)))  # so that scores use all bits of float32
     query, key = mx.array(random.astype(np.float32)), mx.ones((1, 8, 3, 1))
     value, dout = mx.array([1.0, -1.0, 0.0])[:, None] * mx.ones((1, 8, 3, 1)), mx.ones((1, 8, length, 1))
     *_, dv = gradients(query, key, value, dout, 1.0)

@@ -1,6 +1,6 @@
 """Each fault that is planted in the kernels is noticed, by a check of the harness or by a wrong result.
 
-This tests the checks: a fault that passed here would also pass in a change of the kernels.
+This tests the checks. A fault that goes unnoticed here would also go unnoticed if a change of the kernels made it.
 """
 
 import pytest
@@ -20,7 +20,7 @@ def quantised_fault(kernel: str, old: str, new: str = "", *, bits: int = 8, dim:
 
 BLOCKS = {"lengths": (70, 150), "mask": "blocks"}  # an array mask that hides whole blocks
 FAULTS = {
-    # Barriers. A barrier is found by its line's comment, if any.
+    # Barriers. If a barrier's line has a comment, the comment identifies the barrier.
     "reg: values before keys are read": Fault(REG, BARRIER + "  // the keys have been read"),
     "reg: keys before the previous values are read": Fault(REG, BARRIER + "  // the previous values have been read"),
     "reg: values before they are there": Fault(REG, BARRIER + "  // the values are there"),

@@ -1,6 +1,6 @@
 """The Metal kernels pass the core's own tests.
 
-Each test runs three times: with another pair of kernels for few and many queries, and another schedule of threads.
+Each test runs three times, each time with another pair of kernels for few and many queries, and another schedule.
 """
 
 import functools
@@ -11,7 +11,7 @@ import pytest
 from tests.kernel_rules import rules, run_through
 from tests.metal.metal_attention import flash_attention
 
-pytestmark = pytest.mark.rotate(72)  # 3,500 cases, most of which differ only in the team of kernels
+pytestmark = pytest.mark.rotate(72)  # 3,500 cases, most of which differ only in the kernels
 
 
 def fast_and_tg(query: mx.array, dim: int, quantised: bool = False) -> str:
@@ -37,5 +37,5 @@ def through_metal(request, monkeypatch):
     run_through(monkeypatch, on_metal, on_metal, request.param)
 
 
-# These two take the harness too long. test_quantised_kernels.py and test_metal_kernels.py have shorter ones.
+# These two tests take too long in the emulator. test_quantised_kernels.py and test_metal_kernels.py have shorter ones.
 globals().update(rules("test_equals_the_dequantised", "test_a_decode_step_equals_the_row_of_a_prefill"))

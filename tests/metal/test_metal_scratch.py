@@ -1,4 +1,4 @@
-"""The scratch that a decode step's launches ask for is bounded, however many rows and keys there are."""
+"""The scratch memory of a decode step is bounded, however many rows and keys there are."""
 
 import pytest
 

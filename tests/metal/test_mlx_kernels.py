@@ -1,4 +1,4 @@
-"""MLX's own attention kernels, which work on GPUs, agree with float64 in the harness. So it computes like a GPU."""
+"""MLX's own attention kernels, which work on GPUs, agree with float64 here. So the emulator computes like a GPU."""
 
 import pytest
 from flashattn_core.reference import reference_attention

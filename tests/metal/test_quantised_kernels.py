@@ -1,6 +1,6 @@
-"""Each kernel for quantised keys and values agrees with dequantised ones in float64, for all bits and group sizes.
+"""Each kernel for quantised keys and values agrees with float64 on dequantised ones, for all bits and group sizes.
 
-Each call takes the next lengths, heads, dtypes, mask, options and schedule, as in test_metal_kernels.py. The harness
+Each call takes the next lengths, heads, dtypes, mask, options and schedule, as in test_metal_kernels.py. The emulator
 checks every run for races, bounds and uninitialised memory.
 """
 
@@ -15,7 +15,7 @@ from tests.metal.test_metal_kernels import CASES, QUANTISED, SCHEDULES, kernels_
 
 
 def assert_matches(query, key, value, **call):
-    """A float32 query's error is bounded as in oracle.py. A 16-bit query must give float32's result, rounded once."""
+    """A float32 query's error is bounded as in oracle.py. A 16-bit query must give its float32 result, rounded once."""
     how = {name: call.pop(name) for name in ("group_size", "bits")}
 
     def attention(wide, _key, _value, *args, return_lse, **options):

@@ -2,10 +2,11 @@
 
 For each promise of docs/dev/reliability.md, promises/ has a mutation: a change of a line or two that breaks the
 promise. This program clones the last commit twice and builds both clones. The tests of all mutations must pass in the
-first clone. Then each clone makes one change at a time, builds it if it is C++, runs the change's test and undoes the
-change. A WORD selects a group, such as results, or mutations whose description, file or test contains the WORD. The
-program needs git and uv; ccache, if installed, saves time. The exit code is 1 if a test passes although its promise is
-broken.
+first clone. Then, for one mutation at a time, a clone makes the change, is built again if the change is in C++, runs
+the mutation's test and undoes the change.
+
+A WORD selects a group, such as results, or mutations whose description, file or test contains the WORD. The program
+needs git and uv; ccache, if installed, saves time. The exit code is 1 if a test passes although its promise is broken.
 """
 
 import os
@@ -113,7 +114,7 @@ def main(*words: str) -> int:
             finally:
                 free.put(folder)
 
-        # Mutations of C++ come last: after one, the clone's extension stays broken until the next build.
+        # Mutations of C++ come last, because after one, the extension in the clone is broken until the next build.
         chosen.sort(key=lambda mutation: (mutation.is_compiled, mutation.file))
         with ThreadPoolExecutor(2) as pool:
             for number, (mutation, line) in enumerate(zip(chosen, pool.map(result, chosen), strict=True), 1):

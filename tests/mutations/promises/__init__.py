@@ -18,7 +18,7 @@ class Mutation:
     old: str  # the text to replace; it occurs once in the file
     new: str
     test: str  # one of the promise's tests, such as "core/test_grid.py::test_grid", or a case of it
-    nightly: str = ""  # the reason why only `make nightly` runs the test, if that is so
+    nightly: str = ""  # why only `make nightly` runs the test; empty if other runs do
 
     @property
     def function(self) -> str:

@@ -1,5 +1,5 @@
-// Stands in for MLX's header of this name, with a GPU that prints what it is told. Whether MLX's own classes have these
-// functions is not tested here: the build for macOS compiles the calls with MLX's headers.
+// Replaces MLX's header of this name. The classes here need no GPU, and print their calls. This does not test whether
+// MLX's own classes have the same functions. The build for macOS tests that, because it uses MLX's headers.
 #pragma once
 
 #include <cstdint>
@@ -100,7 +100,7 @@ class CommandEncoder {
     kept_.push_back(std::move(a));
   }
 
-  // As in MLX, a barrier precedes a launch that uses what a launch since the last barrier has written.
+  // As in MLX, there is a barrier before a launch if it uses an array that was written since the last barrier.
   void dispatch_threadgroups(MTL::Size grid, MTL::Size group) {
     std::cout << (barrier_ ? "barrier\n" : "") << "dispatch " << grid.width << " " << grid.height << " " << grid.depth
               << " of " << group.width << " " << group.height << " " << group.depth << "\n";

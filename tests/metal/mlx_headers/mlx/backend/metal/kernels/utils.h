@@ -1,5 +1,5 @@
-// Replaces MLX's header, which overloads on address spaces: those are erased where kernels run on the CPU. Defines only
-// what MLX's attention kernels use.
+// Replaces MLX's header, which has an overload for each address space. On the CPU, kernels have no address spaces. This
+// file defines only what MLX's attention kernels use.
 #pragma once
 #include <metal_stdlib>
 

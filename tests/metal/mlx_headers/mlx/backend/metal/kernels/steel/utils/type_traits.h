@@ -1,4 +1,4 @@
-// Replaces MLX's header, which specialises on address spaces: those are erased where kernels run on the CPU.
+// Replaces MLX's header, which has a specialisation for each address space. On the CPU, kernels have no address spaces.
 #pragma once
 #include <metal_stdlib>
 
