@@ -12,12 +12,12 @@ namespace flashattn {
 enum : int {
   kRowwiseRows = 32,
   kRowwiseKeys = FLASHATTN_LANES,
-  kRowwiseStride = FLASHATTN_LANES + 1,  // odd: a column's elements are in 32 different banks
+  kRowwiseStride = FLASHATTN_LANES + 1,  // odd, so that a column's elements are in 32 different banks
   kRowwiseTile = kRowwiseKeys * kRowwiseStride,
 };
 
-// Computes kRowwiseRows rows of a key/value head from first_row on, numbered query after query, and for each query head
-// after head. D and DV: head_dim and value_dim, rounded up to a multiple of the lanes. tile: kRowwiseTile floats. All
+// Computes kRowwiseRows rows of a key/value head, from first_row on. Rows are numbered by query, then by query head. D
+// and DV: head_dim and value_dim, rounded up to a multiple of FLASHATTN_LANES. tile: kRowwiseTile floats. All
 // kRowwiseRows SIMD groups of a threadgroup must call it.
 template <int D, int DV, typename T, typename K>
 FLASHATTN_FUNC void rowwise_body(const FLASHATTN_DEVICE T* query, StoredInputs<K> stored, RowOutputs<T> outputs,

@@ -1,4 +1,4 @@
-// The gradient of a score, from its row's maximum and sum: probabilities are recomputed, never stored.
+// Computes the gradient of a score. Probabilities are not stored, but recomputed from the row's maximum and sum.
 //
 //   P = exp(score - row_max) / row_sum   dP = dO V^T   delta = sum(dO * O) - dlse   dS = P (dP - delta)
 //
@@ -10,8 +10,8 @@
 
 namespace flashattn {
 
-// What the gradient needs to recompute a row's probabilities, and delta. Maximum and sum are two numbers, because lse
-// would round the logarithm of the sum away next to a large maximum.
+// What the gradient needs of a row: delta, and the maximum and the sum, from which it recomputes the probabilities.
+// Maximum and sum are kept apart, because in lse a large maximum would round the logarithm of the sum away.
 struct SavedRow {
   float row_max;
   float log2_sum;
@@ -23,7 +23,8 @@ FLASHATTN_FUNC int64_t delta_offset(FLASHATTN_UNIFORM AttentionParams& params, i
   return (int64_t(batch) * params.num_heads + head) * params.query_len;
 }
 
-// A row that sees no key or does not exist gets an infinite sum: its probabilities are 0. row_stats, delta: the head's.
+// Reads the SavedRow of a query. A row that sees no key, or that does not exist, gets an infinite sum, so that its
+// probabilities are 0. row_stats, delta: pointers to the first row of the head.
 FLASHATTN_FUNC SavedRow saved_row(const FLASHATTN_DEVICE float* row_stats, const FLASHATTN_DEVICE float* delta,
                                   FLASHATTN_UNIFORM AttentionParams& params, int query) {
   if (query >= params.query_len) {
@@ -47,13 +48,14 @@ FLASHATTN_FUNC float exponent_of(float difference, SavedRow saved) {
   return multiply_add(difference, M_LOG2E_F, -saved.log2_sum);
 }
 
-// 0 for a hidden score, even if the sum is NaN. A score may exceed the row's maximum by a rounding error, which is huge
-// for scores near 1e38, so the exponent is capped at 0.
+// The probability is 0 for a hidden score, even if the row's sum is NaN. A recomputed score may exceed the row's
+// maximum by a rounding error, which is huge for scores near 1e38. So the exponent is capped at 0.
 FLASHATTN_FUNC float probability_of(float difference, SavedRow saved, bool hidden) {
   return hidden ? 0.0f : fast_exp2(at_most_zero(exponent_of(difference, saved)));
 }
 
-// dS. dprobability: dot product of dout and value. derivative: Visibility::derivative(). unmasked: nothing is hidden.
+// Returns dS. dprobability: dP, the dot product of dout and value. derivative: the result of Visibility::derivative().
+// unmasked: whether no score of the tile is hidden.
 FLASHATTN_FUNC float gradient_of(float probability, float dprobability, float derivative, SavedRow saved,
                                  bool unmasked) {
   float gradient = probability * (dprobability - saved.delta) * derivative;
