@@ -16,8 +16,7 @@ namespace {
 
 using namespace gpu;
 
-// packed: the value of the constant packed_rows. By default it is inputs_are_packed(), which holds for the forward
-// pass.
+// packed: the value of the constant packed_rows. By default it is inputs_are_packed(call), as in the forward pass.
 Launch launch(const Call& call, std::string function, std::vector<Constant> sizes, std::vector<Argument> arguments,
               int64_t blocks, int warps, int dynamic_shared = 0, std::optional<bool> packed = std::nullopt) {
   Launch result = gpu::launch(Backend::cuda, call, packed.value_or(inputs_are_packed(call)),
@@ -190,7 +189,7 @@ SplitParams share_last_blocks(const Call& call, int64_t blocks, int64_t at_once)
   // wave are short anyway. With a window, a block has too few keys. With a block map, the number of visible keys is not
   // known here.
   bool are_even = sees_evenly(p.causal != 0, p.window, p.query_len, p.key_len) && !call.has(Binding::block_map);
-  double least = 1 - static_cast<double>(kMerging) / std::max(p.key_len, 1);  // as a fraction of a block's time
+  double least = 1 - static_cast<double>(kMerging) / std::max(p.key_len, 1);  // unit: the time of one block
   for (int chunks = 2; chunks <= std::min(kMaxChunks, p.key_len / kMinKeys); ++chunks) {
     double time = static_cast<double>(divide_up(last * chunks, at_once)) / chunks;
     if (last == 0 || !are_even || last * chunks > 2 * at_once || time >= least) continue;
@@ -235,7 +234,7 @@ struct HopperBlock {
 HopperBlock prefill_block(const Call& call, int widest) {
   bool in_parts = call.dtype == Dtype::float32;
   if (in_parts) return {.consumers = 2, .stages = widest <= 64 ? 6 : 4, .blocks = 1, .registers = {240, 24}};
-  // 112 registers per thread are too few for these inputs, and for probabilities that are sums of two 16-bit floats.
+  // 112 registers per thread are too few if the call has one of these inputs, or if a probability is two 16-bit floats.
   bool needs_registers = call.has(Binding::bias) || call.has(Binding::tree) || call.has(Binding::alibi_slopes) ||
                          parts_of_products(call) == 2;
   if (widest <= 64 && call.tiling == 0 && !needs_registers) {
@@ -336,7 +335,7 @@ Launches decode(const Call& call) {
   // Tensor cores multiply quantised keys and values as integers, see kernels/integer_rows.h.
   bool integers = (call.params.bits == 4 || call.params.bits == 8) && call.dtype != Dtype::float32;
   int widest = std::max(dim, value_dim), keys = integers ? 32 : 16;
-  int rows = integers && (rows_of_group(call) <= 8 || widest > 128) ? 8 : 16;  // 16 wider rows exceed registers
+  int rows = integers && (rows_of_group(call) <= 8 || widest > 128) ? 8 : 16;  // 16 wide rows do not fit in registers
   int queries = integers ? 0 : tile_bytes(rows, dim, bytes), tiles = stage_bytes(call, keys, dim, value_dim);
   for (auto [warps, stages] : {std::pair(8, 3), {4, 3}, {4, 2}, {2, 3}, {2, 2}, {1, 2}}) {
     int results = warps * rows * (value_dim + kPadding) * static_cast<int>(sizeof(float));
@@ -372,7 +371,7 @@ Launch backward_delta(const Call& call) {
 struct GradientCall {
   Call call;
   bool packed;
-  bool is_part;     // blocks of keys write sums over some of a group's heads, which backward_merge.cu adds up
+  bool is_part;     // a block of keys sums over only some heads of a group; backward_merge.cu adds up the sums
   int block_heads;  // over how many query heads of a group a block of keys sums
   int chunks;       // how many blocks together sum over all heads of a group
   Strides dout;

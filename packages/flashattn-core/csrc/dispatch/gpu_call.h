@@ -15,8 +15,8 @@ gpu::Work forward_work(Variant variant, const Inputs& inputs, const Options& opt
 gpu::Work backward_work(Variant variant, const Inputs& inputs, const Options& options, const GradientInputs& further,
                         const Gradients& gradients);
 
-// A kernel is checked with these pairs of a number of queries and a number of keys. Their tiles are full and partial
-// ones. A call of up to kFew queries is checked with its own number of queries.
+// A kernel is checked with these pairs of a number of queries and a number of keys. These lead to full and to partial
+// tiles. A call of up to kFew queries is checked with its own number of queries.
 constexpr std::pair<int, int> kChecked[] = {{77, 330}, {192, 128}, {300, 128}, {128, 45}, {77, 64}};
 // cuda_prefill is also checked with these lengths, at which several blocks share the keys of the same rows. The check
 // with these lengths has one sequence and one key/value head.

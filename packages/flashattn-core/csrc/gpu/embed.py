@@ -2,12 +2,11 @@
 
     embed.py CSRC BACKEND OUTPUT.cpp OUTPUT.d
 
-Kernels are the files of CSRC/BACKEND/kernels that are not headers. An include is searched for in the
-folder of the including file, then in CSRC/BACKEND/kernels, then in CSRC/gpu/kernels (all GPU backends share it), then
-in CSRC.
+Kernels are the files of CSRC/BACKEND/kernels that are not headers. An include is searched for in the folder of the
+including file, then in CSRC/BACKEND/kernels, then in CSRC/gpu/kernels (all GPU backends share it), then in CSRC.
 
-Kernels are compiled when they are first used. So building the module needs no GPU tools, and the module has
-all kernels on every platform, so that tests can reach them. #line directives tell compilers each line's file and number.
+Kernels are compiled when they are first used. So building the module needs no GPU tools, and the module has all kernels
+on every platform, so that tests can reach them. #line directives tell compilers the file and number of each line.
 """
 
 import re

@@ -19,8 +19,7 @@
 
 namespace flashattn::gpu {
 
-// Kernel arguments are named after the inputs of inputs.def, and after these further bindings. X is called with each
-// name.
+// A kernel argument is an input of inputs.def, or one of the following. X is called with the name of each of these.
 #define FLASHATTN_FURTHER_BINDINGS(X)                                             \
   X(params) /* AttentionParams */                                                 \
   /* These are outputs of the forward pass, and inputs of the gradient. */        \
@@ -37,7 +36,7 @@ namespace flashattn::gpu {
   X(dk)                                                                           \
   X(dv)                                                                           \
   X(backward) /* BackwardParams */                                                \
-  /* Scratch of CUDA's gradient. saved_rows has four numbers per query. The others\
+  /* Scratch of CUDA's gradient. saved_rows has four numbers per query. The rest  \
      are sums of dk and of dv over some of a group's heads. */                    \
   X(saved_rows)                                                                   \
   X(dk_parts)                                                                     \

@@ -45,7 +45,7 @@ FLASHATTN_FUNC uint warp_index() {
 struct BlockPosition {
   int head;
   int batch;
-  int part;   // which rows of the head, or which rows and keys
+  int part;   // which rows of the head, and in some kernels also which chunk of the keys
   int parts;  // how many parts there are; wrong if blocks share keys, see shared_keys.h
 };
 FLASHATTN_FUNC BlockPosition block_position(const AttentionParams& params, int heads, uint block = blockIdx.x) {

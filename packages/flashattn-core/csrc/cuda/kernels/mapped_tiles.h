@@ -93,7 +93,7 @@ struct KeyTiles {
 
   Visibility visibility;
   int own_part;
-  KeySpan any;             // keys that some query of the block sees
+  KeySpan any;             // the keys that some query of the block sees
   KeySpan own_all;         // keys that need no mask for any own query
   int origin, count;       // the first tile's first key, and how many tiles there are
   int own_begin, own_end;  // the tiles with a key in an own query's span: own_begin to own_end - 1

@@ -48,8 +48,8 @@ FLASHATTN_FUNC uint transposed(uint pair) {
   return result;
 }
 
-// A lane's four elements of a matrix of 16 rows and 8 columns. Lane n has columns 2 * (n % 4) + {0, 1}, first of row n
-// / 4, then of row n / 4 + 8.
+// A lane's four elements of a matrix of 16 rows and 8 columns. Lane n has columns 2 * (n % 4) + {0, 1}: first those of
+// row n / 4, then those of row n / 4 + 8.
 typedef float Fragment[4];
 
 // c += a b, where b has 8 columns. Lane n has rows n / 4 and n / 4 + 8 of a. For 16-bit floats, a is 16 x 16, and lane

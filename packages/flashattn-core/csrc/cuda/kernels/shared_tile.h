@@ -55,7 +55,7 @@ struct SharedTile {
   FLASHATTN_FUNC void load(const T* rows, RowLayout layout, int count, int columns, uint thread) const {
     bool wide = packed_rows && (reinterpret_cast<unsigned long long>(rows) | (layout.row * sizeof(T))) % 16 == 0;
     if (THREADS % kPieces == 0 && ROWS * kPieces % THREADS == 0 && wide && count >= ROWS && columns == COLUMNS) {
-      constexpr uint kRowsAtOnce = THREADS / kPieces;  // a thread copies the same piece of several rows
+      constexpr uint kRowsAtOnce = THREADS / kPieces;  // a thread copies piece c of several rows
       uint row = thread / kPieces, c = thread % kPieces;
       const T* from = rows + layout.offset(row, c * kElements);
       FLASHATTN_UNROLL

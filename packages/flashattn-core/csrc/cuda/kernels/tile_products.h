@@ -130,7 +130,7 @@ FLASHATTN_FUNC void add_values(Fragment (&output)[DV / 8], const Fragment (&prob
     // probabilities.
     FLASHATTN_UNROLL
     for (int j = 0; j < DV / 32; ++j) {
-      Fragment sums[4] = {};  // over this tile only, since tensor cores truncate the terms of long sums
+      Fragment sums[4] = {};  // the sums over this tile only, because tensor cores truncate the terms of long sums
       FLASHATTN_UNROLL
       for (int i = 0; i < KEYS / 8; ++i) {
         uint a[4], a_small[4];

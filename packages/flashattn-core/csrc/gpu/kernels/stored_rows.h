@@ -25,8 +25,8 @@ struct PlainRows {
   }
 
   // Loads COUNT neighbouring elements, from `first` on. `first` must be a multiple of COUNT. Elements beyond `columns`,
-  // and elements of a row that does not exist, are 0. WIDTH: `columns`, rounded up so that all threads load equally
-  // many.
+  // and elements of a row that does not exist, are 0. WIDTH: `columns`, rounded up so that all threads load the same
+  // number of elements.
   template <int WIDTH, int COUNT, typename U>
   FLASHATTN_FUNC void load(FLASHATTN_THREAD U* target, int row, int first, int columns,
                            bool exists) const FLASHATTN_THREAD {

@@ -45,7 +45,7 @@ backward_dkv(FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_BACKWARD_ARGUMENTS(T), F
   thread Fragment* dv_sums = sums + (PARTS == 1 ? kDepth : 0);
 
   // The SIMD group's keys stay in registers if the keys, sums, scores and gradients take at most 96 registers. Its
-  // values also stay in registers if that number includes them.
+  // values also stay in registers if they and all of these together take at most 96.
   constexpr int kBusy = 2 * kSums + ROWS / 2;
   constexpr int kKeyRegisters = D * int(sizeof(T)) / 16, kValueRegisters = DV * int(sizeof(T)) / 16;
   constexpr bool kKeepKeys = kBusy + kKeyRegisters <= 96;
@@ -85,8 +85,8 @@ backward_dkv(FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_BACKWARD_ARGUMENTS(T), F
       }
       threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the rows are there
 
-      Fragment probabilities[kRowFragments];  // at first products of keys and queries
-      Fragment gradients[kRowFragments];      // at first gradients of probabilities, then of scores
+      Fragment probabilities[kRowFragments];  // first products of keys and queries, later probabilities
+      Fragment gradients[kRowFragments];      // first gradients of probabilities, later of scores
       if (needed) {
         multiply_transposed<kRowFragments, QueryLoader::kStride>(probabilities, own_keys, query_tile, lane);
         if (with_dk) {

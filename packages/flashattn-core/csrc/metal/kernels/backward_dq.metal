@@ -37,7 +37,7 @@ backward_dq(FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_BACKWARD_ARGUMENTS(T), FL
   Fragment sums[kDepth] = {};
 
   // The SIMD group's rows of query stay in registers if they and the sums take at most 64 registers. Its rows of dout
-  // also stay in registers if that number includes them.
+  // also stay in registers if they and all of these together take at most 64.
   constexpr int kQueryRegisters = D * int(sizeof(T)) / 16, kDoutRegisters = DV * int(sizeof(T)) / 16;
   constexpr bool kKeepQueries = D / 4 + kQueryRegisters <= 64;
   constexpr bool kKeepDout = D / 4 + kQueryRegisters + kDoutRegisters <= 64;
@@ -64,7 +64,7 @@ backward_dq(FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_BACKWARD_ARGUMENTS(T), FL
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the previous keys have been read
     ValueLoader::load(tile, values.from(first), key_count, value_dim, thread_index);
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the values are there
-    Fragment gradients[kKeyFragments];                       // at first gradients of probabilities, then of scores
+    Fragment gradients[kKeyFragments];                       // first gradients of probabilities, later of scores
     if (needed) {
       multiply_transposed<kKeyFragments, ValueLoader::kStride>(gradients, own_dout, tile, lane);
     }
