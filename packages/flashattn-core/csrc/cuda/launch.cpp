@@ -34,7 +34,7 @@ int64_t blocks_of(const Call& call, int rows) {
   return divide_up(call.params.query_len, rows) * call.params.num_heads * call.params.batch_size;
 }
 
-// Bytes of a tile in shared memory. SharedTile pads each row to a multiple of 128 bytes.
+// How many bytes a tile takes in shared memory. SharedTile pads each row to a multiple of 128 bytes.
 int tile_bytes(int rows, int columns, int element_bytes) {
   return round_up(columns * element_bytes, 128) * rows;
 }
@@ -208,7 +208,8 @@ Launch prefill_merge(const Call& call, int value_dim, int rows, int64_t shared_b
                 std::move(arguments), shared_blocks * rows / kWarps, kWarps);
 }
 
-// A block of the kernels for Hopper: a producer warpgroup loads tiles, and consumer warpgroups compute.
+// Describes a block of the kernels for Hopper. In such a block, a producer warpgroup loads tiles, and consumer
+// warpgroups compute.
 struct HopperBlock {
   struct Registers {
     int consumer, producer;  // per thread
@@ -301,7 +302,7 @@ std::vector<Argument> split_call(const Call& call, const Launches& launches) {
 // Decides how the keys are cut into chunks, and which scratch this needs. The caller adds the launches to the result. A
 // block of these launches computes up to rows_of_block rows of a key/value head over one chunk.
 Launches split_keys(const Call& call, int64_t chunks, int min_chunk, int64_t rows_of_block) {
-  constexpr int64_t kMerged = 512 * 1024;  // bytes of partial results that a block merges in a few microseconds
+  constexpr int64_t kMerged = 512 * 1024;  // a block merges this many bytes in a few microseconds
   const AttentionParams& p = call.params;
   int64_t bytes_of_chunk = std::min(rows_of_group(call), rows_of_block) * p.value_dim * int64_t{sizeof(float)};
   int max_chunks = static_cast<int>(std::clamp<int64_t>(kMerged / bytes_of_chunk, 4, 512));

@@ -36,13 +36,15 @@ class CommandEncoder {
   // Adds a kernel, and copies its parameters before it returns.
   FLASHATTN_WEAK void add_kernel_node_raw(CUfunction function, dim3 grid, dim3 block, dim3 cluster,
                                           uint32_t dynamic_shared, void** parameters);
-  // Kernels added while a context lives do not wait for each other. Later kernels wait for all of them.
+  // While a ConcurrentContext lives, the kernels that are added do not wait for each other. Later kernels wait for all
+  // of them.
   struct ConcurrentContext {
     FLASHATTN_WEAK ConcurrentContext(CommandEncoder& encoder);
     FLASHATTN_WEAK ~ConcurrentContext();
     CommandEncoder& encoder;
   };
-  // The task runs after all kernels of this commit, including kernels that are added after this call.
+  // The task runs when all kernels of the current commit are done, including kernels that are added to it after this
+  // call.
   FLASHATTN_WEAK void add_completed_handler(std::function<void()> task);
 };
 

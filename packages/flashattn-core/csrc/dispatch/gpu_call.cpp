@@ -85,7 +85,7 @@ void mark_block_map(Backend backend, gpu::Call& call) {
       has_array && has_block_map(backend, call.params.query_len, call.params.key_len);
 }
 
-// The call, described as if its arrays were contiguous.
+// Describes the call as if its arrays were contiguous.
 gpu::Call contiguous_call(Variant variant, const Inputs& inputs, const Options& options) {
   const mx::array &query = inputs.query(), &key = inputs.key();
   gpu::Call call = CallAndWork(variant, inputs, options, {query, nullptr, nullptr}).call;  // query stands for out

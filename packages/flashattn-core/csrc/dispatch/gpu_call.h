@@ -31,7 +31,7 @@ std::string source_text(const gpu::Launch& launch, Backend backend);
 // be called before the call becomes part of a graph, because only until then can the caller choose another kernel.
 void prepare_for_cuda(Variant variant, const Inputs& inputs, const Options& options, int device);
 
-// Finds the block map of a mask, see block_map.h.
+// Makes the work that computes the block map of a mask, see call/block_map.h.
 gpu::Work block_map_work(Backend backend, const mx::array& mask, const ArrayParams& params, const mx::array& map);
 
 }  // namespace flashattn

@@ -32,7 +32,7 @@ void allocate(mx::array& output, const mx::Stream& stream) {
     return cuda::allocate(output, stream);
   }
   auto data = mx::allocator::malloc(output.nbytes());
-  if (output.nbytes() > 0 && !pointer_of(data)) {  // MLX leaves this check to the caller
+  if (output.nbytes() > 0 && !pointer_of(data)) {  // MLX does not check this itself
     throw std::runtime_error("[flash_attention] no memory for an array of " + std::to_string(output.nbytes()) +
                              " bytes");
   }
@@ -40,7 +40,7 @@ void allocate(mx::array& output, const mx::Stream& stream) {
 }
 
 bool is_aligned(const mx::array& input) {
-  // Kernels read nothing of an empty array.
+  // An empty array counts as aligned, because kernels read nothing of it.
   return input.size() == 0 || reinterpret_cast<uintptr_t>(input.data<void>()) % input.itemsize() == 0;
 }
 

@@ -1,4 +1,4 @@
-// Allocation and alignment of a primitive's arrays.
+// Allocates a primitive's arrays and aligns its inputs.
 #pragma once
 
 #include <vector>

@@ -1,4 +1,4 @@
-// Constants and lists of arguments of a launch, for all GPU backends.
+// Makes the constants of a launch, and its list of arguments, for all GPU backends.
 #pragma once
 
 #include <initializer_list>
@@ -15,7 +15,7 @@ int group_of(const Call& call);
 int64_t rows_of_group(const Call& call);
 int64_t num_groups(const Call& call);
 
-// Converts a number of threadgroups along one axis of a grid. Throws NoKernelError if no GPU takes so many.
+// Converts a number of threadgroups along one axis of a grid. Throws NoKernelError if they are too many for any GPU.
 uint32_t size(int64_t n);
 uint32_t batches(const Call& call);
 

@@ -139,7 +139,7 @@ std::span<const std::byte> value_of(const Launches& launches, Binding binding);
 struct Device {
   int compute_capability = 0;  // 90 for 9.0; 0: no GPU
   int multiprocessors = 132;
-  int shared_memory = 227 * 1024;  // bytes, the most that a block can have
+  int shared_memory = 227 * 1024;  // how many bytes a block can have at most
 };
 
 // Everything about a call on which its launches depend.

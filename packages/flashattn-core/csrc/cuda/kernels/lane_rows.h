@@ -22,7 +22,7 @@ struct Rescaling {
 
 // ROWS rows of a lane. LANES lanes share each row, and their numbers are STEP apart. The derived class, Own, decides
 // which products a lane holds, and supplies:
-//   own_row(h, lane)    which of the warp's rows is a lane's row h
+//   own_row(h, lane)    the number, within the warp's rows, of the lane's row h
 //   for_each(scores, first_key, lane, function)    calls function(score, h, key) for the lane's scores of a tile
 //   mask(scores, visibility, first_key, lane)    sets scores of hidden keys to -inf, and adds an additive mask
 //   highest(scores, h)    the maximum of the lane's scores in row h
@@ -39,13 +39,13 @@ struct Rescaling {
 // multiplication by log2(e).
 template <typename Own, int ROWS, int LANES, int STEP>
 struct LaneRows {
-  // Output and sum are rescaled only when a row's maximum has grown by more than kSlack powers of two. Until then
-  // probabilities may be as large as 2^kSlack, which costs no accuracy.
+  // The output and the sum of a row are rescaled only when its maximum has grown by more than kSlack powers of two.
+  // Until then, probabilities may be as large as 2^kSlack, which costs no accuracy.
   static constexpr float kSlack = 8;
-  static constexpr float kUnit = has_bias ? M_LOG2E_F : 1;  // one unit of row_max before finish(), in powers of two
+  static constexpr float kUnit = has_bias ? M_LOG2E_F : 1;  // how many powers of two a 1 in row_max is, before finish()
   static constexpr int kOwn = ROWS;
 
-  OnlineSoftmax softmax[ROWS];  // until finish(), row_sum is the sum over the lane's own keys
+  OnlineSoftmax softmax[ROWS];  // until finish(), row_sum is the sum over the keys of this lane
   Row rows[ROWS];
   float from_max[ROWS];  // after finish(): a factor by which the output must still be multiplied
 
@@ -103,7 +103,7 @@ struct LaneRows {
   // code expects. Sets from_max to NaN for a row that must be recomputed because of its large maximum.
   FLASHATTN_FUNC void finish(Visibility visibility) {
     float unit = product_unit(visibility), factor = unit * M_LOG2E_F;
-    float rounded = multiply_add(unit, -M_LOG2E_F, factor) / unit;  // the error of `factor`, relative to `unit`
+    float rounded = multiply_add(unit, -M_LOG2E_F, factor) / unit;  // the rounding error of `factor`, divided by `unit`
     FLASHATTN_UNROLL
     for (int h = 0; h < ROWS; ++h) {
       float sum = lane_sum<LANES, STEP>(softmax[h].row_sum), reference = softmax[h].reference();

@@ -43,7 +43,7 @@ FLASHATTN_FUNC int blocks_between(Visibility visibility, int head, Range queries
 // An entry of the list. The lower 16 bits are the tile's number. The upper 16 bits are the block map's two flags for
 // each part of the rows that the block of threads computes.
 struct ListedTile {
-  static constexpr uint kEnd = ~0u;  // ends the list
+  static constexpr uint kEnd = ~0u;  // the last entry of the list
   uint bits;
 
   FLASHATTN_FUNC bool exists() const { return bits != kEnd; }
@@ -97,7 +97,7 @@ struct KeyTiles {
   KeySpan own_all;         // keys that need no mask for any own query
   int origin, count;       // the first tile's first key, and how many tiles there are
   int own_begin, own_end;  // the tiles with a key in an own query's span: own_begin to own_end - 1
-  int n = 0;               // number of the current tile in the loop
+  int n = 0;               // how many tiles the loop has passed
   TileList list;
   ListedTile listed = {0};
 

@@ -24,7 +24,7 @@ FLASHATTN_KERNEL prefill_merge(const cuda::Arguments& arguments) {
   if (position.query >= params.query_len) return;
 
   MergedSlice merged[kOwn];
-  float probe = 0;  // becomes NaN with the first number that is not finite
+  float probe = 0;  // NaN as soon as one of the numbers is not finite
   FLASHATTN_UNROLL
   for (int i = 0; i < kOwn; ++i) {
     int slice = lane + i * FLASHATTN_LANES;

@@ -1,11 +1,11 @@
-// PTX instructions for which CUDA C++ has no function: asynchronous copies, and the tensor cores' instructions.
+// Functions for PTX instructions that CUDA C++ lacks: asynchronous copies, and the tensor cores' instructions.
 #pragma once
 
 #include "dialect.h"
 
 namespace flashattn {
 
-// Addresses in shared memory have 32 bits, so computing with them costs half as much as with pointers.
+// Addresses in shared memory have only 32 bits, so computing with them costs half as much as with 64-bit pointers.
 FLASHATTN_FUNC uint shared_address(const void* pointer) {
   return uint(__cvta_generic_to_shared(pointer));
 }

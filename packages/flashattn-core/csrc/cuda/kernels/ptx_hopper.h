@@ -1,4 +1,5 @@
-// Instructions of compute capability 9.0: barriers, the tensor memory accelerator (TMA), and products of a warpgroup.
+// Functions for instructions of compute capability 9.0: barriers, the tensor memory accelerator (TMA), and products of
+// a warpgroup.
 #pragma once
 
 #include "cuda/arguments.h"

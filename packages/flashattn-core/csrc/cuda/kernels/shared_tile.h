@@ -12,7 +12,7 @@ namespace flashattn {
 template <typename T, int ROWS, int COLUMNS>
 struct SharedTile {
   static constexpr int kRows = ROWS;
-  static constexpr int kElements = 16 / sizeof(T);  // per piece
+  static constexpr int kElements = 16 / sizeof(T);  // elements per piece
   static constexpr int kPieces = COLUMNS / kElements;
   static constexpr int kPanel = ROWS * 128;
   static constexpr int kBytes = (kPieces + 7) / 8 * kPanel;

@@ -25,7 +25,8 @@ FLASHATTN_FUNC void split_tf32(uint (&a)[4], uint (&b)[4]) {
   }
 }
 
-// Splits two numbers into sums of PARTS 16-bit floats, the smallest first. `low` and `high` become the remainders.
+// Splits `low` and `high` into sums of PARTS 16-bit floats, and leaves the remainders in them. parts[0] is the
+// smallest.
 template <typename T, int PARTS>
 FLASHATTN_FUNC void split_pair(float& low, float& high, uint (&parts)[PARTS]) {
   FLASHATTN_UNROLL

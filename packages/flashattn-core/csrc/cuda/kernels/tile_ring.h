@@ -1,4 +1,5 @@
-// Tiles that a producer loads and consumers read. Barriers tell when a tile has arrived, and when it has been read.
+// A ring buffer of tiles that a producer loads and consumers read. Barriers tell when a tile has arrived, and when all
+// consumers have read it.
 #pragma once
 
 #include "ptx_hopper.h"

@@ -58,7 +58,7 @@ FLASHATTN_FUNC uint bits_of_span(KeySpan span, int first_key) {
 template <bool OF_KEYS, int COLUMNS>
 struct VisibleBits;
 
-// Rows are queries. The bits combine each row's span and the bool array.
+// For fragments whose rows are queries. A bit is set if the key is in the row's span and the bool array shows it.
 template <int KEYS>
 struct VisibleBits<false, KEYS> {
   static constexpr int kWords = (KEYS + 31) / 32, kOwn = KEYS / 4;
@@ -99,7 +99,8 @@ struct VisibleBits<false, KEYS> {
   }
 };
 
-// Rows are keys, and columns are queries of one head. The bits are those of the bool array, without the spans.
+// For fragments whose rows are keys and whose columns are queries of one head. A bit is set if the bool array shows the
+// key. The spans do not count.
 template <int QUERIES>
 struct VisibleBits<true, QUERIES> {
   static constexpr int kWords = QUERIES < 32 ? QUERIES / 4 : 8, kReads = (QUERIES + 31) / 32;

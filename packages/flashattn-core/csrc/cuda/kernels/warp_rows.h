@@ -1,4 +1,5 @@
-// A warp's 16 rows. Output, maxima and sums stay in the warp's registers from the first key to the last.
+// The 16 rows that a warp computes. Their output, maxima and sums stay in the warp's registers from the first key to
+// the last.
 #pragma once
 
 #include "lane_rows.h"
@@ -7,7 +8,7 @@
 
 namespace flashattn {
 
-// Four lanes share two rows, which are kRowStep apart.
+// Four lanes share two rows, whose numbers differ by kRowStep.
 constexpr int kRowLanes = 4, kRowStep = 8;
 
 // half rounds probabilities far below 2^-24 to 0, but many of them can add up. So for half, row_max stays 7 powers of
@@ -51,7 +52,7 @@ struct WarpRows : LaneRows<WarpRows<T, DV, KEYS, E>, 2, kRowLanes, 1> {
       mask_by<false>(scores, visibility, first_key, lane);
     }
   }
-  // BIAS_PAIRS: one load reads the additive array's numbers for two keys.
+  // BIAS_PAIRS: whether one load reads the additive array's numbers for two keys.
   template <bool BIAS_PAIRS>
   FLASHATTN_FUNC void mask_by(Fragment (&scores)[KEYS / 8], Visibility visibility, int first_key, int lane) const {
     FLASHATTN_UNROLL
@@ -91,7 +92,7 @@ struct WarpRows : LaneRows<WarpRows<T, DV, KEYS, E>, 2, kRowLanes, 1> {
   }
 
   FLASHATTN_FUNC float probe(int h, int) const {
-    float result = 0;  // becomes NaN with the first number that is not finite
+    float result = 0;  // NaN as soon as one of the numbers is not finite
     FLASHATTN_UNROLL
     for (int c = 0; c < DV / 8; ++c) {
       result = multiply_add(output[c][2 * h], 0, multiply_add(output[c][2 * h + 1], 0, result));

@@ -63,7 +63,7 @@ struct DecodeRows {
   float output[ROWS][kValueColumns];
   OnlineSoftmax softmax[ROWS];
   float slope[ROWS];  // ALiBi's
-  RowPosition first;  // the first row's; computing the others from it saves registers
+  RowPosition first;  // of the first row; computing the other rows' from it saves registers
 
   // Loads the rows' queries, from first_position on. A row beyond the last query is padding, and sees no key.
   FLASHATTN_FUNC void load(const FLASHATTN_DEVICE T* tensor, RowPosition first_position, Visibility visibility,
@@ -162,7 +162,7 @@ struct DecodeRows {
                                                    WHOLE || k < count);
       FLASHATTN_UNROLL
       for (int r = 0; r < ROWS; ++r) {
-        if (unmasked || scores[r][k] != 0) {  // a value that the row does not see may be NaN or infinite
+        if (unmasked || scores[r][k] != 0) {  // the value of a hidden key may be NaN or infinite
           FLASHATTN_UNROLL
           for (int i = 0; i < kValueColumns; ++i) {
             output[r][i] = multiply_add(scores[r][k], columns[i], output[r][i]);

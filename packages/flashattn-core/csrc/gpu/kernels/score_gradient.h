@@ -3,7 +3,7 @@
 //   P = exp(score - row_max) / row_sum   dP = dO V^T   delta = sum(dO * O) - dlse   dS = P (dP - delta)
 //
 // Hidden scores, and rows that see no key, get P = 0 and dS = 0 even if a key, value or query holds NaN. The matrix
-// products with P and dS need care where rows hold NaN: see finite.h.
+// products with P and dS need more care if their other operand holds NaN, see finite.h.
 #pragma once
 
 #include "visibility.h"
@@ -40,7 +40,7 @@ FLASHATTN_FUNC SavedRow saved_row(const FLASHATTN_DEVICE float* row_stats, const
 
 struct ScoreGradient {
   float probability;
-  float gradient;  // without the factor `scale`: dq and dk are multiplied by it at the end
+  float gradient;  // without the factor `scale`, by which dq and dk are multiplied at the end
 };
 
 // The base-2 logarithm of a probability. difference: the score minus the row's maximum.
@@ -62,7 +62,7 @@ FLASHATTN_FUNC float gradient_of(float probability, float dprobability, float de
   return unmasked || probability != 0 ? gradient : 0.0f;
 }
 
-// product: the dot product of query and key.
+// Returns the probability and the gradient of one score. product: the dot product of query and key.
 FLASHATTN_FUNC ScoreGradient score_gradient(float product, float dprobability, Visibility visibility, Row row,
                                             SavedRow saved, int key, bool unmasked) {
   float scaled = visibility.scaled(product), score = visibility.score_of_scaled(scaled, row, key);

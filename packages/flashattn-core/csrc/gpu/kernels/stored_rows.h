@@ -53,7 +53,7 @@ struct QuantisedBatch;
 // end.
 struct QuantisedRows {
   const FLASHATTN_DEVICE uint* words;
-  const FLASHATTN_DEVICE uchar* scales;  // of group_dtype
+  const FLASHATTN_DEVICE uchar* scales;  // their dtype is group_dtype
   const FLASHATTN_DEVICE uchar* biases;
   RowLayout word_layout, scale_layout, bias_layout;
 
@@ -144,7 +144,7 @@ struct QuantisedBatch {
   template <int WIDTH, int COUNT>
   FLASHATTN_FUNC void load(FLASHATTN_THREAD float* target, int row, int first, int,
                            bool exists) const FLASHATTN_THREAD {
-    constexpr int kAligned = COUNT & -COUNT;  // this many columns are in one group: group_size is a multiple of 32
+    constexpr int kAligned = COUNT & -COUNT;  // these columns are in one group, as 32 divides group_size
     constexpr int kRun = kAligned < 4 ? kAligned : 4;
     FLASHATTN_UNROLL
     for (int i = 0; i < COUNT; i += kAligned) {

@@ -49,7 +49,8 @@ struct Visibility {
   MaskInputs inputs;  // pointers to the batch element, except for key_start and key_stop
   KeySpan keys;       // the key range, or all keys
 
-  // The factor that turns the product of query and key into the score or, with soft-cap, into tanh's argument.
+  // The factor that turns the product of query and key into the score. With a soft-cap, it gives the argument of tanh
+  // instead.
   float factor;
 
   // The span of keys that a query sees.
@@ -157,7 +158,7 @@ struct Visibility {
   }
 
   // score() has two steps, scaled() and score_of_scaled(), because the gradient needs the result of tanh. With an
-  // extreme soft-cap the first step only multiplies by scale, since scale / softcap may underflow in float32.
+  // extreme soft-cap, the first step only multiplies by scale, because scale / softcap may underflow in float32.
   FLASHATTN_FUNC float scaled(float product) const FLASHATTN_THREAD {
     float scaled = rounded_product(product, factor);
     return has_softcap && !extreme_softcap ? precise_tanh(scaled) : scaled;

@@ -1,8 +1,8 @@
-// metal_backward_dkv: the gradients of keys and values. Each SIMD group has 8 keys of one key/value head, and loops
-// over the queries of all query heads that share this head. So the SIMD group itself sums over the query heads, always
-// in the same order, and no two threadgroups write the same element. Scores are computed transposed: their rows are
-// keys and their columns queries. Probabilities and score gradients are then in the registers of a left operand, where
-// the products for dk and dv need them.
+// metal_backward_dkv computes the gradients of keys and values. Each SIMD group has 8 keys of one key/value head, and
+// loops over the queries of all query heads that share this head. So the SIMD group itself sums over the query heads,
+// always in the same order, and no two threadgroups write the same element. Scores are computed transposed: their rows
+// are keys and their columns queries. Probabilities and score gradients are then in the registers of a left operand,
+// where the products for dk and dv need them.
 #include "arguments.h"
 #include "score_gradient.h"
 #include "tile_loader.h"
@@ -123,7 +123,7 @@ backward_dkv(FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_BACKWARD_ARGUMENTS(T), F
       }
       FLASHATTN_UNROLL
       for (int k = 0; k < kRowFragments; ++k) {
-        int eighth = first + k * 8;  // the first of 8 queries, which are left out if none of them sees an own key
+        int eighth = first + k * 8;  // first of 8 queries; they are skipped if none of them sees an own key
         if (visibility.seen_by_any(eighth, metal::min(eighth + 7, last)).meets(own_first, 8)) {
           if (with_dv) {
             add_product<kColumns, DoutLoader::kStride>(dv_sums, probabilities[k],

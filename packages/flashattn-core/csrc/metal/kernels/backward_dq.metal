@@ -1,6 +1,6 @@
-// metal_backward_dq: the gradient of the queries. As in metal_prefill_reg, each SIMD group has 8 rows of one head and
-// loops over tiles of keys. The values and the keys of a tile take turns in the same threadgroup memory. The values
-// come first, so that the keys are still there for the last product.
+// metal_backward_dq computes the gradient of the queries. As in metal_prefill_reg, each SIMD group has 8 rows of one
+// head and loops over tiles of keys. The values and the keys of a tile take turns in the same threadgroup memory. The
+// values come first, so that the keys are still there for the last product.
 #include "arguments.h"
 #include "score_gradient.h"
 #include "tile_loader.h"
@@ -59,7 +59,7 @@ backward_dq(FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_BACKWARD_ARGUMENTS(T), FL
       continue;
     }
     bool unmasked = all.contains(first, KEYS) && !(blocks & kBlockChanges);
-    bool needed = own.meets(first, KEYS);  // whether an own query sees a key of the tile
+    bool needed = own.meets(first, KEYS);  // whether one of the SIMD group's queries sees a key of the tile
 
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the previous keys have been read
     ValueLoader::load(tile, values.from(first), key_count, value_dim, thread_index);
