@@ -1,4 +1,4 @@
-// The instantiation, constants and grid of each kernel for a call, and the kernel's text.
+// Chooses the instantiation, constants and grid of each CUDA kernel for a call, and writes the kernel's text.
 #include "launch.h"
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace {
 
 using namespace gpu;
 
-// packed: the value of the constant packed_rows; by default that of the forward pass.
+// packed: the value of the constant packed_rows. By default it is inputs_are_packed(call), as in the forward pass.
 Launch launch(const Call& call, std::string function, std::vector<Constant> sizes, std::vector<Argument> arguments,
               int64_t blocks, int warps, int dynamic_shared = 0, std::optional<bool> packed = std::nullopt) {
   Launch result = gpu::launch(Backend::cuda, call, packed.value_or(inputs_are_packed(call)),
@@ -29,17 +29,17 @@ Launch launch(const Call& call, std::string function, std::vector<Constant> size
   return result;
 }
 
-// The number of blocks that a call needs if each computes `rows` rows of one query head.
+// The number of blocks that a call needs if each block computes `rows` rows of one query head.
 int64_t blocks_of(const Call& call, int rows) {
   return divide_up(call.params.query_len, rows) * call.params.num_heads * call.params.batch_size;
 }
 
-// Bytes of a tile in shared memory. SharedTile pads each row to a multiple of 128 bytes.
+// How many bytes a tile takes in shared memory. SharedTile pads each row to a multiple of 128 bytes.
 int tile_bytes(int rows, int columns, int element_bytes) {
   return round_up(columns * element_bytes, 128) * rows;
 }
 
-// Bytes of a stage of the pipeline: a tile of keys and the tile of their values.
+// How many bytes a stage of the pipeline takes. A stage is a tile of keys and the tile of their values.
 int stage_bytes(const Call& call, int keys, int dim, int value_dim) {
   if (!is_quantised(call)) {
     return tile_bytes(keys, dim, size_of(call.dtype)) + tile_bytes(keys, value_dim, size_of(call.dtype));
@@ -53,19 +53,21 @@ int stage_bytes(const Call& call, int keys, int dim, int value_dim) {
 }
 
 Launch rowwise(const Call& call) {
-  constexpr int kRows = 32;  // per block: each of its 32 warps computes one
+  constexpr int kRows = 32;  // rows per block: each of its 32 warps computes one row
   return launch(call, "rowwise", whole_lanes(call), whole_call(call),
                 divide_up(rows_of_group(call), kRows) * num_groups(call), kRows);
 }
 
-// The number of 16-bit floats whose sum represents a P (probability) or dS. Two reach float32's accuracy.
+// How many 16-bit floats represent a probability (P), or the gradient of a score (dS), as their sum. Two of them reach
+// the accuracy of float32.
 int parts_of_products(const Call& call) {
   return call.dtype != Dtype::float32 && call.precision == Precision::input ? 1 : 2;
 }
 
-// Adds to `shared` (bytes) the memory for `lists` lists of visible tiles, see kernels/mapped_tiles.h. A list covers
-// `positions` keys or queries in tiles of `tile`. If the lists do not fit, the call ignores its block map. The size
-// does not depend on lengths, because driver.cpp sets a kernel's limit of shared memory only when it loads it.
+// Reserves shared memory for `lists` lists of visible tiles, see kernels/mapped_tiles.h: adds its bytes to `shared`. A
+// list covers `positions` keys or queries, and a tile has `tile` of them. If the lists do not fit, the call ignores its
+// block map. The reserved size does not depend on lengths, because driver.cpp sets the limit of a kernel's shared
+// memory only once, when it loads the kernel.
 void reserve_lists(Call& call, int& shared, int64_t positions, int tile, int64_t lists = 1) {
   if (!call.has(Binding::block_map)) return;
   constexpr int kMost = 8 * 1024;
@@ -82,7 +84,7 @@ Launch prefill(Call call) {
   int dim = round_up(call.params.head_dim, wide ? 8 : 16), value_dim = round_up(call.params.value_dim, wide ? 32 : 16);
   int widest = std::max(dim, value_dim);
   int keys = is_quantised(call) ? 32 : widest <= (wide ? 64 : 128) ? 64 : widest <= 128 ? 32 : 16;
-  int rows = is_quantised(call) && widest > 128 ? 8 : 16;  // 16 would not fit in the registers there
+  int rows = is_quantised(call) && widest > 128 ? 8 : 16;  // 16 such wide rows would not fit in the registers
   int stage = stage_bytes(call, keys, dim, value_dim);
   const auto shared_by = [&](int warps) {
     return (is_quantised(call) ? 0 : tile_bytes(rows * warps, dim, bytes)) + kStages * stage;
@@ -124,10 +126,11 @@ bool can_be_mapped(const Call& call, const MappedArray& mapped) {
   return fits && (mapped.steps[0] >= mapped.sizes[0] || mapped.sizes[1] == 1);
 }
 
-// A launch of float_parts.cu copies float32 arrays as this many arrays of bfloat16, see kernels/float_parts.h.
+// float_parts.cu splits a float32 array into this many arrays of bfloat16, see kernels/float_parts.h.
 constexpr int kFloatParts = 3;
 
-// Whether the TMA can read all inputs. It reads copies of float32 inputs, whatever their strides, but no empty array.
+// Whether the TMA can read all inputs. The TMA cannot read an empty array. The strides of float32 inputs do not matter,
+// because the TMA reads copies of these inputs.
 bool inputs_can_be_mapped(const Call& call) {
   const AttentionParams& p = call.params;
   if (p.query_len == 0 || p.key_len == 0) return false;
@@ -137,7 +140,8 @@ bool inputs_can_be_mapped(const Call& call) {
          can_be_mapped(call, mapped(call, Binding::value, p.value));
 }
 
-// Describes the parts of a float32 input to the TMA: contiguous arrays of bfloat16, as float_parts.cu writes them.
+// Describes to the TMA the parts into which float_parts.cu splits a float32 input. They are contiguous arrays of
+// bfloat16.
 MappedArray mapped_parts(const Call& call, Binding parts, int box_rows) {
   const AttentionParams& p = call.params;
   bool of_keys = parts == Binding::key_parts || parts == Binding::value_parts;
@@ -166,23 +170,26 @@ void split_floats(const Call& call, Launches& launches, bool packed, std::string
   launches.launches.back().source = "float_parts";
 }
 
-// Whether cuda_prefill runs prefill_hopper.cu: on compute capability 9.0, where dtype, sizes and strides allow it.
+// Whether cuda_prefill runs prefill_hopper.cu. It does on compute capability 9.0, if keys are not quantised, and dtype,
+// sizes and strides allow it.
 bool is_prefill_of_hopper(const Call& call) {
   bool is_wide = call.dtype == Dtype::float32 && std::max(call.params.head_dim, call.params.value_dim) > 128;
   return call.device.compute_capability == 90 && !is_quantised(call) && !is_wide && inputs_can_be_mapped(call);
 }
 
-// The last wave of blocks may leave multiprocessors idle. This function decides whether several blocks share the keys
-// of each block in that wave, and how many do. blocks: all blocks. at_once: how many of them the GPU runs at a time.
+// The last wave of blocks may leave multiprocessors idle. This function decides whether several blocks replace each
+// block of that wave and share its keys, and how many blocks do. blocks: how many blocks there are without sharing.
+// at_once: how many blocks the GPU runs at a time.
 SplitParams share_last_blocks(const Call& call, int64_t blocks, int64_t at_once) {
   constexpr int kMinKeys = 512, kMaxChunks = 8, kMerging = 1024;  // merging takes as long as computing kMerging keys
   const AttentionParams& p = call.params;
   SplitParams split = {};
   int64_t last = blocks % at_once;
-  // Under a causal mask short blocks fill the last wave. With a window a block has too few keys to share. With a block
-  // map the number of visible keys is not known here.
+  // Blocks share no keys in three cases. Under a causal mask with less than four keys per query, the blocks in the last
+  // wave are short anyway. With a window, a block has too few keys. With a block map, the number of visible keys is not
+  // known here.
   bool are_even = sees_evenly(p.causal != 0, p.window, p.query_len, p.key_len) && !call.has(Binding::block_map);
-  double least = 1 - static_cast<double>(kMerging) / std::max(p.key_len, 1);  // as a fraction of a block's time
+  double least = 1 - static_cast<double>(kMerging) / std::max(p.key_len, 1);  // unit: the time of one block
   for (int chunks = 2; chunks <= std::min(kMaxChunks, p.key_len / kMinKeys); ++chunks) {
     double time = static_cast<double>(divide_up(last * chunks, at_once)) / chunks;
     if (last == 0 || !are_even || last * chunks > 2 * at_once || time >= least) continue;
@@ -201,13 +208,14 @@ Launch prefill_merge(const Call& call, int value_dim, int rows, int64_t shared_b
                 std::move(arguments), shared_blocks * rows / kWarps, kWarps);
 }
 
-// A block of the kernels for Hopper: a producer warpgroup loads tiles, and consumer warpgroups compute.
+// Describes a block of the kernels for Hopper. In such a block, a producer warpgroup loads tiles, and consumer
+// warpgroups compute.
 struct HopperBlock {
   struct Registers {
     int consumer, producer;  // per thread
   };
   int consumers;  // consumer warpgroups, with 64 rows each
-  int stages;     // tiles that shared memory holds
+  int stages;     // how many tiles of each kind shared memory holds
   int blocks;     // blocks that a multiprocessor runs at once
   Registers registers;
 
@@ -227,7 +235,7 @@ struct HopperBlock {
 HopperBlock prefill_block(const Call& call, int widest) {
   bool in_parts = call.dtype == Dtype::float32;
   if (in_parts) return {.consumers = 2, .stages = widest <= 64 ? 6 : 4, .blocks = 1, .registers = {240, 24}};
-  // 112 registers per thread are too few for these inputs, and for probabilities that are sums of two 16-bit floats.
+  // 112 registers per thread are too few if the call has one of these inputs, or if a probability is two 16-bit floats.
   bool needs_registers = call.has(Binding::bias) || call.has(Binding::tree) || call.has(Binding::alibi_slopes) ||
                          parts_of_products(call) == 2;
   if (widest <= 64 && call.tiling == 0 && !needs_registers) {
@@ -283,7 +291,7 @@ Launches prefill_hopper(Call call) {
   return result;
 }
 
-// The arguments of kernels that cut the keys into chunks.
+// The arguments of kernels whose blocks each compute one chunk of the keys.
 std::vector<Argument> split_call(const Call& call, const Launches& launches) {
   std::vector<Argument> result = whole_call(call);
   result.push_back({Binding::split, Role::value});
@@ -291,10 +299,10 @@ std::vector<Argument> split_call(const Call& call, const Launches& launches) {
   return result;
 }
 
-// Returns Launches without a launch, which the caller adds: how the keys are cut into chunks, and the scratch. A block
-// will compute up to rows_of_block rows of a key/value head over one chunk.
+// Decides how the keys are cut into chunks, and which scratch this needs. The caller adds the launches to the result. A
+// block of these launches computes up to rows_of_block rows of a key/value head over one chunk.
 Launches split_keys(const Call& call, int64_t chunks, int min_chunk, int64_t rows_of_block) {
-  constexpr int64_t kMerged = 512 * 1024;  // bytes of partial results that a block merges in a few microseconds
+  constexpr int64_t kMerged = 512 * 1024;  // a block merges this many bytes in a few microseconds
   const AttentionParams& p = call.params;
   int64_t bytes_of_chunk = std::min(rows_of_group(call), rows_of_block) * p.value_dim * int64_t{sizeof(float)};
   int max_chunks = static_cast<int>(std::clamp<int64_t>(kMerged / bytes_of_chunk, 4, 512));
@@ -304,7 +312,8 @@ Launches split_keys(const Call& call, int64_t chunks, int min_chunk, int64_t row
   return result;
 }
 
-// For large heads, and quantised keys that tensor cores do not multiply. Each warp reads one chunk of keys.
+// The launch for calls that decode() cannot compute on tensor cores: large heads, and some formats of quantised keys.
+// Each warp reads one chunk of keys.
 Launches decode_split(const Call& call) {
   constexpr int kWarps = 4;
   std::vector<Constant> sizes = whole_lanes(call);
@@ -321,13 +330,13 @@ Launches decode_split(const Call& call) {
 
 // A block computes up to 16 rows over a chunk of keys, with as many warps and stages as fit in shared memory.
 Launches decode(const Call& call) {
-  constexpr int kMaxDim = 256, kPadding = 10;  // numbers beside a row's output: up to 8 of padding, maximum and sum
+  constexpr int kMaxDim = 256, kPadding = 10;  // more floats per row: up to 8 of padding, maximum and sum
   int bytes = size_of(call.dtype), dim = round_up(call.params.head_dim, bytes == 4 ? 8 : 16);
   int value_dim = round_up(call.params.value_dim, 32);
   // Tensor cores multiply quantised keys and values as integers, see kernels/integer_rows.h.
   bool integers = (call.params.bits == 4 || call.params.bits == 8) && call.dtype != Dtype::float32;
   int widest = std::max(dim, value_dim), keys = integers ? 32 : 16;
-  int rows = integers && (rows_of_group(call) <= 8 || widest > 128) ? 8 : 16;  // 16 rows of 256 exceed the registers
+  int rows = integers && (rows_of_group(call) <= 8 || widest > 128) ? 8 : 16;  // 16 wide rows do not fit in registers
   int queries = integers ? 0 : tile_bytes(rows, dim, bytes), tiles = stage_bytes(call, keys, dim, value_dim);
   for (auto [warps, stages] : {std::pair(8, 3), {4, 3}, {4, 2}, {2, 3}, {2, 2}, {1, 2}}) {
     int results = warps * rows * (value_dim + kPadding) * static_cast<int>(sizeof(float));
@@ -338,7 +347,7 @@ Launches decode(const Call& call) {
     int64_t row_blocks = divide_up(rows_of_group(call), rows);
     int64_t chunks = std::max<int64_t>(1, call.device.multiprocessors / (num_groups(call) * row_blocks));  // per group
     Launches result = split_keys(call, chunks * num_groups(call), 128, rows);
-    if (result.split.num_chunks == 1) result.scratch.clear();  // blocks write the output itself
+    if (result.split.num_chunks == 1) result.scratch.clear();  // blocks then write to the output directly
     result.launches = {launch(
         call, "decode",
         {{"dim", dim}, {"value_dim", value_dim}, {"rows", rows}, {"warps", warps}, {"keys", keys}, {"stages", stages}},
@@ -359,13 +368,13 @@ Launch backward_delta(const Call& call) {
                 round_up(call.params.query_len, kSavedTile) / (kWarps * kRowsOfWarp) * heads, kWarps);
 }
 
-// What all launches of one gradient share.
+// What the functions that make a gradient's launches need.
 struct GradientCall {
   Call call;
   bool packed;
-  bool is_part;     // blocks of keys write sums over some of a group's heads, which backward_merge.cu adds up
-  int block_heads;  // query heads of a group that a block of keys sums over
-  int chunks;       // blocks that together have all heads of a group
+  bool is_part;     // a block of keys sums over only some heads of a group; backward_merge.cu adds up the sums
+  int block_heads;  // over how many query heads of a group a block of keys sums
+  int chunks;       // how many blocks together sum over all heads of a group
   Strides dout;
 
   std::vector<Constant> sizes(Gradient of, std::vector<Constant> further) const {
@@ -375,7 +384,7 @@ struct GradientCall {
 };
 
 // Reserves memory for the lists of one pass of the gradient. A block of queries lists tiles of keys. A block of keys
-// lists tiles of queries, for each of its heads if the heads' block maps differ.
+// lists tiles of queries. If the heads' block maps differ, it makes one list for each of its query heads.
 void reserve_lists(GradientCall& gradient, Gradient of, int& shared, int tile) {
   const AttentionParams& p = gradient.call.params;
   int lists = of != kDq && p.block_map.head != 0 ? gradient.block_heads : 1;
@@ -393,7 +402,8 @@ std::vector<Argument> gradient_arguments(const GradientCall& gradient, Gradient 
   return result;
 }
 
-// The number of blocks of one pass. Each has `rows` rows: queries of a head, or keys with block_heads heads.
+// The number of blocks in one pass. In the pass for the query's gradient, a block has `rows` queries of one head. In
+// another pass, it has `rows` keys and sums over block_heads query heads.
 int64_t gradient_blocks(const GradientCall& gradient, Gradient of, int rows) {
   const Call& call = gradient.call;
   if (of == kDq) return blocks_of(call, rows);
@@ -466,7 +476,7 @@ Launch backward_parts(GradientCall gradient, Gradient of) {
   const AttentionParams& p = call.params;
   int dim = round_up(p.head_dim, 64), value_dim = round_up(p.value_dim, 64);
   bool of_keys = of != kDq, narrow = std::max(dim, value_dim) <= 64;
-  int first_stages = narrow ? 5 : 4, second_stages = narrow ? 5 : 3;  // a tile takes three stages, one for each part
+  int first_stages = narrow ? 5 : 4, second_stages = narrow ? 5 : 3;  // a tile takes three: one for each of its parts
   int first = tile_bytes(kRows, dim, 2), second = tile_bytes(kRows, value_dim, 2);
   int saved = of_keys ? kSavedStages * kColumns * 4 * static_cast<int>(sizeof(float)) : 0;
   int handed = kRows * kColumns * static_cast<int>(sizeof(float));
@@ -493,8 +503,9 @@ Launch backward_parts(GradientCall gradient, Gradient of) {
   return result;
 }
 
-// The number of query heads of a group that a block of `keys` keys sums over. Under a causal mask such blocks are few
-// and uneven, so several blocks share a group's heads, until each multiprocessor has several blocks.
+// Returns over how many query heads of a group a block of `keys` keys sums. If each block summed over all heads, there
+// would be few blocks, and under a causal mask some would take much longer than others. So several blocks share a
+// group's heads, until there are about kBlocksOfMultiprocessor blocks per multiprocessor.
 int heads_of_block(const Call& call, int keys) {
   constexpr int kBlocksOfMultiprocessor = 4;
   int64_t blocks = std::max<int64_t>(1, divide_up(call.params.key_len, keys) * num_groups(call));
@@ -510,9 +521,9 @@ Launch backward_merge(const Call& call) {
                 divide_up(call.params.key_len, kKeys) * num_groups(call), kWarps);
 }
 
-// Makes every launch that uses scratch an output of that scratch. MLX makes a node of its CUDA graph wait for the last
-// node that wrote an array, but not for nodes that read it, and calls share scratch. Without this, the next call could
-// overwrite scratch that a launch still reads.
+// Declares scratch as an output of every launch that uses it, even of launches that only read it. MLX makes a node of
+// its CUDA graph wait for the last node that wrote an array, but not for nodes that read the array. Because calls share
+// scratch, the next call could otherwise overwrite scratch that a launch still reads.
 Launches in_order(Launches launches) {
   for (Launch& launch : launches.launches) {
     for (auto& [binding, role] : launch.arguments) {
@@ -551,14 +562,15 @@ Launches backward_launches(const Call& call, const BackwardParams& params) {
   const AttentionParams& p = call.params;
   Launches result = {.params = p, .backward = params};
   bool packed = backward_is_packed(call, params);
-  // Scores should equal the forward pass's to the last bit. backward.cu multiplies as cuda_decode does, so it also
-  // computes the gradients of cuda_decode's calls on compute capability 9.0.
+  // The scores should have the same bits as in the forward pass. backward.cu multiplies as cuda_decode does. So even on
+  // compute capability 9.0, it computes the gradient of calls with so few queries that cuda_decode can compute them.
   bool is_90 = call.device.compute_capability == 90 && p.query_len > kMaxCudaDecodeLen;
   bool is_float = call.dtype == Dtype::float32;
   bool in_parts = is_90 && is_float && inputs_can_be_mapped(call) && std::max(p.head_dim, p.value_dim) <= 128;
   bool hopper = is_90 && !is_float && packed && inputs_can_be_mapped(call) &&
                 can_be_mapped(call, mapped(call, Binding::dout, params.dout));
-  // With a window all blocks of keys take equally long, so sharing a group's heads would only cost time.
+  // With a window, all blocks of keys take about equally long, so it would only cost time to share a group's heads
+  // among several blocks.
   bool is_part = p.window == 0 && group_of(call) > 1;
   int rows = hopper ? backward_block(call, kDk).rows() : 64;
   result.backward.block_heads = is_part ? heads_of_block(call, rows) : group_of(call);
@@ -578,8 +590,8 @@ Launches backward_launches(const Call& call, const BackwardParams& params) {
     split_floats(call, result, packed, "float_parts_of_queries", Binding::query_parts, Binding::dout_parts,
                  arguments({Binding::query, Binding::dout}, {}, {Binding::params, Binding::backward}));
   }
-  // The passes run concurrently, and the one with the longest blocks starts first. For large heads the sums of both dk
-  // and dv would exceed a thread's registers, so each gets a pass of its own.
+  // The passes run concurrently, and the one with the longest blocks starts first. For large heads, the sums of dk and
+  // dv together would exceed a thread's registers. So dk and dv then have separate passes.
   size_t first = result.launches.size();
   if (p.head_dim + p.value_dim <= 256) {
     add(pass(kDkAndDv));

@@ -1,4 +1,5 @@
-// CUDA's launches for a call, as plain data that any machine can compute and test. encode.cpp hands them to MLX.
+// Computes CUDA's launches for a call. They are plain data, so that any machine can compute and test them. encode.cpp
+// hands them to MLX.
 #pragma once
 
 #include "../call/kernel_table.h"
@@ -12,7 +13,8 @@ static_assert(gpu::kNumBindings <= kMaxArrays);
 gpu::Launches launches(Kernel kernel, const gpu::Call& call);
 gpu::Launches backward_launches(const gpu::Call& call, const BackwardParams& backward);
 
-// The text that NVRTC compiles for a launch, in ASCII: constants, the kernel's file with its includes, the entry point.
+// The ASCII text that NVRTC compiles for a launch: first the constants, then the kernel's file with its includes, then
+// the entry point.
 std::string source_text(const gpu::Launch& launch);
 const gpu::Sources& sources();
 

@@ -1,5 +1,6 @@
 // The functions of NVRTC and of NVIDIA's driver that this module calls, declared as in NVIDIA's headers. This module is
-// linked only to libmlx, which is linked to both. All functions are weak: they are null if libmlx has no CUDA.
+// linked only to libmlx, which is linked to NVRTC and to the driver. All functions here are weak symbols, so they are
+// null if libmlx was built without CUDA.
 #pragma once
 
 #include <cstddef>
@@ -56,7 +57,7 @@ inline std::string in_words(CUresult error) {
   return words ? words : "error " + std::to_string(error);
 }
 
-// Memory was short, so the same call may succeed later.
+// Thrown if memory was short. The same call may succeed later.
 struct NoMemory : std::runtime_error {
   using std::runtime_error::runtime_error;
 };

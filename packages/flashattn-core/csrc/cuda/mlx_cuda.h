@@ -1,7 +1,7 @@
-// The part of libmlx's CUDA backend that this module uses. MLX's own header includes the CUDA toolkit's headers, which
-// users need not have. The declarations here have the same mangled names. All are weak, and no code calls them if
-// mx::cu::is_available() is false. No compiler compares this file with MLX, but `make follow` looks for the symbols in
-// each release.
+// Declares the part of libmlx's CUDA backend that this module uses. MLX's header is not included, because it needs the
+// CUDA toolkit's headers, which users need not have. The declarations here have the same mangled names as MLX's. All of
+// them are weak, and no code calls them if mx::cu::is_available() is false. No compiler compares this file with MLX,
+// but `make follow` looks for the symbols in each release.
 #pragma once
 
 #include <cstddef>
@@ -24,24 +24,27 @@ struct CudaBuffer {
   void* data;
 };
 
-// Only MLX constructs it, so its members and its size do not matter.
+// Only MLX constructs this class, so its members and its size do not matter here.
 class CommandEncoder {
  public:
   CommandEncoder() = delete;
 
-  // Declare the arrays that the next kernel reads and writes. It runs after the last kernel that writes one of them.
+  // These two declare the arrays that the next kernel reads and writes. The next kernel runs after the last kernel that
+  // wrote one of these arrays.
   FLASHATTN_WEAK void set_input_array(const array& input);
   FLASHATTN_WEAK void set_output_array(const array& output);
-  // Copies the parameters before it returns.
+  // Adds a kernel, and copies its parameters before it returns.
   FLASHATTN_WEAK void add_kernel_node_raw(CUfunction function, dim3 grid, dim3 block, dim3 cluster,
                                           uint32_t dynamic_shared, void** parameters);
-  // Kernels added while a context lives do not wait for each other. Later kernels wait for all of them.
+  // While a ConcurrentContext lives, the kernels that are added do not wait for each other. Later kernels wait for all
+  // of them.
   struct ConcurrentContext {
     FLASHATTN_WEAK ConcurrentContext(CommandEncoder& encoder);
     FLASHATTN_WEAK ~ConcurrentContext();
     CommandEncoder& encoder;
   };
-  // The task runs after all kernels of this commit, including kernels that are added after this call.
+  // The task runs when all kernels of the current commit are done, including kernels that are added to it after this
+  // call.
   FLASHATTN_WEAK void add_completed_handler(std::function<void()> task);
 };
 

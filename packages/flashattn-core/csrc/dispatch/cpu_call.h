@@ -11,7 +11,7 @@ cpu::AttentionArgs forward_args(const Inputs& inputs, const Options& options, co
 cpu::BackwardArgs backward_args(Kernel forward_kernel, const Inputs& inputs, const Options& options,
                                 const GradientInputs& further, const Gradients& gradients);
 
-// Sets the function that makes calls cancellable; null if none are. See python/interrupt.h.
+// Sets the function that makes calls cancellable. If it is null, no call can be cancelled. See python/interrupt.h.
 using CancellationSource = cpu::Cancellable (*)(const AttentionParams& params);
 void set_cancellation_source(CancellationSource source);
 cpu::Cancellable cancellation_of(const AttentionParams& params);

@@ -19,7 +19,8 @@ namespace {
 
 using gpu::Binding, gpu::index;
 
-// A call with the arrays that both passes use, and with everything that its launches depend on.
+// The description of a call, on which its launches depend, and the arrays that the forward pass and the gradient both
+// use.
 struct CallAndWork {
   gpu::Call call;
   gpu::Work work;
@@ -50,7 +51,8 @@ struct CallAndWork {
   }
 };
 
-// The kernel's launches for the call, from a cache: calls that differ only in their arrays' addresses have the same.
+// Returns the kernel's launches for the call, from a cache if possible. Calls that differ only in the addresses of
+// their arrays have the same launches.
 std::shared_ptr<const gpu::Launches> launches(Kernel kernel, const gpu::Call& call) {
   static_assert(std::is_trivially_copyable_v<gpu::Call>);
   struct Known {
@@ -76,14 +78,14 @@ Strides contiguous(int64_t heads, int64_t rows, int64_t columns) {
   return {.column = 1, .row = columns, .head = rows * columns, .batch = {heads * rows * columns}};
 }
 
-// Marks the block map as present if the op would add one to such a call.
+// Marks the block map as present if the op adds one to calls with these arrays and lengths.
 void mark_block_map(Backend backend, gpu::Call& call) {
   bool has_array = call.has(Binding::visible) || call.has(Binding::bias);
   call.present[index(Binding::block_map)] =
       has_array && has_block_map(backend, call.params.query_len, call.params.key_len);
 }
 
-// The call, described as if its arrays were contiguous.
+// Describes the call as if its arrays were contiguous.
 gpu::Call contiguous_call(Variant variant, const Inputs& inputs, const Options& options) {
   const mx::array &query = inputs.query(), &key = inputs.key();
   gpu::Call call = CallAndWork(variant, inputs, options, {query, nullptr, nullptr}).call;  // query stands for out
@@ -100,7 +102,7 @@ gpu::Launches backward_launches(Backend backend, const gpu::Call& call, const Ba
   return backend == Backend::metal ? metal::backward_launches(call, strides) : cuda::backward_launches(call, strides);
 }
 
-// The gradient's launches if all of its arrays are contiguous and both cotangents are present.
+// The gradient's launches if all arrays are contiguous and the cotangents of both out and lse are present.
 gpu::Launches backward_launches_of(Backend backend, gpu::Call call) {
   for (Binding binding : {Binding::lse, Binding::row_stats, Binding::dout, Binding::dlse, Binding::delta, Binding::dq,
                           Binding::dk, Binding::dv}) {
@@ -115,7 +117,7 @@ gpu::Launches backward_launches_of(Backend backend, gpu::Call call) {
                             .dv = contiguous(p.num_kv_heads, p.key_len, p.value_dim)});
 }
 
-// A forward kernel's launches for the call; for a backward kernel, those of backward_launches_of().
+// Returns a forward kernel's launches for the call. For a backward kernel, returns those of backward_launches_of().
 std::vector<gpu::Launch> launches_of(Kernel kernel, const gpu::Call& call) {
   if (pass_of(kernel) == Pass::forward) return launches(kernel, call)->launches;
   return backward_launches_of(backend_of(kernel), call).launches;

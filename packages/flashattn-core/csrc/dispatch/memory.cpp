@@ -1,4 +1,4 @@
-// Allocation, and copies of arrays that begin in the middle of an element.
+// Allocates arrays, and copies inputs whose first byte is not aligned to their element size.
 #include "memory.h"
 
 #ifdef __linux__
@@ -17,7 +17,7 @@
 namespace flashattn {
 namespace {
 
-// From MLX 0.32.4 on malloc() returns the owner of a buffer. Before, it returned the buffer itself.
+// From MLX 0.32.4 on, malloc() returns an object that owns a buffer. Earlier releases return the buffer itself.
 template <typename Memory>
 const void* pointer_of(const Memory& memory) {
   if constexpr (requires { memory.buffer(); }) {
@@ -32,7 +32,7 @@ void allocate(mx::array& output, const mx::Stream& stream) {
     return cuda::allocate(output, stream);
   }
   auto data = mx::allocator::malloc(output.nbytes());
-  if (output.nbytes() > 0 && !pointer_of(data)) {  // MLX leaves this check to the caller
+  if (output.nbytes() > 0 && !pointer_of(data)) {  // MLX does not check this itself
     throw std::runtime_error("[flash_attention] no memory for an array of " + std::to_string(output.nbytes()) +
                              " bytes");
   }
@@ -40,11 +40,11 @@ void allocate(mx::array& output, const mx::Stream& stream) {
 }
 
 bool is_aligned(const mx::array& input) {
-  // Kernels read nothing of an empty array.
+  // An empty array counts as aligned, because kernels read nothing of it.
   return input.size() == 0 || reinterpret_cast<uintptr_t>(input.data<void>()) % input.itemsize() == 0;
 }
 
-// Copies the elements byte by byte, as the stream's next job.
+// Copies each element with memcpy, which needs no alignment. The copy is the stream's next job.
 mx::array aligned_copy(const mx::array& input, const mx::Stream& stream) {
   mx::array copy(input.shape(), input.dtype(), nullptr, {});
   allocate(copy, stream);
@@ -70,7 +70,7 @@ void allocate(std::vector<mx::array>& outputs, const mx::Stream& stream) {
 }
 
 // MLX's CPU allocator returns large arrays to the system, so each output is new memory. With pages of 4 KB, the first
-// write to new memory costs 2 % of a long prefill.
+// writes to new memory take 2 % of the time of a long prefill.
 void prefer_huge_pages([[maybe_unused]] std::vector<mx::array>& arrays) {
 #ifdef __linux__
   constexpr uintptr_t kHugePage = uintptr_t{2} << 20;

@@ -1,4 +1,4 @@
-// Allocation and alignment of a primitive's arrays.
+// Allocates a primitive's arrays and aligns its inputs.
 #pragma once
 
 #include <vector>
@@ -10,10 +10,10 @@ namespace flashattn {
 
 namespace mx = mlx::core;
 
-// Allocates memory on the stream's device. Throws std::runtime_error if there is none.
+// Allocates memory on the stream's device. Throws std::runtime_error if there is not enough.
 void allocate(std::vector<mx::array>& outputs, const mx::Stream& stream);
 
-// Asks the system for huge pages for these arrays. They suit arrays that are written from end to end.
+// Asks the system for huge pages for these arrays. Huge pages suit arrays that are written from end to end.
 void prefer_huge_pages(std::vector<mx::array>& arrays);
 
 // Returns the inputs, with a copy in place of each input whose first byte is not aligned to its element size. The

@@ -1,5 +1,5 @@
-// A cache of the last few values that a thread has made. A few are enough, because a model's layers make few kinds of
-// calls.
+// A cache of the last few values that a thread has made. A few are enough, because the layers of a model make only a
+// few different calls.
 #pragma once
 
 #include <array>

@@ -1,4 +1,4 @@
-// The arguments and constants of a launch, chosen by what the call has.
+// Chooses the arguments and constants of a launch, which depend on the arrays and options of the call.
 #include "arguments.h"
 
 #include <cmath>
@@ -10,12 +10,13 @@
 namespace flashattn::gpu {
 namespace {
 
-// The stride of a row's only element does not matter.
+// Whether a row's elements are adjacent. If a row has only one element, the stride does not matter.
 bool is_packed(const Strides& strides, int columns) {
   return strides.column == 1 || columns == 1;
 }
 
-// Returns n. Throws NoKernelError if n is more than a kernel's ints, and the axis of a grid on any GPU, can count.
+// Returns n. Throws NoKernelError if n is larger than the largest int32. A kernel's ints cannot count further, nor can
+// a grid's axis.
 int64_t countable(int64_t n, const std::string& what) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   if (n > kMost) {
@@ -25,7 +26,8 @@ int64_t countable(int64_t n, const std::string& what) {
   return n;
 }
 
-// Whether scores cannot be divided by soft-cap before tanh: scale / softcap, or the result of tanh, would underflow.
+// Whether kernels must not include 1 / softcap in a score's factor, because scale / softcap or the result of tanh could
+// underflow.
 bool has_extreme_softcap(const AttentionParams& params) {
   constexpr float kLargest = 0x1p100f;
   if (params.softcap == 0) return false;
@@ -70,7 +72,7 @@ bool backward_is_packed(const Call& call, const BackwardParams& backward) {
 std::vector<Constant> constants(const Call& call, bool packed, bool whole_rows, bool whole_keys) {
   const AttentionParams& p = call.params;
   std::vector<Constant> result;
-  result.reserve(2 * kNumBindings);  // one allocation, since this runs for every call
+  result.reserve(2 * kNumBindings);  // large enough that there is only one allocation
   result = {
       {"head_dim", p.head_dim},
       {"value_dim", p.value_dim},

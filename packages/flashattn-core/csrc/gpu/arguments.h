@@ -1,4 +1,4 @@
-// Constants and lists of arguments of a launch, for all GPU backends.
+// Makes the constants of a launch, and its list of arguments, for all GPU backends.
 #pragma once
 
 #include <initializer_list>
@@ -9,16 +9,18 @@ namespace flashattn::gpu {
 
 bool is_quantised(const Call& call);
 
-// A group: the query heads of one key/value head. rows_of_group() throws NoKernelError if a group has too many rows.
+// A group is the query heads that share one key/value head. rows_of_group() throws NoKernelError if a group has too
+// many rows.
 int group_of(const Call& call);
 int64_t rows_of_group(const Call& call);
 int64_t num_groups(const Call& call);
 
-// Converts a number of threadgroups along one axis of a grid. Throws NoKernelError if no GPU takes so many.
+// Converts a number of threadgroups along one axis of a grid. Throws NoKernelError if they are too many for any GPU.
 uint32_t size(int64_t n);
 uint32_t batches(const Call& call);
 
-// Whether the last axis of each of query, key, value and, for the gradient, dout has stride 1.
+// Whether rows of query, key and value are packed: the last axis has stride 1 or size 1. backward_is_packed() also asks
+// this of dout.
 bool inputs_are_packed(const Call& call);
 bool backward_is_packed(const Call& call, const BackwardParams& backward);
 
@@ -30,7 +32,8 @@ std::vector<Argument> arguments(Bindings inputs, Bindings outputs, Bindings valu
 void add_if_present(std::vector<Argument>& arguments, const Call& call, Bindings optional);
 void add_masks_and_groups(std::vector<Argument>& arguments, const Call& call);
 
-// The arguments of a kernel that computes the whole call in one launch, and the arguments of the gradient's kernels.
+// whole_call(): the arguments of a kernel that computes the forward pass in one launch. The other two: the arguments of
+// the gradient's kernels.
 std::vector<Argument> whole_call(const Call& call);
 std::vector<Argument> delta_arguments(const Call& call);
 std::vector<Argument> backward_arguments(const Call& call, Bindings outputs);

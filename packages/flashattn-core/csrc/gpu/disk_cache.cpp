@@ -1,4 +1,5 @@
-// A file: a line with the checksums of key and bytes, then the key, then the bytes. Files with wrong sums are ignored.
+// A file begins with a line that has two checksums, of the key and of the bytes. The key and the bytes follow. A file
+// with a wrong checksum is ignored.
 #include "disk_cache.h"
 
 #include <unistd.h>

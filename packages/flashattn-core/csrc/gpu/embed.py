@@ -2,11 +2,11 @@
 
     embed.py CSRC BACKEND OUTPUT.cpp OUTPUT.d
 
-Kernels are the files of CSRC/BACKEND/kernels that are not headers. An include is looked up beside the including file,
-then in BACKEND/kernels, in gpu/kernels, which all GPU backends share, and in CSRC.
+Kernels are the files of CSRC/BACKEND/kernels that are not headers. An include is searched for in the folder of the
+including file, then in CSRC/BACKEND/kernels, then in CSRC/gpu/kernels (all GPU backends share it), then in CSRC.
 
-Kernels are compiled when they are first used. So building the module needs no GPU tools, and on every platform the
-module has all kernels, where tests can reach them. #line directives tell compilers the file and number of each line.
+Kernels are compiled when they are first used. So building the module needs no GPU tools, and the module has all kernels
+on every platform, so that tests can reach them. #line directives tell compilers the file and number of each line.
 """
 
 import re
@@ -43,14 +43,14 @@ def fail(file: Path, number: int, reason: str) -> NoReturn:
 
 
 def resolved(file: Path, folders: list[Path], seen: list[Path]) -> str:
-    """The text of `file`, with each included file's text in place of its #include, once; `seen` collects the files.
+    """Returns the text of `file`. The text of an included file replaces its first #include; later ones are dropped.
 
-    `folders`: where to look for includes that are not beside the file; the last is CSRC.
+    `folders`: where to look for includes that are not beside the file; the last is CSRC. `seen`: the files read so far.
     """
     seen.append(file)
     name = file.relative_to(folders[-1]).as_posix()
     text = [f'#line 1 "{name}"\n']
-    conditions = 0  # open #if
+    conditions = 0  # how many #if are open
     for number, raw in enumerate(file.read_bytes().splitlines(), start=1):
         if not raw.isascii():
             fail(file, number, "a byte that is not ASCII, and MLX takes kernels as ASCII")
@@ -64,7 +64,7 @@ def resolved(file: Path, folders: list[Path], seen: list[Path]) -> str:
             included = next((candidate for candidate in candidates if candidate.is_file()), None)
             if included is None:
                 fail(file, number, f"{match[1]} does not exist")
-            if conditions > 0:  # a later include of the same file is dropped, even if this condition is false
+            if conditions > 0:  # later includes of the file are dropped, even if this condition is false
                 fail(file, number, f"{match[1]} is included under a condition")
             if included not in seen:
                 text += [resolved(included, folders, seen), f'#line {number + 1} "{name}"\n']

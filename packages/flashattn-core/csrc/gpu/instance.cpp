@@ -1,4 +1,4 @@
-// Builds launches: the names of instantiations and of their specialisations, and their constants.
+// Builds launches: names instantiations and their specialisations, and sets their constants.
 #include "instance.h"
 
 #include <algorithm>
@@ -19,7 +19,7 @@ std::string number_of(const Constant& constant) {
   return std::visit([](auto number) { return std::to_string(number); }, constant.value);
 }
 
-// A name followed by the values of constants, which tells compiled kernels apart.
+// Appends the values of constants to a name, so that kernels that are compiled differently have different names.
 std::string specialised(std::string function, const std::vector<Constant>& constants) {
   for (const Constant& constant : constants) function += "_" + number_of(constant);
   return function;
@@ -86,7 +86,7 @@ std::string sizes_text(const Launch& launch, std::string_view qualifier) {
 }
 
 Launches block_map_launches(Backend backend, const ArrayParams& mask, std::optional<Dtype> dtype) {
-  constexpr int kThreads = 256, kBlocks = 8;  // per threadgroup; each SIMD group has one block
+  constexpr int kThreads = 256, kBlocks = 8;  // per threadgroup; each SIMD group reads one block
   std::string number = dtype ? std::to_string(static_cast<int>(*dtype)) : "-1";
   std::string function = std::string(name(backend)) + "_block_map_" + (dtype ? number : "bool");
   auto values = constants({}, false, false, false);

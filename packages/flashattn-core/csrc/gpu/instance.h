@@ -12,7 +12,8 @@ namespace flashattn::gpu {
 constexpr int kLanes = 32;  // threads that run in lockstep: a warp, or a SIMD group
 
 // An instantiation of the template `function` for the call's dtype and these sizes, such as "rowwise<half, Sizes>", or
-// "rowwise<half, Sizes, uint>" for quantised keys. With both sizes 64, CUDA's entry point is "cuda_rowwise_half_64_64".
+// "rowwise<half, Sizes, uint>" for quantised keys. If both sizes are 64, CUDA's entry point is
+// "cuda_rowwise_half_64_64".
 struct Instance {
   std::string function;
   std::vector<Constant> sizes;
@@ -27,13 +28,14 @@ Launch launch(Backend backend, const Call& call, bool packed, Instance instance)
 // head_dim and value_dim, each rounded up to a multiple of kLanes.
 std::vector<Constant> whole_lanes(const Call& call);
 
-// The struct Sizes that precedes a kernel's text. qualifier: what the language demands before a constant member.
+// Returns the text of the struct Sizes, which precedes a kernel's text. qualifier: what the language demands before the
+// type of a constant member.
 std::string sizes_text(const Launch& launch, std::string_view qualifier);
 
-// The launch that computes a mask's block map. dtype: an additive mask's, or none for a bool mask.
+// Returns the launch that computes a mask's block map. dtype: the dtype of an additive mask, or none for a bool mask.
 Launches block_map_launches(Backend backend, const ArrayParams& mask, std::optional<Dtype> dtype);
 
-// The kernel texts that embed.py put into the module, keyed by file name without the ending. ASCII.
+// The kernel texts that embed.py put into the module, keyed by file name without the ending. They are ASCII.
 using Sources = std::map<std::string, std::string_view>;
 std::string text_of(const Sources& sources, const Launch& launch);
 

@@ -1,4 +1,4 @@
-// Names and values of a launch's arguments.
+// Finds the names and the values of a launch's arguments.
 #include "launch.h"
 
 #include <stdexcept>

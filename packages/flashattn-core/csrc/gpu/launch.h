@@ -19,10 +19,10 @@
 
 namespace flashattn::gpu {
 
-// Names of kernel arguments: the inputs of inputs.def, then these. X(name).
+// A kernel argument is an input of inputs.def, or one of the following. X is called with the name of each of these.
 #define FLASHATTN_FURTHER_BINDINGS(X)                                             \
   X(params) /* AttentionParams */                                                 \
-  /* Outputs of the forward pass, inputs of the gradient. */                      \
+  /* These are outputs of the forward pass, and inputs of the gradient. */        \
   X(out)                                                                          \
   X(lse)                                                                          \
   X(row_stats)                                                                    \
@@ -36,15 +36,15 @@ namespace flashattn::gpu {
   X(dk)                                                                           \
   X(dv)                                                                           \
   X(backward) /* BackwardParams */                                                \
-  /* Scratch of CUDA's gradient: four numbers per query; sums of dk and dv over   \
-     some of a group's heads. */                                                  \
+  /* Scratch of CUDA's gradient. saved_rows has four numbers per query. The rest  \
+     are sums of dk and of dv over some of a group's heads. */                    \
   X(saved_rows)                                                                   \
   X(dk_parts)                                                                     \
   X(dv_parts)                                                                     \
-  /* Scratch of cuda_decode: counts the blocks that have finished a row. */       \
+  /* Scratch of cuda_decode: counts the blocks that have finished their chunk. */ \
   X(arrivals)                                                                     \
-  /* Scratch of CUDA's kernels for Hopper: float32 arrays as bfloat16 arrays, see \
-     float_parts.h. */                                                            \
+  /* Scratch of CUDA's kernels for Hopper: float32 arrays, split into bfloat16    \
+     arrays, see float_parts.h. */                                                \
   X(key_parts)                                                                    \
   X(value_parts)                                                                  \
   X(query_parts)                                                                  \
@@ -110,8 +110,8 @@ struct Launch {
   // CUDA only.
   uint32_t dynamic_shared = 0;  // bytes of dynamic shared memory per block
   int blocks_at_once = 1;       // the compiler limits registers so that this many blocks fit on a multiprocessor
-  bool with_next = false;       // the next launch may start before this one ends; both wait for the launch before them
-  std::vector<MappedArray> tensor_maps = {};  // keys, values, queries, dout; the last ones may be missing
+  bool with_next = false;       // the next launch may start before this one ends
+  std::vector<MappedArray> tensor_maps = {};  // in the order keys, values, queries, dout; the last ones may be missing
 };
 
 // Memory that a call's launches write and read: `elements` numbers of 32 bits. It lives until the last launch is done.
@@ -134,11 +134,12 @@ struct Launches {
 // The bytes of an argument that has Role::value.
 std::span<const std::byte> value_of(const Launches& launches, Binding binding);
 
-// The properties of an NVIDIA GPU on which launches depend. Without a GPU the last two are an H100's.
+// The properties of an NVIDIA GPU on which launches depend. Without a GPU, multiprocessors and shared_memory are those
+// of an H100.
 struct Device {
   int compute_capability = 0;  // 90 for 9.0; 0: no GPU
   int multiprocessors = 132;
-  int shared_memory = 227 * 1024;  // bytes, the most that a block can have
+  int shared_memory = 227 * 1024;  // how many bytes a block can have at most
 };
 
 // Everything about a call on which its launches depend.

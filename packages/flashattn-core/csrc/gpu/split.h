@@ -1,4 +1,4 @@
-// Integer division and rounding, and how a decode step's keys are cut into chunks.
+// Divides and rounds integers, and decides how a decode step's keys are cut into chunks.
 #pragma once
 
 #include <algorithm>
@@ -17,19 +17,19 @@ constexpr int64_t divide_up(int64_t n, int64_t divisor) {
 }
 
 struct SplitGoal {
-  int64_t chunks;  // as many as fill the GPU, over all batch elements and key/value heads
-  int min_chunk;   // keys; the result of a smaller chunk takes longer to write and merge than its keys to read
+  int64_t chunks;  // how many chunks fill the GPU, over all batch elements and key/value heads
+  int min_chunk;   // keys per chunk; with fewer, it takes longer to write and merge the result than to read the keys
   int max_chunks;  // per key/value head
 };
 
-// How many float32 numbers Partials of decode_split.h have.
+// How many float32 numbers the struct Partials of decode_split.h has.
 inline int64_t partials_of(const AttentionParams& p, int64_t num_chunks) {
   return p.batch_size * p.num_heads * p.query_len * num_chunks * (p.value_dim + int64_t{2});
 }
 
 inline SplitParams split_keys(const AttentionParams& p, SplitGoal goal) {
-  // Partial results may take 16 MB, so that scratch does not grow with rows times keys. If one chunk per row takes
-  // more, the rows alone fill a GPU.
+  // Partial results may take at most 16 MB, so that scratch does not grow with rows times keys. If even a single chunk
+  // takes more, there are so many rows that they fill a GPU without more chunks.
   constexpr int64_t kMaxPartials = (16 << 20) / sizeof(float);
   SplitParams split = {};
   split.first_key = first_seen_key(p);

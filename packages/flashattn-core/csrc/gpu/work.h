@@ -13,7 +13,7 @@ namespace flashattn::gpu {
 
 struct Work {
   std::shared_ptr<const Launches> launches;
-  std::array<std::optional<mlx::core::array>, kNumBindings> arrays;  // by Binding; encode() adds the scratch
+  std::array<std::optional<mlx::core::array>, kNumBindings> arrays;  // indexed by Binding; encode() adds the scratch
   std::vector<mlx::core::array> temporaries;                         // alive until the GPU is done
 };
 

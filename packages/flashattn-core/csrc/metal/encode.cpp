@@ -1,4 +1,4 @@
-// Hands launches to MLX's command encoder; compiled where MLX has Metal.
+// Hands launches to MLX's command encoder. This file is compiled only where MLX has Metal.
 #include "encode.h"
 
 #include <limits>
@@ -32,7 +32,8 @@ mx::metal::MTLFCList function_constants(const std::vector<Constant>& constants) 
   return list;
 }
 
-// The kernel's pipeline, which MLX compiles at first use, in its safe math mode, as infinities and NaN require.
+// The kernel's pipeline. MLX compiles it at first use, in MLX's safe math mode, because kernels depend on infinities
+// and NaN.
 MTL::ComputePipelineState* pipeline(mx::metal::Device& device, const Launch& launch) {
   MTL::Library* library = device.get_library("flashattn_core_" FLASHATTN_VERSION "_" + launch.function,
                                              [&] { return source_text(launch); });

@@ -1,6 +1,6 @@
-// The beginning of a kernel: macros for its arguments, and the position of its block. A kernel is a function of
-// cuda::Arguments or of a struct derived from it. source_text() writes the kernel's constants before this text, and
-// after it the entry point that calls the function.
+// Every CUDA kernel includes this header. It has macros for a kernel's arguments, and finds the position of a block. A
+// kernel is a function that takes cuda::Arguments or a struct derived from it. source_text() writes the kernel's
+// constants before this text, and after it the entry point that calls the function.
 #pragma once
 
 #include "cuda/arguments.h"
@@ -12,19 +12,20 @@
 #define FLASHATTN_READ(T, name) FLASHATTN_WRITTEN(const T, name)
 #define FLASHATTN_VALUE(T, name) const T& name = arguments.name
 
-// The semicolon comes first, because lists of inputs.def expand to a series of such declarations.
+// Declares an optional input. The semicolon comes first, because a list of inputs.def expands to several such
+// declarations without separators.
 #define FLASHATTN_OPTIONAL(name, called, dtype, axes) \
   ;                                                   \
   FLASHATTN_READ(FLASHATTN_ELEMENT_##dtype, name)
 
-// K: the type of keys and values, or uint for quantised words.
+// K: the type of keys and values. For quantised keys and values it is uint, the type of the packed words.
 #define FLASHATTN_INPUT_ARGUMENTS(T, K)     \
   FLASHATTN_VALUE(AttentionParams, params); \
   FLASHATTN_READ(T, query);                 \
   FLASHATTN_READ(K, key);                   \
   FLASHATTN_READ(K, value) FLASHATTN_MASKS(FLASHATTN_OPTIONAL) FLASHATTN_GROUPS(FLASHATTN_OPTIONAL)
 
-// The outputs, and the sinks, which a kernel reads when it finishes a row.
+// Declares the outputs. Declares the sinks, too, because a kernel reads a sink only when it finishes a row.
 #define FLASHATTN_OUTPUT_ARGUMENTS(T) \
   FLASHATTN_WRITTEN(T, out);          \
   FLASHATTN_WRITTEN(float, lse);      \
@@ -39,13 +40,13 @@ FLASHATTN_FUNC uint warp_index() {
   return threadIdx.x / FLASHATTN_LANES;
 }
 
-// What a block computes. A grid extends along x, the only axis with room for more than 65,535 blocks: part after part,
-// and in each part the heads of all batch elements.
+// What a block computes. A grid extends along x only, because its other axes have room for only 65,535 blocks. Blocks
+// are ordered by part, then by batch element, then by head.
 struct BlockPosition {
   int head;
   int batch;
-  int part;   // which rows of the head, or which rows and keys
-  int parts;  // valid only if no two blocks have the same rows
+  int part;   // which rows of the head, and in some kernels also which chunk of the keys
+  int parts;  // how many parts there are; wrong if blocks share keys, see shared_keys.h
 };
 FLASHATTN_FUNC BlockPosition block_position(const AttentionParams& params, int heads, uint block = blockIdx.x) {
   uint heads_and_batches = uint(heads) * uint(params.batch_size);
@@ -54,8 +55,8 @@ FLASHATTN_FUNC BlockPosition block_position(const AttentionParams& params, int h
                        int(gridDim.x / heads_and_batches)};
 }
 
-// The first of the up to `count` queries that a part has. Part 0 has the last queries: under a causal mask they see the
-// most keys, and long blocks should start first.
+// The first query of a part, which has up to `count` queries. Part 0 has the last queries, because under a causal mask
+// they see the most keys, and the blocks that take longest should start first.
 FLASHATTN_FUNC int first_query(const AttentionParams& params, int part, int count) {
   return ((params.query_len - 1) / count - part) * count;
 }

@@ -1,4 +1,4 @@
-// The softmax of a warp's rows, and the code that finishes and stores them. Several lanes share a row. The tensor
+// Computes the softmax of a warp's rows, then finishes and stores these rows. Several lanes share a row. The tensor
 // cores' instruction decides which rows and keys a lane has: see warp_rows.h and integer_rows.h.
 #pragma once
 
@@ -13,44 +13,47 @@ FLASHATTN_FUNC bool is_large(float row_max) {
   return row_max <= -kLarge || row_max >= kLarge;
 }
 
-// Factors by which a lane's rows of output must be multiplied, if `needed`.
+// If `needed`, the output of a lane's row h must be multiplied by by[h].
 template <int ROWS>
 struct Rescaling {
   bool needed;
   float by[ROWS];
 };
 
-// ROWS rows, shared by LANES lanes that are STEP apart. Own, the derived class, supplies for its layout of products:
-//   own_row(h, lane)    which of the warp's rows is a lane's row h
+// ROWS rows of a lane. LANES lanes share each row, and their numbers are STEP apart. The derived class, Own, decides
+// which products a lane holds, and supplies:
+//   own_row(h, lane)    the number, within the warp's rows, of the lane's row h
 //   for_each(scores, first_key, lane, function)    calls function(score, h, key) for the lane's scores of a tile
 //   mask(scores, visibility, first_key, lane)    sets scores of hidden keys to -inf, and adds an additive mask
 //   highest(scores, h)    the maximum of the lane's scores in row h
 //   kScoreUnit    the factor that turns what tensor cores return into the product of query and key
-//   kBelowMax    how far row_max stays below the maximum, in powers of two
-//   probe(h, lane)    the sum of 0 times each number of the lane's output: NaN if one is not finite
-//   write(row, h, factor, finite, lane)    all lanes call it: if `finite`, writes the lane's output times factor
+//   kBelowMax    by how many powers of two row_max stays below the maximum
+//   probe(h, lane)    the sum of 0 times each number of the lane's output: NaN if a number is not finite
+//   write(row, h, factor, finite, lane)    writes the lane's output times factor if `finite`; all lanes call it
 //
-// Until finish(), row_max is in units of log2, so that one multiply-add precedes exp2. row_max was rounded, but the
-// multiply-add does not round its product, so all probabilities of a row are off by the same factor, which finish()
-// removes. The rounding error of a large maximum is so large that float32 cannot hold the factor: such a row is
-// recomputed. With an additive mask row_max is in natural units, and is subtracted before the multiplication, because
-// many rows may see only keys with the lowest float as their bias.
+// Until finish(), row_max includes the factor log2(e), so that a score needs only one multiply-add before exp2. row_max
+// is rounded, but the multiply-add does not round its product. So all probabilities of a row are wrong by the same
+// factor, which finish() removes. If the maximum is large, so is its rounding error, and float32 cannot hold that
+// factor. Such a row is recomputed. With an additive mask, many rows may see only keys whose bias is the lowest float,
+// and all these rows would have to be recomputed. So row_max is then in natural units, and is subtracted before the
+// multiplication by log2(e).
 template <typename Own, int ROWS, int LANES, int STEP>
 struct LaneRows {
-  // Output and sum are rescaled only when a row's maximum has grown by more than kSlack powers of two. Until then
-  // probabilities may be as large as 2^kSlack, which costs no accuracy.
+  // The output and the sum of a row are rescaled only when its maximum has grown by more than kSlack powers of two.
+  // Until then, probabilities may be as large as 2^kSlack, which costs no accuracy.
   static constexpr float kSlack = 8;
-  static constexpr float kUnit = has_bias ? M_LOG2E_F : 1;  // one unit of row_max before finish(), in powers of two
+  static constexpr float kUnit = has_bias ? M_LOG2E_F : 1;  // how many powers of two a 1 in row_max is, before finish()
   static constexpr int kOwn = ROWS;
 
-  OnlineSoftmax softmax[ROWS];  // until finish(), row_sum is the sum over the lane's own keys
+  OnlineSoftmax softmax[ROWS];  // until finish(), row_sum is the sum over the keys of this lane
   Row rows[ROWS];
   float from_max[ROWS];  // after finish(): a factor by which the output must still be multiplied
 
-  // Whether this lane writes the numbers of a row that all lanes of the row have.
+  // Whether this lane is the first of its row's lanes. The first lane writes the row's maximum and sum, which all lanes
+  // of the row have.
   static FLASHATTN_FUNC bool is_first(int lane) { return lane / STEP % LANES == 0; }
 
-  // Starts the warp's rows: first_row and the next ones of a key/value head, numbered as in row_position().
+  // Starts the warp's rows of a key/value head. first_row: the number of the warp's first row, see RowPosition.
   FLASHATTN_FUNC void begin(Visibility visibility, int first_row, int kv_head, int group, int lane) {
     FLASHATTN_UNROLL
     for (int h = 0; h < ROWS; ++h) {
@@ -96,11 +99,11 @@ struct LaneRows {
     return rescaling;
   }
 
-  // After the last tile: turns maxima and sums into those of scores in natural units, as other kernels have them. Sets
-  // from_max to NaN for a row that must be recomputed because of its large maximum.
+  // Must be called after the last tile. Converts maxima and sums to those of scores in natural units, which all other
+  // code expects. Sets from_max to NaN for a row that must be recomputed because of its large maximum.
   FLASHATTN_FUNC void finish(Visibility visibility) {
     float unit = product_unit(visibility), factor = unit * M_LOG2E_F;
-    float rounded = multiply_add(unit, -M_LOG2E_F, factor) / unit;  // the error of `factor`, relative to `unit`
+    float rounded = multiply_add(unit, -M_LOG2E_F, factor) / unit;  // the rounding error of `factor`, divided by `unit`
     FLASHATTN_UNROLL
     for (int h = 0; h < ROWS; ++h) {
       float sum = lane_sum<LANES, STEP>(softmax[h].row_sum), reference = softmax[h].reference();
@@ -113,7 +116,7 @@ struct LaneRows {
     }
   }
 
-  // Writes the rows that are finite. Returns the others: bit n of the result stands for the warp's row n.
+  // Writes the rows whose numbers are all finite. Bit n of the result tells that row n of the warp is not finite.
   template <typename T>
   FLASHATTN_FUNC uint store(RowOutputs<T> outputs, const AttentionParams& params, const uchar* sinks, int batch,
                             int lane) const {
@@ -133,8 +136,8 @@ struct LaneRows {
   }
 
  private:
-  // Whether scores stay products until the multiply-add before exp2 applies all factors. If not, to_probabilities()
-  // first computes scores in natural units.
+  // Whether scores can stay plain products of query and key until the multiply-add before exp2, which then applies all
+  // factors at once. If not, to_probabilities() first turns the products into scores in natural units.
   static FLASHATTN_FUNC bool has_products(Visibility visibility) {
     float unit = visibility.factor * Own::kScoreUnit;
     return visibility.has_plain_scores() && unit > 1e-30f && unit < 1e30f;

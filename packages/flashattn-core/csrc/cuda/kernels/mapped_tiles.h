@@ -1,24 +1,25 @@
-// The tiles over which a block of threads loops. With a block map, it first lists the visible tiles in shared memory.
+// Finds the tiles over which a block of threads loops. If the call has a block map, the block first lists the visible
+// tiles in shared memory.
 #pragma once
 
 #include "visibility.h"
 
 namespace flashattn {
 
-// Some queries of a head, or some keys: first to last.
+// A range of queries of a head, or of keys. The range includes `last`.
 struct Range {
   int first, last;
 
-  // Returns the n-th part of SIZE members. It is empty beyond the last member.
+  // Cuts the range into parts of SIZE members, and returns part n. A part that begins after `last` is empty.
   template <int SIZE>
   FLASHATTN_FUNC Range part(int n) const {
     return Range{first + n * SIZE, minimum(first + (n + 1) * SIZE - 1, last)};
   }
 };
 
-// Returns the "or" of the block map's bytes, see call/block_map.h, for some queries of a head and some keys. There are
-// at most QUERIES queries and KEYS keys; these bounds are template arguments, so that a thread reads all bytes at once.
-// Both ranges begin at a multiple of their bound, or of 32.
+// Returns the bitwise "or" of the block map's bytes (see call/block_map.h) for a range of queries of a head and a range
+// of keys. There are at most QUERIES queries and KEYS keys. These bounds are template arguments, so that the loops are
+// unrolled and a thread loads all bytes at once. Each range begins at a multiple of 32, or of its bound.
 template <int QUERIES, int KEYS>
 FLASHATTN_FUNC int blocks_between(Visibility visibility, int head, Range queries, Range keys) {
   static_assert(QUERIES % kBlockSize == 0 || kBlockSize % QUERIES == 0, "blocks would be cut");
@@ -39,9 +40,10 @@ FLASHATTN_FUNC int blocks_between(Visibility visibility, int head, Range queries
   return found;
 }
 
-// A tile's number in the lower 16 bits; above it the block map's two bits for each part of the block's rows.
+// An entry of the list. The lower 16 bits are the tile's number. The upper 16 bits are the block map's two flags for
+// each part of the rows that the block of threads computes.
 struct ListedTile {
-  static constexpr uint kEnd = ~0u;  // ends the list
+  static constexpr uint kEnd = ~0u;  // the last entry of the list
   uint bits;
 
   FLASHATTN_FUNC bool exists() const { return bits != kEnd; }
@@ -50,14 +52,14 @@ struct ListedTile {
   FLASHATTN_FUNC bool changes(int part) const { return bits >> (16 + 2 * part) & kBlockChanges; }
 };
 
-// A list of visible tiles in shared memory, in the order of the tiles, with an end mark.
+// A list of visible tiles in shared memory, in ascending order, followed by an end mark.
 struct TileList {
   uint* words;
 
   FLASHATTN_FUNC ListedTile operator[](int n) const { return ListedTile{words[n]}; }
 
-  // Lists those of `count` tiles that have a visible key. All THREADS threads call it. blocks_of(tile, part): the block
-  // map's bits for a tile and one of PARTS parts of the rows.
+  // Lists those of `count` tiles that have a visible key. All THREADS threads must call it. blocks_of(tile, part)
+  // returns the block map's flags for a tile of keys and one of PARTS parts of the rows.
   template <int THREADS, int PARTS, typename F>
   FLASHATTN_FUNC void find(int count, F blocks_of) const {
     static_assert(PARTS <= 8 && kBlockShows + kBlockChanges == 3, "two bits each");
@@ -69,7 +71,7 @@ struct TileList {
     }
     __syncthreads();
     if (threadIdx.x >= FLASHATTN_LANES) return;
-    constexpr uint kShows = 0x55550000 * kBlockShows;  // bits of all parts
+    constexpr uint kShows = 0x55550000 * kBlockShows;  // the flag kBlockShows of every part
     int lane = threadIdx.x, kept = 0;
     for (int first = 0; first < count; first += FLASHATTN_LANES) {
       uint bits = first + lane < count ? words[first + lane] : 0;
@@ -82,24 +84,25 @@ struct TileList {
   }
 };
 
-// The tiles of keys that a block loops over. The block's ROWS rows have PARTS equal parts. Each part, whose own rows a
-// warp or a warpgroup computes, skips tiles that these rows do not see. KEYS: keys per tile.
+// The tiles of keys that a block loops over. The block's ROWS rows are cut into PARTS equal parts. A warp or a
+// warpgroup computes one part: its own rows and own queries. It skips tiles that none of its own queries sees. KEYS:
+// keys per tile.
 template <int ROWS, int PARTS, int KEYS>
 struct KeyTiles {
   static constexpr int kOwn = ROWS / PARTS;
 
   Visibility visibility;
   int own_part;
-  KeySpan any;             // keys that some query of the block sees
-  KeySpan own_all;         // keys that all own queries see
+  KeySpan any;             // the keys that some query of the block sees
+  KeySpan own_all;         // keys that need no mask for any own query
   int origin, count;       // the first tile's first key, and how many tiles there are
-  int own_begin, own_end;  // the tiles that meet an own query's span
-  int n = 0;               // number of the current tile in the loop
+  int own_begin, own_end;  // the tiles with a key in an own query's span: own_begin to own_end - 1
+  int n = 0;               // how many tiles the loop has passed
   TileList list;
   ListedTile listed = {0};
 
-  // queries: the block's. list: memory for the list that find() makes with a block map. chunk: this block's number
-  // among `chunks` blocks that share the keys.
+  // queries: those of the block. list: memory for the list that find() makes if there is a block map. chunk: this
+  // block's number among the `chunks` blocks that share the keys of these queries.
   FLASHATTN_FUNC KeyTiles(Visibility visibility, Range queries, int own_part, TileList list, int chunk = 0,
                           int chunks = 1)
       : visibility(visibility), own_part(own_part), list(list) {
@@ -117,7 +120,7 @@ struct KeyTiles {
     own_begin = sees ? (own_any.begin - origin) / KEYS : 0;
     own_end = sees ? (own_any.end - origin + KEYS - 1) / KEYS : 0;
   }
-  // With a block map: lists the visible tiles. All THREADS threads call it, and then synchronise.
+  // Lists the visible tiles if there is a block map. All THREADS threads must call it, and then synchronise.
   template <int THREADS>
   FLASHATTN_FUNC void find(int head, Range queries) const {
     if constexpr (has_block_map) {
@@ -128,7 +131,7 @@ struct KeyTiles {
       });
     }
   }
-  // Moves to the first tile. Each thread calls it when the list can be read.
+  // Moves to the first tile. Each thread calls it after find() and the synchronisation that follows.
   FLASHATTN_FUNC void begin() {
     if (has_block_map) listed = list[0];
   }
@@ -136,17 +139,18 @@ struct KeyTiles {
   FLASHATTN_FUNC int tile() const { return has_block_map ? listed.tile() : n; }
   FLASHATTN_FUNC int first() const { return origin + tile() * KEYS; }
   FLASHATTN_FUNC bool is_there() const { return has_block_map ? listed.exists() : n < count; }
-  // Whether own queries see any tile. With a block map: whether a tile is left.
+  // Without a block map: whether the own queries see any tile at all. With a block map: whether the loop has a tile
+  // left.
   FLASHATTN_FUNC bool sees() const { return has_block_map ? is_there() : own_begin < own_end; }
   FLASHATTN_FUNC void next() {
     ++n;
     if (has_block_map && listed.exists()) listed = list[n];
   }
-  // Whether some own query sees a key of the tile.
+  // Whether some own query sees a key of the current tile.
   FLASHATTN_FUNC bool is_needed() const {
     return own_begin <= tile() && tile() < own_end && (!has_block_map || listed.shows(own_part));
   }
-  // Whether masks neither hide nor change any score of the own queries with the tile's keys.
+  // Whether masks neither hide nor change any score of the own queries and the current tile's keys.
   FLASHATTN_FUNC bool is_unmasked() const {
     return own_all.contains(first(), KEYS) && !(has_block_map && listed.changes(own_part));
   }

@@ -1,14 +1,16 @@
-// cuda_prefill: a block computes many queries of one head, and each of its warps has its own rows. The block loops over
-// tiles of keys and values. While the tensor cores work on one tile, threads copy the next one to shared memory.
+// cuda_prefill, except where prefill_hopper.cu runs. A block computes many queries of one head, and each of its warps
+// computes some of these rows. The block loops over tiles of keys and values. While the tensor cores work on one tile,
+// threads copy the next one to shared memory.
 #include "integer_rows.h"
 #include "kernel.h"
 #include "mapped_tiles.h"
 
 using namespace flashattn;
 
-// D and DV: head_dim and value_dim, rounded up to whole steps of the tensor cores. ROWS: rows per warp, 16, or 8 for
-// large heads with quantised keys. KEYS: keys per tile. PARTS: 16-bit floats per probability. K: type of keys and
-// values. Blocks: one per head and batch element for every WARPS * ROWS queries.
+// D and DV: head_dim and value_dim, rounded up to a multiple of the columns that a step of the tensor cores takes.
+// ROWS: rows per warp; 8 for large heads with quantised keys, otherwise 16. KEYS: keys per tile. PARTS: how many 16-bit
+// floats represent a probability. K: the type of keys and values. The grid has one block per head and batch element for
+// every WARPS * ROWS queries.
 template <typename T, typename Sizes, typename K = T>
 FLASHATTN_KERNEL prefill(const cuda::Arguments& arguments) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, ROWS = Sizes::rows, WARPS = Sizes::warps, KEYS = Sizes::keys,
@@ -64,7 +66,7 @@ FLASHATTN_KERNEL prefill(const cuda::Arguments& arguments) {
     commit_copies();
     if (is_needed) rows.template attend<PARTS>(tiles.keys(n), tiles.values(n), visibility, first, is_unmasked, lane);
   }
-  wait_for_copies<0>();  // for the queries, if there was no tile
+  wait_for_copies<0>();  // if there was no tile, the queries' copies may be unfinished
   rows.finish(visibility);
   uint not_finite = rows.store(FLASHATTN_ROW_OUTPUTS(T), params, sinks, batch, lane);
   attend_again(not_finite, FLASHATTN_ROW_OUTPUTS(T), query, FLASHATTN_STORED_INPUTS(K), visibility, sinks, batch, head,

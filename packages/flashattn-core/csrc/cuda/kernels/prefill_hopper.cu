@@ -1,7 +1,8 @@
-// cuda_prefill on compute capability 9.0. A producer warpgroup loads tiles, and consumer warpgroups compute 64 rows
-// each. A consumer starts the scores of the next tile before it adds this tile's values, so that softmax and tensor
-// cores overlap. float32 arrays come in parts, see float_parts.h. Tensor cores truncate the terms of a sum, so with
-// float32 each tile's values have a sum of their own, which ordinary instructions add to the output.
+// cuda_prefill on compute capability 9.0. A producer warpgroup loads tiles, and each consumer warpgroup computes 64
+// rows. A consumer starts the scores of the next tile before it adds this tile's values, so that softmax and tensor
+// cores overlap. A float32 array comes as three bfloat16 arrays that add up to it, see float_parts.h. Tensor cores
+// truncate the terms of a sum. So with float32, a sum on tensor cores covers the values of one tile only, and ordinary
+// instructions add it to the output.
 #include "float_parts.h"
 #include "kernel.h"
 #include "mapped_tiles.h"
@@ -13,9 +14,10 @@
 
 using namespace flashattn;
 
-// D: head_dim, rounded up to whole panels. DV: value_dim, rounded up to 16. KEYS: keys per tile. PARTS: 16-bit floats
-// per probability. Blocks: one per head and batch element for every CONSUMERS * 64 queries. Several blocks may share
-// the keys of each of the last blocks of rows, see shared_keys.h.
+// D: head_dim, rounded up to a multiple of 64, a panel of SharedTile. DV: value_dim, rounded up to a multiple of 16.
+// KEYS: keys per tile. PARTS: how many 16-bit floats represent a probability. The grid has one block per head and batch
+// element for every CONSUMERS * 64 queries. For the last of these groups of queries, several blocks may share the keys,
+// see shared_keys.h.
 template <typename T, typename Sizes>
 FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, CONSUMERS = Sizes::consumers, KEYS = Sizes::keys,
@@ -117,7 +119,7 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
   };
   if (!kFresh) queries_arrived.wait(0);
   pass_unneeded();
-  while (next.sees()) {  // more than once only if the block map hides tiles in between
+  while (next.sees()) {  // repeats only if the block map hides tiles between visible ones
     Fragment scores[KEYS / 8], of_tile[DV / 8];
     uint probabilities[KEYS / 16][PARTS][4];
     Fragment(&sums)[DV / 8] = kFresh ? of_tile : rows.output;

@@ -8,7 +8,7 @@
 
 using namespace flashattn;
 
-// DV: prefill_hopper's. ROWS: rows per block of prefill_hopper. Blocks: one for every WARPS rows.
+// DV: as in prefill_hopper. ROWS: rows per block of prefill_hopper. The grid has one block for every WARPS rows.
 template <typename T, typename Sizes>
 FLASHATTN_KERNEL prefill_merge(const cuda::Arguments& arguments) {
   constexpr int DV = Sizes::value_dim, ROWS = Sizes::rows, WARPS = Sizes::warps;
@@ -24,7 +24,7 @@ FLASHATTN_KERNEL prefill_merge(const cuda::Arguments& arguments) {
   if (position.query >= params.query_len) return;
 
   MergedSlice merged[kOwn];
-  float probe = 0;  // becomes NaN with the first number that is not finite
+  float probe = 0;  // NaN as soon as one of the numbers is not finite
   FLASHATTN_UNROLL
   for (int i = 0; i < kOwn; ++i) {
     int slice = lane + i * FLASHATTN_LANES;

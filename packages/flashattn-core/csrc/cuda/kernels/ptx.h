@@ -1,11 +1,11 @@
-// PTX instructions for which CUDA C++ has no function: asynchronous copies, and the tensor cores' instructions.
+// Functions for PTX instructions that CUDA C++ lacks: asynchronous copies, and the tensor cores' instructions.
 #pragma once
 
 #include "dialect.h"
 
 namespace flashattn {
 
-// Addresses in shared memory have 32 bits, so computing with them costs half as much as with pointers.
+// Addresses in shared memory have only 32 bits, so computing with them costs half as much as with 64-bit pointers.
 FLASHATTN_FUNC uint shared_address(const void* pointer) {
   return uint(__cvta_generic_to_shared(pointer));
 }
@@ -13,7 +13,8 @@ FLASHATTN_FUNC void* shared_pointer(uint address) {
   return __cvta_shared_to_generic(address);
 }
 
-// Copies `bytes` bytes to shared memory, and fills up to 16 with zeros. Both addresses are multiples of 16.
+// Copies `bytes` bytes to shared memory, and writes zeros after them, 16 bytes in all. Both addresses must be multiples
+// of 16.
 FLASHATTN_FUNC void copy_async(uint to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
@@ -31,27 +32,29 @@ FLASHATTN_FUNC void wait_for_copies() {
     asm volatile(INSTRUCTION " {%0, %1, %2, %3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from)); \
   }
 FLASHATTN_LOAD(load_four, "ld.shared.v4.b32")
-// Loads four matrices with 8 rows of 16 bytes. Lane n gives the address of row n % 8 of matrix n / 8, and gets the four
-// bytes at 4 * (n % 4) of row n / 4 of each matrix.
+// Loads four matrices with 8 rows of 16 bytes. Lane n passes the address of row n % 8 of matrix n / 8. From row n / 4
+// of each matrix, it gets the four bytes that begin at byte 4 * (n % 4).
 FLASHATTN_LOAD(load_matrices, "ldmatrix.sync.aligned.m8n8.x4.shared.b16")
-// The same for transposed matrices of 16-bit elements: lane n gets column n / 4 of row 2 * (n % 4) and of the next row.
+// Loads four matrices of 16-bit elements and transposes them. From column n / 4 of each matrix, lane n gets the
+// elements in rows 2 * (n % 4) and 2 * (n % 4) + 1.
 FLASHATTN_LOAD(load_matrices_transposed, "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16")
 #undef FLASHATTN_LOAD
 
-// Transposes an 8 x 8 matrix of 16-bit elements. Lane n has column 2 * (n % 4) and the next one, of row n / 4.
+// Transposes an 8 x 8 matrix of 16-bit elements. Lane n holds the elements in columns 2 * (n % 4) and 2 * (n % 4) + 1
+// of row n / 4.
 FLASHATTN_FUNC uint transposed(uint pair) {
   uint result;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
   return result;
 }
 
-// 8 columns of a warp's 16 rows. Lane n has columns 2 * (n % 4) + {0, 1}, of row n / 4 and then of row n / 4 + 8.
+// A lane's four elements of a matrix of 16 rows and 8 columns. Lane n has columns 2 * (n % 4) + {0, 1}: first those of
+// row n / 4, then those of row n / 4 + 8.
 typedef float Fragment[4];
 
-// c += a b, where b has 8 columns. Lane n has rows n / 4 and n / 4 + 8 of a. For 16-bit floats a is 16 x 16, and the
-// lane's columns are 2 * (n % 4), the next one, and those 8 further. For float32, which is cut to TF32, a is 16 x 8,
-// and the lane's columns are n % 4 and n % 4 + 4. The lane has column n / 4 of b, in the rows with the numbers of its
-// columns of a.
+// c += a b, where b has 8 columns. Lane n has rows n / 4 and n / 4 + 8 of a. For 16-bit floats, a is 16 x 16, and lane
+// n has columns 2 * (n % 4) + {0, 1, 8, 9} of a. For float32, which is truncated to TF32, a is 16 x 8, and lane n has
+// columns n % 4 and n % 4 + 4 of a. From column n / 4 of b, the lane has some rows: row k of b if it has column k of a.
 template <typename T>
 FLASHATTN_FUNC void multiply_add_tile(Fragment& c, const uint (&a)[4], uint b0, uint b1);
 #define FLASHATTN_MMA(T, SHAPE)                                                                      \

@@ -1,4 +1,5 @@
-// Instructions of compute capability 9.0: barriers, the tensor memory accelerator (TMA), and products of a warpgroup.
+// Functions for instructions of compute capability 9.0: barriers, the tensor memory accelerator (TMA), and products of
+// a warpgroup.
 #pragma once
 
 #include "cuda/arguments.h"
@@ -6,7 +7,8 @@
 
 namespace flashattn {
 
-// An mbarrier in shared memory. It opens whenever the expected numbers of arrivals and of bytes have come.
+// An mbarrier in shared memory. It opens each time the expected number of threads has arrived and the expected number
+// of bytes has been copied.
 struct Barrier {
   uint address;
 
@@ -30,17 +32,18 @@ struct Barrier {
 };
 constexpr int kBarrierBytes = 8;
 
-// Makes initialised barriers visible to the TMA. Called before any thread waits at one of them.
+// Makes initialised barriers visible to the TMA. Must be called before any thread waits at one of these barriers.
 FLASHATTN_FUNC void publish_barriers() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// Makes what a thread has written to shared memory visible to wgmma. Called before the threads synchronise.
+// Makes what a thread has written to shared memory visible to wgmma. Must be called before the threads synchronise.
 FLASHATTN_FUNC void publish_operands() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Sets this warpgroup's registers per thread. take_registers() waits until the block has that many free ones.
+// Both functions set how many registers each thread of this warpgroup has. take_registers() raises the number, and
+// waits until the block has enough free registers. leave_registers() lowers the number.
 template <int COUNT>
 FLASHATTN_FUNC void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
@@ -50,7 +53,7 @@ FLASHATTN_FUNC void leave_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
-// Starts to copy a box of an array to shared memory, from this row and column on. The barrier counts the bytes.
+// Starts to copy a box of an array to shared memory, from this row and column on. The barrier counts the copied bytes.
 FLASHATTN_FUNC void copy_box(uint to, const cuda::TensorMap& map, int column, int row, int head, int batch,
                              Barrier arrived) {
   asm volatile(
@@ -60,14 +63,14 @@ FLASHATTN_FUNC void copy_box(uint to, const cuda::TensorMap& map, int column, in
       : "memory");
 }
 
-// Starts to copy bytes, a multiple of 16, to shared memory. The barrier counts them.
+// Starts to copy `bytes` bytes to shared memory. `bytes` must be a multiple of 16. The barrier counts the copied bytes.
 FLASHATTN_FUNC void copy_bytes(uint to, const void* from, int bytes, Barrier arrived) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                "l"(from), "r"(bytes), "r"(arrived.address)
                : "memory");
 }
 
-// Called before products: orders them after earlier writes to their registers.
+// Must be called before products. It orders the products after earlier writes to the registers that they use.
 FLASHATTN_FUNC void begin_products() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
@@ -85,15 +88,15 @@ FLASHATTN_FUNC void wait_for_products(Fragment (&result)[COUNT]) {
   }
 }
 
-// Describes an operand in shared memory, in SharedTile's layout. next_panel: bytes from one panel to the next, needed
-// only for values, whose rows are summed over.
+// Describes an operand in shared memory, in SharedTile's layout. next_panel: bytes from one panel to the next. It
+// matters only if the product sums over the operand's rows, as it does for values.
 typedef unsigned long long Descriptor;
 FLASHATTN_FUNC Descriptor descriptor(uint address, uint next_panel) {
   constexpr Descriptor kSwizzle128 = 1ull << 62, kEightRows = Descriptor(1024 >> 4) << 32;
   return (address & 0x3ffff) >> 4 | Descriptor(next_panel >> 4) << 16 | kEightRows | kSwizzle128;
 }
 
-// A product by one wgmma instruction: it sums over 16 columns of `a`, for N columns of the result.
+// A product that one wgmma instruction computes. It sums over 16 columns of `a`, and the result has N columns.
 template <typename T, int N>
 struct Product;
 
@@ -115,8 +118,9 @@ struct Product;
 #define FLASHATTN_REGISTERS_112 FLASHATTN_REGISTERS_96, FLASHATTN_R(12), FLASHATTN_R(13)
 #define FLASHATTN_REGISTERS_128 FLASHATTN_REGISTERS_112, FLASHATTN_R(14), FLASHATTN_R(15)
 
-// X0 to X5: numbers of the asm statement's operands after the outputs. The last numbers in an instruction are the signs
-// of both operands, and whether it sums over rows of an operand.
+// X0 to X5: numbers of the asm statement's operands after the outputs. An instruction ends with constants. The first
+// two are the signs of the matrices (1: not negated). One more for each matrix in shared memory tells whether the
+// product sums over the matrix's rows (1) or its columns (0).
 #define FLASHATTN_PRODUCT(T, TYPES, N, X0, X1, X2, X3, X4, X5)                                            \
   template <>                                                                                             \
   struct Product<T, N> {                                                                                  \

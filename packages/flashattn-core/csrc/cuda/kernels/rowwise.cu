@@ -5,7 +5,7 @@
 
 using namespace flashattn;
 
-// Blocks: one, of 1024 threads, per key/value head and batch element for every 32 rows.
+// The grid has one block of 1024 threads per key/value head and batch element for every 32 rows.
 template <typename T, typename Sizes, typename K = T>
 FLASHATTN_KERNEL rowwise(const cuda::Arguments& arguments) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim;

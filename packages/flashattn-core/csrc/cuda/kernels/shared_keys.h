@@ -1,5 +1,5 @@
-// Several blocks of a launch may share the keys of the same rows. Each then computes some of the tiles and writes a
-// partial result, which prefill_merge.cu merges.
+// Several blocks of a launch may compute the same rows and share their keys. Each of these blocks then computes some
+// tiles of keys and writes a partial result. prefill_merge.cu merges the partial results.
 #pragma once
 
 #include "kernel.h"
@@ -8,8 +8,8 @@ namespace flashattn {
 
 // A block's share of the work.
 struct BlockShare {
-  uint rows;  // the number that a block with its rows would have if no blocks shared keys
-  int chunk;  // the block's part of the tiles: number `chunk` of `chunks`
+  uint rows;  // the number of the block's rows; blocks that share keys have the same number
+  int chunk;  // which part of the tiles the block computes: number `chunk` of `chunks` parts
   int chunks;
 };
 FLASHATTN_FUNC BlockShare share_of_block(const SplitParams& split) {
@@ -18,15 +18,15 @@ FLASHATTN_FUNC BlockShare share_of_block(const SplitParams& split) {
   return BlockShare{uint(split.whole_blocks + later / split.num_chunks), later % split.num_chunks, split.num_chunks};
 }
 
-// The partial results of blocks that share keys, with ROWS rows each. A row consists of DV columns, not yet divided by
-// the row's sum, its maximum and its sum.
+// The partial results of blocks that share keys. A result has ROWS rows. In memory a row is DV columns of the output,
+// not yet divided by the row's sum, then the row's maximum, then the row's sum.
 template <int ROWS, int DV>
 struct BlockPartials {
   static constexpr int kPitch = DV + cuda::kPartialPadding;  // a multiple of four floats
 
   float* memory;
 
-  // block: a number that counts only blocks that share keys.
+  // block: the block's number among the blocks that share keys.
   FLASHATTN_FUNC float* row(int block, int row) const { return memory + (int64_t(block) * ROWS + row) * kPitch; }
 };
 

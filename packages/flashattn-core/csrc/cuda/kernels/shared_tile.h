@@ -1,6 +1,6 @@
-// A tile of rows in shared memory. It consists of panels, one after the other, that hold 128 bytes of each row. Within
-// a panel, piece c of row r, which has 16 bytes, is at position c ^ r % 8 of the row. So the pieces c of eight rows,
-// and eight pieces of a row, are in different banks.
+// A tile of rows in shared memory. It consists of panels, one after the other. A panel holds 128 bytes of each row, as
+// eight pieces of 16 bytes. Within a panel, piece c of row r is at position c ^ r % 8 of the row. So the eight pieces
+// of a row are in different banks, and so are the pieces c of eight neighbouring rows.
 #pragma once
 
 #include "offsets.h"
@@ -12,7 +12,7 @@ namespace flashattn {
 template <typename T, int ROWS, int COLUMNS>
 struct SharedTile {
   static constexpr int kRows = ROWS;
-  static constexpr int kElements = 16 / sizeof(T);  // per piece
+  static constexpr int kElements = 16 / sizeof(T);  // elements per piece
   static constexpr int kPieces = COLUMNS / kElements;
   static constexpr int kPanel = ROWS * 128;
   static constexpr int kBytes = (kPieces + 7) / 8 * kPanel;
@@ -23,14 +23,16 @@ struct SharedTile {
   FLASHATTN_FUNC uint piece(uint row, uint c) const {
     return memory + c / 8 * kPanel + row * 128 + ((c % 8 ^ row % 8) << 4);
   }
-  // With this offset, piece_at() gives piece 2 * step + odd of `row`, or of a row 8 n below. A step costs one xor.
+  // For this offset, piece_at() returns the address of piece 2 * step + odd in row `row` + further_rows. further_rows
+  // must be a multiple of 8. A step costs one xor.
   static FLASHATTN_FUNC uint lane_offset(uint row, uint odd) { return row * 128 + ((odd ^ row % 8) << 4); }
   FLASHATTN_FUNC uint piece_at(uint lane_offset, int further_rows, int step) const {
     return memory + step / 4 * kPanel + further_rows * 128 + (lane_offset ^ step % 4 << 5);
   }
 
-  // Loads the rows that row_at(row) points to: `columns` elements that are `step` apart, and zeros beyond them. Null
-  // stands for a row of zeros. All THREADS threads call it. It starts asynchronous copies, which the caller commits.
+  // Loads the rows that row_at(row) points to. A row has `columns` elements that are `step` apart; zeros fill the rest
+  // of the tile. If row_at() returns null, the row gets zeros. All THREADS threads must call it. It starts asynchronous
+  // copies, which the caller must commit.
   template <int THREADS, typename F>
   FLASHATTN_FUNC void load_rows(F row_at, int64_t step, int columns, uint thread) const {
     FLASHATTN_ROLLED
@@ -48,12 +50,12 @@ struct SharedTile {
     }
   }
 
-  // Loads the first `count` rows of an array in the same way.
+  // Loads the first `count` rows of an array in the same way, and zeros for the tile's other rows.
   template <int THREADS>
   FLASHATTN_FUNC void load(const T* rows, RowLayout layout, int count, int columns, uint thread) const {
     bool wide = packed_rows && (reinterpret_cast<unsigned long long>(rows) | (layout.row * sizeof(T))) % 16 == 0;
     if (THREADS % kPieces == 0 && ROWS * kPieces % THREADS == 0 && wide && count >= ROWS && columns == COLUMNS) {
-      constexpr uint kRowsAtOnce = THREADS / kPieces;  // a thread copies the same piece of several rows
+      constexpr uint kRowsAtOnce = THREADS / kPieces;  // a thread copies piece c of several rows
       uint row = thread / kPieces, c = thread % kPieces;
       const T* from = rows + layout.offset(row, c * kElements);
       FLASHATTN_UNROLL
@@ -77,12 +79,12 @@ struct CopiedTiles {
   uint memory;
   PlainRows<const T*> key_rows;
   PlainRows<const T*> value_rows;
-  uint thread;  // number among the copying threads
+  uint thread;  // this thread's number among the copying threads
 
   FLASHATTN_FUNC Keys keys(int n) const { return Keys{memory + n % STAGES * kStage}; }
   FLASHATTN_FUNC Values values(int n) const { return Values{keys(n).memory + Keys::kBytes}; }
 
-  // Starts to copy the keys first..end-1, if there are any, with their values.
+  // Starts to copy tile n: the keys from `first` on, as many as the tile has but none from `end` on, and their values.
   FLASHATTN_FUNC void load(int n, int first, int end) const {
     if (first < end) {
       keys(n).template load<THREADS>(key_rows.from(first).data, key_rows.layout, end - first, head_dim, thread);

@@ -1,4 +1,4 @@
-// Code for kernels whose blocks each compute a chunk of the keys: the last block to finish merges the partial results.
+// For kernels in which each block computes one chunk of the keys. The last block to finish merges the partial results.
 #pragma once
 
 #include "decode_split.h"
@@ -12,8 +12,9 @@
 
 namespace flashattn {
 
-// Whether this block is the last of `count` blocks to call this function, so that it can read the partial results of
-// all. All threads of a block call it after writing their results. arrived: counts the calls; 0 between launches.
+// Whether this block is the last of `count` blocks to call this function. If it is, it can read the partial results of
+// all these blocks. All threads of a block must call it after they have written their results. arrived: counts the
+// blocks that have called the function; it is 0 between launches.
 FLASHATTN_FUNC bool is_last(uint* arrived, int count) {
   __threadfence();  // before the block arrives, all other blocks can see its results
   __syncthreads();
@@ -24,7 +25,8 @@ FLASHATTN_FUNC bool is_last(uint* arrived, int count) {
   return last;
 }
 
-// Writes some columns of a row whose partial results are merged. The thread with the first columns also writes lse.
+// Writes some columns of a row whose partial results have been merged. The thread that has the row's first column also
+// writes lse and row_stats.
 template <typename T>
 FLASHATTN_FUNC void store_slice(const MergedSlice& merged, int column, RowOutputs<T> outputs,
                                 const AttentionParams& params, const uchar* sinks, int batch, RowPosition position) {
@@ -35,12 +37,13 @@ FLASHATTN_FUNC void store_slice(const MergedSlice& merged, int column, RowOutput
   if (column == 0) outputs.store_result(params, batch, position.head, position.query, result);
 }
 
-// The THREADS threads of a block merge the results of row_count rows of a key/value head, in the order of the chunks.
+// Merges the partial results of row_count rows of a key/value head, in the order of the chunks. All THREADS threads of
+// a block must call it.
 template <int THREADS, typename T>
 FLASHATTN_FUNC void merge_chunks(RowOutputs<T> outputs, const AttentionParams& params, const uchar* sinks,
                                  Partials<float*> partials, const SplitParams& split, int batch, int kv_head,
                                  int first_row, int row_count) {
-  constexpr int kAtOnce = 17;  // with four groups, an H100 has 33 chunks per group: two rounds of loads
+  constexpr int kAtOnce = 17;  // for four groups, an H100 has 33 chunks per group, which takes two rounds of loads
   for (int at = threadIdx.x; at < row_count * kSlices; at += THREADS) {
     RowPosition position = row_position(first_row + at / kSlices, kv_head, params.num_heads / params.num_kv_heads);
     int column = at % kSlices * kSlice;

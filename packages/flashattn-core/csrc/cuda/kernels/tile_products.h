@@ -1,9 +1,11 @@
-// The products that a warp computes for its 16 rows and a tile of keys, on tensor cores with the accuracy of float32:
-// scores = query key^T, and output += probabilities value. Products of 16-bit floats are exact, and a probability is
-// the sum of two such floats. A float32 is the sum of two TF32 numbers, so multiplying two float32 takes three
-// products. The small products have a sum of their own, since tensor cores truncate sums.
+// The products that a warp computes for its 16 rows and a tile of keys: scores = query key^T, and output +=
+// probabilities value. Tensor cores compute them with the accuracy of float32, unless a probability is rounded to one
+// 16-bit float. Products of 16-bit floats are exact, and the sum of two such floats represents a probability. A float32
+// is the sum of two TF32 numbers, and a product of two float32 takes three products of TF32 numbers. For scores, the
+// two smaller products have a sum of their own, because tensor cores truncate sums.
 //
-// Lane n has rows n / 4 and n / 4 + 8 of scores and output. Of the scores' columns it has 8 j + 2 (n % 4) + {0, 1}.
+// Lane n has rows n / 4 and n / 4 + 8 of scores and output. It has columns 8 j + 2 (n % 4) + {0, 1} of the scores, for
+// every j.
 #pragma once
 
 #include "finite.h"
@@ -23,7 +25,8 @@ FLASHATTN_FUNC void split_tf32(uint (&a)[4], uint (&b)[4]) {
   }
 }
 
-// Splits two numbers into sums of PARTS 16-bit floats, the smallest first. `low` and `high` become the remainders.
+// Splits `low` and `high` into sums of PARTS 16-bit floats, and leaves the remainders in them. parts[0] is the
+// smallest.
 template <typename T, int PARTS>
 FLASHATTN_FUNC void split_pair(float& low, float& high, uint (&parts)[PARTS]) {
   FLASHATTN_UNROLL
@@ -37,7 +40,8 @@ FLASHATTN_FUNC void split_pair(float& low, float& high, uint (&parts)[PARTS]) {
   }
 }
 
-// Splits 16 columns of probabilities, from fragment 2 i on, into first operands for products with values.
+// Splits 16 columns of probabilities, fragments 2 i and 2 i + 1, into PARTS matrices of 16-bit floats. These are left
+// operands of products with values.
 template <typename T, int PARTS, int N>
 FLASHATTN_FUNC void split_step(const Fragment (&probabilities)[N], int i, uint (&parts)[PARTS][4]) {
   FLASHATTN_UNROLL
@@ -51,13 +55,13 @@ FLASHATTN_FUNC void split_step(const Fragment (&probabilities)[N], int i, uint (
   }
 }
 
-// The tile without its rows before `first`, a multiple of 8.
+// Returns the tile without the rows before `first`, which must be a multiple of 8.
 template <typename T, int ROWS, int COLUMNS>
 FLASHATTN_FUNC SharedTile<T, ROWS, COLUMNS> own_rows(SharedTile<T, ROWS, COLUMNS> tile, int first) {
   return {tile.memory + first * 128};
 }
 
-// scores += the first 16 rows of `queries` times all of `keys`.
+// scores += a b^T, where a is the first 16 rows of `queries`, and b is all of `keys`.
 template <typename T, int ROWS, int KEYS, int D>
 FLASHATTN_FUNC void multiply_keys(Fragment (&scores)[KEYS / 8], SharedTile<T, ROWS, D> queries,
                                   SharedTile<T, KEYS, D> keys, int lane) {
@@ -91,8 +95,8 @@ FLASHATTN_FUNC void multiply_keys(Fragment (&scores)[KEYS / 8], SharedTile<T, RO
   }
 }
 
-// The output column that a lane has in element 0 of fragment c; element 1 is kNext columns further. For float32 a lane
-// has eight neighbours out of every 32 columns, because it loads 16 bytes of a value at a time.
+// The output column of element 0 in a lane's fragment c. Element 1 is in the column kNext columns further right. For
+// float32, a lane has eight neighbouring columns of every 32, because it loads 16 bytes of a value at a time.
 template <typename T>
 FLASHATTN_FUNC int output_column(int c, int lane) {
   return sizeof(T) == 4 ? c / 4 * 32 + lane % 4 * 8 + c % 4 : c * 8 + lane % 4 * 2;
@@ -100,7 +104,8 @@ FLASHATTN_FUNC int output_column(int c, int lane) {
 template <typename T>
 constexpr int kNext = sizeof(T) == 4 ? 4 : 1;
 
-// output += probabilities times values. PARTS: 16-bit floats per probability. A single one rounds the probability.
+// output += probabilities times values. PARTS: how many 16-bit floats represent a probability. If it is 1,
+// probabilities are rounded.
 template <int PARTS, typename T, int KEYS, int DV>
 FLASHATTN_FUNC void add_values(Fragment (&output)[DV / 8], const Fragment (&probabilities)[KEYS / 8],
                                SharedTile<T, KEYS, DV> values, int lane) {
@@ -122,10 +127,11 @@ FLASHATTN_FUNC void add_values(Fragment (&output)[DV / 8], const Fragment (&prob
       }
     }
   } else {
-    // The sum runs over the keys in the order in which lanes hold their scores, so that probabilities stay in place.
+    // The tensor cores sum over the keys in the order in which lanes hold scores, so that lanes need not exchange
+    // probabilities.
     FLASHATTN_UNROLL
     for (int j = 0; j < DV / 32; ++j) {
-      Fragment sums[4] = {};  // over this tile only, since tensor cores truncate the terms of long sums
+      Fragment sums[4] = {};  // the sums over this tile only, because tensor cores truncate the terms of long sums
       FLASHATTN_UNROLL
       for (int i = 0; i < KEYS / 8; ++i) {
         uint a[4], a_small[4];

@@ -1,4 +1,5 @@
-// Tiles that a producer loads and consumers read. Barriers tell when a tile has arrived, and when it has been read.
+// A ring buffer of tiles that a producer loads and consumers read. Barriers tell when a tile has arrived, and when all
+// consumers have read it.
 #pragma once
 
 #include "ptx_hopper.h"
@@ -6,8 +7,8 @@
 
 namespace flashattn {
 
-// One thread loads all panels of a tile, from `row` on, with zeros outside of the array. For an array that comes in
-// PARTS parts, loads the tiles of all parts, one after the other.
+// Loads all panels of a tile, from `row` on, with zeros outside of the array. One thread must call it. If the array is
+// split into PARTS parts, see float_parts.h, it loads a tile of each part, one after the other.
 template <int PARTS = 1, typename Tile>
 FLASHATTN_FUNC void load_boxes(Tile tile, const cuda::TensorMap& map, int row, int head, int batch, Barrier arrived) {
   constexpr int kPanels = Tile::kBytes / Tile::kPanel;
@@ -18,8 +19,8 @@ FLASHATTN_FUNC void load_boxes(Tile tile, const cuda::TensorMap& map, int row, i
   }
 }
 
-// A ring of STAGES stages. A tile has PARTS parts, each of which takes a stage. n: the number of a tile in the block's
-// loop. turn: the number of a part, counted over all tiles.
+// A ring of STAGES stages. A tile has PARTS parts, and each part takes one stage. n: the number of a tile in the
+// block's loop. turn: the number of a part, counted over all tiles: n * PARTS + part.
 template <typename Tile, int STAGES, int PARTS = 1>
 struct TileRing {
   static constexpr int kParts = PARTS;
@@ -34,15 +35,16 @@ struct TileRing {
   FLASHATTN_FUNC Barrier arrived(int turn) const { return Barrier{barriers + turn % STAGES * 2 * kBarrierBytes}; }
   FLASHATTN_FUNC Barrier read(int turn) const { return Barrier{arrived(turn).address + kBarrierBytes}; }
 
-  // One thread calls it. readers: how many warps read each tile. All threads of these warps arrive at the barrier,
-  // because compute-sanitizer's racecheck does not understand that one thread arrives for its warp.
+  // One thread must call it. readers: how many warps read each tile. All threads of these warps arrive at the barrier
+  // read(). One thread per warp would be enough, but compute-sanitizer's racecheck does not understand that.
   FLASHATTN_FUNC void initialise(int readers) const {
     for (int n = 0; n < STAGES; ++n) {
       arrived(n).initialise(1);
       read(n).initialise(readers * FLASHATTN_LANES);
     }
   }
-  // Waits until the stage is free. The loading thread calls it for each tile in order, before it loads the tile.
+  // Waits until the stage is free, then tells the stage's barrier how many bytes will arrive. The loading thread calls
+  // it for each part of each tile, in order, before it loads the part.
   FLASHATTN_FUNC void expect(int n, int part = 0) const {
     int turn = n * PARTS + part;
     if (turn >= STAGES) read(turn).wait(turn / STAGES - 1);

@@ -1,5 +1,5 @@
-// Reads mask arrays for a tile. Lanes read several bytes of a bool array at once, turn them into bits, and exchange the
-// bits. They read an additive array two numbers at a time.
+// Reads mask arrays for a tile. A lane reads several bytes of a bool array at once and turns them into bits. Then the
+// lanes exchange their bits. From an additive array, a lane reads two numbers at a time.
 #pragma once
 
 #include "visibility.h"
@@ -18,7 +18,8 @@ struct alignas(COUNT) VisibleBytes {
   static_assert(COUNT == 4 || COUNT == 8 || COUNT == 16, "a load");
   uint words[COUNT / 4];
 
-  // Reads the bytes from key `first` on. row: points to key 0. step: from key to key. Bytes beyond the last key are 0.
+  // Reads the bytes from key `first` on. row: points to the byte for key 0. step: the stride from one key to the next.
+  // Bytes beyond the last key are 0.
   FLASHATTN_FUNC void read(const bool* row, int64_t step, int first, int key_len) {
     const bool* from = row + first * step;
     if (step == 1 && first + COUNT <= key_len && reinterpret_cast<unsigned long long>(from) % COUNT == 0) {
@@ -50,17 +51,18 @@ FLASHATTN_FUNC uint bits_of_span(KeySpan span, int first_key) {
   return below(span.end) & ~below(span.begin);
 }
 
-// Which scores of a tile are visible to a lane: operator[](i) is for element i % 4 of the lane's fragment i / 4. read()
-// starts to load the bool array's bytes, and take() needs them: other work fits in between. All lanes of a warp call
-// both. OF_KEYS: the rows of the fragments are keys, and the columns are COLUMNS queries.
+// Tells which of a lane's scores in a tile are visible. operator[](i) answers for element i % 4 of the lane's fragment
+// i / 4. read() starts to load the bool array's bytes, and take() waits for them. Other work between the two calls
+// hides the latency. All lanes of a warp must call both functions. OF_KEYS: true if the fragments' rows are keys and
+// their COLUMNS columns are queries, false if rows are queries and columns are keys.
 template <bool OF_KEYS, int COLUMNS>
 struct VisibleBits;
 
-// Rows are queries. The bits combine each row's span and the bool array.
+// For fragments whose rows are queries. A bit is set if the key is in the row's span and the bool array shows it.
 template <int KEYS>
 struct VisibleBits<false, KEYS> {
   static constexpr int kWords = (KEYS + 31) / 32, kOwn = KEYS / 4;
-  VisibleBytes<kOwn> bytes[2];  // a lane reads kOwn keys for each of its two rows
+  VisibleBytes<kOwn> bytes[2];  // a lane reads the bytes of kOwn keys in each of its two rows
   uint words[2][kWords];
 
   FLASHATTN_FUNC void read(Visibility visibility, const Row (&rows)[2], int first_key, int lane) {
@@ -97,12 +99,13 @@ struct VisibleBits<false, KEYS> {
   }
 };
 
-// Rows are keys, and columns are queries of one head. The bits are those of the bool array, without the spans.
+// For fragments whose rows are keys and whose columns are queries of one head. A bit is set if the bool array shows the
+// key. The spans do not count.
 template <int QUERIES>
 struct VisibleBits<true, QUERIES> {
   static constexpr int kWords = QUERIES < 32 ? QUERIES / 4 : 8, kReads = (QUERIES + 31) / 32;
   VisibleBytes<16> bytes[kReads];
-  uint words[kWords];  // for each of the lane's queries; the upper half is for the query 32 further
+  uint words[kWords];  // one per query of the lane; the upper 16 bits are for the query 32 further on
 
   FLASHATTN_FUNC void read(Visibility visibility, int head, int first_query, int first_key, int lane) {
     const AttentionParams& params = *visibility.params;
@@ -131,7 +134,8 @@ FLASHATTN_FUNC bool has_bias_pairs(Visibility visibility, int first_key, int cou
   return strides.column == 1 && (strides.row | strides.head) % 2 == 0 && begin % (2 * size_of_dtype(bias_dtype)) == 0 &&
          first_key + count <= visibility.params->key_len;
 }
-// The additive array's numbers for an even key and the next one; for a row beyond the last query, the last query's.
+// The additive array's numbers for `key`, which must be even, and for the next key. A row beyond the last query gets
+// the last query's numbers.
 FLASHATTN_FUNC float2 bias_pair(Visibility visibility, Row row, int key) {
   int query = minimum(row.query, visibility.params->query_len - 1);
   const uchar* from = visibility.inputs.bias + visibility.bias_offset(row.head, query, key) * size_of_dtype(bias_dtype);

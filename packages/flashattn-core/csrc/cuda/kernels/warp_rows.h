@@ -1,4 +1,5 @@
-// A warp's 16 rows. Output, maxima and sums stay in the warp's registers from the first key to the last.
+// The 16 rows that a warp computes. Their output, maxima and sums stay in the warp's registers from the first key to
+// the last.
 #pragma once
 
 #include "lane_rows.h"
@@ -7,11 +8,12 @@
 
 namespace flashattn {
 
-// Four lanes share two rows, which are kRowStep apart.
+// Four lanes share two rows, whose numbers differ by kRowStep.
 constexpr int kRowLanes = 4, kRowStep = 8;
 
-// half has no numbers below 2^-24, but many smaller probabilities can add up. So for half row_max stays 7 powers of two
-// below the maximum, and probabilities are as large as 2^15.
+// half rounds probabilities far below 2^-24 to 0, but many of them can add up. So for half, row_max stays 7 powers of
+// two below the maximum. With kSlack, which is 8, probabilities can then be as large as 2^15, which half can still
+// hold.
 template <typename T>
 constexpr float kBelow = 0;
 template <>
@@ -23,7 +25,7 @@ struct WarpRows : LaneRows<WarpRows<T, DV, KEYS, E>, 2, kRowLanes, 1> {
   static constexpr float kScoreUnit = 1, kBelowMax = kBelow<T>;
 
   Fragment output[DV / 8] = {};
-  VisibleBits<false, KEYS> visible;  // of the last tile that look() got
+  VisibleBits<false, KEYS> visible;  // of the last tile that was passed to look()
 
   static FLASHATTN_FUNC int own_row(int h, int lane) { return lane / kRowLanes + h * kRowStep; }
 
@@ -50,7 +52,7 @@ struct WarpRows : LaneRows<WarpRows<T, DV, KEYS, E>, 2, kRowLanes, 1> {
       mask_by<false>(scores, visibility, first_key, lane);
     }
   }
-  // BIAS_PAIRS: one load reads the additive array's numbers for two keys.
+  // BIAS_PAIRS: whether one load reads the additive array's numbers for two keys.
   template <bool BIAS_PAIRS>
   FLASHATTN_FUNC void mask_by(Fragment (&scores)[KEYS / 8], Visibility visibility, int first_key, int lane) const {
     FLASHATTN_UNROLL
@@ -90,7 +92,7 @@ struct WarpRows : LaneRows<WarpRows<T, DV, KEYS, E>, 2, kRowLanes, 1> {
   }
 
   FLASHATTN_FUNC float probe(int h, int) const {
-    float result = 0;  // becomes NaN with the first number that is not finite
+    float result = 0;  // NaN as soon as one of the numbers is not finite
     FLASHATTN_UNROLL
     for (int c = 0; c < DV / 8; ++c) {
       result = multiply_add(output[c][2 * h], 0, multiply_add(output[c][2 * h + 1], 0, result));
@@ -98,7 +100,7 @@ struct WarpRows : LaneRows<WarpRows<T, DV, KEYS, E>, 2, kRowLanes, 1> {
     return result;
   }
   FLASHATTN_FUNC void write(T* row, int h, float factor, bool finite, int lane) const {
-    if constexpr (DV == value_dim && sizeof(T) == 2) {  // two lanes exchange pairs, so each writes four neighbours
+    if constexpr (DV == value_dim && sizeof(T) == 2) {  // after an exchange of pairs, a lane has four neighbours
       bool odd = lane % 2 != 0;
       FLASHATTN_UNROLL
       for (int c = 0; c < DV / 8; c += 2) {
@@ -118,7 +120,7 @@ struct WarpRows : LaneRows<WarpRows<T, DV, KEYS, E>, 2, kRowLanes, 1> {
     }
   }
 
-  // Writes one of the lane's rows to scratch, in float32.
+  // Writes the lane's columns of its row h to scratch, in float32.
   FLASHATTN_FUNC void leave_row(float* row, int h, int lane) const {
     constexpr int kStep = sizeof(E) == 2 ? 1 : 4;  // see output_column()
     float factor = this->from_max[h];
@@ -139,7 +141,8 @@ struct WarpRows : LaneRows<WarpRows<T, DV, KEYS, E>, 2, kRowLanes, 1> {
   }
 };
 
-// WarpRows with queries in a tile of ROWS rows in shared memory; 16 are the warp's. K: type of keys and values.
+// WarpRows whose queries are in shared memory, in a tile of ROWS rows. The first 16 rows of `queries` are the warp's.
+// K: the type of keys and values.
 template <typename T, typename K, int ROWS, int D, int DV, int KEYS>
 struct AttendingRows : WarpRows<T, DV, KEYS> {
   // Elements per row of float32 results in shared memory. The padding lets a warp's lanes write to different banks.
@@ -162,8 +165,9 @@ FLASHATTN_FUNC constexpr int whole_lanes(int columns) {
   return (columns + FLASHATTN_LANES - 1) / FLASHATTN_LANES * FLASHATTN_LANES;
 }
 
-// Tensor cores multiply what a row does not see by 0, and 0 times NaN is NaN. So this function recomputes rows that are
-// not finite, without tensor cores. rows: the result of store(). first: the query of row 0.
+// Tensor cores multiply a hidden key's value by 0, and 0 times NaN is NaN. So this function recomputes the rows that
+// are not finite, without tensor cores. rows: the result of store(), with a bit for each row. first: the query of row
+// 0.
 template <typename T, typename K>
 FLASHATTN_FUNC void attend_again(uint rows, RowOutputs<T> outputs, const T* query, StoredInputs<K> stored,
                                  Visibility visibility, const uchar* sinks, int batch, int head, int first, int lane) {

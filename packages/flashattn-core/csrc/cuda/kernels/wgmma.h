@@ -1,5 +1,6 @@
-// The two products of tile_products.h, computed by a warpgroup for its 64 rows and a tile of keys. Each lane has the
-// same rows and columns as there. The products run asynchronously, and read operands from shared memory or registers.
+// The two products of tile_products.h, for a warpgroup with 64 rows and a tile of keys. Each warp has 16 of the rows,
+// and its lanes have the same rows and columns as in tile_products.h. The products run asynchronously, and read their
+// operands from shared memory or registers.
 #pragma once
 
 #include "ptx_hopper.h"
@@ -9,9 +10,10 @@ namespace flashattn {
 
 constexpr int kWarpgroup = 4 * FLASHATTN_LANES, kWarpgroupRows = 4 * kWarpRows;
 
-// Starts scores = the warpgroup's queries, from first_row on, times the tile's keys. If operands have PARTS parts, it
-// multiplies part key_part of the keys by those parts of the queries whose products are large enough to matter, the
-// smallest products first. COLUMNS: the operands' columns, without the padding of panels.
+// Starts the products of the warpgroup's queries, from first_row on, with the tile's keys. If queries and keys are
+// split into PARTS parts, see float_parts.h, it multiplies only part key_part of the keys, by those parts of the
+// queries for which the product is large enough to matter. Smaller products come first. Part 0 overwrites the scores,
+// later parts add to them. COLUMNS: the operands' columns, without the padding of panels.
 template <int COLUMNS, int PARTS = 1, typename T, int ROWS, int KEYS, int D>
 FLASHATTN_FUNC void begin_multiply_keys(Fragment (&scores)[KEYS / 8], SharedTile<T, ROWS, D> queries, int first_row,
                                         SharedTile<T, KEYS, D> keys, int key_part = 0) {
@@ -31,11 +33,12 @@ FLASHATTN_FUNC void begin_multiply_keys(Fragment (&scores)[KEYS / 8], SharedTile
   commit_products();
 }
 
-// Starts sums += probabilities times one of VALUE_PARTS parts of the tile's values. With `fresh` the sums start at 0.
+// Starts sums += probabilities times part value_part of the tile's values, which are split into VALUE_PARTS parts. If
+// `fresh`, part 0 overwrites the sums instead of adding to them.
 template <int VALUE_PARTS, int PARTS, typename T, int KEYS, int DV>
 FLASHATTN_FUNC void begin_add_values(Fragment (&sums)[DV / 8], const uint (&probabilities)[KEYS / 16][PARTS][4],
                                      SharedTile<T, KEYS, DV> values, int value_part = 0, bool fresh = false) {
-  constexpr int kSteps = KEYS / 16, kColumns = 128;  // the most columns per instruction
+  constexpr int kSteps = KEYS / 16, kColumns = 128;  // at most this many columns per instruction
   constexpr int kWhole = DV / kColumns * kColumns, kRest = DV - kWhole;
   Descriptor b = descriptor(values.memory, values.kPanel);
   int first_part = VALUE_PARTS - 1 - value_part, count = (PARTS - first_part) * kSteps;

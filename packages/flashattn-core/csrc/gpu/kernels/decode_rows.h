@@ -1,5 +1,5 @@
 // A SIMD group computes a few rows without threadgroup memory. It reads each key and value once for all rows. The lanes
-// share a row: each holds some neighbouring columns, and a score is a sum over the lanes.
+// share each row: a lane holds some neighbouring columns, and a score is a sum over the lanes.
 #pragma once
 
 #include "online_softmax.h"
@@ -8,11 +8,12 @@
 
 namespace flashattn {
 
-// A row of a key/value head. Such rows are numbered query after query, and for each query head after head.
+// A row of a key/value head: one query of one query head. Rows are numbered by query, then by head. So the rows of
+// query 0 in all query heads come first.
 struct RowPosition {
   int query;
   int head;
-  int first_head;  // of the key/value head's query heads
+  int first_head;  // the first query head of the key/value head
   int group;       // how many query heads share a key/value head
 
   FLASHATTN_FUNC void next() FLASHATTN_THREAD {
@@ -41,15 +42,16 @@ FLASHATTN_FUNC void store_lane_columns(FLASHATTN_DEVICE T* row, FLASHATTN_THREAD
   }
 }
 
-// ROWS rows of one SIMD group. D and DV: head_dim and value_dim, rounded up to a multiple of the lanes.
+// ROWS rows that one SIMD group computes. D and DV: head_dim and value_dim, rounded up to a multiple of
+// FLASHATTN_LANES.
 template <typename T, int D, int DV, int ROWS>
 struct DecodeRows {
   static constexpr FLASHATTN_UNIFORM int kRows = ROWS;
   static constexpr FLASHATTN_UNIFORM int kColumns = D / FLASHATTN_LANES;  // per lane
   static constexpr FLASHATTN_UNIFORM int kValueColumns = DV / FLASHATTN_LANES;
   static constexpr FLASHATTN_UNIFORM int kWidest = D > DV ? D : DV;
-  // kKeys: how many keys a lane loads together. The rows need kOwn registers, and each key needs one per row for its
-  // score. A thread of the smallest GPUs has 128 registers, of which these may take 88.
+  // kKeys: how many keys a lane loads together. The rows need kOwn registers, and each key needs one more per row, for
+  // its score. Together they may take 88 registers, because a thread has only 128 on the smallest GPUs.
   static constexpr FLASHATTN_UNIFORM int kOwn = ROWS * (kColumns + kValueColumns + 2);
   static constexpr FLASHATTN_UNIFORM int kMost = kWidest > 256 ? 1 : kWidest > 128 ? 2 : 4;
   static constexpr FLASHATTN_UNIFORM int kKeys = kOwn + ROWS * kMost <= 88            ? kMost
@@ -61,7 +63,7 @@ struct DecodeRows {
   float output[ROWS][kValueColumns];
   OnlineSoftmax softmax[ROWS];
   float slope[ROWS];  // ALiBi's
-  RowPosition first;  // the first row's; computing the others from it saves registers
+  RowPosition first;  // of the first row; computing the other rows' from it saves registers
 
   // Loads the rows' queries, from first_position on. A row beyond the last query is padding, and sees no key.
   FLASHATTN_FUNC void load(const FLASHATTN_DEVICE T* tensor, RowPosition first_position, Visibility visibility,
@@ -90,8 +92,8 @@ struct DecodeRows {
     }
   }
 
-  // Attends to the first kKeys keys of every `step` keys in begin..end-1. keys, values: rows that begin at key number
-  // `origin`. all: the keys that all rows see.
+  // Attends to keys in begin..end-1: of every `step` keys, only to the first kKeys. keys, values: rows, of which the
+  // first belongs to key number `origin`. all: the keys that need no mask for any row.
   template <typename Source>
   FLASHATTN_FUNC void attend(Source keys, Source values, Visibility visibility, KeySpan all, int begin, int end,
                              int step, int origin, uint lane) FLASHATTN_THREAD {
@@ -106,7 +108,7 @@ struct DecodeRows {
   }
 
  private:
-  // WHOLE: there are kKeys keys, not fewer, so that a lane's loads are unconditional and wide.
+  // WHOLE: whether count is kKeys and not less. A lane's loads are then unconditional and wide.
   template <bool WHOLE, typename Source>
   FLASHATTN_FUNC void attend_batch(Source keys, Source values, Visibility visibility, int first_key, int count,
                                    bool unmasked, uint lane) FLASHATTN_THREAD {
@@ -160,7 +162,7 @@ struct DecodeRows {
                                                    WHOLE || k < count);
       FLASHATTN_UNROLL
       for (int r = 0; r < ROWS; ++r) {
-        if (unmasked || scores[r][k] != 0) {  // a value that the row does not see may be NaN or infinite
+        if (unmasked || scores[r][k] != 0) {  // the value of a hidden key may be NaN or infinite
           FLASHATTN_UNROLL
           for (int i = 0; i < kValueColumns; ++i) {
             output[r][i] = multiply_add(scores[r][k], columns[i], output[r][i]);

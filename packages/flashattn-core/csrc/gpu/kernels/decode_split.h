@@ -1,5 +1,5 @@
-// Decoding: few queries, many keys. The rows of a key/value head are the queries of all its query heads. In phase 1 the
-// keys are cut into chunks, and each chunk is read once for all rows. Phase 2 merges each row's partial results.
+// Decoding for few queries and many keys. The rows of a key/value head are the queries of all its query heads. In phase
+// 1 the keys are cut into chunks, and each chunk is read once for all rows. Phase 2 merges each row's partial results.
 #pragma once
 
 #include "decode_rows.h"
@@ -7,8 +7,8 @@
 
 namespace flashattn {
 
-// The results of phase 1 for each row and chunk. Three arrays lie one after the other in memory: outputs that are not
-// yet divided by their sums, maxima, and sums.
+// The results of phase 1 for each row and chunk. Three arrays lie one after the other in memory. The first has the
+// outputs, not yet divided by the sums. The second has the maxima, and the third has the sums.
 template <typename Pointer>
 struct Partials {
   Pointer out;
@@ -58,7 +58,7 @@ FLASHATTN_FUNC KeySpan seen_in_chunk(Visibility visibility, FLASHATTN_UNIFORM Sp
                       KeySpan{begin, begin + split.chunk_len});
 }
 
-// Phase 1, if each SIMD group computes a chunk for ROWS rows of a key/value head, from first_row on.
+// Phase 1 for kernels in which each SIMD group computes one chunk, for ROWS rows of a key/value head from first_row on.
 template <int D, int DV, int ROWS, typename T, typename K>
 FLASHATTN_FUNC void decode_split_body(const FLASHATTN_DEVICE T* query, StoredInputs<K> stored,
                                       FLASHATTN_UNIFORM AttentionParams& params, MaskInputs masks,
@@ -79,9 +79,10 @@ FLASHATTN_FUNC void decode_split_body(const FLASHATTN_DEVICE T* query, StoredInp
   store_partials(rows, partials, params, split, batch, chunk, lane);
 }
 
-// Phase 1 for more rows: the SIMD groups of a threadgroup share a chunk, and each computes Rows::kRows rows from its
-// own first_row on. Keys and values pass through threadgroup memory, so that they are still read once. TILE: keys per
-// tile, a multiple of Rows::kKeys. All threads call KeyLoader and ValueLoader, which copy a tile, together.
+// Phase 1 for more rows. The SIMD groups of a threadgroup compute the same chunk, and each computes Rows::kRows rows,
+// from its own first_row on. Keys and values pass through threadgroup memory, so that a threadgroup reads each of them
+// from device memory only once. TILE: keys per tile, a multiple of Rows::kKeys. KeyLoader and ValueLoader copy a tile,
+// and all threads call them together.
 template <typename Rows, int TILE, typename KeyLoader, typename ValueLoader, typename T, typename K, typename Element>
 FLASHATTN_FUNC void decode_split_shared_body(const FLASHATTN_DEVICE T* query, StoredInputs<K> stored,
                                              FLASHATTN_UNIFORM AttentionParams& params, MaskInputs masks,
@@ -126,7 +127,8 @@ FLASHATTN_FUNC void decode_merge_body(RowOutputs<T> outputs, FLASHATTN_UNIFORM A
   whole.raise(FLASHATTN_LANE_MAX(chunk_max));
 
   float output[kColumns] = {};
-  // Each lane computes the weight of one chunk. Then all lanes together add up the outputs of these chunks, up to 32.
+  // Each lane computes the weight of one of up to 32 chunks. Then all lanes together add up the outputs of these
+  // chunks.
   for (int chunks = 0; chunks < split.num_chunks; chunks += FLASHATTN_LANES) {
     int count = minimum(FLASHATTN_LANES, split.num_chunks - chunks);
     float weight = 0, sum = 0;

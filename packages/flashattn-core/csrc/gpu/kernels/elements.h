@@ -1,4 +1,5 @@
-// The C++ types of inputs.def's dtypes. For a dtype that stands for several types it is uchar, see load_float().
+// The C++ types for the dtypes in inputs.def. Some of these dtypes stand for several types. Their C++ type is uchar,
+// and load_float() reads their elements.
 #pragma once
 
 #define FLASHATTN_ELEMENT_groups uchar
@@ -11,6 +12,6 @@
 #define FLASHATTN_ELEMENT_slopes float
 #define FLASHATTN_ELEMENT_float32 float  // for dlse, which is not in inputs.def
 
-// These turn a list of inputs into the fields of a struct, and into the values of these fields.
+// These two macros turn a list of inputs into the fields of a struct, and into the values of these fields.
 #define FLASHATTN_FIELD(name, called, dtype, axes) const FLASHATTN_DEVICE FLASHATTN_ELEMENT_##dtype* name;
 #define FLASHATTN_FIELD_VALUE(name, called, dtype, axes) name,

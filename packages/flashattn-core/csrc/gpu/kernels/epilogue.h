@@ -7,15 +7,15 @@
 namespace flashattn {
 
 struct RowResult {
-  float normalise;  // the factor for the row's output
-  float lse;        // natural logarithm
+  float normalise;  // the factor by which the row's output must be multiplied
+  float lse;        // log-sum-exp, as a natural logarithm
   OnlineSoftmax softmax;
 };
 
 // A sink adds only to the denominator. A row that sees no key gets output 0 and lse -inf, even with a sink.
 FLASHATTN_FUNC RowResult finish_row(OnlineSoftmax softmax, const FLASHATTN_DEVICE uchar* sinks,
                                     FLASHATTN_UNIFORM AttentionParams& params, int batch, int head) {
-  if (softmax.row_sum == 0) {  // the row sees no key: otherwise its largest score would have added 1 or NaN
+  if (softmax.row_sum == 0) {  // the row sees no key, because the largest visible score adds 1 or NaN
     return RowResult{0.0f, -INFINITY, softmax};
   }
   float normalise = 1;

@@ -16,7 +16,8 @@ struct MergedSlice {
   OnlineSoftmax softmax = empty_row();
   Slice slice = {};
 
-  // Adds `parts` partial results, and loads AT_ONCE together. result_of(part, softmax, slice) reads one of them.
+  // Adds `parts` partial results, and loads AT_ONCE of them at a time. result_of(part, softmax, slice) reads the
+  // partial result with number `part`.
   template <int AT_ONCE, typename F>
   FLASHATTN_FUNC void merge(int parts, F result_of) {
     for (int first = 0; first < parts; first += AT_ONCE) {

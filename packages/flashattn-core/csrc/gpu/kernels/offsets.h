@@ -7,7 +7,7 @@
 namespace flashattn {
 
 // The offset of a batch element. batch: its number in row-major order. The usual case of one batch dimension needs no
-// division. For further dimensions a rolled loop keeps the code short.
+// division. For more dimensions, a rolled loop keeps the code short.
 FLASHATTN_FUNC int64_t batch_offset(FLASHATTN_UNIFORM AttentionParams& params, FLASHATTN_UNIFORM Strides& strides,
                                     int batch) {
   int64_t offset = 0;
@@ -34,7 +34,8 @@ FLASHATTN_FUNC FLASHATTN_DEVICE T* row_of(FLASHATTN_DEVICE T* tensor, FLASHATTN_
   return tensor + batch_offset(params, strides, batch) + head * strides.head + row * strides.row;
 }
 
-// Reads an element of an array. dtype: its dtype's number in call/dtype.h, a constant of the kernel.
+// Reads an element of an array. dtype: the number of the array's dtype in call/dtype.h, which is a constant of the
+// kernel.
 FLASHATTN_FUNC float load_float(const FLASHATTN_DEVICE uchar* array, int dtype, int64_t index) {
   return dtype == 0   ? reinterpret_cast<const FLASHATTN_DEVICE float*>(array)[index]
          : dtype == 1 ? float(reinterpret_cast<const FLASHATTN_DEVICE half*>(array)[index])

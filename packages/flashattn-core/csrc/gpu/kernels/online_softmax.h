@@ -9,11 +9,12 @@ struct OnlineSoftmax {
   float row_max;
   float row_sum;
 
-  // The number to subtract from scores before exponentiating them: the maximum, or 0 as long as the row sees no key.
-  // Then hidden scores of -inf get probability 0, whereas -inf - -inf would give NaN.
+  // The number to subtract from scores before exponentiating them: the maximum, or 0 as long as the row has seen no
+  // key. Because of this 0, hidden scores of -inf get probability 0, whereas -inf - -inf would be NaN.
   FLASHATTN_FUNC float reference() const FLASHATTN_THREAD { return row_max == -INFINITY ? 0.0f : row_max; }
 
-  // Multiplies by log2(e) after the subtraction. Before it, rounding would lose the differences of large scores.
+  // Multiplies by log2(e) only after the subtraction. If large scores were multiplied first, rounding would change
+  // their differences.
   FLASHATTN_FUNC float probability(float score) const FLASHATTN_THREAD {
     return fast_exp2((score - reference()) * M_LOG2E_F);
   }

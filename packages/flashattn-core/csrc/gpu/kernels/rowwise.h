@@ -1,6 +1,6 @@
-// The textbook schedule: a threadgroup computes 32 rows against 32 keys at a time, one thread per score. Each SIMD
-// group has a row, and each lane a key, so maximum and sum are reductions over the SIMD group. Keys and values pass
-// through threadgroup memory 32 columns at a time, so that any head_dim fits.
+// Attention in the simplest way. A threadgroup computes the scores of 32 rows and 32 keys at a time, with one thread
+// per score. Each SIMD group has one row, and each of its lanes has one key, so maximum and sum are reductions over the
+// SIMD group. Keys and values pass through threadgroup memory 32 columns at a time, so that any head_dim fits.
 #pragma once
 
 #include "epilogue.h"
@@ -12,12 +12,12 @@ namespace flashattn {
 enum : int {
   kRowwiseRows = 32,
   kRowwiseKeys = FLASHATTN_LANES,
-  kRowwiseStride = FLASHATTN_LANES + 1,  // odd: a column's elements are in 32 different banks
+  kRowwiseStride = FLASHATTN_LANES + 1,  // odd, so that a column's elements are in 32 different banks
   kRowwiseTile = kRowwiseKeys * kRowwiseStride,
 };
 
-// Computes kRowwiseRows rows of a key/value head from first_row on, numbered query after query, and for each query head
-// after head. D and DV: head_dim and value_dim, rounded up to a multiple of the lanes. tile: kRowwiseTile floats. All
+// Computes kRowwiseRows rows of a key/value head, from first_row on. Rows are numbered by query, then by query head. D
+// and DV: head_dim and value_dim, rounded up to a multiple of FLASHATTN_LANES. tile: kRowwiseTile floats. All
 // kRowwiseRows SIMD groups of a threadgroup must call it.
 template <int D, int DV, typename T, typename K>
 FLASHATTN_FUNC void rowwise_body(const FLASHATTN_DEVICE T* query, StoredInputs<K> stored, RowOutputs<T> outputs,
@@ -88,7 +88,7 @@ FLASHATTN_FUNC void rowwise_body(const FLASHATTN_DEVICE T* query, StoredInputs<K
       float sum = output[chunk] * rescale;
       for (int j = 0; j < kRowwiseKeys; ++j) {
         float p = FLASHATTN_LANE_VALUE(probability, j);
-        if (unmasked || p != 0) {  // a value that the row does not see may be NaN or infinite
+        if (unmasked || p != 0) {  // the value of a hidden key may be NaN or infinite
           sum = multiply_add(p, tile[j * kRowwiseStride + int(lane)], sum);
         }
       }

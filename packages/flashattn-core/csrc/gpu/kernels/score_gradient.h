@@ -1,17 +1,17 @@
-// The gradient of a score, from its row's maximum and sum: probabilities are recomputed, never stored.
+// Computes the gradient of a score. Probabilities are not stored, but recomputed from the row's maximum and sum.
 //
 //   P = exp(score - row_max) / row_sum   dP = dO V^T   delta = sum(dO * O) - dlse   dS = P (dP - delta)
 //
 // Hidden scores, and rows that see no key, get P = 0 and dS = 0 even if a key, value or query holds NaN. The matrix
-// products with P and dS need care where rows hold NaN: see finite.h.
+// products with P and dS need more care if their other operand holds NaN, see finite.h.
 #pragma once
 
 #include "visibility.h"
 
 namespace flashattn {
 
-// What the gradient needs to recompute a row's probabilities, and delta. Maximum and sum are two numbers, because lse
-// would round the logarithm of the sum away next to a large maximum.
+// What the gradient needs of a row: delta, and the maximum and the sum, from which it recomputes the probabilities.
+// Maximum and sum are kept apart, because in lse a large maximum would round the logarithm of the sum away.
 struct SavedRow {
   float row_max;
   float log2_sum;
@@ -23,7 +23,8 @@ FLASHATTN_FUNC int64_t delta_offset(FLASHATTN_UNIFORM AttentionParams& params, i
   return (int64_t(batch) * params.num_heads + head) * params.query_len;
 }
 
-// A row that sees no key or does not exist gets an infinite sum: its probabilities are 0. row_stats, delta: the head's.
+// Reads the SavedRow of a query. A row that sees no key, or that does not exist, gets an infinite sum, so that its
+// probabilities are 0. row_stats, delta: pointers to the first row of the head.
 FLASHATTN_FUNC SavedRow saved_row(const FLASHATTN_DEVICE float* row_stats, const FLASHATTN_DEVICE float* delta,
                                   FLASHATTN_UNIFORM AttentionParams& params, int query) {
   if (query >= params.query_len) {
@@ -39,7 +40,7 @@ FLASHATTN_FUNC SavedRow saved_row(const FLASHATTN_DEVICE float* row_stats, const
 
 struct ScoreGradient {
   float probability;
-  float gradient;  // without the factor `scale`: dq and dk are multiplied by it at the end
+  float gradient;  // without the factor `scale`, by which dq and dk are multiplied at the end
 };
 
 // The base-2 logarithm of a probability. difference: the score minus the row's maximum.
@@ -47,20 +48,21 @@ FLASHATTN_FUNC float exponent_of(float difference, SavedRow saved) {
   return multiply_add(difference, M_LOG2E_F, -saved.log2_sum);
 }
 
-// 0 for a hidden score, even if the sum is NaN. A score may exceed the row's maximum by a rounding error, which is huge
-// for scores near 1e38, so the exponent is capped at 0.
+// The probability is 0 for a hidden score, even if the row's sum is NaN. A recomputed score may exceed the row's
+// maximum by a rounding error, which is huge for scores near 1e38. So the exponent is capped at 0.
 FLASHATTN_FUNC float probability_of(float difference, SavedRow saved, bool hidden) {
   return hidden ? 0.0f : fast_exp2(at_most_zero(exponent_of(difference, saved)));
 }
 
-// dS. dprobability: dot product of dout and value. derivative: Visibility::derivative(). unmasked: nothing is hidden.
+// Returns dS. dprobability: dP, the dot product of dout and value. derivative: the result of Visibility::derivative().
+// unmasked: whether no score of the tile is hidden.
 FLASHATTN_FUNC float gradient_of(float probability, float dprobability, float derivative, SavedRow saved,
                                  bool unmasked) {
   float gradient = probability * (dprobability - saved.delta) * derivative;
   return unmasked || probability != 0 ? gradient : 0.0f;
 }
 
-// product: the dot product of query and key.
+// Returns the probability and the gradient of one score. product: the dot product of query and key.
 FLASHATTN_FUNC ScoreGradient score_gradient(float product, float dprobability, Visibility visibility, Row row,
                                             SavedRow saved, int key, bool unmasked) {
   float scaled = visibility.scaled(product), score = visibility.score_of_scaled(scaled, row, key);

@@ -6,7 +6,7 @@
 
 namespace flashattn {
 
-// Computes a row, except for its sink. any: the keys to which it attends. all: keys of `any` that need no mask.
+// Computes a row, except for its sink. any: the keys to which the row attends. all: the keys that need no mask.
 template <int D, int DV, typename T, typename K>
 FLASHATTN_FUNC DecodeRows<T, D, DV, 1> attended_row(const FLASHATTN_DEVICE T* query, StoredInputs<K> stored,
                                                     Visibility visibility, int batch, int kv_head, RowPosition position,

@@ -1,5 +1,5 @@
-// Rows of keys or values as memory stores them: elements with any strides, or MLX's affine quantisation, whose elements
-// a thread unpacks to floats in registers, a few neighbours at a time.
+// Rows of keys or values as they are in memory: plain elements with any strides, or MLX's affine quantisation. A thread
+// unpacks quantised elements to floats in registers, a few neighbours at a time.
 #pragma once
 
 #include "elements.h"
@@ -17,15 +17,16 @@ struct PlainRows {
     return PlainRows{data + layout.offset(row, 0), layout};
   }
 
-  // For kernels that also take QuantisedRows, whose batch() reads scales and biases ahead.
+  // Exists because kernels that also take QuantisedRows call batch(). There, batch() reads scales and biases ahead.
   FLASHATTN_FUNC PlainRows batch(int, int, uint) const FLASHATTN_THREAD { return *this; }
 
   FLASHATTN_FUNC float element(int row, int column) const FLASHATTN_THREAD {
     return float(data[layout.offset(row, column)]);
   }
 
-  // Loads COUNT neighbouring elements from `first` on, a multiple of COUNT. Elements beyond `columns`, and elements of
-  // a row that does not exist, are 0. WIDTH: `columns`, rounded up so that threads divide it evenly.
+  // Loads COUNT neighbouring elements, from `first` on. `first` must be a multiple of COUNT. Elements beyond `columns`,
+  // and elements of a row that does not exist, are 0. WIDTH: `columns`, rounded up so that all threads load the same
+  // number of elements.
   template <int WIDTH, int COUNT, typename U>
   FLASHATTN_FUNC void load(FLASHATTN_THREAD U* target, int row, int first, int columns,
                            bool exists) const FLASHATTN_THREAD {
@@ -46,12 +47,13 @@ struct PlainRows {
 
 struct QuantisedBatch;
 
-// Quantised rows. Element i of a row is scale * q + bias in float32. q is a number of quant_bits bits, from bit
-// i * quant_bits on of the row's words, read as one little-endian number. scale and bias are those of group i /
-// group_size. Groups have 32 or more elements, so the elements that a lane loads together exist and are in one group.
+// Quantised rows. Element i of a row is scale * q + bias in float32. The row's words form one little-endian number, and
+// q is its quant_bits bits from bit i * quant_bits on. scale and bias are those of group i / group_size. A group has 32
+// or more elements, so the elements that a lane loads together are in one group, and none of them lies beyond the row's
+// end.
 struct QuantisedRows {
   const FLASHATTN_DEVICE uint* words;
-  const FLASHATTN_DEVICE uchar* scales;  // of group_dtype
+  const FLASHATTN_DEVICE uchar* scales;  // their dtype is group_dtype
   const FLASHATTN_DEVICE uchar* biases;
   RowLayout word_layout, scale_layout, bias_layout;
 
@@ -90,7 +92,7 @@ struct QuantisedRows {
                   load_float(biases, group_dtype, bias_layout.offset(row, index))};
   }
 
-  // Unpacks COUNT elements of one group, from `column` on, a multiple of COUNT. COUNT: 1, 2 or 4.
+  // Unpacks COUNT elements of one group, from `column` on, which must be a multiple of COUNT. COUNT is 1, 2 or 4.
   template <int COUNT>
   FLASHATTN_FUNC void unpack(FLASHATTN_THREAD float* target, int row, int column,
                              float2 scale_and_bias) const FLASHATTN_THREAD {
@@ -105,8 +107,9 @@ struct QuantisedRows {
   FLASHATTN_FUNC QuantisedBatch batch(int count, int columns, uint lane) const FLASHATTN_THREAD;
 
  private:
-  // Returns `count` bits of a row, from bit `first` on, in the lowest bits of the result; the others are arbitrary.
-  // Reads only bytes with such bits. 16 and 32 bits are aligned, and other counts that occur fit in three bytes.
+  // Returns `count` bits of a row, from bit `first` on, in the lowest bits of the result. The result's other bits are
+  // arbitrary. Reads only bytes that have some of the `count` bits. If count is 16 or 32, the bits are aligned. All
+  // other counts that occur fit in three bytes.
   FLASHATTN_FUNC uint load_bits(int row, uint first, uint count) const FLASHATTN_THREAD {
     const FLASHATTN_DEVICE uchar* source = byte(row, first / 8);
     if (count == 32) {
@@ -130,7 +133,8 @@ struct QuantisedRows {
   }
 };
 
-// A few quantised rows that the lanes of a SIMD group load together. One lane reads each scale, and one each bias.
+// A few quantised rows that the lanes of a SIMD group load together. For each scale, and for each bias, there is one
+// lane that reads it.
 struct QuantisedBatch {
   QuantisedRows rows;
   int groups;  // per row
@@ -140,7 +144,7 @@ struct QuantisedBatch {
   template <int WIDTH, int COUNT>
   FLASHATTN_FUNC void load(FLASHATTN_THREAD float* target, int row, int first, int,
                            bool exists) const FLASHATTN_THREAD {
-    constexpr int kAligned = COUNT & -COUNT;  // this many columns are in one group: group_size is a multiple of 32
+    constexpr int kAligned = COUNT & -COUNT;  // these columns are in one group, as 32 divides group_size
     constexpr int kRun = kAligned < 4 ? kAligned : 4;
     FLASHATTN_UNROLL
     for (int i = 0; i < COUNT; i += kAligned) {
@@ -161,7 +165,7 @@ struct QuantisedBatch {
   }
 };
 
-// `count` rows that have at most 16 groups in all, since each group takes two lanes.
+// Reads a batch of `count` rows. Together the rows may have at most 16 groups, because each group takes two lanes.
 FLASHATTN_FUNC QuantisedBatch QuantisedRows::batch(int count, int columns, uint lane) const FLASHATTN_THREAD {
   int groups = columns / group_size;
   int row = int(lane) / 2 / groups, index = int(lane) / 2 % groups;
@@ -196,17 +200,17 @@ FLASHATTN_FUNC QuantisedRows quantised_rows(const FLASHATTN_DEVICE uint* words, 
                        RowLayout{bias_strides.row, bias_strides.column}};
 }
 
-// K: the type of keys and values, or uint for quantised words. Element: the type that they have in threadgroup memory.
+// K: the type of keys and values, or uint if they are quantised. Element: their type in threadgroup memory.
 template <typename K>
 struct Stored {
   typedef K Element;
 };
 template <>
 struct Stored<uint> {
-  typedef float Element;  // 16 bits would round
+  typedef float Element;  // a 16-bit float would round the unpacked element
 };
 
-// A kernel's arguments for keys and values. Scales and biases exist only for quantised ones.
+// A kernel's arguments for keys and values. Scales and biases exist only if keys and values are quantised.
 template <typename K>
 struct StoredInputs {
   const FLASHATTN_DEVICE K* key;

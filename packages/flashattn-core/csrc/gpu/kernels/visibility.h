@@ -1,8 +1,10 @@
-// Which keys a query sees, and how a product of query and key becomes a score. Causal mask, window and key range leave
-// each query one span of keys. Tree bits, a bool array and an additive array hide keys within the span.
+// Computes which keys a query sees, and turns the product of query and key into a score. The causal mask, the window
+// and the key range leave each query one span of keys. Tree bits, a bool array and an additive array may hide more keys
+// within that span.
 //
-// Scores are in natural units, as masks and options expect them. Only differences of scores are multiplied by log2(e),
-// before exp2: a large float32 score times log2(e) could overflow.
+// Scores are in natural units, as masks and options expect them. Before exp2, a difference of two scores is multiplied
+// by log2(e), not each score, because a large float32 score times log2(e) could overflow. CUDA's lane_rows.h is an
+// exception, which it explains.
 #pragma once
 
 #include "call/block_map.h"
@@ -27,7 +29,7 @@ FLASHATTN_FUNC KeySpan intersection(KeySpan a, KeySpan b) {
   return KeySpan{maximum(a.begin, b.begin), minimum(a.end, b.end)};
 }
 
-// A row of scores: that of one query of one head.
+// A row of scores. It belongs to one query of one head.
 struct Row {
   int query;
   int head;
@@ -35,7 +37,8 @@ struct Row {
   float slope;  // ALiBi's
 };
 
-// A kernel's mask arguments: the arrays that hide keys or change scores. Only the call's own arrays exist.
+// A kernel's mask arguments: the arrays that hide keys or change scores. Only the pointers to arrays that the call has
+// are valid.
 struct MaskInputs {
   FLASHATTN_MASKS(FLASHATTN_FIELD)
 };
@@ -43,10 +46,11 @@ struct MaskInputs {
 
 struct Visibility {
   FLASHATTN_UNIFORM AttentionParams* params;
-  MaskInputs inputs;  // those of the batch element, except for key_start and key_stop
+  MaskInputs inputs;  // pointers to the batch element, except for key_start and key_stop
   KeySpan keys;       // the key range, or all keys
 
-  // The factor that turns the product of query and key into the score or, with soft-cap, into tanh's argument.
+  // The factor that turns the product of query and key into the score. With a soft-cap, it gives the argument of tanh
+  // instead.
   float factor;
 
   // The span of keys that a query sees.
@@ -56,24 +60,25 @@ struct Visibility {
     if (has_causal) {
       span.end = minimum(span.end, diagonal + 1);
     }
-    if (has_window) {  // in 64 bits, since a window may be as large as an int
+    if (has_window) {  // in 64 bits, because the window may be the largest int
       span.begin = int(maximum(int64_t(span.begin), int64_t(diagonal) - params->window + 1));
     }
     return span;
   }
 
-  // Keys that some of the queries first..last see, by their spans. No end of a span decreases from query to query.
+  // The keys that some of the queries first..last see, if only spans count. From one query to the next, neither end of
+  // the span decreases.
   FLASHATTN_FUNC KeySpan seen_by_any(int first, int last) const FLASHATTN_THREAD {
     return KeySpan{seen(first).begin, seen(last).end};
   }
-  // Keys that all of the queries first..last see, and whose scores no mask array changes.
+  // The keys that all of the queries first..last see, and whose scores no mask array changes.
   FLASHATTN_FUNC KeySpan seen_by_all(int first, int last) const FLASHATTN_THREAD {
     if (has_visible || has_bias) {
       return KeySpan{0, 0};
     }
     return unmasked(first, last);
   }
-  // Like seen_by_all(), but ignores arrays that have a block map, for kernels that also look into the block map.
+  // Like seen_by_all(), but ignores arrays that have a block map. It is for kernels that also read the block map.
   FLASHATTN_FUNC KeySpan unmasked(int first, int last) const FLASHATTN_THREAD {
     if ((has_visible || has_bias) && !has_block_map) {
       return KeySpan{0, 0};
@@ -85,7 +90,8 @@ struct Visibility {
     return span;
   }
 
-  // The "or" of the block map's bytes, see call/block_map.h, for those heads, queries and keys that exist.
+  // The bitwise "or" of the block map's bytes, see call/block_map.h, for the given heads, queries and keys. Those that
+  // do not exist are ignored.
   FLASHATTN_FUNC int blocks(int first_head, int head_count, int first_query, int query_count, int first_key,
                             int key_count) const FLASHATTN_THREAD {
     if (!has_visible && !has_bias) {
@@ -110,7 +116,7 @@ struct Visibility {
     return found;
   }
 
-  // The queries that see at least one of the keys first..last, by their spans. They are a span, too.
+  // The queries that see at least one of the keys first..last, if only spans count. These queries form a span, too.
   FLASHATTN_FUNC KeySpan seen_from(int first, int last) const FLASHATTN_THREAD {
     KeySpan queries = KeySpan{0, params->query_len};
     int offset = params->key_len - params->query_len;
@@ -128,7 +134,7 @@ struct Visibility {
     return queries;
   }
 
-  // A query beyond the last one gives a row that sees no key.
+  // Returns the row of a query. For a query beyond the last one, the row sees no key.
   FLASHATTN_FUNC Row row(int query, int head) const FLASHATTN_THREAD {
     bool exists = query < params->query_len;
     float slope = has_alibi_slopes && exists ? inputs.alibi_slopes[head * params->alibi_slopes.head] : 0.0f;
@@ -152,7 +158,7 @@ struct Visibility {
   }
 
   // score() has two steps, scaled() and score_of_scaled(), because the gradient needs the result of tanh. With an
-  // extreme soft-cap the first step only multiplies by scale, since scale / softcap may underflow in float32.
+  // extreme soft-cap, the first step only multiplies by scale, because scale / softcap may underflow in float32.
   FLASHATTN_FUNC float scaled(float product) const FLASHATTN_THREAD {
     float scaled = rounded_product(product, factor);
     return has_softcap && !extreme_softcap ? precise_tanh(scaled) : scaled;
@@ -166,7 +172,7 @@ struct Visibility {
     }
     return score;
   }
-  // The derivative of the score by scale times the product. scaled: the result of scaled().
+  // The derivative of the score with respect to scale * product. scaled: the result of scaled().
   FLASHATTN_FUNC float derivative(float scaled) const FLASHATTN_THREAD {
     if (!has_softcap) {
       return 1;
@@ -175,7 +181,7 @@ struct Visibility {
     return (1 - tanh) * (1 + tanh);
   }
 
-  // The score after masks. It is -inf for a hidden key, even if the score is NaN, since hidden keys may hold NaN.
+  // The score after masks. It is -inf for a hidden key, even if the score is NaN, because a hidden key may hold NaN.
   FLASHATTN_FUNC float masked(float score, Row row, int key) const FLASHATTN_THREAD {
     if (!row.seen.contains(key, 1)) {
       return -INFINITY;
@@ -195,8 +201,8 @@ struct Visibility {
     if (bias == -INFINITY) {
       return -INFINITY;
     }
-    // Some models hide keys by adding the lowest float. The sum must stay finite, so that a row of only such keys
-    // becomes their mean. max() would turn NaN into a number.
+    // Some models hide keys by adding the lowest float. The sum must stay finite, so that a row that has only such keys
+    // becomes the mean of their values. The code does not use max(), which would turn NaN into a number.
     float sum = score + bias;
     return sum < -FLT_MAX ? -FLT_MAX : sum;
   }
@@ -209,7 +215,8 @@ struct Visibility {
   }
 
  private:
-  // For a small x tanh(x) is x, and scaled / softcap could be rounded to 0.
+  // The score after an extreme soft-cap. A small score stays as it is, because tanh(x) is x for a small x, and scaled /
+  // softcap could be rounded to 0.
   FLASHATTN_FUNC float extremely_capped(float scaled) const FLASHATTN_THREAD {
     float small = params->softcap * 1e-4f;
     bool is_small = -small < scaled && scaled < small;

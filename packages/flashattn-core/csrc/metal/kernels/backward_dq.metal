@@ -1,6 +1,6 @@
-// metal_backward_dq: the gradient of the queries. As in metal_prefill_reg, each SIMD group has 8 rows of one head and
-// loops over tiles of keys. Values and keys of a tile share threadgroup memory. The values come first, so that the keys
-// are still there for the last product.
+// metal_backward_dq computes the gradient of the queries. As in metal_prefill_reg, each SIMD group has 8 rows of one
+// head and loops over tiles of keys. The values and the keys of a tile take turns in the same threadgroup memory. The
+// values come first, so that the keys are still there for the last product.
 #include "arguments.h"
 #include "score_gradient.h"
 #include "tile_loader.h"
@@ -21,7 +21,8 @@ backward_dq(FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_BACKWARD_ARGUMENTS(T), FL
   threadgroup T tile[KeyLoader::kSize > ValueLoader::kSize ? KeyLoader::kSize : ValueLoader::kSize];
   threadgroup int finite_keys[SIMDGROUPS];  // for each SIMD group: whether all keys that it loaded are finite
 
-  // The first threadgroups get the last queries, which see most keys under a causal mask: long work should start first.
+  // Under a causal mask, the last queries see the most keys. The first threadgroups get these queries, because the
+  // longest work should start first.
   int first_query = int(grid.x - 1 - group.x) * kRows;
   int last_query = metal::min(first_query + kRows, params.query_len) - 1;
   int batch = int(group.z), head = int(group.y);
@@ -35,7 +36,8 @@ backward_dq(FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_BACKWARD_ARGUMENTS(T), FL
                              delta + delta_offset(params, batch, head), params, row.query);
   Fragment sums[kDepth] = {};
 
-  // Own rows of query, and then of dout, stay in registers if they and the sums take at most 64 registers.
+  // The SIMD group's rows of query stay in registers if they and the sums take at most 64 registers. Its rows of dout
+  // also stay in registers if they and all of these together take at most 64.
   constexpr int kQueryRegisters = D * int(sizeof(T)) / 16, kDoutRegisters = DV * int(sizeof(T)) / 16;
   constexpr bool kKeepQueries = D / 4 + kQueryRegisters <= 64;
   constexpr bool kKeepDout = D / 4 + kQueryRegisters + kDoutRegisters <= 64;
@@ -57,12 +59,12 @@ backward_dq(FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_BACKWARD_ARGUMENTS(T), FL
       continue;
     }
     bool unmasked = all.contains(first, KEYS) && !(blocks & kBlockChanges);
-    bool needed = own.meets(first, KEYS);  // whether an own query sees a key of the tile
+    bool needed = own.meets(first, KEYS);  // whether one of the SIMD group's queries sees a key of the tile
 
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the previous keys have been read
     ValueLoader::load(tile, values.from(first), key_count, value_dim, thread_index);
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the values are there
-    Fragment gradients[kKeyFragments];                       // at first gradients of probabilities, then of scores
+    Fragment gradients[kKeyFragments];                       // first gradients of probabilities, later of scores
     if (needed) {
       multiply_transposed<kKeyFragments, ValueLoader::kStride>(gradients, own_dout, tile, lane);
     }
@@ -100,7 +102,7 @@ backward_dq(FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_BACKWARD_ARGUMENTS(T), FL
     }
     FLASHATTN_UNROLL
     for (int k = 0; k < kKeyFragments; ++k) {
-      if (own.meets(first + k * 8, 8)) {  // otherwise the gradients of these keys are 0
+      if (own.meets(first + k * 8, 8)) {  // otherwise all gradients[k] are 0
         add_product<kDepth, KeyLoader::kStride>(sums, gradients[k], tile + k * 8 * KeyLoader::kStride, lane);
       }
     }

@@ -1,4 +1,4 @@
-// Computes a block map, see find_blocks.h. Each SIMD group has a block, each lane a key.
+// Computes a block map, see find_blocks.h. Each SIMD group reads one block, and each lane reads the column of one key.
 #include "arguments.h"
 #include "find_blocks.h"
 

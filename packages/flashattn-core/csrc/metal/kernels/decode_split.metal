@@ -19,7 +19,8 @@ decode_split(FLASHATTN_INPUT_ARGUMENTS(T, K), FLASHATTN_PARTIALS(FLASHATTN_WRITT
                                  int(group.x * simdgroups + simdgroup), 0, lane);
 }
 
-// Several threadgroups read the same chunk if it has many rows. Grid: (chunks * threadgroups of each, kv_heads, batch).
+// If a key/value head has many rows, several threadgroups read the same chunk. Grid: (chunks * threadgroups per chunk,
+// kv_heads, batch).
 template <typename T, typename Sizes, typename K = T>
 FLASHATTN_KERNEL(Sizes::simdgroups)
 decode_split_shared(FLASHATTN_INPUT_ARGUMENTS(T, K), FLASHATTN_PARTIALS(FLASHATTN_WRITTEN), FLASHATTN_POSITION) {
