@@ -105,7 +105,8 @@ def test_the_cpu_copies_views_that_begin_in_the_middle_of_an_element(rng, dtype)
         mx.eval(attend(*given))
         return mx.get_peak_memory() - before
 
-    assert allocated(views) - allocated(arrays) >= sum(view.nbytes for view in views)
+    query, key, value, *_ = views
+    assert allocated(views) - allocated(arrays) >= query.nbytes + key.nbytes + value.nbytes
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
