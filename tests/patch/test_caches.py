@@ -1,4 +1,4 @@
-"""With every cache of mlx-lm, patched models give the same logits, and kernels get no mask array of L*S elements."""
+"""With every cache of mlx-lm, a patched model gives the unpatched one's logits. No kernel gets an L*S mask array."""
 
 import mlx.core as mx
 import mlxlm_flash_patch as flash

@@ -18,8 +18,8 @@ from flash_evals.work.measure import peak_memory
 from measure_cuda_table import Attention, Call, call, in_turns, mlx_own, ours
 
 TRIALS = 11
-# How many passes one evaluation computes. They share the evaluation's fixed time on the host. There are only
-# FEW_AT_ONCE if a pass needs a gigabyte or more.
+# One evaluation computes AT_ONCE passes, to spread the host's fixed time per evaluation over them. It computes only
+# FEW_AT_ONCE passes if each needs a gigabyte or more.
 AT_ONCE, FEW_AT_ONCE = 16, 4
 LARGEST_CHECKED = 4096  # queries; the errors of longer calls are not computed, because that needs exact gradients
 

@@ -29,7 +29,7 @@ Inputs all_zeros(const Case& c) {
 
 enum class Program { prefill, decode, backward };
 
-// A call to cancel. Its outputs may have gaps between their elements.
+// A call that the test cancels. Its outputs may have gaps between their elements.
 struct Cancelled {
   Program program;
   Case c;

@@ -95,9 +95,8 @@ constexpr int64_t divide_up(int64_t n, int64_t divisor) {
 
 // A decode step computes its chunks of keys in rounds, because each chunk's partial results take memory until they are
 // merged. A round works on `heads` blocks of heads. Each of them has `slots` slots: one for each chunk of the round
-// and, after the first round, one for the merged results of all earlier chunks. All slots together take up to 2 MB.
-// They may take more if that is needed for four slots per thread and one more, because with fewer slots, threads would
-// idle at the end of a round.
+// and, after the first round, one for the merged results of all earlier chunks. All slots together take up to 2 MB,
+// or the memory of 4 * threads + 1 slots if that is more. With fewer slots, threads would idle at the end of a round.
 struct Rounds {
   int64_t heads, slots;
 

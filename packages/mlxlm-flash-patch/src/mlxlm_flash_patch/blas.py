@@ -99,7 +99,7 @@ def _file(choice: str) -> str:
 
 
 def _load(library: str) -> ctypes.CDLL:
-    """Loads a library. Raises ValueError unless MLX can call it: it has cblas_sgemm and takes 32-bit integers."""
+    """Loads a BLAS for MLX. Raises ValueError if it does not load, has no cblas_sgemm or takes 64-bit integers."""
     try:
         loaded = ctypes.CDLL(library)
     except OSError as error:

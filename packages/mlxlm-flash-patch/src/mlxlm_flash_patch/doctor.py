@@ -22,7 +22,7 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, distributions, requires, version
 from typing import Any
 
-# Maps each distribution that installs libmlx on Linux to the extra of mlx that requires it. All install the same file.
+# On Linux each of these packages installs the same file, libmlx. Maps the package to the extra of mlx that requires it.
 LIBMLX = {"mlx-cuda-12": "mlx[cuda12]", "mlx-cuda-13": "mlx[cuda13]", "mlx-cpu": "mlx[cpu]"}
 PINNED = ("flashattn-core", "mlxlm-flash-patch")  # this project's packages, which require tested versions of others
 MODES = ("0", "1", "strict", "float32", "float32,strict")  # values of MLXLM_FLASH

@@ -75,9 +75,7 @@ def number(*names: str, least: int, most: int = LARGEST, text: str, **option: An
 
 
 def several(*names: str, read: Callable[[str], object], what: str, **option: Any) -> Callable[..., Any]:
-    """An option that takes items separated by commas, and drops repeated ones. `read` reads an item, and raises
-    ValueError if it is invalid.
-    """
+    """An option that takes items separated by commas, each once. `read` raises ValueError for an invalid item."""
 
     def check(_: click.Context, parameter: click.Parameter, value: str | None) -> list[object] | None:
         try:

@@ -89,9 +89,7 @@ def _sentence(comparisons: Sequence[Comparison], ratio: Callable[[Comparison], R
 
 
 def training_fits(found: Sequence[Description]) -> tuple[str, Says]:
-    """Returns a word, and a sentence for each result. Skipped lengths do not fit without the patch. They were not tried
-    with the patch.
-    """
+    """Returns a word, and a sentence for each result. Lengths that do not fit without the patch are skipped."""
     says: Says = []
     longest, fits = set(), True
     for each in found:

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Lines differ in colour and in marker. Colour-blind people can tell these colours apart (Okabe and Ito 2008). In print
-# without colour, the markers tell the lines apart.
+# Lines differ in marker and in colour. Colour-blind people can tell these colours apart (Okabe and Ito 2008).
 LOOKS: dict[str, dict[str, Any]] = {
     "on": {"color": LIGHT["on"], "marker": "o"},
     "off": {"color": LIGHT["off"], "marker": "s"},
@@ -112,9 +111,7 @@ def _draw(ax: "Axes", chart: Chart) -> None:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Returns ticks 1, 2, 5, 10 … that enclose the values, at least two. If more than seven would be needed, returns
-    every n-th power of ten.
-    """
+    """Returns at least two ticks 1, 2, 5, 10 … around the values; every n-th power of ten if these were over seven."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     steps = [factor * 10.0**power for power in range(first - 1, last + 2) for factor in (1, 2, 5)]
     begin = bisect_right(steps, low * (1 + 1e-9)) - 1

@@ -59,9 +59,7 @@ def _rate(arm: Summary) -> str:
 
 
 def _charts(tests: Sequence[Test]) -> list[Chart]:
-    """Makes charts for each kind and batch size. Their x axis is tokens, and each depth has a pair of charts. If no
-    depth has several numbers of tokens, the x axis is depth, and each number of tokens has a pair.
-    """
+    """For each kind and batch size: a pair of charts per depth over tokens, or over depth if tokens do not vary."""
     charts: list[Chart] = []
     for (kind, batch), of_kind in grouped(tests, lambda test: (test.kind, test.batch_size)).items():
         title = WORK[kind].capitalize() + (f", {batch} at once" if batch > 1 else "")

@@ -157,9 +157,7 @@ class Result(ModelResult, kw_only=True, omit_defaults=True, tag="perplexity"):
         return [trial[name] for trial in self.trials if name != "other"]
 
     def ratio(self, figure: Literal["tokens_per_s", "peak_memory_mb"]) -> Ratio:
-        """The second column's figure over the first's. Unknown if the columns are off and on, but differ in more than
-        the patch.
-        """
+        """The second column's figure over the first's. Unknown if off and on differ in more than the patch."""
         of_another = self.compared and self.compared.column != "other" and self.compared.differs_in
         if not self.paired or of_another:
             return Ratio(None, apart=False)

@@ -54,8 +54,7 @@ class Entrant:
         with peak_memory() as peak:
             seconds, results = self.timed()
             self.peak_memory = peak()
-        # The first call is up to 10 times slower than later ones and, on a GPU, compiles the kernel. So its time says
-        # little, unless it is so long on a CPU that one call certainly fills a trial.
+        # The first call is up to 10 times slower, or compiles the kernel. Only if it is longer still, its time counts.
         if seconds < 10 * TRIAL_SECONDS or machine.kind() == "gpu":
             seconds, _ = self.timed()
         while seconds < TRIAL_SECONDS:
@@ -122,9 +121,7 @@ def _difference(dtype: str, pass_: Pass, expected: Sequence[np.ndarray], results
 
 
 def order(names: Sequence[str], number: int) -> list[str]:
-    """Returns the names in the order of round `number`. Every second round goes backwards, and after two rounds another
-    name begins, so that nobody is favoured.
-    """
+    """Returns the names in the order of round `number`: forwards, then backwards, then from another name on."""
     first = number // 2 % len(names)
     turned = [*names[first:], *names[:first]]
     return turned[::-1] if number % 2 else turned

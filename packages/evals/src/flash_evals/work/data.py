@@ -41,10 +41,7 @@ class Text:
         separator: str = SEPARATOR,
         tokenised: bool = False,
     ) -> "Text":
-        """Makes a Text. Its default name is made of the source, the config and the split.
-
-        Raises EvalError if the documents are empty or invalid.
-        """
+        """Makes a Text, by default named by source, config and split. Raises EvalError for empty or bad documents."""
         name = name or " ".join(filter(None, (source, part.config, part.split)))
         text = separator.join(documents)
         if not text.strip():
@@ -143,8 +140,7 @@ READERS = {".txt": _read_txt, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
 def _from_folder(folder: str, part: Part) -> Text:
     """Reads a split of a folder. `datasets` finds the split's files, by their names or by the folder's README.md.
 
-    If READERS has a function for each of these files, those functions read them, because `datasets` would cut a .txt
-    into lines.
+    If READERS has all of these files' formats, it reads them, because `datasets` would cut a .txt into lines.
     """
     # The path is absolute, because `datasets` would take a relative path such as "text" for one of its own builders.
     datasets, path = _quiet_datasets(), str(Path(folder).absolute())

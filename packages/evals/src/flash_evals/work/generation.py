@@ -37,8 +37,7 @@ def require(models: Sequence[LoadedModel], cases: Sequence[Case]) -> None:
     for case in cases:
         drafting = draft if case.kind == "generation" else []
         for model in (loaded, *drafting):
-            # In the last round with a draft model, the model reads the newest token and a guess for each missing token.
-            # That is one position more than without a draft model.
+            # In the last round with a draft model, the model reads one position more than without a draft model.
             model.require_positions(case.depth + case.tokens + len(drafting), str(case))
     if any(case.batch_size > 1 for case in cases):
         for layer in make_prompt_cache(loaded.model):

@@ -1,7 +1,6 @@
 """Asks the hub which commit a branch, tag or commit name means, and turns errors of the hub into messages.
 
-This module asks once and waits up to five seconds. Without a network, the libraries that download would retry for half
-a minute.
+This module asks once, for up to five seconds. Libraries that download would retry for half a minute.
 """
 
 import sys
@@ -15,8 +14,7 @@ import click
 from flash_evals.results.errors import EvalError, one_line
 
 Kind = Literal["model", "dataset"]
-# The options that work without the hub.
-INSTEAD: dict[Kind, str] = {"model": "--model FOLDER", "dataset": "--dataset FILE.txt"}
+INSTEAD: dict[Kind, str] = {"model": "--model FOLDER", "dataset": "--dataset FILE.txt"}  # these need no hub
 
 
 @contextmanager

@@ -130,8 +130,7 @@ def mlx(workload: Workload, _: Precision) -> Attention:
     how["mask"] = "causal" if workload.causal and not workload.window else _mlx_mask(workload)
     if not workload.kv_bits:
         return partial(contest.mlx_attention, **how)  # MLX's own attention, even if the patch is on
-    # MLX has no attention over quantised keys, so mlx-lm's function is used. It scales its query in place. Therefore it
-    # gets a copy of the query.
+    # MLX has no attention over quantised keys, but mlx-lm has. It scales its query in place, so it gets a copy.
     attention = import_module("mlx_lm.models.base").quantized_scaled_dot_product_attention
     how |= {"group_size": GROUP_SIZE, "bits": workload.kv_bits}
     return lambda query, key, value: attention(query[:], key, value, **how)

@@ -58,9 +58,7 @@ def physical_memory() -> int:
 
 
 def peak_flops(dtype: str) -> float:
-    """The FLOP/s that this machine reaches. On a CPU, flash's threads compute in registers, whatever the dtype. On a
-    GPU, MLX multiplies matrices of that dtype.
-    """
+    """The FLOP/s of flash's threads in registers on a CPU, or of MLX's matrix product in that dtype on a GPU."""
     return flashattn_core.peak_flops() if kind() == "cpu" else products(dtype)
 
 

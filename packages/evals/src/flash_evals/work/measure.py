@@ -99,9 +99,7 @@ def attention_share(name: Arm, work: Callable[[], object], precision: Precision 
 
 
 def _counts() -> tuple[Counter[str], Counter[str], Counter[str]]:
-    """Returns this process's counts so far: calls of each kernel, fallbacks for each reason, and calls left to MLX's
-    own attention for each kind of call.
-    """
+    """Returns this process's counts: calls of each kernel, fallbacks for each reason, calls left to MLX by kind."""
     now = flash.status()
     left = Counter({kind: left.calls for kind, left in now.left.items()})
     return Counter(flashattn_core.stats()), Counter(now.fallbacks), left
@@ -111,8 +109,7 @@ def _counts() -> tuple[Counter[str], Counter[str], Counter[str]]:
 def memory_method() -> str:
     """How peak memory is measured here, in words for the result files.
 
-    On a Linux CPU it is the process's resident set, because MLX's counter misses scratch memory that kernels allocate
-    themselves.
+    On a Linux CPU it is the resident set, because MLX's counter misses memory that kernels allocate themselves.
     """
     if mx.default_device() != mx.gpu and os.access("/proc/self/clear_refs", os.W_OK):
         return "peak resident set of the process during a trial, minus its resident set before the trial"
@@ -121,10 +118,7 @@ def memory_method() -> str:
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Switches Python's garbage collection off inside the block, as timeit does.
-
-    Collecting earlier garbage would take time and free memory.
-    """
+    """Switches Python's garbage collection off inside the block, as timeit does, because collecting takes time."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -165,7 +159,6 @@ def _status_bytes(name: str) -> int:
 _libc = ctypes.CDLL(None)
 _is_glibc = hasattr(_libc, "malloc_trim")
 if _is_glibc:
-    # malloc_trim() frees the first arena completely, but keeps the end of every other arena. So all threads are made
-    # to share the first one.
+    # malloc_trim() frees only the first arena completely, so all threads are made to share the first arena.
     _M_ARENA_MAX = -8
     _libc.mallopt(_M_ARENA_MAX, 1)

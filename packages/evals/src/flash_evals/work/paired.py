@@ -103,8 +103,7 @@ def _measure(
 def _some_rows(window: Window) -> Iterator[tuple[slice, slice]]:
     """Yields slices of the tokens that the window scores, with slices of the logits' rows that predict them.
 
-    A slice has few rows, because logits are converted to float32. If the vocabulary is large, converting all rows at
-    once would take too much memory.
+    A slice has few rows, because logits are converted to float32, and all at once would take too much memory.
     """
     for first in range(window.first_scored, window.end + 1, ROWS_AT_ONCE):
         stop = min(first + ROWS_AT_ONCE, window.end + 1)

@@ -1,8 +1,7 @@
 """Reads and writes the file with the scores of a `perplexity` run, for --resume and --compare.
 
 Each line of the file is JSON. The first line is a Header, which says what was scored. Every other line has a batch of
-windows, in the order of the plan, and is on disk before the next batch begins. A killed run may leave half a line at
-the end. Readers ignore it.
+windows, in the order of the plan, and is on disk before the next batch begins. Half a line at the end is ignored.
 """
 
 import fcntl
@@ -78,9 +77,7 @@ def fingerprint(content: bytes) -> str:
 
 
 def fingerprint_of_weights(loaded: LoadedModel) -> str:
-    """A hash of the config and of each parameter's name, shape, dtype and checksum. A checksum is the sum of the
-    elements' bit patterns, read as unsigned integers. It takes only as long as reading the weights once.
-    """
+    """A hash of the config and of each parameter's name, shape, dtype and the sum of its elements' bit patterns."""
     said = json.dumps(loaded.config, sort_keys=True, default=str)
     for name, parameter in sorted(parameters(loaded.model).items()):
         bits = parameter.reshape(-1).view({1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}[parameter.itemsize])
@@ -138,8 +135,7 @@ def appending(
     """Yields the batches that a file has (none without `resume`), and a function that appends a batch.
 
     That function returns once the batch is on disk. Without a path, nothing is saved. Raises EvalError, and leaves the
-    file unchanged, if the file cannot be written, if another run is writing it, or if a run with other settings wrote
-    the file that `resume` would continue.
+    file unchanged, if it cannot be written, if another run is writing it, or if a run with other settings wrote it.
     """
     if path is None:
         yield [], lambda _: None

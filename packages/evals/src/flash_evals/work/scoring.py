@@ -1,7 +1,4 @@
-"""The arithmetic of perplexity: which window scores which token, what a token costs, and how two arms compare.
-
-Nothing here depends on models, files or time.
-"""
+"""The arithmetic of perplexity: which window scores which token, what a token costs, and how two arms compare."""
 
 import math
 from collections.abc import Sequence
@@ -84,9 +81,7 @@ def token_nll(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
 
 
 def ranked_first(logits: mx.array) -> np.ndarray:
-    """Returns for each row: the token with the largest logit, up to TIES_KEPT tokens that tie for the first place (the
-    token itself is one of them), then -1 in the places that are left.
-    """
+    """Returns for each row the token with the largest logit, up to TIES_KEPT tokens that tie with it, then -1."""
     best = mx.max(logits, axis=-1, keepdims=True)
     ties = best - logits <= TIE * mx.maximum(mx.abs(best), 1)
     row, token = np.divmod(np.flatnonzero(np.array(ties)), logits.shape[-1])
@@ -123,8 +118,7 @@ def kl_divergence(off: mx.array, on: mx.array) -> mx.array:
 def mean(values: np.ndarray) -> tuple[float, float]:
     """Returns the mean and its standard error, in float64. The error assumes that the values are independent.
 
-    The costs of one text's tokens are not. So if a perplexity is to say something about other texts, its true error is
-    larger.
+    The costs of one text's tokens are not, so the true error of what a perplexity says about other texts is larger.
     """
     values = values.astype(np.float64)
     error = float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.nan

@@ -125,8 +125,7 @@ def too_long(loaded: LoadedModel, seq_len: int, settings: Settings, rest: dict[i
     """Returns the reason if a step of that length does not fit into memory without the patch, else None.
 
     The estimate is the memory of the score arrays plus the memory of everything else. The latter is assumed to have the
-    bytes per token that it had at the longest length so far. `rest` maps each length so far to the bytes of everything
-    else. If it is empty, only the score arrays count.
+    bytes per token that it had at the longest length so far. `rest` maps each length so far to these bytes, if any.
     """
     given = settings.max_memory_gb
     limit = machine.free_memory() if given is None else given * 1e9

@@ -1,8 +1,7 @@
 """Turns WikiText, published tokenised, into normal text: ` 2 @.@ 5 kg ( 6 lb ) , ` becomes `2.5 kg (6 lb), `.
 
 Models were trained on normal text, so they read normal text here, too. Published figures count the words and bytes of
-the original text. The rules and their order are lm-evaluation-harness's, so that flash-eval's figures can agree with
-published ones.
+the original text. The rules and their order are lm-evaluation-harness's, so that the figures can agree.
 """
 
 import re

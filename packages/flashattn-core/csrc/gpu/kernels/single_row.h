@@ -6,7 +6,8 @@
 
 namespace flashattn {
 
-// Computes a row, except for its sink. any: the keys to which the row attends. all: the keys that need no mask.
+// Computes one row of the output, without its sink. The row attends to keys in the span `any`. Keys in the span `all`,
+// a part of `any`, need no test of the mask.
 template <int D, int DV, typename T, typename K>
 FLASHATTN_FUNC DecodeRows<T, D, DV, 1> attended_row(const FLASHATTN_DEVICE T* query, StoredInputs<K> stored,
                                                     Visibility visibility, int batch, int kv_head, RowPosition position,
