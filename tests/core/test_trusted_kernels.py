@@ -232,6 +232,13 @@ def test_what_failed_is_checked_by_the_next_process():
     assert asked_by_another_process() == "cuda_prefill"
 
 
+def test_a_broken_file_is_not_believed(cache):
+    asked_by_another_process()
+    [file] = (cache / "checked").iterdir()
+    file.write_bytes(file.read_bytes()[:-3])
+    assert asked_by_another_process() == "cuda_prefill"
+
+
 def test_a_file_that_can_be_neither_read_nor_replaced(cache):
     """In this test the file is replaced by a folder, which a process can neither read nor replace.
 

@@ -28,7 +28,7 @@ def of_parts(old: str, new: str = "", **how) -> Fault:
 
 FAULTS = {
     # Barriers and asynchronous copies.
-    "a tile before it is there, or over one that is read": Fault(BACKWARD, "__syncthreads();  // the tile", **LONG),
+    "a tile before it is there, or over one being read": Fault(BACKWARD, "__syncthreads();  // the tile", "//", **LONG),
     "a tile not waited for": Fault(BACKWARD, "wait_for_copies<0>();\n    __syncthreads();", "__syncthreads();", **LONG),
     "what is saved of the tile before": Fault(
         BACKWARD, "saved_columns + n % 2 * COLUMNS, tile", "saved_columns, tile", **LONG
@@ -45,7 +45,7 @@ FAULTS = {
     "hopper: P before S is there": of_hopper("wait_for_products<Block::kSecond ? 1 : 0>(scores);"),
     # Hopper's kernel for float32. It splits each number into 16-bit parts.
     "parts: rows before they are there": of_parts("own_arrived.wait(0);"),
-    "parts: a tile before it is there": of_parts("ring.wait_for_tile(n, part);\n    begin_multiply"),
+    "parts: a tile before it is there": of_parts("ring.wait_for_tile(n, part);\n    begin_multiply", "begin_multiply"),
     "parts: a tile over one that is read": of_parts("if (turn >= STAGES) read(turn)", "if (false) read(turn)"),
     "parts: without what is saved": of_parts("copy_bytes(saved", "if (false) copy_bytes(saved"),
     "parts: what is saved of the tile before": of_parts("if (Block::kOfKeys) saved.wait_for_tile(n);"),

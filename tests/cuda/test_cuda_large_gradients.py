@@ -41,7 +41,7 @@ def test_behind_a_decode_step(rng, dtype, size, gradients):
 FAULTS = {
     "not left out": ("? INFINITY : saved.log2_sum", "? saved.log2_sum : saved.log2_sum"),
     "not added": ("is_left_out(largest)) != 0", "false) != 0"),
-    "over the others": ("add ? target.load(column) : 0.0f", "0.0f"),
+    "over the others": ("add ? float(target[column]) : 0.0f", "0.0f"),
     "others, too": ("if (add && !is_left_out(of_query.row_max)) continue;", ""),
     "of queries that no key has met": ("fabsf(saved_columns[i + lane % COLUMNS].x)", "0.0f"),
 }

@@ -43,7 +43,7 @@ WAIT = "wait_for_copies<0>();"
 WAIT_FOR_TILE = "wait_for_copies<STAGES - 2>();\n    "
 FAULTS = {
     # Barriers and asynchronous copies.
-    "prefill: a tile before it is there, or over one that is read": Fault(PREFILL, "__syncthreads();  // the tile"),
+    "prefill: a tile before it is there, or over one being read": Fault(PREFILL, "__syncthreads();  // the tile", "//"),
     "prefill: a tile not waited for": Fault(PREFILL, WAIT + "\n    __syncthreads();", "__syncthreads();"),
     "prefill: one stage instead of two": Fault(PREFILL, "n % STAGES * kStage", "0"),
     "prefill: copies not committed": Fault(PREFILL, "any.end);\n    commit_copies();", "any.end);"),
@@ -54,14 +54,13 @@ FAULTS = {
         "STAGES - 2>();\n    __syncwarp", "STAGES - 1>();\n    __syncwarp", **FEW_WARPS
     ),
     "decode: a tile over one being read": of_decode("load(tile + STAGES - 1, ", "load(tile + STAGES, ", **FEW_WARPS),
-    "decode: lanes do not meet": of_decode("__syncwarp();  // the tile is there", **FEW_WARPS),
     "decode: results over tiles": of_decode(WAIT + "\n  __syncthreads();", WAIT),
     "decode: results before they are there": of_decode("  __syncthreads();\n  bool finite", "  bool finite"),
     "decode: results over each other": of_decode("kPitch = DV + (", "kPitch = DV - ("),
     "decode: a chunk alone is not written": of_decode(
         "if (split.num_chunks == 1) {\n      store_slice", "if (false) {\n      store_slice", key_len=100
     ),
-    "merge: not behind a fence": of_decode("__threadfence();  // before the block arrives"),
+    "merge: not behind a fence": of_decode("__threadfence();  // before the block", "//"),
     "merge: before all warps have written": of_decode(
         "  __syncthreads();\n  bool last = thread", "  bool last = thread", mask="NaN"
     ),
@@ -108,7 +107,7 @@ FAULTS = {
         PREFILL, "kv_head = head / (params.num_heads / params.num_kv_heads)", "kv_head = head % params.num_kv_heads"
     ),
     # The online softmax.
-    "output not rescaled": Fault(PREFILL, "output[i / 4][i % 4] *= rescaling.by[i % 4 / 2];", **GROWING),
+    "output not rescaled": Fault(PREFILL, "output[i / 4][i % 4] *= rescaling.by[i % 4 / 2];", ";", **GROWING),
     "rescaled by the other row": Fault(PREFILL, "rescaling.by[i % 4 / 2]", "rescaling.by[1 - i % 4 / 2]", **GROWING),
     "key groups and chunks not weighed": of_decode("+= weight * slices[n]", "+= slices[n]"),
     "merge: sum not rescaled": of_decode("softmax.row_sum += weight * softmaxes", "softmax.row_sum += softmaxes"),
@@ -154,7 +153,7 @@ FAULTS = {
     "keys in the order of rows": of_integers("return row % 8 * 4 + row / 8;", "return row;"),
     "a row's maximum of four keys": of_integers("lane_max<LANES, STEP>(score", "(score", **GROWING),
     "integers: not rescaled": of_integers("output[c / 2][h / 2][c % 2 * 2 + h % 2] *= rescaling.by[h];", **GROWING),
-    "value biases not rescaled": of_integers("bias_sums[h][g] *= rescaling.by[h];", **GROWING),
+    "value biases not rescaled": of_integers("bias_sums[h][g] *= rescaling.by[h];", ";", **GROWING),
     "probabilities not transposed": of_integers("= transposed(parts[key][b][part])", "= parts[key][b][part]"),
     "value biases forgotten": of_integers("multiply_add(p[0], bias, ", "multiply_add(p[0], 0, "),
     "value biases of four keys": of_integers("lane_sum<8, 4>(bias_sums[h][g])", "bias_sums[h][g]"),

@@ -93,7 +93,7 @@ def test_caches_of_mlx_lm_are_copied_by_16_bytes(requires_clang, rng, group_size
     how = {"group_size": group_size, "bits": 4}
     cache = [quantised(rng, 1, 2, 512, group_size, dtype=mx.bfloat16, **how) for _ in range(2)]
     key, value = (tuple(x[..., :key_len, :] for x in each) for each in cache)
-    attention = functools.partial(flash_attention, edit=replacing("load<false>(n, first, end - first);"))
+    attention = functools.partial(flash_attention, edit=replacing("load_rows<false>(n, first, end - first);"))
     query = normal(rng, 1, 2 * group, length, group_size, dtype=mx.bfloat16)
     assert_is_float32s(attention, query, key, value, None, "causal", how=how, kernel=kernel)
 

@@ -14,7 +14,7 @@ from flashattn_core.reference import reference_attention
 
 from tests.core.oracle import assert_matches_reference, draw, to_numpy
 from tests.core.test_quantised import dequantised
-from tests.emulators.metal_on_cpu import MetalError
+from tests.emulators.metal_on_cpu import CompileError, MetalError
 from tests.metal.metal_attention import Run
 
 CSRC = Path(__file__).parents[2] / "packages/flashattn-core/csrc"
@@ -71,8 +71,9 @@ def assert_is_noticed(fault: Fault, call: Callable[[Callable[[str], str]], None]
         planted.append(edited != source)
         return edited
 
-    with pytest.raises((MetalError, AssertionError)):
+    with pytest.raises((MetalError, AssertionError)) as noticed:
         call(edit)
+    assert not isinstance(noticed.value, CompileError), "the fault is no valid code"
     assert any(planted), "no launch of this call has this text"
 
 

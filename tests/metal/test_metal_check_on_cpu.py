@@ -23,7 +23,7 @@ OTHER_KINDS = {
 }
 NAN = {
     PARALLEL: nan_where("batch == 1", "weight *= "),
-    SPLIT: nan_where("query == params.query_len - 1", "row[column] = T(output[i] * "),
+    SPLIT: nan_where("query == params.query_len - 1", "out_row(params, batch, head, query), output, "),
     REG: nan_where("row.query >= params.query_len - 3", "store_row<DV>(target, output, "),
 }
 globals().update(rules(run, SPLIT, REG, LENGTHS, OTHER_KINDS, NAN))

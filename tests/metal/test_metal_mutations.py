@@ -61,7 +61,7 @@ FAULTS = {
         SPLIT, "query + params->tree_size - params->query_len", "query", lengths=(5, 70), mask="tree"
     ),
     "bool array: its head stride ignored": Fault(PARALLEL, "head * params->visible.head + ", "", mask="bool"),
-    "additive array: in the wrong unit": Fault(REG, "score + bias", "score + M_LN2_F * added", mask="additive"),
+    "additive array: in the wrong unit": Fault(REG, "score + bias", "score + M_LN2_F * bias", mask="additive"),
     "partly visible tiles taken for whole ones": Fault(REG, "all.contains(first, KEYS)", "all.contains(first, 1)"),
     # The block map.
     "reg: shown blocks left out": Fault(REG, "if (!(blocks & kBlockShows))", "if (blocks & kBlockShows)", **BLOCKS),
@@ -129,7 +129,6 @@ FAULTS = {
     "values with the keys' biases' strides": quantised_fault(
         FAST, "params.value_scales, params.value_biases", "params.value_scales, params.key_biases"
     ),
-    "a tile of 16 bits": quantised_fault(REG, "typedef float Element;", "typedef half Element;"),
 }
 
 

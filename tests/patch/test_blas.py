@@ -91,9 +91,10 @@ def test_its_name(file, name):
 @LINUX
 def test_it_is_the_one_that_mlx_calls(command, library):
     """MLX does not call a loaded library that does not define cblas_sgemm."""
-    code, preloaded = "from mlxlm_flash_patch.blas import *; print(blas())", library(cblas="scipy_cblas_sgemm")
-    done = command("python", "-c", code, env={"LD_PRELOAD": preloaded})
-    assert (done.stdout, done.stderr) == ("reference\n", "")
+    code = "from mlxlm_flash_patch.blas import *; print(blas())"
+    for preloaded, name in ((library(), "openblas"), (library(cblas="scipy_cblas_sgemm"), "reference")):
+        done = command("python", "-c", code, env={"LD_PRELOAD": preloaded})
+        assert (done.stdout, done.stderr) == (f"{name}\n", "")
 
 
 @LINUX

@@ -13,8 +13,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "what another library saved while the patch was on comes back when it is off",
         f"{PATCH}/patch_points.py",
-        "                value = original  # the library had",
-        "                pass  # the library had",
+        "                value = original  # a library had",
+        "                pass  # a library had",
         "patch/test_nesting.py::test_every_order",
     ),
     Mutation(
@@ -139,8 +139,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "doctor has nothing to say of an older mlx",
         f"{PATCH}/doctor.py",
-        '">=": operator.ge',
-        '">=": operator.ne',
+        "_numbers(found) >= _numbers(limit)",
+        "True",
         "patch/test_doctor.py::test_another_version",
     ),
     Mutation(

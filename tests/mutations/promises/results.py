@@ -99,7 +99,7 @@ MUTATIONS: list[Mutation] = [
         "scores of float16 inputs are float16",
         f"{CPP}/cpu/kernels.cpp",
         "    bool hides = !sees_all(args, block, band, keys);",
-        """    for (int k = 0; args.dtype == Dtype::float16 && k < seen_count * band.columns; ++k) {
+        """    for (int k = 0; args.dtype == Dtype::float16 && k < seen_count * band.padded_rows; ++k) {
       half_t narrow;
       from_float(scratch.scores[k], &narrow);
       scratch.scores[k] = to_float(narrow);

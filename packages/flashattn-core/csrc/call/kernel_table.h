@@ -67,7 +67,7 @@ struct NoKernelError : std::invalid_argument {
 // Returns the choice's kernel. Throws NoKernelError if there is none.
 Variant chosen_variant(const Choice& choice);
 
-// What the choice of a kernel depends on, apart from the backend.
+// The choice of a kernel depends on these facts and on the backend.
 struct CallShape {
   int query_len;
   int key_len;

@@ -368,7 +368,7 @@ Launch backward_delta(const Call& call) {
                 round_up(call.params.query_len, kSavedTile) / (kWarps * kRowsOfWarp) * heads, kWarps);
 }
 
-// What the functions that make a gradient's launches need.
+// The functions that make a gradient's launches share these facts.
 struct GradientCall {
   Call call;
   bool packed;

@@ -54,7 +54,7 @@ def preload(choice: str) -> None:
             raise ValueError(f"--blas auto finds no OpenBLAS with threads on this machine: {INSTALL}")
     else:
         library = _file(choice)
-        if os.path.samefile(library, called):
+        if os.path.exists(called) and os.path.samefile(library, called):
             if is_fast:
                 return
             raise ValueError(f"--blas {library} is the slow reference BLAS itself")

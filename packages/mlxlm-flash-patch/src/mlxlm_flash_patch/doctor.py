@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 from functools import partial
@@ -27,7 +27,6 @@ LIBMLX = {"mlx-cuda-12": "mlx[cuda12]", "mlx-cuda-13": "mlx[cuda13]", "mlx-cpu":
 PINNED = ("flashattn-core", "mlxlm-flash-patch")  # this project's packages, which require tested versions of others
 MODES = ("0", "1", "strict", "float32", "float32,strict")  # values of MLXLM_FLASH
 CPU_VARIABLES = ("FLASHATTN_CPU_ISA", "FLASHATTN_NUM_THREADS")
-RELATIONS = {"==": operator.eq, ">=": operator.ge, "<=": operator.le}  # for versions as lists of numbers
 
 
 class Mark(Enum):
@@ -103,7 +102,7 @@ def _needed(name: str, limits: dict[str, str]) -> Finding:
         if limits.keys() == {">="}:
             return warning("versions", f"{name} is not installed, so the patch replaces only MLX's own function", cure)
         return problem("versions", f"{name} is not installed", cure)
-    if all(RELATIONS[relation](_numbers(found), _numbers(limit)) for relation, limit in limits.items()):
+    if all(RELATIONS[relation](found, limit) for relation, limit in limits.items()):
         return ok("versions", f"{name} {found}")
     lowest = limits.get("==") or limits[">="]
     highest = f" to {limits['<=']}" if "<=" in limits else " or later" * (">=" in limits)
@@ -112,6 +111,13 @@ def _needed(name: str, limits: dict[str, str]) -> Finding:
 
 def _numbers(release: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", release)]
+
+
+RELATIONS: dict[str, Callable[[str, str], bool]] = {
+    "==": operator.eq,  # a pre-release is not the release itself
+    ">=": lambda found, limit: _numbers(found) >= _numbers(limit),
+    "<=": lambda found, limit: _numbers(found) <= _numbers(limit),
+}
 
 
 def _mlx() -> str:

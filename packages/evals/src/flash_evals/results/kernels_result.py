@@ -60,7 +60,7 @@ class Figures(Record, omit_defaults=True):
 
 
 class Roofline(Record):
-    """What the machine itself reached between the trials; None if that was not measured."""
+    """The machine's own figures, measured between the trials. A figure is None if it was not measured."""
 
     peak: Amount | None = field(name="peak(TFLOPs/s)")
     read: Amount | None = field(name="read(GB/s)")

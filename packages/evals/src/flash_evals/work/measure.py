@@ -147,7 +147,7 @@ def peak_memory() -> Iterator[Callable[[], int]]:
         else:
             mx.reset_peak_memory()
             active = mx.get_active_memory()
-            # MLX's allocator does not count flash's scratch memory. What the threads keep now is what the work needed.
+            # MLX's allocator does not count flash's scratch memory. The work needed what flash's threads keep now.
             yield lambda: max(0, mx.get_peak_memory() - active) + flashattn_core.release_scratch()
 
 

@@ -24,8 +24,8 @@ WARM_UP_ON_CPU = 256  # tokens; enough, because a CPU's first call of a kernel d
 ROWS_AT_ONCE = 64  # rows of logits; for a vocabulary of 150,000, about 0.3 GB of intermediate results
 
 
-# What is kept of a scored token. For each arm: the token's cost (-ln p), and the tokens that the arm ranks first. For
-# both arms together: the differences of their logits, which are NaN if only one arm ran.
+# A record keeps this of a scored token. For each arm: the token's cost (-ln p), and the tokens that the arm ranks
+# first. For both arms together: the differences of their logits, which are NaN if only one arm ran.
 OF_ARM = [("nll", "<f4"), ("first", "<i4", (1 + scoring.TIES_KEPT,))]
 SCORED = np.dtype([("off", OF_ARM), ("on", OF_ARM), ("kl", "<f4"), ("dlogit", "<f4")])
 

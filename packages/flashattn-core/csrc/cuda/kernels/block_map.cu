@@ -6,7 +6,7 @@
 
 using namespace flashattn;
 
-// What a lane finds in a row of the mask's block. The row has kBlockSize keys and begins at a multiple of 16 bytes.
+// A lane finds this in a row of the mask's block. The row has kBlockSize keys and begins at a multiple of 16 bytes.
 template <int DTYPE>
 FLASHATTN_FUNC Entries entries_of_row(const uchar* row) {
   constexpr int kElement = DTYPE < 0 ? 1 : DTYPE == 0 ? 4 : 2, kWords = kBlockSize * kElement / 4;

@@ -32,7 +32,7 @@
 
 namespace flashattn {
 
-// What to_gradients() computes: P from S, dS from dP and P, or both. With soft-cap, dS needs kBoth, because soft-cap's
+// to_gradients() computes P from S, dS from dP and P, or both. With soft-cap, dS needs kBoth, because soft-cap's
 // derivative depends on S, which P replaces.
 enum Step : int { kToProbabilities, kToGradients, kBoth };
 
@@ -177,7 +177,7 @@ struct GradientBlock {
            !(has_block_map && tile.listed.changes(own_part));
   }
 
-  // What a lane keeps about two of the warp's 16 rows. Four lanes share these two rows.
+  // A lane keeps this about two of the warp's 16 rows. Four lanes share these two rows.
   struct OwnRows {
     KeySpan columns[2];  // the columns that each of the two rows sees
     Row queries[2];      // `queries` and `saved` are set only if the rows are queries

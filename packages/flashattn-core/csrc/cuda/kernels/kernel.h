@@ -40,8 +40,8 @@ FLASHATTN_FUNC uint warp_index() {
   return threadIdx.x / FLASHATTN_LANES;
 }
 
-// What a block computes. A grid extends along x only, because its other axes have room for only 65,535 blocks. Blocks
-// are ordered by part, then by batch element, then by head.
+// BlockPosition says what a block computes. A grid extends along x only, because its other axes have room for only
+// 65,535 blocks. Blocks are ordered by part, then by batch element, then by head.
 struct BlockPosition {
   int head;
   int batch;

@@ -10,7 +10,7 @@
 
 namespace flashattn {
 
-// What the gradient needs of a row: delta, and the maximum and the sum, from which it recomputes the probabilities.
+// The gradient needs this of a row: delta, and the maximum and the sum, from which it recomputes the probabilities.
 // Maximum and sum are kept apart, because in lse a large maximum would round the logarithm of the sum away.
 struct SavedRow {
   float row_max;
