@@ -5,7 +5,7 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from flashattn_core import _ext
+from flashattn_core import _ext, contest
 
 from tests.demanded import lacking
 
@@ -18,6 +18,12 @@ def requires_gpu():
     """Skips the test without MLX's CUDA build and a GPU."""
     if not mx.cuda.is_available():
         pytest.skip("no NVIDIA GPU, or MLX's build for the CPU: make cuda-check brings the other")
+
+
+@pytest.fixture
+def nothing_is_left(monkeypatch):
+    """Leaves no call to MLX's own attention, even if it is faster, for tests that count calls of our kernels."""
+    monkeypatch.setattr(contest, "mlx_is_fused", lambda *_: False)
 
 
 @pytest.fixture

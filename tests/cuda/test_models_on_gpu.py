@@ -9,14 +9,13 @@ import mlx.core as mx
 import mlxlm_flash_patch as flash
 import numpy as np
 import pytest
-from flashattn_core import contest
 from mlx_lm.models import base
 from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
 
 from tests.patch.arms import batch_caches, close, normal, off_and_on
 from tests.patch.model_configs import config, random_model
 
-pytestmark = pytest.mark.usefixtures("requires_gpu")
+pytestmark = pytest.mark.usefixtures("requires_gpu", "nothing_is_left")
 
 PROMPT, STEPS, PADDING = 100, 4, [0, 17, 70]
 # The families have, in this order: grouped heads; normalised queries and keys; soft-cap; windows; windows and sinks;
@@ -38,12 +37,6 @@ def uncompiled():
     mx.disable_compile()
     yield
     mx.enable_compile()
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left(monkeypatch):
-    """Leaves no call to MLX's own attention, even if it is faster, because the tests count calls of our kernels."""
-    monkeypatch.setattr(contest, "mlx_is_fused", lambda *_: False)
 
 
 gather_mm = mx.gather_mm  # MLX's function, which unsorted_experts() replaces
