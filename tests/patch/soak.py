@@ -34,7 +34,7 @@ from flash_evals.work import machine
 from mlx_lm.generate import generation_stream
 
 from tests.patch.soak_checks import GROWTH, Own, check_is_off, growth, occupied
-from tests.patch.soak_switching import WAYS, ControlC, another_thread_switches, arrival, bad_call
+from tests.patch.soak_switching import WAYS, ControlC, SimulatedControlC, another_thread_switches, arrival, bad_call
 from tests.patch.soak_work import KINDS, OTHER_TYPES, Broken, Kinds, Result, Run, Work, difference
 
 
@@ -149,13 +149,10 @@ class Soak:
         """Does the work with the patch on. A Ctrl-C may cut the work short. The results are not compared."""
         of = work.models()
         classes = [(module, type(module)) for model in of for module in model.modules()]
-        control_c = ControlC(seconds)
         try:
-            with control_c, WAYS[way](of):
+            with ControlC(seconds), WAYS[way](of):
                 work.run(of)
-        except KeyboardInterrupt:
-            if not control_c.pressed:  # it was the user's Ctrl-C
-                raise
+        except SimulatedControlC:
             self.seen.between["cut short by Ctrl-C"] += 1
         finally:
             _waited_for(None)

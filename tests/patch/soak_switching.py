@@ -4,6 +4,7 @@ import _thread
 import contextlib
 import importlib
 import random
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -78,25 +79,38 @@ def bad_call(rng: random.Random) -> None:
     raise Broken(f"a bad call is not refused with {error.__name__}")
 
 
+class SimulatedControlC(KeyboardInterrupt):
+    """The Ctrl-C of a ControlC block, as opposed to the user's."""
+
+
 class ControlC:
-    """Simulates a Ctrl-C after some seconds, unless the `with` block has ended by then."""
+    """Raises SimulatedControlC after some seconds, unless the `with` block has ended by then."""
 
     def __init__(self, seconds: float) -> None:
         self._timer = threading.Timer(seconds, self._press)
-        self.pressed = False
+        self._simulates = False
 
     def _press(self) -> None:
-        self.pressed = True
+        self._simulates = True
         _thread.interrupt_main()
 
-    def __enter__(self) -> "ControlC":
+    def _raise(self, *_: object) -> None:
+        raise SimulatedControlC if self._simulates else KeyboardInterrupt
+
+    def __enter__(self) -> None:
         self._report, sys.unraisablehook = sys.unraisablehook, self._unraisable
-        self._timer.start()
-        return self
+        self._handler = signal.signal(signal.SIGINT, self._raise)
+        try:
+            self._timer.start()
+        except KeyboardInterrupt:  # after an error here, Python does not call __exit__()
+            self.__exit__()
+            raise
 
     def __exit__(self, *_: object) -> None:
         self._timer.cancel()
-        self._timer.join()
+        if self._timer.is_alive():
+            self._timer.join()
+        signal.signal(signal.SIGINT, self._handler)
         sys.unraisablehook = self._report
 
     def _unraisable(self, what: "sys.UnraisableHookArgs", /) -> None:

@@ -179,7 +179,7 @@ def test_tokens_may_differ_at_a_near_tie_alone():
 @pytest.mark.nightly("a process that prepares every kind of work")
 def test_the_command_and_control_c():
     """At Ctrl-C the command prints the report of the rounds that were finished."""
-    command = [sys.executable, soak.__file__, "--seed", "5"]
+    command = [sys.executable, "-m", soak.__name__, "--seed", "5"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr.readline() == "seed 5\n"
         process.send_signal(signal.SIGINT)
