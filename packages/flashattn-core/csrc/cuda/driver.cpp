@@ -92,8 +92,7 @@ CUfunction built(const gpu::Launch& launch, int device) try {
 }  // namespace
 
 gpu::Device properties(int device) {
-  constexpr int kMultiprocessors = 16, kMajor = 75, kMinor = 76,
-                kSharedMemoryOfBlock = 97;  // values of the enum CUdevice_attribute
+  constexpr int kMultiprocessors = 16, kMajor = 75, kMinor = 76, kSharedMemoryOfBlock = 97;  // CUdevice_attribute
   const auto attribute = [&](int number) {
     int value = 0;
     FLASHATTN_CALL(cuDeviceGetAttribute, &value, number, device);

@@ -25,7 +25,7 @@ using namespace gpu;
 thread_local std::map<std::tuple<mx::Stream, Binding, int>, mx::array> kept_scratch;
 
 // Returns scratch for one call. MLX never overlaps two calls that use the same array. So a small array has kCopies
-// copies, which successive calls use in turn: a call can then start before the previous call has ended.
+// copies, which successive calls use in turn. A call can then start before the previous call has ended.
 const mx::array& kept(const Scratch& wanted, mx::Stream stream, int call) {
   constexpr int64_t kRow = 1024;
   constexpr int kCopies = 4;
@@ -56,8 +56,8 @@ void* address(const mx::array& array) {
   return static_cast<char*>(static_cast<const mx::cu::CudaBuffer*>(array.buffer().ptr())->data) + array.offset();
 }
 
-// Describes an array to the TMA. A row's elements must be contiguous, and are 16-bit floats: float32 scratch arrays
-// hold bfloat16 here.
+// Describes an array of 16-bit floats to the TMA. The elements of a row must be contiguous. If `array` is float32, it
+// is scratch that holds bfloat16.
 TensorMap tensor_map(const MappedArray& mapped, const mx::array& array) {
   // Values of the driver's enums, such as CUtensorMapDataType.
   constexpr int kFloat16 = 6, kBfloat16 = 9, kNotInterleaved = 0, kSwizzle128 = 3, kIntoL2By256 = 3, kZeros = 0;
@@ -106,14 +106,14 @@ void encode(const Work& work, mx::Stream stream) {
   for (const Scratch& wanted : launches.scratch) {
     alive.push_back(scratch[index(wanted.binding)].emplace(kept(wanted, stream, call)));
   }
-  if (!alive.empty()) {  // comes first: if a later launch throws, earlier nodes stay in the graph
+  if (!alive.empty()) {  // nodes stay in the graph even if a later launch throws
     encoder.add_completed_handler([alive = std::move(alive)] {});
   }
   std::optional<mx::cu::CommandEncoder::ConcurrentContext> concurrent;
   for (const Launch& launch : launches.launches) {
     if (launch.with_next && !concurrent) concurrent.emplace(encoder);
-    // Everything that may throw comes before set_input_array(). Otherwise MLX's next node would get this node's
-    // dependencies after an exception.
+    // Everything that may throw comes before set_input_array(). After an exception, MLX's next node would otherwise get
+    // the dependencies of this node.
     CUfunction function = function_of(launch, stream.device.index);
     BackwardArguments arguments = {{{{}, launches.split, launches.params, launches.array}, {}, {}, {}, {}},
                                    launches.backward};

@@ -64,7 +64,7 @@ int parts_of_products(const Call& call) {
   return call.dtype != Dtype::float32 && call.precision == Precision::input ? 1 : 2;
 }
 
-// Reserves shared memory for `lists` lists of visible tiles (see kernels/mapped_tiles.h), and adds its bytes to
+// Reserves shared memory for `lists` lists of visible tiles (see kernels/mapped_tiles.h), and adds the bytes to
 // `shared`. A list covers `positions` keys or queries, and a tile has `tile` of them. If the lists do not fit, the call
 // ignores its block map. driver.cpp sets a kernel's limit of shared memory only once, so the reserved size must not
 // depend on lengths.
@@ -188,7 +188,7 @@ SplitParams share_last_blocks(const Call& call, int64_t blocks, int64_t at_once)
   // wave are short anyway. With a window, a block has too few keys. With a block map, the number of visible keys is not
   // known here.
   bool are_even = sees_evenly(p.causal != 0, p.window, p.query_len, p.key_len) && !call.has(Binding::block_map);
-  double least = 1 - static_cast<double>(kMerging) / std::max(p.key_len, 1);  // unit: the time of one block
+  double least = 1 - static_cast<double>(kMerging) / std::max(p.key_len, 1);  // in units of one block's time
   for (int chunks = 2; chunks <= std::min(kMaxChunks, p.key_len / kMinKeys); ++chunks) {
     double time = static_cast<double>(divide_up(last * chunks, at_once)) / chunks;
     if (last == 0 || !are_even || last * chunks > 2 * at_once || time >= least) continue;
@@ -475,8 +475,7 @@ Launch backward_parts(GradientCall gradient, Gradient of) {
   const AttentionParams& p = call.params;
   int dim = round_up(p.head_dim, 64), value_dim = round_up(p.value_dim, 64);
   bool of_keys = of != kDq, narrow = std::max(dim, value_dim) <= 64;
-  int first_stages = narrow ? 5 : 4,
-      second_stages = narrow ? 5 : 3;  // a tile takes three stages, one for each of its parts
+  int first_stages = narrow ? 5 : 4, second_stages = narrow ? 5 : 3;  // a tile takes three stages, one per part
   int first = tile_bytes(kRows, dim, 2), second = tile_bytes(kRows, value_dim, 2);
   int saved = of_keys ? kSavedStages * kColumns * 4 * static_cast<int>(sizeof(float)) : 0;
   int handed = kRows * kColumns * static_cast<int>(sizeof(float));

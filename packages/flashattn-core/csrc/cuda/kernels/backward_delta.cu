@@ -3,7 +3,7 @@
 
 using namespace flashattn;
 
-// Computes ROWS dot products on LANES lanes: a[r] . b[r] for each r. The order of a sum is always the same.
+// Computes ROWS dot products on LANES lanes: a[r] . b[r] for each r. Always sums in the same order.
 template <int LANES, int ROWS, typename T>
 struct ProductsOfRows {
   static constexpr int kAtOnce = 16 / sizeof(T);

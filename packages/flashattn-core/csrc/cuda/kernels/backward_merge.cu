@@ -35,8 +35,7 @@ FLASHATTN_KERNEL backward_merge(const cuda::BackwardArguments& arguments) {
   FLASHATTN_WRITTEN(T, dk);
   FLASHATTN_WRITTEN(T, dv);
   constexpr int kAtOnce = head_dim % 4 == 0 && value_dim % 4 == 0 ? 4 : 1, kOfKey = head_dim / kAtOnce;
-  constexpr int kPieces =
-      kOfKey + value_dim / kAtOnce;  // one key's row of dk and row of dv, in pieces of kAtOnce columns
+  constexpr int kPieces = kOfKey + value_dim / kAtOnce;  // pieces of one key's dk and dv
   BlockPosition block = block_position(params, params.num_kv_heads);
   int head = block.head, batch = block.batch, chunks = head_chunks(params, backward);
   int64_t first_row = (int64_t(batch) * params.num_kv_heads + head) * params.key_len;

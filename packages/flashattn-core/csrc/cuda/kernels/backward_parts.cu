@@ -1,6 +1,6 @@
 // The gradient of float32 arrays on compute capability 9.0. Each array is split into three bfloat16 parts, see
 // float_parts.h. Shared memory then has room for only 64 rows per block. Two consumer warpgroups compute the same rows:
-// Warpgroup 0 computes S and P, hands P over (S instead, with soft-cap) and, if the rows are keys, sums dv.
+// Warpgroup 0 computes S and P. It hands over P, or S with soft-cap. If the rows are keys, it also sums dv.
 // Warpgroup 1 takes P or S, computes dP and dS, and sums dq or dk.
 // Tensor cores truncate long sums. So they sum over one tile, and ordinary instructions add this sum to the total.
 #include "float_parts.h"

@@ -5,7 +5,7 @@
 
 using namespace flashattn;
 
-// Each key/value head and batch element has (its rows / ROWS) * chunks warps. A block has WARPS warps.
+// Each key/value head and batch element has one warp per chunk and ROWS rows. A block has WARPS warps.
 template <typename T, typename Sizes, typename K = T>
 FLASHATTN_KERNEL decode_split(const cuda::Arguments& arguments) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, ROWS = Sizes::rows, WARPS = Sizes::warps;

@@ -74,7 +74,7 @@ FLASHATTN_FUNC float at_most_zero(float x) {  // NaN stays NaN
 FLASHATTN_FUNC float multiply_add(float a, float b, float c) {
   return __fmaf_rn(a, b, c);
 }
-// A product that the compiler never fuses with an addition. All kernels thus compute the same score.
+// A product that the compiler never fuses with an addition. So a score is the same in all kernels.
 FLASHATTN_FUNC float rounded_product(float a, float b) {
   return __fmul_rn(a, b);
 }

@@ -32,7 +32,7 @@
 namespace flashattn {
 
 // Says what to_gradients() computes: P from S, dS from P and dP, or both. With soft-cap, dS also needs S, which P
-// overwrites. So both must then be computed at once.
+// overwrites. So kBoth must then compute P and dS together.
 enum Step : int { kToProbabilities, kToGradients, kBoth };
 
 // The index of a head's first element in saved_rows, where each head is padded to a multiple of kSavedTile queries.
@@ -221,7 +221,7 @@ struct GradientBlock {
     }
   }
 
-  // Replaces `scores` (S) with P, `dscores` (dP) with dS, or both, see Step. These are a warp's rows and a tile's
+  // Replaces `scores` (S) with P, `dscores` (dP) with dS, or both, see Step. They hold a warp's rows and a tile's
   // columns. saved_columns: the tile's saved_rows, if the columns are queries. unmasked: is_unmasked() of the tile.
   template <Step STEP, int N>
   FLASHATTN_FUNC void to_gradients(Fragment (&scores)[N], Fragment (&dscores)[N], OwnRows& own, int own_row,
@@ -256,8 +256,8 @@ struct GradientBlock {
     }
   }
 
-  // Writes a warp's 16 rows of the sums. Recomputes each row that is not finite without tensor cores, because these
-  // multiply a hidden score's value by 0, and 0 times NaN is NaN. largest: own.largest after the last tile.
+  // Writes a warp's 16 rows of the sums. Tensor cores multiply a hidden score's value by 0, and 0 times NaN is NaN. So
+  // rows that are not finite are recomputed without tensor cores. largest: own.largest after the last tile.
   template <int N, int M>
   FLASHATTN_FUNC void store(const Fragment (&first)[N], const Fragment (&second)[M], float largest, int own_row,
                             int lane) const {
@@ -276,7 +276,7 @@ struct GradientBlock {
       if constexpr (kSecond) store_columns<head_dim>(second_target(row), second, h, params().scale, lane);
     }
     // Four lanes share two rows: bit 4 n of `again` stands for the first row of lane 4 n, bit 4 n + 1 for its second
-    // row. A single loop handles both sets of rows, so compute_again() is inlined only once.
+    // row. One loop handles both `not_finite` and `add`, so compute_again() is inlined only once.
     const auto bits_of = [](const bool(&rows)[2]) {
       return (__ballot_sync(~0u, rows[0]) & 0x11111111) | (__ballot_sync(~0u, rows[1]) & 0x11111111) << 1;
     };
@@ -360,7 +360,7 @@ struct GradientBlock {
     return probe;
   }
 
-  // Stores the lane's columns below WIDTH of row h (0 or 1) of its two rows.
+  // Stores row h (0 or 1) of the lane's two rows, in the lane's columns below WIDTH.
   template <int WIDTH, typename Result, int N>
   static FLASHATTN_FUNC void store_columns(Result* target, const Fragment (&sums)[N], int h, float factor, int lane) {
     FLASHATTN_UNROLL

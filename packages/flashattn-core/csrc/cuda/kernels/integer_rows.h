@@ -90,8 +90,8 @@ struct WordTile {
     FLASHATTN_UNROLL
     for (int n = 0; n < kIntegerKeys * kPitch; n += THREADS) {
       if (kIntegerKeys * kPitch < THREADS && row >= kIntegerKeys) return;
-      // Step n copies a row that is `rows` rows below the thread's first row, and a key that is `keys` keys above its
-      // first key. A sum of the first row and `rows` has no carry, so it can be an XOR. The same holds for the keys.
+      // This step copies row `row` + `rows` of the tile, which holds key `key` + `keys`. `row` and `rows` have no bit
+      // in common, so their sum is their XOR. The same holds for `key` and `keys`.
       int rows = n / kPitch, keys = key_of_row(rows);
       uint to = (own_piece ^ swizzle(rows) * 16) + rows * kPitch * 16;
       bool exists = count >= kIntegerKeys || key + keys < count;

@@ -54,8 +54,8 @@ FLASHATTN_FUNC BlockPosition block_position(const AttentionParams& params, int h
                        int(gridDim.x / heads_and_batches)};
 }
 
-// The first query of a part, which has up to `count` queries. Part 0 has the last queries, which see the most keys
-// under a causal mask: the longest blocks should start first.
+// The first query of a part, which has up to `count` queries. Part 0 has the last queries, because these see the most
+// keys under a causal mask. The longest blocks should start first.
 FLASHATTN_FUNC int first_query(const AttentionParams& params, int part, int count) {
   return ((params.query_len - 1) / count - part) * count;
 }

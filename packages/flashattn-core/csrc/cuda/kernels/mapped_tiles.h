@@ -93,7 +93,7 @@ struct KeyTiles {
   Visibility visibility;
   int own_part;
   KeySpan any;             // the keys that some query of the block sees
-  KeySpan own_all;         // keys that all own queries see without any mask
+  KeySpan own_all;         // keys that no mask hides or changes for the own queries
   int origin, count;       // the first tile's first key, and how many tiles there are
   int own_begin, own_end;  // tiles that own queries see: own_begin to own_end - 1
   int n = 0;               // how many tiles the loop has passed

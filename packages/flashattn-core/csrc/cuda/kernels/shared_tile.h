@@ -23,8 +23,8 @@ struct SharedTile {
   FLASHATTN_FUNC uint piece(uint row, uint c) const {
     return memory + c / 8 * kPanel + row * 128 + ((c % 8 ^ row % 8) << 4);
   }
-  // The offset that piece_at() needs to return the address of piece 2 * step + odd in row `row` + further_rows.
-  // further_rows must be a multiple of 8. A step costs one xor.
+  // piece_at(lane_offset(row, odd), further_rows, step) is the address of piece 2 * step + odd in row `row` +
+  // further_rows. further_rows must be a multiple of 8. A step costs one xor.
   static FLASHATTN_FUNC uint lane_offset(uint row, uint odd) { return row * 128 + ((odd ^ row % 8) << 4); }
   FLASHATTN_FUNC uint piece_at(uint lane_offset, int further_rows, int step) const {
     return memory + step / 4 * kPanel + further_rows * 128 + (lane_offset ^ step % 4 << 5);
@@ -32,7 +32,7 @@ struct SharedTile {
 
   // Starts asynchronous copies of the rows that row_at(row) points to. A row has `columns` elements that are `step`
   // apart. The rest of the tile, and rows for which row_at() returns null, become 0. All THREADS threads must call
-  // load_rows(), and then commit.
+  // load_rows(), and then commit their copies.
   template <int THREADS, typename F>
   FLASHATTN_FUNC void load_rows(F row_at, int64_t step, int columns, uint thread) const {
     FLASHATTN_ROLLED

@@ -126,7 +126,7 @@ struct VisibleBits<true, QUERIES> {
   }
 };
 
-// Whether bias_pair() may be called for the `count` keys from first_key on. It needs aligned and contiguous pairs.
+// Whether bias_pair() may be called for the `count` keys from first_key on. Pairs must be aligned and contiguous.
 FLASHATTN_FUNC bool has_bias_pairs(Visibility visibility, int first_key, int count) {
   const Strides& strides = visibility.params->bias;
   auto begin = reinterpret_cast<unsigned long long>(visibility.inputs.bias);

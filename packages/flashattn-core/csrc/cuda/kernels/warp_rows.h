@@ -98,8 +98,7 @@ struct WarpRows : LaneRows<WarpRows<T, DV, KEYS, E>, 2, kRowLanes, 1> {
     return result;
   }
   FLASHATTN_FUNC void write(T* row, int h, float factor, bool finite, int lane) const {
-    if constexpr (DV == value_dim &&
-                  sizeof(T) == 2) {  // lanes exchange pairs, so that each writes four neighbouring columns
+    if constexpr (DV == value_dim && sizeof(T) == 2) {  // lanes exchange pairs, to write four columns at once
       bool odd = lane % 2 != 0;
       FLASHATTN_UNROLL
       for (int c = 0; c < DV / 8; c += 2) {
@@ -164,8 +163,8 @@ FLASHATTN_FUNC constexpr int whole_lanes(int columns) {
   return (columns + FLASHATTN_LANES - 1) / FLASHATTN_LANES * FLASHATTN_LANES;
 }
 
-// Recomputes rows that are not finite, without tensor cores. These multiply a hidden key's value by 0, and 0 times NaN
-// is NaN. rows: the result of store(), with a bit for each row. first: the query of row 0.
+// Recomputes, without tensor cores, the rows that are not finite. Tensor cores multiply a hidden key's value by 0, and
+// 0 times NaN is NaN. rows: the result of store(), with a bit for each row. first: the query of row 0.
 template <typename T, typename K>
 FLASHATTN_FUNC void attend_again(uint rows, RowOutputs<T> outputs, const T* query, StoredInputs<K> stored,
                                  Visibility visibility, const uchar* sinks, int batch, int head, int first, int lane) {

@@ -26,8 +26,8 @@ backward_dkv(FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_BACKWARD_ARGUMENTS(T), F
   threadgroup SavedRow saved_rows[ROWS];
   threadgroup int finite_rows[SIMDGROUPS];  // for each SIMD group: whether all elements that it loaded are finite
 
-  // The first threadgroups get the first keys, which most queries see under a causal mask: the longest work should
-  // start first.
+  // The first threadgroups get the first keys, because most queries see these under a causal mask. The longest work
+  // should start first.
   int first_key = int(group.x) / PARTS * kKeys;
   int last_key = metal::min(first_key + kKeys, params.key_len) - 1;
   bool with_dk = PARTS == 1 || group.x % 2 == 0, with_dv = PARTS == 1 || group.x % 2 == 1;
@@ -122,7 +122,7 @@ backward_dkv(FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_BACKWARD_ARGUMENTS(T), F
       }
       FLASHATTN_UNROLL
       for (int k = 0; k < kRowFragments; ++k) {
-        int eighth = first + k * 8;  // first of 8 queries; skipped if none of these sees an own key
+        int eighth = first + k * 8;  // first of 8 queries; all 8 are skipped if none sees an own key
         if (visibility.seen_by_any(eighth, metal::min(eighth + 7, last)).meets(own_first, 8)) {
           if (with_dv) {
             add_product<kColumns, DoutLoader::kStride>(dv_sums, probabilities[k],

@@ -21,8 +21,8 @@ backward_dq(FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_BACKWARD_ARGUMENTS(T), FL
   threadgroup T tile[KeyLoader::kSize > ValueLoader::kSize ? KeyLoader::kSize : ValueLoader::kSize];
   threadgroup int finite_keys[SIMDGROUPS];  // for each SIMD group: whether all keys that it loaded are finite
 
-  // The first threadgroups get the last queries, which see the most keys under a causal mask: the longest work should
-  // start first.
+  // The first threadgroups get the last queries, because these see the most keys under a causal mask. The longest work
+  // should start first.
   int first_query = int(grid.x - 1 - group.x) * kRows;
   int last_query = metal::min(first_query + kRows, params.query_len) - 1;
   int batch = int(group.z), head = int(group.y);

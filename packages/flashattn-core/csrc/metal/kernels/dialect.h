@@ -46,7 +46,7 @@ METAL_FUNC float at_most_zero(float x) {  // NaN stays NaN
 METAL_FUNC float multiply_add(float a, float b, float c) {
   return metal::fma(a, b, c);
 }
-// A product that the compiler never fuses with an addition. All kernels thus compute the same score.
+// A product that the compiler never fuses with an addition. So a score is the same in all kernels.
 METAL_FUNC float rounded_product(float a, float b) {
 #pragma clang fp contract(off)
   return a * b;

@@ -8,8 +8,8 @@
 
 namespace flashattn {
 
-// A lane's part of a left operand, which is eight rows of COLUMNS / 8 fragments. With KEEP, the lane keeps it in
-// registers, in dtype T. Without KEEP, the lane reads it from device memory again for each tile.
+// A lane's elements of a product's left operand, which has eight rows and COLUMNS columns. With KEEP, the lane keeps
+// them in registers, in dtype T. Without KEEP, the lane reads them from device memory again for each tile.
 template <typename T, int COLUMNS, bool KEEP>
 struct LaneRow {
   const device T* source;
