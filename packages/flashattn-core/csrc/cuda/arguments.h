@@ -1,5 +1,5 @@
-// The structs that kernels get as their argument, by value: a call's parameters, and the addresses of its arrays. Host
-// C++ and kernels include this file.
+// Structs that kernels take by value as their argument. They hold a call's parameters and the addresses of its arrays.
+// Host C++ and kernels include this file.
 #pragma once
 
 #include "call/params.h"

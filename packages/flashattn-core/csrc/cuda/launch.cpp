@@ -502,7 +502,7 @@ Launch backward_parts(GradientCall gradient, Gradient of) {
   return result;
 }
 
-// How many query heads of a group a block of `keys` keys sums over. It is chosen for about kBlocksOfMultiprocessor
+// How many query heads of a group a block of `keys` keys sums over. There should be about kBlocksOfMultiprocessor
 // blocks per multiprocessor. If each block summed over all heads, there would be few blocks, and under a causal mask
 // some would take much longer than others.
 int heads_of_block(const Call& call, int keys) {

@@ -146,8 +146,8 @@ Instance backward_dkv(const Call& call) {
   const AttentionParams& p = call.params;
   int dim = round_up(p.head_dim, 8), value_dim = round_up(p.value_dim, 8);
   int simdgroups = simdgroups_for(p.key_len, std::max(dim, value_dim));
-  // Threadgroup memory (32 KB) holds a tile of query and a tile of dout. Both have 32 or 16 rows if these fit in 18 KB,
-  // else 8.
+  // Threadgroup memory (32 KB) holds a tile of query and a tile of dout. The tiles have 32 rows if both fit in 18 KB,
+  // otherwise 16 rows if these fit, otherwise 8.
   int64_t row_bytes = (dim + value_dim) * size_of(call.dtype) + 32;
   int rows = 32 * row_bytes <= 18 * 1024 ? 32 : 16 * row_bytes <= 18 * 1024 ? 16 : 8;
   // For the sums of dk and dv of eight keys, a thread needs (dim + value_dim) / 4 registers. If these are too many, a

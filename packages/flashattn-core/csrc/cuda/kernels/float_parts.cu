@@ -45,7 +45,6 @@ FLASHATTN_KERNEL float_parts(const cuda::Arguments& arguments) {
                     params.num_kv_heads, params.key_len);
 }
 
-// Splits queries and dout into parts, for the gradient.
 template <typename T, typename Sizes>
 FLASHATTN_KERNEL float_parts_of_queries(const cuda::BackwardArguments& arguments) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim;

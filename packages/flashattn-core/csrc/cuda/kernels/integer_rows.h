@@ -473,7 +473,7 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
   }
 
  private:
-  // The score of the lane's row h with key number `key` of the lane's four keys.
+  // The score of the lane's row h with its key number `key`, from 0 to 3.
   template <typename Each>
   static FLASHATTN_FUNC auto& at(Each& scores, int key, int h) {
     return scores[key / 2][h / 2][key % 2 * 2 + h % 2];

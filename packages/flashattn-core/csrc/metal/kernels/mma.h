@@ -44,7 +44,7 @@ METAL_FUNC float row_element(Fragment fragment, int column, uint lane) {
   return column % 2 == 0 ? even : odd;
 }
 
-// Reduce a number over the four lanes that hold the same row.
+// Both functions reduce a number over the four lanes that hold the same row.
 METAL_FUNC float across_row_max(float x) {
   x = metal::max(x, metal::simd_shuffle_xor(x, ushort(1)));
   return metal::max(x, metal::simd_shuffle_xor(x, ushort(8)));
