@@ -1,5 +1,5 @@
-// The structs that kernels get as their argument, by value: a call's parameters, and the addresses of its arrays. Host
-// C++ and kernels include this file.
+// Structs that kernels take by value as their argument. They hold a call's parameters and the addresses of its arrays.
+// Host C++ and kernels include this file.
 #pragma once
 
 #include "call/params.h"
@@ -14,7 +14,7 @@ namespace cuda {
 enum : int {
   kMaxArrays = 42,
   kPartialPadding = 4,  // numbers after a row's output in cuda_prefill's partial results: maximum, sum, two unused
-  kSavedTile = 64,      // saved_rows has room for a multiple of this many queries per head
+  kSavedTile = 64,      // saved_rows pads each head to a multiple of this many queries
 };
 
 // A CUtensorMap, which describes an array to the tensor memory accelerator (TMA). The driver writes it.
@@ -23,13 +23,13 @@ struct alignas(64) TensorMap {
 };
 
 struct Arguments {
-  void* arrays[kMaxArrays];  // by gpu::Binding; null if the launch does not use the array
+  void* arrays[kMaxArrays];  // indexed by gpu::Binding; null if the launch does not use the array
   SplitParams split;
   AttentionParams params;
   ArrayParams array_params;
 };
 
-// The arguments of launches that use the TMA. This is a separate struct, so that other launches do not copy its bytes.
+// The arguments of launches that use the TMA. Other launches need not copy the tensor maps.
 struct BoxArguments : Arguments {
   TensorMap key_map, value_map, query_map, dout_map;
 };

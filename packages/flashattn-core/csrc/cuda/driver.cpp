@@ -24,7 +24,7 @@ std::string with_point(int major, int minor) {
 
 std::string architecture(int device) {
   int capability = properties(device).compute_capability;
-  // The code runs only on this device, so the suffix "a" may allow features that only this architecture has.
+  // The suffix "a" allows instructions that only this architecture has. The code runs on no other one.
   return "sm_" + std::to_string(capability) + (capability >= 90 ? "a" : "");
 }
 
@@ -65,7 +65,7 @@ std::string machine_code(const gpu::Launch& launch, const std::string& architect
 CUfunction built(const gpu::Launch& launch, int device) try {
   constexpr uint32_t kDefaultLimit = 48 * 1024;  // bytes of dynamic shared memory
   constexpr int kMaxDynamicShared = 8;           // a CUfunction_attribute
-  CUcontext context = nullptr;                   // MLX's context, which this thread may not have yet
+  CUcontext context = nullptr;                   // MLX's context; it may not be current in this thread
   FLASHATTN_CALL(cuDevicePrimaryCtxRetain, &context, device);
   FLASHATTN_CALL(cuCtxPushCurrent_v2, context);
   std::unique_ptr<CUcontext, CUresult (*)(CUcontext*)> current(&context, cuCtxPopCurrent_v2);
@@ -92,7 +92,7 @@ CUfunction built(const gpu::Launch& launch, int device) try {
 }  // namespace
 
 gpu::Device properties(int device) {
-  constexpr int kMultiprocessors = 16, kMajor = 75, kMinor = 76, kSharedMemoryOfBlock = 97;  // of CUdevice_attribute
+  constexpr int kMultiprocessors = 16, kMajor = 75, kMinor = 76, kSharedMemoryOfBlock = 97;  // CUdevice_attribute
   const auto attribute = [&](int number) {
     int value = 0;
     FLASHATTN_CALL(cuDeviceGetAttribute, &value, number, device);
@@ -104,7 +104,7 @@ gpu::Device properties(int device) {
 }
 
 void check_device(int device) try {
-  thread_local std::set<int> fit;  // devices that have passed, kept because each call of attention checks its device
+  thread_local std::set<int> fit;  // devices that have passed this check
   if (fit.contains(device)) return;
   if (!cuTensorMapEncodeTiled) {
     throw NoKernelError(
@@ -112,7 +112,7 @@ void check_device(int device) try {
   }
   int capability = properties(device).compute_capability, count = 0;
   FLASHATTN_CALL(nvrtcGetNumSupportedArchs, &count);
-  std::vector<int> known(count);  // 90 for 9.0
+  std::vector<int> known(count);  // compute capabilities: 90 means 9.0
   FLASHATTN_CALL(nvrtcGetSupportedArchs, known.data());
   std::string it_has =
       "[flash_attention] the GPU has compute capability " + with_point(capability / 10, capability % 10);
@@ -124,7 +124,7 @@ void check_device(int device) try {
   }
   fit.insert(device);
 } catch (const std::runtime_error& error) {
-  throw NoKernelError(error.what());  // so that the caller may choose another backend
+  throw NoKernelError(error.what());  // the caller may then choose another backend
 }
 
 std::string describe(int device) {

@@ -8,15 +8,15 @@ namespace flashattn::cuda {
 
 gpu::Device properties(int device);
 
-// Throws NoKernelError, which says what to do, if the device cannot run the kernels or NVRTC does not know it.
+// Throws NoKernelError if the device cannot run the kernels, or if NVRTC does not know the device.
 void check_device(int device);
 
 // Returns a description such as "sm_90a, driver for CUDA 13.0, NVRTC 13.0".
 std::string describe(int device);
 
 // Returns the compiled kernel, and keeps it in memory and on disk. If NVRTC or the driver fails, throws a
-// std::runtime_error that names their versions. Further calls for this kernel throw the same error again, unless memory
-// was short.
+// std::runtime_error that names their versions. Later calls for this kernel throw the same error. After NoMemory, they
+// try again.
 CUfunction function_of(const gpu::Launch& launch, int device);
 
 }  // namespace flashattn::cuda

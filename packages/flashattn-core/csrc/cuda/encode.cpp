@@ -20,13 +20,12 @@ namespace {
 
 using namespace gpu;
 
-// Scratch that the calling thread keeps for a stream's next calls. The int is the index of a small array's copy. The
-// arrays have rows of 1,024 numbers.
+// Scratch that the calling thread keeps for later calls, as arrays with rows of 1,024 numbers. The int tells the copies
+// of a small array apart.
 thread_local std::map<std::tuple<mx::Stream, Binding, int>, mx::array> kept_scratch;
 
-// Returns scratch for one call. Two calls that use the same array never overlap, because each counts as a writer of the
-// array. So a small array has kCopies copies, and successive calls use different copies. Then a call can start while
-// the last few blocks of the call before it still run.
+// Returns scratch for one call. MLX never overlaps two calls that use the same array. So a small array has kCopies
+// copies, which successive calls use in turn. A call can then start before the previous call has ended.
 const mx::array& kept(const Scratch& wanted, mx::Stream stream, int call) {
   constexpr int64_t kRow = 1024;
   constexpr int kCopies = 4;
@@ -39,8 +38,8 @@ const mx::array& kept(const Scratch& wanted, mx::Stream stream, int call) {
     return found->second;
   }
   mx::Shape shape = {static_cast<int>(std::bit_ceil(static_cast<uint64_t>(divide_up(wanted.elements, kRow)))), kRow};
-  // MLX reads the stream from the array's primitive. Each call expects the counters in `arrivals` to be 0, and leaves
-  // them at 0. The CPU writes the first zeros, because a CUDA graph with a memset node may fail.
+  // Each call expects the counters in `arrivals` to be 0, and leaves them at 0. The CPU writes the first zeros, because
+  // a CUDA graph with a memset node may fail.
   mx::array made(shape, mx::float32, std::make_shared<mx::Exp>(stream), {});
   if (wanted.binding == Binding::arrivals) {
     made.set_data(mx::allocator::malloc(made.nbytes()));
@@ -57,10 +56,10 @@ void* address(const mx::array& array) {
   return static_cast<char*>(static_cast<const mx::cu::CudaBuffer*>(array.buffer().ptr())->data) + array.offset();
 }
 
-// Describes an array to the TMA, which copies the array in the layout of SharedTile. A row's elements must be
-// contiguous. If `array` is float32, it is scratch that holds bfloat16.
+// Describes an array of 16-bit floats to the TMA. The elements of a row must be contiguous. If `array` is float32, it
+// is scratch that holds bfloat16.
 TensorMap tensor_map(const MappedArray& mapped, const mx::array& array) {
-  // Values of the driver's enums, such as CUtensorMapDataType. Elements outside the array are read as 0.
+  // Values of the driver's enums, such as CUtensorMapDataType.
   constexpr int kFloat16 = 6, kBfloat16 = 9, kNotInterleaved = 0, kSwizzle128 = 3, kIntoL2By256 = 3, kZeros = 0;
   const auto& [columns, rows, heads, batches] = mapped.sizes;
   const auto size = [](int64_t count) { return static_cast<uint64_t>(count); };
@@ -107,14 +106,14 @@ void encode(const Work& work, mx::Stream stream) {
   for (const Scratch& wanted : launches.scratch) {
     alive.push_back(scratch[index(wanted.binding)].emplace(kept(wanted, stream, call)));
   }
-  if (!alive.empty()) {  // before the first node, because nodes stay in the graph if a later launch throws
+  if (!alive.empty()) {  // must precede the nodes, which stay in the graph even if a later launch throws
     encoder.add_completed_handler([alive = std::move(alive)] {});
   }
   std::optional<mx::cu::CommandEncoder::ConcurrentContext> concurrent;
   for (const Launch& launch : launches.launches) {
     if (launch.with_next && !concurrent) concurrent.emplace(encoder);
-    // Whatever may throw comes before set_input_array(), because after an exception MLX's next node would get the
-    // dependencies of this node.
+    // Everything that may throw comes before set_input_array(). After an exception, MLX's next node would otherwise get
+    // the dependencies of this node.
     CUfunction function = function_of(launch, stream.device.index);
     BackwardArguments arguments = {{{{}, launches.split, launches.params, launches.array}, {}, {}, {}, {}},
                                    launches.backward};

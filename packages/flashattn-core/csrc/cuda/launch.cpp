@@ -64,10 +64,10 @@ int parts_of_products(const Call& call) {
   return call.dtype != Dtype::float32 && call.precision == Precision::input ? 1 : 2;
 }
 
-// Reserves shared memory for `lists` lists of visible tiles, see kernels/mapped_tiles.h: adds its bytes to `shared`. A
-// list covers `positions` keys or queries, and a tile has `tile` of them. If the lists do not fit, the call ignores its
-// block map. The reserved size does not depend on lengths, because driver.cpp sets the limit of a kernel's shared
-// memory only once, when it loads the kernel.
+// Reserves shared memory for `lists` lists of visible tiles (see kernels/mapped_tiles.h), and adds the bytes to
+// `shared`. A list covers `positions` keys or queries, and a tile has `tile` of them. If the lists do not fit, the call
+// ignores its block map. driver.cpp sets a kernel's limit of shared memory only once, so the reserved size must not
+// depend on lengths.
 void reserve_lists(Call& call, int& shared, int64_t positions, int tile, int64_t lists = 1) {
   if (!call.has(Binding::block_map)) return;
   constexpr int kMost = 8 * 1024;
@@ -140,8 +140,7 @@ bool inputs_can_be_mapped(const Call& call) {
          can_be_mapped(call, mapped(call, Binding::value, p.value));
 }
 
-// Describes to the TMA the parts into which float_parts.cu splits a float32 input. They are contiguous arrays of
-// bfloat16.
+// Describes a float32 input's parts to the TMA. float_parts.cu writes them as contiguous arrays of bfloat16.
 MappedArray mapped_parts(const Call& call, Binding parts, int box_rows) {
   const AttentionParams& p = call.params;
   bool of_keys = parts == Binding::key_parts || parts == Binding::value_parts;
@@ -170,16 +169,16 @@ void split_floats(const Call& call, Launches& launches, bool packed, std::string
   launches.launches.back().source = "float_parts";
 }
 
-// Whether cuda_prefill runs prefill_hopper.cu. It does on compute capability 9.0, if keys are not quantised, and dtype,
-// sizes and strides allow it.
+// Whether cuda_prefill runs prefill_hopper.cu. It needs compute capability 9.0, unquantised keys, and a dtype, sizes
+// and strides that the TMA and shared memory allow.
 bool is_prefill_of_hopper(const Call& call) {
   bool is_wide = call.dtype == Dtype::float32 && std::max(call.params.head_dim, call.params.value_dim) > 128;
   return call.device.compute_capability == 90 && !is_quantised(call) && !is_wide && inputs_can_be_mapped(call);
 }
 
-// The last wave of blocks may leave multiprocessors idle. This function decides whether several blocks replace each
-// block of that wave and share its keys, and how many blocks do. blocks: how many blocks there are without sharing.
-// at_once: how many blocks the GPU runs at a time.
+// Decides how many blocks replace each block of the last wave and share its keys. Without sharing, the last wave may
+// leave multiprocessors idle. blocks: how many blocks there are without sharing. at_once: how many blocks the GPU runs
+// at a time.
 SplitParams share_last_blocks(const Call& call, int64_t blocks, int64_t at_once) {
   constexpr int kMinKeys = 512, kMaxChunks = 8, kMerging = 1024;  // merging takes as long as computing kMerging keys
   const AttentionParams& p = call.params;
@@ -189,7 +188,7 @@ SplitParams share_last_blocks(const Call& call, int64_t blocks, int64_t at_once)
   // wave are short anyway. With a window, a block has too few keys. With a block map, the number of visible keys is not
   // known here.
   bool are_even = sees_evenly(p.causal != 0, p.window, p.query_len, p.key_len) && !call.has(Binding::block_map);
-  double least = 1 - static_cast<double>(kMerging) / std::max(p.key_len, 1);  // unit: the time of one block
+  double least = 1 - static_cast<double>(kMerging) / std::max(p.key_len, 1);  // in units of one block's time
   for (int chunks = 2; chunks <= std::min(kMaxChunks, p.key_len / kMinKeys); ++chunks) {
     double time = static_cast<double>(divide_up(last * chunks, at_once)) / chunks;
     if (last == 0 || !are_even || last * chunks > 2 * at_once || time >= least) continue;
@@ -215,7 +214,7 @@ struct HopperBlock {
     int consumer, producer;  // per thread
   };
   int consumers;  // consumer warpgroups, with 64 rows each
-  int stages;     // how many tiles of each kind shared memory holds
+  int stages;     // how many tiles of an array (keys, values) shared memory holds
   int blocks;     // blocks that a multiprocessor runs at once
   Registers registers;
 
@@ -330,7 +329,7 @@ Launches decode_split(const Call& call) {
 
 // A block computes up to 16 rows over a chunk of keys, with as many warps and stages as fit in shared memory.
 Launches decode(const Call& call) {
-  constexpr int kMaxDim = 256, kPadding = 10;  // more floats per row: up to 8 of padding, maximum and sum
+  constexpr int kMaxDim = 256, kPadding = 10;  // further floats per row: up to 8 as padding, its maximum and its sum
   int bytes = size_of(call.dtype), dim = round_up(call.params.head_dim, bytes == 4 ? 8 : 16);
   int value_dim = round_up(call.params.value_dim, 32);
   // Tensor cores multiply quantised keys and values as integers, see kernels/integer_rows.h.
@@ -383,8 +382,8 @@ struct GradientCall {
   }
 };
 
-// Reserves memory for the lists of one pass of the gradient. A block of queries lists tiles of keys. A block of keys
-// lists tiles of queries. If the heads' block maps differ, it makes one list for each of its query heads.
+// Reserves shared memory for the lists of visible tiles. A block of queries lists tiles of keys, and a block of keys
+// lists tiles of queries. If the heads' block maps differ, a block of keys makes one list for each of its query heads.
 void reserve_lists(GradientCall& gradient, Gradient of, int& shared, int tile) {
   const AttentionParams& p = gradient.call.params;
   int lists = of != kDq && p.block_map.head != 0 ? gradient.block_heads : 1;
@@ -402,8 +401,8 @@ std::vector<Argument> gradient_arguments(const GradientCall& gradient, Gradient 
   return result;
 }
 
-// The number of blocks in one pass. In the pass for the query's gradient, a block has `rows` queries of one head. In
-// another pass, it has `rows` keys and sums over block_heads query heads.
+// The number of blocks in the launch that computes gradient `of`. For kDq, a block has `rows` queries of one head.
+// Otherwise, it has `rows` keys, and sums over block_heads query heads.
 int64_t gradient_blocks(const GradientCall& gradient, Gradient of, int rows) {
   const Call& call = gradient.call;
   if (of == kDq) return blocks_of(call, rows);
@@ -476,7 +475,7 @@ Launch backward_parts(GradientCall gradient, Gradient of) {
   const AttentionParams& p = call.params;
   int dim = round_up(p.head_dim, 64), value_dim = round_up(p.value_dim, 64);
   bool of_keys = of != kDq, narrow = std::max(dim, value_dim) <= 64;
-  int first_stages = narrow ? 5 : 4, second_stages = narrow ? 5 : 3;  // a tile takes three: one for each of its parts
+  int first_stages = narrow ? 5 : 4, second_stages = narrow ? 5 : 3;  // a tile takes three stages, one per part
   int first = tile_bytes(kRows, dim, 2), second = tile_bytes(kRows, value_dim, 2);
   int saved = of_keys ? kSavedStages * kColumns * 4 * static_cast<int>(sizeof(float)) : 0;
   int handed = kRows * kColumns * static_cast<int>(sizeof(float));
@@ -503,9 +502,9 @@ Launch backward_parts(GradientCall gradient, Gradient of) {
   return result;
 }
 
-// Returns over how many query heads of a group a block of `keys` keys sums. If each block summed over all heads, there
-// would be few blocks, and under a causal mask some would take much longer than others. So several blocks share a
-// group's heads, until there are about kBlocksOfMultiprocessor blocks per multiprocessor.
+// How many query heads of a group a block of `keys` keys sums over. There should be about kBlocksOfMultiprocessor
+// blocks per multiprocessor. If each block summed over all heads, there would be few blocks, and under a causal mask
+// some would take much longer than others.
 int heads_of_block(const Call& call, int keys) {
   constexpr int kBlocksOfMultiprocessor = 4;
   int64_t blocks = std::max<int64_t>(1, divide_up(call.params.key_len, keys) * num_groups(call));
@@ -562,15 +561,14 @@ Launches backward_launches(const Call& call, const BackwardParams& params) {
   const AttentionParams& p = call.params;
   Launches result = {.params = p, .backward = params};
   bool packed = backward_is_packed(call, params);
-  // The scores should have the same bits as in the forward pass. backward.cu multiplies as cuda_decode does. So even on
-  // compute capability 9.0, it computes the gradient of calls with so few queries that cuda_decode can compute them.
+  // Calls with few queries use backward.cu even on compute capability 9.0. It multiplies as cuda_decode does, so the
+  // scores have the same bits as in the forward pass.
   bool is_90 = call.device.compute_capability == 90 && p.query_len > kMaxCudaDecodeLen;
   bool is_float = call.dtype == Dtype::float32;
   bool in_parts = is_90 && is_float && inputs_can_be_mapped(call) && std::max(p.head_dim, p.value_dim) <= 128;
   bool hopper = is_90 && !is_float && packed && inputs_can_be_mapped(call) &&
                 can_be_mapped(call, mapped(call, Binding::dout, params.dout));
-  // With a window, all blocks of keys take about equally long, so it would only cost time to share a group's heads
-  // among several blocks.
+  // With a window, all blocks of keys take about equally long. Sharing a group's heads would then only cost time.
   bool is_part = p.window == 0 && group_of(call) > 1;
   int rows = hopper ? backward_block(call, kDk).rows() : 64;
   result.backward.block_heads = is_part ? heads_of_block(call, rows) : group_of(call);
@@ -590,8 +588,8 @@ Launches backward_launches(const Call& call, const BackwardParams& params) {
     split_floats(call, result, packed, "float_parts_of_queries", Binding::query_parts, Binding::dout_parts,
                  arguments({Binding::query, Binding::dout}, {}, {Binding::params, Binding::backward}));
   }
-  // The passes run concurrently, and the one with the longest blocks starts first. For large heads, the sums of dk and
-  // dv together would exceed a thread's registers. So dk and dv then have separate passes.
+  // The launches run concurrently, and those with the longest blocks start first. For large heads, dk and dv have
+  // separate launches, because their sums together would exceed a thread's registers.
   size_t first = result.launches.size();
   if (p.head_dim + p.value_dim <= 256) {
     add(pass(kDkAndDv));

@@ -1,7 +1,6 @@
-// Declares the part of libmlx's CUDA backend that this module uses. MLX's header is not included, because it needs the
-// CUDA toolkit's headers, which users need not have. The declarations here have the same mangled names as MLX's. All of
-// them are weak, and no code calls them if mx::cu::is_available() is false. No compiler compares this file with MLX,
-// but `make follow` looks for the symbols in each release.
+// Declares the part of libmlx's CUDA backend that this module uses. MLX's header would need the CUDA toolkit's headers,
+// which users need not have. The declarations have the same mangled names as MLX's, and are weak. No code calls them if
+// mx::cu::is_available() is false. `make follow` looks for the symbols in each release of MLX.
 #pragma once
 
 #include <cstddef>
@@ -43,8 +42,7 @@ class CommandEncoder {
     FLASHATTN_WEAK ~ConcurrentContext();
     CommandEncoder& encoder;
   };
-  // The task runs when all kernels of the current commit are done, including kernels that are added to it after this
-  // call.
+  // The task runs when all kernels of the current commit are done. Kernels that are added after this call count, too.
   FLASHATTN_WEAK void add_completed_handler(std::function<void()> task);
 };
 

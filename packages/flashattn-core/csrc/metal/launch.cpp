@@ -15,8 +15,9 @@ using namespace gpu;
 
 constexpr int kMaxSimdgroups = 32;  // per threadgroup: 1024 threads
 
-// The number of SIMD groups per threadgroup. Each has eight of the `rows` queries or keys. Eight groups read the other
-// operands half as often as four. But with so many threads, a thread has too few registers if dim is above 128.
+// The number of SIMD groups per threadgroup, for `rows` queries or keys of which each SIMD group has eight. With eight
+// SIMD groups instead of four, the other operands are read half as often. But above dim 128, a thread would have too
+// few registers.
 int simdgroups_for(int rows, int dim) {
   return rows > 64 && dim <= 128 ? 8 : 4;
 }
@@ -64,7 +65,7 @@ Instance queries_by_eights(const Call& call, std::string function, std::vector<A
   const AttentionParams& p = call.params;
   int dim = round_up(p.head_dim, 8), value_dim = round_up(p.value_dim, 8), widest = std::max(dim, value_dim);
   int simdgroups = simdgroups_for(p.query_len, widest);
-  // A tile has 32 keys if these fit in 17 KB of threadgroup memory, of which there are 32 KB. Otherwise it has 16.
+  // A tile has 32 keys if they fit in 17 of the 32 KB of threadgroup memory. Otherwise it has 16.
   int row_bytes = widest * static_cast<int>(size_of(is_quantised(call) ? Dtype::float32 : call.dtype)) + 16;
   int keys = 32 * row_bytes <= 17 * 1024 ? 32 : 16;
   if (call.tiling % 2 == 1) simdgroups /= 2;
@@ -105,7 +106,7 @@ Launches decode_split(const Call& call) {
       .source = "decode_split"};
   if (rows > max_rows) {
     // In a threadgroup of up to kMaxSplitSimdgroups SIMD groups, a thread has fewer registers. So a SIMD group has at
-    // most half as many rows as above.
+    // most max_rows / 2 rows.
     max_rows /= 2;
     int simdgroups = std::min<int>(kMaxSplitSimdgroups, static_cast<int>(divide_up(rows, max_rows)));
     int rows_each = std::min<int>(max_rows, static_cast<int>(divide_up(rows, simdgroups)));  // spread evenly
@@ -145,8 +146,8 @@ Instance backward_dkv(const Call& call) {
   const AttentionParams& p = call.params;
   int dim = round_up(p.head_dim, 8), value_dim = round_up(p.value_dim, 8);
   int simdgroups = simdgroups_for(p.key_len, std::max(dim, value_dim));
-  // Threadgroup memory (32 KB) holds a tile of query and a tile of dout. Both have 32 or 16 rows if these fit in 18 KB,
-  // else 8.
+  // Threadgroup memory (32 KB) holds a tile of query and a tile of dout. The tiles have 32 rows if both fit in 18 KB,
+  // otherwise 16 rows if these fit, otherwise 8.
   int64_t row_bytes = (dim + value_dim) * size_of(call.dtype) + 32;
   int rows = 32 * row_bytes <= 18 * 1024 ? 32 : 16 * row_bytes <= 18 * 1024 ? 16 : 8;
   // For the sums of dk and dv of eight keys, a thread needs (dim + value_dim) / 4 registers. If these are too many, a

@@ -1,5 +1,5 @@
-// The launches that Metal runs for a call, as plain data that any machine can compute and test: tests/metal runs them
-// on the CPU. encode.cpp hands them to Metal.
+// Computes Metal's launches for a call. They are plain data, so that any machine can compute and test them: tests/metal
+// runs them on the CPU. encode.cpp hands them to Metal.
 #pragma once
 
 #include "../call/kernel_table.h"
@@ -13,8 +13,8 @@ gpu::Launches launches(Kernel kernel, const gpu::Call& call);
 // of these arrays. If there are no queries or no keys, a launch that has nothing to write is left out.
 gpu::Launches backward_launches(const gpu::Call& call, const BackwardParams& backward);
 
-// The buffer index of an argument. Metal has only 31 indices, so arguments of different kernels share some. Those of
-// the gradient begin at the index of decode_split's scratch, and those of the block map's kernel at 0.
+// The buffer index of an argument. Metal has only 31 indices, so arguments of different kernels share some. The
+// gradient's own arguments begin at the index of `partials`, and those of the block_map kernel at 0.
 constexpr int buffer_of(gpu::Binding binding) {
   constexpr int kShared = gpu::index(gpu::Binding::partials), kGradient = gpu::index(gpu::Binding::dout);
   constexpr int kBlockMap = gpu::index(gpu::Binding::array_params);
@@ -23,8 +23,8 @@ constexpr int buffer_of(gpu::Binding binding) {
 }
 static_assert(buffer_of(gpu::Binding::backward) < 31 && buffer_of(gpu::Binding::split) < 31);
 
-// The text that Metal compiles for a launch, in ASCII. It names the constants and buffer indices. Then comes the
-// kernel's file with its includes, and then one instantiation.
+// The ASCII text that Metal compiles for a launch: first the constants and buffer indices, then the kernel's file with
+// its includes, then one instantiation.
 std::string source_text(const gpu::Launch& launch);
 const gpu::Sources& sources();
 

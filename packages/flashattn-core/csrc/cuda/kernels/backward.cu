@@ -4,9 +4,9 @@
 using namespace flashattn;
 
 // D and DV: head_dim and value_dim, rounded up to whole steps of the tensor cores. PARTS: how many 16-bit floats
-// represent an element of P or dS. OF, COLUMNS, IS_PART: those of GradientBlock. The grid for dq has one block for
-// every WARPS * 16 queries of each head and batch element. For other gradients, it has head_chunks() blocks for every
-// WARPS * 16 keys of each key/value head and batch element.
+// represent an element of P or dS. GradientBlock describes OF, COLUMNS and IS_PART. For dq, each head and batch element
+// has one block per WARPS * 16 queries. For dk and dv, each key/value head and batch element has head_chunks() blocks
+// per WARPS * 16 keys.
 template <typename T, typename Sizes>
 FLASHATTN_KERNEL backward(const cuda::BackwardArguments& arguments) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, WARPS = Sizes::warps, COLUMNS = Sizes::columns,
@@ -48,7 +48,7 @@ FLASHATTN_KERNEL backward(const cuda::BackwardArguments& arguments) {
   Fragment first_sums[Block::kFirst ? DV / 8 : 1] = {}, second_sums[Block::kSecond ? D / 8 : 1] = {};
   for (int n = 0; block.is_there(next); ++n) {
     wait_for_copies<0>();
-    __syncthreads();  // the tile is there, and the one before has been read
+    __syncthreads();  // the tile has arrived, and all warps have read the previous tile
     auto tile = next;
     next = block.next_tile(tile);
     load_next(n + 1);
@@ -64,6 +64,6 @@ FLASHATTN_KERNEL backward(const cuda::BackwardArguments& arguments) {
     if constexpr (Block::kFirst) add_values<PARTS>(first_sums, scores, tiles.values(n), lane);
     if constexpr (Block::kSecond) add_values<PARTS>(second_sums, dscores, tiles.keys(n), lane);
   }
-  wait_for_copies<0>();  // if there was no tile, nothing has waited for the copies of the block's own rows
+  wait_for_copies<0>();  // without any tile, the copies of the block's own rows may be unfinished
   block.store(first_sums, second_sums, rows.largest, own_row, lane);
 }

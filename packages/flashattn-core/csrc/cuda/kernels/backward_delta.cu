@@ -3,7 +3,7 @@
 
 using namespace flashattn;
 
-// LANES lanes compute ROWS dot products, of each row of `a` with the same row of `b`, and always sum in the same order.
+// Computes ROWS dot products on LANES lanes: a[r] . b[r] for each r. Always sums in the same order.
 template <int LANES, int ROWS, typename T>
 struct ProductsOfRows {
   static constexpr int kAtOnce = 16 / sizeof(T);
@@ -55,8 +55,8 @@ struct ProductsOfRows {
   }
 };
 
-// Eight lanes share two rows. The grid has one block for every WARPS * 8 queries of each head and batch element. These
-// queries include the padding of saved_rows.
+// Eight lanes share two queries. Each head and batch element has one block per WARPS * 8 queries, counting the padding
+// of saved_rows.
 template <typename T, typename Sizes>
 FLASHATTN_KERNEL backward_delta(const cuda::BackwardArguments& arguments) {
   constexpr int WARPS = Sizes::warps;

@@ -1,14 +1,13 @@
-// The gradient of 16-bit floats on compute capability 9.0, in place of backward.cu. A producer warpgroup loads tiles,
-// and consumer warpgroups compute 64 rows each.
+// Replaces backward.cu for 16-bit floats on compute capability 9.0. A producer warpgroup loads tiles, and each consumer
+// warpgroup computes 64 rows.
 #include "gradient_block.h"
 #include "tile_ring.h"
 #include "wgmma.h"
 
 using namespace flashattn;
 
-// One stage of the pipeline: a tile of each of the two arrays of columns and, if the columns are queries, their
-// saved_rows. The size of each of the three is a multiple of 1,024 bytes, because swizzled tiles must begin at such
-// multiples.
+// One stage of the pipeline. It holds a tile of each column array (queries and dout, or keys and values) and, if the
+// columns are queries, their saved_rows. Each of these takes a multiple of 1,024 bytes, so swizzled tiles are aligned.
 template <typename T, int COLUMNS, int D, int DV, bool OF_KEYS>
 struct ColumnTiles {
   using First = SharedTile<T, COLUMNS, D>;
@@ -23,9 +22,9 @@ struct ColumnTiles {
   FLASHATTN_FUNC uint saved() const { return memory + First::kBytes + Second::kBytes; }
 };
 
-// Ping-pong scheduling. In its turn, a consumer adds its tile's products to the sums, and starts S and dP of its next
-// tile. So one consumer computes P and dS while another one uses the tensor cores. GROUPS: the number of consumers. A
-// single consumer never waits for a turn.
+// Ping-pong scheduling: while one consumer uses the tensor cores, another one computes P and dS. In its turn on the
+// tensor cores, a consumer adds its tile's products to the sums and starts S and dP of its next tile. GROUPS: the
+// number of consumers.
 template <int GROUPS>
 struct PingPong {
   static constexpr int kBarriers = GROUPS > 1 ? GROUPS* kBarrierBytes : 0;
@@ -47,8 +46,8 @@ struct PingPong {
   }
 };
 
-// D and DV: head_dim and value_dim, rounded up to 16. COLUMNS, PARTS, OF, IS_PART and the grid are those of
-// backward.cu, but a block has CONSUMERS * 64 rows.
+// D and DV: head_dim and value_dim, rounded up to 16. backward.cu describes the other constants and the grid, but here
+// a block has CONSUMERS * 64 rows.
 template <typename T, typename Sizes>
 FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, CONSUMERS = Sizes::consumers, COLUMNS = Sizes::columns,
@@ -65,7 +64,7 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
   using OwnSecond = SharedTile<T, kRows, DV>;
   using Columns = ColumnTiles<T, COLUMNS, D, DV, Block::kOfKeys>;
   using Ring = TileRing<Columns, STAGES>;
-  constexpr int kOwnSecondBytes = Block::kSecond ? OwnSecond::kBytes : 0;  // dv needs no dP, and so no values
+  constexpr int kOwnSecondBytes = Block::kSecond ? OwnSecond::kBytes : 0;  // dv does not need values
   extern __shared__ __align__(1024) uchar shared[];
   OwnFirst own_first = {shared_address(shared)};
   OwnSecond own_second = {own_first.memory + OwnFirst::kBytes};

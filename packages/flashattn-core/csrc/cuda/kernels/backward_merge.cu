@@ -1,4 +1,4 @@
-// Adds up dk_parts and dv_parts in the order of the heads. Each part is a sum over some of a group's heads.
+// Adds up dk_parts and dv_parts, always in the same order. Each part is a sum over some query heads of a group.
 #include "gradient_block.h"
 
 using namespace flashattn;
@@ -35,7 +35,7 @@ FLASHATTN_KERNEL backward_merge(const cuda::BackwardArguments& arguments) {
   FLASHATTN_WRITTEN(T, dk);
   FLASHATTN_WRITTEN(T, dv);
   constexpr int kAtOnce = head_dim % 4 == 0 && value_dim % 4 == 0 ? 4 : 1, kOfKey = head_dim / kAtOnce;
-  constexpr int kPieces = kOfKey + value_dim / kAtOnce;  // in a key's row of dk and its row of dv
+  constexpr int kPieces = kOfKey + value_dim / kAtOnce;  // pieces of one key's dk and dv
   BlockPosition block = block_position(params, params.num_kv_heads);
   int head = block.head, batch = block.batch, chunks = head_chunks(params, backward);
   int64_t first_row = (int64_t(batch) * params.num_kv_heads + head) * params.key_len;

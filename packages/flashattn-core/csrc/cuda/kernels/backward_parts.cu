@@ -1,8 +1,8 @@
-// The gradient of float32 arrays on compute capability 9.0. Each array comes as three bfloat16 parts, see
-// float_parts.h. Shared memory then holds only 64 rows per block, so two consumer warpgroups share the rows. The first
-// computes S and P and, if the rows are keys, the sum for dv. The second gets P from the first (with soft-cap, S), and
-// computes dP, dS and the sum for dq or dk. While one computes P or dS, the other uses the tensor cores. Tensor cores
-// truncate the terms of a sum. So they start a new sum for each tile, and ordinary instructions add it to the total.
+// The gradient of float32 arrays on compute capability 9.0. Each array is split into three bfloat16 parts, see
+// float_parts.h. Shared memory then has room for only 64 rows per block. Two consumer warpgroups compute the same rows:
+// Warpgroup 0 computes S and P. It hands over P, or S with soft-cap. If the rows are keys, it also sums dv.
+// Warpgroup 1 takes P or S, computes dP and dS, and sums dq or dk.
+// Tensor cores truncate long sums. So they sum over one tile, and ordinary instructions add this sum to the total.
 #include "float_parts.h"
 #include "gradient_block.h"
 #include "tile_ring.h"
@@ -10,7 +10,7 @@
 
 using namespace flashattn;
 
-// The saved_rows of a tile's queries, if the columns are queries. Otherwise it has no bytes.
+// The saved_rows of a tile whose columns are queries. For columns that are keys, it is empty.
 template <int COLUMNS, bool OF_KEYS>
 struct SavedTile {
   static constexpr int kBytes = OF_KEYS ? COLUMNS * int(sizeof(float4)) : 0;
@@ -18,7 +18,7 @@ struct SavedTile {
   uint memory;
 };
 
-// Loads all tiles of an array of columns. One thread calls it.
+// Loads all column tiles of one array. One thread calls it.
 template <typename Block, typename Ring>
 FLASHATTN_FUNC void load_columns(const Block& block, Ring ring, const cuda::TensorMap& map) {
   auto tile = block.first_tile();
@@ -27,8 +27,7 @@ FLASHATTN_FUNC void load_columns(const Block& block, Ring ring, const cuda::Tens
   }
 }
 
-// Starts to compute scores: the own rows times tile n. It multiplies one part of the tile after the other, see
-// begin_multiply_keys().
+// Starts to multiply the block's rows by tile n, one part of the tile after the other, see begin_multiply_keys().
 template <int WIDTH, int N, typename Own, typename Ring>
 FLASHATTN_FUNC void begin_multiply(Fragment (&scores)[N], Own own, Ring ring, int n) {
   begin_products();
@@ -39,8 +38,8 @@ FLASHATTN_FUNC void begin_multiply(Fragment (&scores)[N], Own own, Ring ring, in
   }
 }
 
-// Adds the weights times tile n to sums. The weights are COUNT fragments of P or dS. Releases each part of the tile as
-// soon as the tensor cores have read it, so that the producer can load a part of the next tile.
+// sums += weights @ tile n, where the weights are fragments of P or dS. Releases each part of the tile as soon as the
+// tensor cores have read it. The producer can then load a part of the next tile.
 template <typename E, int COUNT, int N, typename Ring>
 FLASHATTN_FUNC void add_tile(Fragment (&sums)[N], const Fragment (&weights)[COUNT], Ring ring, int n) {
   static_assert(Ring::kParts == 3, "the parts are released one by one");
@@ -64,8 +63,8 @@ FLASHATTN_FUNC void add_tile(Fragment (&sums)[N], const Fragment (&weights)[COUN
   for (int i = 0; i < 4 * N; ++i) sums[i / 4][i % 4] += of_tile[i / 4][i % 4];
 }
 
-// For each tile, a warpgroup hands over COUNT fragments per thread to another warpgroup: each thread to the thread with
-// the same index. It may hand over the next tile's fragments only after the other warpgroup has taken these.
+// Passes COUNT fragments per thread from one warpgroup to the thread of the same index in another warpgroup.
+// hand_over() must not be called for the next tile before the other warpgroup has called take().
 template <int COUNT>
 struct Handover {
   static constexpr int kBytes = COUNT * kWarpgroup * int(sizeof(Fragment));
@@ -91,9 +90,9 @@ struct Handover {
   }
 };
 
-// D and DV: head_dim and value_dim, rounded up to whole panels. FIRST_STAGES, SECOND_STAGES: how many parts of tiles
-// the rings of first and second arrays hold. OF: kDq or kDkAndDv. COLUMNS, IS_PART and the grid are those of
-// backward.cu, but a block has 64 rows.
+// D and DV: head_dim and value_dim, rounded up to whole panels. FIRST_STAGES and SECOND_STAGES: how many stages the
+// rings for first and second arrays have; a stage holds one part of a tile. OF: kDq or kDkAndDv. backward.cu describes
+// COLUMNS, IS_PART and the grid. A block has 64 rows.
 template <typename T, typename Sizes>
 FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, COLUMNS = Sizes::columns, FIRST_STAGES = Sizes::first_stages,

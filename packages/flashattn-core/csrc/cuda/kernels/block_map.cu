@@ -1,12 +1,11 @@
-// Computes a block map, see find_blocks.h. Each warp computes one block of the map. Each lane reads a row of this block
-// in 16-byte loads. If the mask's strides or its end do not allow such loads, each lane reads the column of a key
-// instead.
+// Computes a block map, see find_blocks.h. Each warp computes one block, and each lane reads one row of it in 16-byte
+// loads. If the mask is not aligned or the block is not whole, each lane reads the entries of one key instead.
 #include "find_blocks.h"
 #include "kernel.h"
 
 using namespace flashattn;
 
-// A lane finds this in a row of the mask's block. The row has kBlockSize keys and begins at a multiple of 16 bytes.
+// The flags of one row of the block. The row has kBlockSize entries and begins at a multiple of 16 bytes.
 template <int DTYPE>
 FLASHATTN_FUNC Entries entries_of_row(const uchar* row) {
   constexpr int kElement = DTYPE < 0 ? 1 : DTYPE == 0 ? 4 : 2, kWords = kBlockSize * kElement / 4;

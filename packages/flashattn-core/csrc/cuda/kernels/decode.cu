@@ -1,14 +1,13 @@
-// The kernel cuda_decode, for few queries and many keys. Its rows are the queries of all heads that share a key/value
-// head, so that a key and its value are read once for up to 16 rows. A block computes up to ROWS rows over a chunk of
-// keys. Its warps divide the chunk's tiles among them. Each warp has its own ring of stages, so that no warp waits for
-// another.
+// The kernel cuda_decode is for few queries and many keys. Its rows are the queries of all heads that share a key/value
+// head, so one read of a key serves up to 16 rows. A block computes up to ROWS rows over a chunk of keys. Its warps
+// divide the chunk's tiles among them. Each warp loads into its own ring of stages, and waits for no other warp.
 #include "integer_rows.h"
 #include "split_keys.h"
 
 using namespace flashattn;
 
-// ROWS: rows per block, 16 or 8. KEYS: keys per tile. STAGES: tiles per ring. K: type of keys and values. The grid has,
-// for each key/value head and batch element, one block for every ROWS rows of every chunk.
+// ROWS: rows per block, 16 or 8. KEYS: keys per tile. STAGES: tiles per ring. K: type of keys and values. Each
+// key/value head and batch element has one block per chunk and ROWS rows.
 template <typename T, typename Sizes, typename K = T>
 FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, ROWS = Sizes::rows, WARPS = Sizes::warps, KEYS = Sizes::keys,
@@ -71,7 +70,7 @@ FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
 
   for (int tile = 0; first_key(tile) < any.end; ++tile) {
     wait_for_copies<STAGES - 2>();
-    __syncwarp();  // the tile is there, and the one before has been read
+    __syncwarp();  // the tile has arrived, and all lanes have read the previous tile
     tiles.load(tile + STAGES - 1, first_key(tile + STAGES - 1), any.end);
     commit_copies();
     bool unmasked = all.contains(first_key(tile), KEYS);

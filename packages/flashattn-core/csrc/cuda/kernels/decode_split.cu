@@ -5,8 +5,7 @@
 
 using namespace flashattn;
 
-// The grid has, for each key/value head and batch element, one warp for every ROWS rows of every chunk, in blocks of
-// WARPS warps.
+// Each key/value head and batch element has one warp per chunk and ROWS rows. A block has WARPS warps.
 template <typename T, typename Sizes, typename K = T>
 FLASHATTN_KERNEL decode_split(const cuda::Arguments& arguments) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, ROWS = Sizes::rows, WARPS = Sizes::warps;

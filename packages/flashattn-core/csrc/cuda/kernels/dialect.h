@@ -2,7 +2,7 @@
 #pragma once
 
 #define FLASHATTN_FUNC __device__ __forceinline__  // precedes a function
-#define FLASHATTN_DEVICE                           // address spaces: CUDA has one
+#define FLASHATTN_DEVICE                           // an address space; CUDA code names none
 #define FLASHATTN_UNIFORM const
 #define FLASHATTN_SHARED
 #define FLASHATTN_THREAD
@@ -74,7 +74,7 @@ FLASHATTN_FUNC float at_most_zero(float x) {  // NaN stays NaN
 FLASHATTN_FUNC float multiply_add(float a, float b, float c) {
   return __fmaf_rn(a, b, c);
 }
-// A product that the compiler never fuses with an addition, so that a score is the same wherever it is computed.
+// A product that the compiler never fuses with an addition. So a score is the same in all kernels.
 FLASHATTN_FUNC float rounded_product(float a, float b) {
   return __fmul_rn(a, b);
 }

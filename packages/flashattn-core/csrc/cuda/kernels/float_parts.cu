@@ -13,8 +13,8 @@ struct ToParts {
   uint4* to;
 };
 
-// D and DV: head_dim and value_dim, rounded up to 8. A thread writes 16 bytes of each part of one array. That is either
-// `first`, whose rows have head_dim columns, or `second`, whose rows have value_dim columns.
+// D and DV: head_dim and value_dim, rounded up to 8. The rows of `first` have head_dim columns, those of `second`
+// value_dim columns. A thread splits eight elements of one array, and writes 16 bytes of each part.
 template <int D, int DV, typename T>
 FLASHATTN_FUNC void split_rows(const AttentionParams& params, ToParts<T> first, ToParts<T> second, int heads,
                                int length) {
@@ -45,7 +45,6 @@ FLASHATTN_KERNEL float_parts(const cuda::Arguments& arguments) {
                     params.num_kv_heads, params.key_len);
 }
 
-// Splits queries and dout in the same way, for the gradient.
 template <typename T, typename Sizes>
 FLASHATTN_KERNEL float_parts_of_queries(const cuda::BackwardArguments& arguments) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim;

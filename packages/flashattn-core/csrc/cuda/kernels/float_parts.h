@@ -1,5 +1,5 @@
-// The operands of tensor cores on compute capability 9.0: 16-bit floats, or float32 as the sum of three bfloat16, the
-// smallest first. When two such sums are multiplied, the terms below float32's rounding error are left out.
+// On compute capability 9.0, tensor cores multiply 16-bit floats. A float32 is represented as the sum of three bfloat16
+// parts, part 0 being the smallest. Products of two small parts are left out: they are below float32's rounding error.
 #pragma once
 
 #include "stored_rows.h"
@@ -18,8 +18,8 @@ struct Operand<float> {
   static constexpr int kParts = 3;
 };
 
-// The parts of 8 neighbouring float32 elements of a row, from `column` on: 16 bytes of each part. Elements beyond
-// `columns`, and elements of a row that does not exist, are 0.
+// The three bfloat16 parts of eight neighbouring float32 elements of a row, from `column` on. Elements from `columns`
+// on, and all elements of a row that does not exist, are 0.
 struct EightInParts {
   uint4 parts[Operand<float>::kParts];
 

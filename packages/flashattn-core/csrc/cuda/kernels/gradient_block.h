@@ -1,10 +1,9 @@
-// All CUDA kernels of the gradient share this code. A block owns some rows of the score matrix, and loops over tiles of
-// its columns. For dq, the rows are queries of one head, and the columns are keys. For dk and dv, the rows are keys,
-// and the columns are queries of some or all heads that share these keys; the block sums over these heads, always in
-// the same order. In names, "first" means queries and keys, or the sum for dv. "Second" means dout and values, or the
-// sum for dq or dk. "Own" means the block's rows:
-//   S = own first . first of columns      first sum += P . second of columns      (only for dv)
-//   dP = own second . second of columns   second sum += dS . first of columns     (only for dq and dk)
+// All CUDA kernels of the gradient share this code. A block owns some rows of the score matrix ("own"), and loops over
+// tiles of its columns. For dq, rows are queries of one head and columns are keys. For dk and dv, rows are keys and
+// columns are queries. The block then sums over some or all heads that share these keys, always in the same order.
+// A "first" array is query or key. A "second" array is dout or value. The first sum is dv, the second sum is dq or dk:
+//   S = own first @ column first^T      first sum += P @ column second      (only for dv)
+//   dP = own second @ column second^T   second sum += dS @ column first     (only for dq and dk)
 //
 // P replaces S, and dS replaces dP, in the same registers.
 #pragma once
@@ -32,19 +31,18 @@
 
 namespace flashattn {
 
-// to_gradients() computes P from S, dS from dP and P, or both. With soft-cap, dS needs kBoth, because soft-cap's
-// derivative depends on S, which P replaces.
+// Says what to_gradients() computes: P from S, dS from P and dP, or both. With soft-cap, dS also needs S, which P
+// overwrites. So kBoth must then compute P and dS together.
 enum Step : int { kToProbabilities, kToGradients, kBoth };
 
-// The index of a head's first element in saved_rows. There, a head has room for a multiple of kSavedTile queries.
+// The index of a head's first element in saved_rows, where each head is padded to a multiple of kSavedTile queries.
 FLASHATTN_FUNC int64_t saved_offset(const AttentionParams& params, int batch, int head) {
   return (int64_t(batch) * params.num_heads + head) *
          ((params.query_len + cuda::kSavedTile - 1) / cuda::kSavedTile * cuda::kSavedTile);
 }
-// Whether tensor cores leave a query's terms out of all sums. The forward pass computes a query with a large maximum
-// without tensor cores, see LaneRows. The gradient does the same, because its scores must equal the forward pass's to
-// the last bit. For such a query, the code for tensor cores reads an infinite softmax sum, so that P and dS become 0.
-// GradientBlock::store() adds the query's terms afterwards.
+// Whether sums on tensor cores leave out a query. The forward pass computes queries with a large maximum without tensor
+// cores, see LaneRows. The gradient must do the same, to get the same scores to the last bit. For such a query,
+// stored_row() saves an infinite softmax sum, so P and dS become 0. GradientBlock::store() adds its terms afterwards.
 FLASHATTN_FUNC bool is_left_out(float row_max) {
   return !has_bias && is_large(row_max);
 }
@@ -72,7 +70,7 @@ struct GradientArrays {
   float *dk_parts, *dv_parts;
 };
 
-// OF: the Gradient to compute. ROWS: rows per block. They are cut into PARTS equal parts, and each part skips the tiles
+// OF: the Gradient to compute. ROWS: rows per block. PARTS: how many equal parts these rows have; a part skips tiles
 // that none of its rows needs. COLUMNS: columns per tile. IS_PART: the block writes float32 sums, which
 // backward_merge.cu adds up. E: the tensor cores' operand type.
 template <typename T, int OF, int ROWS, int PARTS, int COLUMNS, bool IS_PART, typename E = T>
@@ -158,7 +156,7 @@ struct GradientBlock {
   FLASHATTN_FUNC PlainRows<const T*> douts(int h) const { return rows(arrays.dout, backward.dout, h); }
   FLASHATTN_FUNC PlainRows<const T*> keys() const { return rows(arrays.key, params().key, kv_head); }
   FLASHATTN_FUNC PlainRows<const T*> values() const { return rows(arrays.value, params().value, kv_head); }
-  // A row of a first array has head_dim elements, and a row of a second array has value_dim. h: a query head.
+  // First arrays (query, key) have head_dim columns, second arrays (dout, value) value_dim columns. h: a query head.
   FLASHATTN_FUNC PlainRows<const T*> own_first(int h) const { return kOfKeys ? keys() : queries(h); }
   FLASHATTN_FUNC PlainRows<const T*> own_second(int h) const { return kOfKeys ? values() : douts(h); }
   FLASHATTN_FUNC PlainRows<const T*> columns_first(int h) const { return kOfKeys ? queries(h) : keys(); }
@@ -177,13 +175,13 @@ struct GradientBlock {
            !(has_block_map && tile.listed.changes(own_part));
   }
 
-  // A lane keeps this about two of the warp's 16 rows. Four lanes share these two rows.
+  // A lane's data about two of the warp's 16 rows. Four lanes share these two rows.
   struct OwnRows {
     KeySpan columns[2];  // the columns that each of the two rows sees
     Row queries[2];      // `queries` and `saved` are set only if the rows are queries
     SavedRow saved[2];
     float largest;                          // the largest abs(row_max) of all queries so far
-    VisibleBits<kOfKeys, COLUMNS> visible;  // the bool array's entries for the tile of the last look()
+    VisibleBits<kOfKeys, COLUMNS> visible;  // the bool array's entries for the current tile; look() loads them
   };
   // own_row: the first of the warp's rows.
   FLASHATTN_FUNC OwnRows own_rows(int own_row, int lane) const {
@@ -202,8 +200,7 @@ struct GradientBlock {
     return own;
   }
 
-  // Returns the result of is_unmasked(). If it is false, look() also starts to load the tile's entries of the bool
-  // array, early enough that they have arrived when to_gradients() needs them.
+  // Returns is_unmasked(). If that is false, starts to load the tile's entries of the bool array for to_gradients().
   FLASHATTN_FUNC bool look(OwnRows& own, int own_part, int own_row, Tile tile, int lane) const {
     bool unmasked = is_unmasked(tile, own_part);
     if constexpr (has_visible && kOfKeys) {
@@ -224,8 +221,8 @@ struct GradientBlock {
     }
   }
 
-  // Replaces S with P, dP with dS, or both, see Step. S and dP hold the scores of a warp's rows with a tile's columns.
-  // saved_columns: the tile's saved_rows, if the columns are queries. unmasked: is_unmasked() of the tile.
+  // Replaces `scores` (S) with P, `dscores` (dP) with dS, or both, see Step. They hold a warp's rows and a tile's
+  // columns. saved_columns: the tile's saved_rows, if the columns are queries. unmasked: is_unmasked() of the tile.
   template <Step STEP, int N>
   FLASHATTN_FUNC void to_gradients(Fragment (&scores)[N], Fragment (&dscores)[N], OwnRows& own, int own_row,
                                    const float4* saved_columns, Tile tile, bool unmasked, int lane) const {
@@ -241,8 +238,8 @@ struct GradientBlock {
     }
   }
 
-  // first_target() and second_target() return the address of a row of the first or second sum: in the output or, if
-  // IS_PART, in float32 scratch.
+  // first_target() and second_target() return where to write a row of the first or second sum. This is the output array
+  // or, if IS_PART, float32 scratch.
   FLASHATTN_FUNC auto* first_target(int row) const {
     if constexpr (IS_PART) {
       return arrays.dv_parts + (int64_t(part) * params().key_len + row) * value_dim;
@@ -259,9 +256,8 @@ struct GradientBlock {
     }
   }
 
-  // Writes a warp's 16 rows of the sums. For a hidden score, tensor cores multiply by 0, and 0 times NaN is NaN. So
-  // this function recomputes, without tensor cores, each row that is not finite. largest: own.largest after the last
-  // tile.
+  // Writes a warp's 16 rows of the sums. Tensor cores multiply a hidden score's value by 0, and 0 times NaN is NaN. So
+  // rows that are not finite are recomputed without tensor cores. largest: own.largest after the last tile.
   template <int N, int M>
   FLASHATTN_FUNC void store(const Fragment (&first)[N], const Fragment (&second)[M], float largest, int own_row,
                             int lane) const {
@@ -279,9 +275,8 @@ struct GradientBlock {
       if constexpr (kFirst) store_columns<value_dim>(first_target(row), first, h, 1.0f, lane);
       if constexpr (kSecond) store_columns<head_dim>(second_target(row), second, h, params().scale, lane);
     }
-    // Four lanes share two rows. Bit n of `again` stands for the first row of lane n if n % 4 is 0, and for the second
-    // row of lane n - 1 if n % 4 is 1. One loop recomputes rows and adds to rows, so that compute_again() is inlined
-    // once.
+    // Four lanes share two rows: bit 4 n of `again` stands for the first row of lane 4 n, bit 4 n + 1 for its second
+    // row. One loop handles both `not_finite` and `add`, so compute_again() is inlined only once.
     const auto bits_of = [](const bool(&rows)[2]) {
       return (__ballot_sync(~0u, rows[0]) & 0x11111111) | (__ballot_sync(~0u, rows[1]) & 0x11111111) << 1;
     };
@@ -306,7 +301,7 @@ struct GradientBlock {
   FLASHATTN_FUNC TileList list_of(int of_head) const {
     return {lists.words + (params().block_map.head == 0 ? 0 : (of_head - head) * (tile_count() + 1))};
   }
-  // Moves to entry tile.n of the head's list. At the list's end, moves to the first tile of the next head that has one.
+  // Moves to entry tile.n of the head's list. At the list's end, moves to the next head whose list is not empty.
   FLASHATTN_FUNC void take(Tile& tile) const {
     for (; is_there(tile); ++tile.head, tile.n = 0) {
       tile.listed = list_of(tile.head)[tile.n];
@@ -317,9 +312,9 @@ struct GradientBlock {
   }
 
   // Whether a span or the bool array hides the lane's score i of a tile. If the rows are queries, own.visible covers
-  // spans and array. If the rows are keys, it covers only the array. A query beyond the last one usually needs no
-  // check, because its saved sum is infinite, so that P and dS are 0. But it is hidden if there is a tree or an
-  // additive array, because these have no entries for it.
+  // both. If the rows are keys, own.visible covers only the bool array. Queries beyond the last one are usually not
+  // hidden: their saved sum is infinite, so P and dS are 0. A tree or an additive array has no entries for them, so the
+  // span then hides them.
   FLASHATTN_FUNC bool is_hidden(const OwnRows& own, int i, int column) const {
     constexpr bool kBitsSuffice =
         has_visible &&
@@ -365,7 +360,7 @@ struct GradientBlock {
     return probe;
   }
 
-  // Stores row h of the lane's two rows: those of the lane's columns that are below WIDTH.
+  // Stores row h (0 or 1) of the lane's two rows, in the lane's columns below WIDTH.
   template <int WIDTH, typename Result, int N>
   static FLASHATTN_FUNC void store_columns(Result* target, const Fragment (&sums)[N], int h, float factor, int lane) {
     FLASHATTN_UNROLL

@@ -1,38 +1,37 @@
-// Attention over quantised keys and values. An element is scale * q + bias, with an integer q of 4 or 8 bits. Such an
-// integer is exact as a 16-bit float, so tensor cores multiply the integers, and scales and biases are applied in
-// float32, once per group of elements. No dequantised keys or values are written to memory.
+// Attention over quantised keys and values. An element is scale * q + bias, with an integer q of 4 or 8 bits. A 16-bit
+// float holds q exactly, so tensor cores multiply the integers. Scales and biases are applied in float32, once per
+// group:
 //
-//   score  = sum over groups of   scale * (query . q) + bias * (sum of the query)
+//   score  = sum over groups of   scale * (query . q) + bias * (sum of the query's elements in the group)
 //   output = sum over keys of     (probability * scale) q + probability * bias
 //
-// Both products are computed transposed. A tensor core's tile has 16 rows and 8 columns. Its columns are queries. Its
-// rows are keys in the first product, and the values' columns in the second. A decode step often has so few queries
-// that they would fill at most half of the 16 rows. A lane has four neighbouring keys, whose scales it loads at once.
+// A tile of the tensor cores has 16 rows and 8 columns. Queries are its columns, because a decode step often has at
+// most 8. The rows are keys in the first product, and columns of the values in the second. A lane has four neighbouring
+// keys.
 #pragma once
 
 #include "warp_rows.h"
 
 namespace flashattn {
 
-// Kernels without quantisation include this file, too. There quant_bits and group_size are 0, so valid ones replace
-// them.
+// In kernels without quantisation, quant_bits and group_size are 0. Other numbers replace them, to avoid division by 0.
 constexpr int kBits = quant_bits == 0 ? 8 : quant_bits, kGroupSize = group_size == 0 ? 32 : group_size;
 constexpr int kGroupBytes = group_dtype == 0 ? 4 : 2;
-constexpr int kApart = 16 / kBits;      // quantised elements in 16 bits
+constexpr int kApart = 16 / kBits;      // how many quantised elements 16 bits hold
 constexpr int kElements = 128 / kBits;  // elements in a piece of 16 bytes
 FLASHATTN_FUNC constexpr int group_count(int columns) {
   return columns / kGroupSize;
 }
 
-// A shift and a bit mask turn an integer into a 16-bit float. If all higher bits of a float are 0, its lowest
-// kLinearBits bits count multiples of the smallest positive float. The integer is put into the highest of these bits.
-// Tensor cores truncate the terms of a sum relative to the largest exponent. Nothing is lost here, because these floats
-// have the lowest exponent.
+// A shift and a bit mask turn an integer into a 16-bit float. The lowest kLinearBits bits of a float count multiples of
+// the smallest positive float, if its other bits are 0. The integer is put into the highest of these bits. Tensor cores
+// lose no bits of such a term, because its exponent is the lowest one.
 template <typename T>
-constexpr int kLinearBits = 8;  // for bfloat: they count multiples of 2^-133
+constexpr int kLinearBits = 8;  // for bfloat: multiples of 2^-133
 template <>
-constexpr int kLinearBits<half> = 11;  // they count multiples of 2^-24
-// Integer q becomes the float q * 2^-kUnit. The other operand is multiplied by 2^kRaised, so that no sum underflows.
+constexpr int kLinearBits<half> = 11;  // multiples of 2^-24
+// integers() turns an integer q into q * 2^-kUnit. The product's other operand is multiplied by 2^kRaised, against
+// underflow.
 template <typename T>
 constexpr int kRaised = 64;
 template <>
@@ -46,7 +45,7 @@ FLASHATTN_FUNC constexpr float power_of_two(int n) {
   return n == 0 ? 1.0f : n > 0 ? 2.0f * power_of_two(n - 1) : 0.5f * power_of_two(n + 1);
 }
 
-// Takes element e from each 16-bit half of a word. Returns both elements as 16-bit floats, times 2^-kUnit.
+// Takes element e from each 16-bit half of a word. Returns both as 16-bit floats, times 2^-kUnit.
 template <typename T>
 FLASHATTN_FUNC uint integers(uint word, int e) {
   constexpr int kUp = kLinearBits<T> - kBits;
@@ -61,14 +60,14 @@ template <>
 constexpr bool is_quantised<uint> = true;
 
 constexpr int kIntegerKeys = 32;  // keys per tile
-// Four lanes, from lane 4 n on, share the keys 4 n to 4 n + 3. ldmatrix gives these lanes row n of four matrices. So
-// the tile stores key 4 n + m as row n of matrix m.
+// ldmatrix gives row n of four matrices to lanes 4 n to 4 n + 3, which share keys 4 n to 4 n + 3. So the tile stores
+// key 4 n + m as row n of matrix m.
 FLASHATTN_FUNC uint key_of_row(uint row) {
   return row % 8 * 4 + row / 8;
 }
 
-// The words of a tile's keys or values, in pieces of 16 bytes. The pieces with number c of 8 successive rows lie in
-// different banks.
+// The packed words of a tile's keys or values, in pieces of 16 bytes. The swizzle puts piece c of 8 successive rows
+// into different banks.
 template <int COLUMNS>
 struct WordTile {
   static constexpr int kPieces = COLUMNS / kElements;
@@ -91,8 +90,8 @@ struct WordTile {
     FLASHATTN_UNROLL
     for (int n = 0; n < kIntegerKeys * kPitch; n += THREADS) {
       if (kIntegerKeys * kPitch < THREADS && row >= kIntegerKeys) return;
-      // In this step, the thread's row is `rows` rows below its first row, and its key is `keys` keys above its first
-      // key. The first row and `rows` have no bit in common, so their sum is their XOR; the same holds for the keys.
+      // This step copies row `row` + `rows` of the tile, which holds key `key` + `keys`. `row` and `rows` have no bit
+      // in common, so their sum is their XOR. The same holds for `key` and `keys`.
       int rows = n / kPitch, keys = key_of_row(rows);
       uint to = (own_piece ^ swizzle(rows) * 16) + rows * kPitch * 16;
       bool exists = count >= kIntegerKeys || key + keys < count;
@@ -112,7 +111,7 @@ struct WordTile {
 template <int GROUPS>
 struct GroupTile {
   static constexpr int kRow = GROUPS * kGroupBytes, kBytes = kIntegerKeys * kRow;
-  struct Quad {  // the numbers of four neighbouring keys
+  struct Quad {  // the scales, or the biases, of four neighbouring keys
     uint words[kRow];
 
     FLASHATTN_FUNC float of(int key, int g) const {
@@ -155,7 +154,7 @@ struct GroupTile {
     }
   }
 
-  // Reads the numbers of the lane's four keys.
+  // Reads the scales, or the biases, of the lane's four keys.
   FLASHATTN_FUNC Quad quad(int lane) const {
     Quad result;
     FLASHATTN_UNROLL
@@ -236,8 +235,8 @@ struct CopiedTiles<uint, kIntegerKeys, D, DV, STAGES, THREADS> {
   }
 };
 
-// Specialises AttendingRows (warp_rows.h) for quantised keys and values. Of each 8 rows, lane n has the two rows from 2
-// (n % 4) on. Of a tile's keys, it has the four keys from 4 (n / 4) on. Queries are in registers.
+// Specialises AttendingRows (warp_rows.h) for quantised keys and values. In every 8 rows, lane n has two rows, from 2
+// (n % 4) on. In a tile, lane n has four keys, from 4 (n / 4) on. Queries are in registers.
 template <typename T, int ROWS, int D, int DV>
 struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
     : LaneRows<AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>, ROWS / 4, 8, 4> {
@@ -260,7 +259,7 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
   uint queries[kBlocks][kPieces][kApart];  // queries times 2^kRaised, as second operands of the tensor cores
   float query_sums[kOwn][kGroups];         // for each group, the sum of the query's elements / kScoreUnit
   Fragment output[DV / 16][kBlocks] = {};
-  float bias_sums[kOwn][kValueGroups] = {};  // the output's terms without q, summed over the lane's own keys only
+  float bias_sums[kOwn][kValueGroups] = {};  // the output's terms that need no q, over the lane's own keys only
 
   static FLASHATTN_FUNC int own_row(int h, int lane) { return h / 2 * 8 + lane % 4 * 2 + h % 2; }
 
@@ -354,9 +353,9 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
     }
   }
 
-  // Adds probabilities times values to the output. The operands are bfloat for every T, because in half, probability *
-  // scale may underflow. This product is split into two bfloat and a small rest. The rest is multiplied by the mean of
-  // all possible q, not by q.
+  // output += probabilities @ values. The operands are always bfloat: in half, probability * scale may underflow. Each
+  // such product is split into two bfloat parts and a small rest. Instead of q, the rest is multiplied by the mean of
+  // all possible q.
   FLASHATTN_FUNC void add_values(const Scores& probabilities, IntegerTile<DV> values, int lane) {
     constexpr float kMean = ((1 << kBits) - 1) / 2.0f;
     auto scales = values.scales.quad(lane), biases = values.biases.quad(lane);
@@ -403,8 +402,8 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
     }
   }
 
-  // Called after the last tile. Calls LaneRows::finish(), multiplies the output by 2^kUnit to undo the factor of
-  // integers(), adds the biases, and multiplies the output by from_max, which becomes 1.
+  // Must be called after the last tile. Undoes the factor 2^-kUnit of integers(), and adds the biases. Applies from_max
+  // here, and then sets it to 1.
   FLASHATTN_FUNC void finish(Visibility visibility) {
     LaneRows<AttendingRows, kOwn, 8, 4>::finish(visibility);
     FLASHATTN_UNROLL
@@ -474,7 +473,7 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
   }
 
  private:
-  // The score of the lane's row h with key number `key` of the lane's four keys.
+  // The score of the lane's row h with its key number `key`, from 0 to 3.
   template <typename Each>
   static FLASHATTN_FUNC auto& at(Each& scores, int key, int h) {
     return scores[key / 2][h / 2][key % 2 * 2 + h % 2];

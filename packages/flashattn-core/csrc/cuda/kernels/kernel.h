@@ -1,6 +1,6 @@
 // Every CUDA kernel includes this header. It has macros for a kernel's arguments, and finds the position of a block. A
-// kernel is a function that takes cuda::Arguments or a struct derived from it. source_text() writes the kernel's
-// constants before this text, and after it the entry point that calls the function.
+// kernel is a function that takes cuda::Arguments or a struct derived from it. source_text() adds the entry point that
+// calls it.
 #pragma once
 
 #include "cuda/arguments.h"
@@ -12,8 +12,7 @@
 #define FLASHATTN_READ(T, name) FLASHATTN_WRITTEN(const T, name)
 #define FLASHATTN_VALUE(T, name) const T& name = arguments.name
 
-// Declares an optional input. The semicolon comes first, because a list of inputs.def expands to several such
-// declarations without separators.
+// Declares an optional input. The semicolon comes first, because the lists in inputs.def have no separators.
 #define FLASHATTN_OPTIONAL(name, called, dtype, axes) \
   ;                                                   \
   FLASHATTN_READ(FLASHATTN_ELEMENT_##dtype, name)
@@ -25,7 +24,7 @@
   FLASHATTN_READ(K, key);                   \
   FLASHATTN_READ(K, value) FLASHATTN_MASKS(FLASHATTN_OPTIONAL) FLASHATTN_GROUPS(FLASHATTN_OPTIONAL)
 
-// Declares the outputs. Declares the sinks, too, because a kernel reads a sink only when it finishes a row.
+// Declares the outputs, and the sinks, which a kernel reads when it writes a row's output.
 #define FLASHATTN_OUTPUT_ARGUMENTS(T) \
   FLASHATTN_WRITTEN(T, out);          \
   FLASHATTN_WRITTEN(float, lse);      \
@@ -40,13 +39,13 @@ FLASHATTN_FUNC uint warp_index() {
   return threadIdx.x / FLASHATTN_LANES;
 }
 
-// BlockPosition says what a block computes. A grid extends along x only, because its other axes have room for only
-// 65,535 blocks. Blocks are ordered by part, then by batch element, then by head.
+// The part of the work that a block does. Blocks are ordered by part, then by batch element, then by head. All are
+// numbered along x, because the grid's other axes allow only 65,535 blocks.
 struct BlockPosition {
   int head;
   int batch;
   int part;   // which rows of the head, and in some kernels also which chunk of the keys
-  int parts;  // how many parts there are; wrong if blocks share keys, see shared_keys.h
+  int parts;  // how many parts there are; not valid if blocks share keys, see shared_keys.h
 };
 FLASHATTN_FUNC BlockPosition block_position(const AttentionParams& params, int heads, uint block = blockIdx.x) {
   uint heads_and_batches = uint(heads) * uint(params.batch_size);
@@ -55,8 +54,8 @@ FLASHATTN_FUNC BlockPosition block_position(const AttentionParams& params, int h
                        int(gridDim.x / heads_and_batches)};
 }
 
-// The first query of a part, which has up to `count` queries. Part 0 has the last queries, because under a causal mask
-// they see the most keys, and the blocks that take longest should start first.
+// The first query of a part, which has up to `count` queries. Part 0 has the last queries, because these see the most
+// keys under a causal mask. The longest blocks should start first.
 FLASHATTN_FUNC int first_query(const AttentionParams& params, int part, int count) {
   return ((params.query_len - 1) / count - part) * count;
 }

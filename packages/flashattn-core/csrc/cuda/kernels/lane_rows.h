@@ -20,37 +20,35 @@ struct Rescaling {
   float by[ROWS];
 };
 
-// ROWS rows of a lane. LANES lanes share each row, and their numbers are STEP apart. The derived class, Own, decides
-// which products a lane holds, and supplies:
-//   own_row(h, lane)    the number, within the warp's rows, of the lane's row h
+// The ROWS rows of a lane. Each row is shared by LANES lanes: lane i, i + STEP, i + 2 STEP and so on. The derived
+// class, Own, decides which products a lane holds, and supplies:
+//   own_row(h, lane)    the index, within the warp's rows, of the lane's row h
 //   for_each(scores, first_key, lane, function)    calls function(score, h, key) for the lane's scores of a tile
 //   mask(scores, visibility, first_key, lane)    sets scores of hidden keys to -inf, and adds an additive mask
 //   highest(scores, h)    the maximum of the lane's scores in row h
-//   kScoreUnit    the factor that turns what tensor cores return into the product of query and key
+//   kScoreUnit    the factor that turns the tensor cores' result into the product of query and key
 //   kBelowMax    by how many powers of two row_max stays below the maximum
-//   probe(h, lane)    the sum of 0 times each number of the lane's output: NaN if a number is not finite
+//   probe(h, lane)    NaN if a number of the lane's output in row h is not finite, otherwise 0
 //   write(row, h, factor, finite, lane)    writes the lane's output times factor if `finite`; all lanes call it
 //
-// Until finish(), row_max includes the factor log2(e), so that a score needs only one multiply-add before exp2. row_max
-// is rounded, but the multiply-add does not round its product. So all probabilities of a row are wrong by the same
-// factor, which finish() removes. If the maximum is large, so is its rounding error, and float32 cannot hold that
-// factor. Such a row is recomputed. With an additive mask, many rows may see only keys whose bias is the lowest float,
-// and all these rows would have to be recomputed. So row_max is then in natural units, and is subtracted before the
-// multiplication by log2(e).
+// Until finish(), row_max is multiplied by log2(e), so a score needs only one multiply-add before exp2. Rounding
+// row_max makes all probabilities of a row wrong by the same factor, which finish() removes. For a large maximum,
+// float32 cannot hold this factor, so the row is recomputed.
+// With an additive mask, a row's maximum is often the lowest float. To avoid recomputing all such rows, row_max is then
+// in natural units, and is subtracted before the multiplication by log2(e).
 template <typename Own, int ROWS, int LANES, int STEP>
 struct LaneRows {
   // The output and the sum of a row are rescaled only when its maximum has grown by more than kSlack powers of two.
   // Until then, probabilities may be as large as 2^kSlack, which costs no accuracy.
   static constexpr float kSlack = 8;
-  static constexpr float kUnit = has_bias ? M_LOG2E_F : 1;  // how many powers of two a 1 in row_max is, before finish()
+  static constexpr float kUnit = has_bias ? M_LOG2E_F : 1;  // until finish(), row_max * kUnit is an exponent of two
   static constexpr int kOwn = ROWS;
 
   OnlineSoftmax softmax[ROWS];  // until finish(), row_sum is the sum over the keys of this lane
   Row rows[ROWS];
   float from_max[ROWS];  // after finish(): a factor by which the output must still be multiplied
 
-  // Whether this lane is the first of its row's lanes. The first lane writes the row's maximum and sum, which all lanes
-  // of the row have.
+  // Whether this lane is the first of its row's lanes. Only that lane writes the row's maximum and sum.
   static FLASHATTN_FUNC bool is_first(int lane) { return lane / STEP % LANES == 0; }
 
   // Starts the warp's rows of a key/value head. first_row: the number of the warp's first row, see RowPosition.
@@ -99,8 +97,8 @@ struct LaneRows {
     return rescaling;
   }
 
-  // Must be called after the last tile. Converts maxima and sums to those of scores in natural units, which all other
-  // code expects. Sets from_max to NaN for a row that must be recomputed because of its large maximum.
+  // Must be called after the last tile. Converts maxima and sums to natural units. Sets from_max to NaN for a row that
+  // must be recomputed because of its large maximum.
   FLASHATTN_FUNC void finish(Visibility visibility) {
     float unit = product_unit(visibility), factor = unit * M_LOG2E_F;
     float rounded = multiply_add(unit, -M_LOG2E_F, factor) / unit;  // the rounding error of `factor`, divided by `unit`
@@ -136,8 +134,8 @@ struct LaneRows {
   }
 
  private:
-  // Whether scores can stay plain products of query and key until the multiply-add before exp2, which then applies all
-  // factors at once. If not, to_probabilities() first turns the products into scores in natural units.
+  // Whether the multiply-add before exp2 can apply all factors to the products of query and key. If not,
+  // to_probabilities() first turns the products into scores in natural units.
   static FLASHATTN_FUNC bool has_products(Visibility visibility) {
     float unit = visibility.factor * Own::kScoreUnit;
     return visibility.has_plain_scores() && unit > 1e-30f && unit < 1e30f;

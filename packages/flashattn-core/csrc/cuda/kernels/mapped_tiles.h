@@ -17,9 +17,9 @@ struct Range {
   }
 };
 
-// Returns the bitwise "or" of the block map's bytes (see call/block_map.h) for a range of queries of a head and a range
-// of keys. There are at most QUERIES queries and KEYS keys. These bounds are template arguments, so that the loops are
-// unrolled and a thread loads all bytes at once. Each range begins at a multiple of 32, or of its bound.
+// Returns the bitwise OR of the block map's bytes (see call/block_map.h) for a range of queries of a head and a range
+// of keys. Each range has at most QUERIES or KEYS members, and begins at a multiple of that bound or of 32. The bounds
+// are constants, so the compiler unrolls the loops and a thread loads all bytes at once.
 template <int QUERIES, int KEYS>
 FLASHATTN_FUNC int blocks_between(Visibility visibility, int head, Range queries, Range keys) {
   static_assert(QUERIES % kBlockSize == 0 || kBlockSize % QUERIES == 0, "blocks would be cut");
@@ -40,8 +40,8 @@ FLASHATTN_FUNC int blocks_between(Visibility visibility, int head, Range queries
   return found;
 }
 
-// An entry of the list. The lower 16 bits are the tile's number. The upper 16 bits are the block map's two flags for
-// each part of the rows that the block of threads computes.
+// An entry of a TileList. The lower 16 bits are the tile's number. The upper 16 bits are flags (kBlockShows and
+// kBlockChanges), two for each part of the block's rows.
 struct ListedTile {
   static constexpr uint kEnd = ~0u;  // the last entry of the list
   uint bits;
@@ -84,9 +84,8 @@ struct TileList {
   }
 };
 
-// The tiles of keys that a block loops over. The block's ROWS rows are cut into PARTS equal parts. A warp or a
-// warpgroup computes one part: its own rows and own queries. It skips tiles that none of its own queries sees. KEYS:
-// keys per tile.
+// The tiles of keys that a block loops over. The block's ROWS queries are cut into PARTS equal parts, one for each warp
+// or warpgroup. These are its own queries, and it skips tiles that none of them sees. KEYS: keys per tile.
 template <int ROWS, int PARTS, int KEYS>
 struct KeyTiles {
   static constexpr int kOwn = ROWS / PARTS;
@@ -94,9 +93,9 @@ struct KeyTiles {
   Visibility visibility;
   int own_part;
   KeySpan any;             // the keys that some query of the block sees
-  KeySpan own_all;         // keys that need no mask for any own query
+  KeySpan own_all;         // keys that no mask hides or changes for the own queries
   int origin, count;       // the first tile's first key, and how many tiles there are
-  int own_begin, own_end;  // the tiles with a key in an own query's span: own_begin to own_end - 1
+  int own_begin, own_end;  // tiles that own queries see: own_begin to own_end - 1
   int n = 0;               // how many tiles the loop has passed
   TileList list;
   ListedTile listed = {0};
@@ -139,8 +138,7 @@ struct KeyTiles {
   FLASHATTN_FUNC int tile() const { return has_block_map ? listed.tile() : n; }
   FLASHATTN_FUNC int first() const { return origin + tile() * KEYS; }
   FLASHATTN_FUNC bool is_there() const { return has_block_map ? listed.exists() : n < count; }
-  // Without a block map: whether the own queries see any tile at all. With a block map: whether the loop has a tile
-  // left.
+  // With a block map, whether the loop has a tile left. Otherwise, whether the own queries see any tile at all.
   FLASHATTN_FUNC bool sees() const { return has_block_map ? is_there() : own_begin < own_end; }
   FLASHATTN_FUNC void next() {
     ++n;

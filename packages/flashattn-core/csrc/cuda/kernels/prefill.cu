@@ -1,16 +1,15 @@
-// cuda_prefill, except where prefill_hopper.cu runs. A block computes many queries of one head, and each of its warps
-// computes some of these rows. The block loops over tiles of keys and values. While the tensor cores work on one tile,
-// threads copy the next one to shared memory.
+// The kernel cuda_prefill for all calls that prefill_hopper.cu does not support. A block computes some queries of one
+// head, and divides them among its warps. It loops over tiles of keys and values. While the tensor cores work on one
+// tile, threads copy the next one to shared memory.
 #include "integer_rows.h"
 #include "kernel.h"
 #include "mapped_tiles.h"
 
 using namespace flashattn;
 
-// D and DV: head_dim and value_dim, rounded up to a multiple of the columns that a step of the tensor cores takes.
-// ROWS: rows per warp; 8 for large heads with quantised keys, otherwise 16. KEYS: keys per tile. PARTS: how many 16-bit
-// floats represent a probability. K: the type of keys and values. The grid has one block per head and batch element for
-// every WARPS * ROWS queries.
+// D and DV: head_dim and value_dim, rounded up to whole steps of the tensor cores. ROWS: rows per warp, 8 for large
+// heads with quantised keys, otherwise 16. KEYS: keys per tile. PARTS: how many 16-bit floats represent a probability.
+// K: the type of keys and values. Each head and batch element has one block per WARPS * ROWS queries.
 template <typename T, typename Sizes, typename K = T>
 FLASHATTN_KERNEL prefill(const cuda::Arguments& arguments) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, ROWS = Sizes::rows, WARPS = Sizes::warps, KEYS = Sizes::keys,
@@ -60,7 +59,7 @@ FLASHATTN_KERNEL prefill(const cuda::Arguments& arguments) {
     int first = next.first();
     bool is_needed = next.is_needed(), is_unmasked = next.is_unmasked();
     wait_for_copies<0>();
-    __syncthreads();  // the tile is there, and the one before has been read
+    __syncthreads();  // the tile has arrived, and all warps have read the previous tile
     next.next();
     tiles.load(n + 1, next.first(), next.any.end);
     commit_copies();

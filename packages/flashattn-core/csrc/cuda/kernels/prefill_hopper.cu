@@ -1,8 +1,8 @@
-// cuda_prefill on compute capability 9.0. A producer warpgroup loads tiles, and each consumer warpgroup computes 64
-// rows. A consumer starts the scores of the next tile before it adds this tile's values, so that softmax and tensor
-// cores overlap. A float32 array comes as three bfloat16 arrays that add up to it, see float_parts.h. Tensor cores
-// truncate the terms of a sum. So with float32, a sum on tensor cores covers the values of one tile only, and ordinary
-// instructions add it to the output.
+// The kernel cuda_prefill on compute capability 9.0. A producer warpgroup loads tiles, and each consumer warpgroup
+// computes 64 rows. To overlap softmax and tensor cores, a consumer starts the next tile's scores before it adds this
+// tile's values.
+// A float32 array is split into three bfloat16 arrays, see float_parts.h. Tensor cores truncate long sums. So for
+// float32 they sum over one tile, and ordinary instructions add this sum to the output.
 #include "float_parts.h"
 #include "kernel.h"
 #include "mapped_tiles.h"
@@ -14,10 +14,9 @@
 
 using namespace flashattn;
 
-// D: head_dim, rounded up to a multiple of 64, a panel of SharedTile. DV: value_dim, rounded up to a multiple of 16.
-// KEYS: keys per tile. PARTS: how many 16-bit floats represent a probability. The grid has one block per head and batch
-// element for every CONSUMERS * 64 queries. For the last of these groups of queries, several blocks may share the keys,
-// see shared_keys.h.
+// D: head_dim, rounded up to a multiple of 64. DV: value_dim, rounded up to a multiple of 16. KEYS: keys per tile.
+// PARTS: how many 16-bit floats represent a probability. Each head and batch element has one block per CONSUMERS * 64
+// queries. In the last wave, several blocks may share these queries and divide the keys, see shared_keys.h.
 template <typename T, typename Sizes>
 FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, CONSUMERS = Sizes::consumers, KEYS = Sizes::keys,
@@ -111,7 +110,7 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
       begin_multiply_keys<head_dim, kParts>(scores, queries, group * kWarpgroupRows, keys.tile(n, part), part);
     }
   };
-  const auto pass_unneeded = [&] {  // skips tiles without a key that the warpgroup's rows see
+  const auto pass_unneeded = [&] {  // skips tiles that the warpgroup's rows do not see
     for (; next.is_there() && !next.is_needed(); next.next()) {
       keys.pass(next.n);
       values.pass(next.n);

@@ -88,8 +88,8 @@ FLASHATTN_FUNC void wait_for_products(Fragment (&result)[COUNT]) {
   }
 }
 
-// Describes an operand in shared memory, in SharedTile's layout. next_panel: bytes from one panel to the next. It
-// matters only if the product sums over the operand's rows, as it does for values.
+// Describes an operand in shared memory, in SharedTile's layout. next_panel: bytes from one panel to the next. Only a
+// product that sums over the operand's rows (values) uses next_panel.
 typedef unsigned long long Descriptor;
 FLASHATTN_FUNC Descriptor descriptor(uint address, uint next_panel) {
   constexpr Descriptor kSwizzle128 = 1ull << 62, kEightRows = Descriptor(1024 >> 4) << 32;
@@ -118,9 +118,9 @@ struct Product;
 #define FLASHATTN_REGISTERS_112 FLASHATTN_REGISTERS_96, FLASHATTN_R(12), FLASHATTN_R(13)
 #define FLASHATTN_REGISTERS_128 FLASHATTN_REGISTERS_112, FLASHATTN_R(14), FLASHATTN_R(15)
 
-// X0 to X5: numbers of the asm statement's operands after the outputs. An instruction ends with constants. The first
-// two are the signs of the matrices (1: not negated). One more for each matrix in shared memory tells whether the
-// product sums over the matrix's rows (1) or its columns (0).
+// X0 to X5: numbers of the asm statement's operands after the outputs. The instruction's last numbers are constants:
+// "1, 1" keeps the signs of both matrices. Then follows, for each matrix in shared memory, 1 if the product sums over
+// its rows, or 0 if it sums over its columns.
 #define FLASHATTN_PRODUCT(T, TYPES, N, X0, X1, X2, X3, X4, X5)                                            \
   template <>                                                                                             \
   struct Product<T, N> {                                                                                  \

@@ -1,11 +1,11 @@
-// cuda_rowwise, see rowwise.h.
+// The kernel cuda_rowwise, see rowwise.h.
 #include "rowwise.h"
 
 #include "kernel.h"
 
 using namespace flashattn;
 
-// The grid has one block of 1024 threads per key/value head and batch element for every 32 rows.
+// Each key/value head and batch element has one block of 1,024 threads per 32 rows.
 template <typename T, typename Sizes, typename K = T>
 FLASHATTN_KERNEL rowwise(const cuda::Arguments& arguments) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim;

@@ -8,7 +8,7 @@ namespace flashattn {
 
 // A block's share of the work.
 struct BlockShare {
-  uint rows;  // the number of the block's rows; blocks that share keys have the same number
+  uint rows;  // index of the block's rows; blocks that share keys compute the same rows
   int chunk;  // which part of the tiles the block computes: number `chunk` of `chunks` parts
   int chunks;
 };
@@ -18,8 +18,8 @@ FLASHATTN_FUNC BlockShare share_of_block(const SplitParams& split) {
   return BlockShare{uint(split.whole_blocks + later / split.num_chunks), later % split.num_chunks, split.num_chunks};
 }
 
-// The partial results of blocks that share keys. A result has ROWS rows. In memory a row is DV columns of the output,
-// not yet divided by the row's sum, then the row's maximum, then the row's sum.
+// The partial results of blocks that share keys. A result has ROWS rows. A row has DV columns of the output, then its
+// maximum, then its sum. The output is not yet divided by the sum.
 template <int ROWS, int DV>
 struct BlockPartials {
   static constexpr int kPitch = DV + cuda::kPartialPadding;  // a multiple of four floats

@@ -23,16 +23,16 @@ struct SharedTile {
   FLASHATTN_FUNC uint piece(uint row, uint c) const {
     return memory + c / 8 * kPanel + row * 128 + ((c % 8 ^ row % 8) << 4);
   }
-  // For this offset, piece_at() returns the address of piece 2 * step + odd in row `row` + further_rows. further_rows
-  // must be a multiple of 8. A step costs one xor.
+  // piece_at(lane_offset(row, odd), further_rows, step) is the address of piece 2 * step + odd in row `row` +
+  // further_rows. further_rows must be a multiple of 8. A step costs one xor.
   static FLASHATTN_FUNC uint lane_offset(uint row, uint odd) { return row * 128 + ((odd ^ row % 8) << 4); }
   FLASHATTN_FUNC uint piece_at(uint lane_offset, int further_rows, int step) const {
     return memory + step / 4 * kPanel + further_rows * 128 + (lane_offset ^ step % 4 << 5);
   }
 
-  // Loads the rows that row_at(row) points to. A row has `columns` elements that are `step` apart; zeros fill the rest
-  // of the tile. If row_at() returns null, the row gets zeros. All THREADS threads must call it. It starts asynchronous
-  // copies, which the caller must commit.
+  // Starts asynchronous copies of the rows that row_at(row) points to. A row has `columns` elements that are `step`
+  // apart. The rest of the tile, and rows for which row_at() returns null, become 0. All THREADS threads must call
+  // load_rows(), and then commit their copies.
   template <int THREADS, typename F>
   FLASHATTN_FUNC void load_rows(F row_at, int64_t step, int columns, uint thread) const {
     FLASHATTN_ROLLED
@@ -50,7 +50,7 @@ struct SharedTile {
     }
   }
 
-  // Loads the first `count` rows of an array in the same way, and zeros for the tile's other rows.
+  // Starts to copy the first `count` rows of an array, and zeros for the tile's other rows. The caller must commit.
   template <int THREADS>
   FLASHATTN_FUNC void load(const T* rows, RowLayout layout, int count, int columns, uint thread) const {
     bool wide = packed_rows && (reinterpret_cast<unsigned long long>(rows) | (layout.row * sizeof(T))) % 16 == 0;
@@ -84,7 +84,7 @@ struct CopiedTiles {
   FLASHATTN_FUNC Keys keys(int n) const { return Keys{memory + n % STAGES * kStage}; }
   FLASHATTN_FUNC Values values(int n) const { return Values{keys(n).memory + Keys::kBytes}; }
 
-  // Starts to copy tile n: the keys from `first` on, as many as the tile has but none from `end` on, and their values.
+  // Starts to copy keys from `first` to at most `end` - 1, and their values, to tile n.
   FLASHATTN_FUNC void load(int n, int first, int end) const {
     if (first < end) {
       keys(n).template load<THREADS>(key_rows.from(first).data, key_rows.layout, end - first, head_dim, thread);

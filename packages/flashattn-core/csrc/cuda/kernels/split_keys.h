@@ -1,4 +1,4 @@
-// For kernels in which each block computes one chunk of the keys. The last block to finish merges the partial results.
+// In some kernels, each block computes one chunk of the keys. The last block to finish merges the partial results.
 #pragma once
 
 #include "decode_split.h"
@@ -16,7 +16,7 @@ namespace flashattn {
 // all these blocks. All threads of a block must call it after they have written their results. arrived: counts the
 // blocks that have called the function; it is 0 between launches.
 FLASHATTN_FUNC bool is_last(uint* arrived, int count) {
-  __threadfence();  // before the block arrives, all other blocks can see its results
+  __threadfence();  // before the block arrives, its results become visible to other blocks
   __syncthreads();
   bool last = threadIdx.x == 0 && atomicAdd(arrived, 1u) == uint(count - 1);
   if (last) *arrived = 0;
@@ -43,7 +43,7 @@ template <int THREADS, typename T>
 FLASHATTN_FUNC void merge_chunks(RowOutputs<T> outputs, const AttentionParams& params, const uchar* sinks,
                                  Partials<float*> partials, const SplitParams& split, int batch, int kv_head,
                                  int first_row, int row_count) {
-  constexpr int kAtOnce = 17;  // for four groups, an H100 has 33 chunks per group, which takes two rounds of loads
+  constexpr int kAtOnce = 17;  // an H100 has 33 chunks for each of four key/value heads: two rounds of loads
   for (int at = threadIdx.x; at < row_count * kSlices; at += THREADS) {
     RowPosition position = row_position(first_row + at / kSlices, kv_head, params.num_heads / params.num_kv_heads);
     int column = at % kSlices * kSlice;

@@ -1,8 +1,8 @@
-// The products that a warp computes for its 16 rows and a tile of keys: scores = query key^T, and output +=
-// probabilities value. Tensor cores compute them with the accuracy of float32, unless a probability is rounded to one
-// 16-bit float. Products of 16-bit floats are exact, and the sum of two such floats represents a probability. A float32
-// is the sum of two TF32 numbers, and a product of two float32 takes three products of TF32 numbers. For scores, the
-// two smaller products have a sum of their own, because tensor cores truncate sums.
+// The two products of a warp's 16 rows with a tile of keys: scores = query @ key^T, and output += probabilities @
+// value. Tensor cores reach the accuracy of float32 as follows. Products of 16-bit floats are exact, and a probability
+// is the sum of two 16-bit floats (or is rounded to one). A float32 is the sum of two TF32 numbers, and the product of
+// two float32 is the sum of three TF32 products. For scores, the two smaller ones are summed apart, because tensor
+// cores truncate sums.
 //
 // Lane n has rows n / 4 and n / 4 + 8 of scores and output. It has columns 8 j + 2 (n % 4) + {0, 1} of the scores, for
 // every j.
@@ -25,8 +25,8 @@ FLASHATTN_FUNC void split_tf32(uint (&a)[4], uint (&b)[4]) {
   }
 }
 
-// Splits `low` and `high` into sums of PARTS 16-bit floats, and leaves the remainders in them. parts[0] is the
-// smallest.
+// Splits `low` and `high` into sums of PARTS 16-bit floats. parts[0] is the smallest. Afterwards `low` and `high` are
+// the remainders.
 template <typename T, int PARTS>
 FLASHATTN_FUNC void split_pair(float& low, float& high, uint (&parts)[PARTS]) {
   FLASHATTN_UNROLL
@@ -40,7 +40,7 @@ FLASHATTN_FUNC void split_pair(float& low, float& high, uint (&parts)[PARTS]) {
   }
 }
 
-// Splits 16 columns of probabilities, fragments 2 i and 2 i + 1, into PARTS matrices of 16-bit floats. These are left
+// Splits 16 columns of probabilities (fragments 2 i and 2 i + 1) into PARTS matrices of 16-bit floats, which are left
 // operands of products with values.
 template <typename T, int PARTS, int N>
 FLASHATTN_FUNC void split_step(const Fragment (&probabilities)[N], int i, uint (&parts)[PARTS][4]) {
@@ -127,8 +127,7 @@ FLASHATTN_FUNC void add_values(Fragment (&output)[DV / 8], const Fragment (&prob
       }
     }
   } else {
-    // The tensor cores sum over the keys in the order in which lanes hold scores, so that lanes need not exchange
-    // probabilities.
+    // The sum takes the keys in the order in which lanes hold scores. So lanes need not exchange probabilities.
     FLASHATTN_UNROLL
     for (int j = 0; j < DV / 32; ++j) {
       Fragment sums[4] = {};  // the sums over this tile only, because tensor cores truncate the terms of long sums

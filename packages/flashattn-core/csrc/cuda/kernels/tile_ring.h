@@ -7,8 +7,8 @@
 
 namespace flashattn {
 
-// Loads all panels of a tile, from `row` on, with zeros outside of the array. One thread must call it. If the array is
-// split into PARTS parts, see float_parts.h, it loads a tile of each part, one after the other.
+// Loads all panels of a tile, from `row` on, with zeros outside of the array. If the array is split into PARTS parts
+// (see float_parts.h), loads the tiles of all parts, one after the other. One thread must call it.
 template <int PARTS = 1, typename Tile>
 FLASHATTN_FUNC void load_boxes(Tile tile, const cuda::TensorMap& map, int row, int head, int batch, Barrier arrived) {
   constexpr int kPanels = Tile::kBytes / Tile::kPanel;
@@ -19,8 +19,8 @@ FLASHATTN_FUNC void load_boxes(Tile tile, const cuda::TensorMap& map, int row, i
   }
 }
 
-// A ring of STAGES stages. A tile has PARTS parts, and each part takes one stage. n: the number of a tile in the
-// block's loop. turn: the number of a part, counted over all tiles: n * PARTS + part.
+// A ring of STAGES stages. A tile has PARTS parts, and each part takes one stage. n: the index of a tile in the block's
+// loop. turn: the index of a part among the parts of all tiles, n * PARTS + part.
 template <typename Tile, int STAGES, int PARTS = 1>
 struct TileRing {
   static constexpr int kParts = PARTS;
@@ -61,7 +61,7 @@ struct TileRing {
     int turn = n * PARTS + part;
     arrived(turn).wait(turn / STAGES);
   }
-  // Tells the producer that the warp has read the tile, or its parts first..end-1.
+  // Tells the producer that the warp has read the tile, or its parts from `first` to `end` - 1.
   FLASHATTN_FUNC void release(int n, int first = 0, int end = PARTS) const {
     FLASHATTN_UNROLL
     for (int part = first; part < end; ++part) read(n * PARTS + part).arrive();

@@ -51,14 +51,14 @@ FLASHATTN_FUNC uint bits_of_span(KeySpan span, int first_key) {
   return below(span.end) & ~below(span.begin);
 }
 
-// Tells which of a lane's scores in a tile are visible. operator[](i) answers for element i % 4 of the lane's fragment
-// i / 4. read() starts to load the bool array's bytes, and take() waits for them. Other work between the two calls
-// hides the latency. All lanes of a warp must call both functions. OF_KEYS: true if the fragments' rows are keys and
-// their COLUMNS columns are queries, false if rows are queries and columns are keys.
+// Tells which of a lane's scores in a tile are visible. operator[](i) is about element i % 4 of fragment i / 4. read()
+// starts to load the bool array's bytes, and take() waits for them. All lanes of a warp must call both, with other work
+// in between to hide the latency. OF_KEYS: if true, the fragments' rows are keys and their COLUMNS columns are queries.
+// If false, rows are queries and columns are keys.
 template <bool OF_KEYS, int COLUMNS>
 struct VisibleBits;
 
-// For fragments whose rows are queries. A bit is set if the key is in the row's span and the bool array shows it.
+// Rows are queries. A bit is set if the key is in the row's span and the bool array shows it.
 template <int KEYS>
 struct VisibleBits<false, KEYS> {
   static constexpr int kWords = (KEYS + 31) / 32, kOwn = KEYS / 4;
@@ -99,13 +99,12 @@ struct VisibleBits<false, KEYS> {
   }
 };
 
-// For fragments whose rows are keys and whose columns are queries of one head. A bit is set if the bool array shows the
-// key. The spans do not count.
+// Rows are keys, and columns are queries of one head. A bit is set if the bool array shows the key, whatever the spans.
 template <int QUERIES>
 struct VisibleBits<true, QUERIES> {
   static constexpr int kWords = QUERIES < 32 ? QUERIES / 4 : 8, kReads = (QUERIES + 31) / 32;
   VisibleBytes<16> bytes[kReads];
-  uint words[kWords];  // one per query of the lane; the upper 16 bits are for the query 32 further on
+  uint words[kWords];  // one per query; bits 16 to 31 belong to the query 32 columns further right
 
   FLASHATTN_FUNC void read(Visibility visibility, int head, int first_query, int first_key, int lane) {
     const AttentionParams& params = *visibility.params;
@@ -127,7 +126,7 @@ struct VisibleBits<true, QUERIES> {
   }
 };
 
-// Whether bias_pair() may load the additive array's numbers for all pairs of the `count` keys from first_key on.
+// Whether bias_pair() may be called for the `count` keys from first_key on. Pairs must be aligned and contiguous.
 FLASHATTN_FUNC bool has_bias_pairs(Visibility visibility, int first_key, int count) {
   const Strides& strides = visibility.params->bias;
   auto begin = reinterpret_cast<unsigned long long>(visibility.inputs.bias);

@@ -12,8 +12,7 @@ namespace flashattn {
 constexpr int kRowLanes = 4, kRowStep = 8;
 
 // half rounds probabilities far below 2^-24 to 0, but many of them can add up. So for half, row_max stays 7 powers of
-// two below the maximum. With kSlack, which is 8, probabilities can then be as large as 2^15, which half can still
-// hold.
+// two below the maximum. Probabilities can then be as large as 2^(7 + kSlack) = 2^15, which half can still hold.
 template <typename T>
 constexpr float kBelow = 0;
 template <>
@@ -36,8 +35,7 @@ struct WarpRows : LaneRows<WarpRows<T, DV, KEYS, E>, 2, kRowLanes, 1> {
       function(scores[i / 4][i % 4], i % 4 / 2, first_key + i / 4 * 8 + lane % 4 * 2 + i % 2);
     }
   }
-  // Starts to load the bool array's bytes for a tile that is not `unmasked`, early enough that they have arrived when
-  // mask() needs them. Returns `unmasked`.
+  // Starts to load the bool array's bytes for mask(), if the tile is not `unmasked`. Returns `unmasked`.
   FLASHATTN_FUNC bool look(Visibility visibility, int first_key, bool unmasked, int lane) {
     if constexpr (has_visible) {
       if (!unmasked) visible.read(visibility, this->rows, first_key, lane);
@@ -100,7 +98,7 @@ struct WarpRows : LaneRows<WarpRows<T, DV, KEYS, E>, 2, kRowLanes, 1> {
     return result;
   }
   FLASHATTN_FUNC void write(T* row, int h, float factor, bool finite, int lane) const {
-    if constexpr (DV == value_dim && sizeof(T) == 2) {  // after an exchange of pairs, a lane has four neighbours
+    if constexpr (DV == value_dim && sizeof(T) == 2) {  // lanes exchange pairs, to write four columns at once
       bool odd = lane % 2 != 0;
       FLASHATTN_UNROLL
       for (int c = 0; c < DV / 8; c += 2) {
@@ -141,8 +139,8 @@ struct WarpRows : LaneRows<WarpRows<T, DV, KEYS, E>, 2, kRowLanes, 1> {
   }
 };
 
-// WarpRows whose queries are in shared memory, in a tile of ROWS rows. The first 16 rows of `queries` are the warp's.
-// K: the type of keys and values.
+// WarpRows with queries in shared memory: the first 16 of the ROWS rows of the tile `queries`. K: the type of keys and
+// values.
 template <typename T, typename K, int ROWS, int D, int DV, int KEYS>
 struct AttendingRows : WarpRows<T, DV, KEYS> {
   // Elements per row of float32 results in shared memory. The padding lets a warp's lanes write to different banks.
@@ -165,9 +163,8 @@ FLASHATTN_FUNC constexpr int whole_lanes(int columns) {
   return (columns + FLASHATTN_LANES - 1) / FLASHATTN_LANES * FLASHATTN_LANES;
 }
 
-// Tensor cores multiply a hidden key's value by 0, and 0 times NaN is NaN. So this function recomputes the rows that
-// are not finite, without tensor cores. rows: the result of store(), with a bit for each row. first: the query of row
-// 0.
+// Recomputes, without tensor cores, the rows that are not finite. Tensor cores multiply a hidden key's value by 0, and
+// 0 times NaN is NaN. rows: the result of store(), with a bit for each row. first: the query of row 0.
 template <typename T, typename K>
 FLASHATTN_FUNC void attend_again(uint rows, RowOutputs<T> outputs, const T* query, StoredInputs<K> stored,
                                  Visibility visibility, const uchar* sinks, int batch, int head, int first, int lane) {

@@ -1,6 +1,6 @@
 // Macros that declare the arguments of kernels: a call's arrays and structs. buffer_of() in launch.h gives each
-// argument its buffer index. source_text() writes definitions of these indices, and of the function constants, before
-// this text.
+// argument its buffer index. source_text() writes the indices and the function constants into the text before this
+// file.
 #pragma once
 
 #include "call/params.h"
@@ -15,8 +15,7 @@
 #define FLASHATTN_WRITTEN(T, name) device T* name FLASHATTN_BOUND(name)
 #define FLASHATTN_VALUE(T, name) const constant T& name FLASHATTN_BOUND(name)
 
-// Declares an optional input. The comma comes first, because a list of inputs.def expands to several such arguments
-// without separators.
+// Declares an optional input. The comma comes first, because the lists in inputs.def have no separators.
 #define FLASHATTN_OPTIONAL(name, called, dtype, axes) \
   , const device FLASHATTN_ELEMENT_##dtype* name [[buffer(FLASHATTN_BUFFER_##name), function_constant(has_##name)]]
 
@@ -25,7 +24,7 @@
   FLASHATTN_VALUE(AttentionParams, params), FLASHATTN_READ(T, query), FLASHATTN_READ(K, key), \
       FLASHATTN_READ(K, value) FLASHATTN_MASKS(FLASHATTN_OPTIONAL) FLASHATTN_GROUPS(FLASHATTN_OPTIONAL)
 
-// Declares the outputs. Declares the sinks, too, because a kernel reads a sink only when it finishes a row.
+// Declares the outputs, and the sinks, which a kernel reads when it writes a row's output.
 #define FLASHATTN_OUTPUT_ARGUMENTS(T)                       \
   FLASHATTN_WRITTEN(T, out), FLASHATTN_WRITTEN(float, lse), \
       FLASHATTN_WRITTEN(float, row_stats) FLASHATTN_SINKS(FLASHATTN_OPTIONAL)
@@ -36,7 +35,8 @@
       uint lane [[thread_index_in_simdgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]], \
       uint thread_index [[thread_index_in_threadgroup]]
 
-// The other inputs of backward_dq and backward_dkv. delta is contiguous and has the shape (*B, H_q, L).
+// The inputs that backward_dq and backward_dkv have in addition to FLASHATTN_INPUT_ARGUMENTS. delta is contiguous and
+// has the shape (*B, H_q, L).
 #define FLASHATTN_BACKWARD_ARGUMENTS(T)                                                                 \
   FLASHATTN_VALUE(BackwardParams, backward), FLASHATTN_READ(float, row_stats), FLASHATTN_READ(T, dout), \
       FLASHATTN_READ(float, delta)

@@ -1,5 +1,5 @@
-// Computes delta, one number per row, for the other two kernels of the gradient. Because delta has a launch of its own,
-// those two kernels can run concurrently, and need not read the forward pass's output.
+// Computes delta, one number per query, for backward_dq and backward_dkv. These can thus run concurrently, and need not
+// read the forward pass's output.
 #include "arguments.h"
 #include "score_gradient.h"
 

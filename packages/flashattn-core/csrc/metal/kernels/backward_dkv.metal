@@ -1,8 +1,7 @@
 // metal_backward_dkv computes the gradients of keys and values. Each SIMD group has 8 keys of one key/value head, and
-// loops over the queries of all query heads that share this head. So the SIMD group itself sums over the query heads,
-// always in the same order, and no two threadgroups write the same element. Scores are computed transposed: their rows
-// are keys and their columns queries. Probabilities and score gradients are then in the registers of a left operand,
-// where the products for dk and dv need them.
+// loops over the queries of all query heads that share this head. So one SIMD group sums over these heads, always in
+// the same order, and no two threadgroups write the same element. The rows of the scores are keys, and the columns are
+// queries. Registers then hold probabilities and score gradients as left operands of the products for dk and dv.
 #include "arguments.h"
 #include "score_gradient.h"
 #include "tile_loader.h"
@@ -27,8 +26,8 @@ backward_dkv(FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_BACKWARD_ARGUMENTS(T), F
   threadgroup SavedRow saved_rows[ROWS];
   threadgroup int finite_rows[SIMDGROUPS];  // for each SIMD group: whether all elements that it loaded are finite
 
-  // Under a causal mask, the first keys are those that most queries see. The first threadgroups get these keys, because
-  // the longest work should start first.
+  // The first threadgroups get the first keys, because most queries see these under a causal mask. The longest work
+  // should start first.
   int first_key = int(group.x) / PARTS * kKeys;
   int last_key = metal::min(first_key + kKeys, params.key_len) - 1;
   bool with_dk = PARTS == 1 || group.x % 2 == 0, with_dv = PARTS == 1 || group.x % 2 == 1;
@@ -44,8 +43,8 @@ backward_dkv(FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_BACKWARD_ARGUMENTS(T), F
   thread Fragment* dk_sums = sums;
   thread Fragment* dv_sums = sums + (PARTS == 1 ? kDepth : 0);
 
-  // The SIMD group's keys stay in registers if the keys, sums, scores and gradients take at most 96 registers. Its
-  // values also stay in registers if they and all of these together take at most 96.
+  // Keys stay in registers if they take at most 96 registers together with sums, scores and gradients. Values stay in
+  // registers, too, if they still fit into the 96.
   constexpr int kBusy = 2 * kSums + ROWS / 2;
   constexpr int kKeyRegisters = D * int(sizeof(T)) / 16, kValueRegisters = DV * int(sizeof(T)) / 16;
   constexpr bool kKeepKeys = kBusy + kKeyRegisters <= 96;
@@ -123,7 +122,7 @@ backward_dkv(FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_BACKWARD_ARGUMENTS(T), F
       }
       FLASHATTN_UNROLL
       for (int k = 0; k < kRowFragments; ++k) {
-        int eighth = first + k * 8;  // first of 8 queries; they are skipped if none of them sees an own key
+        int eighth = first + k * 8;  // first of 8 queries; all 8 are skipped if none sees an own key
         if (visibility.seen_by_any(eighth, metal::min(eighth + 7, last)).meets(own_first, 8)) {
           if (with_dv) {
             add_product<kColumns, DoutLoader::kStride>(dv_sums, probabilities[k],

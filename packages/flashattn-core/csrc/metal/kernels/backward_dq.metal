@@ -1,6 +1,6 @@
 // metal_backward_dq computes the gradient of the queries. As in metal_prefill_reg, each SIMD group has 8 rows of one
-// head and loops over tiles of keys. The values and the keys of a tile take turns in the same threadgroup memory. The
-// values come first, so that the keys are still there for the last product.
+// head and loops over tiles of keys. A tile's values and then its keys use the same threadgroup memory. Keys come
+// second, because the last product needs them, too.
 #include "arguments.h"
 #include "score_gradient.h"
 #include "tile_loader.h"
@@ -21,8 +21,8 @@ backward_dq(FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_BACKWARD_ARGUMENTS(T), FL
   threadgroup T tile[KeyLoader::kSize > ValueLoader::kSize ? KeyLoader::kSize : ValueLoader::kSize];
   threadgroup int finite_keys[SIMDGROUPS];  // for each SIMD group: whether all keys that it loaded are finite
 
-  // Under a causal mask, the last queries see the most keys. The first threadgroups get these queries, because the
-  // longest work should start first.
+  // The first threadgroups get the last queries, because these see the most keys under a causal mask. The longest work
+  // should start first.
   int first_query = int(grid.x - 1 - group.x) * kRows;
   int last_query = metal::min(first_query + kRows, params.query_len) - 1;
   int batch = int(group.z), head = int(group.y);
@@ -36,8 +36,8 @@ backward_dq(FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_BACKWARD_ARGUMENTS(T), FL
                              delta + delta_offset(params, batch, head), params, row.query);
   Fragment sums[kDepth] = {};
 
-  // The SIMD group's rows of query stay in registers if they and the sums take at most 64 registers. Its rows of dout
-  // also stay in registers if they and all of these together take at most 64.
+  // Rows of query stay in registers if they take at most 64 registers together with the sums. Rows of dout stay in
+  // registers, too, if they still fit into the 64.
   constexpr int kQueryRegisters = D * int(sizeof(T)) / 16, kDoutRegisters = DV * int(sizeof(T)) / 16;
   constexpr bool kKeepQueries = D / 4 + kQueryRegisters <= 64;
   constexpr bool kKeepDout = D / 4 + kQueryRegisters + kDoutRegisters <= 64;

@@ -1,4 +1,4 @@
-// metal_decode_fast, for one query and few keys. One SIMD group per head computes all keys, without threadgroup memory.
+// metal_decode_fast is for one query and few keys. One SIMD group computes a head, without threadgroup memory.
 #include "arguments.h"
 #include "single_row.h"
 

@@ -1,5 +1,5 @@
-// metal_decode_parallel, for one query. 32 SIMD groups per head share the keys, and merge their results in threadgroup
-// memory.
+// metal_decode_parallel is for one query. The keys are divided among 32 SIMD groups per head, which merge their results
+// in threadgroup memory.
 #include "arguments.h"
 #include "decode_rows.h"
 #include "epilogue.h"
@@ -25,8 +25,8 @@ decode_parallel(FLASHATTN_INPUT_ARGUMENTS(T, K), FLASHATTN_OUTPUT_ARGUMENTS(T), 
   rows.attend(keys, values, visibility, all, any.begin + int(simdgroup) * Rows::kKeys, any.end,
               kSimdgroups * Rows::kKeys, 0, lane);
 
-  // Merges the results. Lane n reads the result of SIMD group n. Each pass merges as many columns as fit in threadgroup
-  // memory. The odd stride puts a column's 32 partial results into 32 banks.
+  // Merges the results, in passes over the columns, because threadgroup memory holds only 32 * kPass columns at once.
+  // Lane n reads the result of SIMD group n. The odd stride puts a column's 32 partial results into 32 banks.
   constexpr int kPass = Rows::kValueColumns < 4 ? Rows::kValueColumns : 4;  // columns per lane and pass
   constexpr int kStride = kSimdgroups + 1;
   threadgroup float partial_max[kSimdgroups];

@@ -1,4 +1,4 @@
-// metal_decode_split, see decode_split.h.
+// The kernels of metal_decode_split, see decode_split.h.
 #include "decode_split.h"
 
 #include "arguments.h"

@@ -1,5 +1,5 @@
-// 8x8 matrices spread over a SIMD group. As on Apple's GPUs, a lane holds two neighbouring elements of one row:
-//   row: the binary number of the lane's bits 4, 2 and 1;   first column: twice the number of its bits 3 and 0
+// 8x8 matrices spread over a SIMD group. As on Apple's GPUs, a lane holds two neighbouring elements of one row. The
+// bits 4, 2 and 1 of the lane's index form the row. The bits 3 and 0 form half of the first column.
 // All fragments are float32, whatever the arrays' dtype, and products accumulate in float32.
 #pragma once
 
@@ -44,7 +44,7 @@ METAL_FUNC float row_element(Fragment fragment, int column, uint lane) {
   return column % 2 == 0 ? even : odd;
 }
 
-// Reduce a number over the four lanes that hold the same row.
+// Both functions reduce a number over the four lanes that hold the same row.
 METAL_FUNC float across_row_max(float x) {
   x = metal::max(x, metal::simd_shuffle_xor(x, ushort(1)));
   return metal::max(x, metal::simd_shuffle_xor(x, ushort(8)));

@@ -11,9 +11,9 @@
 
 namespace flashattn {
 
-// Turns a lane's products of query and key, in neighbouring fragments, into probabilities. first_key: the index of the
-// key that the first product belongs to. Returns the factor by which the caller must multiply the row's output so far.
-// The new row_sum covers only the keys of this lane.
+// Turns a lane's products of query and key into probabilities. scores: its FRAGMENTS fragments of one row. first_key:
+// the key of its first product. Returns the factor by which the caller must multiply the row's output so far. The new
+// row_sum covers only the keys of this lane.
 template <int FRAGMENTS>
 METAL_FUNC float to_probabilities(thread Fragment* scores, thread OnlineSoftmax& softmax, Visibility visibility,
                                   Row row, int first_key, bool unmasked) {
@@ -60,7 +60,7 @@ prefill_reg(FLASHATTN_INPUT_ARGUMENTS(T, K), FLASHATTN_OUTPUT_ARGUMENTS(T), FLAS
   threadgroup Element tile[KeyLoader::kSize > ValueLoader::kSize ? KeyLoader::kSize : ValueLoader::kSize];
   threadgroup int finite_values[SIMDGROUPS];  // for each SIMD group: whether all values that it loaded are finite
 
-  // The first threadgroups get the last queries. Under a causal mask these see the most keys, and the longest work
+  // The first threadgroups get the last queries, because these see the most keys under a causal mask. The longest work
   // should start first.
   int first_query = int(grid.x - 1 - group.x) * kRows;
   int last_query = metal::min(first_query + kRows, params.query_len) - 1;

@@ -30,7 +30,7 @@ prefill_tg(FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_OUTPUT_ARGUMENTS(T), FLASH
 
   int batch = int(group.z), kv_head = int(group.y);
   int heads = params.num_heads / params.num_kv_heads, row_count = params.query_len * heads;
-  int first_row = int(grid.x - 1 - group.x) * kRows;  // the last queries first: under a causal mask they see most keys
+  int first_row = int(grid.x - 1 - group.x) * kRows;  // last queries first: causal masks show them most keys
   int last_row = metal::min(first_row + kRows, row_count) - 1;
   Visibility visibility = visibility_of(params, FLASHATTN_MASK_INPUTS, batch);
 
@@ -109,7 +109,7 @@ prefill_tg(FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_OUTPUT_ARGUMENTS(T), FLASH
     }
     threadgroup_barrier(metal::mem_flags::mem_threadgroup);
 
-    // Multiplies all rows' probabilities by this SIMD group's columns of the values, and adds that to the output.
+    // output += probabilities @ values, for all rows and this SIMD group's columns.
     FLASHATTN_UNROLL
     for (int i = 0; i < ROW_FRAGMENTS; ++i) {
       float rescale = rescales[turn][i * 8 + fragment_r];

@@ -1,4 +1,4 @@
-// metal_rowwise, see rowwise.h.
+// The kernel metal_rowwise, see rowwise.h.
 #include "rowwise.h"
 
 #include "arguments.h"

@@ -8,8 +8,8 @@
 
 namespace flashattn {
 
-// The left operand of a product: eight rows, as COLUMNS / 8 neighbouring fragments. With KEEP a lane keeps its elements
-// of them in registers, in dtype T. Without KEEP it reads them from device memory again for each tile.
+// A lane's elements of a product's left operand, which has eight rows and COLUMNS columns. With KEEP, the lane keeps
+// them in registers, in dtype T. Without KEEP, the lane reads them from device memory again for each tile.
 template <typename T, int COLUMNS, bool KEEP>
 struct LaneRow {
   const device T* source;
@@ -73,8 +73,8 @@ METAL_FUNC void add_product(thread Fragment* sums, Fragment weights, const threa
   }
 }
 
-// Adds the terms of weights @ tile whose value is NaN or infinite, see finite.h. Such values are rare, so the loop over
-// j is not unrolled.
+// sums += weights @ tile, but only with the elements of the tile that are NaN or infinite, see finite.h. They are rare,
+// so the loop over j is not unrolled.
 template <int ROWS, int COLUMNS, typename T>
 METAL_FUNC void add_not_finite(thread Fragment* sums, thread const Fragment* weights, const threadgroup T* tile,
                                int stride, uint lane) {
@@ -94,8 +94,7 @@ METAL_FUNC void add_not_finite(thread Fragment* sums, thread const Fragment* wei
   }
 }
 
-// Multiplies a lane's elements of a row by `factor`, and stores them. `row` has them in neighbouring fragments.
-// COLUMNS: `columns`, rounded up to a multiple of 8.
+// Stores a lane's elements of a row, times `factor`. COLUMNS: `columns`, rounded up to a multiple of 8.
 template <int COLUMNS, typename T>
 METAL_FUNC void store_row(device T* target, thread const Fragment* row, float factor, int fragment_c, int columns) {
   FLASHATTN_UNROLL
