@@ -1,10 +1,11 @@
 // FlashAttention-2's backward pass for one tile of keys (Dao 2023, arXiv:2307.08691, algorithm 2). The main loop goes
-// over bands of rows that see some of the keys. It recomputes their probabilities from row_max and row_sum.
+// over the bands of rows that see some of the keys, and recomputes each band's probabilities P from row_max and
+// row_sum.
 //
-// For one band of rows and the tile's keys; P are the probabilities, and O' is the gradient of the output:
+// With the output's gradient O':
 //   dV = Pᵀ O'     dP = O' Vᵀ     dS = P (dP - delta)     dQ = scale dS K     dK = scale dSᵀ Q
-// As in the forward pass, matrices of scores and probabilities have the shape (keys, rows), so neither keys nor scores
-// are ever transposed. Compiled once per instruction set, see simd.h.
+// As in the forward pass, scores and probabilities have the shape (keys, rows). So neither keys nor scores are
+// transposed. Compiled once per instruction set, see simd.h.
 #include "backward_kernels.h"
 
 #include "rows.h"
@@ -183,9 +184,8 @@ void multiply_queries(TileScratch& tile, Scratch& rows, const BackwardArgs& args
   }
 }
 
-// Turns logits into probabilities, and gradients of probabilities into gradients of scores. Where a row does not see a
-// key, both results become 0, even if an input is NaN: a hidden key's value may be NaN, and a visible key may make
-// row_sum NaN. In padding rows, and in rows that see no key, both are 0 for every key.
+// Turns logits into probabilities, and gradients of probabilities into gradients of scores. Both results are 0 where a
+// row does not see a key, even if the key's value or row_sum is NaN. They are also 0 in padding rows.
 void finish_gradients(TileScratch& tile, Scratch& rows, int count, bool capped) {
   for (int j = 0; j < count; ++j) {
     for (int lane = 0; lane < rows.padded_rows; lane += kWidth) {
@@ -202,8 +202,7 @@ void finish_gradients(TileScratch& tile, Scratch& rows, int count, bool capped) 
 }
 
 // load_band() replaced NaN and infinity in the output's gradient by 0. This function adds their terms to the gradients
-// of the values that the row sees. In a row with such a number, the score gradient of a key is NaN or infinite exactly
-// if the row sees the key.
+// of the values that the row sees. A row with such a number sees a key if the key's score gradient is not finite.
 template <typename T>
 void add_not_finite(TileScratch& tile, const Scratch& rows, const BackwardArgs& args, const RowBlock& block, int first,
                     int count) {
@@ -347,7 +346,7 @@ void attend_backward(const BackwardArgs& args, const KeyTile& keys, Turns& turns
                       count, {tile.query_gradient, tile.depth, turn == 0 && !summed ? nullptr : tile.ones});
       summed = true;
     }
-    if (!summed) {  // other queries of the same map blocks see keys of this tile, but no row of the band does
+    if (!summed) {  // no row of the band sees a key of this tile, although the block map did not rule it out
       turns.wait(b, turn);
       if (turn > 0) {
         load_sum<T>(tile, args, keys, band.block);

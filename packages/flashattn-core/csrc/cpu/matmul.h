@@ -1,6 +1,5 @@
 // Matrix products in register tiles. They read the left operand element by element, and the right operand in vectors.
-// The right operand is packed, or is read in place and may have another storage type. dot() computes the scores of a
-// few rows, and reads both operands in vectors along head_dim.
+// dot() computes the scores of a few rows. It reads both operands in vectors along head_dim.
 #pragma once
 
 #include "dtype.h"
@@ -154,16 +153,16 @@ constexpr int power_of_two(int n) {
   return power;
 }
 
-// dot() computes up to this many rows. With more rows, multiply() is used: rows fill its vectors, and it sums no lanes.
+// The most rows that dot() computes. For more rows multiply() is better, because it needs no sums across a vector.
 constexpr int kMaxDotRows = kWidth / 2;
 
-// scores[j * kScoreStride + r] = keys[j] · queries[r]. Takes kKeys keys at a time, because their scores fill a vector.
-// Writes whole vectors, and so past the end if `key_count` is not a multiple of kKeys. Row r of queries begins at
-// queries + r * depth; depth is a multiple of kWidth.
+// Writes the product of key j and row r to scores[j * kScoreStride + r]. The scores of kKeys keys fill a vector.
+// `scores` needs room for whole vectors, even if key_count is not a multiple of kKeys. Row r begins at queries + r *
+// depth, and depth is a multiple of kWidth.
 //
-// A decode step is bound by memory, and it is this loop that waits. So it prefetches the keys that come kAhead keys
-// later, and the `values`, which the next product reads. It prefetches into the second-level cache, because the
-// first-level cache can wait for only a few lines at a time, and the loop's own loads need these.
+// In a decode step this loop waits for memory. So it prefetches keys, kAhead keys ahead, and the `values` for the next
+// product. It prefetches into the second-level cache, because the first-level cache can wait for only a few lines at a
+// time, and the loop's own loads need these.
 template <int Rows, typename Operand, typename Values>
 static void dot_rows(Operand keys, Values values, int key_count, const float* queries, int depth, float* scores) {
   constexpr int kScoreStride = power_of_two(Rows);

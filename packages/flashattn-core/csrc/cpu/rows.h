@@ -38,7 +38,7 @@ FLASHATTN_INLINE QueryRows query_rows(const RowBlock& block, int first, int coun
 
 FLASHATTN_INLINE int kv_head_of(const AttentionArgs& args, const RowBlock& block) {
   int group = args.params.num_heads / args.params.num_kv_heads;
-  return block.head_begin / larger(1, group);  // group is 0 without query heads; the keys' gradient is then all 0
+  return block.head_begin / larger(1, group);  // group is 0 if the call has no query heads
 }
 
 // Returns the address of key `first` in `data`, which has one row for each key of each key/value head.
@@ -67,7 +67,7 @@ static inline void pack_transposed(float* packed, Source source, int64_t column_
   }
 }
 
-// Loads the queries, times `factor`, in the layout in which the product with the keys reads them.
+// Loads the block's queries, times `factor`, into scratch.query.
 template <typename T>
 static inline void load_queries(Scratch& scratch, const AttentionArgs& args, const RowBlock& block, float factor) {
   const AttentionParams& p = args.params;
@@ -155,8 +155,7 @@ static inline void load_rows(Scratch& scratch, const AttentionArgs& args, const 
   }
   __builtin_memset(scratch.output, 0, sizeof(float) * block.rows() * scratch.value_columns);
 
-  // Queries are multiplied by scale, which is often a power of two. They are not divided by softcap, because that
-  // division would usually round them.
+  // Queries are multiplied by scale, but not divided by softcap, because the division would usually round them.
   with_dtype(args.dtype, [&](auto type) { load_queries<decltype(type)>(scratch, args, block, p.scale); });
 }
 
@@ -191,8 +190,8 @@ static inline void add_arrays(Scratch& scratch, const AttentionArgs& args, const
   }
 }
 
-// Applies softcap, ALiBi and masks. It replaces the scores, which are q·k * scale, by logits. A logit is -inf if the
-// row does not see the key.
+// Turns scores, which are q·k * scale, into logits: applies softcap, ALiBi and masks. The logit of a hidden key is
+// -inf.
 static inline void finish_scores(Scratch& scratch, const AttentionArgs& args, const RowBlock& block, const Band& band,
                                  Span keys) {
   const AttentionParams& p = args.params;

@@ -68,7 +68,7 @@ struct QuantisedRows {
   FLASHATTN_INLINE_MEMBER void skip(int n) { first_column += n; }
 };
 
-// Quantised keys or values, as the caller has them.
+// The three arrays of quantised keys, or of quantised values, with any strides.
 struct QuantisedTensor {
   const void *words, *scales, *biases;
   const Strides &word_strides, &scale_strides, &bias_strides;

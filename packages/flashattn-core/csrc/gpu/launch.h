@@ -19,7 +19,7 @@
 
 namespace flashattn::gpu {
 
-// A kernel argument is an input of inputs.def, or one of the following. X is called with the name of each of these.
+// Calls X with the names of all kernel arguments that are not in inputs.def.
 #define FLASHATTN_FURTHER_BINDINGS(X)                                             \
   X(params) /* AttentionParams */                                                 \
   /* These are outputs of the forward pass, and inputs of the gradient. */        \

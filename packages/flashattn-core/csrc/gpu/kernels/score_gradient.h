@@ -10,8 +10,8 @@
 
 namespace flashattn {
 
-// The gradient needs this of a row: delta, and the maximum and the sum, from which it recomputes the probabilities.
-// Maximum and sum are kept apart, because in lse a large maximum would round the logarithm of the sum away.
+// The numbers of a row from which the gradient is computed. Maximum and sum are separate, because adding log(sum) to a
+// large maximum, as lse does, would lose digits of log(sum).
 struct SavedRow {
   float row_max;
   float log2_sum;
