@@ -1,8 +1,7 @@
 // FlashAttention-2's backward pass for one tile of keys (Dao 2023, arXiv:2307.08691, algorithm 2). The main loop goes
-// over the bands of rows that see some of the keys, and recomputes each band's probabilities P from row_max and
-// row_sum.
+// over the bands of rows that see some of the keys. It recomputes each band's probabilities from row_max and row_sum.
 //
-// With the output's gradient O':
+// In these formulas P are the probabilities, and O' is the gradient of the output:
 //   dV = Pᵀ O'     dP = O' Vᵀ     dS = P (dP - delta)     dQ = scale dS K     dK = scale dSᵀ Q
 // As in the forward pass, scores and probabilities have the shape (keys, rows). So neither keys nor scores are
 // transposed. Compiled once per instruction set, see simd.h.
@@ -202,7 +201,7 @@ void finish_gradients(TileScratch& tile, Scratch& rows, int count, bool capped) 
 }
 
 // load_band() replaced NaN and infinity in the output's gradient by 0. This function adds their terms to the gradients
-// of the values that the row sees. A row with such a number sees a key if the key's score gradient is not finite.
+// of the values that the row sees. For such a row, a key's score gradient is finite only if the key is hidden.
 template <typename T>
 void add_not_finite(TileScratch& tile, const Scratch& rows, const BackwardArgs& args, const RowBlock& block, int first,
                     int count) {

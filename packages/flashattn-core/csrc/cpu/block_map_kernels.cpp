@@ -6,7 +6,7 @@
 namespace flashattn::cpu::FLASHATTN_ISA {
 namespace {
 
-// Bits is a vector of one row of a block: the elements as unsigned integers.
+// Bits is a vector that holds one row of a block, as unsigned integers.
 template <typename T>
 struct RowOfBlock {
   typedef T Bits __attribute__((vector_size(kBlockSize * sizeof(T))));

@@ -95,8 +95,8 @@ constexpr int64_t divide_up(int64_t n, int64_t divisor) {
 
 // A decode step computes its chunks of keys in rounds, to limit the memory for partial results. A round works on
 // `heads` blocks of heads. Each block has `slots` slots, and a slot holds the partial results of one chunk. After the
-// first round, slot 0 holds the merged results of all earlier chunks. All slots together take 2 MB at most, but there
-// may always be 4 * threads + 1 slots. With fewer, threads would idle at the end of a round.
+// first round, slot 0 holds the merged results of all earlier chunks. A round has 2 MB of slots, or 4 * threads + 1
+// slots if that is more. With fewer, threads would idle at the end of a round.
 struct Rounds {
   int64_t heads, slots;
 

@@ -11,7 +11,7 @@
 
 namespace flashattn::cpu {
 
-// The pointer types for the dtypes in inputs.def. A Dtype in AttentionArgs tells the element type of a void pointer.
+// The pointer types for the dtypes in inputs.def. A Dtype in AttentionArgs gives the element type of a void pointer.
 #define FLASHATTN_CPU_tensor const void*
 #define FLASHATTN_CPU_groups const void*
 #define FLASHATTN_CPU_int32 const int32_t*

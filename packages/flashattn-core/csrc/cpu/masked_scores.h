@@ -1,6 +1,6 @@
-// Applies the masks that may hide any key: tree bits, the bool array and the additive array. The causal mask, the
-// window and the key range are not applied here, because they leave a span of keys. Also finds the keys that the bool
-// array and the additive array leave visible to at least one row.
+// Applies the masks that may hide any key within a row's span: tree bits, a bool array and an additive array. The span
+// itself comes from the causal mask, the window and the key range. Also finds the keys that the bool array and the
+// additive array leave visible to at least one row.
 #pragma once
 
 #include "../call/block_map.h"
@@ -143,15 +143,15 @@ static inline Span visible_span(const AttentionArgs& args, const QueryRows& rows
   return keys;
 }
 
-// Skips the first keys if no row sees them, then returns the keys up to the next block that no row sees, `most` keys at
-// most. Some row sees the returned span's first key, and some row sees its last. The span is empty if no row sees any
+// Skips the first keys if no row sees them. Returns the keys from there to the next block that no row sees, but at most
+// `most` keys. Some row sees the span's first key, and some row sees its last. The span is empty if no row sees any
 // key. Without array masks, and in prefill without a block map, no key is skipped.
 static inline Span next_visible(const AttentionArgs& args, const QueryRows& rows, Span keys, int most, bool decoded) {
   bool skips = (args.visible || args.bias) && (args.block_map || decoded);
   if (!skips) return {keys.begin, smaller(keys.end, keys.begin + most)};
   const auto found_at = [&](int key) { return block_of(args, rows, key / kBlockSize, decoded); };
   const auto next_block = [](int key) { return (key / kBlockSize + 1) * kBlockSize; };
-  // The map may show a block of which `rows` see no key, because it combines 32 queries.
+  // The map may show a block of which `rows` see no key, because the map combines 32 queries.
   int begin = keys.begin;
   for (; begin < keys.end; begin = next_block(begin)) {
     int found = found_at(begin);

@@ -157,8 +157,8 @@ constexpr int power_of_two(int n) {
 constexpr int kMaxDotRows = kWidth / 2;
 
 // Writes the product of key j and row r to scores[j * kScoreStride + r]. The scores of kKeys keys fill a vector.
-// `scores` needs room for whole vectors, even if key_count is not a multiple of kKeys. Row r begins at queries + r *
-// depth, and depth is a multiple of kWidth.
+// `scores` needs room for whole vectors, even if key_count is not a multiple of kKeys. `queries` is row-major (Rows,
+// depth), and depth is a multiple of kWidth.
 //
 // In a decode step this loop waits for memory. So it prefetches keys, kAhead keys ahead, and the `values` for the next
 // product. It prefetches into the second-level cache, because the first-level cache can wait for only a few lines at a

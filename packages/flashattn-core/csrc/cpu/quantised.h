@@ -16,8 +16,8 @@ FLASHATTN_INLINE void with_bits(int bits, Visit visit) {
 }
 
 #if defined(__AVX2__)
-// To decode a lane, a shuffle picks four bytes, from the first byte of the lane's q on. Then `shift` bits are shifted
-// out. The shuffle picks from 16 bytes, so indices are at most 15.
+// To decode a lane, a shuffle picks four bytes, from the first byte of the lane's q on. They are then shifted right by
+// `shift` bits. The shuffle picks from 16 bytes, so indices are at most 15.
 template <int Bits>
 struct Picks {
   alignas(64) uint8_t byte[4 * kWidth] = {};

@@ -64,7 +64,7 @@ def resolved(file: Path, folders: list[Path], seen: list[Path]) -> str:
             included = next((candidate for candidate in candidates if candidate.is_file()), None)
             if included is None:
                 fail(file, number, f"{match[1]} does not exist")
-            if conditions > 0:  # the first #include must not be skipped, because later ones are dropped
+            if conditions > 0:  # a file's first #include must always count, because later ones are dropped
                 fail(file, number, f"{match[1]} is included under a condition")
             if included not in seen:
                 text += [resolved(included, folders, seen), f'#line {number + 1} "{name}"\n']

@@ -63,7 +63,7 @@ struct DecodeRows {
   float output[ROWS][kValueColumns];
   OnlineSoftmax softmax[ROWS];
   float slope[ROWS];  // ALiBi's
-  RowPosition first;  // the first row's position; the other rows' positions are computed from it, which saves registers
+  RowPosition first;  // of the first row; the other rows' positions are computed, which saves registers
 
   // Loads the rows' queries, from first_position on. A row beyond the last query is padding, and sees no key.
   FLASHATTN_FUNC void load(const FLASHATTN_DEVICE T* tensor, RowPosition first_position, Visibility visibility,

@@ -80,8 +80,8 @@ FLASHATTN_FUNC void decode_split_body(const FLASHATTN_DEVICE T* query, StoredInp
 }
 
 // Phase 1 for more rows. All SIMD groups of a threadgroup compute the same chunk. Each computes Rows::kRows rows, from
-// its own first_row on. The threadgroup copies each tile of keys and values to threadgroup memory, so that it reads
-// device memory only once. TILE: keys per tile, a multiple of Rows::kKeys. KeyLoader, ValueLoader: copy a tile.
+// its own first_row on. The threadgroup copies each tile of keys and values to threadgroup memory once, for all these
+// rows. TILE: keys per tile, a multiple of Rows::kKeys. KeyLoader and ValueLoader copy a tile.
 template <typename Rows, int TILE, typename KeyLoader, typename ValueLoader, typename T, typename K, typename Element>
 FLASHATTN_FUNC void decode_split_shared_body(const FLASHATTN_DEVICE T* query, StoredInputs<K> stored,
                                              FLASHATTN_UNIFORM AttentionParams& params, MaskInputs masks,

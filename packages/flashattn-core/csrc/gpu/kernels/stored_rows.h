@@ -17,7 +17,7 @@ struct PlainRows {
     return PlainRows{data + layout.offset(row, 0), layout};
   }
 
-  // Kernels call batch() for both types of rows. Only QuantisedRows::batch() reads something: scales and biases.
+  // Does nothing. Kernels call batch() for both types of rows, and QuantisedRows::batch() reads scales and biases.
   FLASHATTN_FUNC PlainRows batch(int, int, uint) const FLASHATTN_THREAD { return *this; }
 
   FLASHATTN_FUNC float element(int row, int column) const FLASHATTN_THREAD {

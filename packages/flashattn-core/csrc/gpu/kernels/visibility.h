@@ -2,8 +2,8 @@
 // and the key range leave each query one span of keys. Tree bits, a bool array and an additive array may hide more keys
 // within that span.
 //
-// Scores are in natural units, as masks and options expect them. They are not multiplied by log2(e), because a large
-// float32 score could overflow. Only differences of two scores are, before exp2. CUDA's lane_rows.h is an exception.
+// Scores are in natural units, as masks and options expect them. For exp2, only the difference of two scores is
+// multiplied by log2(e), because a large score could overflow. CUDA's lane_rows.h is an exception.
 #pragma once
 
 #include "call/block_map.h"
@@ -65,8 +65,8 @@ struct Visibility {
     return span;
   }
 
-  // The union of seen(first) to seen(last), before tree bits and mask arrays. Neither end of seen(query) decreases from
-  // one query to the next.
+  // The span of keys that some of the queries first..last see, before tree bits and mask arrays. Neither end of
+  // seen(query) decreases from one query to the next.
   FLASHATTN_FUNC KeySpan seen_by_any(int first, int last) const FLASHATTN_THREAD {
     return KeySpan{seen(first).begin, seen(last).end};
   }
