@@ -79,7 +79,7 @@ std::vector<RowBand> bands_of(const AttentionArgs& args, int64_t batch, int kv_h
           end = std::max(end, span.end);
         }
       }
-      // Leaves out blocks of keys at both ends of the span if the block map hides them from all rows of the band.
+      // Removes blocks of keys from both ends if the block map hides them from all rows of the band.
       QueryRows rows = {
           batch,
           {band.block.head_begin, band.block.head_begin + band.block.head_count},
@@ -98,7 +98,7 @@ std::vector<RowBand> bands_of(const AttentionArgs& args, int64_t batch, int kv_h
   return bands;
 }
 
-// Writes zeros to the query gradients of rows that see nothing.
+// Writes zeros to the query gradients of a block whose rows see no key.
 void clear_query_gradient(const BackwardArgs& args, const RowBlock& block) {
   const AttentionParams& p = args.forward.params;
   size_t row_size = p.head_dim * size_of(args.forward.dtype);

@@ -78,7 +78,7 @@ int64_t row_index(const AttentionParams& p, const RowBlock& block, int r) {
   return (block.batch * p.num_heads + row.head) * p.query_len + row.query;
 }
 
-// Copies `count` rows of `columns` elements to rows of `depth` floats. The floats after these elements are 0.
+// Copies `count` rows of `columns` elements to zero-padded rows of `depth` floats.
 template <typename T>
 void copy_rows(float* target, const T* source, const Strides& strides, int count, int columns, int depth) {
   for (int r = 0; r < count; ++r) {
@@ -89,7 +89,7 @@ void copy_rows(float* target, const T* source, const Strides& strides, int count
 }
 
 // Packs the rows source(0) ... source(count - 1) as a right operand (rows, depth), with 0 in place of NaN and infinity.
-// Its rows from `count` on are 0. Returns whether all elements were finite.
+// Rows from `count` on are 0. Returns whether all elements were finite.
 template <typename T, typename Source>
 bool pack_rows(float* packed, Source source, int64_t column_stride, int count, int rows, int columns, int depth) {
   vfloat zero = {};  // stays 0 if all elements are finite
@@ -162,8 +162,8 @@ bool load_band(TileScratch& tile, const Scratch& rows, const BackwardArgs& args,
   return finite;
 }
 
-// Computes q·k with the same bits as the forward pass. If the two passes rounded differently, the recomputed
-// probability of a key that dominates its row would be off by the rounding error of the key's score.
+// Computes q·k with the same bits as the forward pass. A rounding difference would change the recomputed probability of
+// a key that dominates its row.
 void multiply_queries(TileScratch& tile, Scratch& rows, const BackwardArgs& args, int first, int count) {
   const AttentionParams& p = args.forward.params;
   const float* keys = tile.key + int64_t{first} * tile.depth;
@@ -174,7 +174,7 @@ void multiply_queries(TileScratch& tile, Scratch& rows, const BackwardArgs& args
     return;
   }
   Right right = {keys, tile.depth};
-  float *query = tile.query_gradient, *scores = tile.score_gradient;  // free until later steps fill them
+  float *query = tile.query_gradient, *scores = tile.score_gradient;  // used as scratch until later steps fill them
   for (int d = 0; d < tile.depth; ++d) query[d] = 0;
   for (int r = 0; r < rows.padded_rows; ++r) {
     for (int d = 0; d < p.head_dim; ++d) query[d] = rows.query[packed_index(d, r, rows.depth, rows.padded_rows)];

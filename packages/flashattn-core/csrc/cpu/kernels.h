@@ -1,4 +1,4 @@
-// The functions that are compiled once per instruction set. kernels() chooses a set at run time.
+// The functions that are compiled once per instruction set. kernels() chooses the instruction set at run time.
 #pragma once
 
 #include "block_map.h"
@@ -18,8 +18,8 @@ struct RowBlock {
   int rows() const { return head_count * query_count; }
 };
 
-// kMaxRows: the most rows of a block, a multiple of every instruction set's vector width. kMinRows: enough rows to fill
-// the vectors of every instruction set.
+// A block has at most kMaxRows rows, a multiple of every instruction set's vector width. kMinRows rows fill the vectors
+// of every instruction set.
 constexpr int kMaxRows = 512, kMinRows = 64;
 
 // The number of floats in a row's partial result: row_max, row_sum and value_dim unnormalised sums.

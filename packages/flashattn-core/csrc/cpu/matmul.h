@@ -96,8 +96,7 @@ FLASHATTN_INLINE void multiply_rows(Left left, Operand right, int depth, int col
   if (columns >= kWidth) take(Count<1>{});
 }
 
-// Prefetches rows of a row-major left operand into the second-level cache. The operand may be keys that are read in
-// place, which may not be in that cache yet.
+// Prefetches rows of a left operand into the second-level cache, because keys that are read in place may not be there.
 FLASHATTN_INLINE void prefetch_rows(Left left, int first, int count, int depth) {
   constexpr int kLine = 64 / sizeof(float);
   for (int r = first; r < first + count; ++r) {

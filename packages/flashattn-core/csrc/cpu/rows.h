@@ -28,7 +28,7 @@ FLASHATTN_INLINE Row row_of(const RowBlock& block, int r) {
   return {block.head_begin + r % block.head_count, block.query_begin + r / block.head_count};
 }
 
-// The heads and queries to which `count` rows of a block, from `first` on, belong.
+// Returns the heads and queries of `count` rows of a block, from row `first` on.
 FLASHATTN_INLINE QueryRows query_rows(const RowBlock& block, int first, int count) {
   return {
       block.batch,
@@ -41,7 +41,7 @@ FLASHATTN_INLINE int kv_head_of(const AttentionArgs& args, const RowBlock& block
   return block.head_begin / larger(1, group);  // group is 0 if the call has no query heads
 }
 
-// Returns the address of key `first` in `data`, which has one row for each key of each key/value head.
+// Returns the address of key `first` of the block's key/value head. `data` has a row for each key of each such head.
 template <typename T>
 static inline const T* key_row(const AttentionArgs& args, const RowBlock& block, const void* data,
                                const Strides& strides, int first) {
@@ -87,7 +87,7 @@ static inline void load_queries(Scratch& scratch, const AttentionArgs& args, con
   pack_transposed<T>(scratch.query, source, p.query.column, p.head_dim, scratch.padded_rows, factor);
 }
 
-// Whether softcap's tanh applies to the products of queries and keys.
+// Whether the call has a softcap.
 FLASHATTN_INLINE bool caps(const AttentionParams& p) {
   return p.softcap > 0;
 }
@@ -101,7 +101,7 @@ FLASHATTN_INLINE void cap_slopes(const float* products, const AttentionParams& p
   }
 }
 
-// Whether finish_scores() changes scores even where it hides no key.
+// Whether finish_scores() changes the scores of visible keys by softcap or ALiBi.
 FLASHATTN_INLINE bool changes_scores(const AttentionArgs& args) {
   return caps(args.params) || args.alibi_slopes;
 }

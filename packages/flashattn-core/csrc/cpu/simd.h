@@ -144,7 +144,7 @@ FLASHATTN_INLINE vfloat exp2(vfloat x) {
   __builtin_memcpy(&exponent, &shifted, sizeof(exponent));
   exponent = (exponent << 23) + (127 << 23);  // the shift pushes out the magic number's own bits
   vfloat power;
-  __builtin_memcpy(&power, &exponent, sizeof(power));  // n = -127 gives bits 0: 2^x becomes 0
+  __builtin_memcpy(&power, &exponent, sizeof(power));  // for n = -127 all bits are 0, so 2^x becomes 0
   return p * power;
 #endif
 }

@@ -1,4 +1,4 @@
-// The thread pool: its number of threads, how they get work and wait for more, and what happens at a fork.
+// Implements the thread pool and parallel_for().
 #include "threads.h"
 
 #include <atomic>

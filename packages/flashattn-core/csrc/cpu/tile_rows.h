@@ -38,7 +38,7 @@ struct PlainRows {
   FLASHATTN_INLINE_MEMBER void skip(int n) { data += n; }
 };
 
-// Quantised rows. A row consists of groups of 32 elements or more, and so of whole vectors.
+// Quantised rows. A row has groups of at least 32 elements, so it consists of whole vectors.
 template <int Bits>
 struct QuantisedRows {
   const uint8_t* data;

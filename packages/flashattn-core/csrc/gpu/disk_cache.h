@@ -1,4 +1,4 @@
-// A cache of byte strings on disk, so that later processes can read them. cache_folder() tells where.
+// A cache on disk that keeps byte strings for later processes. Its folder is cache_folder().
 #pragma once
 
 #include <string>
@@ -12,7 +12,7 @@ std::string sum_of(const std::string& text);
 // Returns "" if none is set.
 std::string cache_folder();
 
-// Returns the bytes that keep() wrote for the key, or "" if there is no such file or it is broken.
+// Returns the bytes that keep() wrote for the key, or "" if the file is missing or broken.
 std::string read_kept(const std::string& folder, const std::string& key);
 
 // Writes the bytes to a file and returns its path, or "" if that fails.

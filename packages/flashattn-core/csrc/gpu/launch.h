@@ -102,7 +102,7 @@ struct Launch {
   std::string instantiation;         // the template with its arguments: "decode_split<half, Sizes>"
   std::vector<Constant> sizes = {};  // the fields of Sizes: {"dim", 64}, {"value_dim", 64}, {"rows", 8}
   std::vector<Constant> constants;
-  std::string specialisation;  // function name and constants' values: the key of a compiled kernel
+  std::string specialisation;  // the key of a compiled kernel, made of the function name and the constants' values
   std::vector<Argument> arguments;
   Size grid;         // in threadgroups
   Size threadgroup;  // in threads

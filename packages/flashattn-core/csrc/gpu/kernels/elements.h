@@ -1,5 +1,5 @@
-// The C++ types for the dtypes in inputs.def. The type is uchar where a call may pass arrays of different float types.
-// Kernels read such arrays with load_float().
+// The C++ types for the dtypes in inputs.def. groups, additive and logits stand for several float types. Their C++ type
+// is uchar, and kernels read such arrays with load_float().
 #pragma once
 
 #define FLASHATTN_ELEMENT_groups uchar

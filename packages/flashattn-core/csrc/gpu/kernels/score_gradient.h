@@ -2,8 +2,8 @@
 //
 //   P = exp(score - row_max) / row_sum   dP = dO V^T   delta = sum(dO * O) - dlse   dS = P (dP - delta)
 //
-// Hidden scores, and rows that see no key, get P = 0 and dS = 0 even if a key, value or query holds NaN. The matrix
-// products with P and dS need more care if their other operand holds NaN, see finite.h.
+// Hidden scores, and rows that see no key, get P = 0 and dS = 0 even if a key, value or query holds NaN. Matrix
+// products with P and dS must handle NaN in the other operand separately, see finite.h.
 #pragma once
 
 #include "visibility.h"

@@ -107,8 +107,7 @@ struct QuantisedRows {
 
  private:
   // Returns `count` bits of a row, from bit `first` on, in the lowest bits of the result. The result's other bits are
-  // arbitrary. Reads only bytes that have some of the `count` bits. If count is 16 or 32, the bits are aligned. All
-  // other counts that occur fit in three bytes.
+  // arbitrary. Reads only the bytes that have these bits: aligned bytes if count is 16 or 32, otherwise at most three.
   FLASHATTN_FUNC uint load_bits(int row, uint first, uint count) const FLASHATTN_THREAD {
     const FLASHATTN_DEVICE uchar* source = byte(row, first / 8);
     if (count == 32) {
@@ -136,7 +135,7 @@ struct QuantisedRows {
 struct QuantisedBatch {
   QuantisedRows rows;
   int groups;  // per row
-  float own;   // in lane 2 * (n * groups + g): the scale of row n, group g; in the next lane: its bias
+  float own;   // lane 2 * (n * groups + g) has the scale of row n's group g, and the next lane has the bias
 
   // Like PlainRows::load(). All lanes of the SIMD group must call it, each for its own columns.
   template <int WIDTH, int COUNT>

@@ -36,8 +36,8 @@ struct Row {
   float slope;  // ALiBi's
 };
 
-// A kernel's mask arguments: the arrays that hide keys or change scores. Only the pointers to arrays that the call has
-// are valid.
+// A kernel's mask arguments: the arrays that hide keys or change scores. A pointer is valid only if the call has the
+// array.
 struct MaskInputs {
   FLASHATTN_MASKS(FLASHATTN_FIELD)
 };
