@@ -43,7 +43,7 @@ def fail(file: Path, number: int, reason: str) -> NoReturn:
 
 
 def resolved(file: Path, folders: list[Path], seen: list[Path]) -> str:
-    """Returns the text of `file`. A file's text replaces the first #include of the file; later ones are dropped.
+    """Returns the text of `file`, with the texts of the files that it includes. Each file appears only once.
 
     `folders`: where to look for includes that are not beside the file; the last is CSRC. `seen`: the files read so far.
     """
