@@ -36,8 +36,8 @@ namespace flashattn::gpu {
   X(dk)                                                                           \
   X(dv)                                                                           \
   X(backward) /* BackwardParams */                                                \
-  /* Scratch of CUDA's gradient. saved_rows has four numbers per query. The rest  \
-     are sums of dk and of dv over some of a group's heads. */                    \
+  /* Scratch of CUDA's gradient. saved_rows has four numbers per query. dk_parts  \
+     and dv_parts are sums of dk and dv over some of a group's heads. */          \
   X(saved_rows)                                                                   \
   X(dk_parts)                                                                     \
   X(dv_parts)                                                                     \
