@@ -16,7 +16,7 @@
 namespace flashattn::cpu {
 namespace {
 
-// For each band of rows of one key/value head, counts the tiles of keys whose terms the band's query gradients include.
+// The Turns of one key/value head. added_[band] counts the tiles that have been added to the band's query gradients.
 class HeadTurns final : public Turns {
  public:
   explicit HeadTurns(size_t bands) : added_(bands) {}
@@ -50,7 +50,7 @@ class HeadTurns final : public Turns {
   std::exception_ptr failure_;
 };
 
-// The bands of one key/value head of one batch element, in the order of their queries.
+// Splits the rows of one key/value head into bands of up to max_rows rows, ordered by query.
 std::vector<RowBand> bands_of(const AttentionArgs& args, int64_t batch, int kv_head, int max_rows) {
   const AttentionParams& p = args.params;
   int group = p.num_heads / p.num_kv_heads;
@@ -69,8 +69,8 @@ std::vector<RowBand> bands_of(const AttentionArgs& args, int64_t batch, int kv_h
                     .key_begin = 0,
                     .key_end = p.key_len,
                     .decoded = false};
-      // From one query to the next, each end of the span moves up by at most one key, so the spans together have no
-      // gap. A row that sees no key has an empty span.
+      // [begin, end) becomes the union of the queries' spans. The union has no gap, because each end of seen_span()
+      // moves up by at most one key from one query to the next.
       int begin = p.key_len, end = 0;
       for (int i = query; i < query + band.block.query_count; ++i) {
         Span span = seen_span(p, range, i);
@@ -79,7 +79,7 @@ std::vector<RowBand> bands_of(const AttentionArgs& args, int64_t batch, int kv_h
           end = std::max(end, span.end);
         }
       }
-      // Leaves out blocks of keys at both ends of the span if the block map hides them from all rows of the band.
+      // Removes blocks of keys from both ends if the block map hides them from all rows of the band.
       QueryRows rows = {
           batch,
           {band.block.head_begin, band.block.head_begin + band.block.head_count},
@@ -98,7 +98,7 @@ std::vector<RowBand> bands_of(const AttentionArgs& args, int64_t batch, int kv_h
   return bands;
 }
 
-// Writes zeros to the query gradients of rows that see nothing.
+// Writes zeros to the query gradients of a block whose rows see no key.
 void clear_query_gradient(const BackwardArgs& args, const RowBlock& block) {
   const AttentionParams& p = args.forward.params;
   size_t row_size = p.head_dim * size_of(args.forward.dtype);
@@ -133,8 +133,7 @@ void compute_gradients(const BackwardArgs& args) {
       if (band.tile_count == 0) clear_query_gradient(args, band.block);
     }
   }
-  // Threads take tiles in the order of their keys. So while a thread waits for the previous tile of its head, another
-  // thread already works on that previous tile.
+  // Threads take tiles in the order of their keys. So a thread only waits for tiles that have already been taken.
   int64_t tiles = (p.key_len + kBackwardKeys - 1) / kBackwardKeys;
   parallel_for(tiles * heads, [&](int64_t i) {
     int64_t head = i % heads;

@@ -1,10 +1,10 @@
 // FlashAttention-2's backward pass for one tile of keys (Dao 2023, arXiv:2307.08691, algorithm 2). The main loop goes
-// over bands of rows that see some of the keys. It recomputes their probabilities from row_max and row_sum.
+// over the bands of rows that see some of the keys. It recomputes each band's probabilities from row_max and row_sum.
 //
-// For one band of rows and the tile's keys; P are the probabilities, and O' is the gradient of the output:
+// In these formulas P are the probabilities, and O' is the gradient of the output:
 //   dV = Pᵀ O'     dP = O' Vᵀ     dS = P (dP - delta)     dQ = scale dS K     dK = scale dSᵀ Q
-// As in the forward pass, matrices of scores and probabilities have the shape (keys, rows), so neither keys nor scores
-// are ever transposed. Compiled once per instruction set, see simd.h.
+// As in the forward pass, scores and probabilities have the shape (keys, rows). So neither keys nor scores are
+// transposed. Compiled once per instruction set, see simd.h.
 #include "backward_kernels.h"
 
 #include "rows.h"
@@ -78,7 +78,7 @@ int64_t row_index(const AttentionParams& p, const RowBlock& block, int r) {
   return (block.batch * p.num_heads + row.head) * p.query_len + row.query;
 }
 
-// Copies `count` rows of `columns` elements to rows of `depth` floats. The floats after these elements are 0.
+// Copies `count` rows of `columns` elements to zero-padded rows of `depth` floats.
 template <typename T>
 void copy_rows(float* target, const T* source, const Strides& strides, int count, int columns, int depth) {
   for (int r = 0; r < count; ++r) {
@@ -89,7 +89,7 @@ void copy_rows(float* target, const T* source, const Strides& strides, int count
 }
 
 // Packs the rows source(0) ... source(count - 1) as a right operand (rows, depth), with 0 in place of NaN and infinity.
-// Its rows from `count` on are 0. Returns whether all elements were finite.
+// Rows from `count` on are 0. Returns whether all elements were finite.
 template <typename T, typename Source>
 bool pack_rows(float* packed, Source source, int64_t column_stride, int count, int rows, int columns, int depth) {
   vfloat zero = {};  // stays 0 if all elements are finite
@@ -162,8 +162,8 @@ bool load_band(TileScratch& tile, const Scratch& rows, const BackwardArgs& args,
   return finite;
 }
 
-// Computes q·k with the same bits as the forward pass. If the two passes rounded differently, the recomputed
-// probability of a key that dominates its row would be off by the rounding error of the key's score.
+// Computes q·k with the same bits as the forward pass. A rounding difference would change the recomputed probability of
+// a key that dominates its row.
 void multiply_queries(TileScratch& tile, Scratch& rows, const BackwardArgs& args, int first, int count) {
   const AttentionParams& p = args.forward.params;
   const float* keys = tile.key + int64_t{first} * tile.depth;
@@ -174,7 +174,7 @@ void multiply_queries(TileScratch& tile, Scratch& rows, const BackwardArgs& args
     return;
   }
   Right right = {keys, tile.depth};
-  float *query = tile.query_gradient, *scores = tile.score_gradient;  // free until later steps fill them
+  float *query = tile.query_gradient, *scores = tile.score_gradient;  // used as scratch until later steps fill them
   for (int d = 0; d < tile.depth; ++d) query[d] = 0;
   for (int r = 0; r < rows.padded_rows; ++r) {
     for (int d = 0; d < p.head_dim; ++d) query[d] = rows.query[packed_index(d, r, rows.depth, rows.padded_rows)];
@@ -183,9 +183,8 @@ void multiply_queries(TileScratch& tile, Scratch& rows, const BackwardArgs& args
   }
 }
 
-// Turns logits into probabilities, and gradients of probabilities into gradients of scores. Where a row does not see a
-// key, both results become 0, even if an input is NaN: a hidden key's value may be NaN, and a visible key may make
-// row_sum NaN. In padding rows, and in rows that see no key, both are 0 for every key.
+// Turns logits into probabilities, and gradients of probabilities into gradients of scores. Both results are 0 where a
+// row does not see a key, even if the key's value or row_sum is NaN. They are also 0 in padding rows.
 void finish_gradients(TileScratch& tile, Scratch& rows, int count, bool capped) {
   for (int j = 0; j < count; ++j) {
     for (int lane = 0; lane < rows.padded_rows; lane += kWidth) {
@@ -202,8 +201,7 @@ void finish_gradients(TileScratch& tile, Scratch& rows, int count, bool capped) 
 }
 
 // load_band() replaced NaN and infinity in the output's gradient by 0. This function adds their terms to the gradients
-// of the values that the row sees. In a row with such a number, the score gradient of a key is NaN or infinite exactly
-// if the row sees the key.
+// of the values that the row sees. For such a row, a key's score gradient is finite only if the key is hidden.
 template <typename T>
 void add_not_finite(TileScratch& tile, const Scratch& rows, const BackwardArgs& args, const RowBlock& block, int first,
                     int count) {
@@ -347,7 +345,7 @@ void attend_backward(const BackwardArgs& args, const KeyTile& keys, Turns& turns
                       count, {tile.query_gradient, tile.depth, turn == 0 && !summed ? nullptr : tile.ones});
       summed = true;
     }
-    if (!summed) {  // other queries of the same map blocks see keys of this tile, but no row of the band does
+    if (!summed) {  // no row of the band sees a key of this tile, although the block map did not rule it out
       turns.wait(b, turn);
       if (turn > 0) {
         load_sum<T>(tile, args, keys, band.block);

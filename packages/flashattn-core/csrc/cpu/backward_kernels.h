@@ -10,11 +10,11 @@ namespace flashattn::cpu {
 // 1 MB.
 constexpr int kBackwardKeys = 288;
 
-// Makes the threads add tiles of keys to a band's query gradients in the order of the keys. A thread with a tile waits
-// until the previous tile has been added. So the order of the sum does not depend on the number of threads.
+// Makes threads add the terms of key tiles to a band's query gradients in the order of the keys. So the result does not
+// depend on the number of threads.
 class Turns {
  public:
-  virtual void wait(int band, int turn) = 0;  // returns when `turn` of the band's tiles have been added
+  virtual void wait(int band, int turn) = 0;  // waits until `turn` tiles have been added to the band
   virtual void done(int band) = 0;
 
  protected:

@@ -1,4 +1,4 @@
-// Cuts each row of the mask's blocks into chunks, and spreads the chunks over the threads.
+// Spreads the blocks of a mask over the threads, up to kChunkBlocks neighbouring blocks at a time.
 #include "block_map.h"
 
 #include <algorithm>

@@ -6,7 +6,7 @@
 namespace flashattn::cpu::FLASHATTN_ISA {
 namespace {
 
-// The elements in one row of a block, as a vector of their bits.
+// Bits is a vector that holds one row of a block, as unsigned integers.
 template <typename T>
 struct RowOfBlock {
   typedef T Bits __attribute__((vector_size(kBlockSize * sizeof(T))));
@@ -31,8 +31,8 @@ FLASHATTN_INLINE bool any_bit(const Bits& bits) {
   return any != 0;
 }
 
-// T: an unsigned type for the bits of an element. kHidden: the bits of an element that hides its key. In a bool mask,
-// an element of 1 changes no score; in an additive mask, 0 and -0 change none.
+// T is the unsigned type of an element's bits, and kHidden are the bits that hide a key. A bool element changes a score
+// only if it hides the key. An additive element changes a score unless it is 0 or -0.
 template <typename T, T kHidden, bool kIsBool>
 void find(const MaskRows& rows) {
   typedef typename RowOfBlock<T>::Bits Bits;

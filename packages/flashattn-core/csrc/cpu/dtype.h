@@ -1,7 +1,7 @@
-// Converts elements of the three storage types to float and back. Loading is exact. Storing rounds to nearest, ties to
-// even, as MLX's casts do. So computing on bfloat16 equals "cast to float32, compute, cast back".
+// Converts float, half_t and bfloat_t to float and back. Loading is exact. Storing rounds to nearest, ties to even, as
+// MLX's casts do.
 //
-// The formulas take one number or a vector of numbers: F is float or vfloat, U the unsigned type of its bits.
+// The templates take one number or a vector: F is float or vfloat, and U is the unsigned type of F's bits.
 #pragma once
 
 #include "simd.h"
@@ -16,11 +16,10 @@ struct bfloat_t {
 };
 typedef uint16_t vushort __attribute__((vector_size(kWidth * sizeof(uint16_t))));
 
-// Widens each 16-bit lane to 32 bits. Uses an intrinsic where there is one, because GCC's own code converts two halves
-// of the vector and joins them.
+// Widens each 16-bit lane to 32 bits. Uses intrinsics, because GCC's own code converts the vector in two halves.
 FLASHATTN_INLINE vuint widen(vushort v) {
 #if defined(__AVX512F__)
-  // This is the masked form, because for the unmasked one GCC 12 warns about an undefined operand in its own header.
+  // With the unmasked intrinsic, GCC 12 warns about an undefined operand in its own header.
   return reinterpret_cast<vuint>(_mm512_maskz_cvtepu16_epi32(0xffff, reinterpret_cast<__m256i>(v)));
 #elif defined(__AVX2__)
   return reinterpret_cast<vuint>(_mm256_cvtepu16_epi32(reinterpret_cast<__m128i>(v)));
@@ -114,7 +113,7 @@ FLASHATTN_INLINE void store(T* p, vfloat v) {
   __builtin_memcpy(p, &bits, sizeof(bits));
 }
 
-// Elements first ... first + kWidth - 1 of a row whose `count` elements are `stride` apart; 0 beyond the row's end.
+// Loads kWidth elements of a row from `first` on. The row has `count` elements; lanes beyond its end are 0.
 template <typename T>
 FLASHATTN_INLINE vfloat load_part(const T* row, int64_t stride, int first, int count) {
   if (stride == 1 && first + kWidth <= count) {

@@ -93,21 +93,20 @@ constexpr int64_t divide_up(int64_t n, int64_t divisor) {
   return (n + divisor - 1) / divisor;
 }
 
-// A decode step computes its chunks of keys in rounds, because each chunk's partial results take memory until they are
-// merged. A round works on `heads` blocks of heads. Each of them has `slots` slots: one for each chunk of the round
-// and, after the first round, one for the merged results of all earlier chunks. All slots together take up to 2 MB,
-// or the memory of 4 * threads + 1 slots if that is more. With fewer slots, threads would idle at the end of a round.
+// A decode step computes its chunks of keys in rounds, to limit the memory for partial results. A round works on
+// `heads` blocks of heads. Each block has `slots` slots, and a slot holds the partial results of one chunk. After the
+// first round, slot 0 holds the merged results of all earlier chunks. A round has 2 MB of slots, or 4 * threads + 1
+// slots if that is more. With fewer, threads would idle at the end of a round.
 struct Rounds {
   int64_t heads, slots;
 
   Rounds(int64_t all_heads, int64_t chunks, int64_t slot_bytes) {
     constexpr int64_t kBytes = 2 << 20, kSlotsPerThread = 4, kFewSlots = 8;
     int64_t most = std::max(kBytes / slot_bytes, kSlotsPerThread * num_threads() + 1);
-    // Many heads with few slots are better than few heads with many slots, because one thread merges all slots of a
-    // head.
+    // Prefers many heads with few slots, because a single thread merges all slots of a head.
     heads = std::clamp<int64_t>(most / std::min(chunks, kFewSlots), 1, all_heads);
     slots = std::min(chunks, most / heads);
-    // Takes fewer slots if the number of rounds stays the same, so that the last round is about as long as the others.
+    // Removes slots that do not reduce the number of rounds. Then the last round is about as long as the others.
     slots = 1 + divide_up(chunks - 1, divide_up(chunks - 1, slots - 1));
   }
 };

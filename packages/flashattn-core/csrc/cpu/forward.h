@@ -11,8 +11,7 @@
 
 namespace flashattn::cpu {
 
-// The pointer types for the dtypes in inputs.def. AttentionArgs has a Dtype for the elements that a void pointer points
-// to.
+// The pointer types for the dtypes in inputs.def. A Dtype in AttentionArgs gives the element type of a void pointer.
 #define FLASHATTN_CPU_tensor const void*
 #define FLASHATTN_CPU_groups const void*
 #define FLASHATTN_CPU_int32 const int32_t*
@@ -33,7 +32,7 @@ struct AttentionArgs {
   FLASHATTN_INPUTS(FLASHATTN_CPU_POINTER)  // null for absent inputs
   void* out = nullptr;
   float* lse = nullptr;
-  float* row_stats = nullptr;  // row_max and row_sum with sinks; backward() needs nothing else of the softmax
+  float* row_stats = nullptr;  // row_max and row_sum, sinks included, for backward()
 
   Cancellable cancellation = {};
 };

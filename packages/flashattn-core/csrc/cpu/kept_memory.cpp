@@ -53,9 +53,9 @@ struct KeptMemoryList {
 
 namespace {
 
-// The list lies in static memory, so it needs no allocation, which could fail. It is never destroyed: threads may
-// outlive static destruction at exit. A forked child begins another list, because the child has none of the parent's
-// threads and may have inherited locks that they held.
+// The list is in static memory, because an allocation could fail. It is never destroyed, because threads may outlive
+// static destruction at exit. A forked child begins a new list, because threads that do not exist in the child may hold
+// the old list's locks.
 alignas(KeptMemoryList) unsigned char storage[sizeof(KeptMemoryList)];
 
 KeptMemoryList& list() {

@@ -1,9 +1,8 @@
 // FlashAttention-2's forward pass for a block of rows (Dao 2023, arXiv:2307.08691, algorithm 1). The main loop goes
 // over tiles of keys and values; each row keeps its maximum so far, its sum so far and its unnormalised output.
 //
-// Scores have the shape (keys, rows). So the softmax works on a vector of rows at a time and needs no sum across a
-// vector, and neither keys nor probabilities are transposed. Only the queries are transposed, once for all tiles. No L
-// x S array exists at any time.
+// Scores have the shape (keys, rows). So the softmax handles a vector of rows at a time, without sums across a vector.
+// Only the queries are transposed, once for all tiles. No L x S array exists at any time.
 //
 // Compiled once per instruction set, see simd.h.
 #include "kernels.h"
@@ -30,8 +29,8 @@ void copy_keys(Scratch& scratch, Rows keys, int count) {
   }
 }
 
-// Packs the tile's values, with 0 in place of NaN and infinity. These would otherwise also reach rows that do not see
-// them, because 0 * NaN is NaN. Returns whether all values were finite.
+// Packs the tile's values, with 0 in place of NaN and infinity. Otherwise a NaN would reach rows that do not see its
+// key, because 0 * NaN is NaN. Returns whether all values were finite.
 template <typename Rows>
 bool pack_values(Scratch& scratch, Rows values, int count) {
   vfloat zero = {};  // stays 0 if all values are finite
@@ -58,8 +57,7 @@ FLASHATTN_INLINE vfloat finite_reference(vfloat row_max) {
   return row_max == broadcast(-kInfinity) ? broadcast(0) : row_max;
 }
 
-// Combines the lanes of a vector that belong to the same row, which are `stride` lanes apart. All of them get the
-// result.
+// Combines the lanes of a vector that belong to the same row. These lanes are `stride` apart, and all get the result.
 template <typename Combine>
 FLASHATTN_INLINE vfloat fold(vfloat v, int stride, Combine combine) {
   for (int distance = stride; distance < kWidth; distance *= 2) {
@@ -71,9 +69,8 @@ FLASHATTN_INLINE vfloat fold(vfloat v, int stride, Combine combine) {
   return v;
 }
 
-// Computes the online softmax for a vector of rows at a time: turns logits into probabilities relative to the new
-// row_max. row_max is subtracted before the multiplication by log2(e), so that logits as low as -FLT_MAX, with which
-// some models hide keys, do not overflow.
+// Computes the online softmax. Logits become probabilities relative to the new row_max. row_max is subtracted before
+// the multiplication by log2(e), because logits near -FLT_MAX could overflow otherwise.
 void online_softmax(Scratch& scratch, const Band& band, int count) {
   int size = count * band.padded_rows, step = band.lanes();
   for (int i = size; i % kWidth != 0; ++i) scratch.scores[i] = -kInfinity;  // fills the last vector
@@ -99,8 +96,8 @@ void online_softmax(Scratch& scratch, const Band& band, int count) {
   }
 }
 
-// pack_values() replaced NaN and infinity in the values by 0. This function adds their terms to the rows that see their
-// keys. `seen` has the layout of scores.
+// pack_values() replaced NaN and infinity in the values by 0. This function adds the terms of these values to the rows
+// that see them. `seen` has the layout of scores.
 template <typename Rows>
 void add_not_finite(Scratch& scratch, Rows values, int value_dim, const Band& band, int count, const bool* seen) {
   for (int j = 0; j < count; ++j) {
@@ -233,7 +230,7 @@ void finish_rows(Scratch& scratch, const AttentionArgs& args, const RowBlock& bl
     for (int r = 0; r < block.rows(); ++r) {
       Row row = row_of(block, r);
       float row_max = scratch.row_max[r], row_sum = scratch.row_sum[r];
-      bool saw_nothing = row_sum == 0;  // a visible key makes row_sum at least 1, or NaN, which is not 0
+      bool saw_nothing = row_sum == 0;  // with a visible key, row_sum is at least 1 or NaN
       float output_scale = 1;
       if (args.sinks && !saw_nothing) {
         const Strides& strides = p.sinks;

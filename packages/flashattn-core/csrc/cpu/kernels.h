@@ -1,4 +1,4 @@
-// The functions that are compiled once per instruction set. kernels() chooses a set at run time.
+// The functions that are compiled once per instruction set. kernels() chooses the instruction set at run time.
 #pragma once
 
 #include "block_map.h"
@@ -13,13 +13,13 @@ struct RowBlock {
   int head_begin, head_count;  // query heads, all of one group
   int query_begin, query_count;
   int key_begin, key_end;  // only these keys are read
-  bool decoded;            // set by decode(): if the block has few rows, dot() computes their scores, see matmul.h
+  bool decoded;            // whether decode() runs this block; it computes few rows with dot(), see matmul.h
 
   int rows() const { return head_count * query_count; }
 };
 
-// kMaxRows: the most rows of a block, a multiple of every instruction set's vector width. kMinRows: enough rows to fill
-// the vectors of every instruction set.
+// A block has at most kMaxRows rows, a multiple of every instruction set's vector width. kMinRows rows fill the vectors
+// of every instruction set.
 constexpr int kMaxRows = 512, kMinRows = 64;
 
 // The number of floats in a row's partial result: row_max, row_sum and value_dim unnormalised sums.
@@ -35,7 +35,7 @@ struct RooflineLoops {
   float (*read)(const float* data, int64_t size);
 };
 
-// Up to 32 rows of a mask, which begin at element `offset`, and the address for the flags of their blocks.
+// Up to 32 rows of a mask, from element `offset` on. find_blocks() writes the flags of their blocks to `blocks`.
 struct MaskRows {
   const void* mask;
   MaskType type;
@@ -52,8 +52,7 @@ struct BackwardKernels {
   int max_rows;  // the most rows of a band
   // Writes delta of the rows [first, last). Row numbers run through all queries of all heads of all batch elements.
   void (*delta)(const BackwardArgs&, int64_t first, int64_t last);
-  // Adds the tile's terms to the query gradients, in the order of Turns. Writes the gradients of the tile's keys and
-  // values.
+  // Writes the gradients of the tile's keys and values. Adds the tile's terms to the query gradients, see Turns.
   void (*tile)(const BackwardArgs&, const KeyTile&, Turns&);
 };
 

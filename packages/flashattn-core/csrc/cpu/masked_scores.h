@@ -1,6 +1,6 @@
-// Applies tree bits, a bool array and an additive array. These masks may hide any key in the span that the causal mask,
-// the window and the key range leave visible. Also finds the keys that the two arrays leave visible to at least one
-// row.
+// Applies the masks that may hide any key within a row's span: tree bits, a bool array and an additive array. The span
+// itself comes from the causal mask, the window and the key range. Also finds the keys that the bool array and the
+// additive array leave visible to at least one row.
 #pragma once
 
 #include "../call/block_map.h"
@@ -26,7 +26,7 @@ struct Scores {
 FLASHATTN_INLINE void hide_by_tree(const AttentionArgs& args, int64_t batch, int query, Span keys, Scores scores) {
   const AttentionParams& p = args.params;
   int tree_begin = p.key_len - p.tree_size;
-  int node = query + p.tree_size - p.query_len;  // negative if the query is before the tree, and so sees none of it
+  int node = query + p.tree_size - p.query_len;  // negative for queries before the tree, which see none of its keys
   const uint32_t* bits = node < 0 ? nullptr : args.tree + batch_offset(p, p.tree, batch) + node * p.tree.row;
   for (int j = larger(keys.begin, tree_begin); j < keys.end; ++j) {
     int other = j - tree_begin;
@@ -77,8 +77,8 @@ static inline void add_arrays_to_row(const AttentionArgs& args, ArrayRow row, Sp
   }
 }
 
-// Returns what the array masks add to a row's scores with kWidth keys, from `key` on. That is -inf where an array hides
-// the key. Beyond the last key it is 0 or -inf.
+// Returns the terms that the array masks add to a row's scores for kWidth keys, from `key` on. The term of a hidden key
+// is -inf. Lanes beyond the last key are 0 or -inf.
 FLASHATTN_INLINE vfloat added_by_arrays(const AttentionArgs& args, ArrayRow row, int key) {
   const AttentionParams& p = args.params;
   vfloat added = {};
@@ -108,9 +108,8 @@ FLASHATTN_INLINE void for_each_row(const AttentionArgs& args, const QueryRows& r
   }
 }
 
-// Returns the flags of call/block_map.h for some rows and a block of keys. A decode step reads the arrays, not the map,
-// because the keys that it skips for one query must not depend on the call's other queries, and a block of the map has
-// the flags of 32 queries.
+// Returns kBlockShows and kBlockChanges for some rows and a block of keys. A decode step does not read the block map,
+// because the map combines 32 queries, and a query's result must not depend on other queries.
 static inline int block_of(const AttentionArgs& args, const QueryRows& rows, int block, bool decoded) {
   if (!decoded) return mapped_block(args, rows, block);
   int first = block * kBlockSize, end = smaller(first + kBlockSize, args.params.key_len), found = 0;
@@ -144,16 +143,15 @@ static inline Span visible_span(const AttentionArgs& args, const QueryRows& rows
   return keys;
 }
 
-// Returns the first span of up to `most` keys in which no block is hidden from all rows. Some row sees the span's first
-// key, and some row sees its last. The span is empty if no row sees any key. Without array masks, and in prefill
-// without a block map, no key is skipped.
+// Skips the first keys if no row sees them. Returns the keys from there to the next block that no row sees, but at most
+// `most` keys. Some row sees the span's first key, and some row sees its last. The span is empty if no row sees any
+// key. Without array masks, and in prefill without a block map, no key is skipped.
 static inline Span next_visible(const AttentionArgs& args, const QueryRows& rows, Span keys, int most, bool decoded) {
   bool skips = (args.visible || args.bias) && (args.block_map || decoded);
   if (!skips) return {keys.begin, smaller(keys.end, keys.begin + most)};
   const auto found_at = [&](int key) { return block_of(args, rows, key / kBlockSize, decoded); };
   const auto next_block = [](int key) { return (key / kBlockSize + 1) * kBlockSize; };
-  // A block of the map has the flags of 32 queries. `rows` may be only some of these, and so see fewer of the block's
-  // keys.
+  // The map may show a block of which `rows` see no key, because the map combines 32 queries.
   int begin = keys.begin;
   for (; begin < keys.end; begin = next_block(begin)) {
     int found = found_at(begin);

@@ -1,6 +1,5 @@
 // Matrix products in register tiles. They read the left operand element by element, and the right operand in vectors.
-// The right operand is packed, or is read in place and may have another storage type. dot() computes the scores of a
-// few rows, and reads both operands in vectors along head_dim.
+// dot() computes the scores of a few rows. It reads both operands in vectors along head_dim.
 #pragma once
 
 #include "dtype.h"
@@ -97,8 +96,7 @@ FLASHATTN_INLINE void multiply_rows(Left left, Operand right, int depth, int col
   if (columns >= kWidth) take(Count<1>{});
 }
 
-// Prefetches rows of a row-major left operand into the second-level cache. The operand may be keys that are read in
-// place, which may not be in that cache yet.
+// Prefetches rows of a left operand into the second-level cache, because keys that are read in place may not be there.
 FLASHATTN_INLINE void prefetch_rows(Left left, int first, int count, int depth) {
   constexpr int kLine = 64 / sizeof(float);
   for (int r = first; r < first + count; ++r) {
@@ -154,16 +152,16 @@ constexpr int power_of_two(int n) {
   return power;
 }
 
-// dot() computes up to this many rows. With more rows, multiply() is used: rows fill its vectors, and it sums no lanes.
+// The most rows that dot() computes. For more rows multiply() is better, because it needs no sums across a vector.
 constexpr int kMaxDotRows = kWidth / 2;
 
-// scores[j * kScoreStride + r] = keys[j] · queries[r]. Takes kKeys keys at a time, because their scores fill a vector.
-// Writes whole vectors, and so past the end if `key_count` is not a multiple of kKeys. Row r of queries begins at
-// queries + r * depth; depth is a multiple of kWidth.
+// Writes the product of key j and row r to scores[j * kScoreStride + r]. The scores of kKeys keys fill a vector.
+// `scores` needs room for whole vectors, even if key_count is not a multiple of kKeys. `queries` is row-major (Rows,
+// depth), and depth is a multiple of kWidth.
 //
-// A decode step is bound by memory, and it is this loop that waits. So it prefetches the keys that come kAhead keys
-// later, and the `values`, which the next product reads. It prefetches into the second-level cache, because the
-// first-level cache can wait for only a few lines at a time, and the loop's own loads need these.
+// In a decode step this loop waits for memory. So it prefetches keys, kAhead keys ahead, and the `values` for the next
+// product. It prefetches into the second-level cache, because the first-level cache can wait for only a few lines at a
+// time, and the loop's own loads need these.
 template <int Rows, typename Operand, typename Values>
 static void dot_rows(Operand keys, Values values, int key_count, const float* queries, int depth, float* scores) {
   constexpr int kScoreStride = power_of_two(Rows);

@@ -1,6 +1,5 @@
-// Decodes MLX's affine quantisation. Element i of a row is scale * q + bias. q is a number of `bits` bits, which begins
-// at bit i * bits of the row's words; the words are read as one little-endian number. scale and bias belong to the
-// element's group, i / group_size.
+// Decodes MLX's affine quantisation. Element i of a row is scale * q + bias. The row's words form one little-endian
+// number, and q is its `bits` bits from bit i * bits on. scale and bias are those of group i / group_size.
 #pragma once
 
 #include "matmul.h"
@@ -17,8 +16,8 @@ FLASHATTN_INLINE void with_bits(int bits, Visit visit) {
 }
 
 #if defined(__AVX2__)
-// For each lane: the indices of four bytes, the first of which is the first byte of the lane's q, and by how many bits
-// to shift these bytes right. The shuffle picks from 16 bytes, so indices are at most 15.
+// To decode a lane, a shuffle picks four bytes, from the first byte of the lane's q on. They are then shifted right by
+// `shift` bits. The shuffle picks from 16 bytes, so indices are at most 15.
 template <int Bits>
 struct Picks {
   alignas(64) uint8_t byte[4 * kWidth] = {};
@@ -33,9 +32,8 @@ struct Picks {
 #endif
 
 #if defined(__AVX512F__)
-// Numbers of up to four bits have up to 16 values, which fit one vector. A shuffle looks the values up, which is faster
-// than a conversion. The shuffle reads a lane's lowest four bits. If q has fewer bits, the table repeats its values, so
-// that the bits above q do not matter.
+// A table of the values of q, for up to four bits. A shuffle that looks q up is faster than a conversion. The shuffle
+// reads a lane's lowest four bits. If q has fewer bits, the table repeats, so that the bits above q do not matter.
 template <int Bits>
 struct Numbers {
   alignas(64) float q[16] = {};

@@ -28,7 +28,7 @@ FLASHATTN_INLINE Row row_of(const RowBlock& block, int r) {
   return {block.head_begin + r % block.head_count, block.query_begin + r / block.head_count};
 }
 
-// The heads and queries to which `count` rows of a block, from `first` on, belong.
+// Returns the heads and queries of `count` rows of a block, from row `first` on.
 FLASHATTN_INLINE QueryRows query_rows(const RowBlock& block, int first, int count) {
   return {
       block.batch,
@@ -38,10 +38,10 @@ FLASHATTN_INLINE QueryRows query_rows(const RowBlock& block, int first, int coun
 
 FLASHATTN_INLINE int kv_head_of(const AttentionArgs& args, const RowBlock& block) {
   int group = args.params.num_heads / args.params.num_kv_heads;
-  return block.head_begin / larger(1, group);  // group is 0 without query heads; the keys' gradient is then all 0
+  return block.head_begin / larger(1, group);  // group is 0 if the call has no query heads
 }
 
-// Returns the address of key `first` in `data`, which has one row for each key of each key/value head.
+// Returns the address in `data` of the row for key `first` of the block's key/value head.
 template <typename T>
 static inline const T* key_row(const AttentionArgs& args, const RowBlock& block, const void* data,
                                const Strides& strides, int first) {
@@ -67,7 +67,7 @@ static inline void pack_transposed(float* packed, Source source, int64_t column_
   }
 }
 
-// Loads the queries, times `factor`, in the layout in which the product with the keys reads them.
+// Loads the block's queries, times `factor`, into scratch.query.
 template <typename T>
 static inline void load_queries(Scratch& scratch, const AttentionArgs& args, const RowBlock& block, float factor) {
   const AttentionParams& p = args.params;
@@ -87,7 +87,7 @@ static inline void load_queries(Scratch& scratch, const AttentionArgs& args, con
   pack_transposed<T>(scratch.query, source, p.query.column, p.head_dim, scratch.padded_rows, factor);
 }
 
-// Whether softcap's tanh applies to the products of queries and keys.
+// Whether the call has a softcap.
 FLASHATTN_INLINE bool caps(const AttentionParams& p) {
   return p.softcap > 0;
 }
@@ -101,7 +101,7 @@ FLASHATTN_INLINE void cap_slopes(const float* products, const AttentionParams& p
   }
 }
 
-// Whether finish_scores() changes scores even where it hides no key.
+// Whether finish_scores() changes the scores of visible keys by softcap or ALiBi.
 FLASHATTN_INLINE bool changes_scores(const AttentionArgs& args) {
   return caps(args.params) || args.alibi_slopes;
 }
@@ -155,8 +155,7 @@ static inline void load_rows(Scratch& scratch, const AttentionArgs& args, const 
   }
   __builtin_memset(scratch.output, 0, sizeof(float) * block.rows() * scratch.value_columns);
 
-  // Queries are multiplied by scale, which is often a power of two. They are not divided by softcap, because that
-  // division would usually round them.
+  // Queries are multiplied by scale, but not divided by softcap, because the division would usually round them.
   with_dtype(args.dtype, [&](auto type) { load_queries<decltype(type)>(scratch, args, block, p.scale); });
 }
 
@@ -191,8 +190,8 @@ static inline void add_arrays(Scratch& scratch, const AttentionArgs& args, const
   }
 }
 
-// Applies softcap, ALiBi and masks. It replaces the scores, which are q·k * scale, by logits. A logit is -inf if the
-// row does not see the key.
+// Turns scores, which are q·k * scale, into logits: applies softcap, ALiBi and masks. The logit of a hidden key is
+// -inf.
 static inline void finish_scores(Scratch& scratch, const AttentionArgs& args, const RowBlock& block, const Band& band,
                                  Span keys) {
   const AttentionParams& p = args.params;

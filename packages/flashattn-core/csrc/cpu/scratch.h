@@ -25,8 +25,8 @@ struct Band {
   int first, rows, padded_rows;  // see Scratch
   Span any, all;                 // any: from the first to the last key that a row sees; all: keys that all rows see
 
-  int lanes() const { return larger(padded_rows, kWidth); }  // scores per step of a loop over scores: whole vectors
-  int keys() const { return lanes() / padded_rows; }         // keys that these scores belong to
+  int lanes() const { return larger(padded_rows, kWidth); }  // scores that a loop handles per step
+  int keys() const { return lanes() / padded_rows; }         // keys per step
 };
 
 // The working memory of a block. It grows to the largest block that the thread has seen.
@@ -54,7 +54,7 @@ struct Scratch {
   float slope[kMaxRows];                             // for ALiBi
   int32_t position[kMaxRows];                        // of query i among the keys: i + S - L
   int32_t seen_begin[kMaxRows], seen_end[kMaxRows];  // the interval of keys that the row sees
-  int32_t next_key[kMaxRows];                        // the key of the row's lane minus the vector's first key
+  int32_t next_key[kMaxRows];                        // which key of a vector the lane holds; 0 without few_rows
 
   // dots: whether dot() computes the scores if there are few rows.
   void prepare(int rows, const AttentionParams& params, bool dots) {

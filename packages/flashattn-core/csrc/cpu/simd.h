@@ -1,8 +1,8 @@
-// Vectors of float as the compiler's own vector types: arithmetic, comparison and ?: are plain operators.
+// Float vectors, made with the compiler's vector extensions. Arithmetic, comparison and ?: work on whole vectors.
 //
-// This header, and every file that includes it, is compiled once per instruction set, each time inside a namespace of
-// that name (FLASHATTN_ISA). Nothing here may use templates or inline functions of the standard library, because the
-// linker keeps only one copy of each, and that copy could contain AVX-512.
+// This header and all files that include it are compiled once per instruction set, inside the namespace FLASHATTN_ISA.
+// They must not use templates or inline functions of the standard library, because the linker keeps only one copy of
+// each, and that copy could contain AVX-512.
 #pragma once
 
 #include <cstdint>
@@ -84,9 +84,9 @@ FLASHATTN_INLINE vfloat zip_high(vfloat a, vfloat b) {
   return __builtin_shufflevector(a, b, FLASHATTN_ZIP_HIGH);
 }
 
-// rows[i][j] becomes rows[j][i]. Each of log2(n) rounds zips vector i with vector i + n/2, for all i. Together the
-// rounds exchange the bits of the row number with those of the lane number (Stone 1971, "Parallel processing with the
-// perfect shuffle"). The rounds are a recursion, not a loop, because the compiler then keeps all vectors in registers.
+// rows[i][j] becomes rows[j][i]. Each of log2(kWidth) rounds zips vector i with vector i + kWidth / 2, for all i (Stone
+// 1971, "Parallel processing with the perfect shuffle"). The rounds are a recursion, because the compiler would not
+// keep the vectors in registers in a loop.
 template <int Rounds = kWidth>
 FLASHATTN_INLINE void transpose(vfloat (&rows)[kWidth]) {
   if constexpr (Rounds > 1) {
@@ -102,7 +102,7 @@ FLASHATTN_INLINE void transpose(vfloat (&rows)[kWidth]) {
   }
 }
 
-// Lane i of the result is the sum over the lanes of rows[i]. Zips as transpose() does, and adds the two zipped vectors.
+// Lane i of the result is the sum over the lanes of rows[i]. Each round zips pairs of vectors and adds the two results.
 template <int Count = kWidth>
 FLASHATTN_INLINE vfloat sum_each(vfloat (&rows)[kWidth]) {
   if constexpr (Count == 1) {
@@ -144,7 +144,7 @@ FLASHATTN_INLINE vfloat exp2(vfloat x) {
   __builtin_memcpy(&exponent, &shifted, sizeof(exponent));
   exponent = (exponent << 23) + (127 << 23);  // the shift pushes out the magic number's own bits
   vfloat power;
-  __builtin_memcpy(&power, &exponent, sizeof(power));  // n = -127 gives bits 0: 2^x becomes 0
+  __builtin_memcpy(&power, &exponent, sizeof(power));  // for n = -127 all bits are 0, so 2^x becomes 0
   return p * power;
 #endif
 }

@@ -1,4 +1,4 @@
-// The thread pool: its number of threads, how they get work and wait for more, and what happens at a fork.
+// Implements the thread pool and parallel_for().
 #include "threads.h"
 
 #include <atomic>
@@ -73,7 +73,7 @@ void wait_awake(Condition holds) {
   while (!holds() && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
 }
 
-// A parallel loop that runs. Each thread takes the next index until none is left.
+// A parallel_for() that is running. Each thread takes the next index until none is left.
 struct Job {
   const std::function<void(int64_t)>& body;
   const int64_t count;
@@ -159,7 +159,7 @@ class Pool {
   std::condition_variable work_available_;
   std::condition_variable helper_left_;
   std::list<Job*> jobs_;
-  std::atomic<size_t> open_jobs_{0};  // jobs_.size(), to read without the mutex
+  std::atomic<size_t> open_jobs_{0};  // jobs_.size(), readable without the mutex
 };
 
 // The pool is never destroyed, because its threads may outlive static destruction at exit. A forked child has none of

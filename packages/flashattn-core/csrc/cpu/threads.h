@@ -8,7 +8,7 @@ namespace flashattn::cpu {
 
 // The number of threads that a job may use, including the thread that calls parallel_for(). It is FLASHATTN_NUM_THREADS
 // or, if that is not set, the number of processors that the affinity mask and the cgroup's quota leave to this process.
-// Throws std::invalid_argument, which names the variable, if its value is not a whole number from 1 to 1024.
+// Throws std::invalid_argument if FLASHATTN_NUM_THREADS is not a whole number from 1 to 1024.
 int num_threads();
 
 // Calls body(0) ... body(count - 1), each once, in any order, on up to num_threads() threads, and returns when all have

@@ -38,7 +38,7 @@ struct PlainRows {
   FLASHATTN_INLINE_MEMBER void skip(int n) { data += n; }
 };
 
-// Quantised rows. A row consists of groups of 32 elements or more, and so of whole vectors.
+// Quantised rows. A row has groups of at least 32 elements, so it consists of whole vectors.
 template <int Bits>
 struct QuantisedRows {
   const uint8_t* data;
@@ -68,7 +68,7 @@ struct QuantisedRows {
   FLASHATTN_INLINE_MEMBER void skip(int n) { first_column += n; }
 };
 
-// Quantised keys or values, as the caller has them.
+// The three arrays of quantised keys, or of quantised values, with any strides.
 struct QuantisedTensor {
   const void *words, *scales, *biases;
   const Strides &word_strides, &scale_strides, &bias_strides;

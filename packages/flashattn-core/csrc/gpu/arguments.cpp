@@ -15,8 +15,7 @@ bool is_packed(const Strides& strides, int columns) {
   return strides.column == 1 || columns == 1;
 }
 
-// Returns n. Throws NoKernelError if n is larger than the largest int32. A kernel's ints cannot count further, nor can
-// a grid's axis.
+// Returns n. Throws NoKernelError if n exceeds the largest int32, because kernels and grids cannot count further.
 int64_t countable(int64_t n, const std::string& what) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   if (n > kMost) {
@@ -26,8 +25,7 @@ int64_t countable(int64_t n, const std::string& what) {
   return n;
 }
 
-// Whether kernels must not include 1 / softcap in a score's factor, because scale / softcap or the result of tanh could
-// underflow.
+// Whether scale / softcap or the result of tanh could underflow. If so, kernels divide by softcap in a separate step.
 bool has_extreme_softcap(const AttentionParams& params) {
   constexpr float kLargest = 0x1p100f;
   if (params.softcap == 0) return false;

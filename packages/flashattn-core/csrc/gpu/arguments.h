@@ -15,16 +15,15 @@ int group_of(const Call& call);
 int64_t rows_of_group(const Call& call);
 int64_t num_groups(const Call& call);
 
-// Converts a number of threadgroups along one axis of a grid. Throws NoKernelError if they are too many for any GPU.
+// Converts the number of threadgroups along an axis of a grid. Throws NoKernelError if it is too large for any GPU.
 uint32_t size(int64_t n);
 uint32_t batches(const Call& call);
 
-// Whether rows of query, key and value are packed: the last axis has stride 1 or size 1. backward_is_packed() also asks
-// this of dout.
+// Whether the last axis of query, key and value has stride 1 or size 1. backward_is_packed() also checks dout.
 bool inputs_are_packed(const Call& call);
 bool backward_is_packed(const Call& call, const BackwardParams& backward);
 
-// A kernel's constants. All kernels have constants of the same names.
+// Returns a kernel's constants. Their names are the same for all kernels.
 std::vector<Constant> constants(const Call& call, bool packed, bool whole_rows, bool whole_keys);
 
 using Bindings = std::initializer_list<Binding>;
@@ -32,8 +31,8 @@ std::vector<Argument> arguments(Bindings inputs, Bindings outputs, Bindings valu
 void add_if_present(std::vector<Argument>& arguments, const Call& call, Bindings optional);
 void add_masks_and_groups(std::vector<Argument>& arguments, const Call& call);
 
-// whole_call(): the arguments of a kernel that computes the forward pass in one launch. The other two: the arguments of
-// the gradient's kernels.
+// whole_call() returns the arguments of a kernel that computes the forward pass in one launch. delta_arguments() and
+// backward_arguments() return those of the gradient's kernels.
 std::vector<Argument> whole_call(const Call& call);
 std::vector<Argument> delta_arguments(const Call& call);
 std::vector<Argument> backward_arguments(const Call& call, Bindings outputs);

@@ -43,7 +43,7 @@ def fail(file: Path, number: int, reason: str) -> NoReturn:
 
 
 def resolved(file: Path, folders: list[Path], seen: list[Path]) -> str:
-    """Returns the text of `file`. The text of an included file replaces its first #include; later ones are dropped.
+    """Returns the text of `file`, with the texts of the files that it includes. Each file appears only once.
 
     `folders`: where to look for includes that are not beside the file; the last is CSRC. `seen`: the files read so far.
     """
@@ -64,7 +64,7 @@ def resolved(file: Path, folders: list[Path], seen: list[Path]) -> str:
             included = next((candidate for candidate in candidates if candidate.is_file()), None)
             if included is None:
                 fail(file, number, f"{match[1]} does not exist")
-            if conditions > 0:  # later includes of the file are dropped, even if this condition is false
+            if conditions > 0:  # a file's first #include must always count, because later ones are dropped
                 fail(file, number, f"{match[1]} is included under a condition")
             if included not in seen:
                 text += [resolved(included, folders, seen), f'#line {number + 1} "{name}"\n']

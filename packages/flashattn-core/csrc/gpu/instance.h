@@ -28,8 +28,8 @@ Launch launch(Backend backend, const Call& call, bool packed, Instance instance)
 // head_dim and value_dim, each rounded up to a multiple of kLanes.
 std::vector<Constant> whole_lanes(const Call& call);
 
-// Returns the text of the struct Sizes, which precedes a kernel's text. qualifier: what the language demands before the
-// type of a constant member.
+// Returns the text of the struct Sizes, which precedes a kernel's text. qualifier: text to put before each member's
+// type, such as "constant " for Metal.
 std::string sizes_text(const Launch& launch, std::string_view qualifier);
 
 // Returns the launch that computes a mask's block map. dtype: the dtype of an additive mask, or none for a bool mask.

@@ -19,7 +19,7 @@
 
 namespace flashattn::gpu {
 
-// A kernel argument is an input of inputs.def, or one of the following. X is called with the name of each of these.
+// Calls X with the names of all kernel arguments that are not in inputs.def.
 #define FLASHATTN_FURTHER_BINDINGS(X)                                             \
   X(params) /* AttentionParams */                                                 \
   /* These are outputs of the forward pass, and inputs of the gradient. */        \
@@ -36,8 +36,8 @@ namespace flashattn::gpu {
   X(dk)                                                                           \
   X(dv)                                                                           \
   X(backward) /* BackwardParams */                                                \
-  /* Scratch of CUDA's gradient. saved_rows has four numbers per query. The rest  \
-     are sums of dk and of dv over some of a group's heads. */                    \
+  /* Scratch of CUDA's gradient. saved_rows has four numbers per query. dk_parts  \
+     and dv_parts are sums of dk and dv over some of a group's heads. */          \
   X(saved_rows)                                                                   \
   X(dk_parts)                                                                     \
   X(dv_parts)                                                                     \
@@ -102,7 +102,7 @@ struct Launch {
   std::string instantiation;         // the template with its arguments: "decode_split<half, Sizes>"
   std::vector<Constant> sizes = {};  // the fields of Sizes: {"dim", 64}, {"value_dim", 64}, {"rows", 8}
   std::vector<Constant> constants;
-  std::string specialisation;  // function name and constants' values: the key of a compiled kernel
+  std::string specialisation;  // the key of a compiled kernel, made of the function name and the constants' values
   std::vector<Argument> arguments;
   Size grid;         // in threadgroups
   Size threadgroup;  // in threads

@@ -50,8 +50,8 @@ struct DecodeRows {
   static constexpr FLASHATTN_UNIFORM int kColumns = D / FLASHATTN_LANES;  // per lane
   static constexpr FLASHATTN_UNIFORM int kValueColumns = DV / FLASHATTN_LANES;
   static constexpr FLASHATTN_UNIFORM int kWidest = D > DV ? D : DV;
-  // kKeys: how many keys a lane loads together. The rows need kOwn registers, and each key needs one more per row, for
-  // its score. Together they may take 88 registers, because a thread has only 128 on the smallest GPUs.
+  // kKeys: how many keys a lane loads together. The rows need kOwn registers, and a key's scores need one register per
+  // row. The total should not exceed 88, because a thread has only 128 registers on the smallest GPUs.
   static constexpr FLASHATTN_UNIFORM int kOwn = ROWS * (kColumns + kValueColumns + 2);
   static constexpr FLASHATTN_UNIFORM int kMost = kWidest > 256 ? 1 : kWidest > 128 ? 2 : 4;
   static constexpr FLASHATTN_UNIFORM int kKeys = kOwn + ROWS * kMost <= 88            ? kMost
@@ -63,7 +63,7 @@ struct DecodeRows {
   float output[ROWS][kValueColumns];
   OnlineSoftmax softmax[ROWS];
   float slope[ROWS];  // ALiBi's
-  RowPosition first;  // of the first row; computing the other rows' from it saves registers
+  RowPosition first;  // of the first row; the other rows' positions are computed, which saves registers
 
   // Loads the rows' queries, from first_position on. A row beyond the last query is padding, and sees no key.
   FLASHATTN_FUNC void load(const FLASHATTN_DEVICE T* tensor, RowPosition first_position, Visibility visibility,
@@ -92,8 +92,8 @@ struct DecodeRows {
     }
   }
 
-  // Attends to keys in begin..end-1: of every `step` keys, only to the first kKeys. keys, values: rows, of which the
-  // first belongs to key number `origin`. all: the keys that need no mask for any row.
+  // Attends to the first kKeys of every `step` keys in begin..end-1. `keys` and `values` begin with key number
+  // `origin`. all: the keys that need no mask for any row.
   template <typename Source>
   FLASHATTN_FUNC void attend(Source keys, Source values, Visibility visibility, KeySpan all, int begin, int end,
                              int step, int origin, uint lane) FLASHATTN_THREAD {
@@ -108,7 +108,7 @@ struct DecodeRows {
   }
 
  private:
-  // WHOLE: whether count is kKeys and not less. A lane's loads are then unconditional and wide.
+  // WHOLE: whether count is kKeys. If so, a lane's loads are unconditional and wide.
   template <bool WHOLE, typename Source>
   FLASHATTN_FUNC void attend_batch(Source keys, Source values, Visibility visibility, int first_key, int count,
                                    bool unmasked, uint lane) FLASHATTN_THREAD {

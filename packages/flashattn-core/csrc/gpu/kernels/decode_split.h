@@ -58,7 +58,7 @@ FLASHATTN_FUNC KeySpan seen_in_chunk(Visibility visibility, FLASHATTN_UNIFORM Sp
                       KeySpan{begin, begin + split.chunk_len});
 }
 
-// Phase 1 for kernels in which each SIMD group computes one chunk, for ROWS rows of a key/value head from first_row on.
+// Phase 1 for few rows. Each SIMD group computes one chunk for ROWS rows of a key/value head, from first_row on.
 template <int D, int DV, int ROWS, typename T, typename K>
 FLASHATTN_FUNC void decode_split_body(const FLASHATTN_DEVICE T* query, StoredInputs<K> stored,
                                       FLASHATTN_UNIFORM AttentionParams& params, MaskInputs masks,
@@ -79,10 +79,9 @@ FLASHATTN_FUNC void decode_split_body(const FLASHATTN_DEVICE T* query, StoredInp
   store_partials(rows, partials, params, split, batch, chunk, lane);
 }
 
-// Phase 1 for more rows. The SIMD groups of a threadgroup compute the same chunk, and each computes Rows::kRows rows,
-// from its own first_row on. Keys and values pass through threadgroup memory, so that a threadgroup reads each of them
-// from device memory only once. TILE: keys per tile, a multiple of Rows::kKeys. KeyLoader and ValueLoader copy a tile,
-// and all threads call them together.
+// Phase 1 for more rows. All SIMD groups of a threadgroup compute the same chunk. Each computes Rows::kRows rows, from
+// its own first_row on. The threadgroup copies each tile of keys and values to threadgroup memory once, for all these
+// rows. TILE: keys per tile, a multiple of Rows::kKeys. KeyLoader and ValueLoader copy a tile.
 template <typename Rows, int TILE, typename KeyLoader, typename ValueLoader, typename T, typename K, typename Element>
 FLASHATTN_FUNC void decode_split_shared_body(const FLASHATTN_DEVICE T* query, StoredInputs<K> stored,
                                              FLASHATTN_UNIFORM AttentionParams& params, MaskInputs masks,

@@ -1,5 +1,5 @@
-// The C++ types for the dtypes in inputs.def. Some of these dtypes stand for several types. Their C++ type is uchar,
-// and load_float() reads their elements.
+// The C++ types for the dtypes in inputs.def. groups, additive and logits stand for several float types. Their C++ type
+// is uchar, and kernels read such arrays with load_float().
 #pragma once
 
 #define FLASHATTN_ELEMENT_groups uchar

@@ -15,7 +15,7 @@ struct RowResult {
 // A sink adds only to the denominator. A row that sees no key gets output 0 and lse -inf, even with a sink.
 FLASHATTN_FUNC RowResult finish_row(OnlineSoftmax softmax, const FLASHATTN_DEVICE uchar* sinks,
                                     FLASHATTN_UNIFORM AttentionParams& params, int batch, int head) {
-  if (softmax.row_sum == 0) {  // the row sees no key, because the largest visible score adds 1 or NaN
+  if (softmax.row_sum == 0) {  // no key is visible: with a visible key, row_sum is at least 1 or NaN
     return RowResult{0.0f, -INFINITY, softmax};
   }
   float normalise = 1;

@@ -28,7 +28,7 @@ FLASHATTN_FUNC MaskBlock mask_block(FLASHATTN_UNIFORM ArrayParams& params, int64
   return MaskBlock{offset, minimum(rows - first_row, int(kBlockSize)), minimum(keys - first_key, int(kBlockSize))};
 }
 
-// Whether the entries so far set the flags kBlockShows and kBlockChanges.
+// The flags kBlockShows and kBlockChanges of the mask's entries that have been added so far.
 struct Entries {
   bool shows;
   bool changes;

@@ -1,6 +1,6 @@
-// NaN or infinity in a hidden key or value must not reach the row that does not see it. But a probability of 0 does not
-// stop them, since 0 * NaN is NaN. So matrix products replace NaN and infinite elements with 0, and the terms of these
-// elements are added separately, for rows with a probability above 0.
+// NaN or infinity in a hidden key or value must not change a row's result. A probability of 0 is not enough, because
+// 0 * NaN is NaN. So matrix products replace NaN and infinite elements with 0. The terms of these elements are added
+// separately, for rows with a probability above 0.
 #pragma once
 
 #include "dialect.h"

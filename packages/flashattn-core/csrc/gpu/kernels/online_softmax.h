@@ -9,8 +9,8 @@ struct OnlineSoftmax {
   float row_max;
   float row_sum;
 
-  // The number to subtract from scores before exponentiating them: the maximum, or 0 as long as the row has seen no
-  // key. Because of this 0, hidden scores of -inf get probability 0, whereas -inf - -inf would be NaN.
+  // The number to subtract from scores before exponentiating them. It is the maximum, or 0 as long as the row has seen
+  // no key, because -inf - -inf would be NaN.
   FLASHATTN_FUNC float reference() const FLASHATTN_THREAD { return row_max == -INFINITY ? 0.0f : row_max; }
 
   // Multiplies by log2(e) only after the subtraction. If large scores were multiplied first, rounding would change

@@ -1,4 +1,4 @@
-// Attention in the simplest way. A threadgroup computes the scores of 32 rows and 32 keys at a time, with one thread
+// The simplest attention kernel. A threadgroup computes the scores of 32 rows and 32 keys at a time, with one thread
 // per score. Each SIMD group has one row, and each of its lanes has one key, so maximum and sum are reductions over the
 // SIMD group. Keys and values pass through threadgroup memory 32 columns at a time, so that any head_dim fits.
 #pragma once

@@ -2,16 +2,16 @@
 //
 //   P = exp(score - row_max) / row_sum   dP = dO V^T   delta = sum(dO * O) - dlse   dS = P (dP - delta)
 //
-// Hidden scores, and rows that see no key, get P = 0 and dS = 0 even if a key, value or query holds NaN. The matrix
-// products with P and dS need more care if their other operand holds NaN, see finite.h.
+// Hidden scores, and rows that see no key, get P = 0 and dS = 0 even if a key, value or query holds NaN. Matrix
+// products with P and dS must handle NaN in the other operand separately, see finite.h.
 #pragma once
 
 #include "visibility.h"
 
 namespace flashattn {
 
-// The gradient needs this of a row: delta, and the maximum and the sum, from which it recomputes the probabilities.
-// Maximum and sum are kept apart, because in lse a large maximum would round the logarithm of the sum away.
+// The numbers of a row from which the gradient is computed. Maximum and sum are separate, because adding log(sum) to a
+// large maximum, as lse does, would lose digits of log(sum).
 struct SavedRow {
   float row_max;
   float log2_sum;

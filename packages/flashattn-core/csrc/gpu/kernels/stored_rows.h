@@ -17,7 +17,7 @@ struct PlainRows {
     return PlainRows{data + layout.offset(row, 0), layout};
   }
 
-  // Exists because kernels that also take QuantisedRows call batch(). There, batch() reads scales and biases ahead.
+  // Does nothing. Kernels call batch() for both types of rows, and QuantisedRows::batch() reads scales and biases.
   FLASHATTN_FUNC PlainRows batch(int, int, uint) const FLASHATTN_THREAD { return *this; }
 
   FLASHATTN_FUNC float element(int row, int column) const FLASHATTN_THREAD {
@@ -49,8 +49,7 @@ struct QuantisedBatch;
 
 // Quantised rows. Element i of a row is scale * q + bias in float32. The row's words form one little-endian number, and
 // q is its quant_bits bits from bit i * quant_bits on. scale and bias are those of group i / group_size. A group has 32
-// or more elements, so the elements that a lane loads together are in one group, and none of them lies beyond the row's
-// end.
+// or more elements, so the elements that a lane loads together are always in one group.
 struct QuantisedRows {
   const FLASHATTN_DEVICE uint* words;
   const FLASHATTN_DEVICE uchar* scales;  // their dtype is group_dtype
@@ -108,8 +107,7 @@ struct QuantisedRows {
 
  private:
   // Returns `count` bits of a row, from bit `first` on, in the lowest bits of the result. The result's other bits are
-  // arbitrary. Reads only bytes that have some of the `count` bits. If count is 16 or 32, the bits are aligned. All
-  // other counts that occur fit in three bytes.
+  // arbitrary. Reads only the bytes that have these bits: aligned bytes if count is 16 or 32, otherwise at most three.
   FLASHATTN_FUNC uint load_bits(int row, uint first, uint count) const FLASHATTN_THREAD {
     const FLASHATTN_DEVICE uchar* source = byte(row, first / 8);
     if (count == 32) {
@@ -133,18 +131,17 @@ struct QuantisedRows {
   }
 };
 
-// A few quantised rows that the lanes of a SIMD group load together. For each scale, and for each bias, there is one
-// lane that reads it.
+// A few quantised rows that the lanes of a SIMD group load together. Each scale and each bias is read by one lane.
 struct QuantisedBatch {
   QuantisedRows rows;
   int groups;  // per row
-  float own;   // in lane 2 * (n * groups + g): the scale of row n, group g; in the next lane: its bias
+  float own;   // lane 2 * (n * groups + g) has the scale of row n's group g, and the next lane has the bias
 
   // Like PlainRows::load(). All lanes of the SIMD group must call it, each for its own columns.
   template <int WIDTH, int COUNT>
   FLASHATTN_FUNC void load(FLASHATTN_THREAD float* target, int row, int first, int,
                            bool exists) const FLASHATTN_THREAD {
-    constexpr int kAligned = COUNT & -COUNT;  // these columns are in one group, as 32 divides group_size
+    constexpr int kAligned = COUNT & -COUNT;  // these columns are in one group, because 32 divides group_size
     constexpr int kRun = kAligned < 4 ? kAligned : 4;
     FLASHATTN_UNROLL
     for (int i = 0; i < COUNT; i += kAligned) {

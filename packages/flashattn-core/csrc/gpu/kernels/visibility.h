@@ -2,9 +2,8 @@
 // and the key range leave each query one span of keys. Tree bits, a bool array and an additive array may hide more keys
 // within that span.
 //
-// Scores are in natural units, as masks and options expect them. Before exp2, a difference of two scores is multiplied
-// by log2(e), not each score, because a large float32 score times log2(e) could overflow. CUDA's lane_rows.h is an
-// exception, which it explains.
+// Scores are in natural units, as masks and options expect them. For exp2, only the difference of two scores is
+// multiplied by log2(e), because a large score could overflow. CUDA's lane_rows.h is an exception.
 #pragma once
 
 #include "call/block_map.h"
@@ -37,8 +36,8 @@ struct Row {
   float slope;  // ALiBi's
 };
 
-// A kernel's mask arguments: the arrays that hide keys or change scores. Only the pointers to arrays that the call has
-// are valid.
+// A kernel's mask arguments: the arrays that hide keys or change scores. A pointer is valid only if the call has the
+// array.
 struct MaskInputs {
   FLASHATTN_MASKS(FLASHATTN_FIELD)
 };
@@ -46,7 +45,7 @@ struct MaskInputs {
 
 struct Visibility {
   FLASHATTN_UNIFORM AttentionParams* params;
-  MaskInputs inputs;  // pointers to the batch element, except for key_start and key_stop
+  MaskInputs inputs;  // these point to the batch element; only key_start and key_stop point to the whole array
   KeySpan keys;       // the key range, or all keys
 
   // The factor that turns the product of query and key into the score. With a soft-cap, it gives the argument of tanh
@@ -66,8 +65,8 @@ struct Visibility {
     return span;
   }
 
-  // The keys that some of the queries first..last see, if only spans count. From one query to the next, neither end of
-  // the span decreases.
+  // The span of keys that some of the queries first..last see, before tree bits and mask arrays. Neither end of
+  // seen(query) decreases from one query to the next.
   FLASHATTN_FUNC KeySpan seen_by_any(int first, int last) const FLASHATTN_THREAD {
     return KeySpan{seen(first).begin, seen(last).end};
   }
@@ -90,8 +89,8 @@ struct Visibility {
     return span;
   }
 
-  // The bitwise "or" of the block map's bytes, see call/block_map.h, for the given heads, queries and keys. Those that
-  // do not exist are ignored.
+  // The bitwise "or" of the block map's bytes, see call/block_map.h, for the given heads, queries and keys. Queries and
+  // keys beyond the last one are ignored.
   FLASHATTN_FUNC int blocks(int first_head, int head_count, int first_query, int query_count, int first_key,
                             int key_count) const FLASHATTN_THREAD {
     if (!has_visible && !has_bias) {
@@ -116,7 +115,7 @@ struct Visibility {
     return found;
   }
 
-  // The queries that see at least one of the keys first..last, if only spans count. These queries form a span, too.
+  // The span of queries that see at least one of the keys first..last, before tree bits and mask arrays.
   FLASHATTN_FUNC KeySpan seen_from(int first, int last) const FLASHATTN_THREAD {
     KeySpan queries = KeySpan{0, params->query_len};
     int offset = params->key_len - params->query_len;
