@@ -65,7 +65,7 @@ def build(output: Path, work: Path, beside: Release) -> tuple[Path, Path]:
         "FLASHATTN_CLANG": str(shutil.which("clang++-19")),
         "FLASHATTN_SYSROOT": str(work / "sysroot"),
         "FLASHATTN_MLX": str(mlx),
-        # The name that Python has for its platform on the Mac.
+        # The platform in the wheel's name.
         "_PYTHON_HOST_PLATFORM": f"macosx-{MINIMUM_MACOS}-arm64",
         "FLASHATTN_SOABI": f"cpython-3{sys.version_info.minor}-darwin",
     }

@@ -24,7 +24,7 @@ from signature import SignatureError, verify
 from sysroot import LIBCXX, LIBOBJC, LIBSYSTEM, system_symbols
 
 THIS = f"3{sys.version_info.minor}"
-TAGS = {  # end of the module's name -> tag of the wheel: for CPython from 3.11 on, or for the CPython that runs this
+TAGS = {  # end of the module's name -> tag of the wheel
     ".abi3.so": "cp311-abi3-macosx_14_0_arm64",
     f".cpython-{THIS}-darwin.so": f"cp{THIS}-cp{THIS}-macosx_14_0_arm64",
 }
@@ -32,7 +32,7 @@ LIBMLX = "@rpath/libmlx.dylib"
 RUN_PATHS = ["@loader_path/../../mlx/lib"]
 MINIMUM_MACOS = [14, 0]
 
-Row = tuple[str, str, list[str]]  # what was checked, what was found, what is wrong with that
+Row = tuple[str, str, list[str]]  # name of the check, what it found, errors
 
 
 def check_name(wheel: Path, module: Path) -> Row:
@@ -85,8 +85,7 @@ def check_symbols(binary: lief.MachO.Binary, mlx: Path) -> Iterator[Row]:
     """Yields a row for each library: which symbols the file needs from it, and which of these the library lacks."""
     available = {LIBMLX: macho.exports(macho.read(mlx / "lib/libmlx.dylib")), **system_symbols()}
     imports = macho.imports(binary)
-    # Some symbols are expected in no particular library. They are Python's, or C++ symbols, which come from the first
-    # library that has them.
+    # Symbols that the loader looks for in all libraries: those of Python, and some of C++.
     anywhere = imports.pop(macho.ANY, set())
     python = {name for name in anywhere if hasattr(ctypes.pythonapi, name.removeprefix("_"))}
     everything = set().union(macho.exports(binary), *available.values())

@@ -2,12 +2,11 @@
 # requires-python = ">=3.11"
 # dependencies = ["lief==1.0.0", "ziglang==0.17.1"]
 # ///
-"""Writes libcxx_symbols.txt: symbols that macOS 14's libc++ has, because wheels that run on macOS 14 import them.
+"""Writes libcxx_symbols.txt, a list of symbols that macOS 14's libc++ has. Wheels for macOS 14 import these symbols.
 
     uv run packages/flashattn-core/macos/list_libcxx_symbols.py
 
-This is needed only if the linker misses a symbol that macOS 14's libc++ has. First add a wheel that imports the symbol
-to WHEELS.
+Run this only if the linker misses a symbol that macOS 14's libc++ has. First add a wheel that imports it to WHEELS.
 """
 
 import re
@@ -20,16 +19,16 @@ from sysroot import LIBCXX
 
 WHEELS = ["mlx==0.32.4", "mlx-metal==0.32.4", "pyarrow==26.0.1"]
 
-# operator new and delete, which programs may replace, and the types of the standard exceptions. The loader looks for
-# these symbols in all libraries.
+# The loader looks for these symbols in all libraries: operator new and delete, and the types of the standard
+# exceptions.
 REPLACEABLE = re.compile(r"__Z(n[aw]|d[al]|TISt)")
 
 # A constructor or destructor has two symbols: one for complete objects (1) and one for base classes (2). A library has
 # both or none.
 CONSTRUCTOR = re.compile(r"([CD])[12]E")
 
-# No published wheel imports this symbol, because Apple's headers inline less than zig's. But libc++ has exported it
-# from its first version on, see __string/extern_template_lists.h in the sources of libc++.
+# libc++ has always exported this symbol, see __string/extern_template_lists.h in its sources. No published wheel
+# imports it, because Apple's headers inline less than zig's.
 KNOWN = {
     "__ZNSt3__112basic_stringIcNS_11char_traitsIcEENS_9allocatorIcEEE21__grow_by_and_replaceEmmmmmmPKc",
 }

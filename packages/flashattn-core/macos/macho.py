@@ -5,7 +5,7 @@ from pathlib import Path
 
 import lief
 
-SELF = 0  # a symbol's library_ordinal if the file itself has it; positive: a library's number; negative: any library
+SELF = 0  # the library_ordinal of a symbol that the file itself defines
 ANY = "any loaded library"
 
 
@@ -19,7 +19,7 @@ def read(path: Path) -> lief.MachO.Binary:
 
 
 def imports(binary: lief.MachO.Binary) -> dict[str, set[str]]:
-    """Maps each library (or ANY) to the symbols that the loader looks for in it when it loads the file."""
+    """Maps each library (or ANY) to the symbols that the file needs from it."""
     wanted = defaultdict(set)
     for binding in binary.bindings:
         if binding.symbol and binding.library_ordinal != SELF:

@@ -1,4 +1,4 @@
-"""Replaces Apple's SDK, which may not be copied to Linux, by headers to compile with and lists of symbols to link with.
+"""Makes a replacement for Apple's SDK, which may not be copied to Linux: headers, and lists of symbols for the linker.
 
 The Python package of zig has macOS's C and C++ headers, and a list of libSystem's symbols. This module adds two headers
 that metal-cpp needs (headers/), lists of the symbols of libc++ (libcxx_symbols.txt) and of libobjc, and Python's
@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 # All functions of libobjc that metal-cpp calls.
 LIBOBJC_SYMBOLS = {"_objc_getProtocol", "_objc_lookUpClass", "_objc_msgSend", "_sel_registerName"}
 
-# Those macros that Python's public headers read, and that differ between Linux and macOS on arm64.
+# Macros of Python's public headers that differ between Linux and macOS on arm64.
 MACOS_PYCONFIG = """
 #undef HAVE_GCC_ASM_FOR_X87
 #undef _POSIX_C_SOURCE
@@ -55,13 +55,13 @@ def system_symbols() -> dict[str, set[str]]:
     return {
         LIBCXX: set((HERE / "libcxx_symbols.txt").read_text().split()),
         LIBOBJC: LIBOBJC_SYMBOLS,
-        # zig's list is of a newer macOS, but the C functions have hardly changed since macOS 14.
+        # zig lists the symbols of a newer macOS. The C functions have hardly changed since macOS 14.
         LIBSYSTEM: set(re.findall(r"[\w$]+", LIBSYSTEM_TBD.read_text())),
     }
 
 
 def python_headers(folder: Path) -> None:
-    """Copies the headers of this Python to `folder`, and changes their macros to those of macOS."""
+    """Copies the headers of this Python to `folder`, with the macros that they have on macOS."""
     here = Path(sysconfig.get_path("include"))
     shutil.copytree(here, folder, dirs_exist_ok=True)
     # Debian has the real pyconfig.h in a folder for the architecture.

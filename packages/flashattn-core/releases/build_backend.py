@@ -1,7 +1,7 @@
-"""Calls scikit-build-core, and chooses the MLX to build for: the installed one, or else the newest of releases.toml.
+"""Builds for the installed MLX with scikit-build-core. If no MLX is installed, builds for the newest of releases.toml.
 
-A module works with only one release of MLX. So the build environment needs that release and its nanobind, which
-pyproject.toml cannot name.
+A module works with only one release of MLX. So the build needs that release and its nanobind. pyproject.toml cannot
+choose them, because it lists the same requirements for every build.
 """
 
 from typing import Any
@@ -33,7 +33,7 @@ def get_requires_for_build_editable(config_settings: Settings = None) -> list[st
 
 
 def tagged(config_settings: Settings) -> dict[str, Any]:
-    """Adds the wheel's Python tag to the settings: every CPython from 3.11 on, or only the CPython that runs this."""
+    """Adds the wheel's Python tag to the settings: cp311 if the module works in CPython 3.11 and all later ones."""
     return {"wheel.py-api": "cp311" if to_build_for().has_stable_abi else "", **(config_settings or {})}
 
 

@@ -25,10 +25,10 @@ MACOS = PACKAGE / "macos"
 LIBMLX_ON_LINUX = ("mlx-cpu", "mlx-cuda-12", "mlx-cuda-13")
 MACOS_VERSIONS = ("14.0", "15.0", "26.0")  # MLX publishes a libmlx for each of these
 ENCODER = "_ZN3mlx4core2cu19get_command_encoderENS0_6StreamE"
-NAMING = ("packages/flashattn-core/pyproject.toml", "examples/README.md", "docs/support.md")  # name the newest release
+NAMING = ("packages/flashattn-core/pyproject.toml", "examples/README.md", "docs/support.md")  # contain MLX's version
 SUITES = ("tests/core", "tests/patch")
 
-# Prints the nanobind ABI of mlx.core, which is part of a key in the interpreter's dict.
+# Prints the nanobind ABI of mlx.core. A key in the interpreter's dict contains it.
 ABI = """
 import ctypes, re, mlx.core
 api = ctypes.pythonapi
@@ -121,7 +121,7 @@ def compare_symbols(module: Path, libraries: dict[str, set[str]]) -> str:
 
 
 def write(added: Release, before: Release) -> None:
-    """Adds the release's row, and names the release in the files of NAMING."""
+    """Adds the release to the table, and replaces the older version in the files of NAMING."""
     row = (
         f'\n[[release]]\nmlx = "{added.mlx}"\nnanobind_abi = "{added.nanobind_abi}"\ncuda = {str(added.cuda).lower()}\n'
     )
@@ -176,8 +176,8 @@ def attention_of(python: Path, metal: Path) -> list[str]:
 
 
 def compare_attention(before: Release, mlx: str, work: Path) -> str:
-    """Returns the changes of MLX's own attention. They may change timings. They break nothing, because contest.py asks
-    MLX itself what it fuses. Raises Stop if this question is no longer possible."""
+    """Returns the changes of MLX's own attention since the release `before`. Raises Stop if the new release has no
+    `force_fused` argument, which contest.py needs to ask MLX whether a call is fused."""
     old = work / "before"
     uv("venv", "--quiet", "--clear", "--no-project", "--python", sys.executable, old / "plain")
     uv("pip", "install", "--quiet", "--python", old / "plain", f"mlx[cpu]=={before.mlx}")

@@ -51,8 +51,8 @@ def release(mlx: str, table: Path = TABLE) -> Release:
 
 
 def to_build_for() -> Release:
-    """The release that is installed, or else the newest. Raises LookupError if the installed one is unknown."""
-    # Looks first into the build environment, then into that of the Python that runs pip, which installs the package.
+    """The row of the installed MLX, or the newest row if no MLX is installed. Raises LookupError for an unknown MLX."""
+    # Looks into the build environment, then into the environment of the Python that runs pip.
     for paths in (sys.path, [sysconfig.get_path("purelib")]):
         for found in distributions(name="mlx", path=paths):
             return release(found.version)
@@ -60,7 +60,7 @@ def to_build_for() -> Release:
 
 
 def build_requirements() -> list[str]:
-    """What the build environment needs: MLX, for its headers and a libmlx to link to, and MLX's version of nanobind."""
+    """The requirements of a build: MLX, for its headers and libmlx, and the nanobind that MLX was built with."""
     chosen = to_build_for()
     mlx = "mlx[cpu]" if sys.platform == "linux" else "mlx"
     return [f"{mlx}=={chosen.mlx}", f"nanobind=={chosen.nanobind}"]

@@ -6,8 +6,8 @@
 
 namespace flashattn {
 
-// Throws std::invalid_argument, which becomes Python's ValueError. The words of the message name the wrong argument,
-// what was found and what was expected.
+// Throws std::invalid_argument, which becomes Python's ValueError. The message names the argument, the value found and
+// the value expected.
 template <typename... Words>
 [[noreturn]] void fail(const Words&... words) {
   std::ostringstream message;

@@ -19,7 +19,7 @@ constexpr int index(Input input) {
   return static_cast<int>(input);
 }
 
-// The words that inputs.def uses and explains.
+// See inputs.def for the meaning of each value.
 enum class InputDtype { tensor, groups, int32, uint32, boolean, bytes, additive, logits, slopes };
 enum class Axes { tensor, scores, blocks, tree, heads, batch };
 
@@ -34,12 +34,12 @@ struct InputRule {
 constexpr std::array<InputRule, kNumInputs> kInputRules = {FLASHATTN_INPUTS(FLASHATTN_RULE)};
 #undef FLASHATTN_RULE
 
-// How many blocks a block map has along an axis of `length` queries or keys.
+// The number of blocks that a block map has for `length` queries or keys.
 constexpr int blocks_of(int length) {
   return (length + kBlockSize - 1) / kBlockSize;
 }
 
-// Which of the fields head, row and column of Strides an array uses. Every array uses the field batch.
+// Whether an array uses the fields head, row and column of Strides. Every array uses batch.
 struct AxesUsed {
   bool head, row, column;
 

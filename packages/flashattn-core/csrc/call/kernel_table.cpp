@@ -1,4 +1,4 @@
-// The table of kernels, and functions that find the kernel for a call, or the reason why a kernel cannot run the call.
+// The table of kernels, and the choice of a kernel for a call.
 #include "kernel_table.h"
 
 #include <algorithm>
@@ -12,8 +12,8 @@ namespace {
 
 constexpr int kAny = std::numeric_limits<int>::max();
 
-// Which quantised keys and values a kernel takes.
-enum class Quantised { none, integers, all };  // integers: only those of 4 or 8 bits, and only with 16-bit queries
+// Which quantised keys and values a kernel takes. `integers` means 4 or 8 bits, with 16-bit queries.
+enum class Quantised { none, integers, all };
 constexpr auto none = Quantised::none, integers = Quantised::integers, all = Quantised::all;
 
 struct Row {
@@ -31,13 +31,13 @@ struct Row {
   std::string_view why;
   int tilings = 1;
   bool is_timed = false;  // auto_query_len and auto_key_len are estimates, so each machine times the kernel
-  bool rounds = false;    // whether a variant for 16-bit inputs rounds probabilities once
+  bool rounds = false;    // whether the kernel has a variant for Precision::input
 };
 
 constexpr auto forward = Pass::forward, backward = Pass::backward;
 constexpr bool timed = true, rounds = true;
 
-// "auto" takes the first row whose kernel can run the call and whose auto_query_len and auto_key_len are not exceeded.
+// "auto" takes the first row whose kernel can run the call and whose auto_query_len and auto_key_len are large enough.
 constexpr std::array<Row, kNumKernels> kTable = {{
     {Kernel::cpu_decode, "cpu_decode", Backend::cpu, forward, kMaxDecodeLen, kMaxHeadDim, all, kAny, kAny,
      "few queries: work is split over the keys"},
@@ -100,8 +100,7 @@ bool is_meant(const Row& row, CallShape shape) {
   return shape.query_len <= row.auto_query_len && shape.key_len <= row.auto_key_len;
 }
 
-// Returns the precision in which the row's kernel computes the call. It is the requested precision if the kernel has a
-// variant for it, and float32 otherwise.
+// Returns the requested precision if the row's kernel has a variant for it, and float32 otherwise.
 Precision precision_of(const Row& row, CallShape shape) {
   return row.rounds && shape.bits == 0 && shape.element_size == 2 ? shape.precision : Precision::float32;
 }
@@ -194,14 +193,13 @@ Choice choose(Backend backend, CallShape shape, const std::string& wanted, Kerne
   return {std::nullopt, "there is no kernel for " + in_words(backend)};
 }
 
-// On compute capability 9.0, cuda_prefill has two tilings: tiling 0 has larger blocks than tiling 1. Smaller blocks
-// need more time per row, but leave fewer multiprocessors idle if there are few blocks. If there are many keys, large
-// blocks leave no multiprocessor idle either, because share_last_blocks() in cuda/launch.cpp splits the keys of the
-// last blocks.
+// On compute capability 9.0, cuda_prefill has two tilings: tiling 0 has larger query blocks than tiling 1. Small blocks
+// keep more multiprocessors busy if the call has few blocks, but take more time per query row. If there are many keys,
+// share_last_blocks() in cuda/launch.cpp keeps the multiprocessors busy with large blocks too.
 //
-// If head_dim <= 64 and probabilities are rounded once, large blocks have 256 rows and small blocks 64. Three small
-// blocks share a multiprocessor and need a tenth more time per row. If 64 < head_dim <= 128, large blocks have 192 rows
-// and small blocks 128. The small blocks then need a fifth more time per row.
+// With head_dim <= 64 and Precision::input, large blocks have 256 rows and small blocks 64. The small blocks then take
+// 10 % more time per row. With 64 < head_dim <= 128, large blocks have 192 rows and small blocks 128. The small blocks
+// then take 20 % more time per row.
 int usual_tiling(Kernel kernel, CallShape shape) {
   constexpr int kManyKeys = 4096;
   int dim = std::max(shape.head_dim, shape.value_dim);
@@ -213,7 +211,7 @@ int usual_tiling(Kernel kernel, CallShape shape) {
     int64_t rows = (shape.query_len + kRows - 1) / kRows * kRows;
     bool is_full = 10 * rows <= 11 * int64_t{shape.query_len};
     bool sees_many = shape.pairs >= 512 * int64_t{shape.query_len};
-    // Whether the longest block, whose rows see all keys, has at most 4/3 of a multiprocessor's share of the work.
+    // Whether a block whose rows see all keys has at most 4/3 of the average work of a multiprocessor.
     bool is_balanced = 4 * shape.pairs * shape.heads >= 3 * shape.multiprocessors * kRows * shape.key_len;
     bool is_split = shape.is_even && shape.key_len >= kManyKeys;
     return is_full && sees_many && (is_balanced || is_split) ? 0 : 1;

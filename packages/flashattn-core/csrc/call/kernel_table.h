@@ -1,4 +1,4 @@
-// The table of kernels: which calls each kernel can run, and which kernel a call takes. plan() and evaluation use it.
+// Chooses the kernel for a call, from a table of the calls that each kernel can run.
 #pragma once
 
 #include <cstdint>
@@ -43,8 +43,8 @@ Pass pass_of(Kernel kernel);
 // Throws std::invalid_argument for a name that no backend has.
 Backend backend_of(std::string_view name);
 
-// A kernel with a tiling and a precision. usual_tiling() or timings choose the tiling. name() returns the kernel's
-// name, followed by the tiling unless it is 0, as in "metal_prefill_tg@1".
+// A kernel with a tiling and a precision. name() returns "metal_prefill_tg" for tiling 0 of that kernel, and
+// "metal_prefill_tg@1" for tiling 1.
 struct Variant {
   Kernel kernel;
   int tiling = 0;
@@ -55,7 +55,7 @@ struct Variant {
 std::string name(Variant variant);
 
 struct Choice {
-  std::optional<Variant> kernel;  // empty: no kernel covers the call
+  std::optional<Variant> kernel;  // empty if no kernel covers the call
   std::string reason;             // why this kernel was chosen, or why none was
 };
 
@@ -92,38 +92,37 @@ constexpr bool contains(Kernels kernels, Kernel kernel) {
   return with(kernels, kernel) == kernels;
 }
 
-// `wanted` is "auto" or a kernel's name. "auto" skips the kernels in `failed`; a name allows only the kernel that it
-// names. Throws std::invalid_argument for a name that no forward kernel has.
+// Chooses the kernel named `wanted`. If `wanted` is "auto", chooses from the kernels that are not in `failed`. Throws
+// std::invalid_argument if no forward kernel is named `wanted`.
 Choice choose(Backend backend, CallShape shape, const std::string& wanted, Kernels failed = 0);
 
 // The tiling that "auto" takes for a kernel that is not timed.
 int usual_tiling(Kernel kernel, CallShape shape);
 
-// A variant that "auto" may take for a call. candidates() returns choose()'s variant first, then the others that can
-// run the call. Timings may change this order. The first candidate that then passes its check is used.
+// A variant that can run a call. candidates() returns the variant of choose() first.
 struct Candidate {
   Variant variant;
-  bool is_timed;  // whether this machine times the variant, because the table only estimates which calls it suits
+  bool is_timed;  // whether each machine times the variant
 };
 std::vector<Candidate> candidates(Backend backend, CallShape shape);
 
-// For each gradient, all backward kernels of the backend run. check_backward() throws NoKernelError for calls that they
-// do not cover.
+// Returns the backend's backward kernels, all of which run for each gradient. check_backward() throws NoKernelError if
+// one of them cannot run the call.
 std::vector<Kernel> backward_kernels(Backend backend);
 void check_backward(Backend backend, CallShape shape);
-// The first of backward_kernels(), with the precision in which all of them compute the call.
+// Returns the first of backward_kernels(), with the precision of the call's gradient.
 Variant backward_variant(Backend backend, CallShape shape);
 
 // The largest head_dim that some kernel of the backend takes; 0 if there is no such kernel.
 int max_head_dim(Backend backend, Pass pass, bool quantised);
 
-// The most queries that cpu_decode takes. This kernel splits work over keys.
+// The most queries that cpu_decode takes.
 constexpr int kMaxDecodeLen = 8;
 // The most queries that cuda_decode takes.
 constexpr int kMaxCudaDecodeLen = 16;
 
-// Whether a call of these lengths gets a block map for its array mask. Decode steps get none. On the CPU they read
-// their few rows of the mask directly, and on a GPU they are too short for a map to pay off.
+// Whether a call with an array mask gets a block map. A call with few queries or few keys gets none, because the map
+// would save too little.
 constexpr bool has_block_map(Backend backend, int query_len, int key_len) {
   constexpr int kMostWithout = 256;
   return query_len > (backend == Backend::cuda ? kMaxCudaDecodeLen : kMaxDecodeLen) && key_len > kMostWithout;

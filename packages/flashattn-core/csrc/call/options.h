@@ -1,4 +1,4 @@
-// Checks scale, softcap and window. The op uses this for its arguments, and tests use it for the parameters of kernels.
+// Checks scale, softcap and window. The op and the tests use this file.
 #pragma once
 
 #include <cmath>

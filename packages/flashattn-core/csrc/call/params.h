@@ -13,8 +13,7 @@ namespace flashattn {
 // The most batch dimensions that a call may have. Each nested mx.vmap adds one.
 enum : int { kMaxBatchDims = 8 };
 
-// The strides of an array, in elements. A dimension that is broadcast, or of size 1, has stride 0. So kernels read a
-// broadcast mask without a copy of it.
+// The strides of an array, in elements. A dimension that is broadcast, or of size 1, has stride 0.
 struct Strides {
   int64_t column;  // along head_dim; in masks, along the keys
   int64_t row;     // along the queries or the keys
@@ -49,13 +48,13 @@ struct AttentionParams {
 #undef FLASHATTN_OPTION_FIELD
 #undef FLASHATTN_STRIDES_FIELD
 
-// How keys are split into num_chunks chunks. In a decode step, chunks have chunk_len keys, and the first begins at
-// first_key.
+// How a kernel splits the keys into num_chunks chunks. Decode kernels read first_key and chunk_len. cuda_prefill reads
+// whole_blocks.
 struct SplitParams {
-  int32_t first_key;  // no query sees a key before it
-  int32_t chunk_len;
+  int32_t first_key;  // where the first chunk begins; no query sees an earlier key
+  int32_t chunk_len;  // keys per chunk
   int32_t num_chunks;
-  int32_t whole_blocks;  // cuda_prefill splits keys only for the blocks from this one on
+  int32_t whole_blocks;  // the first whole_blocks blocks of queries do not split their keys
 };
 
 // The shape of any array, and its strides in elements.
@@ -71,7 +70,7 @@ struct BackwardParams {
   Strides dout;
   Strides dlse;  // (*B, H_q, L); not read if lse has no cotangent
   Strides dq, dk, dv;
-  int32_t block_heads = 0;  // on CUDA: the most query heads that a block of keys sums over
+  int32_t block_heads = 0;  // on CUDA: the most query heads whose dK and dV one block of threads sums
 };
 
 }  // namespace flashattn

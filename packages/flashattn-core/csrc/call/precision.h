@@ -7,7 +7,7 @@ namespace flashattn {
 
 enum class Precision : int32_t {
   float32,  // all arithmetic is float32-accurate
-  input     // probabilities, and in the gradient P and dS, are rounded once to the inputs' dtype
+  input     // probabilities, and dS in the gradient, are rounded once to the inputs' dtype
 };
 
 }  // namespace flashattn

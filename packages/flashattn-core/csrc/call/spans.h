@@ -1,17 +1,17 @@
-// The span of keys that the causal mask, the window and the key range leave visible to a query. Other masks may hide
-// keys inside the span. Host code and CPU kernels use this file; GPU kernels have the same arithmetic in
+// Computes the span of keys that the causal mask, the window and the key range leave visible to a query. Other masks
+// may hide keys inside the span. Host code and CPU kernels use this file; GPU kernels have the same arithmetic in
 // gpu/kernels/visibility.h.
 //
-// From one query to the next, neither end of the span decreases. So the spans of a block's first and last query decide
-// which tiles the block skips.
+// Apart from empty spans, a query's span begins and ends no earlier than the span of the query before. So the spans of
+// the first and the last query of a block decide which tiles of keys the block skips.
 #pragma once
 
 #include "params.h"
 
 namespace flashattn {
 
-// Everything in this file is inlined, because CPU kernels include it and are compiled once per instruction set: the
-// linker must not merge their copies.
+// Forces inlining. CPU kernels include this file and are compiled once per instruction set. The linker must not merge
+// these copies of a function, because one of them may use AVX-512.
 #define FLASHATTN_SPAN_FUNC static inline __attribute__((always_inline))
 
 struct Span {
@@ -40,7 +40,7 @@ FLASHATTN_SPAN_FUNC Span seen_span(const AttentionParams& p, KeyRange range, int
   return {static_cast<int>(begin), static_cast<int>(end)};
 }
 
-// The first key that the window leaves visible to some query. A decode step splits the keys from this one on.
+// The first key that the window leaves visible to some query.
 FLASHATTN_SPAN_FUNC int first_seen_key(const AttentionParams& p) {
   int64_t before_window = int64_t{p.key_len} - p.query_len - p.window + 1;
   return p.window > 0 && before_window > 0 ? static_cast<int>(before_window) : 0;
@@ -51,13 +51,13 @@ FLASHATTN_SPAN_FUNC int64_t visible_pairs(bool causal, int window, int64_t query
   if (!causal && window == 0) return query_len * key_len;
   int64_t most = window > 0 && window < key_len ? window : key_len;  // the most keys that a query sees
   int64_t queries = query_len < key_len ? query_len : key_len;       // queries that see at least one key
-  int64_t fewest = key_len - queries + 1, growing = most - fewest;   // growing: how many queries see fewer
+  int64_t fewest = key_len - queries + 1, growing = most - fewest;   // growing: how many queries see less than `most`
   growing = growing < 0 ? 0 : growing < queries ? growing : queries;
   return growing * fewest + growing * (growing - 1) / 2 + (queries - growing) * most;
 }
 
-// Whether all blocks of queries see many keys, and about the same number of keys. This holds if there is no window and,
-// under a causal mask, there are at least four keys per query.
+// Whether all blocks of queries see about equally many keys. A window prevents this, and so does a causal mask if there
+// are fewer than four keys per query.
 FLASHATTN_SPAN_FUNC bool sees_evenly(bool causal, int window, int query_len, int key_len) {
   return window == 0 && (!causal || key_len / 4 >= query_len);
 }

@@ -32,7 +32,7 @@ cpu::AttentionArgs forward_args(const Inputs& inputs, const Options& options, co
 #define FLASHATTN_SET_POINTER(name, ...) set_pointer(args.name, inputs[Input::name]);
   FLASHATTN_INPUTS(FLASHATTN_SET_POINTER)
 #undef FLASHATTN_SET_POINTER
-  // The forward pass writes these arrays. The backward pass gets the same struct, and only reads them.
+  // The forward pass writes these arrays, the backward pass only reads them.
   args.out = const_cast<void*>(outputs.out.data<void>());
   args.lse = const_cast<float*>(outputs.lse->data<float>());
   args.row_stats = const_cast<float*>(outputs.row_stats->data<float>());

@@ -1,4 +1,4 @@
-// Assigns a call's arrays to the bindings of its launches, and gets the launches from the call's backend.
+// Assigns a call's arrays to the bindings of its launches. The backend makes the launches.
 #include "gpu_call.h"
 
 #include <algorithm>
@@ -19,8 +19,7 @@ namespace {
 
 using gpu::Binding, gpu::index;
 
-// The description of a call, on which its launches depend, and the arrays that the forward pass and the gradient both
-// use.
+// Describes a call, and collects the arrays that both the forward pass and the gradient use.
 struct CallAndWork {
   gpu::Call call;
   gpu::Work work;
@@ -46,13 +45,13 @@ struct CallAndWork {
 
   void set(Binding binding, const mx::array& array) {
     call.present[index(binding)] = true;
-    call.aligned[index(binding)] = array.offset() % 16 == 0 && array.nbytes() > 8;  // small arrays share 16 bytes
+    call.aligned[index(binding)] = array.offset() % 16 == 0 && array.nbytes() > 8;  // small arrays may be unaligned
     work.arrays[index(binding)] = array;
   }
 };
 
-// Returns the kernel's launches for the call, from a cache if possible. Calls that differ only in the addresses of
-// their arrays have the same launches.
+// Returns the kernel's launches for the call, from a cache if possible. Launches do not depend on the addresses of
+// arrays.
 std::shared_ptr<const gpu::Launches> launches(Kernel kernel, const gpu::Call& call) {
   static_assert(std::is_trivially_copyable_v<gpu::Call>);
   struct Known {
@@ -78,7 +77,7 @@ Strides contiguous(int64_t heads, int64_t rows, int64_t columns) {
   return {.column = 1, .row = columns, .head = rows * columns, .batch = {heads * rows * columns}};
 }
 
-// Marks the block map as present if the op adds one to calls with these arrays and lengths.
+// Marks the block map as present if the op would add one to this call.
 void mark_block_map(Backend backend, gpu::Call& call) {
   bool has_array = call.has(Binding::visible) || call.has(Binding::bias);
   call.present[index(Binding::block_map)] =
@@ -88,7 +87,7 @@ void mark_block_map(Backend backend, gpu::Call& call) {
 // Describes the call as if its arrays were contiguous.
 gpu::Call contiguous_call(Variant variant, const Inputs& inputs, const Options& options) {
   const mx::array &query = inputs.query(), &key = inputs.key();
-  gpu::Call call = CallAndWork(variant, inputs, options, {query, nullptr, nullptr}).call;  // query stands for out
+  gpu::Call call = CallAndWork(variant, inputs, options, {query, nullptr, nullptr}).call;  // query in place of out
   call.aligned.fill(true);
   AttentionParams& p = call.params;
   p.query = contiguous(p.num_heads, p.query_len, p.head_dim);
@@ -102,7 +101,7 @@ gpu::Launches backward_launches(Backend backend, const gpu::Call& call, const Ba
   return backend == Backend::metal ? metal::backward_launches(call, strides) : cuda::backward_launches(call, strides);
 }
 
-// The gradient's launches if all arrays are contiguous and the cotangents of both out and lse are present.
+// Returns the gradient's launches for contiguous arrays, with cotangents of both out and lse.
 gpu::Launches backward_launches_of(Backend backend, gpu::Call call) {
   for (Binding binding : {Binding::lse, Binding::row_stats, Binding::dout, Binding::dlse, Binding::delta, Binding::dq,
                           Binding::dk, Binding::dv}) {
@@ -117,7 +116,6 @@ gpu::Launches backward_launches_of(Backend backend, gpu::Call call) {
                             .dv = contiguous(p.num_kv_heads, p.key_len, p.value_dim)});
 }
 
-// Returns a forward kernel's launches for the call. For a backward kernel, returns those of backward_launches_of().
 std::vector<gpu::Launch> launches_of(Kernel kernel, const gpu::Call& call) {
   if (pass_of(kernel) == Pass::forward) return launches(kernel, call)->launches;
   return backward_launches_of(backend_of(kernel), call).launches;

@@ -15,20 +15,20 @@ gpu::Work forward_work(Variant variant, const Inputs& inputs, const Options& opt
 gpu::Work backward_work(Variant variant, const Inputs& inputs, const Options& options, const GradientInputs& further,
                         const Gradients& gradients);
 
-// A kernel is checked with these pairs of a number of queries and a number of keys. These lead to full and to partial
-// tiles. A call of up to kFew queries is checked with its own number of queries.
+// A kernel is checked with these numbers of {queries, keys}, which lead to full and to partial tiles. If a call has at
+// most kFew queries, its kernel is checked with the call's own number of queries instead.
 constexpr std::pair<int, int> kChecked[] = {{77, 330}, {192, 128}, {300, 128}, {128, 45}, {77, 64}};
-// cuda_prefill is also checked with these lengths, at which several blocks share the keys of the same rows. The check
-// with these lengths has one sequence and one key/value head.
+// cuda_prefill is also checked with these numbers of {queries, keys}, with one sequence and one key/value head. In this
+// check, several blocks split the keys of the same queries.
 constexpr std::pair<int, int> kCheckedSharing = {77, 2100};
 
-// Returns one launch for each instantiation of the kernel that calls like this one may need, whatever their lengths,
-// strides and alignment are. A backward kernel stands for all backward kernels of its backend.
+// Returns a launch for each instantiation that the kernel may need, for any lengths, strides and alignment. If the
+// kernel is a backward kernel, returns the launches of all backward kernels of its backend.
 std::vector<gpu::Launch> pipelines_of(Variant variant, const Inputs& inputs, const Options& options);
 std::string source_text(const gpu::Launch& launch, Backend backend);
 
-// Compiles the CUDA kernels that the call runs if its arrays are contiguous. Throws NoKernelError if that fails. Must
-// be called before the call becomes part of a graph, because only until then can the caller choose another kernel.
+// Compiles the CUDA kernels of the call, for contiguous arrays. Throws NoKernelError if compilation fails. Call this
+// before the call becomes part of a graph, because errors cannot be caught later.
 void prepare_for_cuda(Variant variant, const Inputs& inputs, const Options& options, int device);
 
 // Makes the work that computes the block map of a mask, see call/block_map.h.

@@ -16,8 +16,8 @@ void allocate(std::vector<mx::array>& outputs, const mx::Stream& stream);
 // Asks the system for huge pages for these arrays. Huge pages suit arrays that are written from end to end.
 void prefer_huge_pages(std::vector<mx::array>& arrays);
 
-// Returns the inputs, with a copy in place of each input whose first byte is not aligned to its element size. The
-// stream makes the copies before its next job.
+// Replaces each input whose first byte is not aligned to its element size by a copy. The stream makes the copies before
+// its next job.
 std::vector<mx::array> aligned_on_cpu(std::vector<mx::array> inputs, const mx::Stream& stream);
 
 }  // namespace flashattn

@@ -1,5 +1,4 @@
-// A cache of the last few values that a thread has made. A few are enough, because the layers of a model make only a
-// few different calls.
+// A cache of the last few values. The layers of a model make only a few different calls.
 #pragma once
 
 #include <array>

@@ -25,11 +25,11 @@ namespace {
 struct KeptMap {
   mx::Stream stream;
   std::thread::id thread;
-  mx::Dtype dtype;  // in which kernels read the mask
+  mx::Dtype dtype;  // the mask's dtype in the kernels
   mx::array map;
 };
 struct KeptMask {
-  mx::array mask;  // kept alive, so that no other array gets its id
+  mx::array mask;  // kept alive, because a new array could get the id of a freed one
   int holders = 0;
   Recent<KeptMap> maps = {};
 };
@@ -50,7 +50,8 @@ mx::array make_map(const mx::array& mask, const mx::Stream& s) {
   return mx::array(std::move(shape), mx::uint8, std::move(primitive), {std::move(whole)});
 }
 
-// `given` is the caller's mask. Its id finds the stored maps. `read` is the same mask in the dtype that kernels read.
+// Returns a stored map for the caller's mask `given`, or makes one. `read` is the same mask in the dtype that kernels
+// read.
 mx::array map_of(const mx::array& given, const mx::array& read, const mx::Stream& stream) {
   if (given.is_tracer()) return make_map(read, stream);
   std::lock_guard lock(kept().mutex);
@@ -66,15 +67,15 @@ mx::array map_of(const mx::array& given, const mx::array& read, const mx::Stream
   return map;
 }
 
-// The map of two masks that apply together: a key is visible only if it is visible in both.
+// Joins the maps of two masks. A key is visible if both masks leave it visible.
 mx::array joined(const mx::array& a, const mx::array& b, const mx::Stream& s) {
   mx::array shows(int{kBlockShows}, mx::uint8), changes(int{kBlockChanges}, mx::uint8);
   return mx::bitwise_or(mx::bitwise_and(mx::bitwise_and(a, b, s), shows, s),
                         mx::bitwise_and(mx::bitwise_or(a, b, s), changes, s), s);
 }
 
-// The mask's shape and strides. An axis along which the mask repeats (stride 0) gets size 1. `count` is the number of
-// distinct blocks.
+// Returns the mask's shape and strides. A broadcast axis (stride 0) gets size 1. `count` is the number of distinct
+// blocks.
 ArrayParams distinct(const mx::array& mask, const mx::array& map) {
   ArrayParams params = {.count = 1, .ndim = static_cast<int32_t>(mask.ndim()), .shape = {}, .strides = {}};
   for (int d = 0; d < params.ndim; ++d) {
@@ -86,8 +87,7 @@ ArrayParams distinct(const mx::array& mask, const mx::array& map) {
   return params;
 }
 
-// Allocates the map's memory, only for the distinct blocks of `mask`. Along an axis on which the mask repeats, the map
-// has stride 0.
+// Allocates memory for the map. Along axes on which the mask is broadcast, the map gets stride 0.
 void allocate_map(const ArrayParams& mask, mx::array& map, const mx::Stream& stream) {
   mx::Shape shape = map.shape();
   mx::Strides strides(shape.size());

@@ -12,15 +12,16 @@
 
 namespace flashattn {
 
-// Returns the block map of a call's array masks, or nothing if it has none. inputs: primitive_inputs() of `arguments`.
+// Returns the block map of a call's array masks, or nothing if the call has none. `inputs` are primitive_inputs() of
+// `arguments`.
 std::optional<mx::array> block_map_of(const Arguments& arguments, const Inputs& inputs, const mx::Stream& stream);
 
-// Adds the block map to a primitive's inputs, if the call has array masks and has_block_map() is true for its lengths.
+// Adds the block map to a primitive's inputs, if the call has an array mask and has_block_map() is true.
 void add_block_map(const Arguments& arguments, std::vector<mx::array>& inputs, Present& present, Backend backend,
                    const mx::Stream& stream);
 
-// Stores this mask's block maps for later calls. They are dropped when forget_block_maps() has been called for the mask
-// as often as this function.
+// Stores this mask's block maps for later calls. Call forget_block_maps() once for each call of this function. The last
+// call of forget_block_maps() frees the maps.
 void keep_block_maps(const mx::array& mask);
 void forget_block_maps(std::uintptr_t mask_id);
 

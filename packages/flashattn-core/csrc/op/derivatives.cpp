@@ -1,4 +1,4 @@
-// Lets MLX differentiate a function, but only by those arguments that are floating-point.
+// Lets MLX differentiate a function with respect to its floating-point arguments.
 #include "derivatives.h"
 
 #include "mlx/ops.h"
@@ -7,9 +7,9 @@
 namespace flashattn {
 namespace {
 
-// The arguments to differentiate by that are floating-point, and the function as a function of only these.
+// `arguments` holds the floating-point arguments among those in argnums. `function` takes only these.
 struct Differentiated {
-  std::vector<size_t> places;  // the arguments' indices in argnums
+  std::vector<size_t> places;  // where `arguments` stand in argnums
   std::vector<mx::array> arguments;
   Function function;
 };

@@ -1,5 +1,4 @@
-// Differentiates functions that are made of MLX's operations. The two functions have the signatures of
-// mx::Primitive::vjp() and jvp().
+// Differentiates functions that are made of MLX's operations.
 #pragma once
 
 #include <functional>
@@ -13,8 +12,8 @@ namespace mx = mlx::core;
 
 using Function = std::function<std::vector<mx::array>(const std::vector<mx::array>&)>;
 
-// Integers and booleans have no derivative: vjp_of() returns zeros for them, and jvp_of() ignores their tangents.
-// Nothing is computed before the results are evaluated.
+// Integers and booleans have no derivative. vjp_of() returns zeros for them, and jvp_of() ignores their tangents. Both
+// return lazy arrays.
 std::vector<mx::array> vjp_of(const Function& function, const std::vector<mx::array>& primals,
                               const std::vector<mx::array>& cotangents, const std::vector<int>& argnums);
 std::vector<mx::array> jvp_of(const Function& function, const std::vector<mx::array>& primals,

@@ -66,7 +66,7 @@ std::vector<mx::array> attention(const Arguments& arguments, const Decision& dec
   auto primitive = std::make_shared<FlashAttention>(stream, arguments.options, decision, present, out_alone);
   std::vector<mx::Shape> shapes = shapes_of_outputs(Inputs(arguments), arguments.options);
   mx::Dtype dtype = inputs[0].dtype();
-  if (out_alone) {  // MLX takes twice as long to build, and to free, several outputs of one primitive
+  if (out_alone) {  // one output takes MLX half as long to build and free as three
     return {mx::array(std::move(shapes[0]), dtype, std::move(primitive), std::move(inputs))};
   }
   return mx::array::make_arrays(std::move(shapes), {dtype, mx::float32, mx::float32}, primitive, inputs);
@@ -107,8 +107,7 @@ void FlashAttention::eval_cpu(const std::vector<mx::array>& given_inputs, std::v
   if (outputs[0].size() == 0) {
     return;
   }
-  // While the ExpectedJob exists, worker threads that have finished another job wait a moment for this one before they
-  // sleep.
+  // While `expected` exists, idle worker threads wait a moment for this job before they sleep.
   encoder.dispatch([kernel, args, expected = cpu::ExpectedJob()] {
     kernel == Kernel::cpu_decode ? cpu::decode(args) : cpu::prefill(args);
   });
@@ -134,7 +133,7 @@ std::vector<mx::array> FlashAttention::jvp(const std::vector<mx::array>& primals
   if (out_alone_) {
     return {result[0]};
   }
-  // The tangent of row_stats may be zero: sinks_gradient() reads row_stats, but takes the derivative from lse.
+  // The tangent of row_stats is not needed. sinks_gradient() reads row_stats, but takes derivatives only of lse.
   result.push_back(mx::zeros(shapes_of_outputs(Inputs(primals, present_), options_)[2], mx::float32));
   return result;
 }
@@ -146,7 +145,7 @@ std::vector<mx::array> FlashAttention::vjp(const std::vector<mx::array>& primals
 }
 
 std::vector<mx::Shape> FlashAttention::output_shapes(const std::vector<mx::array>& inputs) {
-  // Shapeless compilation calls this with new shapes, which nobody has checked.
+  // Shapeless compilation calls this with new shapes, so the shapes are checked here.
   Inputs named(inputs, present_);
   check_shapes(named, options_);
   Backend backend = backend_of(stream().device);
@@ -159,7 +158,6 @@ std::shared_ptr<AttentionPrimitive> FlashAttention::copy() {
   return std::make_shared<FlashAttention>(stream(), options_, decision_, present_, out_alone_);
 }
 
-// Primitives with different numbers of outputs are not equivalent.
 bool FlashAttention::is_equivalent(const mx::Primitive& other) const {
   return AttentionPrimitive::is_equivalent(other) && out_alone_ == static_cast<const FlashAttention&>(other).out_alone_;
 }

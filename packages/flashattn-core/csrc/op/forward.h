@@ -10,7 +10,7 @@
 namespace flashattn {
 
 // The op. Returns {out, lse, row_stats}, see Outputs. Returns {out} if lse is not requested and the call is not traced,
-// and {out, lse} if the function is being exported. The caller must have run check_arguments() and require_device().
+// and {out, lse} during mx.export_function. The caller must have run check_arguments() and require_device().
 std::vector<mx::array> attention(const Arguments& arguments, const Decision& decision, bool with_lse,
                                  const mx::Stream& stream);
 
@@ -18,7 +18,7 @@ std::vector<mx::array> attention(const Arguments& arguments, const Decision& dec
 // checked before evaluation, because a caller cannot catch errors during evaluation.
 void require_device(Backend backend, mx::Device device);
 
-// Checks the arguments. Returns the kernel that such calls run on `backend`, and why they run this kernel.
+// Checks the arguments. Returns the kernel that the call would run on `backend`, and the reason.
 Choice plan(const Arguments& arguments, Backend backend);
 
 std::vector<mx::Shape> shapes_of_outputs(const Inputs& inputs, const Options& options);
@@ -47,8 +47,8 @@ class FlashAttention : public AttentionPrimitive {
   std::vector<mx::Dtype> output_dtypes(const std::vector<mx::array>& inputs) const override;
 
  private:
-  // Allocates `outputs`. If `outputs` lacks lse and row_stats, also allocates both on the CPU and on Metal, because the
-  // kernels there always write them.
+  // Allocates `outputs`. On the CPU and on Metal, also allocates lse and row_stats if `outputs` lacks them, because the
+  // kernels always write all three outputs.
   std::vector<mx::array> allocated(const Inputs& inputs, const std::vector<mx::array>& outputs);
 
   bool out_alone_;

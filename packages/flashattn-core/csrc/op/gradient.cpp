@@ -1,5 +1,4 @@
-// The gradient's primitive, and gradients(), which combines the primitive's results with those of sinks_gradient() and
-// unfused_attention().
+// The gradient's primitive. gradients() runs it, sinks_gradient() and unfused_attention(), depending on the inputs.
 #include "gradient.h"
 
 #include <algorithm>
@@ -19,8 +18,8 @@
 namespace flashattn {
 namespace {
 
-// The gradient's inputs are those of the forward pass, then these: the outputs of the forward pass, and the cotangents
-// of out and lse. row_stats has no cotangent, because callers do not get row_stats.
+// The order of the gradient's last inputs, which follow the inputs of the forward pass. row_stats has no cotangent,
+// because callers do not get row_stats.
 enum Further { kOut, kLse, kRowStats, kOutGradient, kLseGradient, kNumFurther };
 
 GradientInputs further_inputs(const std::vector<mx::array>& inputs) {
@@ -54,8 +53,8 @@ std::vector<mx::array> kernels_gradients(const mx::Stream& stream, const Options
   return mx::array::make_arrays(std::move(shapes), primitive->output_dtypes(all), primitive, all);
 }
 
-// Returns a function that computes what FlashAttentionGradient computes, from the same inputs, by MLX's operations. The
-// function computes the forward pass again. It does not read the inputs that hold the forward pass's outputs.
+// Returns a function with the inputs and outputs of FlashAttentionGradient, made of MLX's operations. The function
+// computes the forward pass again, and does not read the saved outputs of the forward pass.
 Function unfused_gradient(const Options& options, const Present& present, const mx::Stream& s) {
   return [=](const std::vector<mx::array>& all) {
     Function attention = unfused_attention(options, present, s);

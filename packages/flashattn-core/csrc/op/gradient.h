@@ -1,5 +1,5 @@
-// The gradient of attention. A primitive computes the gradients of query, key and value. MLX's operations compute the
-// others.
+// The gradient of attention. A primitive computes the gradients of query, key and value. MLX's operations compute all
+// other gradients.
 #pragma once
 
 #include <vector>

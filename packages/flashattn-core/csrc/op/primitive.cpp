@@ -1,4 +1,4 @@
-// vmap() and is_equivalent() of the primitives of attention and of its gradient.
+// Defines vmap() and is_equivalent() for attention and its gradient.
 #include "primitive.h"
 
 #include "../call/fail.h"
@@ -8,11 +8,9 @@
 namespace flashattn {
 namespace {
 
-// own: how many dimensions an input has after the batch dimensions. whole: whether the input must have all batch
-// dimensions in full size; otherwise it may lack some, or have them with size 1.
 struct InputDims {
-  int own;
-  bool whole;
+  int own;     // the number of dimensions after the batch dimensions
+  bool whole;  // whether the input must have all batch dimensions in full size; other inputs are broadcast
 };
 
 // One entry for each input that the call has.
@@ -26,8 +24,8 @@ std::vector<InputDims> input_dims(const Present& present) {
   return dims;
 }
 
-// Returns the inputs with the mapped axis as the first batch dimension. An input without a mapped axis is broadcast
-// along this axis if it is `whole`. Otherwise it stays as it is.
+// Makes the mapped axis the first batch dimension of each input. An input without a mapped axis is repeated along a new
+// first dimension if it is `whole`, and is otherwise unchanged.
 std::vector<mx::array> mapped_inputs(const std::vector<mx::array>& inputs, const std::vector<int>& axes,
                                      const std::vector<InputDims>& dims, const mx::Stream& stream) {
   int size = 1;
@@ -68,8 +66,8 @@ std::vector<mx::array> mapped_inputs(const std::vector<mx::array>& inputs, const
 std::pair<std::vector<mx::array>, std::vector<int>> AttentionPrimitive::vmap(const std::vector<mx::array>& inputs,
                                                                              const std::vector<int>& axes) {
   std::vector<InputDims> dims = input_dims(present_);
-  // The inputs that only the gradient has come after these. Each has every batch dimension (`whole`), so no dimension
-  // is inserted, and `own` may be 0.
+  // For the gradient's further inputs, `own` may be 0. They have every batch dimension, so mapped_inputs() inserts
+  // none.
   dims.resize(inputs.size(), {.own = 0, .whole = true});
   std::vector<mx::array> mapped = mapped_inputs(inputs, axes, dims, stream());
   std::vector<mx::Shape> shapes = output_shapes(mapped);

@@ -1,4 +1,5 @@
-// A sink adds to a row's sum but has no value, so its gradient is the sum of -weight * delta over all rows.
+// The gradient of a sink is the sum of -weight * delta over all rows. A sink adds to the softmax's denominator, but has
+// no value.
 #include "sinks_gradient.h"
 
 #include "mlx/ops.h"
@@ -6,7 +7,7 @@
 namespace flashattn {
 namespace {
 
-// A sink's weight is its share of the row's sum: exp(sink - row_max) / row_sum. It is not computed as exp(sink - lse),
+// A sink's weight is its softmax probability, exp(sink - row_max) / row_sum. exp(sink - lse) would be less precise,
 // because in lse = row_max + log(row_sum) a large row_max rounds the logarithm away.
 mx::array sink_weights(const mx::array& sinks, const Outputs& saved, const mx::array& sees_nothing,
                        const mx::Stream& s) {
@@ -15,8 +16,8 @@ mx::array sink_weights(const mx::array& sinks, const Outputs& saved, const mx::a
   mx::array row_max = mx::squeeze(stats[0], -1, s), row_sum = mx::squeeze(stats[1], -1, s);
   mx::array exponent = mx::subtract(sink, row_max, s);
   mx::array weights = mx::where(sees_nothing, zero, mx::divide(mx::exp(exponent, s), row_sum, s), s);
-  // The result has the value of `weights` and the derivative of exp(sink - lse): the factor `one` has the value 1, and
-  // the derivative of sink - lse.
+  // MLX must differentiate exp(sink - lse), not `weights`. So the factor `one` has the value 1, and the derivative of
+  // sink - lse.
   mx::array logits = mx::subtract(sink, *saved.lse, s);
   logits = mx::where(mx::isfinite(logits, s), logits, zero, s);
   mx::array one = mx::exp(mx::subtract(logits, mx::stop_gradient(logits, s), s), s);
@@ -33,12 +34,11 @@ mx::array sinks_gradient(const mx::array& sinks, const Outputs& saved, const mx:
   // In a row that sees nothing the weight is 0, but delta may be NaN, and 0 * NaN is NaN.
   terms = mx::where(sees_nothing, mx::array(0.0f), terms, stream);
   if (stream.device == mx::Device::cpu) {
-    // On the CPU, MLX adds one term after the other, so in float32 the error grows with L. On the GPU, MLX sums in a
-    // tree.
+    // float64, because on the CPU MLX adds one term after the other, so the error of a float32 sum grows with L.
     terms = mx::astype(terms, mx::float64, stream);
   }
   mx::array gradient = mx::sum(terms, -1, false, stream);
-  std::vector<int> broadcast;  // dimensions that `sinks` does not have, or has with size 1
+  std::vector<int> broadcast;  // dimensions along which `sinks` is broadcast
   int missing = static_cast<int>(gradient.ndim() - sinks.ndim());
   for (int axis = 0; axis < static_cast<int>(gradient.ndim()); ++axis) {
     if (axis < missing || (sinks.shape(axis - missing) == 1 && gradient.shape(axis) != 1)) {

@@ -13,8 +13,8 @@ namespace flashattn {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-// For x above this number, tanh(x) is 1 in float32. Such x are clipped to it, because MLX divides tanh's derivatives by
-// powers of cosh(x), which overflow for large x and give NaN.
+// Above this number, tanh() is 1 in float32. Larger arguments of tanh() are clipped to this number, because MLX's
+// derivatives of tanh() would overflow and become NaN.
 constexpr float kTanhIsOne = 10;
 constexpr int kScoreDims = 4;  // besides the batch dimensions
 
@@ -22,7 +22,7 @@ mx::array as_float32(const mx::array& array, const mx::Stream& s) {
   return mx::astype(array, mx::float32, s);
 }
 
-// Splits the axis of query heads into H_kv and G. An array that broadcasts along this axis then broadcasts along both.
+// Splits the axis of query heads into the axes H_kv and G. If the axis has size 1, both new axes have size 1.
 mx::array grouped(const mx::array& array, const Inputs& inputs, const mx::Stream& s) {
   if (static_cast<int>(array.ndim()) < -kHead) {
     return array;
@@ -48,15 +48,14 @@ mx::array of_each_group(const Inputs& inputs, Input tensor, Input scales, Input 
   return mx::expand_dims(as_float32(elements, s), -3, s);
 }
 
-// mx::any() of the array. First the array is concatenated with itself along the last of `axes`, so that this axis has
-// at least two elements. This is needed because MLX 0.32.4 crashes if a function that was exported without shapes
-// reduces axes that all have one element.
+// mx::any() of the array, concatenated with itself so that the last of `axes` has at least two elements. MLX 0.32.4
+// crashes if a function that was exported without shapes reduces only axes of one element.
 mx::array any_of(const mx::array& array, const std::vector<int>& axes, bool keep, const mx::Stream& s) {
   return mx::any(mx::concatenate({array, array}, axes.back(), s), axes, keep, s);
 }
 
-// For each row of a tensor, how many rows come before it, or after it if `after`. A cumulative sum counts the rows,
-// because mx::arange() would fix their number in a function that is exported without shapes.
+// Returns for each row of a tensor the number of rows before it, or after it if `after` is true. Uses a cumulative sum,
+// because mx::arange() would fix the number of rows in a function that is exported without shapes.
 mx::array count_rows(const mx::array& tensor, bool after, const mx::Stream& s) {
   std::vector<int> others;
   for (int axis = 0; axis < static_cast<int>(tensor.ndim()); ++axis) {
@@ -69,9 +68,9 @@ mx::array count_rows(const mx::array& tensor, bool after, const mx::Stream& s) {
   return mx::cumsum(ones, 0, after, /*inclusive=*/false, s);
 }
 
-// Which keys each query sees, as (*B, L, S), if the last keys are nodes of a tree. Two products with matrices of zeros
-// and ones pick a row of `tree` for each query, and a column for each key. They replace a gather, which would fix the
-// numbers of queries and keys in a function that is exported without shapes.
+// Returns a bool array (*B, L, S): which keys each query sees if the last keys are nodes of a tree. Two matrix products
+// pick a row of `tree` for each query and a column for each key. A gather would fix L and S in a function that is
+// exported without shapes.
 mx::array seen_of_tree(const mx::array& tree, const mx::array& keys_after, const mx::array& queries_after,
                        const mx::Stream& s) {
   int size = tree.shape(kRow);
@@ -79,12 +78,11 @@ mx::array seen_of_tree(const mx::array& tree, const mx::array& keys_after, const
   for (int bit = 0; bit < 32; ++bit) {
     powers.push_back(uint32_t{1} << bit);
   }
-  // This divides instead of shifting, because MLX 0.32.4 reads out of bounds if mx.vmap maps only one of a shift's
-  // operands.
+  // Divides instead of shifting, because MLX 0.32.4 reads out of bounds if mx.vmap maps only one operand of a shift.
   mx::array bits = mx::floor_divide(mx::expand_dims(tree, -1, s), mx::array(powers.begin(), {32}), s);
   bits = as_float32(mx::flatten(mx::remainder(bits, mx::array(2, mx::uint32), s), -2, -1, s), s);
 
-  const auto node_of = [&](const mx::array& after) {  // negative: before the tree
+  const auto node_of = [&](const mx::array& after) {  // negative for rows before the tree
     return mx::expand_dims(mx::subtract(mx::array(size - 1, mx::int32), after, s), -1, s);
   };
   mx::array query_node = node_of(queries_after), key_node = node_of(keys_after);
@@ -106,7 +104,8 @@ Positions positions_of(const Inputs& inputs, const mx::Stream& s) {
           mx::subtract(keys_after, mx::expand_dims(queries_after, -1, s), s)};
 }
 
-// Which keys each query sees under all masks, in an array that broadcasts to the scores; empty if there is no mask.
+// Returns which keys each query sees under all masks. The result broadcasts to the scores. It is empty if there is no
+// mask.
 std::optional<mx::array> visible_of(const Inputs& inputs, const Options& options, const Positions& positions,
                                     const mx::Stream& s) {
   std::optional<mx::array> visible;
@@ -152,8 +151,8 @@ std::vector<mx::array> attend(const Inputs& inputs, const Options& options, cons
   Positions positions = positions_of(inputs, s);
   std::optional<mx::array> visible = visible_of(inputs, options, positions, s);
   if (visible) {
-    // Queries that see nothing, and keys and values that no query sees, become 0 before the products. They may hold
-    // NaN, and 0 * NaN is NaN.
+    // Queries that see no key, and keys and values that no query sees, may hold NaN. They become 0 here, because 0 *
+    // NaN is NaN.
     mx::array seen = mx::swapaxes(any_of(*visible, {-3, -2}, true, s), -2, -1, s);
     query = mx::where(any_of(*visible, {-1}, true, s), query, zero, s);
     key = mx::where(seen, key, zero, s);
@@ -167,8 +166,8 @@ std::vector<mx::array> attend(const Inputs& inputs, const Options& options, cons
     mx::array bounded = mx::clip(mx::divide(scores, cap, s), mx::negative(most, s), most, s);
     scores = mx::multiply(cap, mx::tanh(bounded, s), s);
   }
-  // Slopes and bias are first repeated for each row, so that their gradients are summed over keys, and then over rows.
-  // One float32 sum over both would be less precise, because on the CPU MLX adds one term after the other.
+  // Slopes and bias are multiplied by `rows`, a column of ones. So their gradients are summed over keys first, and over
+  // queries afterwards. A single float32 sum would be less precise, because on the CPU MLX adds term after term.
   mx::array rows = mx::expand_dims(mx::equal(positions.queries_after, positions.queries_after, s), -1, s);
   if (const mx::array* slopes = inputs[Input::alibi_slopes]) {
     mx::array slope = mx::multiply(of_each_head(*slopes, inputs, s), rows, s);

@@ -1,5 +1,5 @@
-// The Python bindings, and the check that the installed MLX has the version that this module was built for.
-// flashattn_core/attention.py documents the arguments.
+// The Python bindings. Importing the module fails if the installed MLX is not the version that the module was built
+// for. flashattn_core/attention.py documents the arguments.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -40,7 +40,7 @@ void require_matching_mlx() {
                       std::to_string(MLX_VERSION_PATCH);
   std::string found = mx::version();
   std::string install = "pip install 'mlx==" + built + "'";
-#ifdef __linux__  // on Linux libmlx is a separate distribution, which only mlx's extras install
+#ifdef __linux__  // on Linux, mlx without an extra does not install libmlx
   install = "pip install 'mlx[cpu]==" + built + "', or [cuda12] or [cuda13] for an NVIDIA GPU";
 #endif
   if (found != built) {
@@ -112,7 +112,7 @@ nb::object quick(nb::handle query, nb::handle key, nb::handle value, nb::handle 
   if (!add_mask(arguments, mask)) return nb::none();
   if (s) arguments.inputs[index(Input::sinks)] = *s;
   if (!scale.is_none()) arguments.options.scale = static_cast<float>(PyFloat_AsDouble(scale.ptr()));
-  if (!std::isfinite(arguments.options.scale.value_or(1))) return nb::none();  // attention() raises the error
+  if (!std::isfinite(arguments.options.scale.value_or(1))) return nb::none();  // flash_attention() raises the error
   arguments.precision = rounds ? Precision::input : Precision::float32;
   return decided_attention(arguments, false, {}, may_leave);
 }
@@ -158,7 +158,7 @@ NB_MODULE(_ext, m) {
           "with_one_query",
           [](const Arguments& arguments) {
             Arguments step = {{}, arguments.options, arguments.precision, "auto"};
-            step.options.causal = false;  // because one query sees all keys
+            step.options.causal = false;  // a single query sees all keys
             step.options.window = 0;
             const auto zeros = [&](Input input, int rows) {
               const mx::array& given = *arguments.inputs[index(input)];

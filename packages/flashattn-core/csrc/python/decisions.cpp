@@ -1,4 +1,4 @@
-// Python bindings for flashattn_core/decide.py, which decides what kernel each kind of GPU call runs, and stores that.
+// Python bindings for flashattn_core/decide.py, which chooses the kernels of GPU calls.
 #include "decisions.h"
 
 #include <nanobind/stl/optional.h>
@@ -42,7 +42,7 @@ std::vector<std::pair<std::string, bool>> candidates_of(const Arguments& argumen
   return names;
 }
 
-// Returns the name that stands for all kernels of the gradient, or nothing if these do not cover the call.
+// Returns the name of the first backward kernel, or nothing if the backward kernels cannot run the call.
 std::optional<std::string> backward_kernel(const Arguments& arguments, const std::string& backend_name) try {
   Backend backend = backend_of(backend_name);
   check_backward(backend, shape_of(arguments, backend));
@@ -79,8 +79,8 @@ void compile(const Arguments& arguments, const std::string& kernel, mx::Device d
   with_variant(arguments, kernel, "cuda", [&](Variant variant, const Inputs& inputs, Backend) {
     nb::gil_scoped_release others_run;
     if (!all) return prepare_for_cuda(variant, inputs, arguments.options, device.index);
-    // Compiles all pipelines at the same time, because the compiler needs a second for each. Errors are ignored here,
-    // because the check compiles again and reports them.
+    // Compiles all pipelines at the same time, because each takes about a second. Ignores errors. check.py compiles
+    // again and reports them.
     std::vector<std::future<CUfunction>> functions;
     for (const gpu::Launch& launch : pipelines_of(variant, inputs, arguments.options)) {
       functions.push_back(std::async(std::launch::async, cuda::function_of, launch, device.index));

@@ -1,5 +1,5 @@
-// The bindings through which flashattn_core/decide.py stores what kernel a kind of call runs. The module of
-// tests/launches has them, too.
+// Adds the functions that flashattn_core/decide.py needs to a Python module: to _ext, and to the module of
+// tests/launches.
 #pragma once
 
 #include <nanobind/nanobind.h>

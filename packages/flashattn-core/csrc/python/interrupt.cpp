@@ -1,4 +1,4 @@
-// The SIGINT handler, and the choice of the calls that it may cancel.
+// Installs the SIGINT handler, and decides which calls it may cancel.
 #include "interrupt.h"
 
 #include <nanobind/nanobind.h>
@@ -41,8 +41,8 @@ bool is_main_thread() {
 #endif
 }
 
-// Python calls main_thread_goes_on() in the main thread when Python code next runs there. By then the main thread waits
-// for no call. Either mx.eval has returned after its calls, or mx.async_eval has returned, which does not wait.
+// Python calls main_thread_goes_on() in the main thread as soon as mx.eval or mx.async_eval has returned. The main
+// thread then waits for no call.
 std::atomic<bool> is_pending{false};  // whether Python is going to call main_thread_goes_on()
 int main_thread_goes_on(void*) {
   is_pending = false;
@@ -57,7 +57,7 @@ cpu::Cancellable cancellable(const AttentionParams& p) {
     return {};
   }
   if (!is_pending.exchange(true) && Py_AddPendingCall(main_thread_goes_on, nullptr) != 0) {
-    is_pending = false;  // Python's list is full, so we would not learn when the main thread stops waiting
+    is_pending = false;  // Python's list of pending calls is full, so nothing would begin the next epoch
     return {};
   }
   return {&cancellation, cancellation.epoch()};

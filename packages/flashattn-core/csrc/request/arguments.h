@@ -1,4 +1,4 @@
-// The arguments of one call, as the caller gives them and as the inputs of a primitive.
+// The arguments of one call, and the inputs of a primitive that are made from them.
 #pragma once
 
 #include <array>
@@ -39,10 +39,11 @@ using Present = std::array<bool, kNumInputs>;
 
 Present present_in(const Arguments& arguments);
 
-// The inputs that the call has, in the order of inputs.def and in the dtypes that kernels read. A primitive gets these.
+// Returns the inputs for a primitive: those that the call has, in the order of inputs.def and in the dtypes that
+// kernels read.
 std::vector<mx::array> primitive_inputs(const Arguments& arguments, Backend backend, const mx::Stream& stream);
 
-// A call's inputs by name. An object only points to the arrays that it was made from, so they must outlive it.
+// A call's inputs by name. Holds pointers, so the arrays must outlive the Inputs.
 class Inputs {
  public:
   Inputs(const std::vector<mx::array>& primitive_inputs, const Present& present);
@@ -57,13 +58,12 @@ class Inputs {
   std::array<const mx::array*, kNumInputs> arrays_ = {};
 };
 
-// The number of elements in a row of key or value. If the array is quantised, a row has fewer words than elements.
+// Returns the number of elements in a row of key or value. A row of a quantised array has fewer words than elements.
 int columns_of(const mx::array& tensor, const Options& options);
 
-// Everything that the choice of a kernel depends on.
 CallShape call_shape(const Inputs& inputs, const Options& options, Backend backend, Precision precision);
 
-// The backend of a device. For a GPU, it is the one for which the installed MLX is built.
+// Returns the backend of a device. For a GPU, returns the GPU backend of the installed MLX.
 Backend backend_of(const mx::Device& device);
 
 mx::Shape batch_shape(const mx::array& query);

@@ -169,7 +169,7 @@ void check_dtype(const InputRule& rule, const mx::array& given, mx::Dtype query_
     case InputDtype::boolean: return expect(mx::bool_);
     case InputDtype::bytes: return expect(mx::uint8);
     case InputDtype::additive:
-    case InputDtype::logits:  // mx.fast.scaled_dot_product_attention requires the same
+    case InputDtype::logits:  // the same rule as in mx.fast.scaled_dot_product_attention
       if (mx::promote_types(given.dtype(), query_dtype) != query_dtype) {
         fail(rule.called, " is ", given.dtype(), ", expected a dtype that promotes to query's ", query_dtype);
       }

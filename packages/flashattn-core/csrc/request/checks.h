@@ -1,4 +1,4 @@
-// Checks of a call. They throw std::invalid_argument. Its text names the argument, what was expected and what was
+// Checks of a call. They throw std::invalid_argument. The message names the argument, the value expected and the value
 // found.
 #pragma once
 
@@ -8,8 +8,7 @@ namespace flashattn {
 
 void check_arguments(const Arguments& arguments);
 
-// Checks only what other shapes can make wrong. Needed because shapeless compilation gives other shapes to a call that
-// check_arguments() has passed.
+// Checks shapes again. Needed because shapeless compilation may change the shapes after check_arguments().
 void check_shapes(const Inputs& inputs, const Options& options);
 
 }  // namespace flashattn

@@ -1,4 +1,4 @@
-// The table of decisions. Each key stands for a kind of call.
+// The table of stored decisions. Its key is a CallKey.
 #include "decision.h"
 
 #include <algorithm>
@@ -11,8 +11,8 @@
 namespace flashattn {
 namespace {
 
-// A length up to kFew stays exact, because kernels may be compiled for this length. A longer one is rounded up to a
-// power of two.
+// Rounds numbers of queries above kFew up to a power of two. Smaller numbers stay exact, because kernels may be
+// compiled for them.
 int rounded_length(int length) {
   return length <= kFew ? length : static_cast<int>(std::bit_ceil(static_cast<unsigned>(length)));
 }
@@ -56,8 +56,7 @@ CallKey::CallKey(const Inputs& inputs, const Arguments& arguments, mx::Device de
     add(given ? 1 + static_cast<int>(given->dtype().val()) : 0);
   }
   if (arguments.kernel == "auto") {
-    // The usual tiling is part of the key, because it depends on the number of blocks. That differs between lengths
-    // that round to the same power of two.
+    // Lengths that round to the same power of two may have different usual tilings. So the tiling is part of the key.
     bool is_cuda = backend_of(device) == Backend::cuda && query.shape(kRow) > kMaxCudaDecodeLen;
     add(is_cuda ? usual_tiling(Kernel::cuda_prefill, call_shape(inputs, options, Backend::cuda, arguments.precision))
                 : 0);

@@ -1,5 +1,5 @@
-// A decision says which kernel all calls of one kind run, see CallKey. On a CPU, the table of kernels makes it. On a
-// GPU, flashattn_core/decide.py makes it before the first call of the kind is built, and later calls look it up.
+// The choice of a kernel for all calls with the same CallKey. On a CPU, the table of kernels chooses. On a GPU,
+// flashattn_core/decide.py chooses at the first call, and stores the choice for later calls.
 #pragma once
 
 #include <atomic>
@@ -14,32 +14,32 @@
 
 namespace flashattn {
 
-// What a primitive runs. It was decided for query_len and key_len; shapeless compilation may change a call's lengths.
+// The kernel that a primitive runs, as chosen for query_len and key_len. Shapeless compilation may change the lengths.
 struct Decision {
   Variant variant;
   Precision precision;  // as requested
   int query_len, key_len;
   bool by_name = false;
-  Kernels failed = 0;                     // kernels that failed their check: auto does not take them for other lengths
+  Kernels failed = 0;                     // kernels that failed their check
   bool is_counted = true;                 // whether stats() counts the call
-  std::atomic<uint64_t>* left = nullptr;  // counts calls that MLX's own attention runs; null unless it is faster
+  std::atomic<uint64_t>* left = nullptr;  // counts calls left to MLX's own attention; null if that is not faster
 
   bool operator==(const Decision&) const = default;
 };
 
-// The stored decision for a kind of call, and what was measured for it.
+// The stored decision for all calls with the same CallKey.
 struct Settled {
   Variant variant;
   Kernels failed = 0;
-  std::string wrong;  // why no kernel can be used; empty: use `variant`
-  // Seconds per call of MLX's own attention and of the variant; set if MLX's own attention is faster.
+  std::string wrong;  // why no kernel can be used; empty if `variant` can be used
+  // Seconds per call of MLX's own attention and of `variant`. Set only if MLX's own attention is faster.
   std::optional<std::pair<double, double>> left;
-  std::string words;  // how status() names the kind
+  std::string words;  // how status() describes these calls
   std::atomic<uint64_t> left_calls = 0;
 };
 
-// Calls with equal keys are of one kind. A key holds everything that kernels are compiled for, and sizes rounded up to
-// powers of two.
+// Calls with equal keys run the same kernel. A key holds the properties that kernels are compiled for, and the other
+// sizes rounded up to powers of two.
 class CallKey {
  public:
   CallKey(const Inputs& inputs, const Arguments& arguments, mx::Device device);
@@ -57,21 +57,22 @@ class CallKey {
 
 void settle(const CallKey& key, std::unique_ptr<Settled> settled);
 
-// A kind of which MLX's own attention ran calls, because it is faster: (kind in words, MLX's seconds per call, the
-// kernel's seconds per call, number of these calls since the start or the last reset).
+// Calls that were left to MLX's own attention, because it is faster: (their description, MLX's seconds per call, the
+// kernel's seconds per call, the number of calls since the start or the last reset).
 using LeftCalls = std::tuple<std::string, double, double, uint64_t>;
 std::vector<LeftCalls> left_calls();
 void reset_left_calls();
 
-// The stored decision for the call's kind, or on a CPU by_table(). Empty if no decision is stored yet. Throws
+// On a GPU, returns the stored decision, or nothing if there is none yet. On a CPU, returns by_table(). Throws
 // NoKernelError if no kernel covers the call, or if none passed its check.
 std::optional<Decision> decided(const Arguments& arguments, Backend backend, mx::Device device);
 
-// The kernel table's choice, without regard to checks and timings. Throws NoKernelError if no kernel covers the call.
+// Returns the kernel table's choice, which ignores checks and timings. Throws NoKernelError if no kernel covers the
+// call.
 Decision by_table(const Arguments& arguments, Backend backend);
 
-// The decision's variant if the call has the decision's lengths, else the kernel table's choice. Throws NoKernelError
-// if no kernel covers the call.
+// Returns the decision's variant if the inputs still have the decision's lengths. Otherwise returns the kernel table's
+// choice. Throws NoKernelError if no kernel covers the call.
 Variant variant_for(const Decision& decision, const Inputs& inputs, const Options& options, Backend backend);
 
 // Whether mx.grad, mx.vjp, mx.vmap or mx.compile is tracing the call. Only then can anyone ask for its gradient.

@@ -13,14 +13,14 @@ struct Outputs {
   const mx::array *lse, *row_stats;
 };
 
-// What the backward pass reads besides the forward pass's inputs.
+// The backward pass reads these arrays and the forward pass's inputs.
 struct GradientInputs {
   Outputs saved;                  // the forward pass's outputs
   const mx::array& out_gradient;  // the cotangent of out
-  const mx::array* lse_gradient;  // the cotangent of lse; null: zeros
+  const mx::array* lse_gradient;  // the cotangent of lse; null if it is zero
 };
 
-// What the backward pass writes: the gradients of query, key and value, and also delta, see cpu/backward.h.
+// The backward pass writes the gradients of query, key and value, and delta, see cpu/backward.h.
 struct Gradients {
   mx::array &query, &key, &value, &delta;
 };

@@ -6,9 +6,9 @@ from pathlib import Path
 from . import _releases
 
 try:
-    import mlx.core as mx  # before _ext, because this loads the libmlx that _ext links to
+    import mlx.core as mx  # before _ext, which links to the libmlx that mlx.core loads
 except ImportError as error:
-    # On Linux libmlx is a separate distribution, which only mlx's extras install.
+    # On Linux, mlx without an extra does not install libmlx.
     _cure = _releases.install_command(__path__)
     if sys.platform == "linux":
         _cure = "pip install 'flashattn-core[cpu]', or [cuda12] or [cuda13] for an NVIDIA GPU"

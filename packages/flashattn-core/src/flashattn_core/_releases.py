@@ -1,4 +1,4 @@
-"""Finds the extension module for the installed MLX. Each MLX release has its own, because libmlx's C++ ABI changes."""
+"""Finds the extension module for the installed MLX. Each release needs its own, because libmlx's ABI changes."""
 
 import sys
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from pathlib import Path
 def module_folder(mlx: str, package: Iterable[str]) -> Path:
     """The folder of the module for MLX version `mlx`. If there is none, raises ImportError with the known versions.
 
-    package: the folders of flashattn_core: two for an editable install, otherwise one.
+    package: the folders of flashattn_core. An editable install has two of them.
     """
     folders = _folders(package)
     if not folders:
@@ -30,7 +30,7 @@ def install_command(package: Iterable[str]) -> str:
     if not folders:
         return f"reinstall flashattn-core with {_this_python()}"
     newest = folders[-1]
-    if sys.platform == "linux":  # libmlx is a separate distribution there, which only mlx's extras install
+    if sys.platform == "linux":  # there, mlx without an extra does not install libmlx
         return f"pip install 'mlx[cpu]=={newest}', or [cuda12] or [cuda13] for an NVIDIA GPU"
     return f"pip install 'mlx=={newest}'"
 

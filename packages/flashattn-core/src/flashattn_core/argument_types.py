@@ -13,7 +13,7 @@ _FLOAT32_MAX = 3.4028234663852886e38
 
 
 def describe(given: object) -> str:
-    """Describes `given` in a few words. Calls repr() only for simple types: it may fail or evaluate an array."""
+    """Describes `given` in a few words. Calls repr() only for simple types, because repr() may fail."""
     if isinstance(given, mx.array):
         return f"an array of {str(given.dtype).removeprefix('mlx.core.')} and shape {given.shape}"
     if isinstance(given, bool):
@@ -54,7 +54,7 @@ def positive(name: str, given: object) -> int:
 def finite(name: str, given: Any) -> float:
     """`given` as a float. Raises ValueError unless it is a finite number in float32's range, or an array that holds one
     such number."""
-    if type(given) is float and -_FLOAT32_MAX <= given <= _FLOAT32_MAX:  # the usual case: the rest is slower
+    if type(given) is float and -_FLOAT32_MAX <= given <= _FLOAT32_MAX:  # the usual case, which must be fast
         return given
     try:
         number = math.fsum([given])  # not float(), which also parses text
@@ -68,7 +68,7 @@ def finite(name: str, given: Any) -> float:
 
 def rounds(precision: object) -> bool:
     """Whether probabilities may be rounded. Raises ValueError unless `precision` is "float32" or "input"."""
-    if isinstance(precision, str):  # because comparing another type may fail
+    if isinstance(precision, str):  # comparing another type may fail
         if precision == "float32":
             return False
         if precision == "input":

@@ -1,4 +1,4 @@
-"""lowered(): checks and converts the Python arguments of a call."""
+"""Checks and converts the Python arguments of a call."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def lowered(
     group_size: int = 0,
     bits: int | None = None,
 ) -> _ext.Arguments:
-    """Converts the arguments to what ``_ext`` takes; C++ checks shapes and dtypes. `stream` is ignored.
+    """Converts the arguments to ``_ext.Arguments``. C++ checks shapes and dtypes later. Ignores `stream`.
 
-    `bits`: None if key and value are arrays. If they are (weights, scales, biases), the bits per element.
+    `bits`: bits per element of quantised keys and values, or None if key and value are arrays.
     """
     types.array("query", query)
-    given: Any = lower(mask)  # holds only arguments that the call has, because each entry costs time
+    given: Any = lower(mask)  # without unused arguments, because each entry costs time
     given["kernel"] = kernel
     given["rounds"] = types.rounds(precision)
     if sinks is not None:
@@ -60,9 +60,7 @@ def lowered(
         key, given["key_scales"], given["key_biases"] = _quantized("key", key)
         value, given["value_scales"], given["value_biases"] = _quantized("value", value)
         given |= {"bits": bits, "group_size": types.positive("group_size", group_size)}
-    if (
-        not isinstance(kernel, str) or not kernel.isprintable()
-    ):  # because std::string cannot hold surrogates, and what() ends at a NUL
+    if not isinstance(kernel, str) or not kernel.isprintable():  # C++ cannot print surrogates and NUL
         raise ValueError(f"[flash_attention] kernel is {types.describe(kernel)}, expected 'auto' or a kernel's name")
     if scale is not None:
         given["scale"] = types.finite("scale", scale)

@@ -54,7 +54,7 @@ def flash_attention(
 
     Uses FlashAttention-2 (Dao 2023, arXiv:2307.08691) for many queries, and FlashDecoding (Dao et al. 2023) for few.
     The result is lazy, like that of every MLX op. By default all arithmetic between loading the inputs and storing the
-    output is float32: a bfloat16 result equals float32 attention rounded once; on CUDA it may differ in the last bit.
+    output is float32. A bfloat16 result equals float32 attention rounded once. On CUDA the last bit may differ.
 
     Args:
       query: ``(*B, H_q, L, D)``, float32, float16 or bfloat16, any strides, D from 1 to 512.
@@ -73,7 +73,7 @@ def flash_attention(
                                                      1 1
       softcap: scores become ``softcap * tanh(scores / softcap)`` after scale, before masks (Gemma 2).
       sinks: ``(H_q,)``, one extra logit per head that only adds to the softmax's denominator, and so to lse.
-      alibi_slopes: ``(H_q,)``, adds ``-slope * |i + S - L - j|`` (Press et al. 2022).
+      alibi_slopes: ``(H_q,)``, adds ``-slope * |i + S - L - j|`` for query i and key j (Press et al. 2022).
       return_lse: also return lse.
       kernel: a kernel's name instead of ``"auto"``, see :func:`plan`.
       precision: ``"float32"``: all arithmetic between input and output is float32-accurate. ``"input"``: with 16-bit
@@ -160,9 +160,9 @@ def quantized_flash_attention(
 
     Args:
       query: ``(*B, H_q, L, D)``, float32, float16 or bfloat16, any strides, D up to 512.
-      key, value: ``(weights, scales, biases)``, what ``mx.quantize(x, group_size, bits)`` returns for x of shape
+      key, value: ``(weights, scales, biases)`` from ``mx.quantize(x, group_size, bits)`` for x of shape
         ``(*B, H_kv, S, D)`` or ``(*B, H_kv, S, D_v)``: weights uint32 ``(*B, H_kv, S, D * bits / 32)``; scales and
-        biases ``(*B, H_kv, S, D / group_size)``, key's and value's in one dtype: float32, float16 or bfloat16.
+        biases ``(*B, H_kv, S, D / group_size)``, float32, float16 or bfloat16, all of the same dtype.
       group_size: elements that share a scale and a bias: 32, 64 or 128.
       bits: per element: 1, 2, 3, 4, 5, 6 or 8.
       The others: as in :func:`flash_attention`.
@@ -194,8 +194,8 @@ def _attention(call: _ext.Arguments, return_lse: bool, stream: Any) -> mx.array 
 def flash_or_faster(call: _ext.Arguments) -> mx.array | None:
     """Runs the op on the default stream. Returns None if MLX's own attention is faster for such calls on this GPU.
 
-    The caller must then run MLX's own attention. With precision ``"float32"`` the result is never None. Raises what
-    :func:`flash_attention` raises.
+    The caller must then run MLX's own attention. With precision ``"float32"`` the result is never None. Raises the
+    errors of :func:`flash_attention`.
     """
     out = _ext.attention(call, False, None, call.rounds)
     if out is None:

@@ -1,7 +1,6 @@
-"""Checks that a GPU kernel computes what the CPU's kernels do, on small random inputs of a call's kind.
+"""Compares a GPU kernel's results with the CPU's, on small random inputs of a call's kind (see drawn.Kind).
 
-The inputs cover what calls of one kind may differ in: full and partial tiles, one or many chunks of keys, strided and
-misaligned rows, NaN in hidden keys.
+The inputs have full and partial tiles, one or many chunks of keys, strided and misaligned rows, and NaN in hidden keys.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from . import _ext
 from .arguments import lowered
 from .drawn import HIDES, Kind, Named, drawn
 
-# The relative error that is allowed, because tensor cores truncate sums and kernels add in different orders.
+# The allowed relative error. Tensor cores truncate sums, and kernels add in different orders.
 ERROR = 1e-5
 
-# Numbers of keys to check with few queries. 90 are one chunk; 2400 are more chunks than a kernel merges at once.
+# Numbers of keys to check with few queries. Kernels split 2400 keys into more chunks than they merge at once.
 FEW_KEYS = (90, 2400)
 
 NO_MEMORY = re.compile("out of memory|unable to allocate|out_of_memory", re.IGNORECASE)
 
-_GRADIENTS, _GRADIENT_ERROR = ("dq", "dk", "dv", "dsinks"), 3e-5  # larger than ERROR, as a gradient sums all rows
+_GRADIENTS, _GRADIENT_ERROR = ("dq", "dk", "dv", "dsinks"), 3e-5  # a gradient sums all rows
 
 Attention = Callable[..., tuple[mx.array, ...]]  # flash_attention's arguments -> (out, lse) or gradients
 Lengths = Sequence[tuple[int, int]]
@@ -35,7 +34,7 @@ Lengths = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Case:
-    """A call to check: its description, its arguments, and the memory layouts (see LAYOUTS) to try them in."""
+    """A call to check, with the memory layouts (see LAYOUTS) to check it in."""
 
     name: str
     arguments: Named
@@ -43,11 +42,11 @@ class Case:
 
 
 class KernelWarning(UserWarning):
-    """A kernel failed its check on this machine, and is not used here. The text names the kernel and what is wrong."""
+    """A kernel failed its check on this machine and is not used. The text names the kernel and the error."""
 
 
 def of_call(arguments: _ext.Arguments, kernel: str, stream: mx.Stream) -> str:
-    """Checks a kernel for calls like this one. Returns what is wrong, and warns of it; empty if nothing is wrong."""
+    """Checks a kernel for calls like this one. If it fails, warns and returns the error. Otherwise returns ""."""
     kind = Kind(*arguments.kind())
     error = error_of(kernel, kind, arguments.rounds)
     how: Named = {"stream": stream, "precision": "input" if arguments.rounds else "float32"}
@@ -94,7 +93,7 @@ def come_back(arguments: Named) -> list[mx.array]:
 def gradient_failure(
     kind: Kind, gradients: Attention, lengths: Lengths | None = None, error: float | None = None
 ) -> str:
-    """Compares `gradients` with the CPU's, in kind.dtype, for calls of the kind. Returns what is wrong; else ""."""
+    """Compares the function `gradients` with the CPU's gradients in kind.dtype. Returns the error, or ""."""
 
     def on_cpu(**arguments: Any) -> tuple[mx.array, ...]:
         rows = _with_rows(arguments, lambda x: x.astype(kind.dtype))  # failure() passes float32
@@ -113,14 +112,14 @@ def failure(
     error: float = ERROR,
     names: Sequence[str] = ("out", "lse"),
 ) -> str:
-    """What is wrong with `attention` for calls of the kind; empty if nothing is.
+    """Compares `attention` with `on_cpu` for calls of the kind. Returns the first error, or "".
 
-    on_cpu: computes the expected results. lengths: of queries and keys, as pairs; None: those of lengths_of().
-    error: the allowed error of a result before it is rounded to its dtype, relative to size_of() or to the expected
-    number, whichever is larger. For lse it is always ERROR.
+    lengths: pairs of a number of queries and a number of keys. None means lengths_of(kind).
+    error: the allowed error of a result before the result is rounded to its dtype. It is relative to the larger of
+    size_of() and the expected number. The error allowed for lse is always ERROR.
     names: the names of the results.
 
-    Raises MemoryError if memory is too short for the check, which tells nothing about the kernel.
+    Raises MemoryError if there is too little memory for the check.
     """
     for case in cases(kind, lengths or lengths_of(kind)):
         expected = on_cpu(**exactly(case.arguments))
@@ -139,8 +138,8 @@ def failure(
 
 
 def size_of(name: str, expected: mx.array) -> float:
-    """The size to which errors are relative: 1, or for a gradient its root mean square. A gradient's terms are of about
-    that size, and each term changes if the last bit of `out` differs."""
+    """The number to which errors are relative: 1 for out and lse, and the root mean square for a gradient. Even a
+    gradient near 0 is a sum of terms of about this size."""
     if name not in _GRADIENTS:
         return 1.0
     with mx.stream(mx.cpu):
@@ -149,8 +148,8 @@ def size_of(name: str, expected: mx.array) -> float:
 
 
 def error_of(kernel: str, kind: Kind, rounds: bool) -> float:
-    """The allowed error of out, or of a gradient, before it is rounded to its dtype. If a kernel rounds probabilities
-    to 16 bits, each may be off by eps / 2, and so may out. A gradient's kernel rounds P and dS."""
+    """The allowed error of out, or of a gradient, before rounding to its dtype. A kernel that rounds probabilities to
+    16 bits may change each probability by eps / 2, and so also out. Backward kernels round P and dS."""
     eps = float(mx.finfo(kind.dtype).eps)
     if "backward" in kernel:
         return max(_GRADIENT_ERROR, 8 * eps if rounds else eps)
@@ -158,7 +157,7 @@ def error_of(kernel: str, kind: Kind, rounds: bool) -> float:
 
 
 def lengths_of(kind: Kind, kernel: str = "") -> Lengths:
-    """Lengths of queries and keys to check, as pairs."""
+    """Pairs of a number of queries and a number of keys to check the kernel with."""
     if kind.query_len <= _ext.few_queries:
         return [(kind.query_len, keys) for keys in FEW_KEYS]
     sharing = [_ext.checked_sharing] if kernel.startswith("cuda_prefill") else []
@@ -167,8 +166,7 @@ def lengths_of(kind: Kind, kernel: str = "") -> Lengths:
 
 def cases(kind: Kind, lengths: Lengths) -> Iterator[Case]:
     """Draws calls of the kind with these lengths. Their arrays are contiguous."""
-    # Blocks share keys only if multiprocessors would have no work otherwise. So the call that checks this has one
-    # sequence and one key/value head.
+    # cuda_prefill splits the keys of the same queries among several blocks only if the call has few blocks.
     few: dict[tuple[int, int], Any] = {_ext.checked_sharing: {"batch": 1, "kv_heads": 1}}
     for query_len, key_len in lengths:
         drawn_call = drawn(kind, query_len, key_len, **few.get((query_len, key_len), {}))
@@ -179,8 +177,8 @@ def cases(kind: Kind, lengths: Lengths) -> Iterator[Case]:
 
 
 def difference(got: mx.array, expected: mx.array, error: float = ERROR, size: float = 1.0) -> str:
-    """How `got` differs from `expected` (float32); empty if no number is off by more than `error` plus the rounding to
-    got's dtype. `error` is relative to the expected number, or to `size` if that is larger."""
+    """Describes how `got` differs from `expected` (float32). Returns "" if all numbers agree up to `error` and
+    rounding to got's dtype. `error` is relative to the larger of `size` and the expected number."""
     with mx.stream(mx.cpu):
         far = error * mx.maximum(mx.abs(expected), size)
         lowest, highest = ((expected + by).astype(got.dtype) for by in (-far, far))
@@ -203,7 +201,7 @@ LAYOUTS = ("contiguous", "strided", "misaligned")
 
 
 def laid_out(arguments: Named, layout: str) -> Named:
-    """The same call in another memory layout. Copies query, and unless they are quantised, key and value."""
+    """The same call with copies of its unquantised arrays in another memory layout."""
 
     def laid(x: mx.array) -> mx.array:
         if layout == "strided":

@@ -1,7 +1,7 @@
 """Times each kernel, and MLX's own attention, on one kind of call on this GPU.
 
-The contestants take turns on random inputs of the real call's shapes. If such a call is too large, the keys and
-queries are halved, then the batch, until it is small enough.
+These contestants take turns on random inputs with the shapes of a real call. If the call is too large, first its keys
+and queries are halved, then its batch.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from .drawn import Kind, Named, drawn
 from .masks import And, Causal, KeyRange, SlidingWindow
 
 MLX = "mlx"  # the name of the contestant that is MLX's own attention
-Times = dict[str, list[float]]  # contestant -> seconds per call, one number for each of its _ways()
+Times = dict[str, list[float]]  # contestant -> seconds per call, one number for each result of _ways()
 ROWS = ("query", "key", "value")
 
-mlx_attention = mx.fast.scaled_dot_product_attention  # saved before the patch replaces it in mx.fast
+mlx_attention = mx.fast.scaled_dot_product_attention  # saved before mlxlm_flash_patch replaces it
 
 _MOST_WORK = 1e11  # multiply-adds of a trial call: a few milliseconds on a laptop's GPU
 _MOST_WORK_ON_CUDA = 1e12  # the same for CUDA: a few milliseconds on a data-centre GPU
@@ -31,17 +31,16 @@ _MOST_BYTES = 2**29  # the size of a trial call's arrays
 _TRIALS, _TRIAL_SECONDS, _WARM_UP = 5, 0.004, 16  # a trial repeats short calls until they take _TRIAL_SECONDS
 _SLOW_SECONDS = 0.04  # a contestant slower than this is timed only once
 _MOST_REPEATS = 512
-_MOST_SECONDS = 0.3  # for all trials of a contest: after this time no trial begins
-# MLX is timed only for calls that have no other optional inputs than these. Either MLX's function does not take the
-# others, or a trial cannot reproduce the call's mask.
+_MOST_SECONDS = 0.3  # no trial of a contest begins later
+# MLX's own attention is timed only for calls whose optional inputs are all among these.
 _FUSED_IN_MLX = {"causal", "window", "key_start", "key_stop", "sinks"}
 
 Calls = Callable[[int], Any]  # count -> the lazy outputs of that many calls of a contestant
 
 
 def in_words(call: _ext.Arguments) -> str:
-    """Describes a call's kind. Calls with the same text share their times. So lengths and the batch size are rounded up
-    to powers of two; only small numbers of queries stay exact."""
+    """Describes a call. Calls with the same description are timed only once. So lengths and the batch size are rounded
+    up to powers of two, except small numbers of queries."""
     kind, (batch, heads, kv_heads, key_len, window) = Kind(*call.kind()), call.sizes()
     query_len = kind.query_len if kind.query_len <= _ext.few_queries else _power_of_two(kind.query_len)
     window = _power_of_two(min(window, key_len))
@@ -57,10 +56,9 @@ def in_words(call: _ext.Arguments) -> str:
 
 
 def mlx_is_fused(call: _ext.Arguments, stream: mx.Stream) -> bool:
-    """Whether MLX has a fused kernel for such calls. Asks MLX itself: `force_fused` raises an error if it has none.
+    """Whether MLX has a fused kernel for such calls. If it has none, MLX raises an error because of `force_fused`.
 
-    MLX's unfused attention writes the score matrix to memory, and is never preferred. This function asks about the
-    forward pass even if the call's gradient is wanted, because MLX's choice for the forward pass holds for both.
+    MLX's unfused attention writes the score matrix to memory, and is never preferred to a kernel.
     """
     kind = Kind(*call.kind())
     if not _FUSED_IN_MLX.issuperset(kind.given):
@@ -82,7 +80,7 @@ def mlx_is_fused(call: _ext.Arguments, stream: mx.Stream) -> bool:
 
 
 def times(call: _ext.Arguments, contestants: Sequence[str], stream: mx.Stream) -> Times:
-    """Median seconds per call for each contestant; empty if nothing can be timed, for example for lack of memory.
+    """Median seconds per call for each contestant; empty if none can be timed, or if memory is short.
 
     A contestant that raises is left out. Ctrl-C raises as usual.
     """
@@ -110,7 +108,7 @@ def _trial_call(call: _ext.Arguments, stream: mx.Stream) -> Named:
         return work > most_work or size > _MOST_BYTES
 
     while is_large() and (query_len > 128 or key_len > 1024 or batch > 1):
-        if key_len > max(query_len, 1024):  # keys first, because the number of blocks depends on queries
+        if key_len > max(query_len, 1024):  # fewer queries would mean fewer blocks
             key_len //= 2
         elif query_len > 128 or key_len > 1024:
             query_len, key_len = query_len // 2 if query_len > 128 else query_len, max(1, key_len // 2)
@@ -120,8 +118,8 @@ def _trial_call(call: _ext.Arguments, stream: mx.Stream) -> Named:
 
 
 def _ways(name: str, call: _ext.Arguments, trial: Named, stream: mx.Stream) -> list[Calls]:
-    """The ways in which a contestant is called. Independent calls may overlap. In a chain of calls, the query of each
-    call is the output of the call before, as in a model. Gradients are timed only with independent calls."""
+    """Returns functions that make `count` calls of a contestant: independent calls, which may overlap, and a chain of
+    calls, in which each output is the next query. Gradients are timed only with independent calls."""
     query, key, value = rows = [trial[name] for name in ROWS]
     scale = float(query.shape[-1]) ** -0.5
     if name == MLX:
@@ -158,7 +156,7 @@ def _ways(name: str, call: _ext.Arguments, trial: Named, stream: mx.Stream) -> l
 
 
 def _mask_for_mlx(trial: Named) -> Any:
-    """The mask as programs pass it to MLX: None, "causal", or a bool array that all layers share."""
+    """Converts the trial's mask for MLX's own attention: to None, "causal", or a bool array."""
     mask, query, key = trial.get("mask"), trial["query"], trial["key"]
     parts = mask.parts if isinstance(mask, And) else [] if mask is None else [mask]
     if all(isinstance(part, Causal) for part in parts):

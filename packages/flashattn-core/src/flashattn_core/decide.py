@@ -1,10 +1,10 @@
-"""Decides, at the first call of a kind on a GPU, which kernel runs such calls; later calls look it up in C++.
+"""Chooses a kernel at the first GPU call of each kind. Later calls of the same kind get the choice from C++.
 
-A kernel is used only after its results matched the CPU's on this machine, see `check.py`. `contest.py` times kernels
-if several can run the call and the kernel table does not know the fastest, or if MLX has a fused kernel of its own.
-Verdicts and times are stored in the user's cache folder, for the next process.
+`check.py` checks that the kernel computes the same as the CPU on this machine. `contest.py` times kernels if the kernel
+table does not know the fastest one, or if MLX has a fused kernel of its own. The results of both are stored in the
+user's cache folder, for the next process.
 
-FLASHATTN_CHECK: "once" (default): check and time once on this machine; "always": in each process; "never": neither.
+FLASHATTN_CHECK: check and time "once" on this machine (default), "always" (in each process), or "never".
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .contest import MLX, Times
 
 When = Literal["once", "always", "never"]
 
-# Maps (device, kernel, *pipelines) to what is wrong with the kernel. Kept only for this process.
+# (device, kernel, *pipelines) -> the error of the kernel's check, or "" if it passed.
 _verdicts: dict[tuple[str, ...], str] = {}
 _lock = threading.Lock()  # not held during a check, so two threads may check the same kernel
 
@@ -35,8 +35,8 @@ _CLEARLY = 1.03  # MLX's own attention is used if flash attention takes at least
 class Decision:
     """Which kernel all calls of one kind run.
 
-    kernel: None if every kernel failed its check, or if the gradient's kernels failed theirs. `wrong` then says why the
-    first of them failed.
+    kernel: None if all forward kernels or a backward kernel failed their check.
+    wrong: why the first of them failed.
     times: contestant -> seconds per call; empty if nothing was timed.
     """
 
@@ -46,8 +46,8 @@ class Decision:
     times: Times = field(default_factory=dict)
 
     def left(self) -> tuple[float, float] | None:
-        """Seconds per call (MLX's, the kernel's) if MLX's own attention is clearly faster in one of the ways of calling
-        that contest.py timed; else None."""
+        """Seconds per call (MLX's, the kernel's) if MLX's own attention is clearly faster in independent calls or in a
+        chain of calls, otherwise None. See contest.py."""
         if self.kernel is None or MLX not in self.times or self.kernel not in self.times:
             return None
         both = zip(self.times[MLX], self.times[self.kernel], strict=True)
@@ -57,7 +57,7 @@ class Decision:
 
 
 def decide(call: _ext.Arguments, stream: Any = None) -> Decision:
-    """Decides what calls like this one run, and stores the decision. Raises NoKernelError if no kernel covers them."""
+    """Chooses a kernel for calls like this one, and stores the choice. Raises NoKernelError if there is none."""
     on = _ext.stream_of(stream)
     _compile_what_follows(call, on)
     decision = decision_for(call, on)
@@ -68,8 +68,8 @@ def decide(call: _ext.Arguments, stream: Any = None) -> Decision:
 
 
 def _compile_what_follows(call: _ext.Arguments, stream: mx.Stream) -> None:
-    """On CUDA, if this call belongs to a prompt, compiles the next decode step's kernel in another thread. This takes
-    about a second; a program that ends earlier waits for it. If it fails, the decode step itself raises the error."""
+    """On CUDA, compiles the kernel of the next decode step in another thread, if this call has many queries. Compiling
+    takes about a second. If it fails, the decode step itself raises the error."""
     if (
         _ext.backend_of(stream.device) != "cuda"
         or call.kind()[4] <= _ext.max_cuda_decode_len
@@ -115,9 +115,9 @@ def when_to_check() -> When:
 
 
 def wrong_with(call: _ext.Arguments, kernel: str, stream: mx.Stream) -> str:
-    """What is wrong with the kernel for such calls. Empty if nothing is wrong, or if FLASHATTN_CHECK is "never".
+    """Checks the kernel for such calls. Returns the error, or "" if there is none or FLASHATTN_CHECK is "never".
 
-    Raises NoKernelError if memory is too short for the check; the next call then tries again.
+    Raises NoKernelError if there is too little memory for the check. The next call then checks again.
     """
     when = when_to_check()
     if when == "never":
@@ -144,12 +144,11 @@ def wrong_with(call: _ext.Arguments, kernel: str, stream: mx.Stream) -> str:
 
 
 def _times(call: _ext.Arguments, kernels: Sequence[str], stream: mx.Stream) -> Times:
-    """Times these kernels, and MLX's own attention if the call may run it. Empty if there is only one to time."""
+    """Times these kernels, and MLX's own attention if it may replace them. Times nothing if there is one contestant."""
     when = when_to_check()
     if when == "never":
         return {}
-    # flash_attention() never runs MLX's own attention. MLX is timed all the same, because the patch uses the same
-    # decision.
+    # Times MLX for flash_or_faster(), which uses the same decision as flash_attention().
     may_leave = call.rounds and call.kernel == "auto"
     contestants = [*kernels, *([MLX] if may_leave and contest.mlx_is_fused(call, stream) else [])]
     if len(contestants) == 1:

@@ -1,4 +1,4 @@
-"""Draws random calls of a kind: `check.py` compares kernels on them, and `contest.py` times them."""
+"""Draws random calls, which `check.py` and `contest.py` run."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ Named = dict[str, Any]
 
 _WINDOW, _SOFTCAP = 21, 5.0
 
-# With one of these masks, drawn() hides one key from every row. A causal mask alone hides it from all but the last row.
+# With one of these masks, drawn() hides one key from all rows. A causal mask alone shows that key to the last row.
 HIDES = ("causal", "key_start", "key_stop", "visible", "bias")
 
 
 @dataclass(frozen=True)
 class Kind:
-    """The properties of a call that kernels are compiled for. Others, such as the batch size, are not in it.
+    """The properties of a call that kernels are compiled for. The batch size, for example, is not among them.
 
-    `given`: name (in csrc/call/inputs.def) of each optional input -> its dtype; of each option that is set -> None.
+    `given` maps the names of optional inputs to dtypes, and the names of options to None. See csrc/call/inputs.def.
     """
 
     dtype: mx.Dtype
@@ -49,9 +49,8 @@ def drawn(
 ) -> Named:
     """Random arguments of flash_attention() or of the quantised op. MLX's global random state does not change.
 
-    window: 0 means _WINDOW if there are many queries. If there are few, it means 5/6 of the keys, so that kernels split
-    the keys into chunks.
-    hidden_nan: whether the key that the mask hides (see HIDES), and its value, are NaN.
+    window: 0 means _WINDOW, or 5/6 of the keys if there are few queries, so that kernels split the keys into chunks.
+    hidden_nan: whether the hidden key (see HIDES) and the hidden value are NaN.
     """
     given = kind.given
     window = window or (_WINDOW if query_len > _ext.few_queries else key_len * 5 // 6)
@@ -59,9 +58,7 @@ def drawn(
         keys = iter(mx.random.split(mx.random.key(query_len), 16))
 
         def numbers(*shape: int, dtype: mx.Dtype = kind.dtype) -> mx.array:
-            return mx.random.uniform(-1.7, 1.7, shape, key=next(keys)).astype(
-                dtype
-            )  # variance about 1; faster than normal()
+            return mx.random.uniform(-1.7, 1.7, shape, key=next(keys)).astype(dtype)  # variance about 1
 
         heads = kv_heads * kind.group
         query = numbers(batch, heads, query_len, kind.head_dim)
@@ -82,7 +79,7 @@ def drawn(
             call["mask"] = mask
         if "softcap" in given:
             call["softcap"] = _SOFTCAP
-        # Slopes are small so that scores are small, because rounding a score in the hundreds exceeds the allowed error.
+        # Slopes are small, because rounding a score in the hundreds would exceed the allowed error.
         for name, most in (("sinks", 1), ("alibi_slopes", 1 / 16)):
             if name in given:
                 call[name] = mx.abs(numbers(heads, dtype=_dtype(given, name))) * most

@@ -17,16 +17,16 @@ def interruptible() -> Iterator[None]:
     """In the block, Ctrl-C ends long calls on the CPU within a second.
 
     MLX cannot be interrupted: Python raises KeyboardInterrupt when ``mx.eval`` returns, after the last kernel. In this
-    block the calls that the main thread waits for end early if they have at least 1e9 multiply-adds and still run, or
-    have not begun, half a second after the signal. Their outputs are NaN, never half a result, and so is everything
-    computed from them. A program that goes on must discard what it was computing: weights, caches, files.
+    block, calls that the main thread waits for end early if they are not finished half a second after Ctrl-C. Calls of
+    less than 1e9 multiply-adds never end early. The outputs of a call that ends early are NaN, and so is everything
+    computed from them. A program that goes on must discard these results: weights, caches, files.
 
     Work that ``mx.async_eval`` began and nobody waits for runs to its end, and so do other threads' calls. A SIGINT
     handler set before the block is still called. A handler set inside the block replaces the block's handler. If SIGINT
     is ignored, nothing changes. Blocks nest.
 
     Raises:
-      ValueError: outside the main thread, in which alone Python can set signal handlers.
+      ValueError: outside the main thread, because Python sets signal handlers only there.
     """
     global _active
     before = signal.getsignal(signal.SIGINT)
@@ -35,7 +35,7 @@ def interruptible() -> Iterator[None]:
         return
 
     def handler(signum: int, frame: FrameType | None) -> None:
-        _ext.forget_interrupt()  # Python code runs again, so the main thread waits for no call
+        _ext.forget_interrupt()  # the main thread waits for no call while Python code runs
         before(signum, frame)
 
     signal.signal(signal.SIGINT, handler)

@@ -28,7 +28,7 @@ from .argument_types import INT32_MAX, describe, integer
 
 
 class Lowered(TypedDict, total=False):
-    """A mask as the primitive takes it: only the parts that the mask has. inputs.def defines the names."""
+    """The inputs and options (see csrc/call/inputs.def) that a mask sets."""
 
     causal: bool
     window: int
@@ -150,16 +150,16 @@ class Tree(Mask):
 
 @dataclass(frozen=True, eq=False)
 class And(Mask):
-    """What ``&`` makes: a key is visible if it is visible in all of ``parts``."""
+    """The result of ``&``. A key is visible if it is visible in all of ``parts``."""
 
     parts: tuple[Mask | mx.array, ...]
 
 
 def lower(mask: object) -> Lowered:
-    """Converts any mask that :func:`flash_attention` takes to what the primitive takes.
+    """Converts a mask of :func:`flash_attention` to inputs and options of the primitive.
 
-    Raises ValueError for another mask, and for two bool arrays, two additive arrays or two trees: a kernel reads at
-    most one of each, so combine them first.
+    Raises ValueError for another object, and for two bool arrays, two additive arrays or two trees, because kernels
+    read at most one of each.
     """
     lowered: Lowered = {}
     if mask is None:
@@ -196,7 +196,7 @@ def lower(mask: object) -> Lowered:
 
 
 def for_quick(mask: object) -> object:
-    """Converts any mask that :func:`flash_attention` takes to what ``_ext.quick()`` takes. Raises what lower() does."""
+    """Converts a mask of :func:`flash_attention` to an argument of ``_ext.quick()``. Raises the errors of lower()."""
     if mask is None or isinstance(mask, str):
         return mask
     if isinstance(mask, Causal | SlidingWindow):
@@ -235,7 +235,7 @@ def _keep_block_maps(mask: mx.array) -> None:
     with _keeping:
         _forget_block_maps(key)
         _ext.keep_block_maps(mask)
-        forget = _forget_block_maps  # a local variable, because at exit the global one may be gone before the mask
+        forget = _forget_block_maps  # local, because at exit the global may be gone before the mask
         _kept[key] = _Kept(array_id, weakref.ref(mask, lambda _: forget(key)))
 
 

@@ -16,10 +16,10 @@ Device = Literal["cpu", "metal", "cuda"]
 
 @dataclass(frozen=True)
 class Plan:
-    """What a call would run; ``str(plan)`` is one line.
+    """The kernel that a call would run. ``str(plan)`` is one line.
 
-    ``kernel``: the kernel's name, or None if no kernel covers the call on ``device``. ``precision``: what that kernel
-    computes in. ``reason``: why it was chosen, in words. ``shape``: the call's sizes and dtype, in words.
+    ``kernel``: the kernel's name, or None if no kernel covers the call on ``device``. ``precision``: the kernel's
+    precision. ``reason``: why it was chosen, in words. ``shape``: the call's sizes and dtype, in words.
     """
 
     device: str
@@ -46,12 +46,12 @@ def plan(
     bits: int = 8,
     **options: Unpack[Options],
 ) -> Plan:
-    """What :func:`flash_attention` or :func:`quantized_flash_attention` would run for these arguments.
+    """Returns the kernel that :func:`flash_attention` or :func:`quantized_flash_attention` would run.
 
     Args:
       device: ``"cpu"``, ``"metal"`` or ``"cuda"``, on any machine; None: the stream's, or MLX's default device.
         ``"cuda"`` means the GPU that MLX uses; without one, a GPU whose compute capability is not 9.0.
-      key, value: arrays, or tuples (weights, scales, biases), for which group_size and bits hold.
+      key, value: arrays, or tuples (weights, scales, biases) with this group_size and these bits.
       The others: as in :func:`flash_attention`, checked in the same way. return_lse has no effect.
 
     Raises:

@@ -24,7 +24,7 @@ def reference_attention(
     sinks: Any = None,
     alibi_slopes: Any = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(out, lse) of :func:`flash_attention` in float64. Returns numpy arrays; takes the same masks."""
+    """Returns (out, lse) of :func:`flash_attention` as float64 numpy arrays. Takes the same masks."""
     query, key, value = (np.asarray(a, dtype=np.float64) for a in (query, key, value))
     group = query.shape[-3] // key.shape[-3]
     key, value = np.repeat(key, group, axis=-3), np.repeat(value, group, axis=-3)
@@ -58,8 +58,8 @@ def reference_attention(
 
 
 def visible_and_bias(query_shape: tuple[int, ...], key_len: int, mask: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Expands a mask to two arrays ``(*B, H_q, L, S)``. One is bool, True where a key is visible. The other is added to
-    the scores."""
+    """Expands a mask to two arrays ``(*B, H_q, L, S)``: `visible`, True where a query sees a key, and `bias`, which is
+    added to the scores."""
     *batch, heads, length, _ = query_shape
     m = lower(mask)
     visible = np.ones((*batch, heads, length, key_len), dtype=bool)

@@ -1,4 +1,4 @@
-"""Checks every kernel of a backend on calls like those of models, and reads the results of earlier checks from disk."""
+"""Checks all kernels of a backend on calls like those of models, and reads stored results of earlier checks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PROMPT = 100  # queries of a prompt
 
 
 def of_backend(backend: Device) -> Iterator[tuple[str, int, str]]:
-    """Checks each kernel on calls like those of models. Yields (name, number of kinds that it covers, what is wrong).
+    """Checks each kernel on calls like those of models. Yields (name, number of kinds of calls, error or "").
 
     If FLASHATTN_CHECK is "never", nothing is checked. If it is "always", kernels that passed earlier are checked again.
     """
@@ -49,8 +49,8 @@ def _covers(kernel: str, backend: Device, call: Named) -> bool:
 
 
 def remembered() -> tuple[Counter[str], list[Path]]:
-    """Reads the results of earlier checks. Returns a count of the kinds of calls that passed, for each device with its
-    software, and the files that describe failures."""
+    """Reads the stored results of earlier checks. Returns the number of passed checks for each device and software, and
+    the files that describe failures."""
     passed: Counter[str] = Counter()
     for file in _files("checked"):
         lines = file.read_text(errors="replace").splitlines()
@@ -64,7 +64,7 @@ def _files(folder: str) -> list[Path]:
 
 
 def kinds_of_models() -> Iterator[Kind]:
-    """Yields prompts in each dtype, with three head sizes and with padding. Then layers of gpt-oss and gemma, and
+    """Yields prompts in each dtype, with three head sizes and with padding. Then come layers of gpt-oss and gemma, and
     prompts with quantised caches."""
     causal: dict[str, mx.Dtype | None] = {"causal": None}
     for dtype in (mx.bfloat16, mx.float16, mx.float32):

@@ -1,4 +1,4 @@
-// The one type of Apple's CoreFoundation that metal-cpp's headers name.
+// Replaces Apple's header. metal-cpp uses only this type of it.
 #pragma once
 
 typedef double CFTimeInterval;

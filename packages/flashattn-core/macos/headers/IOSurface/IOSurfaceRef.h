@@ -1,4 +1,4 @@
-// The one type of Apple's IOSurface that metal-cpp's headers name. These headers only pass it on.
+// Replaces Apple's header. metal-cpp uses only this type of it.
 #pragma once
 
 typedef struct __IOSurface *IOSurfaceRef;
