@@ -39,7 +39,7 @@ adapter_path = click.option(
 
 
 def given(record: type[Item], **more: object) -> Item:
-    """Makes a record. A field is what `more` has under the field's name, else the command's option of that name."""
+    """Makes a record from the current command's options. Arguments in `more` replace options of the same name."""
     return msgspec.convert({**click.get_current_context().params, **more}, record)
 
 
@@ -117,7 +117,7 @@ def writable(context: click.Context, parameter: click.Parameter, value: Path | N
 
 
 def precision(default: Precision, flash: str) -> Callable[..., Any]:
-    """The option --precision. `flash` is what the help says has this precision."""
+    """The option --precision. In the help, `flash` follows "Precision of"."""
     return click.option(
         "--precision",
         type=click.Choice(["input", "float32"]),

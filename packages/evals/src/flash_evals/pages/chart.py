@@ -46,7 +46,7 @@ def by_arm(points: Callable[[Arm], Sequence[Point]]) -> list[Series]:
 
 @dataclass
 class Chart:
-    """A chart with the points that its axis can show, sorted by length. Points without both ends have no band."""
+    """A chart with the points that its axis can show, sorted by length. A band needs both `low` and `high`."""
 
     title: str
     axis: Axis

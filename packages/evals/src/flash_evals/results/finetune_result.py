@@ -27,7 +27,7 @@ class Settings(Record, kw_only=True):
     max_seconds: Amount
     seed: Count
     memory: str
-    precision: Precision = "float32"  # the patch's precision; older files lack this field, and theirs was float32
+    precision: Precision = "float32"  # the patch's precision; files without this field were measured in float32
 
 
 class Step(Measurement):

@@ -15,7 +15,7 @@ Documents = Literal["joined", "separate"]
 
 SAME_NLL = 1e-4  # nats; predictions are the same if |mean ΔNLL| is at most this and the top-1 tokens agree everywhere
 
-Name = Literal["other", "off", "on"]  # of a column: an arm; "other" is the same arm in the --compare file
+Name = Literal["other", "off", "on"]  # of a column; "other": a --compare file of the arm that this run measured, too
 NAMES: tuple[Name, ...] = ("other", *ARMS)
 
 
@@ -28,12 +28,12 @@ class Settings(Record, kw_only=True):
     documents: Documents
     bos: Literal["bos", "eos"] | None
     detokenised: bool
-    top1_tie: Amount  # scoring.TIE: how close logits are that tie for the first rank
+    top1_tie: Amount  # scoring.TIE: logits closer than this tie for the first rank
     arm: Arm | Literal["both"]
     batch_size: Count
     max_windows: Count | None
     memory: str
-    precision: Precision = "float32"  # the patch's precision; older files lack this field, and theirs was float32
+    precision: Precision = "float32"  # the patch's precision; files without this field were measured in float32
 
     @property
     def arms(self) -> tuple[Arm, ...]:
@@ -53,7 +53,7 @@ class Settings(Record, kw_only=True):
 
 
 class Reading(Record, kw_only=True, omit_defaults=True):
-    """A trial: each arm's time and memory for reading the windows of one batch."""
+    """The time and memory that each arm took to read one batch of windows."""
 
     windows: Count
     tokens: Count  # read by one arm
@@ -83,7 +83,7 @@ class Column(Record, kw_only=True):
 
 
 class Paired(Record):
-    """Compares the second column with the first. max_abs_dlogit and mean_kl are NaN, in JSON null, if one arm ran."""
+    """Compares the second column with the first. max_abs_dlogit and mean_kl are NaN (null in JSON) if one arm ran."""
 
     of: tuple[Name, Name]
     delta_nll: float | None
@@ -98,7 +98,7 @@ class Paired(Record):
 
 
 class Compared(Record):
-    """The run whose score file fills one of the columns."""
+    """The earlier run whose score file, given with --compare, fills one column."""
 
     file: str
     arm: Arm

@@ -1,8 +1,8 @@
 """A text that needs no download: the language reference for `help()`, which every CPython contains.
 
-`pydoc_data.topics` has about 80 chapters and sections of the Python documentation as plain text; the wording depends on
-the interpreter's version. Chapters repeat their sections word for word, so a topic may be held out only if it shares no
-passage with another topic; the tests check this.
+`pydoc_data.topics` has about 80 chapters and sections of the Python documentation as plain text. The wording depends on
+Python's version. Some chapters repeat passages of others. The tests check that held-out topics share no passage with
+any other topic.
 """
 
 from pydoc_data.topics import topics
