@@ -6,12 +6,12 @@ MLX's own attention and flash attention take turns. They are measured in two way
 evaluation are independent, so they may overlap, and a decode step finds its keys in the GPU's cache. In a chain, each
 call's query is the output of the call before, and each decode step has keys of its own, as in a model's layers.
 
-Quantised keys and values have a second table. It compares with mlx-lm's function, whose result is wrong on CUDA. So it
-also has flash attention's reading speed in GB/s, and as a share of a copy's speed.
+A second table has quantised keys and values. mlx-lm's function gives wrong results for these on CUDA, so the table also
+has flash attention's reading speed, in GB/s and as a share of a copy's speed.
 
-Flash attention is measured in precision float32. "default" is the patch with its default options: precision input, and
-MLX's own attention for the calls that MLX computes faster. Errors are computed for the drawn queries ("error"), and for
-queries four times as large ("peaked").
+Flash attention is measured in precision float32. The column "default" is for the patch with its default options:
+precision input, and MLX's own attention for the calls that MLX computes faster. Errors are computed for the drawn
+queries ("error"), and for queries four times as large ("peaked").
 """
 
 import sys
@@ -72,7 +72,7 @@ class Call(Workload):
         return (distance >= 0) & (distance < (self.window or self.seq_len)) & (key >= starts)
 
     def limit(self) -> float:
-        """The least seconds that an H100 needs to compute the call and to move its arrays. Padding does not count."""
+        """Seconds that an H100 takes to compute the call or to move its arrays, whichever is longer. Padding is free."""
         parts = [
             replace(self, batch_size=1, query_len=min(self.query_len, self.seq_len - n), seq_len=self.seq_len - n)
             for n in self.padding or (0,) * self.batch_size

@@ -1,4 +1,4 @@
-"""The questions at the top of the report page. The answer is a word such as "Yes", and a sentence for each result."""
+"""The questions at the top of the report page. Each answer has a word such as "Yes", and a sentence per result."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

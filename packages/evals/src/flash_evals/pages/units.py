@@ -46,7 +46,7 @@ def rate(x: float) -> str:
 
 
 def percent(x: float) -> str:
-    """Formats a share. Rounds down, because only a share of 1 shall show as 100 %."""
+    """Formats a share. Rounds down, so that only 1 shows as 100 %."""
     return f"{math.floor(x * 1e5) / 1e3:.3f} %"
 
 

@@ -27,7 +27,7 @@ class Ratio:
     """One side's figure divided by the other side's. `value` is None if the ratio is unknown."""
 
     value: float | None
-    apart: bool  # apart() of both sides' trials
+    apart: bool  # the result of apart() for the two sides' trials
 
     @classmethod
     def of(cls, value: float | None, one: Sequence[float], other: Sequence[float]) -> "Ratio":
@@ -35,12 +35,12 @@ class Ratio:
 
     @classmethod
     def of_arms(cls, value: float | None, trials: "Sequence[ByArm[Any]]", figure: str) -> "Ratio":
-        """A ratio of patch on over patch off. `figure` names an attribute of each arm's trial, such as "seconds"."""
+        """Makes a Ratio. value: patch on / patch off. figure: the attribute of each arm's trial, such as "seconds"."""
         return cls.of(value, *([getattr(getattr(trial, arm), figure) for trial in trials] for arm in ("off", "on")))
 
     @property
     def sign(self) -> int | None:
-        """1: clearly above 1. -1: clearly below 1. 0: no clear difference. None: the ratio is unknown."""
+        """1 if the ratio is clearly above 1, -1 if clearly below 1, 0 if neither, None if the ratio is unknown."""
         if self.value is None:
             return None
         return 0 if not self.apart or times(self.value) == times(1) else 1 if self.value > 1 else -1

@@ -83,7 +83,7 @@ class Entry(Record):
         return {pass_: figures for pass_ in PASSES if (figures := getattr(self, pass_)).trials}
 
     def speed(self, pass_: Pass) -> float:
-        """The speed in GFLOP/s. For a decode step, GB/s of keys and values, because it mostly waits for these."""
+        """The speed in GFLOP/s or, for a decode step, GB/s of keys and values, because reading limits decode steps."""
         figures = self.passes[pass_]
         return figures.read if self.config.is_decode else 1000 * figures.flops
 

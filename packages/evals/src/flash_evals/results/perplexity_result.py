@@ -15,7 +15,7 @@ Documents = Literal["joined", "separate"]
 
 SAME_NLL = 1e-4  # nats; predictions are the same if |mean ΔNLL| is at most this and the top-1 tokens agree everywhere
 
-Name = Literal["other", "off", "on"]  # of a column; "other": a --compare file of the arm that this run measured, too
+Name = Literal["other", "off", "on"]  # of a column; "other" is a --compare file with the same arm as this run
 NAMES: tuple[Name, ...] = ("other", *ARMS)
 
 
@@ -83,7 +83,7 @@ class Column(Record, kw_only=True):
 
 
 class Paired(Record):
-    """Compares the second column with the first. max_abs_dlogit and mean_kl are NaN (null in JSON) if one arm ran."""
+    """Compares the second column with the first. If only one arm ran, max_abs_dlogit and mean_kl are NaN."""
 
     of: tuple[Name, Name]
     delta_nll: float | None

@@ -1,7 +1,8 @@
-"""Times implementations on one pass of a workload. A round has a trial of each, and measures the machine's own speed.
+"""Times implementations on one pass of a workload.
 
-Before the first round, each implementation makes a few calls that are not counted. One of these calls measures memory.
-Its results are compared with the first implementation's, and a difference ends the contest with an EvalError.
+In each round, every implementation runs one trial, and the machine's own speed is measured. Before the first round,
+each implementation makes a few calls that are not counted. One of these calls measures memory. Its results are compared
+with the first implementation's, and a difference ends the contest with an EvalError.
 """
 
 import time
@@ -53,7 +54,7 @@ class Entrant:
         with peak_memory() as peak:
             seconds, results = self.timed()
             self.peak_memory = peak()
-        # The first call may compile the kernel or be 10 times slower. A second call is timed, unless it takes too long.
+        # The first call may compile the kernel or be 10 times slower. A second is timed, unless a CPU took too long.
         if seconds < 10 * TRIAL_SECONDS or machine.kind() == "gpu":
             seconds, _ = self.timed()
         while seconds < TRIAL_SECONDS:
@@ -120,7 +121,7 @@ def _difference(dtype: str, pass_: Pass, expected: Sequence[np.ndarray], results
 
 
 def order(names: Sequence[str], number: int) -> list[str]:
-    """Returns the names in the order of round `number`. The first name changes, and every second round is reversed."""
+    """Returns the names in the order of round `number`. Every second round is reversed, and the start varies."""
     first = number // 2 % len(names)
     turned = [*names[first:], *names[:first]]
     return turned[::-1] if number % 2 else turned

@@ -21,7 +21,7 @@ from flash_evals.results.workload import GROUP_SIZE, Inputs, Pass, Workload
 from flash_evals.work import machine
 
 TORCH = "torch==2.13.0"  # the version that the extra `torch` installs
-EVALUATIONS = 8  # mx.async_eval() calls per trial on a GPU; with one call, all scratch memory would be in use at once
+EVALUATIONS = 8  # mx.async_eval() calls per trial on a GPU; a single one would need all calls' scratch memory at once
 
 OUTPUT, GRADIENTS = ["output"], ["gradient of query", "gradient of key", "gradient of value"]
 # Pass -> names of a call's results, in the order in which the call returns them.

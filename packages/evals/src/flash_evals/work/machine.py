@@ -70,7 +70,7 @@ def products(dtype: str) -> float:
 
 
 def bandwidth() -> float:
-    """The memory bandwidth in bytes/s: of flash's threads that read on a CPU, of a copy's reads and writes on a GPU."""
+    """The memory bandwidth in bytes/s: of reads by flash's threads on a CPU, of reads and writes by MLX on a GPU."""
     if kind() == "cpu":
         return flashattn_core.read_bandwidth()
     array = mx.zeros((COPY_BYTES // 4,))

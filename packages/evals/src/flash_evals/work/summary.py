@@ -29,7 +29,7 @@ from flash_evals.work.score_file import SCORED_ARE, Header, Kept, differences, w
 def result(
     header: Header, planned: Plan, windows: int, earlier: Sequence[Batch], batches: Sequence[Batch], other: Kept | None
 ) -> Result:
-    """Sums up `batches`. `earlier`: those of them from the --resume file. `other`: the --compare file, if there is one."""
+    """Sums up `batches`. `earlier`: the batches among them that --resume found. `other`: the --compare file, if any."""
     arms, trials = header.settings.arms, [batch.trial for batch in batches]
     tokens = np.concatenate([batch.scores for batch in batches])
     scores: dict[Name, np.ndarray] = {arm: tokens[arm] for arm in arms}

@@ -74,9 +74,9 @@ def trainable(model: Any, num_layers: int, rank: int, checkpoints: bool, seed: i
 def lengths(loaded: LoadedModel, settings: Settings, skipped: list[Skipped]) -> Generator[Length, None, None]:
     """Yields, after each repetition of a length, the length's results so far. Each arm first takes a warm-up step.
 
-    Lengths that do not fit into memory go to `skipped`. A length ends early once its steps have taken `max_seconds` (0:
-    no limit). If the warm-up alone takes that long, it counts as a repetition. Every length begins with the same
-    adapters, and every step has new tokens. Raises EvalError if a step fails.
+    Lengths that do not fit into memory go to `skipped`. A length ends early once its steps have taken `max_seconds`; 0
+    means no limit. If the warm-up alone takes that long, the warm-up counts as a repetition. Every length begins with
+    the same adapters, and every step has new tokens. Raises EvalError if a step fails.
     """
     random = np.random.default_rng(settings.seed)
     start = loaded.model.trainable_parameters()
@@ -143,7 +143,7 @@ def least_memory(loaded: LoadedModel, seq_len: int, settings: Settings) -> int:
 
     Each layer with adapters keeps one array, its softmax, for the gradient. With gradient checkpoints, only the running
     layer does. The running layer has at least one more array. cuDNN needs no such array if the length is a multiple of
-    128, and one array for other lengths.
+    128, and one array otherwise.
     """
     item_size = ITEM_SIZE[loaded.described.dtype.split(", ")[-1]]
     if machine.kind() == "gpu" and mx.cuda.is_available() and item_size == 2 and loaded.head_dim in range(8, 129, 8):
