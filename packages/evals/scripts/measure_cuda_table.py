@@ -72,7 +72,7 @@ class Call(Workload):
         return (distance >= 0) & (distance < (self.window or self.seq_len)) & (key >= starts)
 
     def limit(self) -> float:
-        """Seconds that an H100 takes to compute the call or to move its arrays, whichever is longer. Padding is free."""
+        """Seconds that an H100 takes to compute the call or to move its arrays, whichever is longer. Skips padding."""
         parts = [
             replace(self, batch_size=1, query_len=min(self.query_len, self.seq_len - n), seq_len=self.seq_len - n)
             for n in self.padding or (0,) * self.batch_size
