@@ -65,7 +65,7 @@ class Call(Workload):
         return drawn
 
     def seen(self, queries: mx.array) -> mx.array:
-        """Bool (batch or 1, 1, queries, keys): which keys these queries see."""
+        """Returns which keys these queries see, as bools of shape (batch or 1, 1, queries, keys)."""
         key = mx.arange(self.seq_len)
         distance = (queries + self.seq_len - self.query_len)[:, None] - key
         starts = mx.array(self.padding or (0,))[:, None, None, None]
@@ -139,7 +139,7 @@ STORED = {
 
 
 def mask_of(call: Call) -> Mask | None:
-    """Returns the mask that mlx-lm would pass for such a call. There is none for a single query that sees all keys."""
+    """Returns the mask that mlx-lm would pass for such a call: None for a single query that sees all keys."""
     if call.query_len == 1 and not (call.window or call.padding):
         return None
     mask: Mask = SlidingWindow(call.window) if call.window else Causal()

@@ -2,14 +2,13 @@
 
 The script needs flash-evals and its dependencies, but no network and no GPU. On Linux, preload OpenBLAS (apt install
 libopenblas0-pthread), because MLX's wheel multiplies matrices with a slow reference BLAS. More than one BLAS thread
-hardly helps: most of the time goes into exp(), in softmax and SiLU, which MLX computes on one thread.
+hardly helps, because softmax and SiLU take most of the time, and MLX computes them on one thread.
 
     OPENBLAS_NUM_THREADS=1 LD_PRELOAD=libopenblas.so.0 python packages/evals/scripts/train_demo_model.py
 
-The corpus is small and read many times, so regularisation decides the result: dropout, weight decay, and another
-tokenisation of the words on each pass. The script keeps the weights that are best on the held-out text. That makes
-the held-out perplexity a little too good, which does not matter here: the model serves to compare two runs of the
-same weights.
+The corpus is small and read many times. So training uses dropout, weight decay, and another tokenisation of the words
+on each pass. The script keeps the weights that are best on the held-out text. This makes the held-out perplexity a
+little too good. That does not matter, because the model only serves to compare two runs of the same weights.
 """
 
 import bz2

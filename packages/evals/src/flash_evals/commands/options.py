@@ -75,7 +75,7 @@ def number(*names: str, least: int, most: int = LARGEST, text: str, **option: An
 
 
 def several(*names: str, read: Callable[[str], object], what: str, **option: Any) -> Callable[..., Any]:
-    """An option that takes items separated by commas, each once. `read` raises ValueError for an invalid item."""
+    """An option that takes items separated by commas, without duplicates. `read` raises ValueError for a bad item."""
 
     def check(_: click.Context, parameter: click.Parameter, value: str | None) -> list[object] | None:
         try:

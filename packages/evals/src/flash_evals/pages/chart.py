@@ -77,7 +77,7 @@ class Chart:
 
     @property
     def in_words(self) -> str:
-        """Alternative text: names the ends of each line."""
+        """Text for readers who cannot see the chart: the first and the last value of each line."""
         lines = []
         for each in self.series:
             ends = (f"{self.axis.tick(at.value)} at {whole(at.length)}" for at in (each.points[0], each.points[-1]))

@@ -38,8 +38,8 @@ class Comparison:
 
     work: str
     against: str  # "off": the patch off; else an implementation's name
-    speed: Ratio  # flash's speed over the other's
-    memory: Ratio  # flash's memory over the other's
+    speed: Ratio  # flash's speed / the other's speed
+    memory: Ratio  # flash's memory / the other's memory
 
 
 @dataclass(frozen=True, eq=False)

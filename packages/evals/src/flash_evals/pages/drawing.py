@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 LOOKS: dict[str, dict[str, Any]] = {
     "on": {"color": LIGHT["on"], "marker": "o"},
     "off": {"color": LIGHT["off"], "marker": "s"},
-    # Dotted, because the lines of naive and mlx are close where both run the same matrix products.
+    # Dotted, because the lines of naive and mlx nearly coincide where both run the same matrix products.
     "naive": {"color": LIGHT["naive"], "marker": "^", "linestyle": ":"},
     "torch": {"color": LIGHT["torch"], "marker": "D"},
     "other": {"color": LIGHT["soft"], "marker": "v"},

@@ -38,7 +38,7 @@ def description(result: Result) -> Description:
 
 
 def _of_the_patch(result: Result) -> bool:
-    """Whether the columns are off and on, and nothing else differs."""
+    """Whether the two columns are patch off and patch on, and their runs differ in nothing else."""
     return tuple(result.columns) == ARMS and not (result.compared and result.compared.differs_in)
 
 

@@ -75,7 +75,7 @@ def sentence(ratios: dict[str, Ratio]) -> str:
 
 
 def quotient(one: float | None, other: float | None) -> float | None:
-    """one / other; None if one is unknown, or the other is unknown or 0."""
+    """Returns one / other, or None if either is unknown or `other` is 0."""
     return one / other if one is not None and other else None
 
 

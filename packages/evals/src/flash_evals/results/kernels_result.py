@@ -132,7 +132,7 @@ def _figures(trials: Sequence[Trial]) -> Figures:
 
 
 def by_problem(entries: Iterable[Entry]) -> list[dict[str, Entry]]:
-    """Returns a dict for each problem, in the order of measurement. It maps each implementation to its entry."""
+    """Returns a dict for each problem, in the order of measurement: implementation -> entry."""
     problems: dict[Config, dict[str, Entry]] = defaultdict(dict)
     for entry in entries:
         if problems[replace(entry.config, impl="")].setdefault(entry.config.impl, entry) is not entry:

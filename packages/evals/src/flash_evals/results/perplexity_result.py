@@ -71,7 +71,7 @@ class Reading(Record, kw_only=True, omit_defaults=True):
 
 
 class Column(Record, kw_only=True):
-    """One arm's figures for a text. Word and byte figures are None if the scored tokens do not form a text."""
+    """One arm's figures for a text. Word and byte figures are None with --scoring half."""
 
     ppl: float | None  # null in JSON if not finite
     ppl_se: float | None
@@ -112,7 +112,7 @@ class Compared(Record):
 
 
 class Together(Record):
-    """The number of ranks (processes), and the tokens per second of all of them: the sum of each rank's median."""
+    """The number of ranks (processes), and their joint tokens/s, which is the sum of the ranks' medians."""
 
     size: Count
     tokens_per_s: dict[Arm, Amount]
@@ -157,7 +157,7 @@ class Result(ModelResult, kw_only=True, omit_defaults=True, tag="perplexity"):
         return [trial[name] for trial in self.trials if name != "other"]
 
     def ratio(self, figure: Literal["tokens_per_s", "peak_memory_mb"]) -> Ratio:
-        """The second column's figure over the first's. Unknown if off and on differ in more than the patch."""
+        """The second column's figure divided by the first's. Unknown if off and on differ in more than the patch."""
         of_another = self.compared and self.compared.column != "other" and self.compared.differs_in
         if not self.paired or of_another:
             return Ratio(None, apart=False)

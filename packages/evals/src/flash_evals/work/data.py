@@ -16,7 +16,7 @@ from flash_evals.results.errors import EvalError, failing
 from flash_evals.results.provenance import Dataset, Part
 from flash_evals.work import hub, pydoc_text, wikitext
 
-# A blank line separates documents, as in transformers' guide to perplexity. It is scored and counted like other text.
+# A blank line separates documents, as in transformers' guide to perplexity, and is scored like other text.
 SEPARATOR = "\n\n"
 WIKITEXT = "Salesforce/wikitext"
 

@@ -177,7 +177,7 @@ def installed() -> list[str]:
 
 
 def threads() -> int:
-    """How many threads flash attention uses on the CPU. The backend's description ends with it: `AVX2, 2 threads`."""
+    """How many threads flash attention uses on the CPU, from the backend's description, such as `AVX2, 2 threads`."""
     [number] = re.findall(r"(\d+) threads?$", flashattn_core.backends()["cpu"])
     return int(number)
 

@@ -64,7 +64,7 @@ class Tokens:
     text: str
     ids: np.ndarray
     ends: np.ndarray
-    bos: Literal["bos", "eos"] | None  # the token put in front of the text
+    bos: Literal["bos", "eos"] | None  # which token stands in front of the text, if any
 
     def text_up_to(self, token: int) -> str:
         """The text from its start to the end of that token. For the last token, this is the whole text."""

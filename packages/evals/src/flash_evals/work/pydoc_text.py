@@ -8,7 +8,7 @@ any other topic.
 from pydoc_data.topics import topics
 from typing import Literal
 
-# The topics that are held out: about 9 % of the text, with prose, grammar, method lists and examples, short and long.
+# About 9 % of the text. Prose, grammar, method lists and examples, in short and in long topics.
 HELD_OUT = (
     "booleans", "calls", "global", "import", "lambda", "objects", "raise", "subscriptions", "truth", "typesmapping"
 )  # fmt: skip

@@ -58,7 +58,7 @@ class Header(Record, tag_field="file", tag=FORMAT):
 
 
 def differences(theirs: Header, here: Header, matters: Callable[[str], bool]) -> list[str]:
-    """Describes each fact that differs and for which `matters` is true: `stride 12, this run has 24`."""
+    """Describes the facts that differ, such as `stride 12, this run has 24`. Skips facts whose names `matters` rejects."""
     one, other = theirs.facts(), here.facts()
     found = [key for key in one | other if matters(key) and one.get(key) != other.get(key)]
     return [f"{key.replace('_', ' ')} {one.get(key)}, this run has {other.get(key)}" for key in found]
@@ -156,7 +156,7 @@ def appending(
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise EvalError(f"{option} {path}: another run is writing this file") from None
-        content = path.read_bytes() if resume and path.is_file() else b""  # a device may have no end
+        content = path.read_bytes() if resume and path.is_file() else b""  # a device such as /dev/stdin may have no end
         end, batches = content.rfind(b"\n") + 1, []
         if end or not BEGINS.startswith(content[: len(BEGINS)]):
             batches = _parsed(path, option, content, here, windows).batches
