@@ -58,7 +58,7 @@ class Header(Record, tag_field="file", tag=FORMAT):
 
 
 def differences(theirs: Header, here: Header, matters: Callable[[str], bool]) -> list[str]:
-    """Describes the facts that differ, such as `stride 12, this run has 24`. Skips facts whose names `matters` rejects."""
+    """Describes the facts that differ, such as `stride 12, this run has 24`. `matters` selects facts by name."""
     one, other = theirs.facts(), here.facts()
     found = [key for key in one | other if matters(key) and one.get(key) != other.get(key)]
     return [f"{key.replace('_', ' ')} {one.get(key)}, this run has {other.get(key)}" for key in found]
