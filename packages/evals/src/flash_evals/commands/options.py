@@ -22,7 +22,6 @@ blas = mlxlm_flash_patch.cli.blas_option
 
 
 def model(command: Callable[..., None]) -> Callable[..., None]:
-    """--model and --revision."""
     command = click.option("--revision", help="Branch, tag or commit of a model on the hub.  [default: main]")(command)
     return click.option(
         "--model",

@@ -71,7 +71,6 @@ class Chart:
 
     @property
     def values(self) -> list[float]:
-        """All values that the axis must cover."""
         points = [point for each in self.series for point in each.points]
         return [value for each in points for value in (each.value, each.low, each.high) if value is not None]
 

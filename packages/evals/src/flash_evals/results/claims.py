@@ -80,5 +80,4 @@ def quotient(one: float | None, other: float | None) -> float | None:
 
 
 def times(x: float) -> str:
-    """Formats a ratio: `0.62x`."""
     return f"{x:,.2f}x"

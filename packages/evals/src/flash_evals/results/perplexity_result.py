@@ -40,7 +40,6 @@ class Settings(Record, kw_only=True):
         return ARMS if self.arm == "both" else (self.arm,)
 
     def __str__(self) -> str:
-        """The settings as the page shows them."""
         half, bos = self.scoring == "half", {None: "no BOS", "bos": "BOS", "eos": "EOS as BOS"}[self.bos]
         parts = [
             f"context {self.context}",

@@ -62,7 +62,6 @@ class Workload(Struct, frozen=True):
 
     @property
     def visible(self) -> str:
-        """Says in words which keys a query sees."""
         return f"window {self.window:,}" if self.window else "causal" if self.causal else "not causal"
 
     @property

@@ -37,8 +37,6 @@ NEGLIGIBLE = 1e-2
 
 
 class Entrant:
-    """An implementation in the contest."""
-
     def __init__(self, name: str, work: Workload, pass_: Pass, inputs: Inputs, precision: Precision) -> None:
         make = partial(IMPLEMENTATIONS[name], precision=precision)
         tiny = replace(work, query_len=min(TINY, work.query_len), seq_len=min(TINY, work.seq_len))

@@ -110,7 +110,6 @@ def _from_files(files: Sequence[str], part: Part) -> Text:
 
 
 def _read_files(paths: Sequence[Path], column: str) -> list[str]:
-    """Returns the documents of these files, unchanged."""
     documents: list[str] = []
     for path in paths:
         with failing(f"cannot read {path}", (Exception,)):
@@ -184,7 +183,6 @@ def _quiet_datasets() -> Any:
 
 
 def _table(builder: Any, split: str) -> Any:
-    """Returns a split as a pyarrow table."""
     try:
         builder.download_and_prepare()
     except Exception as error:

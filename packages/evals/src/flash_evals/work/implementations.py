@@ -91,7 +91,6 @@ class Contestant:
         mx.async_eval(results)  # type: ignore[no-untyped-call]  # MLX's stubs leave it out
 
     def as_numpy(self, results: Sequence[Any]) -> list[np.ndarray]:
-        """The results as float32 arrays of numpy."""
         return [np.array(result.astype(mx.float32)) for result in results]
 
 

@@ -77,7 +77,6 @@ def _setting(config: dict[str, Any], name: str) -> Any:
 
 
 def parameters(network: Any) -> dict[str, mx.array]:
-    """Maps each parameter's name to its array."""
     return dict(tree_flatten(network.parameters()))
 
 
