@@ -15,16 +15,16 @@ from flash_evals.pages.drawing import STYLE, svg_of
 
 WIDTH, HEIGHT = 530 / 72, 96 / 72  # size of a pair of bars, in inches: readable at a phone's width
 BAR, LETTERS = 0.62, 13
-ROOM = 1.6  # the axis is so many times as long as the longest bar, because that bar has text beside it
+ROOM = 1.6  # length of the axis / length of the longest bar; leaves room for the text beside the bar
 
 
 def gain(test: dict[str, Any]) -> float:
-    """Speed with the patch on over speed with it off, as the command prints it."""
+    """Speed with the patch on, divided by speed with the patch off."""
     return test["ratio"] if "ratio" in test else 1 / test["time_ratio"]
 
 
 def speed_of(arm: dict[str, Any]) -> float:
-    """Tokens/s of one arm. This is the median if the file has it, because gain() is then a ratio of medians."""
+    """Tokens/s of one arm: the median, if the result file has one."""
     return arm.get("tokens_per_s_median", arm["tokens_per_s"])
 
 

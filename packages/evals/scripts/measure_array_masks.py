@@ -27,7 +27,7 @@ Time = Callable[[int], float]
 
 
 class Case:
-    """A mask as an array and, if flashattn_core.masks can express it, as a description."""
+    """A mask as an array and, if flashattn_core.masks can express it, as a Mask."""
 
     def __init__(self, name: str, shown: np.ndarray, described: Mask | None = None, batch: int = 1) -> None:
         self.name, self.shown, self.described, self.batch = name, shown, described, batch
@@ -57,7 +57,7 @@ def evaluated(*arrays: Any) -> None:
 
 
 def times(contestants: dict[str, Time], trials: int, repeats: int) -> dict[str, float]:
-    """Runs contestants in turns. Each gets the number of calls as argument. Returns median seconds per call."""
+    """Runs the contestants in turns, `repeats` calls at a time. Returns each one's median seconds per call."""
     taken: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(trials):
         for name, run in contestants.items():
@@ -153,7 +153,7 @@ def row(case: Case, arguments: argparse.Namespace, gradient: bool) -> str:
     shapes = [(case.batch, n, length, dim) for n in (heads, kv_heads, kv_heads, heads)]
     tensors = [mx.random.normal(shape, dtype, key=key) for shape, key in zip(shapes, draw, strict=True)]
     mask = mx.array(case.shown)
-    mask = mask | mx.array(False)  # the result is in the device's memory
+    mask = mask | mx.array(False)  # on CUDA, moves the mask from managed memory to the GPU's memory
     evaluated(tensors, mask)
     options = {} if on_cpu else {"precision": "input"}
     contestants = contestants_of(case, tensors, mask, gradient, options)

@@ -21,7 +21,7 @@ TRIALS = 11
 # One evaluation computes AT_ONCE passes, to spread the host's fixed time per evaluation over them. It computes only
 # FEW_AT_ONCE passes if each needs a gigabyte or more.
 AT_ONCE, FEW_AT_ONCE = 16, 4
-LARGEST_CHECKED = 4096  # queries; the errors of longer calls are not computed, because that needs exact gradients
+LARGEST_CHECKED = 4096  # queries; for longer calls, exact gradients would take too long, so no errors are computed
 
 TABLE = {
     "causal, 28/4x128, 4096²": call("28/4x128", 4096, 4096),
@@ -45,7 +45,7 @@ def with_gradients(attend: Attention, inputs: Sequence[mx.array], cotangent: mx.
 def backward_seconds(attend: Attention, inputs: Sequence[mx.array], cotangent: mx.array, count: int) -> float:
     """Seconds of one backward pass, when `count` passes are evaluated together."""
     all_of_them = [with_gradients(attend, inputs, cotangent) for _ in range(count)]
-    mx.eval([each[0] for each in all_of_them])  # the gradients' graph keeps what it needs
+    mx.eval([each[0] for each in all_of_them])  # runs only the forward passes
     gradients = [each[1:] for each in all_of_them]
     return timeit(partial(mx.eval, gradients), number=1) / count
 
@@ -98,8 +98,8 @@ def errors(
 
 
 def measured(call: Call, trials: int = TRIALS) -> dict[str, list]:
-    """Measures MLX's own attention, and flash attention in both precisions. Returns for each: seconds of both passes
-    together, seconds of the backward pass alone, bytes that the passes take beyond their inputs, and errors."""
+    """Measures MLX's own attention, and flash attention with precision float32 and input. The result has seconds of the
+    backward pass ("backward") and of both passes ("both"), bytes beyond the inputs ("memory"), and "errors"."""
     query, key, value, sinks = call.draw(0)
     cotangent = mx.random.normal(query.shape, query.dtype, key=mx.random.key(1))
     inputs = [query, key, value]

@@ -6,12 +6,12 @@ MLX's own attention and flash attention take turns. They are measured in two way
 evaluation are independent, so they may overlap, and a decode step finds its keys in the GPU's cache. In a chain, each
 call's query is the output of the call before, and each decode step has keys of its own, as in a model's layers.
 
-For quantised keys and values, MLX's own attention is mlx-lm's function, whose result is wrong on CUDA. For these, the
-table has flash attention's reading speed, also as a share of the speed of a copy.
+A second table has quantised keys and values. mlx-lm's function gives wrong results for these on CUDA, so the table also
+has flash attention's reading speed, in GB/s and as a share of a copy's speed.
 
-Flash attention is measured in precision float32, and with the patch's defaults. These are precision input, and MLX's
-own attention for the calls that it computes faster. Errors are computed for each of the three, and computed again with
-queries four times as large.
+Flash attention is measured in precision float32. The column "default" is for the patch with its default options:
+precision input, and MLX's own attention for the calls that MLX computes faster. Errors are computed for the drawn
+queries ("error"), and for queries four times as large ("peaked").
 """
 
 import sys
@@ -38,10 +38,10 @@ from msgspec.structs import replace
 # A trial repeats short calls until it takes TRIAL_SECONDS, because every evaluation costs half a millisecond by itself.
 TRIALS, TRIAL_SECONDS = 15, 0.03
 PRODUCTS, MEMORY = 800e12, 3.0e12  # of an H100: FLOP/s of bfloat16 matrix products, bytes/s of its memory
-# A decode step's chain has as many layers as have CHAIN_BYTES of keys and values, which is more than the GPU's cache
-# holds. It has CHAIN_LENGTH layers at most.
+# The layers of a decode step's chain have about CHAIN_BYTES of keys and values in total. The GPU's cache holds less. A
+# chain has at most CHAIN_LENGTH layers.
 CHAIN_BYTES, CHAIN_LENGTH = 256e6, 128
-ROWS = 47  # the errors are computed for so many queries in each of two heads
+ROWS = 47  # errors are computed for at most this many queries, in two heads
 
 Attention = Callable[[mx.array, Any, Any], mx.array]
 
@@ -65,16 +65,14 @@ class Call(Workload):
         return drawn
 
     def seen(self, queries: mx.array) -> mx.array:
-        """Bool (batch or 1, 1, queries, keys): which keys these queries see."""
+        """Returns which keys these queries see, as bools of shape (batch or 1, 1, queries, keys)."""
         key = mx.arange(self.seq_len)
         distance = (queries + self.seq_len - self.query_len)[:, None] - key
         starts = mx.array(self.padding or (0,))[:, None, None, None]
         return (distance >= 0) & (distance < (self.window or self.seq_len)) & (key >= starts)
 
     def limit(self) -> float:
-        """Seconds at the roofline: FLOP / PRODUCTS or bytes of all arrays / MEMORY, whichever is more. Padding does not
-        count.
-        """
+        """Seconds that an H100 takes to compute the call or to move its arrays, whichever is longer. Skips padding."""
         parts = [
             replace(self, batch_size=1, query_len=min(self.query_len, self.seq_len - n), seq_len=self.seq_len - n)
             for n in self.padding or (0,) * self.batch_size
@@ -125,7 +123,7 @@ TABLE = {
     "causal, 32/32x96, 3000²": call("32/32x96", 3000, 3000),
     "causal, batch of 2, 16/16x80, 1777²": call("16/16x80", 1777, 1777, batch=2),
 }
-PEAKED = 4  # errors are computed again with queries times this, because the softmax is then peaked
+PEAKED = 4  # errors are also computed with queries this many times as large, which makes the softmax peaked
 STORED = {
     f"{'decode' if length == 1 else 'causal'}, {bits} bits, {heads}, {keys:,} keys, batch {batch}": call(
         heads, length, keys, kv_bits=bits, batch=batch
@@ -141,7 +139,7 @@ STORED = {
 
 
 def mask_of(call: Call) -> Mask | None:
-    """Returns the mask that mlx-lm would pass for such a call. There is none for a single query that sees all keys."""
+    """Returns the mask that mlx-lm would pass for such a call: None for a single query that sees all keys."""
     if call.query_len == 1 and not (call.window or call.padding):
         return None
     mask: Mask = SlidingWindow(call.window) if call.window else Causal()
@@ -157,7 +155,7 @@ def ours(call: Call, sinks: mx.array | None) -> Attention:
 
 
 def as_patched(call: Call, sinks: mx.array | None) -> Attention:
-    """Returns what the patch calls by default in place of MLX's function or, with a soft-cap, of gemma2's attention."""
+    """Returns attention as a model calls it with the patch on, with the patch's default options."""
     own, mask, scale = mlx_own(call, sinks), mask_of(call), call.head_dim**-0.5
     if call.softcap is None:
         return partial(flash_instead_of(mx.fast.scaled_dot_product_attention), scale=scale, mask=mask, sinks=sinks)
@@ -170,7 +168,7 @@ def as_patched(call: Call, sinks: mx.array | None) -> Attention:
 
 
 def mlx_own(call: Call, sinks: mx.array | None) -> Attention:
-    """Returns MLX's own attention, as mlx-lm calls it. With a softcap, writes it out as mlx_lm.models.gemma2 does."""
+    """Returns MLX's own attention, as mlx-lm calls it. With a softcap, computes what mlx_lm.models.gemma2 does."""
     scale, softcap = call.head_dim**-0.5, call.softcap
     if call.kv_bits:
         how: Any = {"mask": "causal" if call.query_len > 1 else None, "group_size": GROUP_SIZE, "bits": call.kv_bits}
@@ -204,7 +202,7 @@ def errors(call: Call, drawn: Sequence[Any], outputs: Sequence[mx.array]) -> lis
             words, scales, biases = (x[:1, mx.array([0, -1])] for x in array)
             scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
             return np.array(mx.dequantize(words, scales, biases, GROUP_SIZE, call.kv_bits), np.float64)
-        # Picks rows as a copy, because numpy moves the array that it reads to the host.
+        # Copies the rows first, because numpy would move the whole array to the host.
         picked = array[: len(call.padding) or 1, mx.array([0, -1])][:, :, rows]
         return np.array(picked.astype(mx.float32), np.float64)
 
@@ -230,7 +228,7 @@ def chain(attend: Attention, inputs: Sequence[Sequence[Any]], count: int) -> Non
 
 
 def in_turns(ways: Mapping[str, Callable[[int], None]], trials: int) -> list[float]:
-    """Runs the functions of `ways` in turns. Returns the median seconds per call of each."""
+    """Runs the functions of `ways` in turns. Returns each function's median seconds per call."""
     counts = dict.fromkeys(ways, 1)
     times: dict[str, list[float]] = {name: [] for name in ways}
     for name, run in ways.items():
@@ -244,9 +242,9 @@ def in_turns(ways: Mapping[str, Callable[[int], None]], trials: int) -> list[flo
 
 
 def measured(call: Call, trials: int = TRIALS) -> dict[str, list[float]]:
-    """Measures MLX's own attention, flash attention and the patch's default. Returns for each: the errors with the
-    drawn queries ("errors") and with larger ones ("peaked"), the bytes that a call takes beyond its inputs, and the
-    seconds per call, once for independent calls ("stream") and once where each call waits for the last ("chain")."""
+    """Measures the contestants: MLX's own attention, flash attention, and attention with the patch on. Each list in the
+    result has one figure for each contestant: "memory" in bytes beyond the inputs, "stream" and "chain" in seconds per
+    call, "errors" for the drawn queries, and "peaked" for errors with larger queries."""
     layers = min(CHAIN_LENGTH, int(CHAIN_BYTES / call.bytes_read)) if call.query_len <= 16 else 1
     drawn = [call.draw(layer) for layer in range(max(1, layers))]
     mx.eval(drawn)

@@ -2,14 +2,13 @@
 
 The script needs flash-evals and its dependencies, but no network and no GPU. On Linux, preload OpenBLAS (apt install
 libopenblas0-pthread), because MLX's wheel multiplies matrices with a slow reference BLAS. More than one BLAS thread
-hardly helps: most of the time goes into exp(), in softmax and SiLU, which MLX computes on one thread.
+hardly helps, because softmax and SiLU take most of the time, and MLX computes them on one thread.
 
     OPENBLAS_NUM_THREADS=1 LD_PRELOAD=libopenblas.so.0 python packages/evals/scripts/train_demo_model.py
 
-The corpus is small and read many times, so regularisation decides the result: dropout, weight decay, and another
-tokenisation of the words on each pass. The script keeps the weights that are best on the held-out text. That makes
-the held-out perplexity a little too good, which does not matter here: the model serves to compare two runs of the
-same weights.
+The corpus is small and read many times. So training uses dropout, weight decay, and another tokenisation of the words
+on each pass. The script keeps the weights that are best on the held-out text. This makes the held-out perplexity a
+little too good. That does not matter, because the model only serves to compare two runs of the same weights.
 """
 
 import bz2
@@ -114,7 +113,7 @@ def split_some(tokens: np.ndarray, parts: np.ndarray, rng: np.random.Generator) 
 def batches(
     encoded: list[np.ndarray], parts: np.ndarray, rng: np.random.Generator
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields inputs and targets endlessly. Each pass has a new order of texts, new tokens and new row boundaries."""
+    """Yields inputs and targets endlessly. Each pass shuffles the texts, splits tokens anew and shifts the rows."""
     while True:
         window = int(rng.choice(WINDOWS))
         shuffled = [split_some(encoded[i], parts, rng) for i in rng.permutation(len(encoded))]
@@ -143,7 +142,7 @@ def new_model() -> Model:
     def initial(path: str, weight: mx.array) -> mx.array:
         if weight.ndim == 1:
             return mx.zeros_like(weight) if path.endswith("bias") else mx.ones_like(weight)
-        if "o_proj" in path or "down_proj" in path:  # as in GPT-2: all layers together add the variance of one
+        if "o_proj" in path or "down_proj" in path:  # as in GPT-2, the scale falls with the number of layers
             return mx.random.normal(weight.shape, scale=0.02 / math.sqrt(2 * ARGS.num_hidden_layers))
         return mx.random.normal(weight.shape, scale=0.02 if "embed" in path else 0.05)
 
@@ -239,7 +238,7 @@ def main(seed: int, steps: int, out: Path) -> None:
     model = new_model()
 
     train, heldout = documents("train"), documents("heldout")
-    # This is Qwen2's own class, because transformers uses it for models of type qwen2, whatever tokenizer.json says.
+    # transformers uses this class for every model of type qwen2, whatever the model's tokenizer.json says.
     tokenizer = Qwen2Tokenizer().train_new_from_iterator(train, ARGS.vocab_size, show_progress=False)
     encoded, heldout_encoded = (
         [np.array(tokenizer.encode(text), np.int32) for text in texts] for texts in (train, heldout)

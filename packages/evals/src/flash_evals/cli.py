@@ -11,7 +11,7 @@ import click
 
 from flash_evals.results.errors import EvalError, Terminated, exit_code, one_line
 
-# Command -> help. The command's module in the folder `commands` has its name, with underscores for hyphens.
+# Command -> help. In the folder `commands`, a command's module has the command's name, with underscores for hyphens.
 COMMANDS = {
     "perplexity": "Compare a model's perplexity, speed and memory, patch off and patch on.",
     "speed": "Compare prompt and generation tokens per second, patch off and patch on.",
@@ -48,7 +48,7 @@ class LazyGroup(click.Group):
 
         before = signal.signal(signal.SIGTERM, _terminate)
         try:
-            with interruptible():  # Ctrl-C ends long calls; with several ranks, Ranks lets the step finish instead
+            with interruptible():  # Ctrl-C ends long calls; with several processes, class Ranks handles Ctrl-C
                 return super().invoke(ctx)
         except KeyboardInterrupt as stopped:
             # Commands that already have results catch KeyboardInterrupt themselves.

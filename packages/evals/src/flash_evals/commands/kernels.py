@@ -27,7 +27,7 @@ def _quick(context: click.Context, _: click.Parameter, value: bool) -> None:
 
 
 def _some_of(known: Iterable[str], *option: str, help: str, **others: Any) -> Callable[..., Any]:
-    """An option that takes some of the `known` names. In its help, {} becomes the list of all of them."""
+    """An option that takes some of the `known` names. In `help`, {} stands for the list of all `known` names."""
     names = list(known)
     what = ", ".join(names)
     return options.several(

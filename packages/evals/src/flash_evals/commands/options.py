@@ -22,7 +22,6 @@ blas = mlxlm_flash_patch.cli.blas_option
 
 
 def model(command: Callable[..., None]) -> Callable[..., None]:
-    """--model and --revision."""
     command = click.option("--revision", help="Branch, tag or commit of a model on the hub.  [default: main]")(command)
     return click.option(
         "--model",
@@ -39,7 +38,7 @@ adapter_path = click.option(
 
 
 def given(record: type[Item], **more: object) -> Item:
-    """Makes a record. A field is what `more` has under the field's name, else the command's option of that name."""
+    """Makes a record from the current command's options. Arguments in `more` replace options of the same name."""
     return msgspec.convert({**click.get_current_context().params, **more}, record)
 
 
@@ -75,7 +74,7 @@ def number(*names: str, least: int, most: int = LARGEST, text: str, **option: An
 
 
 def several(*names: str, read: Callable[[str], object], what: str, **option: Any) -> Callable[..., Any]:
-    """An option that takes items separated by commas, each once. `read` raises ValueError for an invalid item."""
+    """An option that takes items separated by commas, without duplicates. `read` raises ValueError for a bad item."""
 
     def check(_: click.Context, parameter: click.Parameter, value: str | None) -> list[object] | None:
         try:
@@ -117,7 +116,7 @@ def writable(context: click.Context, parameter: click.Parameter, value: Path | N
 
 
 def precision(default: Precision, flash: str) -> Callable[..., Any]:
-    """The option --precision. `flash` is what the help says has this precision."""
+    """The option --precision. In the help, `flash` follows "Precision of"."""
     return click.option(
         "--precision",
         type=click.Choice(["input", "float32"]),

@@ -1,8 +1,8 @@
 """`flash-eval perplexity`: one model reads one text twice, patch off and on, and the page shows the differences.
 
-The steps: this module reads the options; `plan` cuts the text into windows; `paired` reads them with both arms, batch
-by batch; `score_file` saves the batches; `summary` makes a result of them; `perplexity_page` describes it, and
-`Outputs` prints it.
+This module reads the options. `plan` cuts the text into windows. `paired` reads batches of windows with the patch off
+and on. `score_file` saves each batch's scores. `summary` computes the result. `perplexity_page` describes the result,
+and `Outputs` prints the description.
 """
 
 from collections.abc import Generator

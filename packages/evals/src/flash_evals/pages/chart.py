@@ -46,7 +46,7 @@ def by_arm(points: Callable[[Arm], Sequence[Point]]) -> list[Series]:
 
 @dataclass
 class Chart:
-    """A chart with the points that its axis can show, sorted by length. Points without both ends have no band."""
+    """A chart with the points that its axis can show, sorted by length. A band needs both `low` and `high`."""
 
     title: str
     axis: Axis
@@ -71,13 +71,12 @@ class Chart:
 
     @property
     def values(self) -> list[float]:
-        """All values that the axis must cover."""
         points = [point for each in self.series for point in each.points]
         return [value for each in points for value in (each.value, each.low, each.high) if value is not None]
 
     @property
     def in_words(self) -> str:
-        """Alternative text: names the ends of each line."""
+        """Text for readers who cannot see the chart: the first and the last value of each line."""
         lines = []
         for each in self.series:
             ends = (f"{self.axis.tick(at.value)} at {whole(at.length)}" for at in (each.points[0], each.points[-1]))

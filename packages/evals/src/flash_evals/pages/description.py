@@ -1,4 +1,4 @@
-"""Describes a command's result once; the text, Markdown and HTML pages are made from the description."""
+"""Describes a command's result. The text, Markdown and HTML pages are all made from this description."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,11 +18,11 @@ class Table:
     caption: str
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
-    names: Sequence[int] = (1,)  # how many cells each name at the start of a row takes; rows differ in the last name
+    names: Sequence[int] = (1,)  # sizes of the groups of leading cells; `texts` blanks repeated groups except the last
 
     @property
     def texts(self) -> list[list[str]]:
-        """The head and the rows, without the names that a row shares with the row above."""
+        """The head and the rows. Leading groups of cells that repeat the row above are blank."""
         shown = [list(row) for row in self.rows]
         for (above, row), cells in zip(pairwise(self.rows), shown[1:], strict=True):
             for first, end in pairwise(accumulate(self.names[:-1], initial=0)):
@@ -38,8 +38,8 @@ class Comparison:
 
     work: str
     against: str  # "off": the patch off; else an implementation's name
-    speed: Ratio  # flash's speed over the other's
-    memory: Ratio  # flash's memory over the other's
+    speed: Ratio  # flash's speed / the other's speed
+    memory: Ratio  # flash's memory / the other's memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class Description:
     tables: Sequence[Table]
     notes: Sequence[str] = ()
     ran: bool = True  # whether flash ran
-    only: str = ""  # if the run was interrupted: what it finished, such as `trials`
+    only: str = ""  # "trials", "steps" or the like if the run was interrupted
     # Only for the HTML page:
     command: str = ""
     title: str = ""

@@ -49,12 +49,12 @@ def document(found: Sequence[tuple[str, Description]], left_out: Sequence[tuple[
 
 
 def _of_several_lengths(described: Description) -> list[tuple[str, list[Chart]]]:
-    """The rows of charts, without the charts of a single length, because their lines would be points."""
+    """The rows of charts. Charts with a single length are left out, because each line would be a point."""
     return [(title, [chart for chart in charts if len(chart.lengths) > 1]) for title, charts in described.charts]
 
 
 def _about(described: Description) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Settings, machine and so on: the title of each, and its (name, value) pairs."""
+    """For each part of `about`, such as the settings: its title and its (name, value) pairs."""
     return [(name, _flat(to_builtins(part))) for name, part in described.about.items() if part is not None]
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 LOOKS: dict[str, dict[str, Any]] = {
     "on": {"color": LIGHT["on"], "marker": "o"},
     "off": {"color": LIGHT["off"], "marker": "s"},
-    # Dotted, because the lines of naive and mlx are close where both run the same matrix products.
+    # Dotted, because the lines of naive and mlx nearly coincide where both run the same matrix products.
     "naive": {"color": LIGHT["naive"], "marker": "^", "linestyle": ":"},
     "torch": {"color": LIGHT["torch"], "marker": "D"},
     "other": {"color": LIGHT["soft"], "marker": "v"},
@@ -111,7 +111,7 @@ def _draw(ax: "Axes", chart: Chart) -> None:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Returns at least two ticks 1, 2, 5, 10 … around the values; every n-th power of ten if these were over seven."""
+    """Returns ticks 1, 2, 5, 10 … that enclose the values. If there are more than seven, returns only powers of ten."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     steps = [factor * 10.0**power for power in range(first - 1, last + 2) for factor in (1, 2, 5)]
     begin = bisect_right(steps, low * (1 + 1e-9)) - 1
@@ -123,7 +123,7 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def _with_room(lengths: Sequence[int]) -> list[int]:
-    """The lengths whose labels do not overlap, from the longest down."""
+    """Returns the lengths to label, the longest first. Leaves out lengths whose labels would overlap."""
     shown = [lengths[-1]]
     for length in reversed(lengths[:-1]):
         if math.log(shown[-1] / length) >= ROOM * math.log(lengths[-1] / lengths[0]):

@@ -28,11 +28,11 @@ class Call:
     figures: Figures
     flash: Figures | None  # flash's figures on the same work, if any
     speed: float  # GFLOP/s; for a decode step GB/s
-    share: float  # speed over what the machine reaches; NaN if that was not measured
+    share: float  # speed / the machine's speed_bound; NaN if the bound was not measured
 
     @property
     def ratio(self) -> Ratio:
-        """This call's time over flash's; unknown for flash itself."""
+        """This call's time divided by flash's time. Unknown for flash itself."""
         if self.flash is None or self.config.impl == "flash":
             return Ratio(None, apart=False)
         return Ratio.of(quotient(self.figures.time, self.flash.time), self.figures.trials, self.flash.trials)
@@ -92,7 +92,7 @@ def _calls(entries: Sequence[Entry]) -> list[Call]:
 
 
 def _bounds(entries: Sequence[Entry]) -> list[str]:
-    """Says what the machine reached during the run, if that was measured: `peak 127–129 GFLOP/s`, `reads 10 GB/s`."""
+    """The machine's measured speeds in words, such as `peak 127–129 GFLOP/s` and `reads 10 GB/s`."""
     peaks = [1000 * entry.roofline.peak for entry in entries if entry.roofline.peak]
     reads = [entry.roofline.read for entry in entries if entry.roofline.read]
     texts = []

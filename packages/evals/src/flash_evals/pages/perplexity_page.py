@@ -38,7 +38,7 @@ def description(result: Result) -> Description:
 
 
 def _of_the_patch(result: Result) -> bool:
-    """Whether the columns are off and on, and nothing else differs."""
+    """Whether the two columns are patch off and patch on, and their runs differ in nothing else."""
     return tuple(result.columns) == ARMS and not (result.compared and result.compared.differs_in)
 
 
@@ -120,7 +120,7 @@ def _verdict(result: Result) -> list[str]:
 
 
 def predictions(result: Result, paired: Paired) -> tuple[bool | None, str]:
-    """Whether the predictions are the same (None: unknown), and a sentence about it."""
+    """Whether both arms' predictions are the same (None: unknown), and a sentence that says so."""
     # If one arm comes from a --compare file, the difference of the arms' logits is unknown.
     known = [paired.delta_nll, *([] if result.compared else [paired.max_abs_dlogit])]
     if not all(figure is not None and math.isfinite(figure) for figure in known):

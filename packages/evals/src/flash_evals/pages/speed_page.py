@@ -53,13 +53,13 @@ def _table(tests: Sequence[Test], drafting: bool) -> Table:
 
 
 def _rate(arm: Summary) -> str:
-    digits = 0 if arm.tokens_per_s >= 100 else 1  # as many as units.rate() gives the mean
+    digits = 0 if arm.tokens_per_s >= 100 else 1  # the same number of digits as in units.rate()
     deviation = f" ± {arm.tokens_per_s_sd:,.{digits}f}" if arm.tokens_per_s_sd is not None else ""
     return units.rate(arm.tokens_per_s) + deviation
 
 
 def _charts(tests: Sequence[Test]) -> list[Chart]:
-    """For each kind and batch size: a pair of charts per depth over tokens, or over depth if tokens do not vary."""
+    """Charts of speed and memory against a test's tokens or, if these do not vary, against the cache's final length."""
     charts: list[Chart] = []
     for (kind, batch), of_kind in grouped(tests, lambda test: (test.kind, test.batch_size)).items():
         title = WORK[kind].capitalize() + (f", {batch} at once" if batch > 1 else "")

@@ -26,12 +26,12 @@ def figure(value: float | None, shown: Shown, otherwise: str = DASH) -> str:
 
 
 def ratio(of: Ratio) -> str:
-    """Formats a ratio: `0.62x`, or `1.02x ~` if it claims nothing. Empty if the ratio is unknown."""
+    """Formats a ratio: `0.62x`, or `1.02x ~` for no clear difference. Returns "" for an unknown ratio."""
     return figure(of.value, times, "") + (f" {MARK}" if of.sign == 0 else "")
 
 
 def decimal(digits: int) -> Shown:
-    """Formats with `digits` decimals; small numbers with two significant digits, numbers from 1e7 on with three."""
+    """Formats with `digits` decimals. Small numbers get two significant digits, numbers from 1e7 on get three."""
 
     def shown(x: float) -> str:
         if x and abs(x) < 10.0 ** (1 - digits):
@@ -46,7 +46,7 @@ def rate(x: float) -> str:
 
 
 def percent(x: float) -> str:
-    """Formats a share. Rounds it down, so that only 1 gives 100 %."""
+    """Formats a share. Rounds down, so that only 1 shows as 100 %."""
     return f"{math.floor(x * 1e5) / 1e3:.3f} %"
 
 

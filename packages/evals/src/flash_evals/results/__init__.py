@@ -1,1 +1,1 @@
-"""Records of the commands' findings, and of what these depend on. They import no other package of flash_evals."""
+"""The records in result files. This package imports no other package of flash_evals."""

@@ -41,8 +41,8 @@ class Flash(Record):
     """The calls that the patch counted while it was on."""
 
     calls: dict[str, Count] = field(default_factory=dict)  # kernel -> calls that ran
-    fallbacks: dict[str, Count] = field(default_factory=dict)  # reason -> calls that fell back
-    left: dict[str, Count] = field(default_factory=dict)  # kind -> calls left to MLX's own attention, which is faster
+    fallbacks: dict[str, Count] = field(default_factory=dict)  # reason -> calls that flash attention cannot compute
+    left: dict[str, Count] = field(default_factory=dict)  # kind of call -> calls left to MLX, because MLX is faster
 
     def add(self, other: "Flash") -> None:
         self.calls = dict(Counter(self.calls) + Counter(other.calls))

@@ -1,9 +1,8 @@
 """Decides whether a page may claim that one of two sides is faster or needs less memory. Nothing else decides that.
 
 A page claims a difference if the trials of the two sides are apart and their ratio is not shown as 1.00x. Trials are
-apart if their ranges from the 20th to the 80th percentile do not overlap. Fewer than three trials say little about the
-scatter. They are apart if every trial of one side is at least twice every trial of the other side. The rule for time
-is also the rule for memory.
+apart if their ranges from the 20th to the 80th percentile do not overlap. If a side has fewer than three trials, the
+trials are apart only if every trial of one side is at least twice every trial of the other side.
 """
 
 import math
@@ -14,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from flash_evals.results.arms import ByArm
 
-ENOUGH = 3  # fewest trials of each side that show how much they scatter
+ENOUGH = 3  # with fewer trials of a side, percentiles say little
 NOTHING = "no clear difference"
-MARK = "~"  # after a ratio that claims nothing
+MARK = "~"  # follows a ratio that is no clear difference
 LEGEND = (  # shown with tables that have the mark
     f"{MARK} marks {NOTHING}: the trials of both sides overlap (20th to 80th percentile), "
     f"or are fewer than {ENOUGH} and less than twofold apart."
@@ -28,7 +27,7 @@ class Ratio:
     """One side's figure divided by the other side's. `value` is None if the ratio is unknown."""
 
     value: float | None
-    apart: bool  # whether the trials are apart, as defined above
+    apart: bool  # the result of apart() for the two sides' trials
 
     @classmethod
     def of(cls, value: float | None, one: Sequence[float], other: Sequence[float]) -> "Ratio":
@@ -36,19 +35,19 @@ class Ratio:
 
     @classmethod
     def of_arms(cls, value: float | None, trials: "Sequence[ByArm[Any]]", figure: str) -> "Ratio":
-        """The ratio of on over off. `figure` names an attribute that each trial has for both arms."""
+        """Makes a Ratio. value: patch on / patch off. figure: the attribute of each arm's trial, such as "seconds"."""
         return cls.of(value, *([getattr(getattr(trial, arm), figure) for trial in trials] for arm in ("off", "on")))
 
     @property
     def sign(self) -> int | None:
-        """1 if the page claims a ratio above 1, -1 for one below 1, 0 if it claims nothing. None if it is unknown."""
+        """1 if the ratio is clearly above 1, -1 if clearly below 1, 0 if neither, None if the ratio is unknown."""
         if self.value is None:
             return None
         return 0 if not self.apart or times(self.value) == times(1) else 1 if self.value > 1 else -1
 
 
 def apart(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether the trials of two sides are apart. True if a side has no trials, because only figures can be compared."""
+    """Whether the trials of two sides are apart (see the top of this file). True if a side has no trials."""
     if not one or not other:
         return True
     if min(len(one), len(other)) < ENOUGH:
@@ -67,7 +66,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def sentence(ratios: dict[str, Ratio]) -> str:
-    """The ratios in words, without the unknown ones: `0.62x the memory, no clear difference in speed`."""
+    """The known ratios in words: `0.62x the memory, no clear difference in speed`."""
     said = [
         f"{times(ratio.value)} the {what}" for what, ratio in ratios.items() if ratio.value is not None and ratio.sign
     ]
@@ -76,10 +75,9 @@ def sentence(ratios: dict[str, Ratio]) -> str:
 
 
 def quotient(one: float | None, other: float | None) -> float | None:
-    """one / other; None if one is unknown, or the other is unknown or 0."""
+    """Returns one / other, or None if either is unknown or `other` is 0."""
     return one / other if one is not None and other else None
 
 
 def times(x: float) -> str:
-    """Formats a ratio: `0.62x`."""
     return f"{x:,.2f}x"

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import click
 
-LONGEST = 300  # characters shown of a library's message; longer ones end with a compiler's listing or many names
+LONGEST = 300  # characters shown of a library's message; the rest is mostly compiler output or lists of names
 
 
 class EvalError(click.ClickException):
@@ -15,7 +15,7 @@ class EvalError(click.ClickException):
 
 
 class Terminated(KeyboardInterrupt):
-    """Raised at SIGTERM, the signal with which a batch system ends a run. Only the exit code differs from Ctrl-C's."""
+    """Raised at SIGTERM, with which batch systems end a run. Handled like Ctrl-C, except for the exit code."""
 
 
 def exit_code(stopped: KeyboardInterrupt) -> int:

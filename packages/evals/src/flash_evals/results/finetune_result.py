@@ -27,12 +27,10 @@ class Settings(Record, kw_only=True):
     max_seconds: Amount
     seed: Count
     memory: str
-    precision: Precision = "float32"  # the patch's precision; older files lack this field, and theirs was float32
+    precision: Precision = "float32"  # the patch's precision; files without this field were measured in float32
 
 
 class Step(Measurement):
-    """One training step of one arm."""
-
     loss: float | None  # before the step; null in JSON if not finite
 
 
@@ -107,7 +105,6 @@ class Result(ModelResult, kw_only=True, tag="finetune"):
 
     @property
     def subject(self) -> str:
-        """Says what is trained, and how."""
         settings = self.settings
         checkpoints = ", gradient checkpoints" if settings.grad_checkpoint else ""
         lora = f"LoRA of rank {settings.rank} in {settings.num_layers} layers{checkpoints}"

@@ -27,17 +27,17 @@ class Settings(Record):
     seed: Count
     memory: str
     interrupted: bool
-    precision: Precision = "float32"  # flash's precision; older files lack this field, and theirs was float32
+    precision: Precision = "float32"  # flash's precision; files without this field were measured in float32
 
 
 class Trial(NamedTuple):
     workload: Workload
     pass_: Pass
     impl: str
-    peak_memory: int  # bytes that a call needs beyond its inputs; a backward pass's include the forward pass
+    peak_memory: int  # bytes beyond the inputs; a backward pass includes the forward pass before it
     calls: int
     seconds: float  # of one call
-    bounds: list[tuple[float, float]]  # the machine's (FLOP/s, bytes/s), for each round of the contest
+    bounds: list[tuple[float, float]]  # the machine's measured (FLOP/s, bytes/s), once per repetition
 
 
 class Config(Workload, frozen=True):
@@ -46,7 +46,7 @@ class Config(Workload, frozen=True):
 
 
 class Figures(Record, omit_defaults=True):
-    """The figures of a call of one pass. They have their defaults if the pass was not measured."""
+    """The figures of one pass. They keep their defaults if the pass was not measured."""
 
     time: Amount = field(name="time(s)", default=NONE)  # median
     time_p20: Amount = field(name="time_p20(s)", default=NONE)
@@ -60,7 +60,7 @@ class Figures(Record, omit_defaults=True):
 
 
 class Roofline(Record):
-    """The machine's own figures, measured between the trials. A figure is None if it was not measured."""
+    """The speeds that the machine itself reaches, measured between the trials. None: not measured."""
 
     peak: Amount | None = field(name="peak(TFLOPs/s)")
     read: Amount | None = field(name="read(GB/s)")
@@ -83,13 +83,13 @@ class Entry(Record):
         return {pass_: figures for pass_ in PASSES if (figures := getattr(self, pass_)).trials}
 
     def speed(self, pass_: Pass) -> float:
-        """The speed in GFLOP/s. For a decode step, in GB/s of keys and values, because reading these limits it."""
+        """The speed in GFLOP/s or, for a decode step, GB/s of keys and values, because reading limits decode steps."""
         figures = self.passes[pass_]
         return figures.read if self.config.is_decode else 1000 * figures.flops
 
     @property
     def speed_bound(self) -> float | None:
-        """Returns what the machine reached, in the unit of speed(); None if that was not measured."""
+        """The machine's limit for speed(): GFLOP/s or, for a decode step, GB/s. None if the limit was not measured."""
         bound = self.roofline.read if self.config.is_decode else self.roofline.peak
         return bound if bound is None or self.config.is_decode else 1000 * bound
 
@@ -132,7 +132,7 @@ def _figures(trials: Sequence[Trial]) -> Figures:
 
 
 def by_problem(entries: Iterable[Entry]) -> list[dict[str, Entry]]:
-    """Returns a dict for each problem, in the order of measurement. It maps each implementation to its entry."""
+    """Returns a dict for each problem, in the order of measurement: implementation -> entry."""
     problems: dict[Config, dict[str, Entry]] = defaultdict(dict)
     for entry in entries:
         if problems[replace(entry.config, impl="")].setdefault(entry.config.impl, entry) is not entry:

@@ -15,7 +15,7 @@ Documents = Literal["joined", "separate"]
 
 SAME_NLL = 1e-4  # nats; predictions are the same if |mean ΔNLL| is at most this and the top-1 tokens agree everywhere
 
-Name = Literal["other", "off", "on"]  # of a column: an arm; "other" is the same arm in the --compare file
+Name = Literal["other", "off", "on"]  # of a column; "other" is a --compare file with the same arm as this run
 NAMES: tuple[Name, ...] = ("other", *ARMS)
 
 
@@ -28,19 +28,18 @@ class Settings(Record, kw_only=True):
     documents: Documents
     bos: Literal["bos", "eos"] | None
     detokenised: bool
-    top1_tie: Amount  # scoring.TIE: how close logits are that tie for the first rank
+    top1_tie: Amount  # scoring.TIE: logits closer than this tie for the first rank
     arm: Arm | Literal["both"]
     batch_size: Count
     max_windows: Count | None
     memory: str
-    precision: Precision = "float32"  # the patch's precision; older files lack this field, and theirs was float32
+    precision: Precision = "float32"  # the patch's precision; files without this field were measured in float32
 
     @property
     def arms(self) -> tuple[Arm, ...]:
         return ARMS if self.arm == "both" else (self.arm,)
 
     def __str__(self) -> str:
-        """The settings as the page shows them."""
         half, bos = self.scoring == "half", {None: "no BOS", "bos": "BOS", "eos": "EOS as BOS"}[self.bos]
         parts = [
             f"context {self.context}",
@@ -53,7 +52,7 @@ class Settings(Record, kw_only=True):
 
 
 class Reading(Record, kw_only=True, omit_defaults=True):
-    """A trial: each arm's time and memory for reading the windows of one batch."""
+    """The time and memory that each arm took to read one batch of windows."""
 
     windows: Count
     tokens: Count  # read by one arm
@@ -71,7 +70,7 @@ class Reading(Record, kw_only=True, omit_defaults=True):
 
 
 class Column(Record, kw_only=True):
-    """One arm's figures for a text. Word and byte figures are None if the scored tokens do not form a text."""
+    """One arm's figures for a text. Word and byte figures are None with --scoring half."""
 
     ppl: float | None  # null in JSON if not finite
     ppl_se: float | None
@@ -83,7 +82,7 @@ class Column(Record, kw_only=True):
 
 
 class Paired(Record):
-    """Compares the second column with the first. max_abs_dlogit and mean_kl are NaN, in JSON null, if one arm ran."""
+    """Compares the second column with the first. If only one arm ran, max_abs_dlogit and mean_kl are NaN."""
 
     of: tuple[Name, Name]
     delta_nll: float | None
@@ -98,7 +97,7 @@ class Paired(Record):
 
 
 class Compared(Record):
-    """The run whose score file fills one of the columns."""
+    """The earlier run whose score file, given with --compare, fills one column."""
 
     file: str
     arm: Arm
@@ -112,7 +111,7 @@ class Compared(Record):
 
 
 class Together(Record):
-    """The number of ranks (processes), and the tokens per second of all of them: the sum of each rank's median."""
+    """The number of ranks (processes), and their joint tokens/s, which is the sum of the ranks' medians."""
 
     size: Count
     tokens_per_s: dict[Arm, Amount]
@@ -157,7 +156,7 @@ class Result(ModelResult, kw_only=True, omit_defaults=True, tag="perplexity"):
         return [trial[name] for trial in self.trials if name != "other"]
 
     def ratio(self, figure: Literal["tokens_per_s", "peak_memory_mb"]) -> Ratio:
-        """The second column's figure over the first's. Unknown if off and on differ in more than the patch."""
+        """The second column's figure divided by the first's. Unknown if off and on differ in more than the patch."""
         of_another = self.compared and self.compared.column != "other" and self.compared.differs_in
         if not self.paired or of_another:
             return Ratio(None, apart=False)

@@ -1,4 +1,4 @@
-"""Records of the model, text and machine on which figures depend, and the base of the results about models."""
+"""Records of a run's model, text and machine, and ModelResult, the base class of results about models."""
 
 from pathlib import Path
 
@@ -25,9 +25,9 @@ class Model(Record):
     adapter_path: str | None  # the folder as the user gave it
     adapter_type: str | None  # mlx-lm's fine_tune_type: lora, dora or full
     type: str  # mlx-lm's name of the architecture
-    parameters: Count  # without adapters; each quantised weight counts, not each word that packs several
+    parameters: Count  # without adapters; counts quantised weights, not the words that pack them
     dtype: str
-    max_positions: int | None  # the longest sequence, in tokens, by the config; None if it does not say
+    max_positions: int | None  # the longest sequence in tokens; None if the model's config does not state it
 
     @property
     def title(self) -> str:
@@ -43,7 +43,7 @@ class Part(Record):
     config: str | None = None  # as the hub names it
     split: str | None = None  # "test" if not given
     column: str | None = None  # the column with the text; "text" if not given
-    # A branch, tag or commit on the hub; "main" if not given. In a result: the commit or, for pydoc, Python's version.
+    # An option names a branch, tag or commit (None: "main"). A result has the commit or, for pydoc, Python's version.
     revision: str | None = None
 
 
@@ -70,7 +70,7 @@ class Machine(Record):
 
     @property
     def bounds(self) -> list[str]:
-        """Has one warning if the machine's BLAS is so slow that it limits models' speed with any attention."""
+        """A warning if MLX uses the reference BLAS, which limits a model's speed with any attention."""
         return [REFERENCE] if self.blas == "reference" else []
 
 

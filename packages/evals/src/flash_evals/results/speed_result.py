@@ -26,7 +26,7 @@ class Settings(Record):
     seed: Count
     prefill_step_size: Count
     memory: str
-    precision: Precision = "float32"  # the patch's precision; older files lack this field, and theirs was float32
+    precision: Precision = "float32"  # the patch's precision; files without this field were measured in float32
 
 
 class Case(NamedTuple):
@@ -78,7 +78,7 @@ class Test(ByArm[Summary]):
     tokens: Count
     depth: Count
     batch_size: Count
-    ratio: Amount  # on over off, of the medians of tokens/s
+    ratio: Amount  # median tokens/s of on / median tokens/s of off
     trials: list[Trial[Speed]]
 
     @classmethod

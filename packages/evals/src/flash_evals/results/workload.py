@@ -14,8 +14,8 @@ GROUP_SIZE = 64  # elements that share a scale in quantised keys and values; mlx
 Pass = Literal["forward", "backward", "forward_backward"]
 PASSES: tuple[Pass, ...] = get_args(Pass)
 # How many matrix products a pass has, as FlashAttention-2 counts them (Dao 2023, arXiv:2307.08691, section 4.1). The
-# forward pass computes scores and output; the backward pass computes the scores again, and the gradients of
-# probabilities, query, key and value. Softmax is not counted.
+# forward pass computes scores and output. The backward pass computes the scores again, and the gradients of
+# probabilities, query, key and value.
 PRODUCTS: dict[Pass, int] = {"forward": 2, "backward": 5, "forward_backward": 7}
 
 Inputs = list[np.ndarray]  # query, key, value, and the output's cotangent
@@ -62,7 +62,6 @@ class Workload(Struct, frozen=True):
 
     @property
     def visible(self) -> str:
-        """Says in words which keys a query sees."""
         return f"window {self.window:,}" if self.window else "causal" if self.causal else "not causal"
 
     @property
@@ -100,8 +99,8 @@ class Workload(Struct, frozen=True):
         return 2 * self.batch_size * self.num_kv_heads * seen * self.bytes_of_key
 
     def bytes_held(self, pass_: Pass) -> int:
-        """Bytes of query, key, value, output and one float32 logsumexp per row. Attention needs no more memory if it
-        does not store the scores.
+        """Bytes of query, key, value, output and one float32 logsumexp for each query of each head. Attention needs
+        no more memory if it does not store the scores.
 
         A pass with gradients has four more arrays: the gradients of query, key and value, and the output's cotangent.
         """

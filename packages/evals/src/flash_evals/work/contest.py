@@ -1,7 +1,8 @@
-"""Times implementations on one pass of a workload. They and measurements of the machine itself take turns.
+"""Times implementations on one pass of a workload.
 
-Before the first turn, each implementation makes a few calls that are not counted. For one of these calls, memory is
-measured, and the results are compared with the first implementation's. If they differ, an error ends the contest.
+In each round, every implementation runs one trial, and the machine's own speed is measured. Before the first round,
+each implementation makes a few calls that are not counted. One of these calls measures memory. Its results are compared
+with the first implementation's, and a difference ends the contest with an EvalError.
 """
 
 import time
@@ -22,39 +23,36 @@ from flash_evals.work.implementations import IMPLEMENTATIONS, RESULTS
 from flash_evals.work.measure import no_garbage_collection, peak_memory
 
 TRIAL_SECONDS = 0.02  # a trial repeats short calls until it takes this long
-MACHINE = "machine"  # the name of the turn that measures the machine itself
+MACHINE = "machine"  # in a round's order, stands for the measurement of the machine itself
 TINY = 64  # the most queries and keys in an implementation's first call, which initialises its library
-# The wait before each trial. It lets other libraries' threads stop spinning: OpenMP's spin for milliseconds after work.
+# The wait before each trial, until threads of other libraries stop spinning. OpenMP's threads spin for milliseconds.
 SETTLE_SECONDS = 0.02
-# The largest allowed difference of two arrays, relative to the largest element. Gradients may differ by twice that,
-# because PyTorch sums them over the query heads of a key head in the inputs' dtype.
+# The largest allowed difference of two arrays, relative to the largest element. Gradients may differ twice as much,
+# because PyTorch adds the gradients of a key head's query heads in the inputs' dtype.
 TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 3e-2}
 TF32_TOLERANCE = 2e-3  # for float32 where MLX multiplies in TF32
-# A difference is divided by the array's largest element, but by no less than this share of the largest element of all
-# the call's results. This matters where each query sees a single key: the exact gradients of query and key are then
-# zero, and the computed ones are only rounding errors.
+# An array's largest element counts as at least this share of the largest element in all results of the call. Without
+# this limit, gradients that are zero except for rounding errors would differ too much.
 NEGLIGIBLE = 1e-2
 
 
 class Entrant:
-    """An implementation in the contest."""
-
     def __init__(self, name: str, work: Workload, pass_: Pass, inputs: Inputs, precision: Precision) -> None:
         make = partial(IMPLEMENTATIONS[name], precision=precision)
         tiny = replace(work, query_len=min(TINY, work.query_len), seq_len=min(TINY, work.seq_len))
         contestant = make(tiny, pass_, tiny.inputs(seed=0))
         contestant.compute([contestant.prepare()])
         self.contestant = make(work, pass_, inputs)
-        self.spent = 0.0  # seconds spent in total, with the calls that are not counted
+        self.spent = 0.0  # seconds of all its trials, and of the calls before them
         self.calls = 1  # the number of calls in one trial
 
     def warm_up(self) -> list[np.ndarray]:
-        """Measures the memory of a call, and chooses how many calls make a trial. Returns the results of a call."""
+        """Measures the memory of a call, sets `calls`, and returns the results of one call."""
         mx.synchronize()
         with peak_memory() as peak:
             seconds, results = self.timed()
             self.peak_memory = peak()
-        # The first call is up to 10 times slower, or compiles the kernel. Only if it is longer still, its time counts.
+        # The first call may compile the kernel or be 10 times slower. A second is timed, unless a CPU took too long.
         if seconds < 10 * TRIAL_SECONDS or machine.kind() == "gpu":
             seconds, _ = self.timed()
         while seconds < TRIAL_SECONDS:
@@ -63,7 +61,7 @@ class Entrant:
         return self.contestant.as_numpy(results)
 
     def timed(self) -> tuple[float, Sequence[Any]]:
-        """Runs one trial. Returns its seconds, without the time to prepare its calls, and the results of one call."""
+        """Runs one trial. Returns its seconds, which do not include prepare(), and the results of one call."""
         began = time.perf_counter()
         prepared = [self.contestant.prepare() for _ in range(self.calls)]
         mx.synchronize()
@@ -77,10 +75,10 @@ class Entrant:
 
 
 def hold(work: Workload, pass_: Pass, names: Sequence[str], settings: Settings) -> Generator[Trial | None, None, None]:
-    """Yields the trials of the implementations, which take turns. None stands for a skipped trial.
+    """Yields the trials of all implementations, round by round. None stands for a skipped trial.
 
-    An implementation runs at least one trial. Once it has spent `max_seconds`, its later trials are skipped; 0 means
-    no limit. Raises EvalError if an implementation fails, or its results differ from the first implementation's.
+    The first round skips nothing. Later, an implementation that has spent `max_seconds` (0: no limit) is skipped.
+    Raises EvalError if an implementation fails, or if its results differ from the first implementation's.
     """
     problem = f"{work}" if pass_ == "forward" else f"{work}, {pass_}"
     with failing(f"cannot make inputs for {problem}"):
@@ -104,12 +102,12 @@ def hold(work: Workload, pass_: Pass, names: Sequence[str], settings: Settings) 
                 yield None
             else:
                 entrant = entrants[turn]
-                seconds = entrant.timed()[0]  # drops the results before the next turn
+                seconds = entrant.timed()[0]  # keeps no results, because they would take memory during the next trial
                 yield Trial(work, pass_, turn, entrant.peak_memory, entrant.calls, seconds / entrant.calls, bounds)
 
 
 def _difference(dtype: str, pass_: Pass, expected: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> str:
-    """Describes the first result that differs by more than rounding. Returns an empty string if all agree."""
+    """Describes the first result that differs by more than the tolerance. Returns "" if all results agree."""
     largest = [float(np.abs(array).max()) for array in expected]
     tolerance = TF32_TOLERANCE if dtype == "float32" and machine.tf32() else TOLERANCE[dtype]
     for what, size, one, two in zip(RESULTS[pass_], largest, expected, results, strict=True):
@@ -121,7 +119,7 @@ def _difference(dtype: str, pass_: Pass, expected: Sequence[np.ndarray], results
 
 
 def order(names: Sequence[str], number: int) -> list[str]:
-    """Returns the names in the order of round `number`: forwards, then backwards, then from another name on."""
+    """Returns the names in the order of round `number`. Every second round is reversed, and the start varies."""
     first = number // 2 % len(names)
     turned = [*names[first:], *names[:first]]
     return turned[::-1] if number % 2 else turned

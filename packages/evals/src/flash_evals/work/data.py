@@ -16,7 +16,7 @@ from flash_evals.results.errors import EvalError, failing
 from flash_evals.results.provenance import Dataset, Part
 from flash_evals.work import hub, pydoc_text, wikitext
 
-# A blank line separates documents, as in transformers' guide to perplexity. It is scored and counted like other text.
+# A blank line separates documents, as in transformers' guide to perplexity, and is scored like other text.
 SEPARATOR = "\n\n"
 WIKITEXT = "Salesforce/wikitext"
 
@@ -41,7 +41,7 @@ class Text:
         separator: str = SEPARATOR,
         tokenised: bool = False,
     ) -> "Text":
-        """Makes a Text, by default named by source, config and split. Raises EvalError for empty or bad documents."""
+        """Makes a Text. Its default name is source, config and split. Raises EvalError for empty or invalid text."""
         name = name or " ".join(filter(None, (source, part.config, part.split)))
         text = separator.join(documents)
         if not text.strip():
@@ -110,7 +110,6 @@ def _from_files(files: Sequence[str], part: Part) -> Text:
 
 
 def _read_files(paths: Sequence[Path], column: str) -> list[str]:
-    """Returns the documents of these files, unchanged."""
     documents: list[str] = []
     for path in paths:
         with failing(f"cannot read {path}", (Exception,)):
@@ -140,7 +139,7 @@ READERS = {".txt": _read_txt, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
 def _from_folder(folder: str, part: Part) -> Text:
     """Reads a split of a folder. `datasets` finds the split's files, by their names or by the folder's README.md.
 
-    If READERS has all of these files' formats, it reads them, because `datasets` would cut a .txt into lines.
+    If READERS has all their formats, its functions read the files, because `datasets` would cut a .txt into lines.
     """
     # The path is absolute, because `datasets` would take a relative path such as "text" for one of its own builders.
     datasets, path = _quiet_datasets(), str(Path(folder).absolute())
@@ -156,14 +155,14 @@ def _from_folder(folder: str, part: Part) -> Text:
 
 
 def _from_hub(repo: str, part: Part) -> Text:
-    """Reads a dataset of the hub at the commit that hub.reading() yields. Without a network, reads the cache."""
+    """Reads a split of a dataset on the hub. Without a network, reads the split from the cache."""
     datasets = _quiet_datasets()
     split, column = part.split or "test", part.column or "text"
     with hub.reading(repo, "dataset", part.revision) as (commit, online):
         datasets.config.HF_HUB_OFFLINE = not online  # without a network, `datasets` would retry for half a minute
         builder = datasets.load_dataset_builder(repo, part.config, revision=part.revision)
         if builder.hash != commit:
-            # If the hub does not answer, `datasets` takes the latest commit in its cache, even if that is another one.
+            # If the hub does not answer, `datasets` reads the latest commit in its cache, which may be another commit.
             raise ConnectionError(f"the hub does not answer, and commit {commit} is not in the cache")
         table = _table(builder, split)
     config = part.config or (None if builder.config.name == "default" else builder.config.name)
@@ -184,7 +183,6 @@ def _quiet_datasets() -> Any:
 
 
 def _table(builder: Any, split: str) -> Any:
-    """Returns a split as a pyarrow table."""
     try:
         builder.download_and_prepare()
     except Exception as error:

@@ -1,8 +1,8 @@
 """Does the work of `flash-eval speed`: prompts and generation as mlx-lm runs them, with the patch off and on.
 
-mlx-lm's `generate_step` runs one sequence, the two classes inside its `BatchGenerator` run several at once, and
-`speculative_generate_step` runs a draft model. So prefill steps, caches and asynchronous evaluation are mlx-lm's own.
-`BatchGenerator` itself is not used, because it would only add a queue, and the time to merge caches.
+mlx-lm's `generate_step` runs one sequence, `PromptProcessingBatch` runs several at once, and
+`speculative_generate_step` runs a draft model. `BatchGenerator` is not used, because its queue and its merging of
+caches would only add time.
 """
 
 import copy
@@ -56,7 +56,7 @@ def require(models: Sequence[LoadedModel], cases: Sequence[Case]) -> None:
 def tests(
     models: Sequence[LoadedModel], cases: Sequence[Case], settings: Settings
 ) -> Generator[tuple[Test, Flash], None, None]:
-    """After each repetition of a case, yields the case's results so far and the calls counted in that repetition.
+    """After each repetition of a case, yields the case's results so far and the attention calls of that repetition.
 
     Before the repetitions, each arm runs the case twice: once to warm up, and once to time attention. `models` has the
     model and, if there is one, the draft model. Raises EvalError if a case fails, for example for lack of memory.
@@ -91,8 +91,8 @@ def tests(
 def prepared(
     models: Sequence[LoadedModel], ahead: int | None, case: Case, tokens: np.ndarray, filled: Sequence[Cache]
 ) -> Callable[[], Guesses]:
-    """Returns a function that does one trial's work on `tokens`, of shape (sequences, tokens to read). The cache is
-    copied here, before the clock starts. ahead: how many tokens the draft model guesses at a time, if there is one.
+    """Copies the cache, and returns a function that runs one trial with the copy. tokens: shape (sequences, tokens to
+    read). ahead: how many tokens the draft model guesses at a time; None without a draft model.
     """
     steps = 0 if case.kind == "prompt" else case.tokens - 1
     if case.batch_size > 1:
@@ -104,7 +104,7 @@ def prepared(
 
 
 def _generate(loaded: LoadedModel, tokens: np.ndarray, steps: int, cache: Cache) -> Guesses:
-    """Reads the tokens and generates the first new one, then takes `steps` more decode steps."""
+    """Reads `tokens`, generates one new token, and then generates `steps` more."""
     stream = mx.default_stream(mx.default_device())
     for _ in generate_step(mx.array(tokens), loaded.model, stream, max_tokens=steps, prompt_cache=cache):
         pass
@@ -113,8 +113,8 @@ def _generate(loaded: LoadedModel, tokens: np.ndarray, steps: int, cache: Cache)
 
 
 def _batch(loaded: LoadedModel, tokens: np.ndarray, steps: int, cache: Cache) -> Callable[[], Guesses]:
-    """Prepares the work of `_generate` for all sequences at once. Each sequence has a copy of `cache`."""
-    count, more = len(tokens), steps + 2  # more than steps, because the batch drops sequences that reach max_tokens
+    """Returns a function that does what `_generate` does, for all sequences at once. Each one has a copy of `cache`."""
+    count, more = len(tokens), steps + 2  # the batch would drop sequences that reach max_tokens
     batch = PromptProcessingBatch(loaded.model, list(range(count)), [cache] * count, max_tokens=[more] * count)
     mx.eval([layer.state for layer in batch.prompt_cache])
 
@@ -136,7 +136,7 @@ def _speculate(models: Sequence[LoadedModel], ahead: int, tokens: np.ndarray, co
     steps = speculative_generate_step(mx.array(tokens), model, draft, stream, **options)
     guessed = [drafted for _, _, drafted in steps]
     mx.synchronize(stream)
-    # A round of guessing and verifying ends with a token of the large model, so the next round begins after it.
+    # A round of guesses ends with a token of the large model itself. The token after that begins the next round.
     rounds = [0, *(at for at in range(1, len(guessed)) if not guessed[at - 1])]
     return sum(min(ahead, count - at) for at in rounds), sum(guessed)
 

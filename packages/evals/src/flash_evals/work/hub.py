@@ -19,11 +19,11 @@ INSTEAD: dict[Kind, str] = {"model": "--model FOLDER", "dataset": "--dataset FIL
 
 @contextmanager
 def reading(repo: str, kind: Kind, revision: str | None) -> Iterator[tuple[str | None, bool]]:
-    """Yields the commit of the repository's `revision` ("main" if None), and whether the hub answered. If the hub did
-    not answer, the commit is that of the last download.
+    """Yields the commit of the repository's `revision` (None: "main"), and whether the hub answered. If the hub did not
+    answer, the commit is the one in the cache.
 
-    Raises EvalError if the hub shows this user no such commit, or if the block raises an error. If there is no network
-    and the cache is empty, the message names two commands that need neither network nor cache.
+    Raises EvalError if the hub has no such commit or hides it from this user, and for errors inside the `with` block.
+    Without network and cache, the message names two commands that need neither.
     """
     from huggingface_hub import HfApi, errors, snapshot_download
     from huggingface_hub.utils.logging import set_verbosity_error
@@ -39,8 +39,8 @@ def reading(repo: str, kind: Kind, revision: str | None) -> Iterator[tuple[str |
         except (errors.HFValidationError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
             raise
         except Exception:
-            # The client has one class of error for a refused connection, and others for a timeout, a missing host and
-            # a proxy's error page. Here they all mean that the hub cannot be reached. The cache still works.
+            # The client raises many classes of error if it cannot reach the hub: for a refused connection, a timeout,
+            # a missing host and so on. In all these cases, the cache can still be read.
             online = False
             found = snapshot_download(repo, repo_type=kind, revision=revision, local_files_only=True, allow_patterns=[])
             commit = Path(found).name

@@ -21,23 +21,22 @@ from flash_evals.results.workload import GROUP_SIZE, Inputs, Pass, Workload
 from flash_evals.work import machine
 
 TORCH = "torch==2.13.0"  # the version that the extra `torch` installs
-EVALUATIONS = 8  # mx.async_eval() calls per trial on a GPU; a single one would hold all calls' scratch memory at once
+EVALUATIONS = 8  # mx.async_eval() calls per trial on a GPU; a single one would need all calls' scratch memory at once
 
 OUTPUT, GRADIENTS = ["output"], ["gradient of query", "gradient of key", "gradient of value"]
 # Pass -> names of a call's results, in the order in which the call returns them.
 RESULTS: dict[Pass, list[str]] = {"forward": OUTPUT, "backward": GRADIENTS, "forward_backward": OUTPUT + GRADIENTS}
 
-Attention = Callable[..., Any]  # (query, key, value), arrays of the library -> output
-Call = Callable[[], Sequence[Any]]  # runs one call of the pass; returns arrays of the library
+Attention = Callable[..., Any]  # (query, key, value) -> output, as arrays of MLX or torch
+Call = Callable[[], Sequence[Any]]  # runs the pass once; returns arrays of MLX or torch
 
 
 class Contestant:
     """An implementation with its inputs, as MLX arrays.
 
-    compute() passes calls to MLX with mx.async_eval(), and waits only after the last one, as mlx-lm does while it
-    generates. Waiting for each call would make every call some 50 µs longer, because of the switch to MLX's thread.
-    On a GPU, compute() passes the calls in EVALUATIONS lots of several calls, because passing short calls one by one
-    would take longer than the calls themselves.
+    compute() passes all calls to mx.async_eval() and waits once, after the last call, as mlx-lm does while it
+    generates. To wait for each call would add some 50 µs per call, the time to switch to MLX's thread. On a GPU, each
+    mx.async_eval() gets several calls, because passing short calls one by one would take longer than computing them.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class Contestant:
         if self.pass_ == "forward_backward":
             return self.both
         output, gradients = self.begin()
-        self.hand_over([output])  # the gradients' graph keeps what it needs of the forward pass
+        self.hand_over([output])  # computes the forward pass
         mx.synchronize()
         return gradients
 
@@ -92,7 +91,6 @@ class Contestant:
         mx.async_eval(results)  # type: ignore[no-untyped-call]  # MLX's stubs leave it out
 
     def as_numpy(self, results: Sequence[Any]) -> list[np.ndarray]:
-        """The results as float32 arrays of numpy."""
         return [np.array(result.astype(mx.float32)) for result in results]
 
 
@@ -130,7 +128,7 @@ def mlx(workload: Workload, _: Precision) -> Attention:
     how["mask"] = "causal" if workload.causal and not workload.window else _mlx_mask(workload)
     if not workload.kv_bits:
         return partial(contest.mlx_attention, **how)  # MLX's own attention, even if the patch is on
-    # MLX has no attention over quantised keys, but mlx-lm has. It scales its query in place, so it gets a copy.
+    # mlx-lm's attention over quantised keys scales the query in place, so it gets a copy of the query.
     attention = import_module("mlx_lm.models.base").quantized_scaled_dot_product_attention
     how |= {"group_size": GROUP_SIZE, "bits": workload.kv_bits}
     return lambda query, key, value: attention(query[:], key, value, **how)
@@ -178,7 +176,7 @@ def installed() -> list[str]:
 
 
 def threads() -> int:
-    """How many threads flash attention uses on the CPU. The backend's description ends with it: `AVX2, 2 threads`."""
+    """How many threads flash attention uses on the CPU, from the backend's description, such as `AVX2, 2 threads`."""
     [number] = re.findall(r"(\d+) threads?$", flashattn_core.backends()["cpu"])
     return int(number)
 

@@ -1,4 +1,4 @@
-"""Describes and measures the machine and its software, because a figure means nothing without them."""
+"""Describes the machine and its software, and measures the machine's peak speeds."""
 
 import os
 import platform
@@ -34,12 +34,12 @@ def kind() -> str:
 
 
 def tf32() -> bool:
-    """Whether MLX rounds float32 factors to TF32's 11 bits, as it does with CUDA unless MLX_ENABLE_TF32 is 0."""
+    """Whether MLX multiplies float32 matrices in TF32. With CUDA it does, unless MLX_ENABLE_TF32 is 0."""
     return kind() == "gpu" and mx.cuda.is_available() and os.environ.get("MLX_ENABLE_TF32") != "0"
 
 
 def free_memory() -> int:
-    """How many bytes a program can allocate: with CUDA, in the GPU's memory; otherwise, before the machine swaps."""
+    """How many bytes are free, in the GPU's memory with CUDA, or else in the machine's memory."""
     if (free := mx.device_info().get("free_memory")) is not None:
         return int(free) + mx.get_cache_memory()
     meminfo = Path("/proc/meminfo")
@@ -58,19 +58,19 @@ def physical_memory() -> int:
 
 
 def peak_flops(dtype: str) -> float:
-    """The FLOP/s of flash's threads in registers on a CPU, or of MLX's matrix product in that dtype on a GPU."""
+    """The machine's peak FLOP/s: of multiply-adds in registers on a CPU, of MLX's matrix product on a GPU."""
     return flashattn_core.peak_flops() if kind() == "cpu" else products(dtype)
 
 
 def products(dtype: str) -> float:
-    """The FLOP/s of MLX's product of square matrices. They are scaled so that repeated products do not grow."""
+    """The FLOP/s of MLX's product of square matrices. The scale keeps repeated products from growing."""
     size = PRODUCT_SIZE[kind()]
     matrix = (mx.random.normal((size, size), key=mx.random.key(0)) / size**0.5).astype(getattr(mx, dtype))
     return _rate(lambda product: product @ matrix, matrix, 2 * size**3)
 
 
 def bandwidth() -> float:
-    """The memory bandwidth in bytes/s. On a CPU, flash's threads read. On a GPU, MLX's reads and writes both count."""
+    """The memory bandwidth in bytes/s: of reads by flash's threads on a CPU, of reads and writes by MLX on a GPU."""
     if kind() == "cpu":
         return flashattn_core.read_bandwidth()
     array = mx.zeros((COPY_BYTES // 4,))
@@ -80,7 +80,7 @@ def bandwidth() -> float:
 def _rate(step: Callable[[mx.array], mx.array], array: mx.array, amount: int) -> float:
     """Repeats a step that takes `amount` FLOP or bytes. Returns the FLOP or bytes per second."""
 
-    def seconds(count: int) -> float:  # one evaluation of many steps, so the host's share is small
+    def seconds(count: int) -> float:  # evaluates all steps at once, so that the host's time hardly counts
         result, start = array, time.perf_counter()
         for _ in range(count):
             result = step(result)

@@ -1,8 +1,8 @@
 """Measures work with the patch off and on: time, peak memory, attention's share of the time, and which attention ran.
 
-Before each trial, the free lists of MLX and the C library are emptied, so that neither arm reuses memory that the other
-arm has allocated. Peak memory is what the work needs on top of the memory in use when the work began. So it does not
-include the loaded model or the other arm's results.
+Before each trial, MLX and the C library return freed memory to the system. Otherwise one arm could reuse memory that
+the other arm has allocated. Peak memory counts only memory beyond that in use before the trial, so it does not include
+the loaded model or the other arm's results.
 """
 
 import ctypes
@@ -30,7 +30,7 @@ Result = TypeVar("Result")
 
 
 def arms(number: int) -> tuple[Arm, Arm]:
-    """Returns the arms in the order of trial `number`. They go first in turns, so that throttling favours neither."""
+    """Returns the arms in the order of trial `number`. The order alternates, so that throttling favours neither arm."""
     return ARMS if number % 2 == 0 else ("on", "off")
 
 
@@ -46,11 +46,11 @@ def trial(what: str, number: int, measure: Callable[[Arm], Figures]) -> Trial[Fi
 def run(
     name: Arm, work: Callable[[], Result], tokens: int, flash_did: Flash, precision: Precision = "input"
 ) -> tuple[Result, Measurement]:
-    """Runs the work on `tokens` tokens once with one arm. If that is "on", adds the patch's counts to `flash_did`.
+    """Runs `work`, which reads `tokens` tokens, once with one arm. If `name` is "on", adds the counts to `flash_did`.
 
     work: must evaluate its result before it returns. precision: the patch's precision, as enable() takes it.
 
-    Raises EvalError if flash attention ran with the patch off, because then there is nothing to compare with.
+    Raises EvalError if flash attention ran although `name` is "off".
     """
     mx.synchronize()
     patch = flash.enabled(precision=precision) if name == "on" else nullcontext()
@@ -75,10 +75,9 @@ def run(
 def attention_share(name: Arm, work: Callable[[], object], precision: Precision = "input") -> float | None:
     """Runs the work once with one arm. Returns attention's share of the work's time, 0 to 1.
 
-    MLX is lazy: a call only records what to compute. So query, key and value of each call are evaluated before the
-    clock starts, and the output before the clock stops. Masks are not evaluated first. Flash attention needs no array
-    for most masks, so where a mask array is computed, its time counts as attention's. Returns None if observe() saw no
-    call, as in Gemma 2, where one function computes attention and its projections.
+    MLX is lazy. So each call's query, key and value are evaluated before the clock starts, and its output before the
+    clock stops. If attention needs a mask array, the time to compute this array counts as attention's. Returns None if
+    observe() saw no call. In Gemma 2, for example, one function computes attention and its projections.
     """
     seconds: list[float] = []
 
@@ -99,7 +98,7 @@ def attention_share(name: Arm, work: Callable[[], object], precision: Precision 
 
 
 def _counts() -> tuple[Counter[str], Counter[str], Counter[str]]:
-    """Returns this process's counts: calls of each kernel, fallbacks for each reason, calls left to MLX by kind."""
+    """Returns three counts since the process began: kernel -> calls, reason -> fallbacks, kind -> calls left to MLX."""
     now = flash.status()
     left = Counter({kind: left.calls for kind, left in now.left.items()})
     return Counter(flashattn_core.stats()), Counter(now.fallbacks), left
@@ -132,22 +131,22 @@ def no_garbage_collection() -> Iterator[None]:
 def peak_memory() -> Iterator[Callable[[], int]]:
     """Yields a function that returns the block's peak memory use so far, in bytes above the use at the block's start.
 
-    Before the block, frees the scratch memory that flash's threads keep for their next call. If the work reused that
-    memory, it would not count.
+    First frees the scratch memory that flash's threads keep for their next call. Otherwise the block could reuse this
+    memory, and reused memory does not count.
     """
     mx.clear_cache()
     flashattn_core.release_scratch()
     if _is_glibc:
-        _libc.malloc_trim(0)  # otherwise freed memory stays resident, and using it again does not count
+        _libc.malloc_trim(0)  # returns freed memory to the system, because reused memory does not count
     with no_garbage_collection():
         if "resident" in memory_method():
-            Path("/proc/self/clear_refs").write_text("5")  # sets the peak, VmHWM, to the present VmRSS
+            Path("/proc/self/clear_refs").write_text("5")  # resets the process's peak resident set, VmHWM
             before = _status_bytes("VmRSS")
             yield lambda: max(0, _status_bytes("VmHWM") - before)
         else:
             mx.reset_peak_memory()
             active = mx.get_active_memory()
-            # MLX's allocator does not count flash's scratch memory. The work needed what flash's threads keep now.
+            # MLX's allocator does not count flash's scratch memory. release_scratch() frees it and returns its bytes.
             yield lambda: max(0, mx.get_peak_memory() - active) + flashattn_core.release_scratch()
 
 

@@ -64,7 +64,7 @@ class Tokens:
     text: str
     ids: np.ndarray
     ends: np.ndarray
-    bos: Literal["bos", "eos"] | None  # the token put in front of the text
+    bos: Literal["bos", "eos"] | None  # which token stands in front of the text, if any
 
     def text_up_to(self, token: int) -> str:
         """The text from its start to the end of that token. For the last token, this is the whole text."""
@@ -72,12 +72,11 @@ class Tokens:
 
 
 def _setting(config: dict[str, Any], name: str) -> Any:
-    """A setting of config.json. In vision and audio models, text_config has the settings of the language model."""
+    """Returns a setting of config.json or, as in vision models, of its text_config."""
     return config.get(name, config.get("text_config", {}).get(name))
 
 
 def parameters(network: Any) -> dict[str, mx.array]:
-    """Maps each parameter's name to its array."""
     return dict(tree_flatten(network.parameters()))
 
 
@@ -120,7 +119,7 @@ def load(model: str | None, revision: str | None = None, adapter_path: str | Non
 
 
 def _dtype(network: Any, config: dict[str, Any]) -> str:
-    """Names the dtype of most floating-point numbers. In a quantised model, the bits come first: `4-bit, float16`."""
+    """Names the most common floating-point dtype: `float16`, or `4-bit, float16` in a quantised model."""
     sizes: Counter[str] = Counter()
     for parameter in parameters(network).values():
         if mx.issubdtype(parameter.dtype, mx.floating):
@@ -149,12 +148,13 @@ def _add_adapters(network: Any, adapter_path: str) -> str:
 
 
 def encode(loaded: LoadedModel, text: str, bos: Bos) -> Tokens:
-    """Encodes a text. `bos` says whether a BOS comes first. With "auto", it does if the tokenizer adds one by itself.
+    """Encodes a text. With bos "auto", a BOS comes first if the tokenizer by default adds a BOS.
 
-    With "always", EOS stands in for a missing BOS, as in lm-evaluation-harness. Raises EvalError if the tokenizer then
-    has neither, if it cannot say which characters a token stands for, or if a token has no embedding.
+    With "always", a BOS comes first or, if the tokenizer has none, an EOS, as in lm-evaluation-harness. Raises
+    EvalError if the tokenizer has neither, cannot say which characters a token stands for, or makes a token without
+    an embedding.
     """
-    # mlx-lm's wrapper of the tokenizer cannot be called, so this takes the tokenizer inside it.
+    # Takes the tokenizer out of mlx-lm's wrapper, because the wrapper cannot be called.
     tokenizer = loaded.tokenizer._tokenizer
     with failing(f"the tokenizer of {loaded.name} cannot tell which characters a token stands for"):
         encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
@@ -167,7 +167,7 @@ def encode(loaded: LoadedModel, text: str, bos: Bos) -> Tokens:
         if first is None:
             raise EvalError(f"--bos always: the tokenizer of {loaded.name} has neither a BOS nor an EOS")
         ids, ends = [first, *ids], [0, *ends]
-    # For such a token, MLX would read beyond the end of the embedding table and raise no error.
+    # For a token beyond the vocabulary, MLX would read past the end of the embedding table and raise no error.
     if ids and max(ids) >= loaded.vocabulary:
         size = f"the vocab_size of {loaded.name} is {loaded.vocabulary}"
         raise EvalError(f"the tokenizer makes token {max(ids)}, but {size}")

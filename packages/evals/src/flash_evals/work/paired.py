@@ -20,12 +20,12 @@ from flash_evals.work.scoring import Window
 
 Forward = Callable[[mx.array], mx.array]  # a model, which maps tokens (sequences, length) to logits
 
-WARM_UP_ON_CPU = 256  # tokens; enough, because a CPU's first call of a kernel does not compile or time it
+WARM_UP_ON_CPU = 256  # tokens; few are enough, because CPU kernels are neither compiled nor timed at their first call
 ROWS_AT_ONCE = 64  # rows of logits; for a vocabulary of 150,000, about 0.3 GB of intermediate results
 
 
-# A record keeps this of a scored token. For each arm: the token's cost (-ln p), and the tokens that the arm ranks
-# first. For both arms together: the differences of their logits, which are NaN if only one arm ran.
+# The scores of one token. For each arm, these are the token's cost (-ln p) and the tokens that tie for the first rank.
+# `kl` and `dlogit` compare the logits of both arms, and are NaN if only one arm ran.
 OF_ARM = [("nll", "<f4"), ("first", "<i4", (1 + scoring.TIES_KEPT,))]
 SCORED = np.dtype([("off", OF_ARM), ("on", OF_ARM), ("kl", "<f4"), ("dlogit", "<f4")])
 
@@ -101,9 +101,9 @@ def _measure(
 
 
 def _some_rows(window: Window) -> Iterator[tuple[slice, slice]]:
-    """Yields slices of the tokens that the window scores, with slices of the logits' rows that predict them.
+    """Yields slices of the tokens that the window scores, each with the slice of logits that predicts these tokens.
 
-    A slice has few rows, because logits are converted to float32, and all at once would take too much memory.
+    A slice has at most ROWS_AT_ONCE tokens, because float32 logits of a whole window would take too much memory.
     """
     for first in range(window.first_scored, window.end + 1, ROWS_AT_ONCE):
         stop = min(first + ROWS_AT_ONCE, window.end + 1)

@@ -43,7 +43,7 @@ class Rules:
 class Plan:
     """A text, the tokens that the model reads, and the windows that score these tokens."""
 
-    streams: Sequence[tuple[str, Tokens]]  # (original text, its tokens); no stream is context of another
+    streams: Sequence[tuple[str, Tokens]]  # (original text, its tokens); no window extends over two streams
     ids: np.ndarray  # the tokens of all streams, one after the other
     windows: Sequence[Window]
     stride: int | None  # None with --scoring half
@@ -51,11 +51,11 @@ class Plan:
     detokenised: bool
 
     def size_up_to(self, window: Window) -> tuple[int, int] | tuple[None, None]:
-        """Counts words (split at white space) and UTF-8 bytes of the text that the windows up to this one score.
-        Returns (None, None) if the scored tokens do not form a text.
+        """Counts words (split at white space) and UTF-8 bytes of the original text that the windows up to `window` read
+        and score. Returns (None, None) with --scoring half, because the scored tokens do not form a text.
 
-        A document counts from its first token on, even if that token is not scored. If a document is not read to its
-        end, only the part of the original that the model has read counts. original_length() finds the part's end.
+        A document's first token counts, although it may not be scored. If `window` ends inside a document, the rest of
+        the document does not count.
         """
         if self.stride is None:
             return None, None

@@ -1,14 +1,14 @@
 """A text that needs no download: the language reference for `help()`, which every CPython contains.
 
-`pydoc_data.topics` has about 80 chapters and sections of the Python documentation as plain text; the wording depends on
-the interpreter's version. Chapters repeat their sections word for word, so a topic may be held out only if it shares no
-passage with another topic; the tests check this.
+`pydoc_data.topics` has about 80 chapters and sections of the Python documentation as plain text. The wording depends on
+Python's version. Some chapters repeat passages of others. The tests check that held-out topics share no passage with
+any other topic.
 """
 
 from pydoc_data.topics import topics
 from typing import Literal
 
-# The topics that are held out: about 9 % of the text, with prose, grammar, method lists and examples, short and long.
+# About 9 % of the text. Prose, grammar, method lists and examples, in short and in long topics.
 HELD_OUT = (
     "booleans", "calls", "global", "import", "lambda", "objects", "raise", "subscriptions", "truth", "typesmapping"
 )  # fmt: skip

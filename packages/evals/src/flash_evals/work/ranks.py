@@ -1,7 +1,7 @@
 """Lets several processes, called ranks, share one run. `mlx.launch -n N` starts them; otherwise there is one rank.
 
-All ranks do the same steps in the same order, and exchange messages after each step. A rank that has failed still takes
-part in the exchange and reports its error, so that no rank waits for it in vain. Only rank 0 prints and writes.
+All ranks do the same steps in the same order, and exchange messages after each step. A rank that fails sends its error
+in this exchange, because the other ranks would wait for it forever. Only rank 0 prints and writes.
 """
 
 import pickle
@@ -28,7 +28,7 @@ class _Message(NamedTuple):
 
 
 class Ranks:
-    """This process is rank `rank` of `size` ranks. As a context manager, it lets no rank leave before all are done.
+    """This process's rank, and the number of ranks. At the end of the `with` block, each rank waits for all ranks.
 
     If there are several ranks, Ctrl-C lets the running step finish and keeps the step's results. Then all ranks raise
     KeyboardInterrupt. A second Ctrl-C ends the process.
@@ -57,7 +57,7 @@ class Ranks:
         return [message.value for message in told]
 
     def agree(self, value: Any, what: str) -> None:
-        """Raises an EvalError that names `what` if another rank has a different value."""
+        """Raises an EvalError that names `what` if `value` is not the same in all ranks."""
         for rank, other in enumerate(self.all(lambda: value)):
             if other != value:
                 raise EvalError(f"rank {rank} differs from rank {self.rank} in {what}")
@@ -70,7 +70,7 @@ class Ranks:
     def __enter__(self) -> "Ranks":
         if self.size > 1:
             signal.signal(signal.SIGINT, self._note_interrupt)
-            # If a rank dies, mlx.launch ends the others with SIGTERM. They must end at once, not wait for the dead one.
+            # If another rank dies, mlx.launch sends SIGTERM. This rank then ends at once, without waiting for any rank.
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         return self
 

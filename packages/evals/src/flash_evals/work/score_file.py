@@ -30,11 +30,11 @@ from flash_evals.work.scoring import Window
 
 FORMAT = "flash-eval perplexity, version 3"
 BEGINS = f'{{"file":"{FORMAT}",'.encode()
-# SCORED_ARE: the facts in which two runs must agree, so that they can be compared token by token. MAY_CHANGE: the facts
-# in which a run with --resume may differ from the run that began the file.
+# Two runs can be compared token by token only if they agree in SCORED_ARE. A run with --resume must agree with the run
+# that began the file in all facts() but MAY_CHANGE.
 SCORED_ARE = ("text", "tokens", "context", "stride", "scoring", "documents", "bos", "detokenised", "top1_tie")
 MAY_CHANGE = ("batch_size", "ranks", "max_windows", "model", "python")
-# Scores are compressed. A token then takes about ten bytes per arm, because most of its places for ties are empty.
+# Compressed scores take about ten bytes per token and arm, because most tokens have no ties.
 ENCODER = msgspec.json.Encoder(enc_hook=lambda scores: zlib.compress(scores.tobytes()))
 DECODER = msgspec.json.Decoder(Batch, dec_hook=lambda _, text: np.frombuffer(zlib.decompress(b64decode(text)), SCORED))
 
@@ -58,7 +58,7 @@ class Header(Record, tag_field="file", tag=FORMAT):
 
 
 def differences(theirs: Header, here: Header, matters: Callable[[str], bool]) -> list[str]:
-    """Describes each fact that differs and for which `matters` is true: `stride 12, this run has 24`."""
+    """Describes the facts that differ, such as `stride 12, this run has 24`. `matters` selects facts by name."""
     one, other = theirs.facts(), here.facts()
     found = [key for key in one | other if matters(key) and one.get(key) != other.get(key)]
     return [f"{key.replace('_', ' ')} {one.get(key)}, this run has {other.get(key)}" for key in found]
@@ -77,7 +77,7 @@ def fingerprint(content: bytes) -> str:
 
 
 def fingerprint_of_weights(loaded: LoadedModel) -> str:
-    """A hash of the config and of each parameter's name, shape, dtype and the sum of its elements' bit patterns."""
+    """Hashes the config and each parameter's name, shape, dtype and sum of bit patterns."""
     said = json.dumps(loaded.config, sort_keys=True, default=str)
     for name, parameter in sorted(parameters(loaded.model).items()):
         bits = parameter.reshape(-1).view({1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}[parameter.itemsize])
@@ -90,7 +90,7 @@ def windows_in(batches: Sequence[Batch]) -> int:
 
 
 def read(path: Path, here: Header, windows: Sequence[Window], at_least: int) -> Kept:
-    """Reads the --compare file. Raises EvalError if it does not fit or lacks some of the first `at_least` windows."""
+    """Reads the --compare file. Raises EvalError if it scores other tokens, or fewer than `at_least` windows."""
     with _failing(f"--compare cannot read {path}"):
         content = path.read_bytes()
     kept = _parsed(path, "--compare", content, here, windows)
@@ -134,8 +134,8 @@ def appending(
 ) -> Iterator[tuple[list[Batch], Callable[[Batch], None]]]:
     """Yields the batches that a file has (none without `resume`), and a function that appends a batch.
 
-    That function returns once the batch is on disk. Without a path, nothing is saved. Raises EvalError, and leaves the
-    file unchanged, if it cannot be written, if another run is writing it, or if a run with other settings wrote it.
+    The function returns once the batch is on disk. Without a path, it saves nothing. Raises EvalError, and leaves the
+    file unchanged, if the file cannot be written, is in use by another run, or is from a run with other settings.
     """
     if path is None:
         yield [], lambda _: None
@@ -150,13 +150,13 @@ def appending(
             os.fsync(file)
 
     with _failing(f"cannot write {path}"):
-        file = path.open("ab+", buffering=0)  # no buffer, because it would write its data again after a failed write
+        file = path.open("ab+", buffering=0)  # a buffer would repeat its data after a failed write
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise EvalError(f"{option} {path}: another run is writing this file") from None
-        content = path.read_bytes() if resume and path.is_file() else b""  # a device may have no end
+        content = path.read_bytes() if resume and path.is_file() else b""  # a device such as /dev/stdin may have no end
         end, batches = content.rfind(b"\n") + 1, []
         if end or not BEGINS.startswith(content[: len(BEGINS)]):
             batches = _parsed(path, option, content, here, windows).batches

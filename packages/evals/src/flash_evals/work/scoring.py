@@ -7,11 +7,10 @@ from typing import NamedTuple
 import mlx.core as mx
 import numpy as np
 
-# A logit ties with the largest one if the difference is at most this share of the largest one's absolute value, or of 1
-# if that value is less than 1. The share is eight times float32's epsilon.
+# A logit ties with the largest logit `best` if the two differ by at most TIE * max(|best|, 1). TIE is eight times
+# float32's epsilon.
 TIE = 2.0**-20
-# The most tokens that are kept at each position as tied for the first place. There is a limit because all tokens may
-# tie, and would then fill the memory.
+# The most tied tokens that are kept for one position. The limit saves memory if a whole vocabulary ties.
 TIES_KEPT = 16
 
 
@@ -27,12 +26,11 @@ class Window(NamedTuple):
 
 
 def windows(lengths: Sequence[int], context: int, stride: int) -> list[Window]:
-    """Makes windows of `context` tokens, `stride` apart. They score each token of a stream once, except its first.
+    """Makes windows of `context` tokens, `stride` apart. Each token of a stream is scored once, except the first token.
 
-    `lengths` has the number of tokens of each stream. The streams follow each other, and no window extends into another
-    stream. A stream's first window scores all tokens that it can. Each later window scores the next `stride` tokens, or
-    those that are left, and begins as early as `context` allows. So all windows are `context` long, unless their stream
-    is shorter than that. lm-evaluation-harness's rolling windows are the same.
+    `lengths` has the number of tokens of each stream. No window extends over two streams. A stream's first window
+    scores `context` tokens. Each later window scores the next `stride` tokens, or fewer at the end of the stream.
+    lm-evaluation-harness's rolling windows are the same.
 
         length 9, context 4, stride 2:       0 1 2 3 4 5 6 7 8     r: read, S: scored, B: both
                                              r B B B S
@@ -69,8 +67,7 @@ def token_nll(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """Returns the cost of each target, -ln p in nats, as float32. logits: float32 (n, vocabulary); targets: (n,).
 
     mx.logsumexp is not used, because on a CPU it adds the numbers one by one in float32. With 150,000 numbers, every
-    token's cost would be off by 2e-4 nats, always in the same direction. Here, numpy's exp errs only in the last place,
-    and the numbers are added in float64.
+    token's cost would be off by 2e-4 nats, always in the same direction. Here, numpy adds the numbers in float64.
     """
     with np.errstate(invalid="ignore", over="ignore"):  # logits that are not finite give NaN, which the page reports
         largest = logits.max(axis=-1)
@@ -81,7 +78,7 @@ def token_nll(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
 
 
 def ranked_first(logits: mx.array) -> np.ndarray:
-    """Returns for each row the token with the largest logit, up to TIES_KEPT tokens that tie with it, then -1."""
+    """Returns for each row the token with the largest logit and up to TIES_KEPT tokens that tie, padded with -1."""
     best = mx.max(logits, axis=-1, keepdims=True)
     ties = best - logits <= TIE * mx.maximum(mx.abs(best), 1)
     row, token = np.divmod(np.flatnonzero(np.array(ties)), logits.shape[-1])
@@ -93,7 +90,7 @@ def ranked_first(logits: mx.array) -> np.ndarray:
 
 
 def top1_agrees(off: np.ndarray, on: np.ndarray) -> np.ndarray:
-    """For each row of ranked_first(): whether the first token of `on` is first, or tied for first, in `off`."""
+    """For each row: whether the token that `on` ranks first is first, or tied for first, in `off`."""
     agrees: np.ndarray = (on[:, :1] == off).any(axis=-1) & (on[:, 0] >= 0)
     return agrees
 
@@ -118,7 +115,7 @@ def kl_divergence(off: mx.array, on: mx.array) -> mx.array:
 def mean(values: np.ndarray) -> tuple[float, float]:
     """Returns the mean and its standard error, in float64. The error assumes that the values are independent.
 
-    The costs of one text's tokens are not, so the true error of what a perplexity says about other texts is larger.
+    The costs of neighbouring tokens depend on each other, so a perplexity's true error is larger.
     """
     values = values.astype(np.float64)
     error = float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.nan
@@ -126,5 +123,5 @@ def mean(values: np.ndarray) -> tuple[float, float]:
 
 
 def exp(x: float) -> float:
-    """Returns exp(x), or infinity if float64 overflows. The cost of a long, unknown word may be as large as that."""
+    """Returns exp(x), or infinity if float64 overflows. A long, unknown word may cost more than 709 nats."""
     return math.exp(x) if not x > 709 else math.inf

@@ -29,7 +29,7 @@ from flash_evals.work.score_file import SCORED_ARE, Header, Kept, differences, w
 def result(
     header: Header, planned: Plan, windows: int, earlier: Sequence[Batch], batches: Sequence[Batch], other: Kept | None
 ) -> Result:
-    """Sums up `batches`, which begin with the `earlier` run's. Compares them with the score file `other`, if given."""
+    """Sums up `batches`. `earlier`: the batches among them that --resume found. `other`: the --compare file, if any."""
     arms, trials = header.settings.arms, [batch.trial for batch in batches]
     tokens = np.concatenate([batch.scores for batch in batches])
     scores: dict[Name, np.ndarray] = {arm: tokens[arm] for arm in arms}
@@ -37,7 +37,7 @@ def result(
     finished, flash, compared, paired = windows_in(batches), Flash.sum(batch.flash for batch in batches), None, None
     if other:
         ends = accumulate(batch.trial.windows for batch in other.batches)
-        # The file may have more windows than this run has read. Batches after those windows do not count.
+        # Leaves out the batches of the file after the windows that this run has read.
         first = other.batches[: bisect_left(list(ends), finished) + 1]
         compared = _compared(other, [batch.trial for batch in first], header)
         scores[compared.column] = np.concatenate([batch.scores[compared.arm] for batch in first])[: len(tokens)]

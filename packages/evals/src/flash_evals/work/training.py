@@ -1,7 +1,7 @@
 """Does the work of `flash-eval finetune`: LoRA training steps as in mlx-lm's trainer, with the patch off and on.
 
-Each arm has its own adapters and optimizer. They start equal and are trained separately. So after the first step, a
-difference of the losses may also come from a difference of the gradients.
+Each arm trains its own adapters with its own optimizer, from the same start. So after the first step, the arms' losses
+may also differ because earlier gradients differed.
 """
 
 from collections.abc import Callable, Generator, Iterator
@@ -74,10 +74,9 @@ def trainable(model: Any, num_layers: int, rank: int, checkpoints: bool, seed: i
 def lengths(loaded: LoadedModel, settings: Settings, skipped: list[Skipped]) -> Generator[Length, None, None]:
     """Yields, after each repetition of a length, the length's results so far. Each arm first takes a warm-up step.
 
-    Lengths that do not fit into memory go to `skipped`. Once a length has taken `max_seconds`, it takes no further
-    steps; 0 means no limit. If the warm-up alone took so long, the warm-up counts as a repetition, because compilation
-    matters little in so long a step. Every length begins with the same adapters, and every step has new tokens. Raises
-    EvalError if a step fails.
+    Lengths that do not fit into memory go to `skipped`. A length ends early once its steps have taken `max_seconds`; 0
+    means no limit. If the warm-up alone takes that long, the warm-up counts as a repetition. Every length begins with
+    the same adapters, and every step has new tokens. Raises EvalError if a step fails.
     """
     random = np.random.default_rng(settings.seed)
     start = loaded.model.trainable_parameters()
@@ -98,7 +97,7 @@ def lengths(loaded: LoadedModel, settings: Settings, skipped: list[Skipped]) -> 
             continue
         adapters = dict.fromkeys(ARMS, start)
         trainees = {name: trainee(loaded.model, start) for name in ARMS}
-        # The counts include the warm-up, because a step is traced only there and only traced calls can fall back.
+        # The counts include the warm-up, because only the warm-up traces a step, and only traced calls can fall back.
         flash, spent = Flash(), 0.0
         trials: list[Trial[Step]] = []
         for repetition in range(-1, settings.repetitions):
@@ -115,7 +114,7 @@ def lengths(loaded: LoadedModel, settings: Settings, skipped: list[Skipped]) -> 
 
 
 def make_batch(tokens: np.ndarray) -> tuple[mx.array, mx.array]:
-    """Makes mlx-lm's batch of unpadded sequences: the tokens, and for each sequence the range that is learned."""
+    """Makes a batch for mlx-lm's loss: the tokens, and for each sequence the range of tokens to learn, here all."""
     batch = mx.array(tokens.astype(np.int32)), mx.array([[0, tokens.shape[1]]] * len(tokens))
     mx.eval(batch)  # before the clock starts
     return batch
@@ -124,8 +123,8 @@ def make_batch(tokens: np.ndarray) -> tuple[mx.array, mx.array]:
 def too_long(loaded: LoadedModel, seq_len: int, settings: Settings, rest: dict[int, float]) -> str | None:
     """Returns the reason if a step of that length does not fit into memory without the patch, else None.
 
-    The estimate is the memory of the score arrays plus the memory of everything else. The latter is assumed to have the
-    bytes per token that it had at the longest length so far. `rest` maps each length so far to these bytes, if any.
+    The estimate is least_memory() plus the rest, which is taken to grow in proportion to the length. `rest` maps each
+    length so far to the bytes that its step took beyond least_memory().
     """
     given = settings.max_memory_gb
     limit = machine.free_memory() if given is None else given * 1e9
@@ -142,9 +141,9 @@ def too_long(loaded: LoadedModel, seq_len: int, settings: Settings, rest: dict[i
 def least_memory(loaded: LoadedModel, seq_len: int, settings: Settings) -> int:
     """Bytes of the score-sized arrays of MLX's own attention in one step, without anything else.
 
-    Each layer with adapters keeps its softmax for the gradient. With checkpoints, only the running layer keeps it. The
-    running layer has at least one more array of this size. It has two if MLX's thread lags behind. cuDNN has no such
-    arrays, but its gradient needs a multiple of 128 tokens. For other lengths, the running layer has one array.
+    Each layer with adapters keeps one array, its softmax, for the gradient. With gradient checkpoints, only the running
+    layer does. The running layer has at least one more array. cuDNN needs no such array if the length is a multiple of
+    128, and one array otherwise.
     """
     item_size = ITEM_SIZE[loaded.described.dtype.split(", ")[-1]]
     if machine.kind() == "gpu" and mx.cuda.is_available() and item_size == 2 and loaded.head_dim in range(8, 129, 8):

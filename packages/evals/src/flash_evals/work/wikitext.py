@@ -51,9 +51,9 @@ def original_length(original: str, read: str) -> int:
 
 
 def pages(rows: Iterable[str]) -> list[str]:
-    """Joins the rows, which are the lines of a file (blank lines are empty rows), and cuts the file into its pages.
+    """Joins the rows, which are the lines of a file, and cuts the file into its pages, as lm-evaluation-harness does.
 
-    The cuts are where lm-evaluation-harness cuts. Blank pages and the line end between two pages are left out.
+    An empty row is a blank line. Blank pages and the line end between two pages are left out.
     """
     text = "".join(row or " \n" for row in rows)
     return [page for page in HEADING.split(text) if page.strip()]
