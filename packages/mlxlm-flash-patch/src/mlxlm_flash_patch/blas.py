@@ -17,7 +17,7 @@ import mlx.core as mx
 
 REFERENCE = "MLX multiplies matrices with the slow reference BLAS, which limits tokens/s: --blas auto preloads OpenBLAS"
 INSTALL = "apt-get install libopenblas0-pthread"
-STARTED_AGAIN = "MLXLM_FLASH_BLAS"  # holds the process id: a restarted program has the same id, a child process another
+STARTED_AGAIN = "MLXLM_FLASH_BLAS"  # the restarted process's id. A child process inherits the variable, not the id
 
 
 def blas() -> str | None:
@@ -38,8 +38,8 @@ def name_of(library: str) -> str:
 def preload(choice: str) -> None:
     """Makes MLX call the library at path `choice`. `auto` means openblas(), unless MLX already calls a fast BLAS.
 
-    Restarts this program, once, with the library in LD_PRELOAD. Returns if MLX calls the library. Raises ValueError
-    with one line if there is no such library, or MLX cannot or does not call it.
+    If MLX does not call that library yet, preload() restarts this program once, with the library in LD_PRELOAD. Raises
+    a one-line ValueError if the library is missing or unfit for MLX, or if the restart does not help.
     """
     is_second = os.environ.pop(STARTED_AGAIN, None) == str(os.getpid())
     called = _called()
@@ -77,9 +77,8 @@ def openblas() -> str | None:
 def _known() -> Iterator[str]:
     """The files or names under which an OpenBLAS may be installed, in the order of preference.
 
-    Conda's comes first, because others may not work with conda's Fortran library. Fedora has two; libopenblasp is the
-    one with threads. NumPy's and SciPy's are not listed, because their functions have other names, which MLX does not
-    call.
+    Conda's OpenBLAS comes first, because others may not work with conda's Fortran library. On Fedora, libopenblasp has
+    threads, and libopenblas has none. MLX cannot call NumPy's and SciPy's OpenBLAS, whose functions have other names.
     """
     yield from map(str, Path(sys.base_prefix, "lib").glob("libopenblas.so.0"))
     yield from map(str, Path("/usr/lib").glob("*/openblas-pthread/libopenblas.so.0"))
@@ -114,8 +113,7 @@ def _load(library: str) -> ctypes.CDLL:
 
 
 def _called() -> str | None:
-    """The file of the cblas_sgemm that MLX calls. It is the program's, if the program has one, else that of MLX's own
-    libraries."""
+    """The file of the cblas_sgemm that MLX calls. A preloaded library comes before MLX's own libraries."""
     brought, program = ctypes.CDLL(mx.__file__), ctypes.CDLL(None)
     if sys.platform != "linux" or not hasattr(brought, "cblas_sgemm"):
         return None
