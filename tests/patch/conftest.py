@@ -21,7 +21,7 @@ from mlxlm_flash_patch.patch_points import POINTS
 from tests.patch.model_configs import ARCHITECTURES, config, random_model
 from tests.patch.model_folders import write_model
 
-# In a tuple, because the patch would replace functions that are attributes of this module.
+# A tuple, because the patch would replace functions that are attributes of this module.
 ORIGINALS = tuple((point, point.current) for point in POINTS)
 HOMES = (base, cache, gear, gemma2, phi3small)  # imported, because they define all functions of mlx-lm in POINTS
 

@@ -45,7 +45,7 @@ class Work:
 
 
 class Kinds:
-    """The kinds of work. Each method draws a piece of work from `rng`; the work itself uses no random numbers."""
+    """The kinds of work. Each method chooses a piece of work with `rng`. The work itself uses no random numbers."""
 
     def __init__(self, other_types: Sequence[str]) -> None:
         self.demo = models.load(None)

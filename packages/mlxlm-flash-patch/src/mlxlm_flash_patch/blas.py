@@ -21,7 +21,7 @@ STARTED_AGAIN = "MLXLM_FLASH_BLAS"  # the restarted process's id. A child proces
 
 
 def blas() -> str | None:
-    """`openblas`, `mkl`, `blis`, `reference`, or another library's name; None if MLX uses no BLAS (macOS, a GPU)."""
+    """The BLAS that MLX calls: `openblas`, `mkl`, `blis`, `reference` or another name. None on macOS and on a GPU."""
     library = None if mx.default_device() == mx.gpu else _called()
     return library and name_of(library)
 
@@ -68,7 +68,7 @@ def preload(choice: str) -> None:
 def openblas() -> str | None:
     """A multithreaded OpenBLAS that MLX can call: a path or name for LD_PRELOAD. None if there is none."""
     for library in _known():
-        with contextlib.suppress(ValueError, AttributeError):  # the library has another ABI, or is not OpenBLAS
+        with contextlib.suppress(ValueError, AttributeError):  # MLX cannot call the library, or it is not OpenBLAS
             if _load(library).openblas_get_parallel():
                 return library
     return None
@@ -86,7 +86,7 @@ def _known() -> Iterator[str]:
 
 
 def _file(choice: str) -> str:
-    """The absolute path of `choice`. Raises ValueError unless MLX can call this library and LD_PRELOAD can hold the
+    """The absolute path of `choice`. Raises ValueError if MLX cannot call this library, or LD_PRELOAD cannot hold the
     path."""
     library = os.path.abspath(choice)
     if not os.path.isfile(library):

@@ -91,7 +91,7 @@ def batch_rotating(self: Any, N: int, window_size: int | None = None, return_arr
 
 
 def _remember(mask: mx.array, description: Mask) -> None:
-    key, shape, pop = array_id(mask), mask.shape, _remembered.pop  # kept, because Python may clear globals at exit
+    key, shape, pop = array_id(mask), mask.shape, _remembered.pop  # at exit, pop outlives the global
     forget = weakref.ref(mask, lambda _: pop(key, None))
     lengths = (shape[-2] if mask.ndim > 1 else 1, shape[-1])
     batch = shape[:-3] if mask.ndim > 3 else None

@@ -76,7 +76,7 @@ def examine(model: str | None = None, with_kernels: bool = False, with_times: bo
 
 
 def versions() -> Iterator[Finding]:
-    """Compares the installed versions with those that the two packages require."""
+    """Compares the installed versions with those that the packages in PINNED require."""
     for package in PINNED:
         try:
             required = requires(package) or []
@@ -143,10 +143,10 @@ def extension() -> Iterator[Finding]:
         from . import enable  # noqa: F401  raises the error of the first import
     except ImportError as error:
         what = str(error)
-        cure = re.search(r"pip install .*", what)  # in the error if flashattn_core was built for another mlx
+        cure = re.search(r"pip install .*", what)  # in an error about another version of mlx
         yield problem("extension", what.splitlines()[0], cure[0] if cure else again)
         return
-    # nanobind adds one entry to the interpreter's dict for each ABI of the domain "mlx", in which both modules are.
+    # nanobind adds one entry to the interpreter's dict for each ABI that modules of its domain "mlx" have.
     names = [name for name in _interpreter_dict() if isinstance(name, str) and "nb_internals" in name]
     domains = sorted(match[1] for name in names if (match := re.search(r"_(v\d+)_(?:\w+_)?mlx__$", name)))
     if len(domains) > 1:
@@ -244,7 +244,7 @@ def checks_before() -> Iterator[Finding]:
 
 
 def times() -> Iterator[Finding]:
-    """Times typical attention calls with each kernel and with MLX's own attention. Names the choice for each call."""
+    """For typical attention calls, times each kernel and MLX's own attention, and names the one that will run."""
     import mlx.core as mx
 
     from .tune import calls, lines

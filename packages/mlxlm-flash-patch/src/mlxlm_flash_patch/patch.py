@@ -37,7 +37,7 @@ class FlashNeverRanError(RuntimeError):
 
 
 class Counts:
-    """Counts each kernel's calls, and the calls that went to MLX's faster attention, until this object is made."""
+    """A snapshot of two counts: each kernel's calls, and the calls that went to MLX's faster attention."""
 
     def __init__(self) -> None:
         self.kernels = flashattn_core.stats()
@@ -349,7 +349,7 @@ def _end(requests: list[Request]) -> None:
 def _settle() -> dict[str, str]:
     """Replaces the functions if there is a request or a patched model, and restores them otherwise.
 
-    Returns function -> why it is not replaced.
+    Returns the names of functions that are not replaced, with the reasons.
     """
     state.on, state.strict = bool(_requests), any(r.strict for r in _requests)
     state.precision = "float32" if any(r.precision == "float32" for r in _requests) else "input"
@@ -377,9 +377,10 @@ def _modules(caller: str, model: object) -> list[Module]:
 
 
 def _can_attend(module: Module) -> bool:
-    """Whether patch_model() gives a module the patched class. Modules without submodules compute no attention.
+    """Whether patch_model() gives a module the patched class. All callable modules with submodules get it.
 
-    It is not enough to patch the model alone, because mx.checkpoint calls a layer again after the model's call.
+    Modules without submodules compute no attention. Patching only the whole model is not enough, because mx.checkpoint
+    calls a layer again after the model's call.
     """
     has_modules = bool(module.children())  # type: ignore[no-untyped-call]
     return has_modules and callable(module) and not _is_patched(type(module))

@@ -115,7 +115,7 @@ def original_of(function: Any) -> Any:
 
 
 def fingerprint(function: Any) -> str | None:
-    """A hash of a function's source text, or None without source. Bytecode would depend on Python's version."""
+    """A hash of a function's source text, or None without source. Its bytecode differs between versions of Python."""
     try:  # of __code__, because getsource() of a wrapper returns the wrapped function's source
         return hashlib.sha256(inspect.getsource(function.__code__).strip().encode()).hexdigest()[:16]
     except (AttributeError, OSError):

@@ -76,7 +76,7 @@ def active(mark: bool) -> Iterator[None]:
 
 
 def plain_call(query: Any, key: Any, value: Any, scale: Any, mask: Any, sinks: Any) -> Any:
-    """Computes most calls in one call into C++, with little Python. Returns the output.
+    """Computes most attention calls with a single call into C++. Returns the output.
 
     Returns False if MLX's own attention is faster on this GPU, and None if the patch is off or the call needs attend().
     """

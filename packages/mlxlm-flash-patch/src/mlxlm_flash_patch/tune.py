@@ -21,7 +21,7 @@ from .router import FlashFallbackWarning, observed
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a model's attention, by its sizes."""
+    """The sizes and options of one attention call."""
 
     dtype: str
     heads: int
