@@ -123,7 +123,7 @@ class Growth(NamedTuple):
 
 
 def growth(name: str, values: Sequence[float]) -> Growth | None:
-    """How a measure grew after the first quarter of the rounds, which fills caches. None for under 12 rounds."""
+    """How a measure grew since the first quarter of the rounds, when caches fill. None for under 12 rounds."""
     quarter = len(values) // 4
     if quarter < 3:
         return None

@@ -158,7 +158,7 @@ def test_once(monkeypatch, library):
     assert refused(file).startswith(f"--blas {file} is preloaded, but MLX still calls ")
     assert len(starts) == 1
     assert blas.STARTED_AGAIN not in os.environ
-    monkeypatch.setenv(blas.STARTED_AGAIN, "1")  # its parent's process id, which a child process inherits
+    monkeypatch.setenv(blas.STARTED_AGAIN, "1")  # the parent's process id, which a child process inherits
     blas.preload(file)
     assert len(starts) == 2
 

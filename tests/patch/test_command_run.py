@@ -31,7 +31,7 @@ print(json.dumps({
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder with a script, a module and a package. Each of them runs WHO_AM_I."""
+    """A folder with a script, a module and a package. Each of them prints its sys.argv and more (WHO_AM_I)."""
     for name in ("script.py", "inner/script.py", "module.py", "package/__main__.py", "package/part.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(WHO_AM_I)

@@ -79,7 +79,7 @@ def test_warned_once_for_each_reason_and_counted_each_time(warned):
 
 
 def test_warnings_as_errors(original):
-    """If warnings are errors, the first fallback is counted and raises one. Later calls and disable() work."""
+    """If warnings are errors, the first fallback is counted and raises its warning. Later calls and disable() work."""
     with flash.enabled():
         with pytest.raises(flash.FlashFallbackWarning):
             attention(**WIDE)

@@ -53,7 +53,7 @@ def test_nothing_else_changes():
 
 @pytest.fixture
 def reads(monkeypatch):
-    """reads(function, (old, new)): changes the source that Python finds. With None, Python finds no source."""
+    """reads(function, (old, new)): replaces `old` in the source that Python finds. With None, hides the source."""
 
     def instead(function, text):
         file = function.__code__.co_filename

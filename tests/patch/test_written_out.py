@@ -69,7 +69,7 @@ def test_a_call_that_falls_back_is_the_model_s_own(model_type, too_wide):
 
 
 def test_a_batch_with_padding(tokens):
-    """A sequence has the same results in a padded batch as alone. mlx-lm alone cannot compute this batch."""
+    """Padded sequences have the same results as alone. Without the patch, mlx-lm cannot compute this batch."""
     model, padding, x = small(), [0, 5, 11], tokens(3, 20)
     cache = [BatchKVCache(padding) for _ in model.layers]
     with flash.enabled(strict=True):

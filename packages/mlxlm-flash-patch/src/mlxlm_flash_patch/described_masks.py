@@ -1,7 +1,7 @@
 """Finds small descriptions (flashattn_core.masks) for the L*S mask arrays that mlx-lm builds.
 
-mlx-lm's functions still return arrays. If attention reads the description instead, MLX never evaluates the array, which
-then takes no memory. `_remembered` maps each array to its description. If a model computes a new mask from such an
+mlx-lm's functions still return arrays, and `_remembered` maps each array to its description. If attention reads the
+description, MLX never evaluates the array, which then takes no memory. If a model computes a new mask from such an
 array, the new mask has no description, and attention reads the new mask.
 """
 
@@ -91,7 +91,7 @@ def batch_rotating(self: Any, N: int, window_size: int | None = None, return_arr
 
 
 def _remember(mask: mx.array, description: Mask) -> None:
-    key, shape, pop = array_id(mask), mask.shape, _remembered.pop  # at exit, pop outlives the global
+    key, shape, pop = array_id(mask), mask.shape, _remembered.pop  # at exit, `pop` outlives _remembered
     forget = weakref.ref(mask, lambda _: pop(key, None))
     lengths = (shape[-2] if mask.ndim > 1 else 1, shape[-1])
     batch = shape[:-3] if mask.ndim > 3 else None

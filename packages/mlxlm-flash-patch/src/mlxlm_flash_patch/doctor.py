@@ -143,7 +143,7 @@ def extension() -> Iterator[Finding]:
         from . import enable  # noqa: F401  raises the error of the first import
     except ImportError as error:
         what = str(error)
-        cure = re.search(r"pip install .*", what)  # in an error about another version of mlx
+        cure = re.search(r"pip install .*", what)  # in the error for a wrong version of mlx
         yield problem("extension", what.splitlines()[0], cure[0] if cure else again)
         return
     # nanobind adds one entry to the interpreter's dict for each ABI that modules of its domain "mlx" have.

@@ -107,7 +107,7 @@ def disable() -> None:
     """Switches the patch off: restores MLX's and mlx-lm's own functions, and ends open enabled() blocks early.
 
     Models given to patch_model() stay patched. If another library has wrapped a function of the patch, the wrapper
-    stays, and status() names it. The function inside the wrapper then calls the function that it had replaced.
+    stays, and status() names it. The patch's function inside the wrapper then calls the original function.
 
     Raises FlashNeverRanError, after restoring everything, if strict was on but no call ran as flash attention or went
     to MLX's faster attention. A call has run only once MLX has evaluated its result.
@@ -178,8 +178,8 @@ def observe(observer: Callable[..., mx.array]) -> Iterator[None]:
 
     `observer` gets the function that computes attention, and then the call's arguments. The function is MLX's or
     mlx-lm's own, or the patch's. If it is a method, the first argument is `self`. Query, key and value, `(B, H, L, D)`
-    or quantised, come next. `observer` must return the function's result, `(B, H_q, L_q, D_v)`. It does not see Gemma
-    2's attention, because one function computes that and the projections. Do not switch the patch inside the block.
+    or quantised, come next. `observer` must return the function's result, `(B, H_q, L_q, D_v)`. It gets no calls of
+    Gemma 2, where one function computes attention and projections. Do not switch the patch on or off inside the block.
 
         def counted(attention, *arguments, **others):
             calls.append(attention)
@@ -303,9 +303,9 @@ def count(n: int, noun: str) -> str:
 
 
 def _wait_for_imports() -> None:
-    """Waits until other threads have finished the imports of modules in HOMES that they have begun.
+    """Waits for imports of modules in HOMES that other threads have begun.
 
-    An import that began before watch_imports() does not replace the module's functions.
+    If an import began before watch_imports(), `_finder` does not replace the module's functions.
     """
     with lock:
         patch_points.watch_imports()

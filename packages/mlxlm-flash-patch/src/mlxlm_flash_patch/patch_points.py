@@ -1,8 +1,8 @@
 """Lists the functions that the patch replaces, and replaces them, also in every module that imported them.
 
 `put_in()` and `take_out()` may be called at any time and repeatedly, because they look up the current functions. If
-another library has wrapped the patch's function, the wrapper stays. While the patch is off, the function inside that
-wrapper calls the function that it had replaced.
+another library has wrapped the patch's function, the wrapper stays. While the patch is off, the patch's function inside
+the wrapper calls the original function.
 """
 
 import hashlib

@@ -211,8 +211,7 @@ def _max_head_dim(device: mx.DeviceType, gradient: bool, quantised: bool) -> int
 def _in_one_dtype(query: mx.array, key: Any, value: Any, storage: dict[str, int] | None) -> tuple[mx.array, Any, Any]:
     """Casts query, key and value to one dtype, as MLX does, because some models compute only query and key in float32.
 
-    The tuples of a quantised cache (weights, scales, biases) are not cast. Only the query is then cast, to the common
-    dtype of query and scales.
+    With a quantised cache, only the query is cast, to the common dtype of the query and the scales.
     """
     rows = (key[1], value[1]) if storage else (key, value)
     for name, given in zip(("query", "key", "value"), (query, *rows), strict=True):
