@@ -21,7 +21,7 @@ from mlxlm_flash_patch.patch_points import POINTS
 from tests.patch.model_configs import ARCHITECTURES, config, random_model
 from tests.patch.model_folders import write_model
 
-# The functions are in a tuple, because the patch also replaces functions in attributes of modules, even of this module.
+# A tuple, because the patch would replace functions that are attributes of this module.
 ORIGINALS = tuple((point, point.current) for point in POINTS)
 HOMES = (base, cache, gear, gemma2, phi3small)  # imported, because they define all functions of mlx-lm in POINTS
 
@@ -64,13 +64,10 @@ def architecture(request):
 
 @pytest.fixture
 def kernels_take(monkeypatch):
-    """kernels_take(head_dim, gradient): pretends that kernels take no larger head_dim than this.
-
-    `gradient` is the largest head_dim of the kernels for gradients.
-    """
+    """kernels_take(head_dim, gradient): pretends that these are the largest head_dims, forward and backward."""
 
     def at_most(head_dim, gradient):
-        monkeypatch.setattr(_ext, "quick", lambda *_: None)  # because quick() does not call max_head_dim()
+        monkeypatch.setattr(_ext, "quick", lambda *_: None)  # quick() would ignore the pretended max_head_dim()
         monkeypatch.setattr(flashattn_core, "max_head_dim", lambda **of: gradient if of["gradient"] else head_dim)
         router._max_head_dim.cache_clear()
 
@@ -80,7 +77,7 @@ def kernels_take(monkeypatch):
 
 @pytest.fixture
 def too_wide(kernels_take):
-    """Makes every attention call fall back. The fixture's value is the reason that status() then counts."""
+    """Makes every attention call fall back. Returns the reason that status() names."""
     kernels_take(1, gradient=1)
     return "head_dim over 1"
 

@@ -11,8 +11,8 @@ from mlx.utils import tree_map
 ARCHITECTURES = ("qwen2", "llama", "qwen3", "gemma3_text", "gpt_oss")
 LAYERS = 2
 
-# Maps the names of a configuration's field to its value. Model types have different names for the same field, and
-# ignore names that they do not know.
+# Each key lists the names of one configuration field in different model types. All of these names get the value. Model
+# types ignore names that they do not know.
 NAMES = {
     "vocab_size num_vocab vocab_size_per_layer_input": 97,
     "hidden_size n_embd d_model model_dim hidden_dim dim_model_base block_dim moe_hidden_size": 64,
@@ -155,7 +155,7 @@ OWN = {
         "block_auto_adjust_ff_dim": False,
     },
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
-    "llama4": {"num_experts_per_tok": 1, "num_hidden_layers": 4},  # 4, because every fourth layer has no chunks
+    "llama4": {"num_experts_per_tok": 1, "num_hidden_layers": 4},  # only every fourth layer attends to all keys
     "llama4_text": {"no_rope_layers": [1, 0]},
     "longcat_flash_ngram": {"ngram_vocab_size_ratio": 3},
     "mellum": {"rope_parameters": ROPES},
@@ -207,7 +207,7 @@ OWN = {
     "spark2_5": {"rope_parameters": ROPES, "hidden_act": "gelu"},
 }
 
-# Model type whose configuration contains that of a language model -> the type of that language model.
+# Maps model types that contain a language model to the type of that language model.
 INSIDE = {
     **{
         name: name for name in ("gemma3n", "kimi_k3", "llama4", "minimax_m3_vl", "muse_spark", "qwen3_5", "qwen3_5_moe")
@@ -237,7 +237,7 @@ def config(model_type):
 
 
 def prepared(model):
-    """Changes what needs a large vocabulary or a GPU. Returns the model."""
+    """Replaces parts of `model` that need a large vocabulary or a GPU. Returns `model`."""
     if hasattr(model, "_dummy_tokenizer_ids"):  # phi3small sets the logits of these tokens to -inf
         model._dummy_tokenizer_ids = mx.array([COMMON["vocab_size"] - 1])
     for module in model.modules():
@@ -255,7 +255,7 @@ def random_model(model_type, config, dtype=mx.float32, seed=0):
     def weight(initial):
         if not mx.issubdtype(initial.dtype, mx.floating):
             return initial
-        if not mx.any(initial):  # for example sinks: if they were zero, a test could not tell that they are ignored
+        if not mx.any(initial):  # all zeros, for example a bias: a test would not notice if it were ignored
             initial = mx.random.normal(initial.shape)
         # Doubled, because nn.Linear's initial weights are so small that attention would hardly change the logits.
         return (initial * 2 if initial.ndim > 1 else initial).astype(dtype)

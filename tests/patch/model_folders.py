@@ -11,8 +11,8 @@ END = "<|endoftext|>"
 
 
 def write_model(folder, config, dtype=mx.float32, text="", bos=False):
-    """The tokenizer is byte-level BPE, as Qwen2's is. It has up to 320 tokens: an end-of-text token, the 256 bytes, and
-    pairs that are frequent in `text`. With `bos`, it puts a BOS token before each text, as Llama's does.
+    """Writes the model and its byte-level BPE tokenizer. The tokens are an end-of-text token, the 256 bytes, and pairs
+    that are frequent in `text`, up to 320 in all. With `bos`, the tokenizer puts a BOS token before each text.
     """
     random_model("qwen2", config, dtype).save_weights(str(folder / "model.safetensors"))
     (folder / "config.json").write_text(json.dumps(config))

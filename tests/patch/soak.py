@@ -47,7 +47,7 @@ class Seen:
     ways: Counter[str] = field(default_factory=Counter)
     between: Counter[str] = field(default_factory=Counter)
     calls: Counter[str] = field(default_factory=Counter)
-    worst: dict[str, float] = field(default_factory=dict)  # kind of work -> largest relative difference of off and on
+    worst: dict[str, float] = field(default_factory=dict)  # kind of work -> largest relative change by the patch
     near_ties: Counter[str] = field(default_factory=Counter)
     occupied: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in GROWTH})
 
@@ -62,11 +62,11 @@ class Soak:
         self.seed, self.rng = seed, random.Random(seed)
         self.of = Kinds(other_types)
         self.kinds = {kind: partial(KINDS[kind], self.of) for kind in kinds}
-        # All rounds share one thread, because MLX starts a thread of its own for each thread that generates.
+        # Rounds in a second thread share this one, because MLX starts one more thread for each thread that generates.
         self.thread = ThreadPoolExecutor(1)
         self.seen = Seen()
         self.arrivals = ["qwen2", *other_types]
-        for kind in self.kinds.values():  # done here, because the first use of a kind makes objects that stay alive
+        for kind in self.kinds.values():  # the first use of each kind makes lasting objects, which are no leak
             work = kind(random.Random(0))
             work.run(work.models())
             self.thread.submit(work.run, work.models()).result()
@@ -81,7 +81,7 @@ class Soak:
 
     def round(self) -> None:
         """Does one piece of work with the patch off and on, and records memory. Raises Broken if a check fails."""
-        self._work()  # a function, so that its models and results are freed before occupied() measures
+        self._work()  # returns before occupied() measures, so that its models and results are freed
         for name, value in occupied().items():
             self.seen.occupied[name].append(value)
 
@@ -159,12 +159,12 @@ class Soak:
         if way == "patch_model()":  # Ctrl-C may have interrupted unpatch_model()
             for model in of:
                 flash.unpatch_model(model)
-        with contextlib.suppress(flash.FlashNeverRanError):  # a strict patch ran no kernel before the Ctrl-C
+        with contextlib.suppress(flash.FlashNeverRanError):  # raised if no kernel ran before the Ctrl-C
             flash.disable()
         check_is_off(self.own, classes)
 
     def check_growth(self) -> None:
-        """Raises Broken if measures have grown too much. The message names all of them."""
+        """Raises Broken if a measure of GROWTH has grown too much. The message names all such measures."""
         too_much = [
             f"{name} grows: by {grown.after - grown.before:,.3g} in {self.seen.rounds:,} rounds"
             for name, values in self.seen.occupied.items()
@@ -175,7 +175,7 @@ class Soak:
 
 
 def _waited_for(result: Any) -> Any:
-    """Returns `result` once MLX's streams are idle, because mlx-lm's loops have begun a step beyond the result."""
+    """Returns `result` once MLX's streams are idle. mlx-lm begins to compute the next token before it returns one."""
     mx.synchronize(generation_stream)
     mx.synchronize()
     return result

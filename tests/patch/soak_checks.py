@@ -1,4 +1,4 @@
-"""The soak's checks. After each round, mlx-lm must be as before. Memory, objects and threads must not keep growing."""
+"""The soak's checks. Each round must restore mlx-lm's functions. Memory, objects and threads must not keep growing."""
 
 import ctypes
 import gc
@@ -27,7 +27,7 @@ def is_ours(value: object) -> bool:
 
 
 class Own:
-    """Remembers sys.meta_path and the attributes of mx.fast and of mlx-lm's modules and classes, without the patch."""
+    """Saves the unpatched sys.meta_path, and the unpatched attributes of mx.fast and mlx-lm's modules and classes."""
 
     def __init__(self) -> None:
         self.finders = list(sys.meta_path)
@@ -81,11 +81,11 @@ GROWTH = {  # measure -> (allowed growth per 1,000 rounds, growth that is always
 
 
 def occupied() -> dict[str, float]:
-    """Returns GROWTH's measures after a garbage collection. Clears MLX's cache after measuring it."""
+    """Returns the measures of GROWTH after a garbage collection. Also clears MLX's cache."""
     gc.collect()
     kept = mx.get_cache_memory()
     mx.clear_cache()
-    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc has it: it returns freed memory to the system
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc's function returns freed memory to the system
         trim(0)
     numbers = (
         _resident() / MB,
@@ -123,7 +123,7 @@ class Growth(NamedTuple):
 
 
 def growth(name: str, values: Sequence[float]) -> Growth | None:
-    """How the measure grew after the first quarter of the rounds, in which caches fill. None for under 12 rounds."""
+    """How a measure grew since the first quarter of the rounds, when caches fill. None for under 12 rounds."""
     quarter = len(values) // 4
     if quarter < 3:
         return None

@@ -121,7 +121,7 @@ class ControlC:
 
 @contextlib.contextmanager
 def arrival(name: str) -> Iterator[None]:
-    """Imports the module again while the patch is on, and puts the old one back at the end."""
+    """Imports module `name` again. After the block, sys.modules has the earlier module object again."""
     package, _, stem = name.rpartition(".")
     there = sys.modules.pop(name)
     try:

@@ -17,7 +17,7 @@ from tests.patch.model_configs import config, random_model
 
 OTHER_TYPES = ("llama", "qwen3", "gemma2", "gemma3_text", "gpt_oss", "deepseek_v2", "cohere2", "olmo2")
 TOLERANCE = 1e-3  # allowed difference for float32 models, relative to max(1, the largest number)
-QUANTISED = 5e-2  # for 8-bit caches, because a key that rounds the other way moves by 1/255 of its range
+QUANTISED = 5e-2  # for 8-bit caches: a rounding error may move a quantised key by 1/255 of its range
 
 
 class Broken(AssertionError):
@@ -45,7 +45,7 @@ class Work:
 
 
 class Kinds:
-    """The kinds of work. Each method draws a piece of work from `rng`; the work itself uses no random numbers."""
+    """The kinds of work. Each method chooses a piece of work with `rng`. The work itself uses no random numbers."""
 
     def __init__(self, other_types: Sequence[str]) -> None:
         self.demo = models.load(None)
@@ -160,10 +160,10 @@ def _answer(responses: Iterable[Any]) -> Result:
 
 
 def difference(off: Result, on: Result, tolerance: float) -> tuple[float, bool]:
-    """The largest difference between the results, relative to max(1, the largest number), and whether a token differs.
+    """Returns (difference, whether a token differs). Raises Broken if the difference exceeds `tolerance`.
 
-    A token may differ only in a near-tie: the log-probabilities of the two tokens must agree within the tolerance.
-    Nothing after that token is compared, because the texts differ from there on. Raises Broken for larger differences.
+    The difference is the largest between two numbers, relative to max(1, the largest number). Nothing after the first
+    differing token is compared, but the log-probabilities of the two tokens must agree.
     """
     one, other, tie = off.numbers, on.numbers, False
     if off.tokens is not None and on.tokens is not None:

@@ -1,4 +1,4 @@
-"""Patched attention in any dtype equals, bit for bit, attention in float32 whose result is rounded to that dtype."""
+"""In every dtype, patched attention gives the same bits as float32 attention whose result is rounded to that dtype."""
 
 import flashattn_core
 import mlx.core as mx

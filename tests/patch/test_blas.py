@@ -1,4 +1,4 @@
-"""--blas restarts the program once, with another library for MLX's matrix products. If it cannot, one line says why.
+"""--blas restarts the program once, so that MLX calls another BLAS library. If that fails, one line says why.
 
 Most tests use a fake OpenBLAS, a library with the same function names.
 """
@@ -143,7 +143,7 @@ def test_each_rank_starts_again(library, light, tmp_path):
 
 @LINUX
 def test_once(monkeypatch, library):
-    """If MLX does not call the library after the restart, that is an error. A child process may restart once itself."""
+    """preload() raises an error if MLX does not call the library after a restart. Child processes may restart, too."""
     starts = []
     monkeypatch.setattr(os, "execve", lambda *arguments: starts.append(arguments))
     file = library()
@@ -158,7 +158,7 @@ def test_once(monkeypatch, library):
     assert refused(file).startswith(f"--blas {file} is preloaded, but MLX still calls ")
     assert len(starts) == 1
     assert blas.STARTED_AGAIN not in os.environ
-    monkeypatch.setenv(blas.STARTED_AGAIN, "1")  # another process's id, as a child process inherits it
+    monkeypatch.setenv(blas.STARTED_AGAIN, "1")  # the parent's process id, which a child process inherits
     blas.preload(file)
     assert len(starts) == 2
 

@@ -1,4 +1,4 @@
-"""With every cache of mlx-lm, a patched model gives the unpatched one's logits. No kernel gets an L*S mask array."""
+"""With every cache of mlx-lm, the patch keeps the logits of a model. No kernel gets an L*S mask array."""
 
 import mlx.core as mx
 import mlxlm_flash_patch as flash
@@ -24,7 +24,7 @@ CACHES = {
 
 @pytest.fixture
 def masks(monkeypatch):
-    """A list of the masks that kernels got. At the end of the test, none may be an array of more than one row."""
+    """Lists the masks that kernels get. At the end of the test, no mask may be an array for more than one query."""
     seen = []
     own_quick, own_lowered = router.for_quick, router.lowered
 
@@ -71,7 +71,7 @@ def test_plain(tiny, tokens, cache, batch):
 
 @pytest.mark.parametrize(("max_kv_size", "keep"), [(10, 0), (14, 0), (12, 4)])
 def test_windows_smaller_than_the_rotating_cache(tiny, tokens, max_kv_size, keep):
-    """Here even a single query has a mask. It sees one range of the cache's buffer, or two if the window wraps."""
+    """Here even a single query has a mask. Its window is one range of the cache, or two ranges if it wraps around."""
     model, x = tiny("llama"), tokens(1, sum(STEPS))  # Llama has a window of 8 tokens here
     assert_the_same(lambda: logits(model, x, [mlx_caches.RotatingKVCache(max_kv_size, keep) for _ in model.layers]))
 

@@ -27,6 +27,6 @@ def test_the_same_text(command, model_folder, program, flash, first, last):
     on = command("mlxlm-flash", "run", *arguments, input="Attention is", flash=flash)
     assert on.returncode == 0, on.stderr
     assert on.stdout == off.stdout != ""
-    lines = [line for line in on.stderr.splitlines() if REFERENCE not in line]  # tested in test_blas.py
+    lines = [line for line in on.stderr.splitlines() if REFERENCE not in line]  # test_blas.py tests that line
     assert re.fullmatch(first, lines[0])
     assert re.fullmatch(last, lines[1]) if last else lines[1:] == []

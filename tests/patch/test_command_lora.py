@@ -1,4 +1,4 @@
-"""Under mlxlm-flash run, mlx_lm.lora prints the same losses and saves the same adapters."""
+"""mlx_lm.lora prints the same losses and saves the same adapters with the patch as without it."""
 
 import json
 import pydoc_data.topics
@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 
 STEPS = 6
-PRINTED = 0.0011  # mlx_lm.lora prints losses with three decimals, of which the last may round either way
+PRINTED = 0.0011  # mlx_lm.lora prints losses with three decimals, and the last one may differ
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +32,8 @@ def texts(tmp_path_factory):
 def train(command, texts, tmp_path):
     """train(model, flash, *more): runs mlx_lm.lora. Returns the losses, the saved adapters, and the command's stderr.
 
-    With plain gradient descent, adapters are sums of gradients, so a wrong gradient changes them. Adam would divide by
-    a gradient's size. Where a gradient is nearly zero, rounding errors would then become as large as the steps.
+    The optimizer is plain SGD, because Adam divides by a gradient's size. Where a gradient is nearly zero, that would
+    turn rounding errors into whole steps.
     """
 
     def run(model, flash, *more, data="texts"):

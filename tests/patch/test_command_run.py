@@ -31,7 +31,7 @@ print(json.dumps({
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder with a script, a module and a package that print their environment (WHO_AM_I)."""
+    """A folder with a script, a module and a package. Each of them prints its sys.argv and more (WHO_AM_I)."""
     for name in ("script.py", "inner/script.py", "module.py", "package/__main__.py", "package/part.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(WHO_AM_I)
@@ -165,13 +165,13 @@ def test_how_it_ends(run_script, command, tmp_path, end):
     expected = command("python", tmp_path / "script.py")
     assert (done.returncode, done.stdout) == (expected.returncode, expected.stdout)
     assert other_lines(done.stderr)[-1:] == other_lines(expected.stderr)[-1:]
-    if "Error" not in end and end != "KeyboardInterrupt":  # their tracebacks also show frames of mlxlm-flash
+    if "Error" not in end and end != "KeyboardInterrupt":  # a traceback also shows frames of mlxlm-flash
         assert other_lines(done.stderr) == other_lines(expected.stderr)
 
 
 @pytest.mark.parametrize("flash", ["0", "1"])
 def test_control_c(tmp_path, flash):
-    """After Ctrl-C, the process dies of SIGINT. A shell's loop that runs the process then ends, too.
+    """After Ctrl-C, the process dies of SIGINT, so a shell loop around the command ends, too.
 
     While flash attention is on, flashattn_core.interruptible() handles SIGINT, so that Ctrl-C stops long calls.
     """
@@ -328,7 +328,7 @@ def test_behind_the_word_python(run, folder):
 @pytest.mark.rotate(1, default=4)
 @pytest.mark.parametrize("name", sorted(distribution("mlx-lm").entry_points.select(group="console_scripts").names))
 def test_commands_of_mlx_lm(name):
-    """argv[0] of a command of mlx-lm is the path that a shell finds for the command's name."""
+    """For mlx-lm's commands, argv[0] is the path that a shell would find."""
     folder = str(Path(sys.executable).parent)
     program = running.find(name, ["--help", "-h"])
     assert program.argv == [shutil.which(name, path=folder), "--help", "-h"]

@@ -32,9 +32,9 @@ TEXT = "It is not the length of a prompt alone, but how many of them come at onc
 def served(chat_folder, tmp_path):
     """served(flash, number, work, *options): runs a server. Returns work(ask), and the server's stderr and exit code.
 
-    mlx_lm.server runs under mlxlm-flash with these options and MLXLM_FLASH=flash. After work() it gets signal `number`.
-    ask(prompt) returns the server's answer of 8 tokens. With stream=True the answer comes in pieces, and with
-    hang_up_after=N the client leaves after N pieces.
+    mlx_lm.server runs under mlxlm-flash with `options` and MLXLM_FLASH=flash. After work(), it gets signal `number`.
+    ask(prompt) returns the server's answer of 8 tokens. With stream=True, the answer comes in pieces. With
+    hang_up_after=N, the client leaves after N pieces.
     """
 
     def serve(flash, number, work, *options):
@@ -86,12 +86,10 @@ def served(chat_folder, tmp_path):
     ids=["batched", "kv_bits"],
 )
 def test_server(served, options, number, returncodes):
-    """With the patch, the server gives the same answers as without it, also to requests that come at the same time.
+    """The server gives the same answers with the patch as without it, even to simultaneous requests.
 
-    The requests come twice. The second time, the server has their prompt caches.
-
-    At Ctrl-C the server shuts down by itself; SIGTERM kills it. Without the patch, too, the server often aborts while
-    it shuts down.
+    Each prompt comes twice. The second time, the server has its prompt cache. Ctrl-C shuts the server down, and SIGTERM
+    kills it. While it shuts down, the server often aborts, with or without the patch.
     """
 
     def work(ask):
@@ -110,12 +108,11 @@ def test_server(served, options, number, returncodes):
 def test_eight_clients(served, chat_folder):
     """Eight clients work at once. Each sends five requests of 12 to 1,200 bytes. Every other answer is a stream.
 
-    Two clients hang up in the middle of each of their streams. All other answers, also to a later request, are those
-    that mlx-lm gives without the patch to the request alone.
+    Two clients hang up in the middle of each of their streams. All other answers must equal those that mlx-lm gives to
+    each request alone, without the patch.
 
-    Which requests share a batch depends on when they arrive, and each batch rounds in its own way. So the test needs
-    prompts with which the chosen token is always clearly more probable than the second best. The server ends at Ctrl-C,
-    often by an abort, as it does without the patch.
+    Requests share batches at random, and rounding errors depend on the batch. So the prompts are chosen such that every
+    token is clearly more probable than the second best. At Ctrl-C the server often aborts, with or without the patch.
     """
     requests = [[] for _ in range(8)]
     for client, turn in itertools.product(range(8), range(5)):

@@ -31,7 +31,7 @@ def assert_says_the_same(description, array, batch, length, key_len):
 @pytest.mark.parametrize("padding", ["none", "left", "right", "both"])
 @pytest.mark.parametrize(("length", "offset"), [(1, 0), (1, 9), (7, 0), (7, 5), (20, 33)])
 def test_create_causal_mask(length, offset, window, padding):
-    """Padding may be negative, as in caches that were trimmed, or longer than the keys."""
+    """Padding may be negative, as in trimmed caches. It may also be longer than the keys."""
     left = mx.array([0, 3, -2, 60]) if padding in ("left", "both") else None
     right = mx.array([2, 0, 1, -1]) if padding in ("right", "both") else None
     with flash.enabled():
@@ -43,7 +43,7 @@ def test_create_causal_mask(length, offset, window, padding):
 
 @pytest.mark.parametrize(("steps", "window"), [(9, 3), (50, 20), (99, 50)])
 def test_a_single_query_of_a_rotating_cache(steps, window):
-    """Every kernel gives the same logits for the array, so only this test notices if it has no description."""
+    """Only this test notices a missing description, because kernels give the same logits for the mask array."""
     cache = RotatingKVCache(100)
     cache.update_and_fetch(*(mx.zeros((1, HEADS, steps, HEAD_DIM)),) * 2)
     with flash.enabled():
@@ -107,7 +107,7 @@ class TestWhatIsRemembered:
         assert not knows(computed)
 
     def test_nothing_once_it_is_written_to(self):
-        """In-place operators keep the Python object, but free its C++ array. A new array may get the same address."""
+        """In-place operators keep the Python object, but free its C++ array. A new array may get the freed address."""
         mask = before = described_mask()
         for _ in range(3):
             mask &= mx.array([True, False, True, True, True, True])

@@ -36,12 +36,12 @@ def test_the_second_decides(strict):
     flash.enable(strict=strict)
     assert is_in()
     assert flash.status().strict is strict
-    flash.enable(strict=False)  # otherwise the fixture's disable() raises if `strict`, because no kernel ran
+    flash.enable(strict=False)  # so that disable() in the fixture unpatched() does not raise
 
 
 @pytest.mark.parametrize("arguments", [("qwen2",), (True,)])
 def test_what_is_asked_for_has_a_name(arguments):
-    """Options are keyword-only. A positional argument, such as a model type, is an error. It must not set `strict`."""
+    """Options are keyword-only, so that a positional argument, such as a model type, cannot set `strict`."""
     for switch in (flash.enable, flash.enabled):
         with pytest.raises(TypeError, match="positional argument"):
             switch(*arguments)

@@ -64,7 +64,7 @@ def test_blocks_that_end_out_of_order():
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("strict", [False, True])
 def test_an_exception_inside(error, strict, original):
-    """An exception inside a block reaches the caller. A strict block then does not raise FlashNeverRanError instead."""
+    """An exception inside a block reaches the caller, even if the block is strict and no kernel ran."""
     with pytest.raises(error), flash.enabled(strict=strict):
         raise error
     assert qwen2.scaled_dot_product_attention is original
@@ -163,7 +163,7 @@ def test_threads_that_generate_meanwhile(tiny, tokens, original):
 
 @pytest.mark.usefixtures("restless")
 def test_threads_that_import_meanwhile(original):
-    """After the patch is off, modules imported while it was switched on and off have mlx-lm's own function."""
+    """Modules that are imported while threads switch the patch have mlx-lm's own function after the patch is off."""
     names = [f"mlx_lm.models.{name}" for name in ("olmo2", "phi", "starcoder2", "qwen3", "cohere")]
     with switching():
         for name in names * 4:

@@ -27,7 +27,7 @@ def of_dtype(dtype):
 
 @pytest.fixture
 def warned():
-    """A list of the warnings so far. Python suppresses no repeated warnings."""
+    """Lists the warnings of the test, including repeated ones."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield caught
@@ -50,7 +50,7 @@ def test_no_kernel(monkeypatch):
     def refuse(*_, **__):
         raise NoKernelError("no kernels for the moon")
 
-    monkeypatch.setattr(router._ext, "quick", lambda *_: None)  # as a GPU's first call does
+    monkeypatch.setattr(router._ext, "quick", lambda *_: None)  # so that attend() gets the call
     monkeypatch.setattr(router, "flash_or_faster", refuse)
     off = attention()
     with flash.enabled(), pytest.warns(flash.FlashFallbackWarning, match="no kernels for the moon"):
@@ -79,7 +79,7 @@ def test_warned_once_for_each_reason_and_counted_each_time(warned):
 
 
 def test_warnings_as_errors(original):
-    """If warnings are errors, the first fallback is counted and raises. Later calls work, and so does disable()."""
+    """If warnings are errors, the first fallback is counted and raises its warning. Later calls and disable() work."""
     with flash.enabled():
         with pytest.raises(flash.FlashFallbackWarning):
             attention(**WIDE)

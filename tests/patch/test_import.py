@@ -9,7 +9,7 @@ import pytest
 
 
 def test_what_is_loaded_by_it(command):
-    """Besides MLX, the import, status() and disable() load only the packages listed here, and thus not mlx-lm."""
+    """Besides MLX, the import, status() and disable() load only the packages in `ours`. mlx-lm is not among them."""
     code = """
 import sys
 import mlx.core, mlx.nn

@@ -43,7 +43,7 @@ def test_a_change_inside_a_generation(change, tiny, tokens):
             at_change = calls()
     mx.synchronize()
     assert seen == expected
-    # generate_step() has built the graph of the next token before the change.
+    # Before change(), generate_step() has already built the graph of the next token.
     after = calls() - at_change
     assert after <= 2 * 2 if change is flash.disable else after >= 2 * 8
 
@@ -51,7 +51,7 @@ def test_a_change_inside_a_generation(change, tiny, tokens):
 def test_a_forked_child(original):
     """A forked child starts with its parent's patch. disable() in the child does not affect the parent."""
     flash.enable()
-    with warnings.catch_warnings():  # Python 3.12 warns of a fork while threads run, as MLX's do
+    with warnings.catch_warnings():  # Python 3.12 warns of forks while threads run, and MLX has threads
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
@@ -66,7 +66,7 @@ def test_a_forked_child(original):
 def test_a_compiled_function_keeps_what_it_was_traced_with(tiny, tokens):
     """A compiled graph keeps the attention that it was traced with, whether the patch is on or off when it runs.
 
-    status() counts the graph's kernels in any case. The test uses two functions, because MLX caches a graph for each.
+    status() counts the graph's kernels in any case. MLX caches one graph per function, so the test has two functions.
     """
     model, x = tiny(), tokens()
     before, meanwhile = mx.compile(lambda x: model(x)), mx.compile(lambda x: model(x))

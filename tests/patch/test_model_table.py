@@ -32,7 +32,7 @@ def calls(module, of):
 
 
 def by(module):
-    """What the field `by` in models.toml should say, according to the module's source."""
+    """The value of the field `by` in models.toml, according to the module's source."""
     found = ["seam"] * (("base", SEAM) in imports(module) and calls(module, SEAM))
     found += ["mx.fast"] * calls(module, f"mx.fast.{SEAM}")
     return (*found, *(["hand-written"] * (module in WRITTEN_OUT)))
@@ -59,7 +59,7 @@ def test_it_says_what_the_sources_say():
 
 
 def test_softmax_is_of_scores_only_where_it_says_so():
-    """A function with mx.softmax(scores) and a product of scores computes attention without MLX's function."""
+    """A function is taken to compute attention by itself if its source has `mx.softmax(scores` and `scores @`."""
 
     def writes_out(function):
         text = ast.unparse(function)

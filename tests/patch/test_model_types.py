@@ -1,4 +1,4 @@
-"""Small random models of each model type of mlx-lm have the same logits with the patch, in prefill and decode.
+"""A small random model of each type in mlx-lm has the same logits with the patch as without, in prefill and decode.
 
 A type that does not make its own caches is also tested with caches of limited size (max_kv_size). models.toml lists
 the types and their caches.
@@ -16,8 +16,8 @@ from tests.patch.model_types import model_types, supported
 
 PROMPT, STEPS, MAX_KV_SIZE = 20, 4, 16
 UNTESTED = [name for name in supported() if model_types()[name].untested]
-# Each run tests these types, because together they call attention in all ways and have all kinds of caches. Other types
-# take turns.
+# Every test run includes these types, which cover all attention functions and all cache classes. A run includes only
+# some of the other types.
 ALWAYS = {
     *("qwen2", "gemma2", "gear", "phi3small", "plamo2", "deepseek_v41", "gemma3", "gpt_oss", "deepseek_v3", "llama4"),
     *("baichuan_m1", "recurrent_gemma", "qwen3_next", "iquestloopcoder"),
@@ -67,15 +67,13 @@ def test_logits(model_type, tokens, monkeypatch):
     with flash.enabled(strict=True):
         on = [logits(model, x, cache) for cache in caches[1::2]]
         calls = flash.status().calls
-    # Some types compute a prompt's attention as a batch of single queries, for which cpu_decode runs, too.
+    # Some types split a prompt into a batch of single queries. Then cpu_decode computes the prompt, too.
     in_all = sum(calls.values())
     assert calls["cpu_decode"] in (in_all, in_all * STEPS / (1 + STEPS))
     assert flash.status().fallbacks == {}
     for patched, unpatched in zip(on, off, strict=True):
         assert close(patched, unpatched)
-        assert not mx.array_equal(
-            patched, unpatched
-        )  # rounding differs, which shows that the logits depend on attention
+        assert not mx.array_equal(patched, unpatched)  # rounding errors differ, so the logits do depend on attention
 
     assert sorted(set(kinds(cache for made in caches for cache in made))) == list(model_types()[model_type].caches)
 
@@ -85,7 +83,7 @@ def test_logits(model_type, tokens, monkeypatch):
 
 @pytest.mark.parametrize("model_type", UNTESTED)
 def test_untested_types_say_why(model_type, tokens):
-    """The reason in models.toml is part of mlx-lm's own error for such a model."""
+    """If a model type is not tested, models.toml quotes mlx-lm's own error as the reason."""
     with pytest.raises(RuntimeError) as caught:
         logits(random_model(model_type, config(model_type)), tokens(1, PROMPT + STEPS), None)
     assert model_types()[model_type].untested in str(caught.value)

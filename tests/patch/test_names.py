@@ -1,4 +1,4 @@
-"""Whatever name a module has for an attention function, the name leads to flash attention while the patch is on."""
+"""While the patch is on, every name of an attention function in any module leads to flash attention."""
 
 import importlib
 import importlib.util
@@ -54,7 +54,7 @@ def module(monkeypatch):
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 @pytest.mark.parametrize("text", IMPORTS)
 def test_a_name_of_another_package(module, text, before):
-    """Once the patch is off, the name has the value that the import gives it without the patch."""
+    """After the patch is off, the module's name refers to the same object as if the patch had never been on."""
     expected = dict(vars(module(text)))
     made = module(text)
     if not before:
@@ -69,7 +69,7 @@ def test_a_name_of_another_package(module, text, before):
 
 
 def test_what_is_held_elsewhere_passes_calls_on():
-    """A list, for example, may keep the patch's function, which calls MLX's own while the patch is off."""
+    """A list may keep the patch's function. While the patch is off, that function calls MLX's own function."""
     flash.enable()
     held = [mx.fast.scaled_dot_product_attention]
     flash.disable()
@@ -91,7 +91,7 @@ def test_a_model_that_is_imported_while_the_patch_is_on(late, tokens, name):
 
 @pytest.mark.parametrize("module", [base, cache, gemma2, llama, qwen2], ids=lambda module: module.__name__)
 def test_a_module_that_is_loaded_anew(module, monkeypatch):
-    """A reload leaves the patch on. With the patch off, the new module and the old classes have their own functions."""
+    """A reload leaves the patch on. Switching it off restores the module and its classes, old and new."""
     for name, held in vars(module).items():
         monkeypatch.setitem(vars(module), name, held)  # restored after the test
     classes = {held: vars(held).copy() for held in vars(module).values() if isinstance(held, type)}
@@ -105,7 +105,7 @@ def test_a_module_that_is_loaded_anew(module, monkeypatch):
 
 
 def test_a_module_that_fails_while_it_is_imported(late, monkeypatch):
-    """The import raises the module's own error. The patch replaces the functions of the next, successful import."""
+    """The import raises the module's own error. When a later import succeeds, the patch replaces the functions."""
     with flash.enabled():
         monkeypatch.setattr(type(gemma2.__spec__.loader), "get_data", lambda self, path: b"raise ZeroDivisionError")
         monkeypatch.setattr(type(gemma2.__spec__.loader), "path_stats", lambda self, path: {"mtime": 0, "size": 1})

@@ -1,4 +1,4 @@
-"""Another library may replace the function that the patch replaces. No order of switching them loses a function."""
+"""Another library may replace the same function as the patch. Both can be switched on and off in any order."""
 
 import itertools
 import sys
@@ -123,7 +123,7 @@ def test_theirs_is_on_top_where_it_comes_last(library):
 
 
 def test_mlx_lm_s_calls_reach_a_library_that_wraps_the_patch(library):
-    """mlx-lm's patched function may bypass mx.fast's function, but not if another library has wrapped that function."""
+    """If another library has wrapped the patch's function in mx.fast, mlx-lm's patched function calls the wrapper."""
     flash.enable()
     base.scaled_dot_product_attention(Q, Q, Q, None, 1.0, None)
     library.on()
@@ -135,12 +135,12 @@ def test_mlx_lm_s_calls_reach_a_library_that_wraps_the_patch(library):
 
 
 def test_a_fallback_is_theirs_and_counted_once(library):
-    """A call that flash attention cannot compute goes to the library's function, even if that wraps the patch's."""
+    """A call that flash attention cannot compute goes to the library, even if it wraps the patch's function."""
     q = mx.ones((1, 1, 3, 600))
     flash.enable()
     library.on()
     flash.disable()
-    flash.enable()  # this function of the patch wraps the library's, which wraps the patch's earlier function
+    flash.enable()  # the new patch function calls the library's, which calls the patch's earlier function
     with pytest.warns(flash.FlashFallbackWarning, match="head_dim over 512"):
         mx.eval(mx.fast.scaled_dot_product_attention(q, q, q, scale=0.25))
     assert flash.status().fallbacks == {"head_dim over 512": 1}
@@ -162,7 +162,7 @@ def test_an_older_wrapper_gets_what_was_given(monkeypatch):
 
 
 def test_a_function_of_mlx_lm_that_is_theirs(monkeypatch):
-    """If another library has replaced a function of mlx-lm, the patch names it, and replaces only the others."""
+    """If another library has replaced a function of mlx-lm, the patch warns, and replaces all other functions."""
 
     def theirs(*args, **kwargs):
         return mask(*args, **kwargs)
@@ -206,7 +206,7 @@ def test_threads_that_switch_both(mlx_own):
 
 
 class SwitchedTwice(Library):
-    """on() installs the library's function if another function is there, and saves that one. It may be the patch's."""
+    """If mx.fast has another function, such as the patch's, on() saves it and installs the library's function."""
 
     def __init__(self):
         super().__init__()

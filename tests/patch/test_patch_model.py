@@ -50,7 +50,7 @@ def x(tokens):
 @pytest.mark.rotate(1, default=4)
 @pytest.mark.parametrize("model_type", [*ARCHITECTURES, "gemma2", "gear", "phi3small", "plamo2", "deepseek_v41"])
 def test_this_model_and_no_other(model_type, x):
-    """Attention is patched wherever a model calls it. deepseek_v41, for example, calls it outside its classes."""
+    """A model's attention is patched even if a plain function calls it, as in deepseek_v41."""
 
     def make(seed=0):
         return random_model(model_type, config(model_type), seed=seed)
@@ -79,7 +79,7 @@ def test_this_model_and_no_other(model_type, x):
 
 
 def test_it_is_the_same_model(tiny):
-    """A patched model keeps its parameters, names and repr(). Its modules are instances of their own classes."""
+    """A patched model keeps its parameters, names and repr(). Its modules stay instances of their original classes."""
     model = tiny()
     before = arrays(model), repr(model), [name for name, _ in model.named_modules()]
     types = types_of(model)
@@ -106,7 +106,7 @@ def test_copies_are_patched_too(pair, x, again, unpatched):
 
 
 def test_a_module_made_of_a_patched_one_s_class(pair):
-    """The new module is patched. It stays patched when unpatch_model() unpatches the first model."""
+    """A new module of a patched module's class is patched, even after unpatch_model() for the first model."""
     model, _ = pair
     attention = type(model.layers[0].self_attn)(model.args)
     flash.unpatch_model(model)
@@ -164,7 +164,7 @@ def test_compiled(pair, x):
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_after_an_exception(pair, x, error, monkeypatch):
-    """After a call that raised an exception, only the patched model uses flash attention, as before."""
+    """After a call that raised an exception, still only the patched model uses flash attention."""
 
     def fails(x):
         raise error
@@ -194,13 +194,13 @@ def test_a_layer_that_is_computed_again(pair, x, monkeypatch):
 
 
 def test_a_part_of_a_model_that_is_called_alone(pair, x):
-    """A module of a patched model is patched, too. For example, generation calls a vision model's language model."""
+    """A module of a patched model is patched even if it is called alone, like the language part of a vision model."""
     model, other = pair
     assert calls_of_each(x, model.model, other.model) == [2, 0]
 
 
 def test_a_model_of_any_package(mlx_own):
-    """patch_model() also takes models that are not mlx-lm's: nn.TransformerEncoder is MLX's."""
+    """patch_model() also takes models of other packages, here MLX's nn.TransformerEncoder."""
     model, other, x = nn.TransformerEncoder(1, 16, 2), nn.TransformerEncoder(1, 16, 2), mx.ones((1, 12, 16))
     expected = model(x, None)
     flash.patch_model(model)

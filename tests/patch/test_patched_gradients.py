@@ -72,7 +72,7 @@ def test_training_is_the_same(tiny, tokens, monkeypatch, compiled, checkpointed)
     "kind", ["cohere2", "gemma2", "gemma3_text", "gpt_oss", "llama4_text", "mimo_v2_flash", "olmo3", "phi3small"]
 )
 def test_checkpointed_layers_get_masks_as_arguments(kind, tokens, monkeypatch, compiled):
-    """mlx-lm makes array masks for models with windows, and for gemma2, which does not call MLX's attention."""
+    """mlx-lm makes array masks for gemma2 and for models with windows."""
     checkpoint(random_model(kind, config(kind)), monkeypatch)
     run = lambda: train(random_model(kind, config(kind)), tokens(2, 24), compiled)  # noqa: E731
     (off_losses, off), (on_losses, on) = off_and_on(run)
@@ -114,7 +114,7 @@ def test_the_gradient_of_one_argument_alone(name):
 @pytest.mark.parametrize(("most", "where"), [(8, "on this device for a head_dim over 8"), (0, "on this device")])
 @pytest.mark.parametrize("traced_by", ["grad", "compile"])
 def test_where_the_gradient_has_no_kernel(traced_by, most, where, kernels_take):
-    """A call that MLX traces falls back if flash attention has no gradient for it, because it may be for mx.grad."""
+    """A traced call falls back if flash attention has no gradient for it, because mx.grad may trace the call."""
     kernels_take(16, gradient=most)
     q = mx.random.normal((1, 2, 5, 16), key=mx.random.key(0))
 

@@ -1,4 +1,4 @@
-"""precision= decides how accurate calls are, and whether calls that MLX's own attention computes faster go to MLX."""
+"""precision= decides how accurate results are, and whether calls may go to MLX's own attention where that is faster."""
 
 import warnings
 from collections import Counter
@@ -19,7 +19,7 @@ LEFT_ONCE = "1 call (MLX 0.41 ms, flash attention 0.55 ms)"
 
 @pytest.fixture
 def asked(monkeypatch):
-    """A list of (path, precision) of each flash attention call: "quick" is plain_call(), and "long" is attend()."""
+    """Lists (path, precision) of each flash attention call. Its path is "quick" (plain_call()) or "long" (attend())."""
     seen = []
     own_quick, own_flash_or_faster = _ext.quick, router.flash_or_faster
 
@@ -50,7 +50,7 @@ def gpu(monkeypatch):
         return own_quick(queries, keys, values, scale, mask, sinks, rounds, may_leave)
 
     def flash_or_faster(call):
-        out = own_flash_or_faster(call)  # called first, because it raises errors for bad arguments. `out` is lazy
+        out = own_flash_or_faster(call)  # raises errors for bad arguments. `out` is lazy
         if call.rounds and (query_len := call.kind()[4]) > 1:
             counts[f"a prompt of {query_len}"] += 1
             return None
@@ -242,7 +242,7 @@ def test_a_plain_call_takes_the_quick_way(asked):
 
 
 def test_the_quick_way_is_not_for(asked):
-    """A call that an observer sees goes through attend(), as calls with a soft-cap or a quantised cache do."""
+    """While an observer is registered, calls go through attend() and not through plain_call()."""
     with flash.enabled(), router.observed(lambda call: None):
         attention()
     assert asked == [("long", "input")]

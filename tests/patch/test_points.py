@@ -1,6 +1,6 @@
 """The patch replaces the functions in POINTS, and no others, and restores them.
 
-It replaces a function of mlx-lm only if it knows the function's source text or, for one of them, its signature.
+It replaces a function of mlx-lm only if it knows the source text. For one function it compares only the signature.
 """
 
 import importlib
@@ -53,7 +53,7 @@ def test_nothing_else_changes():
 
 @pytest.fixture
 def reads(monkeypatch):
-    """reads(function, (old, new)): Python then reads its source with `new` for `old`. With None, it finds no source."""
+    """reads(function, (old, new)): replaces `old` in the source that Python finds. With None, hides the source."""
 
     def instead(function, text):
         file = function.__code__.co_filename
@@ -137,7 +137,7 @@ print(llama.__file__.endswith(".pyc"), flash.status().calls, sorted(str(w.messag
 
 @pytest.mark.slow("2 seconds")
 def test_a_bytecode_only_mlx_lm(light, tmp_path):
-    """Without mlx-lm's sources, functions that the patch knows by source are not replaced. Llama needs none of them."""
+    """Without mlx-lm's sources, the patch does not replace functions that it compares by source. Llama works anyway."""
     folder = tmp_path / "mlx_lm"
     subprocess.run(["cp", "-rL", f"{light['PYTHONPATH']}/mlx_lm", folder], check=True)
     subprocess.run([sys.executable, "-m", "compileall", "-q", "-b", folder], check=True)

@@ -1,4 +1,4 @@
-"""Flash attention over quantised KV caches gives mlx-lm's results. It also takes sinks, which mlx-lm refuses there."""
+"""Flash attention over quantised KV caches gives mlx-lm's results. Unlike mlx-lm, it also takes sinks."""
 
 import warnings
 
@@ -57,7 +57,7 @@ def test_mlx_lm_s_numbers(bits, group_size, length, mask):
     ids=str,
 )
 def test_16_bits(dtype, of_keys, roundings):
-    """The output has the wider dtype of queries and keys. The bound allows for each rounding in mlx-lm's attention."""
+    """The output has the dtype of queries or keys, whichever is wider. `roundings` allows for mlx-lm's roundings."""
     given, queries = filled(dtype=of_keys), normal(3, 1, 6, 9, 128, dtype=dtype)
     off, on = off_and_on(lambda: attend(queries, given, "causal"))
     assert on.dtype == off.dtype
@@ -66,7 +66,7 @@ def test_16_bits(dtype, of_keys, roundings):
 
 @pytest.mark.parametrize("length", [1, 12])
 def test_sinks(length):
-    """The results equal mlx-lm's with the dequantised cache, for which mlx-lm accepts sinks."""
+    """The results equal those of mlx-lm for dequantised keys and values, with which mlx-lm accepts sinks."""
     cache, keys, values = filled()
     floats = [mx.dequantize(*packed, group_size=32, bits=8) for packed in (keys, values)]
     queries, sinks = normal(3, 1, 6, length, 128), normal(4, 6)
@@ -96,7 +96,7 @@ OTHERWISE_STORED = {
 
 @pytest.mark.parametrize("given", OTHERWISE_STORED.values(), ids=OTHERWISE_STORED)
 def test_keys_that_are_not_stored_as_the_cache_says(given):
-    """Such a call raises an error, with the patch as without it. It does not count as a fallback."""
+    """If keys, values and cache do not match, a call raises an error, also without the patch, and is no fallback."""
     queries, errors = normal(3, 1, 6, 5, 128), pytest.raises((TypeError, ValueError, AttributeError))
     with errors:
         attend(queries, given())
@@ -128,7 +128,7 @@ def test_a_model_that_takes_no_quantised_cache_says_so(model_type, tokens):
 def test_traced_calls_fall_back(traced_by):
     """Flash attention has no gradient with a quantised cache, so calls that mx.grad traces fall back.
 
-    Compiled calls fall back, too, because the patch cannot tell which of the two transforms traces a call.
+    Compiled calls fall back, too, because the patch cannot tell whether mx.grad or mx.compile traces a call.
     """
     given, queries = filled(), normal(3, 1, 6, 3, 128)
 
@@ -145,7 +145,7 @@ def test_traced_calls_fall_back(traced_by):
 
 
 def test_bad_input_is_mlx_lm_s():
-    """For bad input, mlx-lm raises its own error. If it returns a result instead, the patch warns of a fallback."""
+    """For bad input, the patch gives mlx-lm's own error or result. A result counts as a fallback, with a warning."""
     queries = mx.random.normal((1, 4, 8, 64))
     keys = mx.quantize(mx.random.normal((1, 2, 8, 64)), 64, 8)
     mask = np.tril(np.ones((8, 8), bool))

@@ -54,7 +54,7 @@ def test_a_kind_of_work(kind):
 
 
 def test_all_ways_and_all_that_comes_between(quick):
-    """A short soak switches the patch on in all ways and has all disturbances. Its report names them."""
+    """80 rounds include every entry of WAYS and every disturbance. The report names all of them."""
     assert soak.run(quick, 0, rounds=80) == (None, False)
     assert set(quick.seen.ways) == set(soak.WAYS)
     between = {"nothing", "bad call", "Ctrl-C", "import", "switched by another thread", "in a second thread"}
@@ -72,7 +72,7 @@ def test_a_seed_repeats_the_sequence(quick, monkeypatch):
         soak.run(quick, 0, rounds=8)
         between = {
             name: n for name, n in quick.seen.between.items() if name != "cut short by Ctrl-C"
-        }  # depends on timing
+        }  # whether Ctrl-C comes in time varies
         return quick.seen.ways, between, quick.seen.worst
 
     assert sequence() == sequence()

@@ -1,4 +1,4 @@
-"""The patch replaces attention that the models gemma2, gear and phi3small compute by MLX's basic operations."""
+"""gemma2, gear and phi3small compute attention with MLX's basic operations. The patch replaces this attention, too."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -69,7 +69,7 @@ def test_a_call_that_falls_back_is_the_model_s_own(model_type, too_wide):
 
 
 def test_a_batch_with_padding(tokens):
-    """Each row of a batch has the same results as alone. Without the patch, mlx-lm cannot compute this batch."""
+    """Padded sequences have the same results as alone. Without the patch, mlx-lm cannot compute this batch."""
     model, padding, x = small(), [0, 5, 11], tokens(3, 20)
     cache = [BatchKVCache(padding) for _ in model.layers]
     with flash.enabled(strict=True):
@@ -110,7 +110,7 @@ def test_a_function_kept_from_then_is_the_model_s_own(tokens, monkeypatch):
 @pytest.mark.slow("12 seconds")
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
 def test_memory_is_linear(dtype):
-    """Gemma 2's attention takes twice the memory at twice the length, and far less than an array of all scores."""
+    """At twice the length, Gemma 2's attention takes about twice the memory, far less than an array of all scores."""
     layer = small(dtype=dtype, num_attention_heads=8, num_key_value_heads=4, head_dim=32).layers[0].self_attn
 
     def peak(length, times=7):

@@ -46,7 +46,7 @@ class Outcome:
 
 
 class Watch:
-    """A pytest plugin that records the outcome of each test. Subtests count as their test."""
+    """A pytest plugin that records the outcome of each test. The outcome of a subtest counts for its test."""
 
     def __init__(self) -> None:
         self.outcomes: dict[str, Outcome] = {}

@@ -1,7 +1,7 @@
 """Flash attention for unchanged MLX programs. Importing this package changes nothing; enable() does."""
 
 try:
-    import flashattn_core  # noqa: F401  imported first, because its error says what to install if MLX does not load
+    import flashattn_core  # noqa: F401  first, because if MLX does not load, this import's error says what to install
 
     from .patch import (
         FlashNeverRanError,

@@ -17,11 +17,11 @@ import mlx.core as mx
 
 REFERENCE = "MLX multiplies matrices with the slow reference BLAS, which limits tokens/s: --blas auto preloads OpenBLAS"
 INSTALL = "apt-get install libopenblas0-pthread"
-STARTED_AGAIN = "MLXLM_FLASH_BLAS"  # holds the process id: a restarted program has the same id, a child process another
+STARTED_AGAIN = "MLXLM_FLASH_BLAS"  # the restarted process's id. A child process inherits the variable, not the id
 
 
 def blas() -> str | None:
-    """`openblas`, `mkl`, `blis`, `reference`, or another library's name; None if MLX uses no BLAS (macOS, a GPU)."""
+    """The BLAS that MLX calls: `openblas`, `mkl`, `blis`, `reference` or another name. None on macOS and on a GPU."""
     library = None if mx.default_device() == mx.gpu else _called()
     return library and name_of(library)
 
@@ -38,8 +38,8 @@ def name_of(library: str) -> str:
 def preload(choice: str) -> None:
     """Makes MLX call the library at path `choice`. `auto` means openblas(), unless MLX already calls a fast BLAS.
 
-    Restarts this program, once, with the library in LD_PRELOAD. Returns if MLX calls the library. Raises ValueError
-    with one line if there is no such library, or MLX cannot or does not call it.
+    If MLX does not call that library yet, preload() restarts this program once, with the library in LD_PRELOAD. Raises
+    a one-line ValueError if the library is missing or unfit for MLX, or if the restart does not help.
     """
     is_second = os.environ.pop(STARTED_AGAIN, None) == str(os.getpid())
     called = _called()
@@ -68,7 +68,7 @@ def preload(choice: str) -> None:
 def openblas() -> str | None:
     """A multithreaded OpenBLAS that MLX can call: a path or name for LD_PRELOAD. None if there is none."""
     for library in _known():
-        with contextlib.suppress(ValueError, AttributeError):  # the library has another ABI, or is not OpenBLAS
+        with contextlib.suppress(ValueError, AttributeError):  # MLX cannot call the library, or it is not OpenBLAS
             if _load(library).openblas_get_parallel():
                 return library
     return None
@@ -77,9 +77,8 @@ def openblas() -> str | None:
 def _known() -> Iterator[str]:
     """The files or names under which an OpenBLAS may be installed, in the order of preference.
 
-    Conda's comes first, because others may not work with conda's Fortran library. Fedora has two; libopenblasp is the
-    one with threads. NumPy's and SciPy's are not listed, because their functions have other names, which MLX does not
-    call.
+    Conda's OpenBLAS comes first, because others may not work with conda's Fortran library. On Fedora, libopenblasp has
+    threads, and libopenblas has none. MLX cannot call NumPy's and SciPy's OpenBLAS, whose functions have other names.
     """
     yield from map(str, Path(sys.base_prefix, "lib").glob("libopenblas.so.0"))
     yield from map(str, Path("/usr/lib").glob("*/openblas-pthread/libopenblas.so.0"))
@@ -87,7 +86,7 @@ def _known() -> Iterator[str]:
 
 
 def _file(choice: str) -> str:
-    """The absolute path of `choice`. Raises ValueError unless MLX can call this library and LD_PRELOAD can hold the
+    """The absolute path of `choice`. Raises ValueError if MLX cannot call this library, or LD_PRELOAD cannot hold the
     path."""
     library = os.path.abspath(choice)
     if not os.path.isfile(library):
@@ -114,8 +113,7 @@ def _load(library: str) -> ctypes.CDLL:
 
 
 def _called() -> str | None:
-    """The file of the cblas_sgemm that MLX calls. It is the program's, if the program has one, else that of MLX's own
-    libraries."""
+    """The file of the cblas_sgemm that MLX calls. A preloaded library comes before MLX's own libraries."""
     brought, program = ctypes.CDLL(mx.__file__), ctypes.CDLL(None)
     if sys.platform != "linux" or not hasattr(brought, "cblas_sgemm"):
         return None

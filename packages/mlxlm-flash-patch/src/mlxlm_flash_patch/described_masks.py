@@ -1,8 +1,8 @@
-"""Replaces the L*S mask arrays that mlx-lm builds by descriptions from flashattn_core.masks, which need no memory.
+"""Finds small descriptions (flashattn_core.masks) for the L*S mask arrays that mlx-lm builds.
 
-mlx-lm's own functions still run and return their arrays. MLX's arrays are lazy: one that nobody evaluates takes no
-memory. This module remembers a description of each array, and finds it when attention gets that same array. A mask that
-a model computes from such an array has no description, so attention reads that mask itself.
+mlx-lm's functions still return arrays, and `_remembered` maps each array to its description. If attention reads the
+description, MLX never evaluates the array, which then takes no memory. If a model computes a new mask from such an
+array, the new mask has no description, and attention reads the new mask.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ _remembered: dict[int, _Remembered] = {}  # by array_id(), which changes when a 
 
 
 def description_of(mask: Any, query: mx.array, key_len: int) -> Any:
-    """The description of `mask`, if it is an array that has one for a call of this size; else `mask` itself."""
+    """The description of `mask` if it has one for these lengths and this batch shape, else `mask` itself."""
     if not isinstance(mask, mx.array):
         return mask
     known = _remembered.get(array_id(mask))
@@ -47,7 +47,7 @@ def describing(original: Function, describe: Describe) -> Function:
     def make_and_describe(*args: Any, **kwargs: Any) -> Any:
         mask = original(*args, **kwargs)
         if isinstance(mask, mx.array):
-            # flashattn_core.masks refuses windows of 0 or 8.5 keys, which mlx-lm accepts: such a mask stays an array.
+            # mlx-lm accepts windows of 0 or 8.5 keys. flashattn_core.masks raises ValueError for them.
             with contextlib.suppress(ValueError):
                 description = describe(*args, **kwargs)
                 if description is not None:
@@ -73,7 +73,7 @@ def causal(
 
 
 def rotating(self: Any, N: int, window_size: int | None = None, return_array: bool = False) -> Mask | None:
-    """Describes the mask of RotatingKVCache.make_mask() for one query. For more, create_causal_mask() makes it."""
+    """Describes the mask of RotatingKVCache.make_mask() for one query. For more queries, causal() describes it."""
     if N > 1 or window_size is None:
         return None
     # The newest key is at stop - 1, and older ones are before it. A window that wraps around the end of the cache is
@@ -85,13 +85,13 @@ def rotating(self: Any, N: int, window_size: int | None = None, return_array: bo
 def batch_rotating(self: Any, N: int, window_size: int | None = None, return_array: bool = False) -> Mask | None:
     """Describes the mask of BatchRotatingKVCache.make_mask()."""
     if N == 1 and (self.rotated or self._idx >= self.max_size):
-        return None  # no range fits, because each row wraps around at another key. The array is small: (B, 1, 1, S)
+        return None  # visible keys may wrap around the cache's end. One KeyRange cannot describe that
     trimmed = max(0, self._idx - self.max_size + 1) if N > 1 else 0  # keys that update_and_fetch() will drop
     return SlidingWindow(window_size or self.max_size) & KeyRange(self.left_padding - trimmed)
 
 
 def _remember(mask: mx.array, description: Mask) -> None:
-    key, shape, pop = array_id(mask), mask.shape, _remembered.pop  # at exit globals may be gone before the mask
+    key, shape, pop = array_id(mask), mask.shape, _remembered.pop  # at exit, `pop` outlives _remembered
     forget = weakref.ref(mask, lambda _: pop(key, None))
     lengths = (shape[-2] if mask.ndim > 1 else 1, shape[-1])
     batch = shape[:-3] if mask.ndim > 3 else None

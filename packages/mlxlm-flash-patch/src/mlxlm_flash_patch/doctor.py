@@ -1,4 +1,4 @@
-"""`mlxlm-flash doctor` prints a line for each thing that is installed, slow or broken, and how to cure it.
+"""`mlxlm-flash doctor` prints one line for each finding. If something is slow or broken, the line names the cure.
 
 doctor stops after a failure that makes all later checks pointless. Each check has its own imports, so doctor works even
 if the package does not load.
@@ -22,9 +22,9 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, distributions, requires, version
 from typing import Any
 
-# On Linux each of these packages installs the same file, libmlx. Maps the package to the extra of mlx that requires it.
+# Maps each Linux package that installs libmlx to the extra of mlx that requires the package.
 LIBMLX = {"mlx-cuda-12": "mlx[cuda12]", "mlx-cuda-13": "mlx[cuda13]", "mlx-cpu": "mlx[cpu]"}
-PINNED = ("flashattn-core", "mlxlm-flash-patch")  # this project's packages, which require tested versions of others
+PINNED = ("flashattn-core", "mlxlm-flash-patch")  # this project's packages, which require tested versions of mlx
 MODES = ("0", "1", "strict", "float32", "float32,strict")  # values of MLXLM_FLASH
 CPU_VARIABLES = ("FLASHATTN_CPU_ISA", "FLASHATTN_NUM_THREADS")
 
@@ -76,7 +76,7 @@ def examine(model: str | None = None, with_kernels: bool = False, with_times: bo
 
 
 def versions() -> Iterator[Finding]:
-    """Compares the installed versions with those that the two packages require."""
+    """Compares the installed versions with those that the packages in PINNED require."""
     for package in PINNED:
         try:
             required = requires(package) or []
@@ -85,7 +85,7 @@ def versions() -> Iterator[Finding]:
             continue
         yield ok("versions", f"{package} {version(package)}")
         for line in required:
-            # A requirement of an extra does not match, because a marker follows it.
+            # Requirements of extras end with a marker (`; extra == ...`), so they do not match.
             needed = re.fullmatch(r"([\w-]+)((?:(?:==|>=|<=)[\d.]+,?)+)", line)
             if needed and needed[1] not in PINNED:
                 yield _needed(needed[1], dict(re.findall(r"(==|>=|<=)([\d.]+)", needed[2])))
@@ -114,14 +114,14 @@ def _numbers(release: str) -> list[int]:
 
 
 RELATIONS: dict[str, Callable[[str, str], bool]] = {
-    "==": operator.eq,  # a pre-release is not the release itself
+    "==": operator.eq,
     ">=": lambda found, limit: _numbers(found) >= _numbers(limit),
     "<=": lambda found, limit: _numbers(found) <= _numbers(limit),
 }
 
 
 def _mlx() -> str:
-    """A pip requirement: mlx with the extra of the installed libmlx. Another extra would overwrite that libmlx."""
+    """The pip requirement of mlx, such as mlx[cpu], with the extra that keeps the installed libmlx."""
     installed = {distribution.name for distribution in distributions()}
     return next((extra for name, extra in LIBMLX.items() if name in installed), "mlx")
 
@@ -137,16 +137,16 @@ def variable() -> Iterator[Finding]:
 
 
 def extension() -> Iterator[Finding]:
-    """Whether the compiled module loads, and shares MLX's array type. For that, both must use the same nanobind ABI."""
+    """Whether the compiled module loads and has MLX's nanobind ABI. With another ABI it could not take MLX's arrays."""
     again = "pip install --force-reinstall --no-deps flashattn-core"
     try:
         from . import enable  # noqa: F401  raises the error of the first import
     except ImportError as error:
         what = str(error)
-        cure = re.search(r"pip install .*", what)  # flashattn_core names this if it was built for another mlx
+        cure = re.search(r"pip install .*", what)  # in the error for a wrong version of mlx
         yield problem("extension", what.splitlines()[0], cure[0] if cure else again)
         return
-    # The interpreter's dict has an entry for each nanobind ABI that modules of the nanobind domain "mlx" have.
+    # nanobind adds one entry to the interpreter's dict for each ABI that modules of its domain "mlx" have.
     names = [name for name in _interpreter_dict() if isinstance(name, str) and "nb_internals" in name]
     domains = sorted(match[1] for name in names if (match := re.search(r"_(v\d+)_(?:\w+_)?mlx__$", name)))
     if len(domains) > 1:
@@ -181,7 +181,7 @@ def cpu() -> Iterator[Finding]:
         what, _, cure = description.partition(": ")
         if not cure:
             yield ok(name, what)
-        elif mx.cuda.is_available():  # then MLX computes on that GPU by default
+        elif mx.cuda.is_available():  # MLX's default device is a GPU that flash attention cannot use
             yield problem(name, what, cure)
         else:
             yield warning(name, what, cure)
@@ -215,10 +215,10 @@ def matrix_products() -> Iterator[Finding]:
 
 
 def numbers() -> Iterator[Finding]:
-    """Compares flash attention with the reference, for 20 queries and for one query, on MLX's default device."""
+    """Compares flash attention with reference_attention() on MLX's default device, for 20 queries and for one query."""
     try:
         worst = max(_error(length) for length in (20, 1))
-    except Exception as error:  # any error, because a program would get it, too
+    except Exception as error:  # a program's call would raise the same error
         said = " ".join(str(error).split())
         cure = "pip install --force-reinstall flashattn-core"
         yield problem("self-test", f"{type(error).__name__}: {said}", cure)
@@ -231,7 +231,7 @@ def numbers() -> Iterator[Finding]:
 
 
 def checks_before() -> Iterator[Finding]:
-    """Which checks GPU kernels passed or failed on this machine in earlier runs."""
+    """Lists the checks that GPU kernels passed or failed on this machine in earlier runs."""
     from flashattn_core import survey
 
     passed, failed = survey.remembered()
@@ -244,7 +244,7 @@ def checks_before() -> Iterator[Finding]:
 
 
 def times() -> Iterator[Finding]:
-    """Times each kernel and MLX's own attention on calls of models, and names the one that will run."""
+    """For typical attention calls, times each kernel and MLX's own attention, and names the one that will run."""
     import mlx.core as mx
 
     from .tune import calls, lines
@@ -260,7 +260,7 @@ def times() -> Iterator[Finding]:
 
 
 def kernels() -> Iterator[Finding]:
-    """Compares each kernel of MLX's default device with the CPU's, on calls like those of models."""
+    """Compares the results of each GPU kernel with those of the CPU kernels, on typical attention calls."""
     import mlx.core as mx
     from flashattn_core import _ext, survey
 

@@ -1,9 +1,9 @@
 """Replacements for mlx-lm functions that compute attention without `mx.fast.scaled_dot_product_attention`.
 
 mlx-lm computes attention over quantised caches with plain MLX operations. A few models compute all of their attention
-with plain operations. If a model's function also computes projections and rope and updates the cache, that function
-still runs, with one stand-in object for `self` and the cache. Because MLX is lazy, the attention in that function is
-evaluated only if the call falls back.
+with plain operations. Gemma 2's function also computes projections and rope, and updates the cache. So it still runs,
+but it gets a _Gemma2 object in place of `self` and of the cache. MLX evaluates the function's own attention only if the
+call falls back.
 """
 
 import contextlib
@@ -50,13 +50,13 @@ def any_cache(original: Function) -> Function:
         queries: mx.array, keys: Any, values: Any, cache: Any, scale: float, mask: Any, sinks: mx.array | None = None
     ) -> Any:
         if cache is None or not hasattr(cache, "bits"):  # mlx-lm recognises quantised caches by `bits`
-            # `original` calls mx.fast.scaled_dot_product_attention. If that is the patch's function, it would call
-            # plain_call() in turn. Calling plain_call() here saves time.
+            # If mx.fast has the patch's function, `original` would reach plain_call() through that function. Calling
+            # plain_call() directly is faster.
             out = plain_call(queries, keys, values, scale, mask, sinks) if state.outermost else None
             if out is not None and out is not False:
                 return out
-            # False means that MLX's own attention is faster. plain_call() has counted the call, and active(False) keeps
-            # the patch's function from counting it again.
+            # If MLX's own attention is faster, plain_call() has counted the call and returned False. active(False) then
+            # keeps the patch's function from counting the call again.
             with active(False) if out is False else contextlib.nullcontext():
                 return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
         if sinks is None:
@@ -140,7 +140,7 @@ def phi3small(original: Function) -> Function:
         if isinstance(keys, mx.array):  # if they are quantised, attend() raises an error that says so
             _, visible = self._block_sparse_mask(queries.shape[2], keys.shape[2])
             visible = visible.reshape(-1, *visible.shape[-2:])  # (H_kv, group, L, S) -> (H, L, S)
-            # mlx-lm adds the mask to the scores even if it is bool. A bool mask hides nothing then: True adds 1.
+            # mlx-lm adds even a bool mask to the scores. So True adds 1 to a score, and False hides no key.
             mask = visible if mask is None else mx.where(visible, mask.astype(queries.dtype), -float("inf"))
         return attend(queries, keys, values, scale, mask)
 

@@ -9,14 +9,14 @@ from flashattn_core.contest import mlx_attention
 
 from .router import Function, active, attend, flash_or, is_active, plain_call
 
-# Other libraries' functions that the patch has called and that have not returned yet. If one of them calls the patch's
-# function, the patch must not call it again, because the two functions would call each other forever.
+# Other libraries' functions that the patch has called and that still run. If such a function calls the patch's, _call()
+# calls MLX's own function instead of the library's. Otherwise the two functions would call each other forever.
 _running: ContextVar[tuple[Any, ...]] = ContextVar("mlxlm_flash_patch: functions that are being called", default=())
-MISSING: Any = object()  # stands for an argument that the caller did not give, for which MLX raises its own error
+MISSING: Any = object()  # an argument that the caller did not give and that the patch does not pass on
 
 
 def flash_instead_of(original: Function) -> Function:
-    """Makes a function with MLX's parameters. `original` is MLX's own function, or another library's in its place."""
+    """Makes the function that replaces `original`, which is MLX's own function or another library's."""
 
     def scaled_dot_product_attention(
         q: Any = MISSING,
@@ -68,7 +68,7 @@ def _attend(
 
 
 def _call(original: Function, arrays: tuple[Any, ...], **options: Any) -> mx.array:
-    """Calls `original` with only the arguments that the caller gave, because another library's may take no others."""
+    """Calls `original` with only the arguments that the caller gave. Another library's may not know `sinks`."""
     arrays = tuple(array for array in arrays if array is not MISSING)
     given = {
         name: value

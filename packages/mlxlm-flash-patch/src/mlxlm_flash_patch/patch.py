@@ -1,8 +1,8 @@
 """Switches the patch for the process, for a block or for one model, and reports what ran.
 
-enable() makes a request, and so does each open enabled() block. The patch is on while there is a request, or a living
-model that was given to patch_model(). After each change `_settle()` puts the right functions in place. Blocks may
-therefore nest, end out of order and run in several threads. One lock guards all changes.
+enable() and each enabled() block add a Request. The patch is on while a Request or a model given to patch_model()
+exists. After each change, `_settle()` replaces or restores the functions. So blocks may nest, end out of order and run
+in several threads. One lock guards all changes.
 """
 
 import contextlib
@@ -33,18 +33,18 @@ NEVER_CALLED = "no call of mx.fast.scaled_dot_product_attention was evaluated"
 
 
 class FlashNeverRanError(RuntimeError):
-    """Raised with strict=True if, while the patch was on, no call ran as flash attention or was left to MLX."""
+    """Raised with strict=True if no call ran as flash attention or went to MLX's faster attention."""
 
 
 class Counts:
-    """How many calls had run, and how many were left to MLX, when this object was made."""
+    """A snapshot of two counts: each kernel's calls, and the calls that went to MLX's faster attention."""
 
     def __init__(self) -> None:
         self.kernels = flashattn_core.stats()
         self.left = sum(calls for *_, calls in _ext.left_calls())
 
     def calls_since(self) -> dict[str, int]:
-        """Kernel -> the calls that it ran since this object was made."""
+        """Maps each kernel to the number of calls that it ran since this object was made."""
         # A count that is lower than before means that somebody has called reset_stats().
         now, before = flashattn_core.stats(), self.kernels
         since = {name: n - (old if n >= (old := before.get(name, 0)) else 0) for name, n in now.items()}
@@ -81,18 +81,18 @@ def enable(*, strict: bool = False, precision: Precision = "input") -> None:
     Also replaces mlx-lm's attention over quantised caches and in gemma2, phi3small and gear.
 
     Args:
-      strict: a call that flash attention cannot compute raises FlashFallbackError, and disable() raises
-        FlashNeverRanError if no call ran as flash attention or was left to MLX.
-      precision: ``"input"``: 16-bit models keep the accuracy that MLX's own attention gives them. Calls that MLX's own
-        fused attention computes faster on this GPU are left to MLX; status() counts these calls apart from fallbacks.
-        ``"float32"``: every result is that of casting to float32, computing, and casting back; no call is left to
-        MLX. On the CPU, both values of `precision` give the same bits.
+      strict: a call that flash attention cannot compute raises FlashFallbackError. disable() raises FlashNeverRanError
+        if no call ran as flash attention or went to MLX's faster attention.
+      precision: with ``"input"``, 16-bit results are as accurate as those of MLX's own attention. A call goes to MLX if
+        MLX's own fused attention is faster for it on this GPU. status() does not count such calls as fallbacks.
+        With ``"float32"``, flash attention casts to float32, computes, and casts back, and no call goes to MLX.
+        On the CPU, both values give the same bits.
 
-    A second enable() replaces the first: the second's arguments hold from then on, and no count is reset.
-    enable() warns of, and leaves alone, functions of mlx-lm that this version was not tested with.
-    A function that mx.compile has traced before keeps the attention that it was traced with.
+    A second enable() replaces the arguments of the first, and resets no count.
+    enable() does not replace functions of mlx-lm that this version was not tested with, and warns of them.
+    A function that mx.compile has already traced keeps the attention that it was traced with.
 
-    Raises ValueError if `precision` is neither of the two. Then nothing changes.
+    Raises ValueError, and changes nothing, if `precision` is neither ``"input"`` nor ``"float32"``.
     """
     request = Request(strict, precision, from_enable=True)
     try:
@@ -104,27 +104,26 @@ def enable(*, strict: bool = False, precision: Precision = "input") -> None:
 
 
 def disable() -> None:
-    """Takes the patch out: puts MLX's and mlx-lm's own functions back, and ends open enabled() blocks early.
+    """Switches the patch off: restores MLX's and mlx-lm's own functions, and ends open enabled() blocks early.
 
-    If another library has wrapped a function of the patch, the wrapper stays, and the patch's function only passes
-    calls on; status() names the wrapper. Models given to patch_model() stay patched. Without enable() it does nothing.
+    Models given to patch_model() stay patched. If another library has wrapped a function of the patch, the wrapper
+    stays, and status() names it. The patch's function inside the wrapper then calls the original function.
 
-    Raises FlashNeverRanError, after restoring everything, if strict was on but no call ran as flash attention or was
-    left to MLX.
-    Arrays are lazy: a call counts as run only once its result is evaluated.
+    Raises FlashNeverRanError, after restoring everything, if strict was on but no call ran as flash attention or went
+    to MLX's faster attention. A call has run only once MLX has evaluated its result.
     """
     _end(list(_requests))
 
 
 @contextmanager
 def enabled(*, strict: bool = False, precision: Precision = "input") -> Iterator[None]:
-    """Turns the patch on for a block; takes the arguments and raises the errors of enable() and disable().
+    """Turns the patch on for a block. Takes the arguments of enable(). Raises the errors of enable() and disable().
 
-    Blocks nest, in each other and in enable(): the patch is on as long as any of them is open, strict if any of them
-    is strict, and in float32 if any of them asks for float32.
+    Blocks may nest, also after enable(). The patch stays on until all of them have ended. It is strict if one of them
+    is strict, and computes in float32 if one of them asks for float32.
     """
     request = Request(strict, precision, from_enable=False)
-    try:  # around _begin(), too, because Ctrl-C may come while it replaces functions
+    try:  # includes _begin(), because Ctrl-C may come while _begin() replaces functions
         _begin(request)
         yield
     except BaseException:
@@ -177,11 +176,10 @@ def unpatch_model(model: Module) -> None:
 def observe(observer: Callable[..., mx.array]) -> Iterator[None]:
     """Inside the block, every attention call goes through `observer`, with the patch on or off.
 
-    `observer` gets the function that computes attention (MLX's or mlx-lm's own, or the patch's) and the call's
-    arguments: query, key and value, `(B, H, L, D)` or quantised, are among the first four; a method's `self` comes
-    first. It must return the function's result, `(B, H_q, L_q, D_v)`. `observer` does not see Gemma 2's attention,
-    because the function that computes it also computes the projections. Do not switch the patch on or off inside the
-    block.
+    `observer` gets the function that computes attention, and then the call's arguments. The function is MLX's or
+    mlx-lm's own, or the patch's. If it is a method, the first argument is `self`. Query, key and value, `(B, H, L, D)`
+    or quantised, come next. `observer` must return the function's result, `(B, H_q, L_q, D_v)`. It gets no calls of
+    Gemma 2, where one function computes attention and projections. Do not switch the patch on or off inside the block.
 
         def counted(attention, *arguments, **others):
             calls.append(attention)
@@ -202,7 +200,7 @@ def observe(observer: Callable[..., mx.array]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Left:
-    """The calls of one kind that were left to MLX's own attention, and the seconds per call with each attention."""
+    """How many similar calls went to MLX's faster attention, and the seconds per call with either attention."""
 
     calls: int
     mlx_seconds: float
@@ -215,7 +213,7 @@ class Left:
 
 @dataclass(frozen=True)
 class Status:
-    """The state of the patch; `str()` formats it for people. Counts are since the patch was last switched on.
+    """The state of the patch, which `str()` formats for people. Counts begin when the patch is switched on.
 
     Attributes:
       enabled: whether enable() or an enabled() block is in force.
@@ -224,8 +222,8 @@ class Status:
       instances: how many models given to patch_model() are alive.
       calls: kernel → calls that ran (were evaluated).
       fallbacks: reason → calls that flash attention could not compute.
-      left: kind of call, in words → calls left to MLX's own attention, which is faster for them here.
-      foreign: function → the other library's function that replaces it, or wraps the patch's.
+      left: description of similar calls → how many went to MLX's own attention, because it is faster for them.
+      foreign: function → another library's function that replaces it, or that wraps the patch's function.
       versions: distribution → its version.
     """
 
@@ -291,12 +289,12 @@ def versions() -> dict[str, str]:
 
 
 def tally(counts: Mapping[str, int]) -> str:
-    """In words: ``cpu_prefill 24, cpu_decode 480``, or ``none``."""
+    """Formats counts, for example as ``cpu_prefill 24, cpu_decode 480``. Without counts, returns ``none``."""
     return ", ".join(f"{name} {n:,}" for name, n in counts.items()) or "none"
 
 
 def joined(named: Mapping[str, str]) -> str:
-    """In words: ``mlx 0.32.4 · mlx-lm 0.32.2``."""
+    """Formats names and values, for example as ``mlx 0.32.4 · mlx-lm 0.32.2``."""
     return " · ".join(f"{name} {value}" for name, value in named.items())
 
 
@@ -305,9 +303,9 @@ def count(n: int, noun: str) -> str:
 
 
 def _wait_for_imports() -> None:
-    """Waits until other threads have imported the modules of HOMES that they are importing.
+    """Waits for imports of modules in HOMES that other threads have begun.
 
-    Such an import may have begun before watch_imports(), so nothing else would notice it.
+    If an import began before watch_imports(), `_finder` does not replace the module's functions.
     """
     with lock:
         patch_points.watch_imports()
@@ -317,7 +315,7 @@ def _wait_for_imports() -> None:
 
 
 def _begin(request: Request) -> None:
-    """Puts a request in force. One from enable() replaces an earlier one from enable().
+    """Adds a request. A request from enable() replaces the request of an earlier enable().
 
     Warns of functions that are not replaced.
     """
@@ -332,10 +330,10 @@ def _begin(request: Request) -> None:
 
 
 def _end(requests: list[Request]) -> None:
-    """Withdraws the requests, except those that are no longer in force.
+    """Removes `requests` from `_requests`. Ignores those that are not there any more.
 
-    Raises FlashNeverRanError if one that it withdraws is strict, and since that request began no call ran as flash
-    attention or was left to MLX.
+    Raises FlashNeverRanError if a removed request is strict, and no call ran as flash attention or went to MLX's faster
+    attention since that request began.
     """
     with lock:
         ended = [r for r in requests if r in _requests]
@@ -351,7 +349,7 @@ def _end(requests: list[Request]) -> None:
 def _settle() -> dict[str, str]:
     """Replaces the functions if there is a request or a patched model, and restores them otherwise.
 
-    Returns function -> why it is not replaced.
+    Returns the names of functions that are not replaced, with the reasons.
     """
     state.on, state.strict = bool(_requests), any(r.strict for r in _requests)
     state.precision = "float32" if any(r.precision == "float32" for r in _requests) else "input"
@@ -379,10 +377,10 @@ def _modules(caller: str, model: object) -> list[Module]:
 
 
 def _can_attend(module: Module) -> bool:
-    """Whether patch_model() gives a module the patched class.
+    """Whether patch_model() gives a module the patched class. All callable modules with submodules get it.
 
-    A module without submodules computes no attention: it projects, normalises or rotates. All other modules get the
-    class. The model alone would not be enough, because mx.checkpoint calls a layer again outside the model's call.
+    Modules without submodules compute no attention. Patching only the whole model is not enough, because mx.checkpoint
+    calls a layer again after the model's call.
     """
     has_modules = bool(module.children())  # type: ignore[no-untyped-call]
     return has_modules and callable(module) and not _is_patched(type(module))
@@ -432,7 +430,7 @@ _is_observed: ContextVar[bool] = ContextVar("mlxlm_flash_patch: within an observ
 
 
 def _observed(attention: Callable[..., mx.array], observer: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """Wraps `attention` for `observer`. mlx-lm's function calls MLX's, and the observer sees only the outer call."""
+    """Wraps `attention` for `observer`. If one wrapped function calls another, `observer` gets only the outer call."""
 
     @wraps(attention)
     def observed(*arguments: Any, **others: Any) -> mx.array:

@@ -1,8 +1,8 @@
-"""Names the functions that the patch replaces, and replaces them, also in every module that imported them.
+"""Lists the functions that the patch replaces, and replaces them, also in every module that imported them.
 
-`put_in()` and `take_out()` may be called at any time and repeatedly, because they look up the functions that are in
-place now. If another library has wrapped the patch's function, the wrapper stays. While the patch is off, the patch's
-function inside that wrapper passes calls on to the function that the patch's function replaced.
+`put_in()` and `take_out()` may be called at any time and repeatedly, because they look up the current functions. If
+another library has wrapped the patch's function, the wrapper stays. While the patch is off, the patch's function inside
+the wrapper calls the original function.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from . import described_masks, mlx_lm_functions, mx_fast
 from .router import MLX_LM_BASE, FlashFallbackWarning, frames_of_libraries, state
 
 _original_of = WeakKeyDictionary[Any, Any]()  # the patch's function -> the function that it replaces
-_replacement_of = WeakValueDictionary[tuple[str, int], Any]()  # a point's name, a function's id -> its replacement
+_replacement_of = WeakValueDictionary[tuple[str, int], Any]()  # (PatchPoint.name, id(original)) -> replacement
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +69,7 @@ class PatchPoint:
         setattr(owner, self.attribute, function)
 
     def ours(self, original: Any) -> Any:
-        """Returns the replacement of `original`. It is the same object each time, as long as something refers to it."""
+        """Returns the replacement of `original`. Makes a new one only if no earlier one still exists."""
         key = self.name, id(original)
         made = _replacement_of.get(key)
         if made is None:
@@ -96,7 +96,7 @@ class PatchPoint:
 def names_in(owner: Any) -> Mapping[str, Any]:
     """The attributes of a module, a class or any other object in sys.modules.
 
-    vars() calls the module's `__getattribute__`, which loads a lazy module of importlib.util.LazyLoader. This does not.
+    vars() would call the module's `__getattribute__`, and so load a module that importlib.util.LazyLoader has deferred.
     """
     try:
         names = object.__getattribute__(owner, "__dict__")
@@ -110,13 +110,13 @@ def is_ours(function: Any) -> bool:
 
 
 def original_of(function: Any) -> Any:
-    """The function that a function of the patch replaces; any other function itself."""
+    """If `function` is the patch's, returns the function that it replaces. Otherwise returns `function`."""
     return _original_of[function] if is_ours(function) else function
 
 
 def fingerprint(function: Any) -> str | None:
-    """A hash of a function's source text, or None if there is none. Bytecode differs between versions of Python."""
-    try:  # by __code__, because for a wrapper getsource() returns the source of the wrapped function
+    """A hash of a function's source text, or None without source. Its bytecode differs between versions of Python."""
+    try:  # of __code__, because getsource() of a wrapper returns the wrapped function's source
         return hashlib.sha256(inspect.getsource(function.__code__).strip().encode()).hexdigest()[:16]
     except (AttributeError, OSError):
         return None
@@ -169,13 +169,13 @@ _left_alone: dict[int, Any] = {}  # by id: functions that put_in() has rejected
 
 
 def watch_imports() -> None:
-    """From now on, if the patch is on when a module of HOMES is imported, the patch replaces its functions."""
+    """Installs `_finder`, which replaces the functions of modules in HOMES that are imported while the patch is on."""
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
 
 
 def put_in() -> dict[str, str]:
-    """Replaces the functions of POINTS in imported modules. Returns those that it rejects now: name -> the reason."""
+    """Replaces the functions of POINTS in imported modules. Returns names of newly rejected functions, with reasons."""
     global _in_force
     begins, _in_force = not _in_force, True
     if begins:
@@ -216,18 +216,18 @@ def take_out() -> None:
                 setattr(owner, point.attribute, original_of(held))
         point.owners.clear()
     exchange(list(_original_of.items()))
-    # If another library's function is there, _Watched stays, because the library may put the patch's function back.
+    # If mx.fast has another library's function, _Watched stays. The library may later put the patch's function back.
     if not is_foreign(MX_ATTENTION, MX_ATTENTION.current):
         mx.fast.__class__ = ModuleType
 
 
 def exchange(pairs: Sequence[tuple[Any, Any]]) -> None:
-    """In every module, rebinds each name of the first function of a pair to the second function of that pair.
+    """For each pair (old, new) of functions, rebinds all names of `old` in all modules to `new`.
 
-    This includes names under which another library saved a function, so that it later puts the right function back.
+    A library may have saved `old` under such a name, to restore the function later. It then restores `new`.
     """
     instead = {id(before): after for before, after in pairs}
-    types = {type(before) for before, _ in pairs}  # compared first, because that halves the time for many names
+    types = {type(before) for before, _ in pairs}  # compared before ids, which halves the time
     for module_name, module in list(sys.modules.items()):
         names = names_in(module)
         if isinstance(names, dict) and module_name.partition(".")[0] not in OWN_PACKAGES:
@@ -236,7 +236,7 @@ def exchange(pairs: Sequence[tuple[Any, Any]]) -> None:
 
 
 def foreign() -> dict[str, str]:
-    """Function -> the other library's function that replaces it, or wraps the patch's."""
+    """Maps the name of each function that another library has replaced or wrapped to that library's function."""
     held = [(point, point.current) for point in POINTS]
     return {point.name: _described(current) for point, current in held if is_foreign(point, current)}
 
@@ -258,7 +258,7 @@ def _described(function: Any) -> str:
 
 
 class _Watched(ModuleType):
-    """The class of mlx.core.fast while the patch is on. Later it stays as long as another library's function is there.
+    """The class of mlx.core.fast while the patch is on, and after that until mx.fast has MLX's own function again.
 
     A library that replaces the attention function saves the function that it finds, and puts that function back later.
     If the patch has been switched on or off in between, __setattr__() stores the right function instead.
@@ -273,7 +273,7 @@ class _Watched(ModuleType):
             if not _in_force:
                 value = original  # a library had saved the patch's function while the patch was on
             elif original is mlx_attention or original is original_of(MX_ATTENTION.current):
-                value = MX_ATTENTION.ours(original)  # for example, a library that the patch had wrapped switches off
+                value = MX_ATTENTION.ours(original)  # a library put the original back while the patch is on
             ModuleType.__setattr__(self, name, value)
             state.outermost = _in_force and is_ours(value)
             if not _in_force and not is_foreign(MX_ATTENTION, value):
@@ -296,7 +296,7 @@ class _Finder(MetaPathFinder):
                 del loader.exec_module  # gives the loader its own method back before the module's code runs
                 try:
                     execute(module)
-                finally:  # also after an error, because a module whose reload failed stays, with its new functions
+                finally:  # also after an error, because a failed reload may leave new functions in the module
                     with lock:
                         left = put_in() if _in_force else {}
                 warn_of(left)

@@ -33,7 +33,7 @@ MLX_LM_BASE = "mlx_lm.models.base"  # the module whose functions most models cal
 
 
 class FlashFallbackWarning(UserWarning):
-    """Warns that a call was not flash attention, or that a function was not replaced, once for each reason."""
+    """Warns, once for each reason, that a call fell back or that a function was not replaced."""
 
 
 class FlashFallbackError(RuntimeError):
@@ -68,7 +68,7 @@ def is_active() -> bool:
 def active(mark: bool) -> Iterator[None]:
     """Inside the block, is_active() returns `mark` in this thread or asyncio task."""
     before = here.get()
-    try:  # before set(): Ctrl-C may come right after it
+    try:  # includes set(), because Ctrl-C may come right after set()
         here.set(mark)
         yield
     finally:
@@ -76,7 +76,7 @@ def active(mark: bool) -> Iterator[None]:
 
 
 def plain_call(query: Any, key: Any, value: Any, scale: Any, mask: Any, sinks: Any) -> Any:
-    """Computes most calls in one call into C++, with little Python. Returns the output.
+    """Computes most attention calls with a single call into C++. Returns the output.
 
     Returns False if MLX's own attention is faster on this GPU, and None if the patch is off or the call needs attend().
     """
@@ -122,12 +122,12 @@ def attend(
 def flash_or(
     original: Callable[[], mx.array], flash: Callable[[], mx.array | None], whose: str = "mlx-lm's own"
 ) -> mx.array:
-    """Returns the result of `flash`, which calls attend(), or else of `original`, which calls the replaced function.
+    """Returns the result of `flash`, which calls attend(), or of `original`, which calls the replaced function.
 
-    `original` computes the call in three cases: the patch is off, MLX's own attention is faster, or `flash` raises.
-    Only the last case is a fallback. The first fallback for each reason warns that `whose` attention computed the call.
-    Under strict, each fallback raises FlashFallbackError. If `original` raises, too, the arguments are bad. The caller
-    then gets the error of `original`, and no fallback is counted.
+    `original` is called if the patch is off, if MLX's own attention is faster, or if `flash` raises an error. Only the
+    last case is a fallback. The first fallback for each reason warns that `whose` attention computed the call. Under
+    strict, every fallback raises FlashFallbackError. If `original` raises an error, the caller gets that error, and no
+    fallback is counted.
     """
     reason = None
     if is_active():
@@ -169,7 +169,7 @@ def frames_of_libraries(frame: FrameType | None) -> int:
 
 @contextmanager
 def observed(observe: Callable[[_ext.Arguments], None]) -> Iterator[None]:
-    """Inside the block, attend() gives `observe` the arguments of each flash attention call, of any thread."""
+    """Inside the block, all threads pass the arguments of each flash attention call to `observe`."""
     try:
         observers.append(observe)
         yield
@@ -180,10 +180,10 @@ def observed(observe: Callable[[_ext.Arguments], None]) -> Iterator[None]:
 def _require_kernel(
     query: mx.array, key: Any, value: Any, mask: Any, sinks: mx.array | None, storage: dict[str, int] | None
 ) -> None:
-    """Raises NoKernelError if no kernel covers the call or, for a traced call, its gradient.
+    """Raises NoKernelError if no kernel computes the call.
 
-    A call that mx.vmap or mx.compile traces looks like one that mx.grad traces. So for every traced call there must be
-    a kernel that computes its gradient.
+    A traced call needs a kernel for its gradient, too, because the patch cannot tell whether mx.grad, mx.vmap or
+    mx.compile traces the call.
     """
     quantised = storage is not None
     head_dim = query.shape[-1] if quantised else max(query.shape[-1], value.shape[-1])
@@ -203,7 +203,7 @@ def _require_kernel(
 def _max_head_dim(device: mx.DeviceType, gradient: bool, quantised: bool) -> int:
     """The largest head_dim that kernels of the default device take, forward or backward; 0: there are no such kernels.
 
-    device: the type of the default device. Only the cache uses it, to keep one number for each device.
+    `device` is the default device's type. It makes @cache keep one number for each device.
     """
     return flashattn_core.max_head_dim(gradient=gradient, quantised=quantised)
 
@@ -211,8 +211,7 @@ def _max_head_dim(device: mx.DeviceType, gradient: bool, quantised: bool) -> int
 def _in_one_dtype(query: mx.array, key: Any, value: Any, storage: dict[str, int] | None) -> tuple[mx.array, Any, Any]:
     """Casts query, key and value to one dtype, as MLX does, because some models compute only query and key in float32.
 
-    The tuples of a quantised cache (weights, scales, biases) are not cast. The common dtype is then that to which query
-    and the scales promote.
+    With a quantised cache, only the query is cast, to the common dtype of the query and the scales.
     """
     rows = (key[1], value[1]) if storage else (key, value)
     for name, given in zip(("query", "key", "value"), (query, *rows), strict=True):

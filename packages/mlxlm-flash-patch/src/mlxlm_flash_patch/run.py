@@ -1,7 +1,7 @@
 """`mlxlm-flash run`: finds a program, switches flash attention on, and starts the program as Python would.
 
-Unless the run is strict, whatever ends the program (an exit code, an exception, Ctrl-C) reaches the interpreter
-unchanged, so a shell sees the same as without mlxlm-flash.
+The program ends as it would without mlxlm-flash, with the same exit code, exception or signal. Only with strict may a
+success become a failure.
 """
 
 import atexit
@@ -62,7 +62,7 @@ def switch_on(strict: bool, precision: Precision) -> None:
     enable(strict=strict, precision=precision)
     how = "on" + ", strict" * strict + ", precision float32" * (precision == "float32")
     say(f"flash attention {how}: {found}", sys.stderr)
-    # The interpreter calls _say_what_ran() at exit, when the program's traceback is printed and its threads have ended.
+    # At exit, Python first prints a traceback and waits for the program's threads, and then calls _say_what_ran().
     atexit.register(_say_what_ran, sys.stderr, os.getpid())
 
 
@@ -81,7 +81,7 @@ def start(program: Program, on: bool, strict: bool) -> None:
         if not strict or end.code not in (None, 0) or os.getpid() != process:
             raise
     if strict and os.getpid() == process:  # not in a child that the program forked
-        # Other threads may still call attention. The interpreter, too, would wait for them before it exits.
+        # Wait for other threads, which may still call attention. Python would wait for them anyway before it exits.
         this = threading.current_thread()
         while others := [t for t in threading.enumerate() if t is not this and not t.daemon]:
             others[0].join()
@@ -111,8 +111,8 @@ def _module(name: str, arguments: Sequence[str]) -> Program:
 
 
 def _run_file(path: str) -> None:
-    # runpy.run_path() does not fit: it removes __main__ at the end of the file, while the program's threads may still
-    # run. It also gives argv[0] and __file__ the same value, whereas Python makes __file__ absolute, but not argv[0].
+    # runpy.run_path() would remove __main__ at the end of the file, although the program's threads may still run. It
+    # would also leave __file__ relative. Python makes __file__ absolute, and leaves argv[0] as it is.
     main = ModuleType("__main__")
     main.__file__ = os.path.join(os.getcwd(), path)
     sys.modules["__main__"] = main

@@ -21,7 +21,7 @@ from .router import FlashFallbackWarning, observed
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a model's attention, by its sizes."""
+    """The sizes and options of one attention call."""
 
     dtype: str
     heads: int
@@ -63,8 +63,8 @@ def _call_of(arguments: _ext.Arguments) -> Call:
     return Call(name, *sizes, "softcap" in given, "sinks" in given, padded, bits)
 
 
-# Attention of Qwen2.5 (0.5B, 7B and a padded batch of 7B), Llama 3, gpt-oss and gemma 2 and 3. gpt-oss and gemma 3
-# have layers with a window and layers without. calls() sets the lengths.
+# One line for each attention call: Qwen2.5 0.5B, 7B and a padded batch of 7B, Llama 3, gpt-oss with and without a
+# window, gemma 3 with and without a window, gemma 2. calls() sets the lengths.
 MODELS = (
     Call("bfloat16", 14, 2, 64, 1, 1),
     Call("bfloat16", 28, 4, 128, 1, 1),
@@ -82,7 +82,7 @@ STORED_LENGTHS = ((1, 1024), (1, 8192), (1, 32768), (1024, 1024))  # for quantis
 
 
 def calls(quick: bool) -> list[Call]:
-    """The calls to time. quick: fewer lengths, and float32 and quantised caches for only one of the models."""
+    """The calls to time. With `quick` they have fewer lengths, and only one model has float32 and quantised caches."""
     wanted = [_of_lengths(model, *lengths) for model in MODELS for lengths in (QUICK_LENGTHS if quick else LENGTHS)]
     qwen = [call for call in wanted if (call.heads, call.kv_heads, call.batch_size) == (14, 2, 1)]
     wanted += [replace(call, dtype="float32") for call in (qwen if quick else wanted) if not call.sinks]
@@ -103,7 +103,7 @@ def calls_of(model: str) -> list[Call]:
 def attention_of(name: str) -> tuple[list[Call], dict[str, int]]:
     """Builds a model and lets it read a prompt. Returns its flash attention calls, and its fallbacks: reason -> number.
 
-    The model needs no weights. Its outputs are not evaluated, so no attention runs, except where a kernel is checked.
+    The model needs no weights, because its outputs are not evaluated. Attention runs only to check kernels.
 
     Args:
       name: a folder in mlx-lm's layout, or a hub id whose configuration is in the local hub cache.
@@ -151,7 +151,7 @@ def _longest_window(config: dict[str, Any]) -> int:
 
 
 def _of_lengths(model: Call, query_len: int, key_len: int) -> Call:
-    """The call at these lengths. With a window it has fewer keys, because mlx-lm's cache drops keys no query sees."""
+    """`model` with these lengths. With a window there are fewer keys: mlx-lm's cache drops keys that no query sees."""
     seen = model.window - 1 + query_len if model.window else key_len
     return replace(model, query_len=query_len, key_len=min(seen, key_len))
 
