@@ -40,7 +40,7 @@ NAMES = ("window", "causal", "left padding", "documents", "prefix", "gap", "hole
 def as_array(kind: str, shown: np.ndarray, rng: np.random.Generator) -> mx.array:
     """An array mask that hides the elements where `shown` is False.
 
-    kind: "bool"; "additive" has random numbers and -inf; "hiding" has 0 and -inf.
+    kind: "bool", "additive" (random numbers and -inf) or "hiding" (0 and -inf).
     """
     if kind == "bool":
         return mx.array(shown)

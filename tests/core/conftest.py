@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def everything(pytestconfig: pytest.Config) -> bool:
-    """Whether pytest got the option --all, with which tests cover more cases."""
+    """Whether pytest got the option --all. It makes the tests cover more cases."""
     return pytestconfig.getoption("--all")
 
 

@@ -33,7 +33,7 @@ def test_hidden_from_all(rng, value_dim, mask, length, poison, options):
     clean = flash_attention(query, key, value, mask=MASKS[mask], return_lse=True, **options)
     got = flash_attention(query, *poisoned, mask=MASKS[mask], return_lse=True, **options)
     for a, b in zip(got, clean, strict=True):
-        assert_same_but_for_order(a, b)  # kernels sum values that are not finite in another order
+        assert_same_but_for_order(a, b)  # NaN and infinity in values make kernels sum in another order
 
 
 @pytest.mark.parametrize("poison", [mx.nan, mx.inf])
@@ -51,7 +51,7 @@ def test_hidden_from_some(rng, length, where, poison):
     reached = ~np.isfinite(to_numpy(out)[:, :, first_seeing:])
     if where == "value" or np.isnan(poison):
         assert reached.all()
-    else:  # a row's score of this key is inf or -inf; with -inf, the row only loses the key
+    else:  # rows whose score of this key is -inf give the key no weight and stay finite
         assert reached.any()
 
 

@@ -1,7 +1,6 @@
 """Huge shapes work: a million keys or queries, and more elements than 32 bits can count.
 
-Overlapping and broadcast views keep the arrays small in memory. Formulas on these few numbers give the expected
-results.
+Overlapping and broadcast views keep the arrays small in memory.
 """
 
 import mlx.core as mx
@@ -52,7 +51,7 @@ def test_a_million_queries_and_keys_in_a_window(rng):
     x = mx.array(numbers).reshape(1, 1, MILLION, 1)
     out = to_numpy(flash_attention(x, x, x, mask=SlidingWindow(2)))[0, 0, :, 0]
     before, own = numbers[:-1].astype(np.float64), numbers[1:].astype(np.float64)
-    weight = 1 / (1 + np.exp(own * (before - own)))  # of the query's own key; the query also sees the key before
+    weight = 1 / (1 + np.exp(own * (before - own)))  # the softmax weight of each query's own key
     np.testing.assert_allclose(out[1:], weight * own + (1 - weight) * before, rtol=1e-4, atol=1e-5)
     assert out[0] == numbers[0]
 

@@ -1,4 +1,4 @@
-"""Gradients of additive masks and ALiBi slopes agree with float64; masks that only hide have gradients of zero."""
+"""Gradients of additive masks and ALiBi slopes agree with float64. Masks that only hide have gradients of zero."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ SHAPES = [(33, 65), (65,), (1,), (2, 4, 33, 65), (2, 1, 33, 1), (4, 1, 65), (1, 
 
 
 def partly_hidden(rng, bias):
-    """Sets some elements of the bias to -inf. A bias of one element is not changed: -inf would hide every key."""
+    """Sets some elements of the bias to -inf, but keeps a bias of one element, because -inf would hide every key."""
     return mx.where(mx.array(rng.random(bias.shape) > 0.8), -mx.inf, bias) if bias.size > 1 else bias
 
 

@@ -184,7 +184,7 @@ assert flashattn_core.release_scratch() > 0
 
 
 def test_scratch_is_what_the_calls_since_the_last_release_needed():
-    """After a release, scratch memory must not get as large as calls before the release needed it."""
+    """Scratch memory must depend only on the calls since the last release."""
     python(IN_ONE_THREAD, FLASHATTN_NUM_THREADS="1")
 
 

@@ -95,7 +95,7 @@ def test_views_that_begin_in_the_middle_of_an_element(rng, length, dtype):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_cpu_copies_views_that_begin_in_the_middle_of_an_element(rng, dtype):
-    """The CPU backend must copy them, because C++ forbids reading them in place, even if the processor can."""
+    """The CPU backend must copy these views, because unaligned reads are undefined behaviour in C++."""
     attend, arrays, views = with_unaligned_views(rng, 19, dtype)
     mx.eval(arrays, views)
 
