@@ -1,8 +1,8 @@
 """Measures the peak memory of attention, forward and backward, in a process that does nothing else.
 
-    uv run python -m tests.core.backward_memory [--heads 14/2] [--dtype float32]
+This command prints the peak for causal calls of 1k to 32k positions, and the bytes of inputs, results and gradients:
 
-prints the peak for causal calls of 1k to 32k positions, beside the bytes of their inputs, results and gradients.
+    uv run python -m tests.core.backward_memory [--heads 14/2] [--dtype float32]
 """
 
 import argparse

@@ -76,7 +76,7 @@ def draw_call(rng: np.random.Generator, *, dlse: bool = True, **shapes) -> Call:
 
 
 def call_of(rng: np.random.Generator, query, key, value, *args, dlse: bool = True, **options) -> Call:
-    """A call with these arguments, and random cotangents of out and, with `dlse`, lse."""
+    """A call with random cotangents of out and, if `dlse`, of lse."""
     dout = rng.standard_normal((*query.shape[:-1], value.shape[-1]), dtype=np.float32)
     of_lse = rng.standard_normal(query.shape[:-1], dtype=np.float32)
     cotangents = mx.array(dout).astype(query.dtype), mx.array(of_lse) if dlse else None

@@ -106,7 +106,7 @@ def assert_same_but_for_order(got: mx.array, expected: mx.array) -> None:
 def assert_within_rule(
     got: np.ndarray, expected: np.ndarray, by_unfused: Iterable[Callable[[], np.ndarray]], what: str
 ) -> None:
-    """The error of `got` may be at most 1e-5, plus twice the largest error of the functions `by_unfused`."""
+    """The error of `got` may be at most 1e-5 plus twice the largest error among the results of `by_unfused`."""
     finite = np.isfinite(expected)
     np.testing.assert_array_equal(got[~finite], expected[~finite], err_msg=what)  # lse may be -inf
     error = np.abs(got[finite] - expected[finite]).max(initial=0)

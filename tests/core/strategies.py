@@ -32,7 +32,7 @@ class Case:
     def __init__(self, quantised: bool) -> None:
         self.quantised = quantised
         self.arrays: dict[str, mx.array] = {}
-        self.made_of: dict[str, Callable[[dict[str, mx.array]], Any]] = {}  # argument -> what makes it from arrays
+        self.made_of: dict[str, Callable[[dict[str, mx.array]], Any]] = {}  # argument -> function that makes it
 
     def arguments(self, arrays: dict[str, mx.array] | None = None) -> dict[str, Any]:
         arrays = self.arrays if arrays is None else arrays

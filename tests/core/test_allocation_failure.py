@@ -104,7 +104,7 @@ def test_each_allocation(failing_allocations, case, fewest):
 
 @on_linux
 def test_what_a_call_needs_beside_its_results():
-    """A decode step must raise if it cannot get memory for the partial results of its splits of the keys."""
+    """A decode step must raise if it cannot get memory for its partial results."""
     code = """
 import resource, mlx.core as mx
 from flashattn_core import flash_attention

@@ -216,7 +216,7 @@ MASKS = {
 @pytest.mark.parametrize(("length", "key_len"), [(1, 60), (40, 40), (70, 100)])
 @pytest.mark.parametrize("given", MASKS)
 def test_it_computes_what_ours_does(given, length, key_len):
-    """The results must be equal in rows that see a key. For rows that see none, MLX promises nothing."""
+    """MLX's and our results must be equal in rows that see a key. In other rows MLX's results are undefined."""
     kind = Kind(mx.float32, 16, 16, 2, length, MASKS[given])
     trial = drawn(kind, length, key_len)
     arguments = lowered(**trial)

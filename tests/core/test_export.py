@@ -1,4 +1,4 @@
-"""mx.export_function writes attention to a file. MLX alone can run the file, with the results of the call."""
+"""mx.export_function writes attention to a file. MLX alone can run the file, and gets the same results."""
 
 import sys
 import threading
@@ -125,7 +125,7 @@ def test_exporter(rng, tmp_path):
 
 
 def test_another_thread_exports(rng, tmp_path):
-    """A function that this thread compiles during the export must run the kernel."""
+    """A function that this thread compiles during another thread's export must run the kernel."""
     arrays = draw(rng, length=5, key_len=7)
     tracing, go_on = threading.Event(), threading.Event()
 

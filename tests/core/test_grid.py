@@ -127,7 +127,7 @@ def in_dtype(dtype, mask, options):
 
 
 def cast_arrays(mask, dtype):
-    """Casts the additive arrays inside of a mask, which must promote to query's dtype."""
+    """Casts the additive arrays inside of a mask to `dtype`."""
     if isinstance(mask, mx.array):
         return mask if mask.dtype == mx.bool_ else mask.astype(dtype)
     if hasattr(mask, "parts"):

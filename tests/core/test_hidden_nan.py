@@ -73,7 +73,7 @@ def test_in_a_row_s_query_or_mask_it_reaches_that_row(rng, length, where):
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
 @pytest.mark.parametrize("length", [1, 33])
 def test_in_a_visible_value_whose_weight_is_zero(rng, length, dtype):
-    """NaN must reach out, as in MLX's attention, because no mask hides the key. Only its weight is 0 in float32."""
+    """NaN must reach out, as in MLX's attention. The key's weight is 0 in float32, but no mask hides the key."""
     value = draw(rng, length=1, key_len=97)[2]
     poisoned = mx.where((mx.arange(97)[:, None] == 5) & (mx.arange(value.shape[-1]) == 3), mx.nan, value)
     key = mx.where(mx.arange(97)[:, None] == 5, -100.0, mx.zeros(value.shape))

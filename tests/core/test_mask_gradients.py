@@ -175,7 +175,7 @@ def test_without_keys_or_queries(rng, shape):
 
 
 def test_with_quantised_keys_and_values(rng):
-    """A mask must have its gradient. Asking for query's gradient must raise."""
+    """mx.grad must compute the gradient of an additive mask, but raise if it is asked for the gradient of query."""
     query, key, value = draw(rng, heads=4, kv_heads=2, length=5, key_len=7, dim=64)
     packed = [mx.quantize(x, 64, 4) for x in (key, value)]
     plain = [mx.dequantize(*x, group_size=64, bits=4) for x in packed]

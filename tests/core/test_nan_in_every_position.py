@@ -18,7 +18,7 @@ from tests.core.oracle import to_numpy
 from tests.core.test_quantised import normal, quantised
 
 POISONS = [np.nan, np.inf, -np.inf]
-POSITIONS = 8  # elements tried in each input, or all elements if it has fewer
+POSITIONS = 8  # the largest number of elements that are tried in each input
 
 
 @dataclass(frozen=True)

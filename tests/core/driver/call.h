@@ -22,7 +22,7 @@ constexpr bool kAddressSanitizer = false;
 
 constexpr uint8_t kUntouched = 0x55;  // an element of such bytes is not NaN, whatever its dtype
 
-// An output. Before the call all its bytes are kUntouched. The call must not change bytes that belong to no element.
+// An output array. All its bytes are kUntouched before the call, which may change only the bytes of elements.
 class Result {
  public:
   Result(const Case& c, const Tensor& layout, int heads, int rows, int columns, Dtype dtype)

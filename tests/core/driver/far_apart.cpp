@@ -125,7 +125,7 @@ bool same_bits(const Case& c, const Inputs& in, Draw& draw) {
   for (Result* result : near.results()) found.push_back(result->numbers());
   for (size_t i = 0; i < found.size(); ++i) {
     size_t size = found[i].size() * sizeof(double);
-    same = same && (size == 0 || std::memcmp(found[i].data(), expected[i].data(), size) == 0);  // so NaN equals NaN
+    same = same && (size == 0 || std::memcmp(found[i].data(), expected[i].data(), size) == 0);  // NaN equals NaN
   }
   return same;
 }

@@ -91,8 +91,8 @@ void all_promises() {
 
   expect(child_has_threads(), "a forked child has threads of its own");
 
-// This is not run under sanitizers. A child that is forked while other threads run may inherit a lock of the
-// sanitizer's runtime that one of these threads holds.
+// Sanitizers skip this part. A child that is forked while other threads run may inherit a lock of the sanitizer's
+// runtime that one of these threads holds.
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
   std::atomic<bool> enough{false};
   std::thread busy([&] {
