@@ -1,4 +1,4 @@
-"""Array masks that hide whole blocks of 32 queries and 32 keys, and their block maps, computed by numpy."""
+"""Array masks, most of which hide whole blocks of 32 queries and 32 keys, and a numpy version of their block maps."""
 
 import flashattn_core
 import mlx.core as mx

@@ -1,4 +1,4 @@
-"""Drawn calls return the same bits under transforms, leave inputs unchanged, and run the kernel that plan() names."""
+"""Drawn calls return the same results under transforms, leave inputs unchanged, and run the kernel that plan() names."""
 
 import tempfile
 
