@@ -1,4 +1,4 @@
-"""Drawn calls return the same results under transforms, leave inputs unchanged, and run the kernel that plan() names."""
+"""Drawn calls give the same results under transforms, leave inputs unchanged, and run the kernel that plan() names."""
 
 import tempfile
 
