@@ -1,4 +1,4 @@
-"""Mask arrays, most of which hide all of some blocks of 32 queries and 32 keys, and the block maps of such arrays."""
+"""Array masks, most of which hide whole blocks of 32 queries and 32 keys, and a numpy version of their block maps."""
 
 import flashattn_core
 import mlx.core as mx
@@ -40,7 +40,7 @@ NAMES = ("window", "causal", "left padding", "documents", "prefix", "gap", "hole
 def as_array(kind: str, shown: np.ndarray, rng: np.random.Generator) -> mx.array:
     """An array mask that hides the elements where `shown` is False.
 
-    kind: "bool"; "additive" has random numbers and -inf; "hiding" has 0 and -inf.
+    kind: "bool", "additive" (random numbers and -inf) or "hiding" (0 and -inf).
     """
     if kind == "bool":
         return mx.array(shown)
@@ -72,7 +72,7 @@ def map_of(mask: Mask | mx.array, length: int, key_len: int) -> mx.array:
 
 
 def hiding_most(length: int, dtype: mx.Dtype) -> list[Mask | mx.array]:
-    """Masks of shape (length, length) that hide nearly all keys, as descriptions and as arrays."""
+    """Masks of shape (length, length) that hide nearly all keys, as Mask objects and as arrays."""
     window = np.tri(length, dtype=bool) & ~np.tri(length, k=-20, dtype=bool)
     arrays = [mx.array(window), mx.array(np.where(window, 0.0, -np.inf), dtype)]
     return [SlidingWindow(20), KeyRange(200, 260), *arrays]

@@ -1,8 +1,8 @@
 """Measures the peak memory of attention, forward and backward, in a process that does nothing else.
 
-    uv run python -m tests.core.backward_memory [--heads 14/2] [--dtype float32]
+This command prints the peak for causal calls of 1k to 32k positions, and the bytes of inputs, results and gradients:
 
-prints the peak for causal calls of 1k to 32k positions, beside the bytes of their inputs, results and gradients.
+    uv run python -m tests.core.backward_memory [--heads 14/2] [--dtype float32]
 """
 
 import argparse
@@ -44,7 +44,7 @@ class Call:
 
     @property
     def _rows(self) -> int:
-        """Bytes of one float32 per row. lse, the row maxima and the row sums are as large."""
+        """Bytes of lse. The row maxima, the row sums and delta are as large."""
         return self.heads * self.length * 4
 
     @property
@@ -59,16 +59,15 @@ class Call:
 
     @property
     def needed(self) -> int:
-        """Bytes beyond the inputs, as docs/training.md counts them: `made`, delta and, in 16-bit calls, half of a sum.
+        """Bytes beyond the inputs, as docs/training.md counts them.
 
-        The sum is that of query's gradient, which kernels compute in float32. In 16-bit calls the memory of the
-        gradient itself holds one half of the sum, and the other half takes memory of its own.
+        These are `made`, delta and, in 16-bit calls, extra memory to sum query's gradient in float32.
         """
         return self.made + self._rows + (self._queries if self.dtype != "float32" else 0)
 
 
 def peak_extra(call: Call) -> tuple[int, int]:
-    """Runs forward and backward in a fresh process, after it has made the inputs, the cotangent and the threads.
+    """Runs forward and backward in a fresh process. Inputs, cotangent and threads exist before the measurement.
 
     Returns by how many bytes the process grows at its peak, and how many of these are the threads' scratch memory.
     """

@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def everything(pytestconfig: pytest.Config) -> bool:
-    """Whether pytest got the option --all, with which tests cover more cases."""
+    """Whether pytest got the option --all. It makes the tests cover more cases."""
     return pytestconfig.getoption("--all")
 
 
@@ -37,7 +37,7 @@ def _on_the_cpu() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def build() -> Callable[..., Path]:
-    """Builds a CMake project and returns the build's folder. Builds once for the same sources, options and compiler.
+    """A function that builds a CMake project and returns the folder. The same sources and options are built once.
 
     made_of: the contents of all files that the build reads. None: the files of the CPU backend, driver/ and `sources`.
     """
@@ -58,7 +58,7 @@ def build() -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def drivers(build: Callable[..., Path], everything: bool) -> Path:
-    """The folder of the programs in driver/, built for this machine's instruction sets; with --all, for all sets."""
+    """The folder of the programs in driver/, built for this machine's instruction sets or, with --all, for all."""
     return build(HERE / "driver", *([] if everything else [only(sets_here())]))
 
 

@@ -1,13 +1,11 @@
 """Compares gradients with float64, by the rule of oracle.py.
 
-The error against float64 may be at most twice the error of the unfused gradient, plus 1e-5. The float64 gradient is
-computed from the inputs alone. The unfused gradient computes each step in float32, and keeps all scores in memory. Its
-results are rounded to the call's dtype, and so is the `out` that its backward pass reads.
+The error against float64 may be at most twice the error of the unfused gradient, plus 1e-5. The unfused gradient
+computes each step in float32, keeps all scores in memory, and rounds `out` and its results to the call's dtype.
 
-If a gradient has few numbers, such as that of two sinks or of one key, the unfused gradient's error can be small by
-luck. So the unfused gradient is computed in several ways, and the largest error counts. The ways take sums in different
-orders. Some compute the softmax in float32, and some take it from a forward pass in float64. All ways round their
-results away from the float64 gradient.
+A gradient of few numbers, such as that of two sinks, can have a small unfused error by luck. So the unfused gradient is
+computed 2 * ORDERS times, and the largest error counts. Sums are taken in ORDERS orders. For each order, the softmax is
+computed once in float32 and once in float64. rounded_away() gives each result its largest rounding error.
 """
 
 from __future__ import annotations
@@ -78,7 +76,7 @@ def draw_call(rng: np.random.Generator, *, dlse: bool = True, **shapes) -> Call:
 
 
 def call_of(rng: np.random.Generator, query, key, value, *args, dlse: bool = True, **options) -> Call:
-    """A call with these arguments, and random cotangents of out and, with `dlse`, lse."""
+    """A call with random cotangents of out and, if `dlse`, of lse."""
     dout = rng.standard_normal((*query.shape[:-1], value.shape[-1]), dtype=np.float32)
     of_lse = rng.standard_normal(query.shape[:-1], dtype=np.float32)
     cotangents = mx.array(dout).astype(query.dtype), mx.array(of_lse) if dlse else None
@@ -103,10 +101,9 @@ def flash_gradients(call: Call) -> Gradients:
 
 
 def unfused_gradients(call: Call, dtype=np.float64, after_a_forward: bool = False) -> Gradients:
-    """Computes the gradients by the unfused formula in `dtype`. If that is float32, rounds out to the call's dtype.
+    """Computes the gradients by the unfused formula in `dtype`. If `dtype` is float32, rounds out to the call's dtype.
 
-    after_a_forward: out, and each row's maximum and sum, come from a forward pass in float64. They do not come from a
-    float32 lse, because in it a large maximum rounds the logarithm of the sum away.
+    after_a_forward: out and lse come from a forward pass in float64. Otherwise they are computed in `dtype`.
     """
     cast = lambda a: np.asarray(a, dtype)  # noqa: E731
     query, key, value, dout = (cast(to_numpy(a)) for a in (call.query, call.key, call.value, call.dout))
@@ -128,7 +125,7 @@ def unfused_gradients(call: Call, dtype=np.float64, after_a_forward: bool = Fals
         scores = np.where(visible, scores + cast(bias), -np.inf)
         sees_any = (scores != -np.inf).any(axis=-1, keepdims=True)
         out, lse = call.forward() if after_a_forward else (None, None)
-        # After a forward pass, lse - 2 takes the place of the row's maximum. Any number near the maximum is as good.
+        # lse - 2 serves as the row's maximum. Any number near it would do, because row_sum makes up for the difference.
         row_max = (
             np.maximum(scores.max(axis=-1, keepdims=True, initial=-np.inf), sinks)
             if lse is None
@@ -193,11 +190,11 @@ def summed_to(shape: tuple[int, ...], a: np.ndarray) -> np.ndarray:
 
 
 def assert_equal_weights(call: Call, got: Gradients) -> None:
-    """The gradients must be those of equal weights for all keys.
+    """Asserts that the gradients are those of attention with the same weight for each key.
 
-    The call must add such low numbers to all scores that float32 rounds the products of query and key away. Float64
-    keeps some digits of these products, so the rule of this file cannot judge such a call. The call must have one
-    key/value head per query head, and no cotangent of lse.
+    The call must have a mask that adds -1e9 or less to each score. Beside such numbers, float32 rounds query @ key.T
+    away. float64 may not, so assert_obeys_the_rule() does not fit. The call must have one key/value head per query
+    head, and no cotangent of lse.
     """
     query, key, value, dout = (to_numpy(a).astype(np.float64) for a in (call.query, call.key, call.value, call.dout))
     weight = 1 / key.shape[-2]
@@ -261,7 +258,7 @@ def unfused_in_order(call: Call, order: int, after_a_forward: bool) -> Gradients
 
 
 def rounded_away(a: np.ndarray, truth: np.ndarray, dtype: mx.Dtype) -> np.ndarray:
-    """Moves `a` away from `truth` by half a unit in the last place of `dtype`, which is the most that rounding does."""
+    """Moves `a` away from `truth` by the largest rounding error of a 16-bit `dtype`: half a unit in its last place."""
     if dtype == mx.float32:
         return a
     unit = np.exp2(np.maximum(np.frexp(a)[1] - 1, np.log2(mx.finfo(dtype).smallest_normal))) * mx.finfo(dtype).eps

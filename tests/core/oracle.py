@@ -72,9 +72,9 @@ def unfused(query, key, value, scale=None, mask=None, *, softcap=None, sinks=Non
 def assert_matches_reference(
     query, key, value, scale=None, mask=None, *, kernel="auto", attention=None, schedule=None, **options
 ) -> None:
-    """out and lse of flash_attention, or of another `attention`, must obey the rule for these arguments.
+    """Asserts that out and lse of `attention` obey the rule of this file. By default `attention` is flash_attention.
 
-    schedule: passed on to `attention` if that runs GPU kernels in an emulator. None: not passed on.
+    schedule: an argument for an `attention` that runs GPU kernels in an emulator.
     """
     how = {} if schedule is None else {"schedule": schedule}
     attention = attention or flash_attention
@@ -99,33 +99,27 @@ def assert_same_bits(got: mx.array, expected: mx.array) -> None:
 
 
 def assert_same_but_for_order(got: mx.array, expected: mx.array) -> None:
-    """The arrays may differ only by rounding, as sums in another order do.
-
-    kernel_rules.py allows some GPU kernels to differ more.
-    """
+    """The arrays may differ by the rounding of sums. kernel_rules.py allows some GPU kernels to differ more."""
     np.testing.assert_allclose(to_numpy(got), to_numpy(expected), rtol=1e-5, atol=1e-6)
 
 
 def assert_within_rule(
     got: np.ndarray, expected: np.ndarray, by_unfused: Iterable[Callable[[], np.ndarray]], what: str
 ) -> None:
-    """`got` must obey the rule.
-
-    by_unfused: functions that compute the unfused formula, each in another way. Their largest error counts.
-    """
+    """The error of `got` may be at most 1e-5 plus twice the largest error among the results of `by_unfused`."""
     finite = np.isfinite(expected)
     np.testing.assert_array_equal(got[~finite], expected[~finite], err_msg=what)  # lse may be -inf
     error = np.abs(got[finite] - expected[finite]).max(initial=0)
     allowed = 1e-5
     for unfused in by_unfused:
-        if error <= allowed:  # the unfused formula is slow, so it is computed only if it decides
+        if error <= allowed:  # skips the unfused formula, which is slow
             return
         allowed = max(allowed, 2 * np.abs(unfused()[finite] - expected[finite]).max() + 1e-5)
     assert error <= allowed, f"{what}: error {error:.3g}, allowed {allowed:.3g}"
 
 
 def packs_one_bit() -> bool:
-    """Whether mx.quantize takes 1 bit, which it does from MLX 0.32.4 on."""
+    """Whether mx.quantize() supports one bit. Releases of MLX before 0.32.4 do not."""
     try:
         mx.quantize(mx.zeros((1, 32)), 32, 1)
     except ValueError:

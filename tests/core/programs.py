@@ -16,7 +16,7 @@ SETS = ["neon", "baseline"] if ARM else ["avx512", "avx2", "baseline"]
 
 
 def sets_here() -> list[str]:
-    """This machine's instruction sets, best first. The operating system names them, not the extension."""
+    """This machine's instruction sets, best first. Tests compare the extension's own list with this one."""
     if ARM:
         return SETS
     flags = Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").exists() else []

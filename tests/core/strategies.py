@@ -32,7 +32,7 @@ class Case:
     def __init__(self, quantised: bool) -> None:
         self.quantised = quantised
         self.arrays: dict[str, mx.array] = {}
-        self.made_of: dict[str, Callable[[dict[str, mx.array]], Any]] = {}  # argument -> what makes it from arrays
+        self.made_of: dict[str, Callable[[dict[str, mx.array]], Any]] = {}  # argument -> function that makes it
 
     def arguments(self, arrays: dict[str, mx.array] | None = None) -> dict[str, Any]:
         arrays = self.arrays if arrays is None else arrays
@@ -164,8 +164,8 @@ def cases(draw, *, quantised=False, max_dim=512):
     batch = draw(st.sampled_from(BATCHES))
     kv_heads, group = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 3, 7]))
     length = draw(lengths)
-    # Cases with few queries may have up to 1100 keys, because decode kernels split the keys into runs of 512. With more
-    # queries, so many keys would make the oracle slow.
+    # Cases with few queries may have up to 1100 keys, because decode kernels work on splits of 512 keys. Cases with
+    # more queries have fewer keys, because the oracle is slow.
     key_len = draw(lengths | st.integers(500, 1100)) if length <= 8 and len(batch) < 2 else draw(lengths)
     case = Case(quantised)
     if quantised:

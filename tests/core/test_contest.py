@@ -43,9 +43,6 @@ def call(
     return lowered(query, key, value, None, mask, **options)
 
 
-# --- A kind in words ----------------------------------------------------------------------------------------
-
-
 def test_a_kind_in_words():
     sinks, mask = mx.zeros(4, mx.bfloat16), SlidingWindow(9) & KeyRange(2, 90)
     plain = call(3000, 26000, dtype=mx.bfloat16, dim=128, precision="input")
@@ -59,7 +56,7 @@ def test_a_kind_in_words():
 
 
 def test_lengths_up_to_the_same_power_of_two_are_one_kind():
-    """Calls with the same text from in_words() share their times. Up to 64 queries, each number has its own text."""
+    """in_words() must round numbers of queries above 64, and numbers of keys, up to powers of two."""
     words = [in_words(call(length, key_len)) for length, key_len in ((65, 129), (128, 256), (100, 200))]
     assert len(set(words)) == 1
     for other in (call(64, 200), call(63, 200), call(129, 200), call(100, 128), call(100, 257), call(batch=2)):
@@ -92,9 +89,9 @@ def test_each_contestant_has_a_time(name):
 
 @pytest.mark.parametrize(("given", "ways"), [({}, 2), ({"value_dim": 8}, 1), ({"dim": 64, "bits": 4}, 2)], ids=str)
 def test_calls_are_timed_alone_and_one_after_the_other(given, ways):
-    """There are two ways: independent calls, and a chain, in which each call's output is the next call's query.
+    """Each contestant has a time for independent calls. If out has query's shape, it also has a time for a chain.
 
-    A chain needs outputs of query's shape.
+    In a chain, each call's output is the next call's query.
     """
     [seconds] = times(call(**given), [OURS], CPU).values()
     assert len(seconds) == ways
@@ -219,7 +216,7 @@ MASKS = {
 @pytest.mark.parametrize(("length", "key_len"), [(1, 60), (40, 40), (70, 100)])
 @pytest.mark.parametrize("given", MASKS)
 def test_it_computes_what_ours_does(given, length, key_len):
-    """The results must be equal in rows that see a key. For rows that see none, MLX promises nothing."""
+    """MLX's and our results must be equal in rows that see a key. In other rows MLX's results are undefined."""
     kind = Kind(mx.float32, 16, 16, 2, length, MASKS[given])
     trial = drawn(kind, length, key_len)
     arguments = lowered(**trial)

@@ -1,6 +1,6 @@
 """Denormal numbers in inputs and results are rounded, but not flushed to zero.
 
-Kernels flush nothing to zero but softmax weights below 2^-126.
+Only softmax weights below 2^-126 are flushed to zero.
 """
 
 import mlx.core as mx
@@ -46,7 +46,7 @@ def test_values(rng, dtype, length, key_len):
 @pytest.mark.parametrize(("length", "key_len"), LENGTHS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_queries_and_keys_as_small_as_zero(rng, dtype, length, key_len):
-    """Products of denormal numbers are 0 or nearly 0, so all keys must have the same weight, as with queries of 0."""
+    """Products of denormal numbers are 0 or nearly 0, so all keys must have the same weight."""
     query, key, value = draw(rng, length=length, key_len=key_len, dtype=dtype)
     small = [array(denormal(rng, a.shape, dtype), dtype) for a in (query, key)]
     out, lse = flash_attention(*small, value, return_lse=True)
@@ -67,7 +67,7 @@ def to_float64(a: mx.array, dtype: str) -> np.ndarray:
 
 @pytest.mark.parametrize(("length", "key_len"), LENGTHS)
 def test_gradients(rng, length, key_len):
-    """If out's gradient is denormal, value's gradient is a sum of denormal numbers, and must not be flushed to zero."""
+    """If out's gradient is denormal, value's gradient is denormal, too. It must not be flushed to zero."""
     query, key, value = draw(rng, length=length, key_len=key_len)
     numbers = denormal(rng, (1, 2, length, 16), "float32")
     *_, dv = mx.vjp(flash_attention, [query, key, value], [array(numbers, "float32")])[1]

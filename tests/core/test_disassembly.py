@@ -1,4 +1,4 @@
-"""The compiled kernels of each instruction set use its instructions and no newer ones.
+"""The compiled kernels of each instruction set use the instructions of that set, and none of newer sets.
 
 Kernels that were built without their set's flags would still compute correctly, but slowly. Code that every processor
 runs must contain no instruction that only some processors have.
@@ -13,9 +13,9 @@ from tests.core.programs import ARM, require, run, sets_here
 
 ON_X86 = pytest.mark.skipif(ARM, reason="not an x86-64 machine")
 
-# Two patterns for each set. The first finds the instructions that fast kernels consist of: multiply-adds on whole
-# registers, or multiplications if the set has no multiply-add. The second finds instructions of slow kernels: those on
-# smaller registers, and multiplications that a multiply-add could replace.
+# Two patterns for each set. The first finds multiply-adds on whole registers, or multiplications if the set has no
+# multiply-add. The second finds instructions that make kernels slow: the same ones on smaller registers, and
+# multiplications that a multiply-add could replace.
 MULTIPLY_ADD = {
     "avx512": (r"\tvfmadd\w+ps .*%zmm", r"\tvfmadd\w+(ss|ps) .*%[xy]mm|\tvmulps"),
     "avx2": (r"\tvfmadd\w+ps .*%ymm", r"\tvfmadd\w+(ss|ps) .*%xmm|\tvmulps"),

@@ -1,4 +1,4 @@
-"""Bad input raises a ValueError that names the argument, what was expected and what was found. It never crashes."""
+"""Bad input raises a ValueError that names the argument, the expected values and the value found."""
 
 import mlx.core as mx
 import numpy as np

@@ -1,4 +1,4 @@
-"""mx.export_function writes attention to a file. MLX alone can run the file, with the results of the call."""
+"""mx.export_function writes attention to a file. MLX alone can run the file, and gets the same results."""
 
 import sys
 import threading
@@ -26,8 +26,7 @@ assert "flashattn_core" not in sys.modules
 def imported(folder, *inputs):
     """Returns the exported function's results in a process that imports MLX alone.
 
-    The arrays travel as safetensors: MLX's threads read .npz through a Python file, and abort a program that
-    ends before they have released the file.
+    The arrays are saved as safetensors, because a program that has loaded an .npz file may abort when it ends.
     """
     files = folder / "f.mlxfn", folder / "inputs.safetensors", folder / "result.safetensors"
     mx.save_safetensors(str(files[1]), {str(i): a for i, a in enumerate(inputs)})
@@ -112,7 +111,7 @@ def test_of_a_transformed_function(rng, transform, tmp_path):
 
 
 def test_exporter(rng, tmp_path):
-    """mx.exporter writes several signatures into one file; calls between the exports run the kernel."""
+    """mx.exporter writes several signatures into one file. A call between two exports must run the kernel."""
     attend = lambda q, k, v: flash_attention(q, k, v)  # noqa: E731
     path, each = str(tmp_path / "f.mlxfn"), [draw(rng, length=n, key_len=7) for n in (1, 5)]
     with mx.exporter(path, attend) as export:
@@ -126,7 +125,7 @@ def test_exporter(rng, tmp_path):
 
 
 def test_another_thread_exports(rng, tmp_path):
-    """A function that this thread compiles during the export must run the kernel."""
+    """A function that this thread compiles during another thread's export must run the kernel."""
     arrays = draw(rng, length=5, key_len=7)
     tracing, go_on = threading.Event(), threading.Event()
 

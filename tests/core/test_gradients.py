@@ -71,8 +71,7 @@ def test_broadcast(rng):
 @pytest.mark.parametrize("mask_turn", range(12))
 @pytest.mark.parametrize("option_turn", range(8))
 def test_by_finite_differences(rng, mask_turn, option_turn):
-    """The reference formulas and the kernel must agree with central differences of sum(out * dout) + sum(lse * dlse)
-    in float64, one element at a time."""
+    """Reference and kernel must agree with central differences of sum(out * dout) + sum(lse * dlse) in float64."""
     call = draw_call(rng, batch=(2,), heads=2, kv_heads=1, length=5, key_len=7, dim=3, value_dim=2)
     call = with_options(call, mask_kinds(rng, 5, 7)[mask_turn](), option_kinds(rng, 2)[option_turn])
     primals = [call.query, call.key, call.value] + ([] if call.sinks is None else [call.sinks])

@@ -1,8 +1,8 @@
 """Results and gradients obey oracle.py's rule over a grid of shapes, masks and options.
 
-The whole product would be hundreds of thousands of calls. So each dtype, head_dim and group of query heads is run on
-each pair of lengths, but the mask and the options change from call to call. Another test runs each mask with each
-option.
+All combinations would be hundreds of thousands of calls. So test_grid() runs each dtype, head_dim and group of query
+heads on each pair of lengths, and changes the mask and the options from call to call. Another test runs each mask with
+each option.
 """
 
 import itertools
@@ -30,7 +30,7 @@ MASK_KINDS = 12
 
 
 def mask_kinds(rng, length, key_len):
-    """Returns functions that each make a mask: one of each kind, and compositions. Callers make only what they use."""
+    """Returns functions that each make one mask. They cover each type of mask and some compositions."""
     tree_size = min(length, key_len, 40)
     bools = lambda *shape: mx.array(rng.random(shape) > 0.4)  # noqa: E731
     normal = lambda *shape: mx.array(rng.standard_normal(shape, dtype=np.float32))  # noqa: E731
@@ -49,7 +49,7 @@ def mask_kinds(rng, length, key_len):
         lambda: Causal() & bools(2, 1, length, key_len) & normal(key_len),
         lambda: SlidingWindow(64) & KeyRange(0, key_len - 1) & Tree(bools(tree_size, tree_size)) & normal(length, 1),
     ]
-    assert len(kinds) == MASK_KINDS  # tests that count to MASK_KINDS must use every mask
+    assert len(kinds) == MASK_KINDS  # tests index this list with range(MASK_KINDS)
     return kinds
 
 
@@ -91,8 +91,8 @@ def test_head_and_value_dims(rng, dims):
     assert_both_ways(query, key, value, mask="causal")
 
 
-# Sizes at and near those in the CPU kernels. The kernels have tiles of 288 keys, bands of 48 or 64 rows, blocks of 512
-# rows and, in decode steps, runs of 512 keys. Rows are the queries of all heads that share a key/value head.
+# Sizes at and near those of the CPU kernels: tiles of 288 keys, bands of 48 or 64 rows, blocks of 512 rows and, in
+# decode steps, splits of 512 keys. Rows are the queries of all heads that share a key/value head.
 KEYS = [287, 288, 289, 511, 512, 513, 577]
 ROWS = [(1, 47), (1, 49), (1, 63), (1, 64), (1, 65), (7, 73), (1, 512), (1, 513), (7, 74), (2, 257)]  # heads, queries
 
@@ -122,12 +122,12 @@ def test_decode_with_any_number_of_heads_to_a_key(rng, dtype, dim, heads):
 
 
 def in_dtype(dtype, mask, options):
-    """Returns mask and options. Sinks and additive masks are cast to `dtype`, because they must promote to query's."""
+    """Returns mask and options. Sinks and additive masks are cast to `dtype`, the dtype of query."""
     return {"mask": cast_arrays(mask, dtype)} | {k: v.astype(dtype) if k == "sinks" else v for k, v in options.items()}
 
 
 def cast_arrays(mask, dtype):
-    """Casts the additive arrays inside of a mask, which must promote to query's dtype."""
+    """Casts the additive arrays inside of a mask to `dtype`."""
     if isinstance(mask, mx.array):
         return mask if mask.dtype == mx.bool_ else mask.astype(dtype)
     if hasattr(mask, "parts"):

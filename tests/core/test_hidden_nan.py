@@ -33,7 +33,7 @@ def test_hidden_from_all(rng, value_dim, mask, length, poison, options):
     clean = flash_attention(query, key, value, mask=MASKS[mask], return_lse=True, **options)
     got = flash_attention(query, *poisoned, mask=MASKS[mask], return_lse=True, **options)
     for a, b in zip(got, clean, strict=True):
-        assert_same_but_for_order(a, b)  # kernels sum values that are not finite in another order
+        assert_same_but_for_order(a, b)  # NaN and infinity in values make kernels sum in another order
 
 
 @pytest.mark.parametrize("poison", [mx.nan, mx.inf])
@@ -51,7 +51,7 @@ def test_hidden_from_some(rng, length, where, poison):
     reached = ~np.isfinite(to_numpy(out)[:, :, first_seeing:])
     if where == "value" or np.isnan(poison):
         assert reached.all()
-    else:  # a row's score of this key is inf or -inf; with -inf, the row only loses the key
+    else:  # rows whose score of this key is -inf give the key no weight and stay finite
         assert reached.any()
 
 
@@ -73,7 +73,7 @@ def test_in_a_row_s_query_or_mask_it_reaches_that_row(rng, length, where):
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
 @pytest.mark.parametrize("length", [1, 33])
 def test_in_a_visible_value_whose_weight_is_zero(rng, length, dtype):
-    """NaN must reach out, as in MLX's attention, because no mask hides the key. Only its weight is 0 in float32."""
+    """NaN must reach out, as in MLX's attention. The key's weight is 0 in float32, but no mask hides the key."""
     value = draw(rng, length=1, key_len=97)[2]
     poisoned = mx.where((mx.arange(97)[:, None] == 5) & (mx.arange(value.shape[-1]) == 3), mx.nan, value)
     key = mx.where(mx.arange(97)[:, None] == 5, -100.0, mx.zeros(value.shape))

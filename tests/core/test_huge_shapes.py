@@ -1,7 +1,6 @@
 """Huge shapes work: a million keys or queries, and more elements than 32 bits can count.
 
-Overlapping and broadcast views keep the arrays small in memory. Formulas on these few numbers give the expected
-results.
+Overlapping and broadcast views keep the arrays small in memory.
 """
 
 import mlx.core as mx
@@ -52,7 +51,7 @@ def test_a_million_queries_and_keys_in_a_window(rng):
     x = mx.array(numbers).reshape(1, 1, MILLION, 1)
     out = to_numpy(flash_attention(x, x, x, mask=SlidingWindow(2)))[0, 0, :, 0]
     before, own = numbers[:-1].astype(np.float64), numbers[1:].astype(np.float64)
-    weight = 1 / (1 + np.exp(own * (before - own)))  # of the query's own key; the query also sees the key before
+    weight = 1 / (1 + np.exp(own * (before - own)))  # the softmax weight of each query's own key
     np.testing.assert_allclose(out[1:], weight * own + (1 - weight) * before, rtol=1e-4, atol=1e-5)
     assert out[0] == numbers[0]
 
@@ -60,12 +59,12 @@ def test_a_million_queries_and_keys_in_a_window(rng):
 def test_gradients_of_many_queries_and_keys(rng):
     x, dout = (mx.array(rng.standard_normal((1, 1, MILLION // 4, 1)).astype(np.float32)) for _ in range(2))
     *_, dv = mx.vjp(lambda q, k, v: flash_attention(q, k, v, mask=SlidingWindow(1)), [x, x, x], [dout])[1]
-    assert mx.array_equal(dv, dout)  # each query sees its own key alone
+    assert mx.array_equal(dv, dout)  # each query sees only its own key
 
 
 @pytest.mark.parametrize("length", [1, 9])
 def test_more_than_2_to_the_31_elements(rng, length):
-    """One key is repeated so often that 32 bits cannot count the elements. The result must be the key's value."""
+    """One key is repeated so often that int32 cannot count the elements. The result must be the key's value."""
     count = (1 << 25) + 3
     key, value = (mx.array(rng.standard_normal((1, 1, 1, DIM)).astype(np.float32)) for _ in range(2))
     query = mx.random.normal((1, 1, length, DIM))
@@ -84,14 +83,14 @@ def test_more_than_2_to_the_31_elements(rng, length):
 
 
 def test_rows_further_apart_than_32_bits_count(drivers, everything):
-    """driver/far_apart.cpp tests such rows in every array of a call, forward and backward."""
+    """driver/far_apart.cpp tests far-apart rows in every array of a call, forward and backward."""
     cases = 100 if everything else 30  # the first case with a second tile of keys is number 21
     assert run(drivers / "far_apart", cases) == f"{cases} cases, the same bits\n"
 
 
 @pytest.mark.parametrize("length", [1, 9])
 def test_the_last_positions_that_there_are(rng, length):
-    """Windows and ALiBi must be right just below position 2^31, in a call with the most keys that are allowed."""
+    """Windows and ALiBi must be right just below position 2^31, in a call with the largest allowed number of keys."""
     key, value = (mx.broadcast_to(mx.array(x), (1, 1, MOST_KEYS - length, 1)) for x in (0.5, 2.0))
     query = mx.ones((1, 1, length, 1))
     out, lse = flash_attention(query, key, value, mask=SlidingWindow(3), alibi_slopes=mx.array([1.0]), return_lse=True)

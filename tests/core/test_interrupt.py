@@ -246,7 +246,7 @@ for waited in (False, True):
 
 
 def test_another_thread_gets_its_result():
-    # The other thread's call begins while the main thread waits for a call of its own, which Ctrl-C ends.
+    # Ctrl-C ends the call that the main thread waits for, but not the call that another thread has begun meanwhile.
     assert_ends_soon("""
 call, assert_right = call_of_3_seconds()
 q, k, v = long_prefill()

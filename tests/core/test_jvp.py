@@ -99,7 +99,7 @@ def test_under_other_transforms(rng, transform):
 
 
 def test_masks_that_only_hide_have_no_tangent(rng):
-    """MLX passes tangents of such masks, too. They must change nothing."""
+    """MLX passes tangents even of bool masks. They must change nothing."""
     query, key, value = draw(rng, length=9, key_len=9)
     mask = mx.arange(9) % 2 > 0
     _, (got,) = mx.jvp(lambda q, m: flash_attention(q, key, value, mask=m), [query, mask], [query, mask])

@@ -1,4 +1,4 @@
-"""Gradients of additive masks and ALiBi slopes agree with float64; masks that only hide have gradients of zero."""
+"""Gradients of additive masks and ALiBi slopes agree with float64. Masks that only hide have gradients of zero."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ SHAPES = [(33, 65), (65,), (1,), (2, 4, 33, 65), (2, 1, 33, 1), (4, 1, 65), (1, 
 
 
 def partly_hidden(rng, bias):
-    """Sets some elements of the bias to -inf. A bias of one element is not changed: -inf would hide every key."""
+    """Sets some elements of the bias to -inf, but keeps a bias of one element, because -inf would hide every key."""
     return mx.where(mx.array(rng.random(bias.shape) > 0.8), -mx.inf, bias) if bias.size > 1 else bias
 
 
@@ -175,7 +175,7 @@ def test_without_keys_or_queries(rng, shape):
 
 
 def test_with_quantised_keys_and_values(rng):
-    """A mask must have its gradient. Asking for query's gradient must raise."""
+    """mx.grad must compute the gradient of an additive mask, but raise if it is asked for the gradient of query."""
     query, key, value = draw(rng, heads=4, kv_heads=2, length=5, key_len=7, dim=64)
     packed = [mx.quantize(x, 64, 4) for x in (key, value)]
     plain = [mx.dequantize(*x, group_size=64, bits=4) for x in packed]

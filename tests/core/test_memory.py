@@ -48,7 +48,7 @@ print_peak(lambda: flash_attention(q, k, v, mask={mask}))
 def test_extra_memory_is_the_outputs(length, mask):
     measured = json.loads(python(PRINT_PEAK + PREFILL.format(length=length, mask=mask)).stdout)
     tensors = measured["out"] * (4 + 1 / 64)  # query, key, value, out and lse
-    # Scores alone would take 4 * L * L * 4 bytes: 67 MB at 2048. The outputs are a quarter of the tensors.
+    # Scores alone would take 4 * L * L * 4 bytes: 67 MB at 2048. out takes a quarter of `tensors`.
     assert measured["extra"] <= 0.3 * tensors + 2e6
 
 
@@ -184,7 +184,7 @@ assert flashattn_core.release_scratch() > 0
 
 
 def test_scratch_is_what_the_calls_since_the_last_release_needed():
-    """After a release, scratch memory must not get as large as calls before the release needed it."""
+    """Scratch memory must depend only on the calls since the last release."""
     python(IN_ONE_THREAD, FLASHATTN_NUM_THREADS="1")
 
 
@@ -240,5 +240,5 @@ def test_forward_and_backward_with_masks(length, mask):
 
 @pytest.mark.slow("starts processes")
 def test_many_query_heads_of_one_key_head():
-    """Here query's gradient takes most of the memory. A float32 array for its sum would be twice as large."""
+    """Here query's gradient takes most of the memory. In float32 it would take twice as much."""
     assert_keeps_the_account(Call(8192, heads=7, kv_heads=1, dtype="bfloat16", mask="window"))

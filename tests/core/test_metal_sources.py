@@ -46,7 +46,7 @@ def test_what_gpu_backends_share_has_no_word_of_one_of_them(file):
 
 @pytest.fixture
 def embed(tmp_path):
-    """Runs gpu/embed.py, which embeds kernels, on a.metal, with headers beside it and files in other folders."""
+    """A function that runs gpu/embed.py on the kernel file a.metal, its headers, and files in other folders."""
 
     def run(kernel: bytes, elsewhere: dict[str, bytes] | None = None, **headers: bytes):
         files = {"a.metal": kernel, **{f"{name}.h": text for name, text in headers.items()}}

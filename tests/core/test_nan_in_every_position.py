@@ -1,8 +1,7 @@
-"""NaN or infinity in one element of any input reaches only outputs that depend on it; all others keep their bits.
+"""NaN or infinity in one input element reaches only outputs that depend on the element. Other outputs keep their bits.
 
-The mask decides which outputs depend on an input: a key that a row does not see is in none of the row's sums, forward
-or backward. NaN must reach every output that depends on it. Infinity need not, because a
-key of score -inf has no weight.
+A row does not depend on keys that the mask hides from the row, forward or backward. NaN must reach every output that
+depends on the element. Infinity may vanish, because a key of score -inf has no weight.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -19,7 +18,7 @@ from tests.core.oracle import to_numpy
 from tests.core.test_quantised import normal, quantised
 
 POISONS = [np.nan, np.inf, -np.inf]
-POSITIONS = 8  # elements tried in each input, or all elements if it has fewer
+POSITIONS = 8  # the largest number of elements that are tried in each input
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Shape:
         return f"{self.length}x{self.key_len}"
 
 
-# Some shapes fit in one SIMD vector or one tile; others take several splits, tiles and bands of rows.
+# Some shapes fit in one SIMD vector or one tile. Others take several splits, tiles and bands of rows.
 SHAPES = [
     Shape(1, 1),
     Shape(3, 5),
@@ -68,7 +67,7 @@ def outputs(call: Call, mask=None, bias=None, **arrays) -> dict[str, mx.array]:
 
 
 def some_pair(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The product of two bool matrices: whether some k has both a[i, k] and b[k, j]."""
+    """The matrix product of bool arrays."""
     return (a.astype(np.float32) @ b.astype(np.float32)) > 0
 
 
@@ -151,7 +150,7 @@ def test_it_reaches_what_depends_on_it(rng, shape, mask, dtype):
 @pytest.mark.parametrize("name", ["key scales", "key biases", "value scales", "value biases"])
 @pytest.mark.parametrize("shape", [Shape(1, 1), Shape(3, 700), Shape(20, 33)], ids=str)
 def test_in_the_scales_of_quantised_keys_and_values(rng, shape, name, bits_each):
-    """NaN in a scale or bias of values must reach only the columns of its group."""
+    """NaN in a scale or bias of values must reach only the columns that use this scale or bias."""
     dim, how = 96, {"group_size": 32, "bits": bits_each}
     query = normal(rng, 1, shape.heads, shape.length, dim)
     packed = {of: quantised(rng, 1, shape.kv_heads, shape.key_len, dim, **how) for of in ("key", "value")}

@@ -41,7 +41,7 @@ def test_softcap_is_exact_far_from_and_close_to_zero(length):
 
 
 def test_softcap_rounds_no_query():
-    """With these numbers the scores are exact, unless the kernel divides the queries by softcap and so rounds them."""
+    """Here the scores are exact in float32. A kernel that divided the queries by softcap would round them."""
     rng = np.random.default_rng(0)
     query, key, value = (
         mx.array(rng.integers(-24, 25, (1, heads, rows, 96)).astype(np.float32) / 8)

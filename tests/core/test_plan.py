@@ -125,7 +125,7 @@ def test_backends():
 
 
 def test_what_is_missing_of_cuda_stands_there_with_its_cure(monkeypatch, tmp_path):
-    """Pretends to be MLX's CPU build without and with an NVIDIA GPU, then MLX's CUDA build with and without NVRTC."""
+    """The test imitates MLX's CPU build without and with an NVIDIA GPU, and its CUDA build with and without NVRTC."""
     monkeypatch.setattr(mx.cuda, "is_available", lambda: False)
     monkeypatch.setattr(flashattn_core, "_DEVICES", tmp_path)
     assert backends()["cuda"] == "not in this MLX build"

@@ -1,4 +1,4 @@
-"""Plain calls go straight to C++. They give the results and error messages of the longer way through Python."""
+"""Calls with few options skip most Python code. Their results and error messages must be the usual ones."""
 
 import mlx.core as mx
 import numpy as np

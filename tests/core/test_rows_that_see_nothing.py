@@ -44,7 +44,7 @@ def test_more_queries_than_keys(rng, mask, length, key_len):
 
 @pytest.mark.slow("2 seconds")
 def test_padded_rows_at_tile_multiples(rng):
-    # Left padding ends where a tile ends, or one key before or behind.
+    # Left padding ends where a tile ends, or one key before or after.
     for padding in (63, 64, 65, 127, 128, 129, 287, 288, 289):
         query, key, value = draw(rng, length=300, key_len=300)
         assert_both_ways(query, key, value, mask=Causal() & KeyRange(padding))

@@ -84,7 +84,7 @@ def sanitized_python(build, tmp_path_factory):
     def library(name: str) -> str:
         return run("c++", f"-print-file-name={name}").strip()
 
-    # libstdc++ is preloaded, too, because the sanitizer looks for the function that throws when the process starts.
+    # libstdc++ is preloaded, too, because AddressSanitizer looks up __cxa_throw when the process starts.
     # Leaks are not detected, because Python and MLX do not free everything at exit.
     preload = " ".join(library(name) for name in ("libasan.so", "libstdc++.so.6"))
 
@@ -108,7 +108,7 @@ on_linux = pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run t
 @on_linux
 @pytest.mark.parametrize("feature", ["gradients", "quantised", "transforms", "rows_that_see_nothing", "errors"])
 def test_the_extension(sanitized_python, feature):
-    """These test files cover the whole interface of the extension. They must pass under the memory sanitizer."""
+    """The tests in test_{feature}.py must pass under the memory sanitizer."""
     tests = HERE / f"test_{feature}.py"
     sanitized_python("-m", "pytest", "-q", "-p", "no:cacheprovider", tests, "-k", "not environment")
 

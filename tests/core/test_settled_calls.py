@@ -14,7 +14,7 @@ from flashattn_core.masks import Causal, KeyRange, SlidingWindow
 from tests import launches
 
 GPU = mx.Device(mx.gpu)
-HEADS = itertools.count(1)  # each test takes another number of heads, because the process keeps decided kernels
+HEADS = itertools.count(1)  # a new number for each test, because kernel decisions outlast a test
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +62,7 @@ def test_what_was_settled_is_found(heads):
     ids=str,
 )
 def test_one_kind(heads, settled, other):
-    """Lengths and windows that round up to the same powers of two must make one kind, and so must all soft-caps."""
+    """Calls are of one kind if lengths and windows round up to the same powers of two, whatever value softcap has."""
     settle(call(heads, **settled))
     assert kernel_of(call(heads, **other)) == "metal_prefill_tg@1"
 
@@ -197,7 +197,7 @@ def test_who_does_not_leave_calls_counts_none(heads):
 
 
 def test_counts_survive_that_the_kind_is_settled_again(heads):
-    """Two threads may decide the same kind at the same time. One may measure that MLX is faster, the other may not."""
+    """Two threads may time the same kind of call at once, and only one of them may find that MLX is faster."""
     settle(call(heads), left=(0.001, 0.002))
     leave(call(heads))
     settle(call(heads))

@@ -65,7 +65,7 @@ def test_nothing_but_the_outputs_is_allocated(layout, length, dtype):
     mx.reset_peak_memory()
     out = flash_attention(query, key, value, mask=mask)
     mx.eval(out)
-    outputs = out.nbytes + 4 * length * 3 * 4  # out; lse, maximum and sum of the rows of 4 heads, in float32
+    outputs = out.nbytes + 4 * length * 3 * 4  # out, and float32 lse, maximum and sum for the rows of 4 heads
     assert mx.get_peak_memory() - before <= outputs + 3 * 16384  # each of three buffers is rounded up to pages
 
 
@@ -76,7 +76,7 @@ def in_the_middle_of_an_element(a):
 
 
 def with_unaligned_views(rng, length, dtype):
-    """A function that calls flash_attention, its arrays, and the same arrays as views that begin within an element."""
+    """Returns a function that calls flash_attention, arrays for it, and views of equal arrays at odd addresses."""
     arrays = draw(rng, heads=4, length=length, key_len=70, dim=24, dtype=dtype)
     arrays += tuple(mx.array(rng.standard_normal(shape)).astype(DTYPES[dtype]) for shape in ((length, 70), 4))
 
@@ -95,7 +95,7 @@ def test_views_that_begin_in_the_middle_of_an_element(rng, length, dtype):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_cpu_copies_views_that_begin_in_the_middle_of_an_element(rng, dtype):
-    """The CPU backend must copy them, because C++ forbids reading them in place, even if the processor can."""
+    """The CPU backend must copy these views, because unaligned reads are undefined behaviour in C++."""
     attend, arrays, views = with_unaligned_views(rng, 19, dtype)
     mx.eval(arrays, views)
 

@@ -1,8 +1,8 @@
 """flash_attention takes and refuses the arguments that mx.fast.scaled_dot_product_attention takes and refuses.
 
-The results agree by the rule of oracle.py, in which MLX's results take the place of the unfused formula's. Documented
-differences: flash_attention needs one dtype for query, key and value (MLX promotes), head_dim from 1 to 512 and a
-finite scale. MLX takes only four dimensions. A query that sees no key gets 0, but in MLX the mean of the values.
+The results agree by the rule of oracle.py, with MLX's attention as one of the unfused formulas. Documented differences:
+flash_attention needs one dtype for query, key and value (MLX promotes), head_dim from 1 to 512 and a finite scale. MLX
+takes only four dimensions. For a query that sees no key, flash_attention returns 0 and MLX the mean of the values.
 """
 
 import mlx.core as mx

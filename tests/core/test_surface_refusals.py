@@ -172,7 +172,7 @@ def test_one_broken_argument_is_named(name, data):
     reset_stats()
     for function in (case.function, plan):
         if function is plan and case.quantised and not isinstance(arguments["key"], tuple | list):
-            continue  # plan() takes these for arguments of flash_attention(), since key is not a tuple or list
+            continue  # plan() assumes flash_attention() if key is not a tuple or list
         with pytest.raises((ValueError, TypeError)) as refused:
             function(**arguments)
         message = str(refused.value)

@@ -1,4 +1,4 @@
-"""For any drawn call, transforms return the bits of the plain call, inputs stay unchanged, plan() names the kernel."""
+"""Drawn calls give the same results under transforms, leave inputs unchanged, and run the kernel that plan() names."""
 
 import tempfile
 

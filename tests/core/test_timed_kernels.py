@@ -1,4 +1,4 @@
-"""Several kernels may be able to run a GPU call, and MLX may have a fused one: times on this machine decide."""
+"""Times on this machine decide which kernel runs a GPU call, and whether MLX's fused attention is faster."""
 
 import mlx.core as mx
 import pytest
@@ -112,7 +112,7 @@ def test_where_there_is_one_choice_nothing_is_timed(device, how):
     ],
 )
 def test_few_blocks_have_fewer_rows_on_hopper(dim, length, keys, mask, precision, kernel):
-    """The tiling with smaller blocks must be chosen if larger ones leave many of 132 multiprocessors or rows unused."""
+    """Smaller blocks must be chosen if larger ones leave many of the 132 multiprocessors, or many rows, unused."""
     query, key = (mx.zeros((1, heads, rows, dim), mx.float16) for heads, rows in ((28, length), (4, keys)))
     with launches.shared_memory(227, compute_capability=90):
         got = launches.decision(lowered(query, key, key, None, mask, precision=precision))[0]
@@ -144,7 +144,7 @@ def test_a_contestant_without_a_time_is_the_last():
 )
 def test_mlxs_own_is_preferred_where_it_is_faster_by_three_percent(mlx, left):
     got = decision(Clock(mlx=mlx, cuda_prefill=100))
-    assert got.kernel == "cuda_prefill"  # the kernel for flash_attention(), because only the patch leaves calls to MLX
+    assert got.kernel == "cuda_prefill"  # flash_attention() never calls MLX's attention, even if that is faster
     assert got.left() == (left and (left, 0.1))
 
 
@@ -176,7 +176,7 @@ def test_never(monkeypatch):
     assert clock.asked == []
 
 
-# --- Bad luck -----------------------------------------------------------------------------------------------
+# --- No memory, interrupts -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("device", ["metal", "cuda"])
@@ -201,9 +201,9 @@ TIMED, KEPT = ([["cuda_prefill", "mlx"]], (0.001, 0.002)), ([], (0.001, 0.002))
 
 
 def asked_and_left(**how):
-    """Returns the contestants that a call times, and the times for which it is left to MLX.
+    """Returns the contestants that are timed, and the times of MLX and of our kernel if MLX is faster.
 
-    The times of earlier calls come from disk, as in a new process.
+    Times that earlier calls measured come from disk, as in a new process.
     """
     got = decision(clock := Clock(mlx=1, cuda_prefill=2), **how)
     return clock.asked, got.left()

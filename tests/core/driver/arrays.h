@@ -6,7 +6,6 @@
 
 namespace flashattn::cpu {
 
-// The dtype of an array of floats.
 inline Dtype float_dtype(const AttentionArgs& args, InputDtype dtype) {
   switch (dtype) {
     case InputDtype::tensor: return args.dtype;
@@ -17,7 +16,7 @@ inline Dtype float_dtype(const AttentionArgs& args, InputDtype dtype) {
 }
 constexpr InputDtype kFloat32 = InputDtype::slopes;  // float_dtype() of slopes is float32
 
-// An array (*B, heads, rows, columns). If the array lacks one of these dimensions, that has size 1 here.
+// An array of shape (*B, heads, rows, columns). Dimensions that the array lacks have size 1.
 struct Array {
   const char* name;
   const void* data;
@@ -69,7 +68,7 @@ inline Array input_array(const AttentionArgs& args, const InputRule& rule, const
   return with(p.num_kv_heads, p.key_len, columns);
 }
 
-// Calls visit(array, pointer, strides) for each input that the call has or must have. `pointer` and `strides` refer to
+// Calls visit(array, pointer, strides) for each input that is required or not null. `pointer` and `strides` refer to
 // the fields of `args`.
 template <typename Args, typename Visit>
 void for_each_input(Args& args, Visit visit) {

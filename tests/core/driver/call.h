@@ -22,7 +22,7 @@ constexpr bool kAddressSanitizer = false;
 
 constexpr uint8_t kUntouched = 0x55;  // an element of such bytes is not NaN, whatever its dtype
 
-// An output. Before the call all its bytes are kUntouched. The call must not change bytes that belong to no element.
+// An output array. All its bytes are kUntouched before the call, which may change only the bytes of elements.
 class Result {
  public:
   Result(const Case& c, const Tensor& layout, int heads, int rows, int columns, Dtype dtype)
@@ -50,8 +50,8 @@ class Result {
   }
 
  private:
-  // Bytes behind the last element, as many as the widest SIMD vector has. They show whether the call writes there.
-  // AddressSanitizer needs none, because it reports such a write itself.
+  // The number of bytes that are checked behind the last element. A faulty kernel may write one SIMD vector too many.
+  // AddressSanitizer reports such a write itself.
   static constexpr size_t kMargin = kAddressSanitizer ? 0 : 64;
 
   template <typename Visit>
@@ -137,7 +137,7 @@ struct Call {
       std::memcpy(to, &whole, sizeof(whole));
     });
   }
-  // Copies an input to new memory, which is just as large as the input's strides reach.
+  // Copies an input to new memory that has no byte beyond the input's elements.
   template <typename T, typename Write>
   void give(const T*& pointer, Strides& strides, const Tensor& tensor, size_t bytes, Write write) {
     std::vector<uint8_t>& memory = memory_.emplace_back(tensor.in_memory(bytes, write));

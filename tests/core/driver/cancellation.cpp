@@ -1,6 +1,5 @@
-// Tests cancellation. If a call is cancelled long before its start, or while it runs, it ends soon. All elements of its
-// outputs are NaN then, and the bytes between the elements have not changed. If a call ends within the grace period
-// after the request, it keeps its results.
+// Tests cancellation. A cancelled call ends soon after the grace period. Then all elements of its outputs are NaN, and
+// the bytes between the elements are unchanged. A call that ends within the grace period keeps its results.
 #include <chrono>
 #include <cstdio>
 #include <optional>
@@ -121,8 +120,8 @@ void waited_for_no_more(Program program, Dtype dtype) {
 
 void requested_in_the_middle(Program program, Dtype dtype) {
   Cancellation cancellation;
-  // The call takes two threads longer than the grace period. For the backward pass no forward pass has run, so the
-  // outputs that it reads are arbitrary numbers.
+  // Even on two threads, this call takes longer than the grace period. The backward pass reads arbitrary numbers as
+  // out and lse, because no forward pass has run.
   bool decode = program == Program::decode;
   Cancelled call(program, dtype, decode ? 10'000 : 1, decode ? 8 : 150'000, decode ? 20'000 : 150'000);
   std::thread other([&] {

@@ -49,8 +49,7 @@ struct Case {
     return size;
   }
   int64_t rows() const { return batch_size() * heads() * query_len; }
-  // The number of multiply-adds. For a case without queries or keys, it is the number of elements in the arrays,
-  // because the test fills the arrays.
+  // Counts multiply-adds. Without queries or keys, counts the elements of the other arrays instead.
   int64_t work() const {
     return batch_size() * std::max(heads() * query_len, kv_heads) * std::max(key_len, 1) * (head_dim + value_dim);
   }
@@ -77,19 +76,18 @@ inline Dtype any_dtype(Draw& draw) {
   return static_cast<Dtype>(draw.below(3));
 }
 
-// `quantised`: whether keys and values are quantised.
 inline Case draw_case(Draw& draw, int number, bool quantised, const Sizes& sizes = kSizes) {
   Case c = {};
   c.number = number;
-  // Lengths are drawn once. Other sizes are drawn again until the work is at most most_work. If the lengths were drawn
-  // again, too, long cases would be rare.
+  // The loop below draws sizes until the work is at most most_work. The lengths are drawn before the loop. Otherwise
+  // long cases would be rare.
   const auto draw_lengths = [&] {
     c.query_len = draw.pick(sizes.query_lens);
     c.key_len = draw.pick(sizes.key_lens);
   };
   draw_lengths();
   do {
-    if (quantised) draw_lengths();  // because no quantised head_dim fits the longest lengths
+    if (quantised) draw_lengths();  // the longest lengths exceed most_work with any quantised head_dim
     c.batch = draw.pick(sizes.batches);
     c.kv_heads = draw.pick(sizes.kv_heads);
     c.group = draw.pick(sizes.groups);

@@ -1,8 +1,7 @@
 // Compares results with the plain formula in float64.
 //
 // The allowed error is a sum of three terms: twice the largest error of the plain formula in float32, 1e-5, and half a
-// unit in the last place of the output's dtype. For 16-bit results no more is allowed, because the kernels compute them
-// in float32, from the same rounded inputs as the formula.
+// unit in the last place of the output's dtype.
 #pragma once
 
 #include <cstdio>

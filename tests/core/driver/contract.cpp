@@ -132,8 +132,8 @@ Range check_array(const AttentionArgs& args, const Array& array) {
   return check_address(array.name, array.data, array.element_size(args), first, last);
 }
 
-// No two elements of an output may share an address, because threads would race for it. check_elements_apart() demands
-// that each stride exceeds what the smaller strides reach, as in any permutation of a row-major array.
+// Elements of an output must not overlap, because threads would race for them. So each stride must exceed the span of
+// all dimensions with smaller strides.
 void check_elements_apart(const AttentionParams& p, const Array& array) {
   struct Dimension {
     int64_t stride, size;

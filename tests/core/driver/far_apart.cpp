@@ -1,5 +1,5 @@
-// Runs cases whose arrays have rows so far apart in memory that 32 bits cannot count the elements between them. The
-// program reserves the address space, but uses only the rows. Results must equal those of compact arrays, bit for bit.
+// Runs cases whose rows are so far apart in memory that their offsets, in elements, overflow int32. The program
+// reserves the address space, but uses only the rows. Results must equal those of compact arrays, bit for bit.
 //
 //   far_apart CASES
 #include <sys/mman.h>
@@ -19,7 +19,7 @@ using namespace flashattn::driver;
 
 namespace {
 
-constexpr int64_t kApart = int64_t{1} << 32;  // elements that all rows of an array span
+constexpr int64_t kApart = int64_t{1} << 32;  // each array spans this many elements
 const Sizes kSmall = {{{}, {2}, {2, 3}}, {1, 2}, {1, 3}, {1, 5, 9, 65}, {1, 33, 97, 700}, {1, 7, 64, 80}, 1 << 18};
 
 // Copies an array to far-apart rows in row-major order. Broadcast dimensions stay broadcast.
@@ -79,7 +79,7 @@ class FarRows {
   }
 
  private:
-  static constexpr int64_t kMargin = 64;  // elements behind the last row; the widest SIMD vector has no more
+  static constexpr int64_t kMargin = 64;  // unused elements after the last row
 
   struct Place {
     const char* near;
@@ -125,7 +125,7 @@ bool same_bits(const Case& c, const Inputs& in, Draw& draw) {
   for (Result* result : near.results()) found.push_back(result->numbers());
   for (size_t i = 0; i < found.size(); ++i) {
     size_t size = found[i].size() * sizeof(double);
-    same = same && (size == 0 || std::memcmp(found[i].data(), expected[i].data(), size) == 0);  // so NaN equals NaN
+    same = same && (size == 0 || std::memcmp(found[i].data(), expected[i].data(), size) == 0);  // NaN equals NaN
   }
   return same;
 }

@@ -15,8 +15,8 @@ inline float scale_of(const Case& c) {
   return 1 / std::sqrt(static_cast<float>(c.head_dim));
 }
 
-// The order in which a sum over columns is taken. The gradient subtracts one such sum from another, and takes the two
-// in different orders. In the same order, equal rounding errors would cancel, which does not happen in any kernel.
+// The order in which sum_over() adds columns. plain_gradients() takes two sums in different orders and subtracts them.
+// In the same order, equal rounding errors would cancel. In kernels they do not.
 enum class Order { up, down };
 
 template <typename Real, typename Term>
@@ -63,7 +63,7 @@ struct PlainRow {
   RowIndex at;
   std::vector<int> seen;  // the keys that the row sees
   std::vector<Real> logits;
-  Real max, sum;  // max: of logits and sink; sum: of exp(logit - max) and exp(sink - max)
+  Real max, sum;  // the maximum and the softmax denominator, both with the sink
 
   Real lse() const { return seen.empty() ? -std::numeric_limits<Real>::infinity() : max + std::log(sum); }
 };

@@ -1,12 +1,11 @@
-// Runs a kernel that must not read keys, values and mask elements that no query sees. The program forbids access to
-// their memory, so a kernel that reads it ends with a segmentation fault.
+// Runs a kernel that must not read keys, values and mask elements that no query sees. Reading their memory ends the
+// program with a segmentation fault.
 //
 //   hidden_memory KERNEL QUERY_LEN KEY_LEN CAUSAL WINDOW START STOP FIRST_OPEN_KEY LAST_OPEN_KEY
 //
-// KERNEL: decode, prefill, or block (only the first 64 queries). A key range hides the keys before START and from STOP
-// on. With array_decode and array_prefill, a bool array hides these keys instead, and array_prefill also gets the
-// array's block map. Only the pages with keys from FIRST_OPEN_KEY to before LAST_OPEN_KEY can be read. Prints the sum
-// of the outputs.
+// KERNEL: decode, prefill, or block (only the first 64 queries). A key range hides all keys outside [START, STOP). For
+// array_decode and array_prefill, a bool array hides these keys instead, and array_prefill also gets the array's block
+// map. Only pages with keys in [FIRST_OPEN_KEY, LAST_OPEN_KEY) can be read. Prints the sum of the outputs.
 #include <sys/mman.h>
 #include <unistd.h>
 

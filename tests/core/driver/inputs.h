@@ -49,8 +49,8 @@ void for_keys_to_poison(const Case& c, const Inputs& in, Draw& draw, Hide hide, 
   }
 }
 
-// Plants NaN and infinity, which must reach only rows that see them. Keys and values that no row of the group sees
-// become NaN or infinity. At times one element of one key or value, hidden or not, becomes NaN, too.
+// Makes keys and values NaN or infinite if no query row sees them. At times also makes one element of one key or value
+// NaN, hidden or not.
 inline void poison(const Case& c, Draw& draw, Inputs& in) {
   const auto hide = [&](int64_t b, int g, int j) {
     double with = draw.chance(50) ? kNaN : draw.chance(50) ? kInf : -kInf;
@@ -95,8 +95,8 @@ void fill(Tensor& t, int64_t batch_size, int heads, int rows, int columns, Numbe
   }
 }
 
-// Makes the scales of hidden keys and values NaN, and their biases NaN or infinite. At times the first group of one
-// value, hidden or not, gets such numbers, too.
+// Makes the scales of hidden keys and values NaN, and their biases NaN or infinite. At times does the same to the first
+// group of columns of one value row, hidden or not.
 inline void poison_groups(const Case& c, Draw& draw, Inputs& in) {
   const auto spoil = [&](Tensor& tensor, Quantised& quantised, int64_t b, int g, int j, int group) {
     quantised.scales.at(b, g, j, group) = kNaN;

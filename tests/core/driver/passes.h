@@ -73,8 +73,8 @@ struct GradientCall {
 };
 
 inline void check_backward(const Case& c, const Inputs& in, Draw& draw, Check& check) {
-  // Allows a relative error of about eight units in float32's last place in addition. If one key or row has all of the
-  // weight, a gradient has only a few large sums, and the error of the unfused formula may be small by luck.
+  // Allows about eight more units in float32's last place, because the unfused formula's error may be small by luck.
+  // That happens if one key has all of the weight.
   constexpr double kRelative = 1e-6;
   Call call(c, in, draw);
   call.run();

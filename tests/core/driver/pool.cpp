@@ -1,7 +1,4 @@
-// Prints a line for each promise that the thread pool breaks. The pool promises that each index runs once and that
-// several threads work. The first exception reaches the caller, and the pool works after it. An idle pool uses no
-// processor time. A forked child has threads of its own. If the system refuses to start more threads, the pool works
-// with those that it has.
+// Tests the thread pool. Prints a line for each expectation that fails.
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -30,7 +27,7 @@ void expect(bool holds, const char* what) {
   }
 }
 
-// Whether two threads run at a time: each of two bodies waits until the other one has begun, or gives up.
+// Whether two threads run at the same time. Each of two bodies waits up to 5 seconds for the other body to begin.
 bool two_threads_meet() {
   std::atomic<int> inside{0};
   std::atomic<bool> met{true};
@@ -94,8 +91,8 @@ void all_promises() {
 
   expect(child_has_threads(), "a forked child has threads of its own");
 
-// This is not run under sanitizers. A child that is forked while other threads run may inherit a lock of the
-// sanitizer's runtime that one of these threads holds.
+// Sanitizers skip this part. A child that is forked while other threads run may inherit a lock of the sanitizer's
+// runtime that one of these threads holds.
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
   std::atomic<bool> enough{false};
   std::thread busy([&] {

@@ -16,7 +16,7 @@ enum Dimension { kBatch, kHead, kRow, kColumn };
 
 struct Layout {
   std::vector<Dimension> order;  // from the widest stride to the narrowest
-  int gap = 0;                   // unused elements behind each dimension
+  int gap = 0;                   // unused elements after each row, each head and so on
   std::vector<Dimension> backwards = {};
 };
 inline const Layout kRowMajor = {{kBatch, kHead, kRow, kColumn}};
@@ -40,7 +40,7 @@ struct Tensor {
   int64_t origin = 0;           // the position of element 0, 0, ...
   std::vector<double> numbers;  // in the order of memory, up to the last element; gaps hold NaN
 
-  // A dimension of size 1 gets stride 0, so it is broadcast if a call has a larger size there.
+  // A dimension of size 1 gets stride 0, so that calls can broadcast it to any size.
   Tensor(const std::vector<int>& batch, int heads, int rows, int columns, const Layout& layout) : batch_shape(batch) {
     int64_t size = 1, last = 0;
     bool empty = false;

@@ -37,7 +37,7 @@ struct Legal {
   }
 };
 
-// `part`: text that the message of the refusal must contain; null: the call must be accepted.
+// `part`: text that the error message must contain, or null if the call must be accepted.
 template <typename Args, typename Change>
 void expect(const Args& legal, const char* what, const char* part, Change change) {
   Args args = legal;

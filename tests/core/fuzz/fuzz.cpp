@@ -1,10 +1,9 @@
 // libFuzzer's target. It makes one call of the CPU backend from the fuzzer's bytes.
 //
 // Each byte makes one of the choices that the drivers draw at random: sizes, layouts, options, dtypes. Half of the
-// inputs give a legal call. The contract must accept this call, and the results must agree with the plain formula. The
-// other half of the inputs overwrite some numbers of a legal call. If the contract accepts the changed call, too, the
-// call runs on memory that is just as large as its strides reach. Then no sanitizer may report an error. If scale and
-// softcap are moderate, no output may be NaN.
+// inputs give a legal call, which must agree with the plain formula. The other half overwrite some numbers of a legal
+// call. If driver/contract.h accepts the changed call, the call runs on arrays without spare bytes, and the sanitizers
+// must report no error. With a moderate scale and softcap, no output may be NaN.
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -35,7 +34,7 @@ const Sizes kTiny = {{{}, {2}, {2, 3}, {1, 2}, {0}, {1, 1, 1, 1, 1, 1, 1, 2}},
                      {1, 7, 33, 0, 97, 289, 513, 600},
                      {1, 7, 16, 17, 32, 33},
                      1 << 13};
-constexpr int64_t kMostElements = 1 << 14;  // of an array; changed calls with larger arrays are not run
+constexpr int64_t kMostElements = 1 << 14;  // run_changed() skips calls with larger arrays
 
 [[noreturn]] void report(const std::string& what) {
   std::fprintf(stderr, "%s\n", what.c_str());
@@ -154,7 +153,7 @@ class Memory {
   std::vector<std::unique_ptr<uint8_t[]>> blocks_;
 };
 
-// The arrays that a call reads and writes. An array has no slot if its pointer is null, unless the array is empty.
+// The arrays that a call reads and writes: each array that is empty or has a pointer that is not null.
 std::vector<Slot> slots_of(cpu::BackwardArgs& backward, Draw& draw, bool with_gradient) {
   cpu::AttentionArgs& args = backward.forward;
   const AttentionParams& p = args.params;
