@@ -168,8 +168,8 @@ def test_a_step_gives_up_the_adapters_that_it_replaces(monkeypatch, falling_back
 def test_what_a_step_needs_is_foreseen(make_model, monkeypatch, request, falling_back):
     """least_memory() counts only the arrays of attention's scores, so a step needs more memory than that.
 
-    With gradient checkpoints, only one layer keeps such an array. If a shorter length was measured before, its memory
-    improves the estimate.
+    With gradient checkpoints, only one layer keeps its scores. If a shorter length ran before, the estimate adds the
+    memory of everything else, in proportion to the length.
     """
     monkeypatch.setattr(measure, "memory_method", lambda: "peak of MLX's allocator")
     limit = mx.set_memory_limit(1)  # beyond this limit, MLX waits until its thread has freed memory

@@ -13,7 +13,7 @@ from msgspec import convert
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_help_fits(name):
-    """Lines that click does not wrap fit into a terminal of 80 columns, with click's indentation of two."""
+    """Lines that click does not wrap fit into 80 columns, although click indents them by two columns."""
     blocks = inspect.cleandoc(main.get_command(click.Context(main), name).help).split("\n\n")
     lines = [line for block in blocks if block.startswith("\b") for line in block.splitlines()]
     assert [line for line in lines if len(line) > 78] == []
@@ -39,7 +39,7 @@ def labels(page):
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_the_help_explains_every_figure(invoke, results, name):
-    """The figures of a decode step of `kernels` are explained, too."""
+    """`kernels` shows other figures for a decode step, so that page is tested, too."""
     explained = " ".join(invoke(name, "-h").output.split())
 
     def page_of(result):

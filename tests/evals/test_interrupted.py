@@ -14,7 +14,7 @@ def stop():
 
 @pytest.fixture
 def at_trial(monkeypatch):
-    """at_trial(number, happens): calls happens() in trial `number`, by default to raise SIGINT. Warm-ups count, too."""
+    """at_trial(number, happens=stop): calls happens() in trial `number`. Warm-ups count as trials."""
 
     def at_trial(number, happens=stop):
         trials = []

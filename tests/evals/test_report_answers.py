@@ -101,7 +101,7 @@ def test_a_patch_that_never_ran(report, results, command):
 
 @pytest.mark.slow("2 seconds")
 def test_kernels_beside_others(report, results):
-    """The short answer compares with MLX's attention, which flash replaces. Only a sentence compares with PyTorch."""
+    """The short answer compares flash only with MLX's attention. The sentences below it compare with PyTorch, too."""
     torch = [
         {**entry, "config": {**entry["config"], "impl": "torch"}}
         for entry in results["kernels"]

@@ -15,8 +15,7 @@ from msgspec.structs import replace
 
 COMMAND = ("perplexity", "--batch-size", 2)
 
-# Runs flash-eval as if MLX used OpenBLAS. The runs in the tests' process pretend the same, and a run does not resume
-# the file of a run with another BLAS.
+# Runs flash-eval as if MLX used OpenBLAS, as this process does. A run resumes only files of runs with the same BLAS.
 WITH_OPENBLAS = """
 from flash_evals import cli
 from flash_evals.work import machine

@@ -46,8 +46,8 @@ def test_rounding_is_no_wrong_result(run_kernels, fake_implementation, pass_):
 
 
 def test_turns(run_kernels, fake_implementation, monkeypatch):
-    """Implementations warm up one by one. Then, in each round, the implementations and the measurement of the machine
-    take turns in another order. In six rounds, each of the three takes every place twice.
+    """Implementations warm up one by one. Then each round times flash, mlx and the machine's peak speed. In six
+    rounds, each of the three comes first, second and third twice.
     """
     turns = []
     for name in ("flash", "mlx"):
@@ -70,8 +70,7 @@ def clock(monkeypatch):
     return clock
 
 
-# With a max_seconds of 0 there is no limit. 1 allows one trial of mlx, because the first trial always runs. 9.5
-# allows two.
+# With max_seconds=0 there is no limit. With max_seconds=1, mlx has one trial, because the first trial always runs.
 @pytest.mark.parametrize(("max_seconds", "of_flash", "of_mlx"), [(0, 9, 9), (1, 3, 1), (9.5, 9, 2)])
 def test_who_is_slow_takes_fewer_trials(fake_implementation, clock, max_seconds, of_flash, of_mlx):
     """The time to prepare a call is no part of a trial, but counts towards max_seconds, because the user waits for it.

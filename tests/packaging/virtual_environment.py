@@ -59,6 +59,6 @@ class Environment:
         return done.stdout
 
     def files(self) -> set[str]:
-        """All files of the virtual environment, except bytecode of packages that are not this project's."""
+        """All files of the virtual environment, without the bytecode of other projects' packages."""
         files = (str(path.relative_to(self.venv)) for path in self.venv.rglob("*"))
         return {file for file in files if "__pycache__" not in file or any(name in file for name in MODULES)}
