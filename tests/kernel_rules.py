@@ -38,7 +38,7 @@ NOT_OF_THE_KERNELS = {
 
 
 def rules(*but: str) -> dict[str, Callable[..., None]]:
-    """Returns the core's tests by unique names, without those in `but`."""
+    """Returns {unique name: test} for the tests of tests/core, except the tests named in `but`."""
     return {
         f"test_{name}__{test.removeprefix('test_')}": function
         for name, module in MODULES.items()

@@ -285,8 +285,8 @@ def run_kernels(invoke, tmp_path):
 def fake_implementation(monkeypatch):
     """fake_implementation(name, ...): flash attention runs in place of the implementation of this name.
 
-    before() runs before each call, preparing() before a call is prepared. `change` maps the name of a result to a
-    function that changes this result.
+    before() runs before each call, and preparing() runs before a call is prepared. `change` maps the name of a result
+    to a function that changes this result.
     """
 
     def arrange(name, before=lambda: None, preparing=lambda: None, **change):

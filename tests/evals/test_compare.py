@@ -1,4 +1,4 @@
-"""--arm and --save-logprobs run one arm and save its scores. --compare compares a run with saved scores by token."""
+"""--arm and --save-logprobs save one arm's scores. --compare compares a run with saved scores, token by token."""
 
 import re
 

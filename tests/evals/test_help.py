@@ -26,7 +26,7 @@ FIGURES = {
     "finetune": ["on/off", "max |Δ|", "flash:", "fallbacks"],
     "kernels": ["peak ", "reads ", "faster", "flash against"],
 }
-EXAMPLES = {"tg4 @ d32": "tg32 @ d2048"}  # maps a label to the example by which the help explains it
+EXAMPLES = {"tg4 @ d32": "tg32 @ d2048"}  # label -> the example of it in the help
 ARM = re.compile(r"^(patch )?(off|on)( |$)|( |^)(off|on)$")
 
 

@@ -128,7 +128,7 @@ def test_the_seed_decides_the_numbers(run_kernels, fake_implementation):
 class FakeTensor:
     def __init__(self, array, dtype="as given", graph=None):
         self.array, self.dtype, self.requires_grad = mx.array(array), dtype, False
-        self.graph = graph  # what the gradient needs: attention's function, and its inputs
+        self.graph = graph  # grad() needs the attention function and its inputs
 
     def requires_grad_(self, requires_grad):
         self.requires_grad = requires_grad

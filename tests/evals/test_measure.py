@@ -134,7 +134,7 @@ def test_attention_s_share_of_the_time(monkeypatch):
     assert all(any(each is array for each in inputs) for array in (q, k, v))
     assert not any(each is mask for each in inputs)  # not evaluated, because flash attention may ignore the mask
     assert share == (5 + 10) / (14 + 1 + 5 + 10)
-    assert measure.attention_share("off", lambda: go(1)) is None  # None, because this work calls no attention
+    assert measure.attention_share("off", lambda: go(1)) is None  # this work calls no attention
 
 
 @pytest.mark.parametrize("command", ["perplexity", "speed", "finetune"])

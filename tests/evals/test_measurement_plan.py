@@ -1,4 +1,4 @@
-"""`flash-eval perplexity` reads a text with a BOS or without, detokenised or not, and its result names the choice."""
+"""`flash-eval perplexity` can put a BOS before a text, and can detokenise the text. The result names both choices."""
 
 import json
 import re

@@ -102,7 +102,7 @@ def test_what_is_refused_is_said_once(perplexity):
 
 @pytest.mark.nightly("three processes, which import for seconds")
 def test_ctrl_c_keeps_what_is_measured(perplexity, tmp_path):
-    """A terminal sends Ctrl-C to all processes. mlx.launch prints no more, but the ranks write the files."""
+    """A terminal sends Ctrl-C to all processes. mlx.launch stops printing, but the ranks still write the files."""
     out, path = tmp_path / "out.json", tmp_path / "run.jsonl"
 
     def interrupt(process):

@@ -1,4 +1,4 @@
-"""Detokenising removes WikiText's spaces before punctuation. original_length() finds where a part comes from."""
+"""Detokenising removes WikiText's spaces before punctuation. original_length() finds the original of a part."""
 
 import pytest
 from flash_evals.work import wikitext
@@ -65,7 +65,7 @@ TEXTS = st.lists(
 
 @given(TEXTS)
 def test_what_is_read_stands_for_a_part_of_the_original(original):
-    """original_length() finds the prefix of the original from which a prefix of the detokenised text came. They differ
+    """original_length() finds the prefix of the original that became a prefix of the detokenised text. The two differ
     only in characters that the rules remove or replace, and end with corresponding characters.
     """
     read = wikitext.detokenised(original)

@@ -72,8 +72,8 @@ def test_who_needs_which_mlx_lm():
 
 
 def test_the_build_takes_the_installed_mlx(monkeypatch, tmp_path):
-    """The build looks for MLX in its own environment, then in that of the Python that runs pip. It takes the first release
-    that it finds, or the newest release if it finds none.
+    """The build looks for MLX in its own environment, then in that of the Python that runs pip. It takes the first
+    release that it finds, or the newest release if it finds none.
     """
 
     def required(*folders):

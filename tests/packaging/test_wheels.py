@@ -1,4 +1,4 @@
-"""The wheels' metadata, and their files."""
+"""Tests the wheels' metadata and files."""
 
 import csv
 import ctypes

@@ -21,7 +21,7 @@ KERNELS = {
     "vision_tower": {"cpu_prefill": 1},
     "llava": {"cpu_prefill": 1 + 2},
     "gemma3": {"cpu_prefill": 2 + 6},
-    # mlx-vlm computes attention over its quantised caches by matrix products and softmax, not by MLX's function.
+    # mlx-vlm computes attention over its quantised caches by matrix products and softmax, not by MLX's attention.
     "qwen2_vl_generates_with_a_quantised_cache": {"cpu_prefill": 2 + 1},
 }
 

@@ -22,7 +22,7 @@ class Mutation:
 
     @property
     def function(self) -> str:
-        """The test's function, without a case of it."""
+        """`test` without the case."""
         return self.test.partition("[")[0]
 
     @property

@@ -90,7 +90,7 @@ def qwen2_vl_generates_with_a_rotating_cache():
 
 
 def qwen2_vl_generates_with_a_quantised_cache():
-    """mlx-vlm computes attention over these caches by matrix products and softmax, without MLX's function."""
+    """mlx-vlm computes attention over these caches by matrix products and softmax, not by MLX's attention."""
     return generated(kv_bits=8, kv_group_size=32, quantized_kv_start=0)
 
 
