@@ -1,4 +1,4 @@
-"""Tests of tests/core that GPU kernels must pass, too: tests/metal and tests/cuda run them with their kernels."""
+"""Collects tests of tests/core that GPU kernels must pass, too. tests/metal and tests/cuda run these tests."""
 
 import importlib
 import types

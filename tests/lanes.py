@@ -5,8 +5,8 @@
 - `pytest tests/metal` also runs the slow tests of the folders and files that it names. It ignores `default=m`.
 - `--rotate`, which CI uses in `make parts`, runs the slow tests and every n-th case. The number of the last commit
   decides which cases run, so n commits in a row run all cases.
-- `--all`, which `make nightly` uses, also runs tests marked `nightly(reason)`, and all cases. For tests that would take
-  hours, `rotate(n, nightly=m)` leaves it every m-th case. If the command names their file, it runs all cases.
+- `--all`, which `make nightly` uses, also runs tests marked `nightly(reason)`, and all cases. Of tests marked
+  `rotate(n, nightly=m)`, which would take hours, it runs every m-th case, or all cases if the command names the file.
 
 `pytest file.py::test` runs the test even if the test is marked slow or nightly, but leaves out cases that are
 themselves marked nightly. `pytest file.py::test[case]` runs that case.

@@ -218,7 +218,7 @@ def smallest(words):
 
 
 def lines(text):
-    """The text's lines, with figures and all that depends on the machine replaced by placeholders."""
+    """The text's lines, with placeholders for figures and for words that depend on the machine."""
     for pattern, instead in (
         (r"AVX-512|AVX2|NEON|baseline", "AVX2"),
         (r"\btext [0-9a-f]{8}\b", "text 0"),

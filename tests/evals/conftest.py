@@ -126,7 +126,7 @@ def run_command(invoke, model_folder, text_file, tmp_path):
 
 @pytest.fixture
 def small_run(model_folder, text_file):
-    """small_run(command): the arguments of a short run of this command."""
+    """small_run(command): arguments for a short run of this command."""
     model = ("--model", model_folder)
     runs = {
         "perplexity": (*model, "--dataset", text_file, "--context", 24, "--max-windows", 1),
@@ -147,7 +147,7 @@ def evaluate_documents(run_command, documents, tmp_path):
 
 @pytest.fixture
 def perplexity(model_folder, text_file):
-    """The arguments of a run of `perplexity` with many batches."""
+    """Arguments for `flash-eval perplexity` with many batches."""
     return ["perplexity", "--model", model_folder, "--dataset", text_file, "--context", 24, "--batch-size", 2]
 
 

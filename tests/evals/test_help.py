@@ -31,7 +31,7 @@ ARM = re.compile(r"^(patch )?(off|on)( |$)|( |^)(off|on)$")
 
 
 def labels(page):
-    """The heads of a Markdown page's columns, and of its rows if the first column has no head."""
+    """The column heads of a Markdown page, and its row heads if the first column has no head."""
     rows = [[cell.strip() for cell in line[1:-1].split(" | ")] for line in page.splitlines() if line.startswith("| ")]
     head, _, *body = rows
     return head if head[0] else [*head, *(row[0] for row in body)]

@@ -1,4 +1,4 @@
-"""With the patch off, mlx-lm is unchanged. With the patch on, flash attention runs. Only the work is measured."""
+"""With the patch off, mlx-lm is unchanged. With the patch on, flash attention runs. Trials measure only their own work."""
 
 import multiprocessing
 import re
@@ -139,7 +139,7 @@ def test_attention_s_share_of_the_time(monkeypatch):
 
 @pytest.mark.parametrize("command", ["perplexity", "speed", "finetune"])
 def test_a_process_that_is_patched_already_has_no_off_arm(refused, small_run, command):
-    """In such a process both arms would run flash attention, and agree exactly. So the command refuses to run."""
+    """In a patched process, both arms would run flash attention, and agree exactly. So the command refuses to run."""
     with mlxlm_flash_patch.enabled():
         line = refused(*small_run(command))
     assert "start flash-eval without `mlxlm-flash run`" in line

@@ -1,4 +1,4 @@
-"""`--resume` continues a run from its file, whatever stopped it: nothing is lost, and nothing counts twice."""
+"""`--resume` continues a stopped run from its file. Nothing is lost, and nothing counts twice."""
 
 import errno
 import fcntl

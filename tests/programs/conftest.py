@@ -1,4 +1,4 @@
-"""Fixtures of the tests of other programs: environments, and the results of the scripts that run in them."""
+"""Fixtures for tests with other programs: their environments, and results of scripts that run there."""
 
 import json
 from collections import Counter
