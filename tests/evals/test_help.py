@@ -26,7 +26,7 @@ FIGURES = {
     "finetune": ["on/off", "max |Δ|", "flash:", "fallbacks"],
     "kernels": ["peak ", "reads ", "faster", "flash against"],
 }
-EXAMPLES = {"tg4 @ d32": "tg32 @ d2048"}  # label -> the example of it in the help
+EXAMPLES = {"tg4 @ d32": "tg32 @ d2048"}  # label -> the example in the help that explains it
 ARM = re.compile(r"^(patch )?(off|on)( |$)|( |^)(off|on)$")
 
 

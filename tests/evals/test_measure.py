@@ -1,4 +1,4 @@
-"""With the patch off, mlx-lm is unchanged. With the patch on, flash attention runs. Trials measure only their own work."""
+"""With the patch off, mlx-lm is unchanged. With the patch on, flash attention runs. Trials measure only their work."""
 
 import multiprocessing
 import re

@@ -86,7 +86,7 @@ def test_the_delay_and_the_seed_reach_the_work(run_command, monkeypatch):
     ],
 )
 def test_what_a_trial_reads(loaded, monkeypatch, kind, tokens, depth, reads, batch_size):
-    """All trials of both arms read the same tokens. `reads` has each call's new tokens and cached tokens."""
+    """All trials of both arms read the same tokens. `reads` lists (new tokens, cached tokens) for each call."""
     trials, read, model = [], [], loaded.model
 
     def spy(inputs, cache):

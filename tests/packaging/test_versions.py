@@ -51,7 +51,7 @@ def test_uv_builds_again_after_a_change_of_any_source():
 
 @pytest.mark.parametrize("distribution", PACKAGES)
 def test_pins(distribution):
-    """This project's packages and nanobind-backend have one exact version everywhere. MLX has a range of versions."""
+    """Requirements name one exact version of nanobind-backend and of this project's packages, and one range for MLX."""
     project = read(distribution)
     requirements = project["build-system"]["requires"] + project["project"]["dependencies"]
     found = [re.match(r"([\w-]+)(?:\[\w+\])?([^;]*)", line).groups() for line in requirements]
