@@ -11,7 +11,7 @@ from flashattn_core.drawn import Kind
 from tests.emulators.metal_on_cpu import MetalError
 from tests.metal.metal_attention import Run
 
-# The optional arguments of calls, each with the dtype of its array, or None if it is no array.
+# Sets of optional arguments: argument -> its dtype, or None if the argument is no array.
 GIVEN = {
     "nothing": {},
     "causal": {"causal": None},
@@ -20,7 +20,7 @@ GIVEN = {
     "a tree": {"tree": mx.uint32},
     "arrays": {"visible": mx.bool_, "bias": mx.float16},
 }
-# Key lengths for calls with few queries. With the check's own lengths the emulator would need a minute.
+# Key lengths for calls with few queries. The longer ones of flashattn_core.check take a minute in the emulator.
 FEW_KEYS, MANY_KEYS = 90, 400
 
 
@@ -92,9 +92,9 @@ def rules(
 ) -> dict[str, Callable[..., None]]:
     """Returns the tests that Metal's and CUDA's kernels share.
 
-    decode, prefill: a kernel for few queries, and one for many. lengths: kernel -> the number of queries to call it
-    with. other_kinds: more kinds of calls, each with the kernel to check. nan: kernel -> an edit that makes an output
-    of the last tile NaN.
+    decode, prefill: a kernel for few queries, and one for many. lengths: kernel -> the number of queries in its calls.
+    other_kinds: name -> a kernel, and another kind of call to check it with. nan: kernel -> an edit of the kernel's
+    source that makes an output of the last tile NaN.
     """
 
     @pytest.mark.parametrize("given", GIVEN)

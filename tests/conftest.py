@@ -11,7 +11,7 @@ pytest_plugins = ["tests.lanes", "tests.packaging.finished_wheels", "tests.emula
 
 @pytest.fixture(scope="session", autouse=True)
 def _heeds_control_c() -> Iterator[None]:
-    """Lets tests receive SIGINT. A process that was started in the background ignores it, and so do its children."""
+    """Lets tests receive SIGINT. Processes started in the background ignore SIGINT, and their children inherit this."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

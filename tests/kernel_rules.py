@@ -1,4 +1,4 @@
-"""Tests of tests/core that GPU kernels must pass, too: tests/metal and tests/cuda run them with their kernels."""
+"""Collects tests of tests/core that GPU kernels must pass, too. tests/metal and tests/cuda run these tests."""
 
 import importlib
 import types
@@ -38,7 +38,7 @@ NOT_OF_THE_KERNELS = {
 
 
 def rules(*but: str) -> dict[str, Callable[..., None]]:
-    """Returns the core's tests by unique names, without those in `but`."""
+    """Returns {unique name: test} for the tests of tests/core, except the tests named in `but`."""
     return {
         f"test_{name}__{test.removeprefix('test_')}": function
         for name, module in MODULES.items()
@@ -50,7 +50,7 @@ def rules(*but: str) -> dict[str, Callable[..., None]]:
 
 
 def assert_same_but_for_tensor_cores(got: mx.array, expected: mx.array) -> None:
-    """Like oracle.assert_same_bits(), but `got` may be the rounding of any number within float32's error of `expected`.
+    """Like oracle.assert_same_bits(), but allows an error of 1e-5 before the result is rounded to its dtype.
 
     Tensor cores sum and truncate in their own way. So a 16-bit result may differ in its last bit, if the number before
     rounding is nearly in the middle between two 16-bit numbers.

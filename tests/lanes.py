@@ -1,14 +1,12 @@
 """Chooses the tests that run: a fixed choice by default, more tests in CI, and all tests at night.
 
-- `pytest` runs the default tests: the folders in pyproject.toml's `testpaths`, without tests marked `slow(reason)`.
-  A test marked `rotate(n)` runs every n-th of its cases, or every m-th if it is marked `rotate(n, default=m)`. Each run
-  has the same cases, and the same examples of Hypothesis.
-- `pytest tests/metal` also runs the slow tests in the folders and files that it names. It runs every n-th case.
-- `--rotate`, which CI uses in `make parts`, picks cases and examples by the number of the last commit, so that n
-  commits run all cases.
-- `--all`, which `make nightly` uses, also runs tests marked `nightly(reason)`, and all cases. `rotate(n, nightly=m)`
-  marks tests that would take hours. `--all` runs every m-th of their cases, by the number of the commit, but all cases
-  if it names their file.
+- `pytest` runs the folders in pyproject.toml's `testpaths`, without tests marked `slow(reason)`. Of a test marked
+  `rotate(n)` it runs every n-th case, and of `rotate(n, default=m)` every m-th. All runs have the same cases.
+- `pytest tests/metal` also runs the slow tests of the folders and files that it names. It ignores `default=m`.
+- `--rotate`, which CI uses in `make parts`, runs the slow tests and every n-th case. The number of the last commit
+  decides which cases run, so n commits in a row run all cases.
+- `--all`, which `make nightly` uses, also runs tests marked `nightly(reason)`, and all cases. Of tests marked
+  `rotate(n, nightly=m)`, which would take hours, it runs every m-th case, or all cases if the command names the file.
 
 `pytest file.py::test` runs the test even if the test is marked slow or nightly, but leaves out cases that are
 themselves marked nightly. `pytest file.py::test[case]` runs that case.
@@ -66,7 +64,7 @@ def commit_number() -> int:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     is_all = config.getoption("--all")
     start = commit_number() if is_all or config.getoption("--rotate") else 0
-    # The arguments are compared with the testpaths, because pytest-xdist passes the testpaths to its processes.
+    # Without arguments, config.args has the testpaths, also in the processes of pytest-xdist.
     is_default = not is_all and not config.getoption("--rotate") and config.args == config.getini("testpaths")
 
     def step(mark: pytest.Mark) -> int:
@@ -100,7 +98,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def is_named(config: pytest.Config, nodeid: str, whole: bool = False) -> bool:
-    """Whether an argument of pytest names this case or, unless `whole`, its test or class."""
+    """Whether an argument of pytest names this case, its test or its class. With `whole`, only the case counts."""
     for argument in config.args:
         file, is_test, test = argument.partition("::")
         if is_test:

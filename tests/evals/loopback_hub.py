@@ -18,7 +18,7 @@ Files = dict[str, bytes]  # path -> content
 
 @dataclass
 class Repo:
-    commits: dict[str, Files]  # by id; the last commit is `main`
+    commits: dict[str, Files]  # commit id -> files; the last commit is `main`
     tags: dict[str, str] = field(default_factory=dict)  # name -> commit
     gated: bool = False
 
@@ -29,18 +29,18 @@ class Repo:
 
 @dataclass
 class Hub:
-    repos: dict[tuple[str, str], Repo]  # by (kind, id); a request for another repository gets 404
+    repos: dict[tuple[str, str], Repo]  # (kind, id) -> repository; all others get 404
     address: str = ""
     requests: list[str] = field(default_factory=list)  # the paths of all requests
     downloads: Counter[str] = field(default_factory=Counter)  # file name -> how often its content was sent
     hangs_up: bool = False  # whether the server closes each connection without an answer
-    breaks_off: Counter[str] = field(default_factory=Counter)  # file name -> how many requests get only half of it
+    breaks_off: Counter[str] = field(default_factory=Counter)  # file name -> how many more GETs get half of it
 
 
 def dataset(tables):
     """The files of a dataset: a Parquet file for each table, and a card that lists them.
 
-    tables: maps "configuration/split" to the columns, by name.
+    tables: maps "configuration/split" to {column name: values}.
     """
     configs, files = {}, {}
     for name, columns in tables.items():
@@ -73,7 +73,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.hub.hangs_up:
             self.close_connection = True
             return None
-        # The path is /[api/]<kind>s/<owner>/<name>/<verb>/<revision>/<path>. A model's files have no kind there.
+        # The path is /[api/]<kind>s/<owner>/<name>/<verb>/<revision>/<path>. URLs of a model's files lack `<kind>s/`.
         parts = unquote(urlsplit(self.path).path).strip("/").removeprefix("api/").split("/")
         kind = parts.pop(0).removesuffix("s") if parts[0] in ("datasets", "models") else "model"
         owner, name, verb, revision, *path = (*parts, "", "", "", "")[: max(4, len(parts))]
@@ -97,7 +97,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def _file(self, name, content, commit):
-        """Sends the file, or the range that the client asks for; only half of it if hub.breaks_off counts the file."""
+        """Sends the file, or the range that the client asks for. If hub.breaks_off[name] > 0, a GET gets half of it."""
         status, headers = 200, {"X-Repo-Commit": commit, "ETag": f'"{_git_blob(content)}"', "Accept-Ranges": "bytes"}
         if asked := self.headers.get("Range"):
             first, _, last = asked.removeprefix("bytes=").partition("-")

@@ -56,7 +56,7 @@ def mapped(value, change, key=""):
 
 
 def hostile(*results):
-    """Results with hostile markup for each free text. Implementations' names follow the markup, so that they differ."""
+    """Replaces free texts by hostile markup. Names of implementations must differ, so they stay after the markup."""
 
     def change(leaf, key):
         return HOSTILE + leaf * (key == "impl") if isinstance(leaf, str) and key not in WORDS else leaf

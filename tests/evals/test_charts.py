@@ -45,9 +45,9 @@ def charts(result):
 
 
 def line(points, *keys, length="seq_len"):
-    """The points that each arm's line must have: [length, the figures that `keys` name].
+    """The points that each arm's line must have: [length, value], or [length, value, low, high] with a band.
 
-    The first key names the value. The second and third key, if given, name the ends of the band.
+    `keys` are the names of the value and of the band's ends in `points`.
     """
     return {f"patch {arm}": [[at[length], *(at[arm][key] for key in keys)] for at in points] for arm in ARMS}
 
@@ -128,7 +128,7 @@ def picture(of):
 
 
 def labels(svg, anchor):
-    """[(position, label)] of one axis, in order. The text-anchor "middle" marks the labels of the x axis."""
+    """The labels of an axis in order, as (position, label). anchor: "middle" for the x axis, "end" for the y axis."""
     texts = [text for text in svg.iter(f"{SVG}text") if f"text-anchor: {anchor}" in text.get("style")]
     place = "x" if anchor == "middle" else "y"
     return sorted(((float(text.get(place)), text.text) for text in texts), reverse=anchor == "end")

@@ -1,4 +1,4 @@
-"""--arm and --save-logprobs run one arm and save its scores. --compare compares another run token by token."""
+"""--arm and --save-logprobs save one arm's scores. --compare compares a run with saved scores, token by token."""
 
 import re
 
@@ -22,8 +22,8 @@ def run_arm(run_command, tmp_path):
 @pytest.mark.rotate(1, default=2)
 @pytest.mark.parametrize(("held", "live"), [("off", "on"), ("on", "off")])
 def test_one_arm_and_the_other_later(run_command, run_arm, same_scores, held, live):
-    """An arm that runs alone has the same figures as in a run of both arms. A later comparison has all figures of a run
-    of both arms, except those that need the logits of both: these are null in the file, and dashes on the page.
+    """An arm that runs alone has the same figures as in a run of both arms. If the other arm runs later with --compare,
+    only the figures that need both arms' logits are missing: the file has null for them, and the page has dashes.
     """
     together, one = run_command("perplexity"), run_arm(held)
     assert live not in one
@@ -46,8 +46,8 @@ def test_one_arm_and_the_other_later(run_command, run_arm, same_scores, held, li
 
 
 def test_under_other_conditions(run_command, run_arm):
-    """If the batch sizes of the file and the run differ, the page says so, and does not compare speeds. The file may
-    have more windows than the run: here the run ends in the middle of a batch of the file.
+    """If the file and the run have different batch sizes, the page names both, and does not compare speeds. The run may
+    have fewer windows than the file. Here it ends in the middle of one of the file's batches.
     """
     few = ("perplexity", "--max-windows", 3)
     together = run_command(*few)
@@ -62,7 +62,7 @@ def test_under_other_conditions(run_command, run_arm):
 
 
 def test_the_same_arm_of_another_machine_and_model(run_command, run_arm, make_model, model_folder, monkeypatch):
-    """The page names its columns and all differences. Quantised and original model can be compared in this way."""
+    """The page lists how the two runs differ: here in the model, its weights, the processor and MLX's version."""
     there, described, model = run_arm("on")["file"], machine.describe(), make_model(rope_theta=100.0)
     here = replace(described, processor="Another", versions={**described.versions, "mlx": "9.9"})
     monkeypatch.setattr(machine, "describe", lambda: here)

@@ -89,7 +89,7 @@ def test_both_arms_learn_the_same(run_command):
 @pytest.mark.parametrize("checkpoint", [False, True])
 @pytest.mark.parametrize("takes_calls", [True, False])
 def test_flash_computes_the_gradient(run_command, request, checkpoint, takes_calls):
-    """Flash attention computes the gradient, or a line on the page says that it never ran. Fallbacks are counted only
+    """Flash attention computes the gradient. If it never runs, a line on the page says so. Fallbacks are counted only
     while a step is traced, which happens once for each length.
     """
     if not takes_calls:
@@ -145,7 +145,7 @@ def test_only_the_adapters_of_the_last_layers_learn(model_folder):
 
 @pytest.mark.slow("2 seconds")
 def test_a_step_gives_up_the_adapters_that_it_replaces(monkeypatch, falling_back):
-    """Each step frees the adapters that it replaces, as in mlx-lm. If it did not, it would need more memory."""
+    """Each step frees the adapters that it replaces, as in mlx-lm."""
     grown = []
 
     def run(name, work, *others):
@@ -168,8 +168,8 @@ def test_a_step_gives_up_the_adapters_that_it_replaces(monkeypatch, falling_back
 def test_what_a_step_needs_is_foreseen(make_model, monkeypatch, request, falling_back):
     """least_memory() counts only the arrays of attention's scores, so a step needs more memory than that.
 
-    With gradient checkpoints, only one layer keeps such an array. If a shorter length was measured before, its memory
-    improves the estimate.
+    With gradient checkpoints, only one layer keeps its scores. If a shorter length ran before, the estimate adds the
+    memory of everything else, in proportion to the length.
     """
     monkeypatch.setattr(measure, "memory_method", lambda: "peak of MLX's allocator")
     limit = mx.set_memory_limit(1)  # beyond this limit, MLX waits until its thread has freed memory
@@ -206,7 +206,7 @@ def test_a_config_without_heads_is_refused(loaded):
 
 
 def test_a_length_that_does_not_fit_is_skipped(run_command, refused, model_folder, monkeypatch):
-    needs = "128 tokens: a step without the patch needs at least 0.02 GB"  # (layers + 1) x 24 x 4 heads x 128^2 x 4 B
+    needs = "128 tokens: a step without the patch needs at least 0.02 GB"  # 3 arrays of 24 x 4 x 128 x 128 scores
     result = run_command("finetune", "-p", "128,16", "-r", 1, "--batch-size", 24, "--max-memory", 0.01)
     assert [length["seq_len"] for length in result["results"]] == [16]
     assert result["skipped"] == [{"seq_len": 128, "reason": f"{needs}, --max-memory is 0.01 GB"}]
@@ -217,8 +217,7 @@ def test_a_length_that_does_not_fit_is_skipped(run_command, refused, model_folde
     assert line == f"Error: {needs}, only 0.01 GB are free"
 
 
-# A step takes 4 s for both arms together. If the warm-up alone uses up --max-seconds, the warm-up counts as a step, and
-# no further step follows.
+# A step takes 4 s for both arms together. If the warm-up uses up --max-seconds, it counts as the only step.
 @pytest.mark.rotate(1, default=4)
 @pytest.mark.parametrize(("max_seconds", "counted"), [(0, 5), (3, 1), (4.5, 1), (9, 2)])
 def test_a_length_that_takes_long_takes_fewer_steps(run_command, monkeypatch, max_seconds, counted):

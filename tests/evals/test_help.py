@@ -13,7 +13,7 @@ from msgspec import convert
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_help_fits(name):
-    """Lines that click does not wrap fit into a terminal of 80 columns, with click's indentation of two."""
+    """Lines that click does not wrap fit into 80 columns, although click indents them by two columns."""
     blocks = inspect.cleandoc(main.get_command(click.Context(main), name).help).split("\n\n")
     lines = [line for block in blocks if block.startswith("\b") for line in block.splitlines()]
     assert [line for line in lines if len(line) > 78] == []
@@ -26,12 +26,12 @@ FIGURES = {
     "finetune": ["on/off", "max |Δ|", "flash:", "fallbacks"],
     "kernels": ["peak ", "reads ", "faster", "flash against"],
 }
-EXAMPLES = {"tg4 @ d32": "tg32 @ d2048"}  # maps a label to the example by which the help explains it
+EXAMPLES = {"tg4 @ d32": "tg32 @ d2048"}  # label -> the example in the help that explains it
 ARM = re.compile(r"^(patch )?(off|on)( |$)|( |^)(off|on)$")
 
 
 def labels(page):
-    """The heads of a Markdown page's columns, and of its rows if the first column has no head."""
+    """The column heads of a Markdown page, and its row heads if the first column has no head."""
     rows = [[cell.strip() for cell in line[1:-1].split(" | ")] for line in page.splitlines() if line.startswith("| ")]
     head, _, *body = rows
     return head if head[0] else [*head, *(row[0] for row in body)]
@@ -39,7 +39,7 @@ def labels(page):
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_the_help_explains_every_figure(invoke, results, name):
-    """The figures of a decode step of `kernels` are explained, too."""
+    """`kernels` shows other figures for a decode step, so that page is tested, too."""
     explained = " ".join(invoke(name, "-h").output.split())
 
     def page_of(result):

@@ -1,4 +1,4 @@
-"""Texts and models come from the Hugging Face Hub. Its real clients read from a local server, or have no network."""
+"""Texts and models come from the Hugging Face Hub. Its real clients read from a local server or from their cache."""
 
 import hashlib
 import json
@@ -31,7 +31,7 @@ def wikitext(rows):
 
 
 def described(rows, config="wikitext-2-raw-v1", split="test", commit=SECOND):
-    """How a result describes these rows of WikiText. An empty row is a blank line of the text, except the first row."""
+    """How a result describes these rows of WikiText. Each empty row but the first one becomes a blank line."""
     text = "".join(row or " \n" for row in rows).removeprefix(" \n")
     return {
         "name": f"Salesforce/wikitext {config} {split}",
@@ -129,7 +129,7 @@ def test_datasets_from_the_cache(hub, run):
 
 @pytest.mark.slow("11 seconds")
 def test_revisions_of_a_model(hub, folders, run, text_file):
-    """A revision of a model gives the results of a folder with the same files, from the hub and from the cache."""
+    """A revision of a model gives the same results from the hub, from the cache and from a folder with its files."""
     repo = f"--dataset {text_file} --model someone/tiny-qwen2"
     named = [f"{repo} --revision {revision}" for revision in ("main", SECOND, "v1", FIRST)]
     first, second = run(hub.address, *(f"--dataset {text_file} --model {folder}" for folder in folders.values()))

@@ -64,8 +64,8 @@ def test_every_implementation_computes_the_workload(name, pass_, work):
 
 @pytest.mark.parametrize("name", ["flash", "mlx", "naive"])
 def test_a_backward_pass_begins_after_the_forward_pass(name):
-    """Preparing a backward pass runs the forward pass, after which flash keeps output and lse. The other
-    implementations keep attention's weights.
+    """For a backward pass, prepare() runs the forward pass. flash keeps the output and lse. The other implementations
+    keep the matrix of probabilities.
     """
     work = workload(query_len=256, seq_len=256)
     contestant = IMPLEMENTATIONS[name](work, "backward", work.inputs(seed=0))
@@ -105,8 +105,8 @@ def test_counts_what_is_visible(work):
     [({}, 4 * 128, 4), ({"dtype": "bfloat16"}, 2 * 128, 2), ({"kv_bits": 4}, 128 // 2 + 2 * 2 * 4, 4)],
 )
 def test_what_is_held_and_read(changes, bytes_of_key, bytes_of_number):
-    """A forward pass holds inputs, output and lse. A pass with gradients also holds gradients of the inputs and of the
-    output, but not of lse. Quantised keys have a scale and a bias for each 64 numbers.
+    """A forward pass holds inputs, output and lse. A pass with gradients also holds the gradients of inputs and output.
+    Quantised keys have a scale and a bias for each 64 numbers.
     """
     work = workload(head_dim=128, query_len=16, **changes)
     assert work.bytes_read == 2 * 2 * 32 * bytes_of_key
@@ -128,7 +128,7 @@ def test_the_seed_decides_the_numbers(run_kernels, fake_implementation):
 class FakeTensor:
     def __init__(self, array, dtype="as given", graph=None):
         self.array, self.dtype, self.requires_grad = mx.array(array), dtype, False
-        self.graph = graph  # what the gradient needs: attention's function, and its inputs
+        self.graph = graph  # grad() needs the attention function and its inputs
 
     def requires_grad_(self, requires_grad):
         self.requires_grad = requires_grad
@@ -187,8 +187,8 @@ def torch(monkeypatch):
     ],
 )
 def test_torch_is_asked_for_the_same(run_kernels, torch, options, is_causal, masked, passes):
-    """PyTorch is called such that its results are flash attention's, because the command fails if results differ. Each
-    backward pass has a forward pass of its own before it.
+    """The arguments make PyTorch compute the same as flash attention. The command fails if results differ. Before each
+    backward pass, PyTorch runs a forward pass.
     """
     asked = torch.nn.functional.scaled_dot_product_attention
     for pass_ in passes:

@@ -54,7 +54,7 @@ def test_rolling(evaluate_documents, cost, tokens, documents, reading, context, 
     streams, costs = {text: tokens(text, bos) for text in texts}, []
     for ids in streams.values():
         for token in range(1, len(ids)):
-            # The first window scores `context` tokens, each later window `stride`. `last` is the window's last token.
+            # The first window scores `context` tokens. Each later window scores `stride` tokens.
             number = max(0, math.ceil((token - context) / stride))
             last = min(context + number * stride, len(ids) - 1)
             costs.append(cost(ids[max(0, last - context) : token], ids[token]))

@@ -14,7 +14,7 @@ def stop():
 
 @pytest.fixture
 def at_trial(monkeypatch):
-    """at_trial(number, happens): calls happens() in trial `number`, by default to raise SIGINT. Warm-ups count, too."""
+    """at_trial(number, happens=stop): calls happens() in trial `number`. Warm-ups count as trials."""
 
     def at_trial(number, happens=stop):
         trials = []
@@ -56,7 +56,7 @@ def test_perplexity(invoke, at_trial, perplexity, same_scores, tmp_path, arm, er
     """
     whole, cut = tmp_path / "whole.json", tmp_path / "cut.json"
     assert invoke(*perplexity, "--max-windows", 4, "--json", whole).exit_code == 0
-    at_trial(2 + 2 * 2 + 1 + arm, Mock(side_effect=error) if error else stop)  # warm-up, two batches, the third
+    at_trial(2 + 2 * 2 + 1 + arm, Mock(side_effect=error) if error else stop)  # in the third batch, after a warm-up
     page = invoke(*perplexity, "--save-logprobs", tmp_path / "run.jsonl", "--json", cut)
     assert page.exception is error if error else (page.exit_code, page.stderr) == (130, "")
     kept = json.loads(cut.read_text())

@@ -34,7 +34,7 @@ def run(*command):
 
 
 def test_the_same_perplexity(real_model, gguf, run_command, tmp_path):
-    """The perplexity of the same chunks and its standard error agree."""
+    """llama.cpp and flash-eval agree on the perplexity of the same chunks and on the standard error."""
     text = tmp_path / "python.txt"
     text.write_text("\n\n".join(pydoc_text.documents("heldout"))[:1500])
     said = run("llama-perplexity", "-m", gguf, "-f", text, "-c", "64", *FLOAT32)

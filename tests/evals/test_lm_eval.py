@@ -1,7 +1,7 @@
 """For a published model and the same pages, lm-evaluation-harness computes the same perplexity as flash-eval.
 
-`mlx_lm.evaluate` runs the harness with mlx-lm's model, `lm_eval` with transformers' model. A local hub serves the
-pages: to the harness as whole pages, to flash-eval as lines, because WikiText's file has lines.
+`mlx_lm.evaluate` runs the harness with mlx-lm's model, and `lm_eval` runs it with transformers' model. A local hub
+serves two datasets of these pages. The harness reads whole pages. flash-eval reads lines, as WikiText's file has them.
 """
 
 import json
@@ -106,8 +106,8 @@ def assert_same(ours, theirs, rel):
 
 
 def test_mlx_lm_evaluate(real_model, ours, theirs, tmp_path):
-    """mlx_lm.evaluate reads each page in one piece, without a prefix. As the patch is strict, flash attention must
-    take all calls.
+    """mlx_lm.evaluate reads each page in one piece, without a prefix. Flash attention takes all calls, or the command
+    fails, because the patch is strict.
 
     On a CPU, mlx_lm.evaluate's loss per token, about 4 nats, is 1e-4 too low, because nn.log_softmax adds 49,152
     numbers in float32.
@@ -118,7 +118,7 @@ def test_mlx_lm_evaluate(real_model, ours, theirs, tmp_path):
 
 @pytest.mark.skipif(not (find_spec("torch") and find_spec("accelerate")), reason=f"no torch, or no accelerate: {RUN}")
 def test_lm_eval(real_model, ours, theirs, tmp_path):
-    """lm_eval puts a prefix before each page, and reads it in windows."""
+    """lm_eval puts a prefix before each page, and reads the page in windows."""
     arguments = f"pretrained={real_model},max_length=64,dtype=float32,add_bos_token=False"
     model = ("--model", "hf", "--model_args", arguments, "--device", "cpu")
     command = [*LM_EVAL, *model, "--output_path", tmp_path / "out"]

@@ -1,4 +1,4 @@
-"""With the patch off, mlx-lm is unchanged. With the patch on, flash attention runs. Only the work is measured."""
+"""With the patch off, mlx-lm is unchanged. With the patch on, flash attention runs. Trials measure only their work."""
 
 import multiprocessing
 import re
@@ -132,14 +132,14 @@ def test_attention_s_share_of_the_time(monkeypatch):
     share = measure.attention_share("off", work)
     [[inputs], _] = evaluated
     assert all(any(each is array for each in inputs) for array in (q, k, v))
-    assert not any(each is mask for each in inputs)  # flash attention may not need the mask, so it is not evaluated
+    assert not any(each is mask for each in inputs)  # not evaluated, because flash attention may ignore the mask
     assert share == (5 + 10) / (14 + 1 + 5 + 10)
-    assert measure.attention_share("off", lambda: go(1)) is None  # None, because this work calls no attention
+    assert measure.attention_share("off", lambda: go(1)) is None  # this work calls no attention
 
 
 @pytest.mark.parametrize("command", ["perplexity", "speed", "finetune"])
 def test_a_process_that_is_patched_already_has_no_off_arm(refused, small_run, command):
-    """In such a process both arms would run flash attention, and agree exactly. So the command refuses to run."""
+    """In a patched process, both arms would run flash attention, and agree exactly. So the command refuses to run."""
     with mlxlm_flash_patch.enabled():
         line = refused(*small_run(command))
     assert "start flash-eval without `mlxlm-flash run`" in line
@@ -158,8 +158,8 @@ def test_a_process_that_is_patched_already_has_no_off_arm(refused, small_run, co
 def test_peak_memory_is_what_the_work_needed(method, allocate, megabytes, tolerance):
     """Later trials reuse memory that earlier trials have freed. Their peaks must be right, too.
 
-    The trials run in a new process, because in the process of the tests the C library keeps freed memory: other tests
-    have started threads and let allocations fail.
+    The trials run in a new process. In the tests' process, the C library keeps freed memory, because other tests have
+    started threads and have made allocations fail.
     """
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh_process:
         peaks = fresh_process.submit(nine_peaks, method, allocate, megabytes).result()
@@ -204,7 +204,7 @@ def test_every_command_counts_it(run_command, small_run, run_kernels, quick_mach
 
 
 def test_the_machine():
-    """The description names what figures depend on. bandwidth() is in bytes per second, products() in FLOP/s."""
+    """bandwidth() returns bytes per second, and products() returns FLOP/s."""
     described = machine.describe()
     assert described.versions.keys() == {"mlx", "mlx-lm", "flashattn-core", "mlxlm-flash-patch", "flash-evals"}
     kind, backend = described.device.split(", ", maxsplit=1)

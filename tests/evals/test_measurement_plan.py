@@ -1,4 +1,4 @@
-"""`flash-eval perplexity` reads a text with a BOS or without, detokenised or not, and its result names the choice."""
+"""`flash-eval perplexity` can put a BOS before a text, and can detokenise the text. The result names both choices."""
 
 import json
 import re
@@ -68,7 +68,7 @@ def test_of_a_part_the_words_that_were_scored_count(loaded, documents):
     ends = [n for n, character in enumerate(joined, 1) if character not in " \n@"]
     for window, (words, _) in zip(read.windows, sizes, strict=True):
         seen = loaded.tokenizer.decode(read.ids[: window.end + 1].tolist())
-        # A last character of which only some bytes have been read counts, too.
+        # If only some bytes of the last character have been read, the character counts, too.
         solid = sum(character not in " \n@" for character in re.sub("\ufffd+$", "–", seen))
         assert words == len(joined[: ends[solid - 1]].split())
     assert sizes == sorted(sizes)

@@ -27,7 +27,7 @@ def test_describe(loaded, model_folder, make_model):
 @pytest.mark.rotate(1, default=3)
 @pytest.mark.parametrize(("mode", "bits"), [("affine", 4), ("affine", 8), ("mxfp4", 4)])
 def test_a_quantised_model(mode, bits, loaded, model_folder, tmp_path, run_command):
-    """A model quantised as by mlx_lm.convert has other predictions, equal in both arms. The page names its format."""
+    """Quantising with mlx-lm changes the predictions of both arms equally. The page names the number of bits."""
     network, tokenizer, config = mlx_lm.load(str(model_folder), return_config=True)
     network, config = quantize_model(network, config, group_size=32, bits=bits, mode=mode)
     save(tmp_path / "quantised", model_folder, network, tokenizer, config)
@@ -88,15 +88,13 @@ def test_tokens_that_the_model_does_not_have(make_model):
         models.encode(loaded, "Naïve readers", "auto")
 
 
-# The tests below use adapters in the format of mlx_lm.lora.
-
 PARAMETERS = {"rank": 4, "scale": 20.0, "dropout": 0.5}
 LAYERS = 1
 
 
 @pytest.fixture
 def make_adapters(tmp_path):
-    """make_adapters(model_folder, kind): a folder like mlx_lm.lora's, with random adapters for that model."""
+    """make_adapters(model_folder, kind): writes random adapters into a folder, in the format of mlx_lm.lora."""
 
     def make(model_folder, kind="lora"):
         folder = tmp_path / f"my-{kind}"
@@ -123,7 +121,7 @@ def make_adapters(tmp_path):
 @pytest.mark.rotate(1, default=3)
 @pytest.mark.parametrize("kind", ["lora", "dora", "full"])
 def test_adapters_are_those_of_mlx_lm(kind, make_adapters, model_folder, run_command):
-    """Logits equal mlx-lm's, so dropout is off. Every command that runs a model without training it takes adapters."""
+    """Logits with adapters equal mlx-lm's, without dropout. The commands perplexity and speed take adapters."""
     adapters = make_adapters(model_folder, kind)
     plain, adapted = models.load(str(model_folder)), models.load(str(model_folder), adapter_path=str(adapters))
     expected, _ = mlx_lm.load(str(model_folder), adapter_path=str(adapters))

@@ -101,7 +101,7 @@ def test_eta_speed_and_memory_on_a_terminal(run_command, monkeypatch):
     monkeypatch.setattr(runner, "Console", lambda stderr: Console(file=terminal, force_terminal=stderr, width=150))
     page = run_command("perplexity", "--stride", 2)["page"]
     shown = terminal.getvalue()
-    for part in ("windows, off and on", "0:00:0", "tokens/s · peak ", " MB"):  # "0:00:0" is of the remaining time
+    for part in ("windows, off and on", "0:00:0", "tokens/s · peak ", " MB"):  # "0:00:0" starts the remaining time
         assert part in shown
     assert shown.endswith("\x1b[2K")  # erases the line
     assert "tokens/s · peak" not in page

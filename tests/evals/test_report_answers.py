@@ -85,7 +85,7 @@ def test_training_fits(report, results):
 
 @pytest.mark.parametrize("command", ["perplexity", "speed", "finetune"])
 def test_a_patch_that_never_ran(report, results, command):
-    """If the patch never ran, no figure says anything about flash attention."""
+    """If the patch never ran, the page claims nothing about flash attention."""
     page = report({**results[command], "flash": {"calls": {}, "fallbacks": {"no kernel": 3}}})
     for question in ("Faster?", "Less memory?"):
         assert answer(page, question) == ("Not measured", f"{command}: the patch never ran.")
@@ -101,7 +101,7 @@ def test_a_patch_that_never_ran(report, results, command):
 
 @pytest.mark.slow("2 seconds")
 def test_kernels_beside_others(report, results):
-    """The short answer compares with MLX's attention, which flash replaces. Only a sentence compares with PyTorch."""
+    """The short answer compares flash only with MLX's attention. The sentences below it compare with PyTorch, too."""
     torch = [
         {**entry, "config": {**entry["config"], "impl": "torch"}}
         for entry in results["kernels"]

@@ -1,4 +1,4 @@
-"""`--resume` continues a run from its file, whatever stopped it: nothing is lost, and nothing counts twice."""
+"""`--resume` continues a stopped run from its file. Nothing is lost, and nothing counts twice."""
 
 import errno
 import fcntl
@@ -15,8 +15,7 @@ from msgspec.structs import replace
 
 COMMAND = ("perplexity", "--batch-size", 2)
 
-# Runs flash-eval as if MLX used OpenBLAS. The runs in the tests' process pretend the same, and a run does not resume
-# the file of a run with another BLAS.
+# Runs flash-eval as if MLX used OpenBLAS, as this process does. A run resumes only files of runs with the same BLAS.
 WITH_OPENBLAS = """
 from flash_evals import cli
 from flash_evals.work import machine
@@ -38,8 +37,8 @@ def lines(path):
 @pytest.mark.rotate(1, default=7)
 @pytest.mark.parametrize(("whole", "half"), [(0, 0), (0, 5), (0, 300), (1, 0), (1, 20), (2, 20), (4, 0)])
 def test_it_goes_on_behind_what_the_file_holds(run_command, path, same_scores, monkeypatch, whole, half):
-    """The interrupted run has left `whole` lines, and `half` characters of the next line, which are ignored. Each line
-    except the first holds a batch.
+    """The file has `whole` lines, then `half` characters of an incomplete line, which is ignored. Each line except the
+    first holds a batch.
     """
     at_once = run_command(*COMMAND, "--save-logprobs", path)
     held, batches = lines(path), max(0, whole - 1)

@@ -24,7 +24,7 @@ def log_softmax(logits):
 
 
 def test_token_nll_of_a_large_vocabulary():
-    """If so many numbers were added one by one in float32, the sum would be off by 2e-4, always in one direction."""
+    """If 151,936 numbers were added one by one in float32, the sum would be off by 2e-4, always in one direction."""
     logits = (3 * np.random.default_rng(0).standard_normal((16, 151_936))).astype(np.float32)
     error = scoring.token_nll(logits, np.arange(16)) + log_softmax(logits)[np.arange(16), np.arange(16)]
     assert np.abs(error).max() < 2e-6
@@ -72,7 +72,7 @@ AGREEMENT = [
     ([0.0, 1.0, 0.0], [NAN, 1.0, 0.0], False),
     ([1.0, NAN, 0.0], [1.0, NAN, 0.0], False),
     ([1.0, INF, 0.0], [1.0, 0.0, 0.0], False),
-    ([1.0, 0.0, -INF], [1.0, 0.0, -INF], True),  # a token that the model may not choose
+    ([1.0, 0.0, -INF], [1.0, 0.0, -INF], True),  # -INF: a token that the model must not choose
 ]
 
 

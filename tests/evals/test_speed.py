@@ -46,7 +46,7 @@ def test_every_length_and_batch_at_every_depth(run_command):
 
 def test_attention_has_a_share_of_the_time(run_command, monkeypatch):
     """The page and the file have attention's share for each test and arm. An unknown share is a dash or null."""
-    shares = iter((0.75, 0.25, None, 0.5))  # in each test, the arm on is measured first
+    shares = iter((0.75, 0.25, None, 0.5))  # each test measures the arm "on" first
     monkeypatch.setattr(generation, "attention_share", lambda name, work, precision: next(shares))
     result = run_command("speed", "-p", 8, "-g", 2, "-d", 0, "-r", 2)
     found = [[test[arm]["attention_share"] for arm in ARMS] for test in result["results"]]
@@ -66,7 +66,7 @@ def test_the_delay_and_the_seed_reach_the_work(run_command, monkeypatch):
     [test] = result["results"]
     assert (test["test"], test["off"]["tokens_per_s_sd"], result["draft_model"]) == ("pp20", None, None)
     assert "accepted" not in result["page"]
-    assert waited == [2.5] * 3 * 6  # in 3 runs, 2 arms each: warm-up, attention's share, repetition
+    assert waited == [2.5] * 3 * 6  # 3 runs, 2 arms, and 3 pauses in each arm
     first, other = prompts[0], prompts[-1]
     assert prompts == [first] * 12 + [other] * 6
     assert first != other
@@ -86,7 +86,7 @@ def test_the_delay_and_the_seed_reach_the_work(run_command, monkeypatch):
     ],
 )
 def test_what_a_trial_reads(loaded, monkeypatch, kind, tokens, depth, reads, batch_size):
-    """All trials of both arms read the same tokens. `reads` lists the length and depth of each call of the model."""
+    """All trials of both arms read the same tokens. `reads` lists (new tokens, cached tokens) for each call."""
     trials, read, model = [], [], loaded.model
 
     def spy(inputs, cache):

@@ -46,8 +46,8 @@ def test_rounding_is_no_wrong_result(run_kernels, fake_implementation, pass_):
 
 
 def test_turns(run_kernels, fake_implementation, monkeypatch):
-    """Implementations warm up one by one. Then, in each round, the implementations and the measurement of the machine
-    take turns in another order. In six rounds, each of the three takes every place twice.
+    """Implementations warm up one by one. Then each round times flash, mlx and the machine's peak speed. In six
+    rounds, each of the three comes first, second and third twice.
     """
     turns = []
     for name in ("flash", "mlx"):
@@ -70,11 +70,10 @@ def clock(monkeypatch):
     return clock
 
 
-# With a max_seconds of 0 there is no limit. 1 allows one trial of mlx, because the first trial always runs. 9.5
-# allows two.
+# With max_seconds=0 there is no limit. With max_seconds=1, mlx has one trial, because the first trial always runs.
 @pytest.mark.parametrize(("max_seconds", "of_flash", "of_mlx"), [(0, 9, 9), (1, 3, 1), (9.5, 9, 2)])
 def test_who_is_slow_takes_fewer_trials(fake_implementation, clock, max_seconds, of_flash, of_mlx):
-    """The time to prepare a call is no part of a trial, but counts towards max_seconds, because the user waits for it.
+    """The time to prepare a call counts towards max_seconds, because the user waits for it. A trial's time excludes it.
     A trial that is left out is yielded as None, which advances the progress bar.
     """
     fake_implementation("flash", before=lambda: clock.go(0.25))
@@ -89,7 +88,7 @@ def test_who_is_slow_takes_fewer_trials(fake_implementation, clock, max_seconds,
 
 @pytest.mark.parametrize(("kind", "first"), [("cpu", 0.1), ("gpu", 0.5)])
 def test_a_trial_lasts_twenty_milliseconds(run_kernels, fake_implementation, clock, monkeypatch, kind, first):
-    """A later call decides how many calls a trial has, because a first call is slow, and may compile a kernel."""
+    """The first call may compile a kernel. So the time of a later call decides how many calls a trial has."""
     monkeypatch.setattr(contest, "TRIAL_SECONDS", 0.02)
     for name, value in {"kind": kind, "peak_flops": 1.0, "bandwidth": 1.0}.items():
         monkeypatch.setattr(machine, name, lambda *_, value=value: value)

@@ -1,4 +1,4 @@
-"""Detokenising removes WikiText's spaces before punctuation. A part of the result stands for a part of the original."""
+"""Detokenising removes WikiText's spaces before punctuation. original_length() finds the original of a part."""
 
 import pytest
 from flash_evals.work import wikitext
@@ -65,8 +65,8 @@ TEXTS = st.lists(
 
 @given(TEXTS)
 def test_what_is_read_stands_for_a_part_of_the_original(original):
-    """For the start of a detokenised text, original_length() finds the part of the original that it came from. Both end
-    with the same character, and apart from what the rules remove or replace, they have the same characters.
+    """original_length() finds the prefix of the original that became a prefix of the detokenised text. The two differ
+    only in characters that the rules remove or replace, and end with corresponding characters.
     """
     read = wikitext.detokenised(original)
 

@@ -1,12 +1,11 @@
-"""Describes the launches of a call on a GPU as plain data, on any machine, with a module that is built for tests only.
+"""Describes the launches of a call on a GPU as plain data. A module that only tests use does this without a GPU.
 
 Each launch is a dict:
 
 - `kernel`, only in a forward pass; `function`; `source`, the text that Metal or NVRTC compiles; `constants`.
 - `grid`, in threadgroups; `threadgroup`, in threads; `split`: (first_key, chunk_len, num_chunks).
-- `buffers`, by name. An input is a pair: its memory, and the offset in bytes of the element at index 0 (strides may be
-  negative). An array that the launches write is its size in bytes; all launches of the call share the array. A struct
-  is its bytes.
+- `buffers`, by name. An input is a pair: its bytes, and the byte offset of the element at index 0, because strides may
+  be negative. An array that the launches write is given by its size in bytes. A struct is given by its bytes.
 - `numbers`: the index by which the kernel finds each buffer.
 - `outputs`: the buffers that MLX treats as written. `scratch`: the call's buffers for intermediate results.
 """
@@ -75,11 +74,11 @@ def decision(
     times=lambda names: {},
     mlx_is_fused=True,
 ):
-    """Returns what decide.py decides for a call on a GPU, and the functions that NVRTC and the driver had to build.
+    """Returns decide.py's decision for a call on a GPU, and the functions that were to be built for it.
 
-    The other arguments replace the GPU's answers. refuses: whether NVRTC and the driver refuse to build a function.
-    check: takes a kernel's name, and returns what is wrong with the kernel. times: takes names, and returns their
-    times; "mlx" is MLX's own attention. mlx_is_fused: whether MLX has a fused kernel, so that it is timed, too.
+    The other arguments stand in for the GPU. refuses: whether NVRTC and the driver refuse to build a function. check:
+    takes a kernel's name, and returns what is wrong with the kernel. times: takes names, and returns their times; "mlx"
+    is MLX's own attention. mlx_is_fused: whether MLX has a fused kernel. If it has none, MLX is not timed.
     """
     there = SimpleNamespace(device=mx.Device(mx.gpu))
     stand_ins = {name: getattr(_load(), name) for name in ("candidates", "backward_kernel", "pipelines", "compile")}

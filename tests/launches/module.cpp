@@ -154,7 +154,7 @@ mx::array not_allocated(mx::Shape shape, mx::Dtype dtype) {
   return mx::array(std::move(shape), dtype, nullptr, std::vector<mx::array>{});
 }
 
-// A primitive's inputs. Unlike in the op, an array mask has a block map even if there are few keys.
+// A primitive's inputs. An array mask has a block map even for a few keys, for which the op would make none.
 struct PrimitiveInputs {
   std::vector<mx::array> arrays;
   Present present;

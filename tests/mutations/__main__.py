@@ -114,7 +114,7 @@ def main(*words: str) -> int:
             finally:
                 free.put(folder)
 
-        # Mutations of C++ come last, because after one, the extension in the clone is broken until the next build.
+        # Mutations of C++ come last, because the clone keeps the broken extension until the next build.
         chosen.sort(key=lambda mutation: (mutation.is_compiled, mutation.file))
         with ThreadPoolExecutor(2) as pool:
             for number, (mutation, line) in enumerate(zip(chosen, pool.map(result, chosen), strict=True), 1):

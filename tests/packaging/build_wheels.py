@@ -91,7 +91,7 @@ def build_sdist(distribution: str, output: Path, address: str = os.environ.get("
 
 
 def build_wheel(sdist: Path, output: Path, pythons: Sequence[str] = ()) -> None:
-    """Builds a wheel. With `pythons`, flashattn-core's wheel is for all releases of MLX. Raises RuntimeError."""
+    """Builds a wheel. With `pythons`, flashattn-core's wheel fits all releases of MLX. May raise RuntimeError."""
     with tempfile.TemporaryDirectory() as raw:
         if pythons and sdist.name.startswith("flashattn_core"):
             uv("run", "--no-project", "--python", sys.executable, EVERY_RELEASE, sdist, raw, *pythons)

@@ -1,4 +1,4 @@
-"""The files for the website that hosts the repository: issue forms, workflows, citation, and supported versions."""
+"""Tests files for the website that hosts the repository: issue forms, workflows, citation, and supported versions."""
 
 import re
 import tomllib

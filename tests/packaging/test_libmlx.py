@@ -16,7 +16,7 @@ OTHER = b"another build"
 
 
 def stand_in(folder):
-    """A small wheel in place of mlx-cuda-12's, which has hundreds of MB. Its libmlx.so has the same path."""
+    """A small wheel that stands in for mlx-cuda-12's wheel of hundreds of MB, and has libmlx.so at the same path."""
     info = f"mlx_cuda_12-{version('mlx')}"
     wheel = folder / f"{info}-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:

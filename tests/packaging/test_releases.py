@@ -63,7 +63,7 @@ def test_a_short_suite(beside, suite):
 @pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run this test on Linux")
 def test_beside_mlx_for_cuda_without_its_encoder(beside, tmp_path):
     """The CUDA kernels need MLX's command encoder, which older releases do not export. With an older release,
-    backends() names a newer one. The test makes MLX's CPU build pretend to have CUDA.
+    backends() says which release to install. A preloaded library makes MLX's CPU build report that it has CUDA.
     """
     source, library = tmp_path / "cuda.cpp", tmp_path / "cuda.so"
     source.write_text("namespace mlx::core::cu { bool is_available() { return true; } }")

@@ -1,4 +1,4 @@
-"""All files agree on the versions of the packages and of their requirements. uv notices a change of any source."""
+"""All files agree on the versions of the packages and of their requirements. uv rebuilds if a source changes."""
 
 import re
 import sys
@@ -51,7 +51,7 @@ def test_uv_builds_again_after_a_change_of_any_source():
 
 @pytest.mark.parametrize("distribution", PACKAGES)
 def test_pins(distribution):
-    """Packages that share an ABI are pinned to one version everywhere, and MLX to the releases of the table."""
+    """Requirements name one exact version of nanobind-backend and of this project's packages, and one range for MLX."""
     project = read(distribution)
     requirements = project["build-system"]["requires"] + project["project"]["dependencies"]
     found = [re.match(r"([\w-]+)(?:\[\w+\])?([^;]*)", line).groups() for line in requirements]
@@ -72,9 +72,8 @@ def test_who_needs_which_mlx_lm():
 
 
 def test_the_build_takes_the_installed_mlx(monkeypatch, tmp_path):
-    """The build takes the release of MLX in its own environment.
-
-    If there is none, it takes the release that the installing Python has. If that has none, it takes the newest one.
+    """The build looks for MLX in its own environment, then in that of the Python that runs pip. It takes the first
+    release that it finds, or the newest release if it finds none.
     """
 
     def required(*folders):

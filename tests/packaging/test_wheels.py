@@ -1,4 +1,4 @@
-"""The wheels' metadata, and their files."""
+"""Tests the wheels' metadata and files."""
 
 import csv
 import ctypes
@@ -143,7 +143,7 @@ def test_the_extension_needs_nothing_but_the_system_s_libraries(module):
 
 @on_linux
 def test_what_only_mlx_s_builds_for_cuda_have_is_weak(module):
-    """MLX's build without CUDA lacks some symbols. The extension has them as weak symbols, so it fits all builds."""
+    """The extension refers weakly to symbols that only MLX's builds for CUDA have, so it loads with any build."""
     symbols = subprocess.run(["readelf", "--dyn-syms", "-W", module], capture_output=True, text=True, check=True).stdout
     missing = dict(reversed(row) for row in re.findall(r"(GLOBAL|WEAK) +DEFAULT +UND (_ZN3mlx\S+)", symbols))
     libmlx = ctypes.CDLL(str(Path(mx.__file__).parent / "lib/libmlx.so"))

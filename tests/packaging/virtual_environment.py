@@ -33,7 +33,7 @@ class Environment:
         [self.site_packages] = self.venv.glob("lib/python*/site-packages")
 
     def install_needed(self, wheels: dict[str, Path], extra: str, also: Sequence[str] = ()) -> None:
-        """Installs what the wheels require, and `also`, from the index. Keeps a list of all files in `without_us`."""
+        """Installs the wheels' requirements and `also` from the index. Lists all files of the venv in `without_us`."""
         lines = {line for wheel in wheels.values() for line in metadata(wheel).get_all("Requires-Dist", [])}
         needs = [need for need in map(Requirement, sorted(lines)) if need.name not in PACKAGES]
         wanted = [need for need in needs if need.marker is None or need.marker.evaluate({"extra": extra})]
@@ -59,6 +59,6 @@ class Environment:
         return done.stdout
 
     def files(self) -> set[str]:
-        """All files of the virtual environment, except bytecode of packages that are not this project's."""
+        """All files of the virtual environment, without the bytecode of other projects' packages."""
         files = (str(path.relative_to(self.venv)) for path in self.venv.rglob("*"))
         return {file for file in files if "__pycache__" not in file or any(name in file for name in MODULES)}

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of other programs: environments, and the results of the scripts that run in them."""
+"""Fixtures for tests with other programs: their environments, and results of scripts that run there."""
 
 import json
 from collections import Counter
@@ -25,7 +25,7 @@ class Arms:
         self.run_kernels = kernels_of(environment.check("mlxlm-flash", "run", path, "off", folder / "run"))
 
     def check(self, case, kernels, tolerance=1e-5):
-        """In "on", exactly these kernels must run. The results of "on" and of "run" must equal those of stock MLX."""
+        """The run "on" must use exactly these kernels. The results of "on" and "run" must equal those of stock MLX."""
         for arm in ("on", "run"):
             assert self.error(case, arm) < tolerance
         assert self.kernels(case) == kernels

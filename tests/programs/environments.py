@@ -24,7 +24,7 @@ MLX = f"mlx[cpu]=={version('mlx')}"
 
 class Environment:
     def __init__(self, wheels: list[Path], *requirements: str, alone: str | None = None) -> None:
-        """`alone` is a further requirement, which is installed without the packages that it requires."""
+        """`alone` is one more requirement, which is installed without its own requirements."""
         self.wheels, self.requirements, self.alone = wheels, (*requirements, MLX), alone
         key = (sys.version, *self.requirements, alone or "", *(wheel.read_bytes() for wheel in wheels))
         self.bin = built(self._make, "environment", *key) / "bin"
@@ -54,7 +54,7 @@ class Environment:
 
 
 def kernels_of(flash_run: subprocess.CompletedProcess[str]) -> dict[str, int]:
-    """How often each kernel ran, from the last line of mlxlm-flash run. No call may have fallen back."""
+    """Reads from the last line of `mlxlm-flash run` how often each kernel ran. No call may have fallen back."""
     *_, last_line = flash_run.stderr.strip().splitlines()
     ran = LAST_LINE.fullmatch(last_line)
     assert ran, last_line

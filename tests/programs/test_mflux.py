@@ -40,6 +40,6 @@ def test_the_same_results(arms, case):
 
 
 def test_a_decoder_takes_less_memory(arms):
-    """The scores of 48 x 48 positions and one head of 512 elements alone are 21 MB."""
+    """The scores of 48 x 48 positions in one head take 21 MB."""
     off, on = arms.memory("vae_attention")
     assert off - on > 0.95 * (48 * 48) ** 2 * 4 / 1e6

@@ -21,7 +21,7 @@ KERNELS = {
     "vision_tower": {"cpu_prefill": 1},
     "llava": {"cpu_prefill": 1 + 2},
     "gemma3": {"cpu_prefill": 2 + 6},
-    # mlx-vlm computes attention over its quantised caches by matrix products and softmax, without MLX's function.
+    # mlx-vlm computes attention over its quantised caches by matrix products and softmax, not by MLX's attention.
     "qwen2_vl_generates_with_a_quantised_cache": {"cpu_prefill": 2 + 1},
 }
 
@@ -38,7 +38,7 @@ def test_the_same_results(arms, case):
 
 
 def test_a_tower_of_vision_takes_less_memory(arms):
-    """The scores of 2,048 patches and 16 heads of 72 elements alone are 268 MB."""
+    """The scores of 2,048 patches in 16 heads take 268 MB."""
     off, on = arms.memory("vision_tower")
     assert off - on > 0.95 * 16 * 2048**2 * 4 / 1e6
 

@@ -8,7 +8,7 @@ from mlx.utils import tree_flatten
 
 
 def kernels_of(run):
-    """Returns which kernels run() ran with flash attention. Asserts that it returns the same arrays without."""
+    """Returns the kernels that run() uses with flash attention. Without it, run() must return equal arrays."""
     off = dict(tree_flatten({"result": run()}))
     mx.eval(off)
     with flash.enabled(strict=True):
@@ -40,9 +40,8 @@ def test_a_transformer():
 
 
 def test_a_step_of_training():
-    """The gradients agree, except that of the keys' bias, which is not compared."""
     layer, x = nn.MultiHeadAttention(96, 4, bias=True), mx.random.normal((2, 50, 96), key=mx.random.key(0))
-    # Left out, because the exact gradient of the keys' bias is zero, so the test would compare only rounding errors.
+    # The exact gradient of the keys' bias is zero. It is left out, because its computed values are rounding errors.
     layer.key_proj.freeze(keys=["bias"])
     step = nn.value_and_grad(layer, lambda layer: layer(x, x, x, causal(50)).square().mean())
     assert kernels_of(lambda: step(layer)) == {"cpu_prefill": 1, "cpu_backward": 1}

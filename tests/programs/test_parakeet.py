@@ -1,4 +1,4 @@
-"""parakeet-mlx: the encoder gives the same results with flash attention, which reads its positional bias in place."""
+"""parakeet-mlx: the encoder gives the same results with flash attention, which does not copy the positional bias."""
 
 import pytest
 

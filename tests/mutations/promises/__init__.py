@@ -1,4 +1,4 @@
-"""A module for each group of promises in docs/dev/reliability.md. Each lists mutations, which break these promises."""
+"""Each module lists mutations, which break the promises of one group in docs/dev/reliability.md."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ class Mutation:
 
     @property
     def function(self) -> str:
-        """The test's function, without a case of it."""
+        """`test` without the case."""
         return self.test.partition("[")[0]
 
     @property

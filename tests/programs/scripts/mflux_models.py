@@ -1,4 +1,4 @@
-"""mflux: transformers and decoders for images. Their modules bind MLX's function to a name when they are imported."""
+"""mflux: transformers and decoders for images. Their modules import MLX's attention function by name."""
 
 import mlx.core as mx
 from arm import main

@@ -1,6 +1,6 @@
 """mlx-audio: speech recognition by an audio encoder and a Qwen3, and by Whisper.
 
-Whisper computes attention by matrix products and softmax, without MLX's function.
+Whisper computes attention by matrix products and softmax, without MLX's attention function.
 """
 
 import mlx.core as mx
@@ -26,7 +26,7 @@ def asr():
 
 
 def qwen3_asr():
-    """The input is three seconds of sound, in pieces that the encoder's additive mask separates, then three tokens."""
+    """The input is a sound, then three tokens. In the encoder, an additive mask separates pieces of the sound."""
     model, sound = asr(), mx.random.normal((1, 80, 300))
     prompt = mx.array([[5, 6] + [AUDIO] * 39 + [7, 8]])
 

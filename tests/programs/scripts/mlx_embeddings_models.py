@@ -1,4 +1,4 @@
-"""mlx-embeddings: encoders with padded batches. ModernBERT's mask is additive; in layers with windows it is int32."""
+"""mlx-embeddings: encoders with padded batches. ModernBERT's masks are additive, and int32 in layers with windows."""
 
 import mlx.core as mx
 from arm import main

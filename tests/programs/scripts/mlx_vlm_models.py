@@ -44,7 +44,7 @@ def patches(number):
 
 
 def qwen2_vl():
-    """The prompt has two images of different sizes. The tower's attention stays within one. Heads have 80 elements."""
+    """The prompt has two images of different sizes. In the vision tower, an image attends only to itself."""
     model, pixels = qwen2(), patches(96 + 36)
     tokens = mx.array([[5] * 4 + [292] + [IMAGE] * 24 + [7, 292] + [IMAGE] * 9 + [8] * 6])
     grid = mx.array([[1, 8, 12], [1, 6, 6]])
@@ -90,7 +90,7 @@ def qwen2_vl_generates_with_a_rotating_cache():
 
 
 def qwen2_vl_generates_with_a_quantised_cache():
-    """mlx-vlm computes attention over these caches by matrix products and softmax, without MLX's function."""
+    """mlx-vlm computes attention over these caches by matrix products and softmax, not by MLX's attention."""
     return generated(kv_bits=8, kv_group_size=32, quantized_kv_start=0)
 
 
@@ -146,8 +146,7 @@ def gemma3():
     text |= {"mm_tokens_per_image": 4, "sliding_window": 8, "sliding_window_pattern": 3, "query_pre_attn_scalar": 16}
     sizes = {"vocab_size": 300, "hidden_size": 64, "pad_token_id": 0, "mm_tokens_per_image": 4}
     model = build("gemma3", text, vision, image_token_index=IMAGE, **sizes)
-    # The initial weights are all 1. They would turn a vector of mean zero into mere rounding errors, which the norm
-    # enlarges.
+    # The initial weights are all 1. They would turn a vector of mean zero into rounding errors, so they are replaced.
     projector = model.multi_modal_projector
     projector.mm_input_projection_weight = mx.random.normal(projector.mm_input_projection_weight.shape) * 0.1
     pixels = mx.random.normal((1, 3, 112, 112))

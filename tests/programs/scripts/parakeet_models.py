@@ -35,7 +35,7 @@ def relative_positions():
 
 
 def two_minutes():
-    """A long recording, to measure memory. Subsampling turns its 12,000 frames into 1,500."""
+    """Encodes 12,000 frames, to measure memory. Subsampling turns them into 1,500."""
     return encode("rel_pos", 12_000)
 
 
