@@ -1,4 +1,4 @@
-"""Each fault that is planted in the CUDA kernels of the gradient is noticed, as in test_cuda_mutations.py.
+"""Each fault planted in the CUDA kernels of the gradient is noticed, by the emulator or by a wrong result.
 
 CUDA's and Metal's kernels share the text in csrc/gpu. test_metal_backward_mutations.py plants faults in most of it.
 """
@@ -87,7 +87,7 @@ FAULTS = {
     # Masks.
     "masks ignored": Fault(BACKWARD, "visibility.unmasked(first, last).contains", "KeySpan{0, 1 << 30}.contains"),
     "hopper: masks ignored": of_hopper("visibility.unmasked(first, last).contains", "KeySpan{0, 1 << 30}.contains"),
-    # The block map, and the bits of a bool array.
+    # The block map, and the bits of a bool mask.
     "a block that hides some taken for whole": Fault(BACKWARD, OPEN, "true", **BLOCKS),
     "hopper: a block that hides some taken for whole": of_hopper(OPEN, "true", **BLOCKS),
     "parts: a block that hides some taken for whole": of_parts(OPEN, "true", **BLOCKS),

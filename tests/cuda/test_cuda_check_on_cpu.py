@@ -1,4 +1,4 @@
-"""The check that every kernel must pass finds no fault in the CUDA kernels, run on the CPU. It finds planted faults."""
+"""The check before a kernel's first use accepts the CUDA kernels, and finds planted faults. All run on the CPU."""
 
 import mlx.core as mx
 import pytest
