@@ -153,7 +153,7 @@ def test_saved_results_of_any_strides(rng):
     test_gradients.assert_equal(results(run(call, saved=saved)), results(run(call)))
 
 
-# --- Rows and keys that nothing reaches ----------------------------------------------------------------
+# --- Hidden keys, and NaN or infinity ------------------------------------------------------------------
 
 
 def test_keys_that_no_row_sees_have_zero_gradients(rng):
@@ -167,7 +167,7 @@ def test_keys_that_no_row_sees_have_zero_gradients(rng):
 
 
 def assert_close(got, clean):
-    """Compares within a tolerance, because kernels sum tiles with NaN or infinity in another order."""
+    """Compares within a tolerance. Kernels sum a tile with NaN or infinity in another order than other tiles."""
     for own, expected, name in zip(in_numpy(got), in_numpy(clean), GRADIENTS, strict=True):
         close(own, expected, err_msg=name)
 
@@ -190,7 +190,7 @@ def test_nan_in_keys_hidden_from_all(rng, mask, poison, options):
 @pytest.mark.parametrize("dims", [(16, 16), (128, 160)], ids=str)
 @pytest.mark.parametrize("poison", [mx.nan, mx.inf])
 def test_nan_in_a_key_hidden_from_some(rng, poison, dims):
-    """Under a causal mask, the queries from the key's position on see the key."""
+    """Under a causal mask, only the queries from row 70 on see key 70."""
     call = replace(draw_call(rng, length=97, key_len=97, dim=dims[0], value_dim=dims[1]), mask="causal")
     clean, at = to_numpy(run(call).dq), (mx.arange(97) == 70)[:, None]
     for name in ("key", "value"):

@@ -1,4 +1,4 @@
-"""Each fault planted in the backward kernels is noticed, as in test_metal_mutations.py."""
+"""Each fault planted in the backward kernels is noticed, by the emulator or by a wrong result."""
 
 from dataclasses import replace
 
@@ -96,7 +96,7 @@ def check(fault: Fault, rng: np.random.Generator, edit, run=run) -> None:
         key = mx.where((mx.arange(key_len) == 20)[:, None], -mx.inf, call.key)
         assert not mx.isnan(run(replace(call, query=query, key=key), edit=edit).dv).any()
     elif fault.mask == "rounded":
-        # As if the forward pass had rounded scores differently. A unit in the last place of a score is at most 64.
+        # The saved maximum is at least 8 units in the last place too small, as if scores were rounded differently.
         call = replace(call, scale=1e7)
         out, lse, row_stats = exactly_saved(call)
         below = row_stats[..., 0] - 8 * 64

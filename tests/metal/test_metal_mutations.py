@@ -1,6 +1,6 @@
-"""Each fault that is planted in the kernels is noticed, by a check of the harness or by a wrong result.
+"""Each fault planted in the kernels is noticed, by the emulator or by a wrong result.
 
-This tests the checks. A fault that goes unnoticed here would also go unnoticed if a change of the kernels made it.
+This tests the tests of the kernels.
 """
 
 import pytest
