@@ -1,4 +1,4 @@
-"""A program that runs a model of the given type with the patch. Several ranks divide the model's heads among them.
+"""A program that runs a model of the given type with the patch. Each of several ranks has a part of the heads.
 
 Each rank prints its tokens, by how much each token's logprob exceeds the second largest, and the kernels that ran.
 """

@@ -19,7 +19,7 @@ def arrays(tmp_path, monkeypatch):
     monkeypatch.setenv("FLASHATTN_CHECK", "once")
     dim = next(DIMS)
     drawn = [mx.random.normal((1, heads, 40, dim), mx.float16, key=mx.random.key(heads)) for heads in (4, 2, 2)]
-    mx.eval(drawn)  # here, because MLX does not let other threads evaluate them
+    mx.eval(drawn)  # in this thread, because MLX does not let other threads evaluate them
     return drawn
 
 

@@ -48,7 +48,7 @@ def runs_on(kernel, dtype, architecture, dim=128):
 
 
 def cases(*further):
-    """The product of kernels, dtypes, architectures and the lists in `further`, without what cannot run."""
+    """The product of kernels, dtypes, architectures and the lists in `further`, without invalid combinations."""
     every = itertools.product(LENGTHS, DTYPES, ARCHITECTURES, *further)
     return [case for case in every if runs_on(*case[:3])]
 

@@ -1,4 +1,4 @@
-"""For rows with a large maximum, CUDA's gradients pass the tests of test_metal_large_gradients.py, run on the CPU."""
+"""CUDA's kernels for gradients, run on the CPU, pass the tests of test_metal_large_gradients.py."""
 
 import functools
 

@@ -1,7 +1,7 @@
 """While a launch still reads scratch memory, the next call does not overwrite this memory.
 
 Successive calls use the same scratch memory. MLX orders a launch after the last launch that wrote an array, but not
-after those that read it. So a launch also lists the scratch memory that it only reads among its outputs.
+after those that read it. So each launch declares all its scratch memory as outputs, even memory that it only reads.
 """
 
 from dataclasses import replace

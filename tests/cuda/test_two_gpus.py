@@ -1,4 +1,4 @@
-"""Two GPUs give the results of one GPU. mlx.launch starts one process for each GPU, which communicate by NCCL."""
+"""Two GPUs give the results of one GPU. mlx.launch starts a process for each GPU. The processes communicate by NCCL."""
 
 import json
 import os

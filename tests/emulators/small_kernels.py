@@ -1,4 +1,4 @@
-"""Compiles and runs small kernels, a few lines each, for the tests of the harness."""
+"""Compiles and runs kernels of a few lines, for the tests of the emulator."""
 
 from collections.abc import Collection, Iterable, Mapping
 from functools import cache

@@ -1,4 +1,4 @@
-"""Runs MLX's own kernels on the CPU, from the headers in MLX's wheel, to compare their results and counts with ours.
+"""Runs MLX's own attention kernels in the emulator. Their source is in the headers of MLX's wheel.
 
 Query, key and value are shaped as for flash_attention(). The mask is "causal" or None; the scale is head_dim**-0.5.
 """

@@ -204,7 +204,7 @@ def test_nan_in_a_key_hidden_from_some(rng, poison, dims):
 @pytest.mark.parametrize("poison", [mx.nan, mx.inf])
 @pytest.mark.parametrize("name", ["query", "dout"])
 def test_nan_in_a_row_reaches_only_the_keys_that_it_sees(rng, name, poison, dims):
-    """Under a causal mask, row 40 sees the keys up to its own."""
+    """Under a causal mask, row 40 sees keys 0 to 40."""
     call = replace(draw_call(rng, length=97, key_len=97, dim=dims[0], value_dim=dims[1]), mask="causal")
     dq, *of_keys = in_numpy(run(call))
     at = (mx.arange(97) == 40)[:, None]

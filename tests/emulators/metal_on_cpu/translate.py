@@ -92,7 +92,7 @@ def instantiated(declaration: str) -> tuple[str, str] | None:
 
 
 def matching(text: str, start: int) -> int:
-    """The position after the bracket that closes the one at `start`."""
+    """The position after the bracket that closes the bracket text[start]."""
     opening = text[start]
     closing = {"(": ")", "[": "]", "<": ">", "{": "}"}[opening]
     depth = 0
@@ -104,7 +104,7 @@ def matching(text: str, start: int) -> int:
 
 
 def split_list(text: str) -> list[str]:
-    """The parts of a list: splits at the commas outside of all brackets."""
+    """Splits a list at the commas outside of all brackets."""
     parts, depth = [""], 0
     for character in text:
         depth += (character in "([{<") - (character in ")]}>")
