@@ -1,4 +1,4 @@
-"""Functions of metal_attention.py and metal_backward.py that run the CUDA kernels on the CPU."""
+"""Versions of functions in metal_attention.py and metal_backward.py. They run the CUDA kernels on the CPU."""
 
 import functools
 

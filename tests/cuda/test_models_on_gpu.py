@@ -18,9 +18,8 @@ from tests.patch.model_configs import config, random_model
 pytestmark = pytest.mark.usefixtures("requires_gpu", "nothing_is_left")
 
 PROMPT, STEPS, PADDING = 100, 4, [0, 17, 70]
-# The families have, in this order: grouped heads; normalised queries and keys; soft-cap; windows; windows and sinks;
-# latent attention, whose values have another head_dim. All experts are chosen, so that rounding cannot change the
-# choice.
+# In this order, the models have grouped heads; normalised queries and keys; soft-cap; windows; windows and sinks;
+# latent attention (values with another head_dim). All experts are chosen, so that rounding cannot change the choice.
 FAMILIES = {
     "qwen2": {"hidden_size": 512},
     "qwen3": {"head_dim": 80},
@@ -199,7 +198,7 @@ def test_streams_change_no_logits(work):
 
 
 def test_compiled_calls():
-    """A compiled call must have the bits of an uncompiled one."""
+    """A compiled call must give the same bits as an uncompiled call."""
     mx.enable_compile()
     q, k, v = (normal(seed, 1, heads, PROMPT, 64) for seed, heads in enumerate((4, 2, 2)))
 

@@ -107,7 +107,7 @@ def test_gradients_in_float32_have_the_same_bits(rng, capability):
         assert_same_bits(getattr(by_input, name), getattr(by_float32, name))
 
 
-# --- Faults: a kernel that always, or never, splits probabilities into two 16-bit parts ------------------------
+# --- Faults: kernels that always use one 16-bit part of a probability, or always two parts ---------------------
 
 FORWARD = {"cuda_prefill": "rows.template attend<{}>", "cuda_prefill_hopper": "uint probabilities[KEYS / 16][{}][4];"}
 BACKWARD = {

@@ -40,11 +40,11 @@ class Run:
     lse: mx.array
     row_stats: mx.array
     counts: tuple[Counts, ...]  # one per launch
-    chunks: int  # into how many chunks the kernel has split the keys
+    chunks: int  # how many chunks of keys the kernel has
 
     @property
     def saved(self) -> tuple[mx.array, mx.array, mx.array]:
-        """What the forward pass saves for the backward pass."""
+        """The results that the backward pass needs."""
         return self.out, self.lse, self.row_stats
 
 

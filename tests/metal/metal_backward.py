@@ -24,7 +24,7 @@ class CountedGradients(Gradients):
 
 
 def exactly_saved(call: Call) -> Saved:
-    """What an exact forward pass saves.
+    """Returns (out, lse, row_stats) as an exact forward pass saves them.
 
     row_stats holds a number near each row's maximum, and the sum of exponentials relative to this number. Here the
     number is lse - 2, so the sum is exp(2).

@@ -95,7 +95,7 @@ def test_behind_a_forward_kernel(rng, kernel):
 
 
 def assert_right_behind(rng, kernel, attention):
-    """The backward kernels must give right gradients from what this forward kernel saves."""
+    """The backward kernels must compute right gradients from the results of the forward kernel `kernel`."""
     call = draw_call(rng, heads=4, kv_heads=2, length=70, key_len=60, dim=64, dtype="float16")
     options = {"mask": "causal", "softcap": 4.0, "sinks": mx.array(rng.standard_normal(4), mx.float16)}
     saved = attention(call.query, call.key, call.value, kernel=kernel, **options).saved
@@ -225,7 +225,7 @@ def test_nan_in_rows_that_see_nothing_reaches_nothing(rng, poison):
     assert_close(run(replace(call, **poisoned)), run(call))
 
 
-# --- Memory, order, counts -----------------------------------------------------------------------------
+# --- Batches, schedules and counts ---------------------------------------------------------------------
 
 
 def test_batches(rng):

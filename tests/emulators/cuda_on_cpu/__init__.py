@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 
 
 class CudaProgram(Program):
-    """A compiled program for one launch. `launch` is the launch's description by tests/launches."""
+    """A compiled program for one launch. `launch` describes the launch (see tests/launches)."""
 
     def __init__(self, launch: Mapping[str, Any], source: str) -> None:
         def translated():

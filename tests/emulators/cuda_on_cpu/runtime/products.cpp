@@ -49,7 +49,7 @@ void check_reads(const CudaProduct& product, const void* place) {
   const int lane = current_thread->index % kLanes, first_row = current_thread->index / kLanes % 4 * 16;
   const auto check = [&](const char* piece) { access_memory(piece, 16, false, place); };
   for (int i = lane; i < product.columns * kDepth / 8; i += kLanes) {
-    const int in_depth = kDepth / 8;  // pieces of 8 elements
+    const int in_depth = kDepth / 8;  // pieces per kDepth elements
     check(product.b_is_transposed ? of_b(product, i % kDepth, i / kDepth * 8)
                                   : of_b(product, i % in_depth * 8, i / in_depth));
   }
