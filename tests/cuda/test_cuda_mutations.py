@@ -68,7 +68,7 @@ FAULTS = {
     "merge: arrivals are left": of_decode("if (last) *arrived = 0;"),
     "merge: one count for all heads": of_decode("(batch * params.num_kv_heads + kv_head) *", "0 *"),
     "merge: one count for all rows": of_decode(" + first_row / ROWS", length=16),
-    # Bounds.
+    # Accesses out of bounds.
     "tile: a row too many": Fault(PREFILL, "int(row) < count", "int(row) <= count", mask=None, lengths=(33, 71)),
     "tile: a column too many": Fault(PREFILL, "e < count ? from", "e <= count ? from", dim=39),
     "prefill: rows beyond the last": Fault(
