@@ -64,7 +64,7 @@ def gradient(rng: np.random.Generator, dim: int, dtype: str, length: int) -> dic
     rows, pairs = GROUP * length, GROUP * visible_eighths(length)
     least = Counts(
         mma=7 * pairs * dim // 8,
-        device_read=3 * call.query.nbytes + 2 * call.key.nbytes + 2 * 4 * rows,  # query, out, dout; key, value; lse, delta
+        device_read=3 * call.query.nbytes + 2 * call.key.nbytes + 2 * 4 * rows,  # includes out, dout, lse and delta
         device_written=call.query.nbytes + 2 * call.key.nbytes + 4 * rows,
     )
     return {**run_backward(call).counts, "least": least}

@@ -95,7 +95,7 @@ def run(
 
 
 def execute(described, written: dict[str, Buffer], schedule: str, edit, device: str) -> tuple[Counts, ...]:
-    """Runs the described launches. Replaces the outputs in `written` by results, and adds the scratch arrays.
+    """Runs the described launches. Stores their results and scratch arrays in `written`.
 
     If several launches write one output, no two may write the same element.
     """
