@@ -129,7 +129,7 @@ bool is_concurrent(const Access& past, const Access& now, Space space) {
   return past.epoch == now.epoch && past.sequence == now.sequence && (past.lanes & ~now.lanes);
 }
 
-// Whether the history can forget `past`. It can if a later write that races with `past` also races with `now`.
+// Whether the history can forget `past`. It can if every later write that races with `past` also races with `now`.
 bool continues(const Access& past, const Access& now, Space space) {
   return past.simdgroup == now.simdgroup && past.epoch >= first_epoch[space];
 }
