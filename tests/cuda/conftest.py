@@ -15,20 +15,19 @@ os.environ["MLX_ENABLE_TF32"] = "0"
 
 @pytest.fixture
 def requires_gpu():
-    """Skips the test without MLX's CUDA build and a GPU."""
     if not mx.cuda.is_available():
         pytest.skip("no NVIDIA GPU, or MLX's build for the CPU: make cuda-check brings the other")
 
 
 @pytest.fixture
 def nothing_is_left(monkeypatch):
-    """Leaves no call to MLX's own attention, even if it is faster, for tests that count calls of our kernels."""
+    """Makes our kernels run every call, even where MLX's own attention would be faster."""
     monkeypatch.setattr(contest, "mlx_is_fused", lambda *_: False)
 
 
 @pytest.fixture
 def requires_plants():
-    """Requires a build of flashattn-core for tests. Only such builds read FLASHATTN_PLANT and change kernels' text."""
+    """Requires flashattn-core built with FLASHATTN_PLANTS=ON. Other builds ignore the variable FLASHATTN_PLANT."""
     if b"FLASHATTN_PLANT" not in (Path(_ext.__file__).parents[1] / "libflashattn_kernels.so").read_bytes():
         lacking("flashattn-core takes no plants: install it with -C cmake.define.FLASHATTN_PLANTS=ON")
 

@@ -1,4 +1,4 @@
-"""Runs the CUDA kernels on the CPU, with the same functions as metal_attention.py and metal_backward.py."""
+"""Versions of functions in metal_attention.py and metal_backward.py. They run the CUDA kernels on the CPU."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""A program that prints a model's tokens without and with the patch, and warnings. FLASHATTN_PLANT plants a fault."""
+"""A program that runs a model without and with the patch, and prints both runs' tokens and the patch's warnings."""
 
 import json
 import warnings

@@ -1,6 +1,6 @@
-"""A program that runs a model of the given type with the patch, alone or as one of several ranks that share its heads.
+"""A program that runs a model of the given type with the patch. Each of several ranks has a part of the heads.
 
-It prints the tokens, how far each token's logprob is above the second largest, and the kernels that ran.
+Each rank prints its tokens, by how much each token's logprob exceeds the second largest, and the kernels that ran.
 """
 
 import json

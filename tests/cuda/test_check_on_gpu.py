@@ -1,4 +1,4 @@
-"""On a GPU, the first call of a kind checks kernels and chooses one. Later calls of this kind look the kernel up."""
+"""The first call on a GPU checks kernels and chooses one. Later calls of similar sizes run the chosen kernel."""
 
 import itertools
 import threading
@@ -19,7 +19,7 @@ def arrays(tmp_path, monkeypatch):
     monkeypatch.setenv("FLASHATTN_CHECK", "once")
     dim = next(DIMS)
     drawn = [mx.random.normal((1, heads, 40, dim), mx.float16, key=mx.random.key(heads)) for heads in (4, 2, 2)]
-    mx.eval(drawn)  # here, because MLX does not let other threads evaluate them
+    mx.eval(drawn)  # in this thread, because MLX does not let other threads evaluate them
     return drawn
 
 
@@ -110,7 +110,7 @@ def test_without_memory_for_a_check_the_next_call_is_checked(arrays, monkeypatch
     assert len(checked) == 1
 
 
-# --- Kinds that are settled -----------------------------------------------------------------------------------
+# --- Calls after the first one ----------------------------------------------------------------------------------
 
 
 def test_calls_like_one_that_was_settled_ask_nobody(arrays, checked, monkeypatch):
@@ -136,7 +136,7 @@ def settle(arrays, kernel="cuda_prefill", wrong="", left=None, precision="input"
 
 
 def quick(arrays, is_input_precision, may_leave):
-    """Calls _ext.quick(), which returns False if the call is left to MLX, and None if no kernel is chosen yet."""
+    """Calls _ext.quick(): False means that MLX's faster attention should run, None that no kernel is chosen yet."""
     return _ext.quick(*arrays, None, None, None, is_input_precision, may_leave)
 
 
@@ -173,17 +173,17 @@ def test_a_shapeless_function_of_other_lengths(arrays, checked):
     for length in (40, 17, 1):
         few = (arrays[0][:, :, :length], *arrays[1:])
         assert matches(compiled(*few), few)
-    # The reference in matches() runs other kernels.
+    # The reference in matches() runs CPU kernels, which are not counted here.
     ran = {name: calls for name, calls in stats().items() if calls and name.startswith("cuda")}
     assert ran == {"cuda_prefill": 2, "cuda_decode": 1}
 
 
-# --- Times ------------------------------------------------------------------------------------------------
+# --- Timing -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def timed(monkeypatch):
-    """A list to which each contest adds its contestants: the names of kernels, and contest.MLX."""
+    """A list to which each call of contest.times() appends its contestants (names of kernels, or contest.MLX)."""
     names, times = [], contest.times
 
     def noted(call, contestants, stream):
@@ -201,14 +201,14 @@ def of_a_model(arrays):
 
 
 def test_mlxs_own_is_timed_for_the_inputs_precision_alone(of_a_model, timed):
-    """MLX must be timed only for precision="input", and only once per kind of call."""
+    """MLX must be timed only for precision="input", and only for the first of equal calls."""
     mx.eval(attend(*of_a_model))
     assert timed == []
     compiled = mx.compile(lambda *arrays: attend(*arrays, precision="input"))
     for _ in range(2):
         mx.eval(attend(*of_a_model, precision="input"), compiled(*of_a_model))
     contestants = [[name.partition("@")[0] for name in names] for names in timed]  # without the tiling's number
-    assert contestants == [["cuda_prefill", contest.MLX]] * 2  # a call with a gradient, and one without
+    assert contestants == [["cuda_prefill", contest.MLX]] * 2  # the plain call, and the compiled call
 
 
 def test_what_mlx_does_not_fuse_is_not_timed(of_a_model, timed):

@@ -1,4 +1,4 @@
-"""Every kernel compiles for each generation of GPUs. Calls of models spill no registers, except the two in SPILLED."""
+"""Every kernel compiles for each generation of GPUs. Only two of the calls that models make spill registers."""
 
 import itertools
 from dataclasses import replace
@@ -48,7 +48,7 @@ def runs_on(kernel, dtype, architecture, dim=128):
 
 
 def cases(*further):
-    """Every combination of kernel, dtype and architecture that exists, with each element of the lists in `further`."""
+    """The product of kernels, dtypes, architectures and the lists in `further`, without invalid combinations."""
     every = itertools.product(LENGTHS, DTYPES, ARCHITECTURES, *further)
     return [case for case in every if runs_on(*case[:3])]
 
@@ -118,7 +118,7 @@ def test_block_maps(architecture):
         assert spilled_by(architecture, launches.block_map(mx.zeros((64, 64), dtype), "cuda")) == 0
 
 
-# Calls of models: dtype, query heads per key/value head, queries, head_dim, mask and options.
+# Calls that models make: dtype, query heads per key/value head, queries, head_dim, mask and options.
 MODELS = {
     "Mistral": ("bfloat16", 7, 128, 128, SlidingWindow(512), {}),
     "gpt-oss": ("bfloat16", 8, 128, 64, SlidingWindow(128), {"sinks": True}),

@@ -1,4 +1,4 @@
-"""Machine code is kept on disk. The next process loads the code that this process compiled, and never other code."""
+"""Machine code is cached on disk. A process loads it only if GPU, compiler and source text are the same."""
 
 import resource
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +13,7 @@ COMPILED = "compiles text of kernel --gpu-architecture=sm_90a\n" + LOADED
 
 @pytest.fixture
 def kept(tmp_path):
-    """The file of the compiled kernel, and a function that calls fake_gpu.said() with the cache that has this file."""
+    """Compiles a kernel. Returns its cached file, and a version of fake_gpu.said() that uses this cache."""
 
     def said(**answers):
         return fake_gpu.said(FLASHATTN_CACHE=str(tmp_path), **answers)

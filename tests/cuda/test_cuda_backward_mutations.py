@@ -1,4 +1,4 @@
-"""Each fault that is planted in the CUDA kernels of the gradient is noticed, as in test_cuda_mutations.py.
+"""Each fault planted in the CUDA kernels of the gradient is noticed, by the emulator or by a wrong result.
 
 CUDA's and Metal's kernels share the text in csrc/gpu. test_metal_backward_mutations.py plants faults in most of it.
 """
@@ -66,11 +66,11 @@ FAULTS = {
     ),
     "parts: softcap in two steps": of_parts("has_softcap ? kBoth", "false ? kBoth", options={"softcap": 1.5}),
     "parts: hidden NaN": of_parts("not_finite[h] = row <= last_row && !finite", "not_finite[h] = false", mask="NaN"),
-    # Bounds.
+    # Accesses out of bounds.
     "rows beyond the last": Fault(BACKWARD, "row > last_row || not_finite[h]", "not_finite[h]"),
     "delta: rows beyond the last": Fault(DELTA, "minimum(first + r * kStep, params.query_len - 1)", "first + r"),
     "merge: keys beyond the last": Fault(MERGE, "if (key >= params.key_len) continue;"),
-    # The mathematics.
+    # Wrong formulas.
     "a score above the maximum": Fault(
         BACKWARD, "at_most_zero(exponent_of(difference, saved))", "exponent_of(difference, saved)", mask="rounded"
     ),
@@ -80,14 +80,14 @@ FAULTS = {
     "delta: dlse's sign": Fault(DELTA, "sum -= head_of", "sum += head_of"),
     "hopper: softcap in two steps": of_hopper("Block::kSecond && has_softcap", "false", options={"softcap": 1.5}),
     "not scaled": Fault(BACKWARD, "second, h, params().scale", "second, h, 1.0f"),
-    # Heads of a group.
+    # Query heads that share a key/value head.
     "each block has the first heads": Fault(BACKWARD, "chunk = kOfKeys ? block.head % chunks : 0", "chunk = 0"),
     "merge: a part left out": Fault(MERGE, "int n = 0; n < count", "int n = 1; n < count"),
     "parts over each other": Fault(BACKWARD, "(chunk * int(params.batch_size) + batch)", "(chunk + batch)"),
     # Masks.
     "masks ignored": Fault(BACKWARD, "visibility.unmasked(first, last).contains", "KeySpan{0, 1 << 30}.contains"),
     "hopper: masks ignored": of_hopper("visibility.unmasked(first, last).contains", "KeySpan{0, 1 << 30}.contains"),
-    # The block map, and the bits of a bool array.
+    # The block map, and the bits of a bool mask.
     "a block that hides some taken for whole": Fault(BACKWARD, OPEN, "true", **BLOCKS),
     "hopper: a block that hides some taken for whole": of_hopper(OPEN, "true", **BLOCKS),
     "parts: a block that hides some taken for whole": of_parts(OPEN, "true", **BLOCKS),

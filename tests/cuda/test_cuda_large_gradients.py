@@ -1,4 +1,4 @@
-"""For rows with a large maximum, CUDA's gradients pass the tests of test_metal_large_gradients.py, run on the CPU."""
+"""CUDA's kernels for gradients, run on the CPU, pass the tests of test_metal_large_gradients.py."""
 
 import functools
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.rotate(6), pytest.mark.usefixtures("requires_clang")]
 
 @pytest.fixture(params=[(227, 90), (99, 89)], ids=["9.0", "8.9"])
 def gradients(request):
-    """Replaces the fixture of tests/metal. A GPU is (KiB of shared memory per block, compute capability times 10)."""
+    """Computes gradients with CUDA's kernels. Parameters: KiB of shared memory, compute capability times 10."""
     is_hopper = request.param[1] == 90
 
     def of(query, key, value, dout, scale, edit=lambda source: source):
@@ -36,8 +36,7 @@ def test_behind_a_decode_step(rng, dtype, size, gradients):
     rules.assert_obey_the_rule_beside_large_scores(rng, dtype, size, gradients, 9)
 
 
-# The code with tensor cores leaves out rows with large scores, which other code adds. Some of these faults are in the
-# first code, some in the second.
+# Tensor cores leave out rows with large scores, and other code adds these rows. Each fault is in one of the two steps.
 FAULTS = {
     "not left out": ("? INFINITY : saved.log2_sum", "? saved.log2_sum : saved.log2_sum"),
     "not added": ("is_left_out(largest)) != 0", "false) != 0"),

@@ -1,4 +1,4 @@
-"""Each fault that is planted in the CUDA kernels is noticed, by the harness or by a wrong result.
+"""Each fault planted in the CUDA kernels is noticed, by the emulator or by a wrong result.
 
 CUDA's and Metal's kernels share the text in csrc/gpu. test_metal_mutations.py plants faults in most of it.
 """
@@ -68,7 +68,7 @@ FAULTS = {
     "merge: arrivals are left": of_decode("if (last) *arrived = 0;"),
     "merge: one count for all heads": of_decode("(batch * params.num_kv_heads + kv_head) *", "0 *"),
     "merge: one count for all rows": of_decode(" + first_row / ROWS", length=16),
-    # Bounds.
+    # Accesses out of bounds.
     "tile: a row too many": Fault(PREFILL, "int(row) < count", "int(row) <= count", mask=None, lengths=(33, 71)),
     "tile: a column too many": Fault(PREFILL, "e < count ? from", "e <= count ? from", dim=39),
     "prefill: rows beyond the last": Fault(
@@ -89,7 +89,7 @@ FAULTS = {
     "a warp's tiles left out": Fault(
         PREFILL, "(own_any.end - origin + KEYS - 1) / KEYS", "(own_any.end - origin) / KEYS", mask=SlidingWindow(9)
     ),
-    # The block map, and the bits of a bool array.
+    # The block map, and the bits of a bool mask.
     "a mixed block taken for whole": Fault(PREFILL, "!(has_block_map && listed.changes(own_part))", "true", **BLOCKS),
     "hopper: a block that hides some taken for whole": of_hopper(
         "!(has_block_map && listed.changes(own_part))", "true", mask="blocks"
@@ -111,7 +111,7 @@ FAULTS = {
     "rescaled by the other row": Fault(PREFILL, "rescaling.by[i % 4 / 2]", "rescaling.by[1 - i % 4 / 2]", **GROWING),
     "key groups and chunks not weighed": of_decode("+= weight * slices[n]", "+= slices[n]"),
     "merge: sum not rescaled": of_decode("softmax.row_sum += weight * softmaxes", "softmax.row_sum += softmaxes"),
-    # Large scores; the units of maxima and sums, which a kernel may keep in another unit than it saves them in.
+    # Large scores, and the units of maxima and sums.
     "large: not computed again": Fault(PREFILL, "lost ? 0 * INFINITY", "false ? 0 * INFINITY", options={"scale": 1e9}),
     "large: scores rounded in one place": Fault(
         ROWWISE,

@@ -15,7 +15,7 @@ def prefill(query: mx.array, dim: int, quantised: bool = False) -> str:
 
 
 def prefill_elsewhere(query: mx.array, dim: int, quantised: bool = False) -> str:
-    """Chooses cuda_prefill's version for other GPUs. On compute capability 9.0, it runs for keys from unreadable()."""
+    """For Hopper GPUs only: with keys from unreadable(), cuda_prefill runs the version for all other GPUs."""
     if mx.device_info(mx.gpu)["compute_capability_major"] != 9:
         pytest.skip("compute capability 9.0: elsewhere it is the only form")
     if query.dtype == mx.float32:
@@ -24,7 +24,7 @@ def prefill_elsewhere(query: mx.array, dim: int, quantised: bool = False) -> str
 
 
 def unreadable(attention):
-    """Wraps `attention`: the keys lie in memory in reverse order, so the tensor memory accelerator cannot read them."""
+    """Makes `attention` store the keys in reverse order, which the tensor memory accelerator (TMA) cannot read."""
 
     def attend(query, key, *args, **options):
         if isinstance(key, mx.array) and key.ndim >= 3 and key.size:

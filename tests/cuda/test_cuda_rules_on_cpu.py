@@ -1,4 +1,4 @@
-"""The CUDA kernels, run on the CPU, pass tests of tests/core. Each kernel has suitable lengths and one schedule."""
+"""The CUDA kernels, run on the CPU, pass tests of tests/core. TEAMS lists kernels and schedules."""
 
 import functools
 import math
@@ -53,13 +53,13 @@ globals().update(
         # The next two tests take too long on the CPU. test_quantised_on_cpu.py compares with float64 instead.
         "test_equals_the_dequantised",
         "test_a_decode_step_equals_the_row_of_a_prefill",
-        "test_gradients_of_views_that_begin_in_the_middle_of_an_element",  # test_backward_on_cpu.py has gradients
+        "test_gradients_of_views_that_begin_in_the_middle_of_an_element",  # test_backward_on_cpu.py tests gradients
     )
 )
 
 
 def test_large_and_small_numbers_in_parts(rng):
-    """Results must be right if a float32 number is so large that its first 16-bit part is infinite, or very small."""
+    """Results must be right for very small numbers, and for float32 numbers whose first 16-bit part is infinite."""
     query, key, value = draw(rng, heads=2, length=70, key_len=90, dim=40)
     value[:, :, 7] = 3.4e38
     key[:, :, 11] *= 1e-30

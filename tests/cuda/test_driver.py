@@ -1,4 +1,4 @@
-"""Errors name what the machine lacks, and what to do about it."""
+"""Error messages say what the machine lacks, and what to do about it."""
 
 import pytest
 

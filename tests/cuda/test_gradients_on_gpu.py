@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("requires_gpu")
 
 @pytest.fixture(autouse=True)
 def through_cuda(monkeypatch):
-    """Makes the tests run flash_gradients() on MLX's default device. It has no schedules, so `schedule` is ignored."""
+    """Makes the tests run flash_gradients() on MLX's default device. Only the emulator needs `schedule`."""
     monkeypatch.setattr(of_kernels, "run", lambda call, schedule="": flash_gradients(call))
     monkeypatch.setattr(of_kernels, "behind_a_forward", flash_gradients)
 
@@ -41,7 +41,7 @@ globals().update(
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_the_same_bits_again(rng, dtype, dim):
-    """Gradients must have the same bits if evaluated alone or with others, whose kernels may run at the same time."""
+    """Gradients must have the same bits whether MLX evaluates them alone or together with other gradients."""
     calls = [
         of_core.with_options(
             draw_call(rng, batch=(2,), heads=6, kv_heads=2, length=length, key_len=330, dim=dim, dtype=dtype),

@@ -1,4 +1,4 @@
-"""For 16-bit queries and 4- or 8-bit keys, the kernels with tensor cores give the result of float32, rounded.
+"""For 16-bit queries and 4- or 8-bit keys, tensor-core kernels give the float32 result, rounded to 16 bits.
 
 The tests run the kernels on the CPU, and on a GPU if there is one.
 """
@@ -71,7 +71,7 @@ def test_is_float32s(rng, attention, kernel, length, group, dtype, group_size, b
     assert_is_float32s(attention, query, key, value, None, given.pop("mask"), how=how, kernel=kernel, **given)
 
 
-# Queries that cannot be copied 16 bytes at a time: the number of columns of an array, and those that are the queries.
+# Queries that cannot be copied 16 bytes at a time: columns of the whole array, slice of columns that are the queries.
 APART, MISALIGNED = (192, slice(0, None, 2)), (97, slice(1, None))
 
 
@@ -89,7 +89,7 @@ def test_strides(rng, attention, queries, view, kernel, length, group):
 @pytest.mark.parametrize("key_len", [256, 333])
 @pytest.mark.parametrize("group_size", GROUP_SIZES)
 def test_caches_of_mlx_lm_are_copied_by_16_bytes(requires_clang, rng, group_size, key_len, kernel, length, group):
-    """Results must be right without the code that copies rows in smaller pieces, even if a row has only one scale."""
+    """Copies of mlx-lm's caches must not need the code for pieces smaller than 16 bytes, which this test removes."""
     how = {"group_size": group_size, "bits": 4}
     cache = [quantised(rng, 1, 2, 512, group_size, dtype=mx.bfloat16, **how) for _ in range(2)]
     key, value = (tuple(x[..., :key_len, :] for x in each) for each in cache)
@@ -116,9 +116,9 @@ def test_hidden_scales_reach_nothing(rng, attention, bad, dtype, kernel, length,
 @each_bits
 @pytest.mark.parametrize("size", [2**-8, 2**8])
 def test_values_of_other_sizes(rng, attention, size, bits, dtype, kernel, length, group):
-    """If the values are multiplied by a power of two, so must `out` be.
+    """Multiplying the values by a power of two must multiply `out` by the same power.
 
-    This holds even where a probability times a quantisation scale leaves float16's range.
+    A probability times a quantisation scale may then leave float16's range.
     """
     how = {"group_size": 64, "bits": bits}
     key, value = (quantised(rng, 1, 2, 300, 64, **how) for _ in range(2))
@@ -131,7 +131,7 @@ def test_values_of_other_sizes(rng, attention, size, bits, dtype, kernel, length
 @calls
 @each_bits
 def test_numbers_of_any_size(rng, attention, bits, kernel, length, group):
-    """Results must be right for very large and small queries and scales, and for large values, without an overflow."""
+    """Very large and very small queries and scales, and large values, must give right results without overflow."""
     how = {"group_size": 64, "bits": bits}
     query = normal(rng, 1, 2 * group, length, 64, dtype=mx.bfloat16)
     key, value = (quantised(rng, 1, 2, 600, 64, **how) for _ in range(2))

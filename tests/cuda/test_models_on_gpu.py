@@ -18,9 +18,8 @@ from tests.patch.model_configs import config, random_model
 pytestmark = pytest.mark.usefixtures("requires_gpu", "nothing_is_left")
 
 PROMPT, STEPS, PADDING = 100, 4, [0, 17, 70]
-# The families have, in this order: grouped heads; normalised queries and keys; soft-cap; windows; windows and sinks;
-# latent attention, whose values have another head_dim. All experts are chosen, so that rounding cannot change the
-# choice.
+# In this order, the models have grouped heads; normalised queries and keys; soft-cap; windows; windows and sinks;
+# latent attention (values with another head_dim). All experts are chosen, so that rounding cannot change the choice.
 FAMILIES = {
     "qwen2": {"hidden_size": 512},
     "qwen3": {"head_dim": 80},
@@ -44,10 +43,10 @@ gather_mm = mx.gather_mm  # MLX's function, which unsorted_experts() replaces
 
 @pytest.fixture(autouse=True)
 def unsorted_experts(monkeypatch):
-    """Keeps MLX from its code for sorted experts, which sometimes reads wrong rows, also without the patch.
+    """Turns off MLX's code for sorted experts, which sometimes reads wrong rows, with and without the patch.
 
-    test_sorted_experts() has the cause: an axis of length one with stride 1. expand_dims() gives the biases of experts
-    such an axis. The sum of an output and its bias may be written into the bias's memory, with the bias's strides.
+    It reads wrong rows if an array has an axis of length one with stride 1 (see test_sorted_experts). expand_dims()
+    gives the biases of experts such an axis. MLX may store an output plus its bias with the strides of the bias.
     """
     monkeypatch.setattr(mx, "gather_mm", lambda *args, sorted_indices, **options: gather_mm(*args, **options))
 
@@ -103,7 +102,7 @@ def assert_kernels_ran(prefill="cuda_prefill"):
 
 
 def differences(on, off, off_again):
-    """A message that names the tokens whose logits differ, and says whether the unpatched model repeats its logits."""
+    """A message that names the tokens whose logits differ. It also compares the unpatched model's two results."""
     near = np.array(mx.abs(on - off).max(axis=(0, 2)) < 1e-4 * mx.abs(off).max())  # False for NaN
     again = f"off is what it is again: {close(off_again, off)}, and close to on: {close(on, off_again)}"
     return f"tokens {np.flatnonzero(~near).tolist()}; {again}"
@@ -143,10 +142,10 @@ def test_left_padded_batches(family):
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
 @pytest.mark.parametrize("bits", [4, 8])
 def test_quantised_cache(monkeypatch, bits, dtype):
-    """The model has one layer, so its keys do not depend on attention, and the patch does not change their bits.
+    """The model has one layer, so its keys do not depend on attention. The patch cannot change them.
 
-    mlx-lm's own attention fails on CUDA (see the next test), so it runs on the CPU here. It runs in float32, because
-    MLX's CPU adds bfloat16 products in bfloat16, which is too inexact.
+    mlx-lm's own attention fails on CUDA (see the next test), so it runs on the CPU here. There it must compute in
+    float32, because MLX's CPU backend adds bfloat16 products in bfloat16, which is too inexact.
     """
     own = base.quantized_scaled_dot_product_attention
 
@@ -199,7 +198,7 @@ def test_streams_change_no_logits(work):
 
 
 def test_compiled_calls():
-    """A compiled call must have the bits of an uncompiled one."""
+    """A compiled call must give the same bits as an uncompiled call."""
     mx.enable_compile()
     q, k, v = (normal(seed, 1, heads, PROMPT, 64) for seed, heads in enumerate((4, 2, 2)))
 

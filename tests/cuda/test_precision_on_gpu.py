@@ -1,6 +1,6 @@
-"""On a GPU, precision="input" adds at most the error of one rounding.
+"""On a GPU, precision="input" may add the error of one rounding to a result.
 
-It adds an error only where probabilities go into 16-bit tensor cores.
+It adds this error only in kernels that give probabilities to 16-bit tensor cores.
 """
 
 import mlx.core as mx
@@ -18,7 +18,7 @@ PRECISIONS = ("float32", "input")
 
 
 def unreadable(x):
-    """Reverses the rows in memory. On compute capability 9.0, the kernel's version for other GPUs then runs."""
+    """Stores the rows in reverse order, which Hopper's version of the kernel cannot read. Another version then runs."""
     return mx.contiguous(x[..., ::-1, :])[..., ::-1, :]
 
 

@@ -1,4 +1,4 @@
-"""All kernels that a kind of call runs are compiled when the attention kernel for this kind is chosen."""
+"""When the attention kernel for a call is chosen, all kernels that the call will run are compiled."""
 
 import mlx.core as mx
 import pytest
@@ -23,7 +23,7 @@ def checked(unchecked, monkeypatch, tmp_path):
 
 
 def test_a_refusal_is_an_error_while_there_is_a_choice():
-    for _ in range(2):  # the second call fails, too, because a refused kernel does not count as prepared
+    for _ in range(2):  # the second call fails, too: a refused kernel is not remembered as compiled
         with pytest.raises(ValueError, match="the driver's own words"):
             launches.decision(lowered_call(dim=72), refuses=True)
 

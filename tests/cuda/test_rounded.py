@@ -1,4 +1,4 @@
-"""With precision="input", CUDA's kernels for many queries round P once to 16 bits, and the gradient's also round dS."""
+"""With precision="input", CUDA's kernels for many queries round P to 16 bits. Gradient kernels also round dS."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ def unchanged(source: str) -> str:
 
 
 def roundings(got: mx.array, exact: np.ndarray) -> float:
-    """The root mean square of the error, divided by that of the error which rounding the exact result has."""
+    """The root mean square error of `got`, divided by that of the exact result rounded to the same dtype."""
     rounded = to_numpy(mx.array(exact.astype(np.float32)).astype(got.dtype))
     return float(np.sqrt(np.mean((to_numpy(got) - exact) ** 2) / np.mean((rounded - exact) ** 2)))
 
@@ -66,7 +66,7 @@ def test_the_error_is_that_of_one_rounding(rng, kernel, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("mask", [None, "causal"])
-@pytest.mark.parametrize("length", [100, 300])  # less than a block of any kernel, and more than one
+@pytest.mark.parametrize("length", [100, 300])  # fewer queries than a kernel's block has, and more
 def test_the_rule_of_every_kernel_holds(rng, length, mask, kernel, dtype):
     arrays = draw(rng, length=length, key_len=length + 100, dim=64, dtype=dtype)
     assert_matches_reference(*arrays, mask=mask, kernel=f"{kernel}_rounded", attention=flash_attention)
@@ -107,7 +107,7 @@ def test_gradients_in_float32_have_the_same_bits(rng, capability):
         assert_same_bits(getattr(by_input, name), getattr(by_float32, name))
 
 
-# --- Faults: a kernel that always, or never, splits probabilities into two 16-bit parts ------------------------
+# --- Faults: kernels that always use one 16-bit part of a probability, or always two parts ---------------------
 
 FORWARD = {"cuda_prefill": "rows.template attend<{}>", "cuda_prefill_hopper": "uint probabilities[KEYS / 16][{}][4];"}
 BACKWARD = {
@@ -117,7 +117,7 @@ BACKWARD = {
 
 
 def always(parts: int, text: str):
-    """Returns an edit of a kernel's source. It replaces the number of parts in `text`, which is PARTS, by `parts`."""
+    """Returns an edit of a kernel's source that replaces `text.format("PARTS")` by `text.format(parts)`."""
     planted = []
 
     def edit(source: str) -> str:

@@ -10,7 +10,7 @@ import pytest
 pytestmark = pytest.mark.usefixtures("requires_gpu")
 
 SANITIZER = shutil.which("compute-sanitizer")
-# report() sets DIM, LENGTH and HEADS (of the queries; keys have half as many). 72 keys do not fill whole tiles.
+# report() sets DIM, LENGTH and the number of query HEADS. Keys have half as many heads. 72 keys fill no whole tiles.
 START = """
 import mlx.core as mx
 from flashattn_core import flash_attention, quantized_flash_attention
@@ -66,7 +66,7 @@ mx.eval(kernel(inputs=[mx.zeros(64)], **shape))
 
 
 def report(tool, program, **names):
-    """Returns the tool's report on the kernels with "cuda_" in their names. `names`: variables of the program."""
+    """Runs `program` with the variables `names`. Returns the tool's report on kernels with "cuda_" in their names."""
     if SANITIZER is None:
         pytest.skip("no compute-sanitizer: it comes with NVIDIA's CUDA toolkit")
     given = "".join(f"{name} = {value!r}\n" for name, value in names.items())

@@ -1,4 +1,4 @@
-"""On compute capability 9.0, several blocks share the keys of cuda_prefill's last rows to fill the whole GPU."""
+"""On Hopper, cuda_prefill splits the keys of its last query rows among several blocks, to fill the whole GPU."""
 
 import mlx.core as mx
 import pytest
@@ -49,7 +49,7 @@ def test_all_other_blocks_have_all_their_keys(call):
 @pytest.mark.parametrize("length", [1, 70])
 @pytest.mark.parametrize("mask", [None, "causal", "key range", "bool"])
 def test_the_result_is_that_of_all_keys(rng, mask, length, dim):
-    """With the key range, the second sequence of the batch sees only keys of the last chunk."""
+    """The key-range mask hides all keys but those of the last chunk from the second sequence of the batch."""
     sizes = {"batch": (2,), "heads": 2, "kv_heads": 1, "length": length, "key_len": MANY, "dim": dim}
     arrays = draw(rng, **sizes, dtype="bfloat16")
     if mask == "key range":
@@ -69,7 +69,7 @@ def test_rows_that_see_nothing_are_zero(rng):
 
 @harness
 def test_hidden_nan_reaches_nothing(rng):
-    """The tile with the hidden key also has visible keys. So merged rows are not finite, and must be computed again."""
+    """The hidden key is in a tile with visible keys. So rows become NaN, and the kernel must compute them again."""
     query, *stored = draw(rng, length=20, key_len=MANY, dim=64, dtype="float16")
     hidden = mx.arange(MANY) == 700
     out, clean = (

@@ -17,7 +17,7 @@ LIST_BYTES = 8 * 1024
 
 
 def forward(keys, dtype=mx.bfloat16, capability=90):
-    """The launch that computes attention. It has the most shared memory. Other launches copy keys, or merge."""
+    """Returns the launch that computes attention. It uses the most shared memory."""
     with launches.shared_memory(227, capability):
         found = described("cuda_prefill", heads=2, keys=keys, dtype=dtype, mask=mx.ones((1, keys), mx.bool_))
     return max(found, key=lambda launch: launch["dynamic_shared"])
@@ -46,7 +46,7 @@ def test_a_list_that_is_too_long_leaves_out_the_map():
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_the_gradient_fits(rng, dtype):
     call = draw_call(rng, heads=4, length=300, key_len=300, dim=128, dtype=dtype)
-    for mask in (mx.ones((300, 300), mx.bool_), mx.ones((4, 300, 300), mx.bool_)):  # one list; one for each head
+    for mask in (mx.ones((300, 300), mx.bool_), mx.ones((4, 300, 300), mx.bool_)):  # one mask; one mask per head
         with launches.shared_memory(227, 90):
             found = metal_backward.described(replace(call, mask=mask), device="cuda")
         assert any(has_map(launch) for launch in found)

@@ -46,17 +46,17 @@ def models(tmp_path_factory, texts):
 
 
 @pytest.fixture(autouse=True)
-def one_gpu():  # no test notices when MLX no longer fails with two GPUs
+def one_gpu():  # not needed once MLX can train where it sees two GPUs
     if mx.device_count(mx.gpu) > 1:
         pytest.skip("MLX's own training fails where it sees two GPUs: CUDA_VISIBLE_DEVICES=0")
 
 
 @pytest.fixture
 def train(monkeypatch, models, texts, tmp_path):
-    """train(dtype, fine_tune_type, **settings) returns each step's loss, which is not rounded as in the printed report.
+    """train(dtype, fine_tune_type, **settings) returns each step's loss, unrounded.
 
-    By default it uses plain gradient descent, because Adam divides by the size of a gradient: where a gradient is
-    nearly zero, its rounding error would change the weights as much as the gradient itself.
+    By default it uses plain gradient descent. Adam would divide each gradient by its size, and so amplify the rounding
+    errors of gradients that are nearly zero.
     """
 
     def run(dtype, fine_tune_type, **settings):
@@ -87,10 +87,10 @@ def apart(losses, others):
     ids=lambda value: {True: "compiled", False: "plain"}.get(value, str(value)),
 )
 def test_the_same_losses(train, dtype, fine_tune_type, compiled):
-    """mlx-lm compiles its steps by default. This takes long on a GPU, so only one case compiles.
+    """Only one case compiles its steps, as mlx-lm does by default, because this takes long on a GPU.
 
-    In bfloat16 each step builds on the rounding of earlier steps, with and without the patch. So each loss is
-    compared with float32's: its error may be twice that of the step without the patch, plus one rounding.
+    In bfloat16, rounding errors add up over the steps, with and without the patch. So each loss is compared with the
+    loss in float32. The patch's error may be twice the error without the patch, plus one rounding.
     """
     (mx.enable_compile if compiled else mx.disable_compile)()
     off, on = off_and_on(lambda: train(dtype, fine_tune_type))

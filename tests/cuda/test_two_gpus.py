@@ -1,4 +1,4 @@
-"""Two GPUs give the results of one GPU. mlx.launch starts one process for each GPU, which communicate by NCCL."""
+"""Two GPUs give the results of one GPU. mlx.launch starts a process for each GPU. The processes communicate by NCCL."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from tests.patch.two_ranks import launch
 
 SHARDED = Path(__file__).with_name("sharded_model.py")
 EVALUATE = "from flash_evals.cli import main; main()"
-TIE = 1e-4  # rounding decides between tokens whose logprobs are this close, since two ranks add in another order
+TIE = 1e-4  # logprobs this close may change their order, because two ranks add numbers in another order
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def on_one(*program):
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen2"])
 def test_a_model_whose_heads_are_shared_out(model_type):
-    """Up to the first tie, both ranks must give the tokens of one GPU. They must call the same kernels as often."""
+    """Both ranks must give the tokens of one GPU, up to the first tie, and must count the same calls of kernels."""
     alone = on_one(SHARDED, model_type)
     stdout, stderr = on_two(SHARDED, model_type)
     ranks = sorted((json.loads(line) for line in stdout.splitlines()), key=lambda rank: rank["rank"])
@@ -52,7 +52,7 @@ def test_a_model_whose_heads_are_shared_out(model_type):
 
 
 def test_the_same_perplexity(tmp_path):
-    """Two ranks share three batches of up to four windows, so that one rank has no batch at the end."""
+    """The text has three batches of up to four windows. Rank 0 evaluates two of them, and rank 1 evaluates one."""
     paths = [tmp_path / f"{n}.json" for n in (1, 2)]
     for path, run in zip(paths, (on_one, on_two), strict=True):
         said = run("-c", EVALUATE, "perplexity", "--context", "256", "--max-windows", "9", "--json", str(path))

@@ -67,7 +67,7 @@ def test_quantised_keys_are_no_hoppers():
 
 BY_OTHERS = {
     "float32 of large heads": ((1, 2, ROWS, 136), ROWS, mx.float32),
-    # Without keys: the driver refuses a tensor map of an empty array, and a launch that would copy no rows.
+    # The driver refuses tensor maps of empty arrays, and launches that would copy no rows.
     "no keys": ((1, 1, ROWS, COLUMNS), 0, mx.bfloat16),
     "no keys, float32": ((1, 1, ROWS, COLUMNS), 0, mx.float32),
     "batches of two dimensions": ((2, 3, 2, ROWS, COLUMNS), ROWS, mx.bfloat16),

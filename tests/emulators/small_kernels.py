@@ -1,4 +1,4 @@
-"""Compiles and runs small kernels, a few lines each, for the tests of the harness."""
+"""Compiles and runs kernels of a few lines, for the tests of the emulator."""
 
 from collections.abc import Collection, Iterable, Mapping
 from functools import cache
@@ -22,7 +22,7 @@ def compile_text(text: str) -> Program:
 
 
 def run_text(text: str, kernel: str = "k", **options: Any) -> Result:
-    """Runs a kernel of this text. It has one threadgroup of 32 threads, unless `options` set other sizes."""
+    """Runs a kernel of this source text, by default in one threadgroup of 32 threads."""
     return compile_text(text).run(kernel, **{"grid": (1, 1, 1), "threadgroup": (32, 1, 1), **options})
 
 
@@ -39,10 +39,10 @@ def run(
 ) -> Result:
     """Runs a kernel with this body, which may use thread_index, lane, simdgroup and group.
 
-    Messages count lines from the body's first line, which is line 1.
+    In error messages, the body's first line is line 1.
 
-    `together`: bodies that are compiled in the same program. Many bodies take hardly longer to compile than one.
-    `buffers`: without any, buffer 0 has 256 zeros.
+    `together`: more bodies for the same program, because compiling many at once takes hardly longer than one.
+    `buffers`: by default, buffer 0 with 256 zeros.
     """
     bodies = list(dict.fromkeys([*together, body]))
     kernels = [

@@ -1,4 +1,4 @@
-"""Accesses out of bounds, even by one byte, writes to constants, stack overflows and endless loops are errors."""
+"""The emulator reports accesses out of bounds, writes to constants, stack overflows and endless loops."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ OUTSIDE = {
     "*(device float*)(ulong)(thread_index + 16) = 1;": "wild write of 4 bytes at 0x10, in no buffer",
     "float mine[4]; threadgroup ulong x[1]; if (thread_index == 0) x[0] = (ulong)mine;"
     "threadgroup_barrier(mem_flags::mem_threadgroup); if (thread_index == 1) ((thread float*)x[0])[0] = 1;"
-    "out[thread_index] = mine[thread_index % 4];": "wild write",  # to another thread's variable
+    "out[thread_index] = mine[thread_index % 4];": "wild write",  # thread 1 writes a variable of thread 0
 }
 INSIDE = "out[thread_index] = in[n - 1 - thread_index];"
 

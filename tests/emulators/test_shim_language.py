@@ -43,7 +43,7 @@ def test_threadgroup_variables():
 
 
 def test_vectors():
-    """Constructors of vectors convert values, they do not copy bits. The source may have another name for a type."""
+    """Constructors of vectors convert values instead of copying bits, also through aliases of vector types."""
     text = """typedef short2 Pair;
         kernel void k(device float* out [[buffer(0)]], uint i [[thread_index_in_threadgroup]]) {
           float2 a = float2(1.5f, 2), b = vec<float, 2>(3), c = float2(Pair(4, 5));

@@ -12,7 +12,7 @@ SPECIAL = [0.0, -0.0, np.inf, -np.inf, 6e-8, 65504, 65520, 3.38e38, 3.4e38, 1 + 
 
 
 def compute(type_, expression, *operands):
-    """Computes an expression of x (and y, z), element by element, in this type."""
+    """Computes an expression of x (and y, z) for each element, in the type `type_`."""
     arrays = [as_numpy(operand) for operand in operands]
     arguments = f"device {type_}* out [[buffer(0)]], constant int& n [[buffer(1)]]"
     values = ""
@@ -35,7 +35,7 @@ def test_conversion_from_float(rng, type_):
 
 @pytest.mark.parametrize("type_", TYPES)
 def test_every_operation_rounds(rng, type_):
-    """No excess precision: (x * y) + z is not computed in float."""
+    """The product x * y must be rounded before z is added."""
     x, y, z = (mx.array(rng.standard_normal(500)).astype(TYPES[type_]) for _ in range(3))
     wide = lambda a: a.astype(mx.float32)  # noqa: E731
     product = (wide(x) * wide(y)).astype(TYPES[type_])

@@ -1,8 +1,7 @@
 """Under every schedule, the emulator reports a race in a random program if and only if has_race() finds one.
 
-Each thread follows its row of a table: in each step it reads a cell of memory, writes one or does nothing. All threads
-pass the same barriers and SIMD-group operations. has_race() compares all pairs of accesses, but the emulator remembers
-only a few accesses for each cell.
+In each step, a thread reads a memory cell, writes a memory cell or does nothing. All threads pass the same barriers and
+SIMD-group operations. has_race() compares all pairs of accesses. The emulator remembers few accesses to each cell.
 """
 
 from itertools import combinations
@@ -37,7 +36,7 @@ def draw(seed):
 
 
 def has_race(kinds, cells, between):
-    # The accesses are to device memory. Code 3 is a barrier for threadgroup memory, so it does not order them.
+    # All accesses are to device memory, so a barrier for threadgroup memory (code 3) orders none of them.
     epoch = np.concatenate([[0], np.cumsum(between == 2)])
     accesses = [
         (group, thread, step, kinds[group, thread, step], cells[group, thread, step])

@@ -34,7 +34,7 @@ def test_undefined_buffer():
     [
         ("out[thread_index] = 1;", 16),
         ("if (thread_index >= 5) out[thread_index] = 1;", 5 + 16),
-        ("((device half*)out)[2 * thread_index] = 1;", 80),  # an element of which only a part is written is unwritten
+        ("((device half*)out)[2 * thread_index] = 1;", 80),  # a partly written element counts as unwritten
     ],
 )
 def test_unwritten_outputs_are_counted(body, unwritten):

@@ -39,7 +39,7 @@ class Built:
 
 @pytest.fixture(scope="session")
 def run() -> Run:
-    """Runs one of the programs in its own environment, with the packages that the program names."""
+    """Returns a function that runs one of the programs with `uv run`, and with the packages that the program names."""
     uv = os.environ.get("UV") or shutil.which("uv")
     if uv is None:
         pytest.skip("uv is missing: python3 -m pip install uv")
@@ -55,7 +55,7 @@ def run() -> Run:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks as nightly all tests that use the programs, because these fetch a 100 MB compiler and build twice."""
+    """Marks the tests that use the programs as nightly. The programs fetch a 100 MB compiler and build twice."""
     for item in items:
         if item.path.parent == Path(__file__).parent and "run" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.nightly("builds the wheel for macOS, or asks what is missing for it"))
@@ -66,5 +66,5 @@ def built(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Built:
     folder = tmp_path_factory.mktemp("macos")
     done = run("build.py", "--output", folder, "--work", folder / "work")
     wheel = next(folder.glob("*.whl"), None)
-    assert wheel is not None, done.stdout + done.stderr  # build.py may fail, and the tests tell what is wrong
+    assert wheel is not None, done.stdout + done.stderr  # even if build.py has failed: see exit_code
     return Built(wheel, folder / "work/wheels/mlx", done.returncode, done.stdout)

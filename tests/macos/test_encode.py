@@ -1,4 +1,4 @@
-"""The Metal backend passes each launch to MLX's command encoder as described. Here the encoder prints its calls."""
+"""The Metal backend passes the described launches to MLX's command encoder. Here a fake encoder prints its calls."""
 
 import inspect
 import os
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="libmlx has the
 
 @pytest.fixture(scope="session")
 def recorder():
-    """Builds the backend's files with an encoder that prints its calls. Returns a function that runs the program."""
+    """Builds the Metal backend with the fake encoder. Returns a function that runs the built program."""
     compiler = os.environ.get("CXX") or shutil.which("c++")
     if compiler is None:
         pytest.skip("c++ is missing: apt-get install g++")
@@ -61,7 +61,7 @@ def found(pattern, text):
 
 
 def described(printed):
-    """For each launch, its description: function, role of each binding, constants and grid."""
+    """The printed description of each launch: (function, role of each binding, constants, grid)."""
     return [
         (function, {n: role for role, n in found(r"takes (\w+) (\d+) \w+", text)}, found(r"value (\S+)", text), grid)
         for function, text, grid in re.findall(r"^launch (\S+)\n(.*?)^on ([^\n]*)\n", printed, re.M | re.S)
@@ -74,7 +74,7 @@ def texts(printed):
 
 
 def told(printed):
-    """Like described(), but found in the encoder's calls. Constants have numbers, and are set once per pipeline."""
+    """The same tuples as described(), but read from the encoder's calls, which set constants once per pipeline."""
     specialised = re.findall(r"^specialise (\S+) of .* as (\S+)\n((?:constant .*\n)*)", printed, re.M)
     pipelines = {name: (function, found(r"constant (\d+) (\S+)", text)) for function, name, text in specialised}
     result = []
@@ -87,7 +87,7 @@ def told(printed):
 
 
 def arrays(printed, launch, kind):
-    """A launch's inputs or outputs, by name: (buffer, bytes). The bytes are an input's offset or an output's size."""
+    """A launch's inputs with their offsets, or its outputs with their sizes: {name: (buffer, bytes)}."""
     names = dict(found(r"takes \w+ (\d+) (\w+)", printed))
     lines = found(rf"{kind} (\d+) buffer (\d+) \w+ (\d+)", texts(printed)[launch])
     return {names[number]: (buffer, int(bytes_)) for number, buffer, bytes_ in lines}
@@ -122,7 +122,7 @@ def test_each_launch_is_told_as_it_is_described(recorder, kernel, bits):
     ("kernel", "bits", "key_row"), [("metal_prefill_reg", 0, 128), ("metal_prefill_reg", 4, 32), ("backward", 0, 128)]
 )
 def test_inputs_are_read_where_they_are(recorder, kernel, bits, key_row):
-    """Arrays that begin in the middle of a buffer must be bound with that offset, and not copied."""
+    """An array that begins in the middle of a buffer must be bound with its offset, and not copied."""
     query_len, key_len = CALLS[kernel]
     printed = recorder(kernel, query_len, key_len, bits=bits)
     for launch in (1, 2) if kernel == "backward" else (0,):
@@ -145,7 +145,7 @@ def test_two_launches_share_scratch_with_a_barrier_between(recorder):
 
 
 def test_delta_is_written_before_it_is_read_and_nothing_else_waits(recorder):
-    """dq and dkv must run concurrently, without a second barrier. MLX keeps delta, as it is the primitive's output."""
+    """After one barrier, dq and dkv must run concurrently. MLX keeps delta, which is an output of the primitive."""
     printed = recorder("backward", *CALLS["backward"])
     delta, query_len = arrays(printed, 0, "output")["delta"], CALLS["backward"][0]
     assert delta[1] == 4 * query_len * 4

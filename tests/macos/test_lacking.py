@@ -1,4 +1,4 @@
-"""If a machine lacks what building the wheel needs, the programs say so, and tests are skipped with that message."""
+"""If a machine cannot build the wheel, the programs say what is missing. Tests are skipped with this message."""
 
 import os
 

@@ -5,7 +5,7 @@ import zipfile
 import pytest
 
 
-# Up to MLX 0.31.1 a function of the device returned the encoder.
+# Up to MLX 0.31.1, the encoder came from a function of the device, not from get_command_encoder(Stream).
 @pytest.mark.parametrize(
     ("version", "missing"),
     [

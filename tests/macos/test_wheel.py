@@ -1,4 +1,4 @@
-"""As far as a machine without macOS can tell, a Mac can load the wheel for macOS that is built here."""
+"""Checks, as far as possible without macOS, that a Mac can load the wheel for macOS that is built here."""
 
 import pytest
 from release_table import releases

@@ -32,7 +32,7 @@ def total(counts: tuple[Counts, ...]) -> Counts:
 
 
 def prefill(rng: np.random.Generator, dim: int, dtype: str, length: int, causal: bool) -> dict[str, Counts]:
-    """Counts for one query head, because each threadgroup of either kernel works on a single query head."""
+    """Counts for one query head. In our kernel and in MLX's, a threadgroup works on a single query head."""
     arrays = draw(rng, heads=1, kv_heads=1, length=length, key_len=length, dim=dim, dtype=dtype)
     mask = "causal" if causal else None
     _, theirs = mlx_kernels.steel_attention(*arrays, mask=mask)
@@ -50,7 +50,7 @@ def decode(rng: np.random.Generator, dim: int, dtype: str, key_len: int) -> dict
 
 
 def visible_eighths(length: int, tile: int = 8) -> int:
-    """How many 8 x 8 blocks of queries and keys a causal mask shows, if keys are rounded up to tiles of `tile` keys."""
+    """The number of 8 x 8 blocks that a causal mask shows, if every 8 queries see keys up to a multiple of `tile`."""
     return sum((row + 8 + tile - 1) // tile * tile // 8 for row in range(0, length, 8))
 
 
@@ -64,7 +64,7 @@ def gradient(rng: np.random.Generator, dim: int, dtype: str, length: int) -> dic
     rows, pairs = GROUP * length, GROUP * visible_eighths(length)
     least = Counts(
         mma=7 * pairs * dim // 8,
-        device_read=3 * call.query.nbytes + 2 * call.key.nbytes + 2 * 4 * rows,  # out, dout, lse and delta, too
+        device_read=3 * call.query.nbytes + 2 * call.key.nbytes + 2 * 4 * rows,  # includes out, dout, lse and delta
         device_written=call.query.nbytes + 2 * call.key.nbytes + 4 * rows,
     )
     return {**run_backward(call).counts, "least": least}

@@ -6,7 +6,7 @@ import pytest
 from tests.demanded import lacking
 from tests.emulators.metal_on_cpu import MISSING
 
-# On a Mac, the tests in these files run on its GPU, and need no clang, see metal_attention.py.
+# On a Mac, the tests in these files run on the GPU and need no clang (see metal_attention.py).
 RUN_ON_A_GPU_TOO = {"test_metal_rules.py", "test_metal_kernels.py", "test_quantised_kernels.py"}
 
 

@@ -1,7 +1,7 @@
 """Runs flash_attention() and quantized_flash_attention() with Metal's or CUDA's kernels, on the CPU.
 
-The extension describes the launches as for a GPU: source text, function constants, grid, buffers with their strides and
-offsets. This module only runs what is described. On a Mac, Metal's kernels run on its GPU.
+The extension describes each launch: source text, function constants, grid, buffers with their strides and offsets. This
+module runs the described launches in the emulator. On a Mac, Metal's kernels run on the GPU instead.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ program = functools.cache(Program)
 
 
 def prepared(launch, source: str, device: str):
-    """Returns what a launch runs with: the program, the indices of its buffers by name, and its constants."""
+    """Returns a launch's compiled program, the indices of its buffers by name, and its function constants."""
     if device == "cuda":
         return CudaProgram(launch, source), {name: number for number, name in enumerate(launch["buffers"])}, {}
     return program(source), launch["numbers"], dict(enumerate(launch["constants"].values()))
@@ -40,11 +40,11 @@ class Run:
     lse: mx.array
     row_stats: mx.array
     counts: tuple[Counts, ...]  # one per launch
-    chunks: int  # into how many chunks the kernel has split the keys
+    chunks: int  # how many chunks of keys the kernel has
 
     @property
     def saved(self) -> tuple[mx.array, mx.array, mx.array]:
-        """What the forward pass saves for the backward pass."""
+        """The results that the backward pass needs."""
         return self.out, self.lse, self.row_stats
 
 
@@ -79,7 +79,7 @@ def run(
     arguments = lowered(query, key, value, scale, mask, kernel=kernel, **precision, **options)
     value_dim = value.shape[-1] if bits is None else value[0].shape[-1] * 32 // bits
     rows = query.shape[:-1]
-    if min(query.shape) == 0:  # nothing to launch, as in eval_gpu
+    if min(query.shape) == 0:  # a GPU would launch nothing
         return Run(mx.zeros((*rows, value_dim), query.dtype), mx.zeros(rows), mx.zeros(0), (), 0)
     with_lse = return_lse or device == "metal"  # Metal's kernels always write lse
     with gpu:
@@ -95,7 +95,7 @@ def run(
 
 
 def execute(described, written: dict[str, Buffer], schedule: str, edit, device: str) -> tuple[Counts, ...]:
-    """Runs the described launches. Replaces the outputs in `written` by the results, and adds scratch arrays to it.
+    """Runs the described launches. Stores their results and scratch arrays in `written`.
 
     If several launches write one output, no two may write the same element.
     """
@@ -114,7 +114,7 @@ def execute(described, written: dict[str, Buffer], schedule: str, edit, device: 
                 buffers[name] = View(np.frombuffer(memory, np.uint8), offset)
             elif name == "arrivals":  # counters, which are 0 between launches
                 buffers[name] = np.zeros(content // 4, np.uint32)
-            else:  # the size in bytes of an array that the launches write
+            else:  # an array of `content` bytes that the launches write
                 buffers[name] = written.setdefault(name, Undefined(content // 4, np.float32))
         assert min(launch["grid"]) > 0, "no GPU takes a launch without blocks"
         program, numbers, constants = prepared(launch, edit(launch["source"]), device)

@@ -1,4 +1,4 @@
-"""Computes gradients with Metal's or CUDA's kernels, on the CPU. The op computes the gradient of sinks itself."""
+"""Computes gradients with Metal's or CUDA's kernels, on the CPU. No kernel computes the gradient of sinks."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class CountedGradients(Gradients):
 
 
 def exactly_saved(call: Call) -> Saved:
-    """What an exact forward pass saves.
+    """Returns (out, lse, row_stats) as an exact forward pass saves them.
 
-    row_stats holds each row's maximum and its sum of exponentials. Any number near the maximum can take its place.
-    Here this number is lse - 2, so the sum is exp(2).
+    row_stats holds a number near each row's maximum, and the sum of exponentials relative to this number. Here the
+    number is lse - 2, so the sum is exp(2).
     """
     out, lse = call.forward()
     row_max = (lse - 2).astype(np.float32)

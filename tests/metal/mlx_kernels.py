@@ -1,6 +1,6 @@
-"""Runs MLX's own kernels on the CPU, from the headers in MLX's wheel, to compare their results and counts with ours.
+"""Runs MLX's own attention kernels in the emulator. Their source is in the headers of MLX's wheel.
 
-Query, key and value have the shapes of flash_attention's. The mask is "causal" or None; the scale is head_dim**-0.5.
+Query, key and value are shaped as for flash_attention(). The mask is "causal" or None; the scale is head_dim**-0.5.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ def program(source: str) -> Program:
 
 
 def complete(done: Result, dtype: mx.Dtype) -> Done:
-    """Returns buffer 3, the result of all kernels here, and the counts. Every element must have been written."""
+    """Returns the result, which is buffer 3 of every kernel here, and the counts. No element may be unwritten."""
     assert not any(done.unwritten.values())
     return to_mlx(done.buffers[3], dtype), done.counts
 
 
 def sdpa_vector(query: mx.array, key: mx.array, value: mx.array, mask: str | None = None) -> Done:
-    """MLX's kernel for few queries, with a threadgroup for each row."""
+    """MLX's kernel for few queries. A threadgroup computes one row of the output."""
     batch, heads, length, dim = query.shape
     arrays = [as_numpy(array) for array in (query, key, value)]
     done = program(VECTOR_SOURCE.format(type=TYPES[query.dtype], dim=dim)).run(
@@ -77,7 +77,7 @@ def _vector_constants(mask: str | None, blocks: int = 0) -> dict[int, int]:
 
 
 def sdpa_vector_2pass(query: mx.array, key: mx.array, value: mx.array, mask: str | None = None, blocks=32) -> Done:
-    """MLX's kernels for few queries and many keys: `blocks` threadgroups share a row, and a second kernel merges."""
+    """MLX's kernels for few queries and many keys. `blocks` threadgroups compute partial results."""
     batch, heads, length, dim = query.shape
     arrays = [as_numpy(array) for array in (query, key, value)]
     kernels = program(VECTOR_SOURCE.format(type=TYPES[query.dtype], dim=dim))
@@ -108,7 +108,7 @@ def sdpa_vector_2pass(query: mx.array, key: mx.array, value: mx.array, mask: str
 
 
 def steel_attention(query: mx.array, key: mx.array, value: mx.array, mask: str | None = None) -> Done:
-    """MLX's kernel for many queries, 32 in a threadgroup of 4 SIMD groups."""
+    """MLX's kernel for many queries. A threadgroup has 4 SIMD groups and computes 32 queries."""
     batch, heads, length, dim = query.shape
     kv_heads, key_len = key.shape[1:3]
     arrays = [as_numpy(array) for array in (query, key, value)]

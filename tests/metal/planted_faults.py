@@ -1,4 +1,4 @@
-"""Plants faults in kernels and asserts that they are noticed. The tests of Metal's and of CUDA's kernels share this."""
+"""Plants faults in Metal's or CUDA's kernels, and asserts that the faults are noticed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -52,7 +52,7 @@ class Fault:
         return self.lengths or ((1, 70) if "decode" in self.kernel else (33, 70))
 
     def plant(self, source: str) -> str:
-        """Returns a launch's source with the fault in it. The source of a launch of another kernel stays unchanged."""
+        """Returns `source` with the fault in it, or unchanged if it is the source of another kernel."""
         backend, _, kernel = self.kernel.partition("_")
         parts = source.split(self.old)
         if f'"{backend}/kernels/{self.source or kernel}.' not in source or len(parts) < self.occurrence + 2:
@@ -78,7 +78,7 @@ def assert_is_noticed(fault: Fault, call: Callable[[Callable[[str], str]], None]
 
 
 def replacing(old: str, new: str = "") -> Callable[[str], str]:
-    """An edit of a source that must have the text `old`."""
+    """Returns an edit that replaces `old` by `new` in a source. The source must contain `old`."""
 
     def edit(source: str) -> str:
         assert old in source
@@ -127,8 +127,8 @@ def call(fault: Fault, rng: np.random.Generator, edit: Callable[[str], str], run
         result = run(query, *stored, *args, edit=edit, **how, **options)
         return result.out, result.lse
 
-    # assert_matches_reference() would compare the error with that of an unfused formula in float32, because `key` and
-    # `value` are float32. The kernel's result is rounded to 16 bits, so its error may be larger.
+    # assert_matches_reference() would expect float32's error, because the dequantised keys and values are float32. But
+    # this result is rounded to 16 bits.
     if fault.bits is not None and fault.dtype != "float32":
         scale = options.get("scale")
         out = run(query, *stored, scale, mask, kernel=fault.kernel, edit=edit, **how).out

@@ -95,7 +95,7 @@ def test_behind_a_forward_kernel(rng, kernel):
 
 
 def assert_right_behind(rng, kernel, attention):
-    """The backward kernels must give right gradients from what this forward kernel saves."""
+    """The backward kernels must compute right gradients from the results of the forward kernel `kernel`."""
     call = draw_call(rng, heads=4, kv_heads=2, length=70, key_len=60, dim=64, dtype="float16")
     options = {"mask": "causal", "softcap": 4.0, "sinks": mx.array(rng.standard_normal(4), mx.float16)}
     saved = attention(call.query, call.key, call.value, kernel=kernel, **options).saved
@@ -153,7 +153,7 @@ def test_saved_results_of_any_strides(rng):
     test_gradients.assert_equal(results(run(call, saved=saved)), results(run(call)))
 
 
-# --- Rows and keys that nothing reaches ----------------------------------------------------------------
+# --- Hidden keys, and NaN or infinity ------------------------------------------------------------------
 
 
 def test_keys_that_no_row_sees_have_zero_gradients(rng):
@@ -167,7 +167,7 @@ def test_keys_that_no_row_sees_have_zero_gradients(rng):
 
 
 def assert_close(got, clean):
-    """Compares within a tolerance, because kernels sum tiles with NaN or infinity in another order."""
+    """Compares within a tolerance. Kernels sum a tile with NaN or infinity in another order than other tiles."""
     for own, expected, name in zip(in_numpy(got), in_numpy(clean), GRADIENTS, strict=True):
         close(own, expected, err_msg=name)
 
@@ -190,7 +190,7 @@ def test_nan_in_keys_hidden_from_all(rng, mask, poison, options):
 @pytest.mark.parametrize("dims", [(16, 16), (128, 160)], ids=str)
 @pytest.mark.parametrize("poison", [mx.nan, mx.inf])
 def test_nan_in_a_key_hidden_from_some(rng, poison, dims):
-    """Under a causal mask, the queries from the key's position on see the key."""
+    """Under a causal mask, only the queries from row 70 on see key 70."""
     call = replace(draw_call(rng, length=97, key_len=97, dim=dims[0], value_dim=dims[1]), mask="causal")
     clean, at = to_numpy(run(call).dq), (mx.arange(97) == 70)[:, None]
     for name in ("key", "value"):
@@ -204,7 +204,7 @@ def test_nan_in_a_key_hidden_from_some(rng, poison, dims):
 @pytest.mark.parametrize("poison", [mx.nan, mx.inf])
 @pytest.mark.parametrize("name", ["query", "dout"])
 def test_nan_in_a_row_reaches_only_the_keys_that_it_sees(rng, name, poison, dims):
-    """Under a causal mask, row 40 sees the keys up to its own."""
+    """Under a causal mask, row 40 sees keys 0 to 40."""
     call = replace(draw_call(rng, length=97, key_len=97, dim=dims[0], value_dim=dims[1]), mask="causal")
     dq, *of_keys = in_numpy(run(call))
     at = (mx.arange(97) == 40)[:, None]
@@ -225,7 +225,7 @@ def test_nan_in_rows_that_see_nothing_reaches_nothing(rng, poison):
     assert_close(run(replace(call, **poisoned)), run(call))
 
 
-# --- Memory, order, counts -----------------------------------------------------------------------------
+# --- Batches, schedules and counts ---------------------------------------------------------------------
 
 
 def test_batches(rng):

@@ -58,7 +58,7 @@ def test_decode_split_reads_each_key_and_value_once(rng, dtype, group, length):
 
 
 @pytest.mark.rotate(18)
-@pytest.mark.parametrize("length", [1, 8])  # 8 queries of 7 heads: through threadgroup memory; others: registers
+@pytest.mark.parametrize("length", [1, 8])  # with 8 queries of 7 heads, the kernel needs threadgroup memory
 @pytest.mark.parametrize("group", [1, 7])
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
@@ -66,13 +66,12 @@ def test_decode_split_reads_quantised_keys_and_values_once(rng, bits, dim, group
     key, value = (quantised(rng, 1, 1, 300, dim, bits=bits, dtype=mx.float16) for _ in range(2))
     query = normal(rng, 1, group, length, dim, dtype=mx.float16)
     result = run(query, key, value, kernel="metal_decode_split", bits=bits)
-    # A lane loads a run of elements at a time: 2 elements if head_dim is 64 and the kernel works through registers,
-    # else 4 elements. It reads every byte that holds bits of these elements.
+    # A lane loads `run_of` neighbouring elements at a time, and reads every byte that holds bits of these elements.
     through_registers = group * length <= 8
     run_of = 2 if dim == 64 and through_registers else 4
     words = 2 * 300 * sum(bytes_of(first * bits, run_of * bits) for first in range(0, dim, run_of))
     assert words == key[0].nbytes + value[0].nbytes or run_of * bits % 8 != 0
-    # Through registers, scales and biases are read once. Towards threadgroup memory, each run of elements reads them.
+    # Loads into registers read scales and biases once. Loads into threadgroup memory read them every `run_of` elements.
     of_groups = sum(x.nbytes for x in (*key[1:], *value[1:])) if through_registers else 2 * 300 * dim // run_of * 4
     assert result.counts[0].device_read == words + of_groups + result.chunks * query.nbytes
 
@@ -135,7 +134,7 @@ def test_hidden_blocks_of_an_array_are_not_read(rng, kernel, dtype):
     shown = (mx.arange(480) >= 70) & (mx.arange(480) < 130)
     mask = mx.broadcast_to(shown if dtype == mx.bool_ else mx.where(shown, 0.0, -mx.inf), (32, 480))
     counts = total(run(query, key, value, mask=mask, kernel=kernel).counts)
-    tiles = {"metal_prefill_tg": 4, "metal_prefill_reg": 1, "metal_rowwise": 1}[kernel]  # tiles of queries per block
+    tiles = {"metal_prefill_tg": 4, "metal_prefill_reg": 1, "metal_rowwise": 1}[kernel]  # tiles that 32 queries fill
     of_blocks = 96 * (2 * 64 * 4 * tiles + 32 * mask.itemsize)
     assert counts.device_read <= of_blocks + tiles * query.nbytes * 4 + 15 * 32 * 32 * 8
     assert counts.device_read < (key.nbytes + value.nbytes) * tiles / 2
@@ -148,11 +147,11 @@ def test_hidden_blocks_of_an_array_are_not_read(rng, kernel, dtype):
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("model", HEAD_DIMS)
 def test_gradient_beside_seven_products(rng, model, dtype):
-    """dk, dv and dq must be summed only over visible groups of 8 rows or keys. Scores and dP cover visible tiles."""
+    """dk, dv and dq must be summed over visible 8 x 8 blocks only. Scores and dP are computed for whole tiles."""
     dim = HEAD_DIMS[model]
     counts = gradient(rng, dim, dtype, 512)
     products = {kernel: each.mma * 8 // dim // GROUP for kernel, each in counts.items()}
-    rows = 16 if dtype == "float32" and dim == 128 else 32  # rows in a tile of queries, whose bytes are limited
+    rows = 16 if dtype == "float32" and dim == 128 else 32  # rows in a tile of queries: fewer if rows are large
     one, of_keys, of_rows = visible_eighths(512), visible_eighths(512, 32), visible_eighths(512, rows)
     assert products["least"] == 7 * one
     assert products["backward_delta"] == 0
@@ -189,6 +188,6 @@ def test_what_the_gradient_keeps_in_threadgroup_memory(rng, dtype, dim):
 def test_two_threadgroups_for_large_heads_repeat_the_scores(rng, dims, products, dtype):
     call = draw_call(rng, heads=1, kv_heads=1, length=64, key_len=64, dim=dims[0], value_dim=dims[1], dtype=dtype)
     counts = run_backward(call).counts
-    query_like, value_like = (8 * 8 * dim // 8 for dim in dims)  # of one product: S, dQ or dK; dP or dV
+    query_like, value_like = (8 * 8 * dim // 8 for dim in dims)  # query_like: for S, dQ or dK; value_like: for dP or dV
     assert counts["backward_dq"].mma == 2 * query_like + value_like
     assert counts["backward_dkv"].mma == (2 + products - 7) * query_like + 2 * value_like

@@ -1,4 +1,4 @@
-"""Calls with more rows or threadgroups than GPUs can count are refused, not cut off at 32 bits."""
+"""Calls with more rows or threadgroups than GPUs can count raise an error."""
 
 import flashattn_core
 import pytest

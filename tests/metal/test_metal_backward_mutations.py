@@ -1,4 +1,4 @@
-"""Each fault planted in the backward kernels is noticed, as in test_metal_mutations.py."""
+"""Each fault planted in the backward kernels is noticed, by the emulator or by a wrong result."""
 
 from dataclasses import replace
 
@@ -25,12 +25,12 @@ FAULTS = {
     "dkv: rows before they are there": Fault(DKV, BARRIER + "  // the rows are there"),
     "dkv: rows cleaned before they are read": Fault(DKV, BARRIER + "  // the rows have been read", mask="NaN"),
     "dkv: rows read before they are clean": Fault(DKV, BARRIER + "  // the rows are clean", mask="NaN"),
-    # Bounds.
+    # Accesses out of bounds.
     "dq: rows beyond the last": Fault(DQ, "if (!whole_rows && row.query >= params.query_len)", "if (false)"),
     "dkv: keys beyond the last": Fault(DKV, "if (!whole_keys && own_key >= params.key_len)", "if (false)"),
     "dkv: lse of rows beyond the last": Fault(DKV, "if (query >= params.query_len)", "if (false)"),
     "delta: rows beyond the last": Fault(DELTA, "if (query >= params.query_len)", "if (false)", occurrence=1),
-    # The mathematics.
+    # Wrong formulas.
     "a score above the maximum": Fault(DQ, "x > 0 ? 0.0f : x", "x", mask="rounded"),
     "delta: dlse's sign": Fault(DELTA, "sum -= head_of", "sum += head_of"),
     "delta left out": Fault(DQ, "dprobability - saved.delta", "dprobability"),
@@ -63,7 +63,7 @@ FAULTS = {
     "dkv, hidden NaN: weighs 0 instead of nothing": Fault(DKV, "if (!finite_tile) {", "if (false) {", mask="NaN"),
     "dkv: only one of two tiles checked": Fault(DKV, "finite_queries && finite_dout", "finite_queries", mask="NaN"),
     "hidden NaN in the products": Fault(DQ, "unmasked || probability != 0 ? gradient", "true ? gradient", mask="NaN"),
-    # Layout.
+    # Wrong elements in a lane or threadgroup.
     "dkv: dv in dk's sums": Fault(DKV, "sums + (PARTS == 1 ? kDepth : 0)", "sums"),
     "dkv, in two parts: the wrong one": Fault(DKV, "group.x % 2 == 0", "group.x % 2 == 1", dim=160, lengths=(33, 40)),
     "dkv: the transposed product's rows": Fault(
@@ -96,7 +96,7 @@ def check(fault: Fault, rng: np.random.Generator, edit, run=run) -> None:
         key = mx.where((mx.arange(key_len) == 20)[:, None], -mx.inf, call.key)
         assert not mx.isnan(run(replace(call, query=query, key=key), edit=edit).dv).any()
     elif fault.mask == "rounded":
-        # As if the forward pass had rounded scores differently. A unit in the last place of a score is at most 64.
+        # The saved maximum is at least 8 units in the last place too small, as if scores were rounded differently.
         call = replace(call, scale=1e7)
         out, lse, row_stats = exactly_saved(call)
         below = row_stats[..., 0] - 8 * 64

@@ -1,4 +1,4 @@
-"""The check that a kernel must pass before it is used accepts the Metal kernels, and finds planted faults."""
+"""flashattn-core checks kernels before it uses them. This check accepts the Metal kernels and finds planted faults."""
 
 import mlx.core as mx
 import pytest

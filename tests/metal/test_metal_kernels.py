@@ -1,4 +1,4 @@
-"""Each kernel is as exact as oracle.py demands: for each dtype, groups of 1, 2 and 7 heads, every mask and option.
+"""Each kernel's error is within oracle.py's bound, for all dtypes, masks and options, and groups of 1, 2 and 7 heads.
 
 Lengths lie below, at and above the size of each tile. Each call takes the next mask, options, lengths and schedule, so
 that each kernel runs with all of them. The emulator checks every run for races, bounds and uninitialised memory.
@@ -21,7 +21,7 @@ FEW = [(1, 63), (1, 64), (1, 65), (2, 2), (3, 129), (5, 4), (7, 7), (8, 3), (8, 
 SHORT = [(1, 1), (2, 31), (4, 32), (5, 33), (8, 8), (9, 7), (16, 65), (17, 16), (23, 64), (33, 40), (3, 95), (11, 97)]
 LONG = [(1, 1), (7, 33), (31, 31), (32, 32), (33, 64), (63, 65)]
 LONG += [(64, 63), (65, 97), (64, 1), (66, 32), (97, 31), (8, 96)]
-# For kernels that have other tiles for many queries.
+# More lengths for metal_prefill_reg, which has other tiles for many queries.
 LONGER = [(65, 65), (66, 127), (127, 64), (128, 128), (129, 33), (80, 16), (96, 15), (72, 17)]
 
 CASES = {
@@ -94,7 +94,7 @@ def kernels_and_dims(kernels, up_to_256, above):
     ids=str,
 )
 def test_head_dims(rng, kernel, dims):
-    lengths = [CASES[kernel][5], (66, 65)] if kernel == "metal_prefill_reg" else [CASES[kernel][5]]  # few, many queries
+    lengths = [CASES[kernel][5], (66, 65)] if kernel == "metal_prefill_reg" else [CASES[kernel][5]]
     for length, key_len in lengths:
         for dtype in ("float32", "bfloat16"):
             sizes = {"length": length, "key_len": key_len, "dim": dims[0], "value_dim": dims[1]}
@@ -102,13 +102,13 @@ def test_head_dims(rng, kernel, dims):
             assert_matches_reference(query, key, value, mask="causal", kernel=kernel, attention=flash_attention)
 
 
-# --- With quantised keys and values, too ------------------------------------------------------------------
+# --- Plain and quantised keys and values ------------------------------------------------------------------
 
 QUANTISED = [kernel for kernel in CASES if kernel != "metal_prefill_tg"]
 
 
 def operands(rng, heads, length, key_len, dim=64, bits=None):
-    """Query, key and value as the kernel takes them, and as float32 arrays, dequantised if `bits` is given."""
+    """Returns (query, key, value) for the kernel, quantised if `bits` is given, and as float32 for the reference."""
     query, key, value = draw(rng, heads=heads, kv_heads=1, length=length, key_len=key_len, dim=dim)
     if bits is None:
         return (query, key, value), (query, key, value)

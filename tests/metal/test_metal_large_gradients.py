@@ -1,7 +1,7 @@
-"""Gradients of rows with a large maximum are exact, although next to it a float32 lse loses the sum's logarithm.
+"""Gradients of rows with a large maximum are exact. There, lse in float32 would lose the logarithm of the row's sum.
 
-The forward kernels save each row's maximum and sum as two numbers, from which the backward kernels compute the
-probabilities. For that, forward and backward kernels must round scores in the same way.
+So the forward kernels save each row's maximum and sum separately. The backward kernels compute probabilities from both,
+which requires that forward and backward kernels round scores in the same way.
 """
 
 import math
@@ -19,9 +19,9 @@ DECODE, PREFILL = "metal_decode_split", "metal_prefill_reg"
 ROUNDING = {"float32": 2.0**-22, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 
-@pytest.fixture(params=["metal"])  # this name is a part of the seed of the random numbers
+@pytest.fixture(params=["metal"])  # the seed of `rng` depends on this name
 def gradients(request):
-    """Computes a call's gradients from the results of the forward kernel for its number of queries."""
+    """Computes gradients from the results of a forward kernel: DECODE for up to 8 queries, PREFILL for more."""
 
     def of(query, key, value, dout, scale):
         kernel = DECODE if query.shape[-2] <= 8 else PREFILL
@@ -43,9 +43,9 @@ def exact(query, key, value, dout, scale) -> tuple[np.ndarray, ...]:
 
 
 def assert_obey_the_rule(got, query, key, value, dout, scale, dtype="float32") -> None:
-    """The error may be twice that of the unfused formula, plus a rounding of dout . out, times scale and key.
+    """The error may be twice the unfused formula's error, plus the error from rounding delta.
 
-    The unfused formula does not compute dout . out, so its error does not include that rounding.
+    The unfused formula does not compute delta (the product of dout and out), so its error includes no such rounding.
     """
     wide = [x.astype(mx.float32) for x in (query, key, value)]
     _, by_unfused = mx.vjp(lambda *arrays: unfused(*arrays, scale)[0], wide, [dout.astype(mx.float32)])

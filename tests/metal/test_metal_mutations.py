@@ -1,6 +1,6 @@
-"""Each fault that is planted in the kernels is noticed, by a check of the harness or by a wrong result.
+"""Each fault planted in the kernels is noticed, by the emulator or by a wrong result.
 
-This tests the checks. A fault that goes unnoticed here would also go unnoticed if a change of the kernels made it.
+This tests the tests of the kernels.
 """
 
 import pytest
@@ -38,7 +38,7 @@ FAULTS = {
     "split: a tile over the previous one": Fault(SPLIT, SHARED_BARRIER, occurrence=0, lengths=(8, 70)),
     "split: tiles before they are there": Fault(SPLIT, SHARED_BARRIER, occurrence=1, lengths=(8, 70)),
     "reg: a barrier in a branch": Fault(REG, BARRIER + "  // the values are there", "if (own.end > first) " + BARRIER),
-    # Bounds.
+    # Accesses out of bounds.
     "loader: one row too many": Fault(REG, "columns, row < rows", "columns, row <= rows", mask=None),
     "loader: one column too many": Fault(REG, "first + i < columns", "first + i <= columns", dim=39),
     "reg: rows beyond the last": Fault(REG, "if (!whole_rows && row.query >= params.query_len)", "if (false)"),

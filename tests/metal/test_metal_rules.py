@@ -1,6 +1,6 @@
 """The Metal kernels pass the core's own tests.
 
-Each test runs three times, each time with another pair of kernels for few and many queries, and another schedule.
+Each test runs with three pairs of kernels (one for few queries, one for many). Each pair has its own schedule.
 """
 
 import functools

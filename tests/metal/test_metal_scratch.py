@@ -10,7 +10,7 @@ MANY_ROWS = [(1, 128, 1, 8, 8192, 512), (8, 128, 1, 8, 8192, 512), (64, 64, 8, 8
 
 
 def chunks_within_bound(kernel, shape):
-    """Asserts the bound. Returns the number of chunks into which the keys are cut."""
+    """Asserts that partial results need at most 16 MiB, or as much as one chunk. Returns the number of chunks."""
     batch, heads, kv_heads, length, keys, dim = shape
     sizes = {"batch": batch, "heads": heads, "kv_heads": kv_heads, "length": length, "keys": keys, "dim": dim}
     launch = described(kernel, **sizes, mask=None, is_huge=True)[0]

@@ -1,4 +1,4 @@
-"""MLX's own attention kernels, which work on GPUs, agree with float64 here. So the emulator computes like a GPU."""
+"""MLX's own attention kernels agree with float64 in the emulator. This tests the emulator."""
 
 import pytest
 from flashattn_core.reference import reference_attention

@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 
 
 class CudaProgram(Program):
-    """A program with the kernel of one launch. `launch` describes the launch, as tests/launches does."""
+    """A compiled program for one launch. `launch` describes the launch (see tests/launches)."""
 
     def __init__(self, launch: Mapping[str, Any], source: str) -> None:
         def translated():

@@ -1,8 +1,8 @@
-"""Translates the source of a CUDA launch to C++: the constructs for which headers are not enough.
+"""Translates the source of a CUDA kernel to C++. The shim's headers handle most constructs, but three need new text:
 
 1. `asm("cvt.rn.f16.f32 %0, %1;" : "=h"(a) : "f"(b))` becomes a call, `ptx::cvt_rn_f16_f32(a, b)`.
 2. Variables in shared memory become references to the runtime's memory.
-3. The kernel is registered, with its arrays as buffers.
+3. Appended code registers the kernel, with its arrays as buffers.
 """
 
 from __future__ import annotations
@@ -96,10 +96,7 @@ def _call_instructions(text: str) -> str:
 
 
 def _call(statement: str) -> str:
-    """The call that replaces an asm statement.
-
-    The function is named after the instruction with the longest name. Its arguments are the operands.
-    """
+    """The call that replaces an asm statement. It calls the function of the instruction with the longest name."""
     template, operands = _split(statement)
     instructions = "".join(re.findall(r'"([^"]*)"', template))
     names = re.findall(r"[a-z]\w*(?:(?:\.|::)\w+)+", instructions)

@@ -1,4 +1,4 @@
-"""A fake CUDA driver and a fake NVRTC, whose answers a test chooses, and a program that runs csrc/cuda with them."""
+"""A program that runs csrc/cuda with a fake CUDA driver and a fake NVRTC. Tests choose what these two answer."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def _make(folder: Path) -> None:
 
 
 def said(kernel: str = "kernel", shared: int = 0, software: str = "new", **answers: str) -> str:
-    """What program.cpp prints when it loads this kernel. `answers`: environment variables that libraries.cpp reads."""
+    """Returns what program.cpp prints. libraries.cpp reads `answers` as environment variables."""
     folder = built(_make, "fake GPU", contents(HERE, CSRC, patterns=("*.cpp", "c*/*.h", "gpu/*.*", "cuda/*.cpp")))
     libraries = {"LD_LIBRARY_PATH": str(folder / software)}
     environment = {"FLASHATTN_CACHE": "", "XDG_CACHE_HOME": "", "HOME": "", **libraries, **answers}

@@ -1,5 +1,5 @@
-// A fake CUDA driver and NVRTC, with the functions that csrc/cuda calls. If an environment variable has the name of a
-// function, its value is the error code that the function returns. With -DOLD_DRIVER, cuTensorMapEncodeTiled() is
+// A fake CUDA driver and NVRTC, with the functions that csrc/cuda calls. An environment variable with the name of a
+// function sets the error code that this function returns. With -DOLD_DRIVER, cuTensorMapEncodeTiled() is
 // missing.
 #include <cstdio>
 #include <cstdlib>

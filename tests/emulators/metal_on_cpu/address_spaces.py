@@ -1,7 +1,4 @@
-"""Checks the address spaces of a source's pointers. Clang reads the source as C++ for OpenCL, which has address spaces.
-
-Nothing runs.
-"""
+"""Checks the address spaces of a source's pointers with clang, which reads the source as C++ for OpenCL."""
 
 from __future__ import annotations
 
@@ -39,7 +36,7 @@ def check_address_spaces(source: str) -> None:
         flags = [*FLAGS, "-I", toolchain.HERE / "shim", path]
         checked = toolchain.clang(flags)
         wrong = checked.stderr if checked.returncode else ""
-        if not wrong:  # clang accepts pointers without an address space, and takes their space for __generic
+        if not wrong:  # clang accepts a pointer without an address space, and assumes __generic
             tree = toolchain.clang([*flags, "-w", "-Xclang", "-ast-dump", "-fno-color-diagnostics"])
             places = dict.fromkeys(_generic_pointers(tree.stdout, str(folder)))
             wrong = "\n".join(f"{place}: a pointer without an address space" for place in places)
@@ -68,9 +65,9 @@ def _local_variable(type_: str, name: str, dimensions: str) -> str:
 
 
 def _generic_pointers(tree: str, folder: str) -> list[str]:
-    """Where pointers to __generic are declared, outside of the shim.
+    """Returns the places (file:line) where the source declares pointers to __generic.
 
-    tree: clang's syntax tree. It names the file of a declaration only if the one before is in another file.
+    tree: clang's syntax tree. It names a declaration's file only if the previous declaration is in another file.
     """
     found = []
     file = line = ""

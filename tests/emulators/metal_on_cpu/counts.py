@@ -7,11 +7,10 @@ from dataclasses import astuple, dataclass
 
 @dataclass(frozen=True)
 class Counts:
-    """What one launch did, or several launches together.
+    """Counts for one launch, or sums over several launches.
 
-    Bytes are what the lanes request: 32 lanes that read the same float count 128 bytes, even where the hardware would
-    read it once. Operations that the compiler optimised away do not count, nor do accesses to constant memory, to a
-    thread's own variables and to function constants.
+    Each lane's bytes count: if 32 lanes read the same float, that is 128 bytes. Operations that the compiler optimised
+    away do not count. Accesses to constant memory, function constants and a thread's own variables do not count either.
     """
 
     mma: int = 0

@@ -1,4 +1,4 @@
-"""What can be wrong with a kernel, or with a launch of it."""
+"""The errors that a kernel or a launch of it can have."""
 
 
 class MetalError(Exception):

@@ -78,7 +78,7 @@ MISSING = _missing()
 def harness(*further: Path) -> str:
     """A hash of the compiler, the shim and the runtime. It is part of every cache key.
 
-    further: the folder of a language other than Metal, whose shim and runtime are hashed too.
+    further: for CUDA, the folder with its shim and runtime, which are hashed too.
     """
     own = contents(HERE, *further, patterns=["shim/*", "runtime/*", "toolchain.py", "translate.py"])
     libraries = " ".join(platform.libc_ver())  # kernels call libc's functions
@@ -130,7 +130,7 @@ def build(source: str, include_dirs: tuple[Path, ...]) -> Path:
 def program(translated: Callable[[], Translation], language: tuple[Path, ...], *key: str | bytes) -> Path:
     """Returns a folder with an executable `program` (see runtime/main.cpp) and a pickled `translation`.
 
-    language: empty for Metal; for another language, the folder with its shim and its additions to the runtime.
+    language: empty for Metal. For CUDA, the folder with its shim and its additions to the runtime.
     """
 
     def make(folder: Path) -> None:
@@ -178,9 +178,9 @@ def symbolizer() -> list[str] | None:
 
 
 def source_line(program: Path, address: str) -> str:
-    """The line of the kernel's source at an address of its program, or the address itself if no line is found.
+    """Finds the source line for an address in a compiled kernel. Returns the address itself if there is none.
 
-    If the address is in the shim, the line of the kernel that called the shim's function is returned.
+    For an address in the shim, returns the line of the kernel that called the shim's function.
     """
     command = symbolizer()
     if command is None:

@@ -1,6 +1,6 @@
-"""Translates preprocessed Metal to C++: the four constructs for which headers are not enough.
+"""Translates preprocessed Metal to C++. The shim's headers handle most constructs, but four need new text:
 
-1. Attributes of a kernel's arguments, which say where the arguments come from, move from the text to a table.
+1. Attributes of a kernel's arguments, such as [[buffer(0)]], move from the text to a table.
 2. `threadgroup float x[32];` in a function is shared by the threads: it becomes a reference to the runtime's memory.
 3. `constant bool flag [[function_constant(3)]];` gets its value when the program starts.
 4. `float4(a, b)` constructs a vector: it becomes `metal::make<float4>(a, b)`.
@@ -82,7 +82,7 @@ def translate(text: str) -> Translation:
 
 
 def instantiated(declaration: str) -> tuple[str, str] | None:
-    """The name of the instantiated function, without and with its template arguments. None if there is no function."""
+    """The instantiated function's name, without and with template arguments. None if `declaration` has no function."""
     declaration = LINE_MARKER.sub("", declaration)
     found = re.search(r"(?:decltype\s*\(|void\s+)\s*((?:\w+::)*(\w+))\s*(?=<)", declaration)
     if not found:
@@ -92,7 +92,7 @@ def instantiated(declaration: str) -> tuple[str, str] | None:
 
 
 def matching(text: str, start: int) -> int:
-    """The position after the bracket that closes the one at `start`."""
+    """The position after the bracket that closes the bracket text[start]."""
     opening = text[start]
     closing = {"(": ")", "[": "]", "<": ">", "{": "}"}[opening]
     depth = 0
@@ -104,7 +104,7 @@ def matching(text: str, start: int) -> int:
 
 
 def split_list(text: str) -> list[str]:
-    """The parts of a list: splits at the commas outside of all brackets."""
+    """Splits a list at the commas outside of all brackets."""
     parts, depth = [""], 0
     for character in text:
         depth += (character in "([{<") - (character in ")]}>")
@@ -116,7 +116,7 @@ def split_list(text: str) -> list[str]:
 
 
 def take_kernel_arguments(text: str) -> tuple[dict[str, list[Binding]], set[str], str]:
-    """Each kernel's bindings, the names of the kernels that are templates, and the text without kernels' attributes."""
+    """Returns each kernel's bindings, the names of template kernels, and the text without the kernels' attributes."""
     bindings: dict[str, list[Binding]] = {}
     templates: set[str] = set()
     pieces, position = [], 0
@@ -184,7 +184,7 @@ def _initialise_function_constants(text: str) -> tuple[str, dict[int, tuple[str,
     def initialise(match: re.Match[str]) -> str:
         type_, name, index = match[1], match[2], int(match[3])
         constants.setdefault(index, (name, type_))
-        # The variable is not const, so that the compiler does not take its value for known.
+        # The variable must not be const, or the compiler could assume its value.
         return f"static {type_} {name} = metal::binding::function_constant<{type_}>({index});" + "\n" * match[0].count(
             "\n"
         )
@@ -215,7 +215,7 @@ def share_threadgroup_variables(text: str, declare: Callable[[str, str, str], st
 
 
 def _declaration_end(text: str, start: int) -> int | None:
-    """Where the declaration of a variable around `start` ends. None if it is a pointer, an argument or a cast."""
+    """The end of the variable's declaration around `start`. None for a pointer, an argument or a cast."""
     depth = angle = 0
     for position in range(start, len(text)):
         character = text[position]
@@ -244,7 +244,7 @@ def shared_variable(type_: str, name: str, dimensions: str) -> str:
 
 
 def construct_vectors(text: str) -> str:
-    """Replaces `float4(…)` and `vec<T, 2>(…)` by metal::make, also if the source has another name for the type."""
+    """Replaces constructors such as `float4(…)` and `vec<T, 2>(…)`, and those of aliases, by metal::make."""
     aliases = re.findall(rf"\busing\s+(\w+)\s*=\s*(?:metal::)?(?:vec\s*<[^;]*>|{VECTOR})\s*;", text)
     aliases += re.findall(rf"\btypedef\s+(?:metal::)?(?:vec\s*<[^;]*>|{VECTOR})\s+(\w+)\s*;", text)
     names = "|".join([VECTOR, *sorted(set(aliases))])

@@ -1,7 +1,7 @@
-// Encodes one float16 call: recorder KERNEL QUERY_LEN KEY_LEN REPEATS LIMIT BITS. KERNEL "backward" encodes the
-// gradient. The call has 4 heads, 2 key/value heads, head_dim 64 and sinks; its keys and dout are the second halves of
-// longer arrays. LIMIT is the largest number of threads in a threadgroup. BITS is the number of bits of quantised keys,
-// or 0 if keys are not quantised. Prints the description of the launches, then the calls that the encoder gets.
+// recorder KERNEL QUERY_LEN KEY_LEN REPEATS LIMIT BITS
+// Encodes a float16 call with 4 heads, 2 key/value heads, head_dim 64 and sinks. KERNEL may be "backward". LIMIT is the
+// largest number of threads in a threadgroup. BITS is 0 if keys are not quantised. The program prints the description
+// of the launches, then the calls that the encoder gets.
 #include "dispatch/gpu_call.h"
 #include "metal/encode.h"
 #include "metal/launch.h"

@@ -36,7 +36,7 @@ Barrier& initialised(unsigned address) {
   return barrier;
 }
 
-// If no arrival is missing and the copies of all expected bytes have begun: finishes these copies, opens the barrier.
+// Finishes the copies and opens the barrier if no arrival is missing and all expected bytes are being copied.
 void open_if_complete(Barrier& barrier) {
   if (barrier.missing || barrier.expected_bytes != kRowBytes * static_cast<long>(barrier.rows.size())) return;
   for (const BoxRow& row : barrier.rows) {

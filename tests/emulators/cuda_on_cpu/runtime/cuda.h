@@ -1,4 +1,4 @@
-// What compiled CUDA kernels need from the runtime, in addition to abi.h. No includes, as in abi.h.
+// The runtime's functions for CUDA kernels only. abi.h has the functions for both CUDA and Metal kernels.
 #pragma once
 
 extern "C" {
@@ -8,13 +8,13 @@ unsigned cuda_shared_address(const void* pointer);
 
 [[noreturn]] void cuda_fail(const char* message);
 
-// cp.async. Writes `size` bytes (4 or 16): copies the first `bytes` bytes, and fills the rest with zeros. The copy
-// takes effect when its thread waits for it.
+// cp.async: copies `bytes` bytes and sets the rest of `size` bytes (4 or 16) to zero. The kernel may read the result
+// after the calling thread has waited for its copies.
 void cuda_copy(unsigned to, const void* from, int size, int bytes);
 void cuda_commit_copies();
 void cuda_wait_for_copies(int under_way);
 
-// __threadfence() and atomicAdd(), with which blocks synchronise.
+// __threadfence() and atomicAdd(), which synchronise blocks.
 void cuda_fence();
 unsigned cuda_atomic_add(unsigned* to, unsigned added);
 

@@ -1,4 +1,4 @@
-// The runtime's functions for instructions of compute capability 9.0. No includes, as in abi.h.
+// The runtime's functions for instructions of compute capability 9.0.
 #pragma once
 
 // Takes the place of a CUtensorMap of 16-bit elements. The code that translate.py generates fills it in.

@@ -35,7 +35,7 @@ char* element_at(unsigned long long descriptor, int row, int column, bool is_tra
   return static_cast<char*>(cuda_shared_pointer(to ^ (to >> 7 & 7) << 4));
 }
 
-// The address of an element of b. A row in memory belongs to a column of the result, or to a depth if b is transposed.
+// The address of b[depth][column]. In memory, rows are the columns of b, or the rows of b if b is transposed.
 const char* of_b(const CudaProduct& product, int depth, int column) {
   return product.b_is_transposed ? element_at(product.b_descriptor, depth, column, true)
                                  : element_at(product.b_descriptor, column, depth, false);
@@ -44,13 +44,12 @@ const char* of_a(const CudaProduct& product, int row, int depth) {
   return element_at(product.a_descriptor, row, depth, false);
 }
 
-// Checks the warp's reads from shared memory, in pieces of 16 bytes. The pieces are divided among the lanes: each call
-// checks those of the current lane.
+// Checks the reads of a warp's product from shared memory, in pieces of 16 bytes. Each lane's call checks some pieces.
 void check_reads(const CudaProduct& product, const void* place) {
   const int lane = current_thread->index % kLanes, first_row = current_thread->index / kLanes % 4 * 16;
   const auto check = [&](const char* piece) { access_memory(piece, 16, false, place); };
   for (int i = lane; i < product.columns * kDepth / 8; i += kLanes) {
-    const int in_depth = kDepth / 8;  // pieces of 8 elements
+    const int in_depth = kDepth / 8;  // pieces per kDepth elements
     check(product.b_is_transposed ? of_b(product, i % kDepth, i / kDepth * 8)
                                   : of_b(product, i % in_depth * 8, i / in_depth));
   }

@@ -1,4 +1,4 @@
-// Addresses in shared memory; named barriers, at which some warps of a block meet; fences and atomics between blocks.
+// Addresses in shared memory, named barriers (where some warps of a block meet), fences and atomics.
 #include "cuda.h"
 #include "failure.h"
 #include "memory.h"
@@ -6,7 +6,7 @@
 
 namespace {
 
-// The first address is not 0, so that it is noticed if a kernel passes an offset where an address belongs.
+// The first address is not 0. So a kernel that passes an offset in place of an address fails.
 constexpr unsigned kFirstAddress = 1024;
 
 struct NamedBarrier {
@@ -15,7 +15,7 @@ struct NamedBarrier {
   Clock before, opened;
 };
 
-unsigned long fences[1024];  // for each thread: the number of the threadgroup in which it last passed a fence
+unsigned long fences[1024];  // per thread: number of the threadgroup in which the thread last called cuda_fence()
 
 struct Arrival {
   const NamedBarrier* barrier;

@@ -1,5 +1,4 @@
-// CUDA's built-in variables, vectors and functions: arithmetic, and operations in which a block's or a warp's threads
-// meet.
+// CUDA's built-in variables, vectors and functions, including those in which the threads of a block or warp meet.
 #pragma once
 
 struct CudaIndex {

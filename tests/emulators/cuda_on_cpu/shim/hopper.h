@@ -52,8 +52,8 @@ CUDA_FUNC Number number_of(float& x) {
 CUDA_FUNC Number number_of(Number x) {
   return x;
 }
-// The operands are: N / 2 sums; a (a descriptor, or 4 registers); the descriptor of b; whether to add to the sums; the
-// signs of a and b; whether a is transposed (only if a has a descriptor); whether b is transposed.
+// The operands, in this order: N / 2 sums; a (a descriptor or 4 registers); the descriptor of b; whether to add to the
+// sums; the signs of a and b; whether a is transposed (only if a is a descriptor); whether b is transposed.
 template <class T, int N, class... Operands>
 CUDA_FUNC void begin_product(Operands&&... operands) {
   constexpr int kSums = N / 2, kRest = sizeof...(operands) - kSums;

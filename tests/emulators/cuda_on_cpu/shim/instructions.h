@@ -107,7 +107,7 @@ CUDA_FUNC void movmatrix_sync_aligned_m8n8_trans_b16(uint& to, uint from, CUDA_P
   to = cuda_meet<TransposeMatrix>(from, file, line);
 }
 
-// How many elements a tensor core finds in one register, and their values.
+// The number of elements that a tensor core reads from one register, and the value of each.
 template <class T>
 struct Packed {
   static constexpr int kCount = 2;

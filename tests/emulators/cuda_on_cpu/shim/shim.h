@@ -1,4 +1,4 @@
-// What NVRTC declares without any header, in plain C++, and PTX's instructions as functions.
+// Defines in plain C++ what NVRTC offers without any header, and PTX's instructions as functions.
 #pragma once
 
 #include "../runtime/cuda.h"

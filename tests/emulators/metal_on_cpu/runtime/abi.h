@@ -46,7 +46,7 @@ struct MslBinding {
   int index;
   bool is_const;
   bool is_reference;
-  bool is_wanted;  // false only if the argument has a [[function_constant(...)]] that is false
+  bool is_wanted;  // false if the argument's [[function_constant(...)]] is false
   unsigned long element_size;
 };
 

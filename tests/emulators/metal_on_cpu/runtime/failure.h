@@ -1,7 +1,7 @@
-// Ends the process after an error. Python then raises the exception of this name, with this message.
+// Ends the process after an error. Python then raises `exception` with the message.
 #pragma once
 
-// How messages print a program counter: as <pc 0x…>, which Python replaces by the file and the line.
+// The format of a program counter in messages. Python replaces the printed <pc 0x…> by the file and the line.
 #define PC_FORMAT "<pc %#lx>"
 
 [[noreturn]] void fail(const char* exception, const char* format, ...) __attribute__((format(printf, 2, 3)));

@@ -110,7 +110,7 @@ void check_bindings(const Job& job, const MslKernel& kernel) {
     }
     if (job.buffers[binding.index].is_given) continue;
     if (binding.is_wanted) fail("BindingError", "buffer %d (%s) is not bound", binding.index, binding.name);
-    slots[kBufferSlots + binding.index].name = binding.name;  // for the message if the kernel reads it
+    slots[kBufferSlots + binding.index].name = binding.name;  // for the error message if the kernel reads this buffer
     slots[kBufferSlots + binding.index].index = binding.index;
   }
 }

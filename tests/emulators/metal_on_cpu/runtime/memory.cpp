@@ -1,4 +1,4 @@
-// For each access: finds the slot, and checks the bounds and the earlier accesses to the same bytes.
+// Finds the slot of each access, checks its bounds, and compares it with earlier accesses to the same bytes.
 #include "memory.h"
 
 #include <sys/mman.h>
@@ -21,9 +21,9 @@ constexpr size_t kPage = 4096;
 uint32_t last_epoch[kSpaces];
 uint32_t first_epoch[kSpaces];  // the epoch in which the current threadgroup began
 uint32_t epoch[kSpaces][32];    // the current epoch of each SIMD group
-Clock known[32];                // for each SIMD group: the accesses that come before its next access
+Clock known[32];                // per SIMD group: the accesses that happen before its next access
 
-// The accesses that come before an earlier threadgroup's atomic operation on `address`.
+// The accesses that happen before an atomic operation on `address` by an earlier threadgroup.
 struct Published {
   const void* address;
   uint32_t first_epoch[kSpaces];
@@ -114,7 +114,7 @@ std::string who(const Access& access) {
        name(slot).c_str(), verb, size, offset, slot.size, here().c_str(), pc);
 }
 
-// Whether nothing orders `past` before `now`, so that a GPU may perform both at the same time.
+// Whether a GPU may perform both accesses at the same time, because nothing orders them.
 bool is_concurrent(const Access& past, const Access& now, Space space) {
   if (past.epoch == 0) return false;
   if (past.epoch < first_epoch[space]) {  // another threadgroup
@@ -129,8 +129,7 @@ bool is_concurrent(const Access& past, const Access& now, Space space) {
   return past.epoch == now.epoch && past.sequence == now.sequence && (past.lanes & ~now.lanes);
 }
 
-// Whether `now` may replace `past` in the history, because each later write that races with `past` also races with
-// `now`.
+// Whether the history can forget `past`. It can if every later write that races with `past` also races with `now`.
 bool continues(const Access& past, const Access& now, Space space) {
   return past.simdgroup == now.simdgroup && past.epoch >= first_epoch[space];
 }

@@ -53,21 +53,21 @@ Slot& allocate(int slot, size_t size, Space space, const char* name, int index);
 void track(Slot& slot);
 size_t count_unwritten(const Slot& slot, size_t element_size);
 
-// begin_threadgroup() begins a new epoch of every address space, pass_barrier() only of the spaces in `fence`.
+// begin_threadgroup() begins a new epoch in every address space. pass_barrier() does so in the spaces in `fence` only.
 void begin_threadgroup();
 void pass_barrier(int fence);
 
-// A moment, as a vector clock: what a SIMD group did in epochs up to before[space][group] comes before this moment.
+// A vector clock: it covers each SIMD group's accesses in the epochs up to before[space][group].
 struct Clock {
   uint32_t before[kSpaces][32];
 };
-// Adds to the clock all accesses that the current SIMD group has made so far, and all that it has acquired.
+// Adds to the clock all accesses that the current SIMD group has made or acquired so far.
 void release(Clock& clock);
-// From now on, all accesses in the clock come before the accesses of the current SIMD group.
+// From now on, all accesses in the clock happen before the accesses of the current SIMD group.
 void acquire(const Clock& clock);
 
-// The kernel reads and writes an address atomically. If `is_published`, all accesses that come before this operation
-// also come before the accesses of another threadgroup after its next atomic operation on the same address.
+// Records an atomic operation on an address. With `is_published`, the accesses that happen before it also happen before
+// all that another threadgroup does after its next atomic operation on the same address.
 void meet_threadgroups(const void* address, size_t size, bool is_published, const void* return_address);
 
 // An asynchronous write lasts from begin_write() to end_write(), or to the next ordinary write of these bytes. Until

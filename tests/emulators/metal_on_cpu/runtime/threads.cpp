@@ -28,7 +28,7 @@ struct Variable {
 std::map<const void*, Variable> variables;
 
 extern "C" void msl_switch_stack(void** save, void* load);
-// Saves the registers that a called function must preserve and the stack pointer, and continues on the stack `load`.
+// Saves the stack pointer and the registers that a called function must preserve. Continues on the stack `load`.
 asm(R"(
 .text
 .globl msl_switch_stack
@@ -69,7 +69,7 @@ void thread_main() {
 
 void prepare_stack(Thread& thread) {
   void** top = reinterpret_cast<void**>(thread.stack + kStackSize - 64);
-  *--top = nullptr;  // the return address of thread_main, which never returns; it keeps the stack aligned
+  *--top = nullptr;  // return address of thread_main: unused, but keeps the stack aligned
   *--top = reinterpret_cast<void*>(thread_main);
   for (int i = 0; i < 6; i++) *--top = nullptr;  // the registers that msl_switch_stack pops
   thread.stack_pointer = top;

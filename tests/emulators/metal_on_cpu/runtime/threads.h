@@ -16,7 +16,7 @@ struct Thread {
   uint32_t sequence;  // how many operations its SIMD group has performed so far
   const MslOperation* operation;
   int fence;
-  bool condition;                // before a barrier: this thread's condition; after it: the AND over all threads
+  bool condition;                // this thread's condition; after the barrier, the AND over all threads
   bool (*is_over)(const void*);  // whether the wait for `subject` is over
   const void* subject;
   const char* waits_in;
@@ -38,7 +38,7 @@ inline unsigned long threadgroup_number;  // counts threadgroups that have begun
 
 void create_threads(int count);
 bool is_stack_guard(const void* address, int* thread);
-bool is_private(const void* address);  // true in the current thread's stack and arguments
+bool is_private(const void* address);  // whether it is in the current thread's stack or arguments
 std::string describe(const Thread& thread);
 void run_threadgroup(const MslKernel& kernel, const unsigned position[3], const unsigned grid[3],
                      const unsigned size[3], void* const* buffers, Schedule& schedule);

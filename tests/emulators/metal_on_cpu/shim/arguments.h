@@ -56,7 +56,7 @@ T function_constant(int index) {
 }  // namespace binding
 }  // namespace metal
 
-// translate.py appends code to the kernels' text that uses these macros.
+// translate.py appends code that uses these macros to the kernels' text.
 #define MSL_POINTER(function, position, index) \
   metal::binding::pointee<metal::binding::argument_t<function, position>>::cast(thread_->buffers[index])
 #define MSL_BUILTIN(function, position, name) \

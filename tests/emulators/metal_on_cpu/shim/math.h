@@ -1,10 +1,9 @@
-// <metal_math>, <metal_common>, <metal_integer>, for floats and integers. A function with fast:: or precise:: is the
-// function without this prefix.
+// <metal_math>, <metal_common> and <metal_integer>, for floats and integers. fast:: and precise:: have no effect.
 #pragma once
 
 namespace metal {
-// Increases the counter with an asm statement that, for the compiler, does not write memory. After a call, or after a
-// store that may alias a buffer, the compiler would read values from buffers again, and so change the counts.
+// Increases the counter by an asm statement, which hides this write from the compiler. After a visible write, the
+// compiler would read values from buffers again, and so change the counts.
 METAL_FUNC void count_transcendental() {
 #ifndef MSL_CHECK_ADDRESS_SPACES
   asm volatile("incq msl_transcendentals(%%rip)" ::: "cc");

@@ -1,7 +1,7 @@
 // The subset of metal_stdlib that kernels need, in C++ with clang's vector extensions.
 //
-// This header is included before the kernels' text, which is already preprocessed. With MSL_CHECK_ADDRESS_SPACES both
-// are compiled as C++ for OpenCL, which has address spaces. Then declarations are enough, because nothing is executed.
+// This header is included before the kernels' text, which is already preprocessed. With MSL_CHECK_ADDRESS_SPACES,
+// header and text are compiled as C++ for OpenCL, and are not executed. So declarations without definitions are enough.
 #pragma once
 
 #ifdef MSL_CHECK_ADDRESS_SPACES

@@ -13,8 +13,8 @@ struct simdgroup_matrix {
 };
 typedef simdgroup_matrix<float, 8, 8> simdgroup_float8x8;
 
-// The place of a lane's first element. The second element is right of it. This is the layout on Apple's GPUs, on which
-// every kernel that uses thread_elements() relies.
+// The position of a lane's first element. The second element is in the next column. Apple's GPUs have this layout, and
+// kernels that use thread_elements() rely on it.
 struct MatrixPlace {
   int row, column;
 };

@@ -3,7 +3,7 @@
 
 namespace metal {
 // translate.py replaces `float2(a, b)` in the kernels' text by `metal::make<float2>(a, b)`, because clang's vectors
-// have no such constructor. A cast between clang's vectors of equal size keeps the bits, it does not convert values.
+// have no such constructor. Clang's casts between vectors of equal size keep the bits and convert no values.
 template <class V, class... Elements>
 METAL_FUNC constexpr V make(Elements... elements) {
   static_assert(sizeof...(Elements) == vector_traits<V>::size, "a vector needs as many values as it has elements");

@@ -1,5 +1,5 @@
-// Replaces MLX's header of this name. The classes here need no GPU, and print their calls. This does not test whether
-// MLX's own classes have the same functions. The build for macOS tests that, because it uses MLX's headers.
+// Replaces MLX's header of this name. The classes here need no GPU, and print their calls. Only the build for macOS,
+// which uses MLX's own header, checks that MLX's classes have the functions that are called here.
 #pragma once
 
 #include <cstdint>
