@@ -20,8 +20,8 @@ namespace {
 
 using namespace gpu;
 
-// Scratch that the calling thread keeps for later calls, as arrays with rows of 1,024 numbers. The int tells the copies
-// of a small array apart.
+// The scratch arrays that the calling thread keeps for later calls. The int in the key is the number of a copy: kept()
+// makes several copies of a small array.
 thread_local std::map<std::tuple<mx::Stream, Binding, int>, mx::array> kept_scratch;
 
 // Returns scratch for one call. MLX never overlaps two calls that use the same array. So a small array has kCopies
@@ -112,8 +112,8 @@ void encode(const Work& work, mx::Stream stream) {
   std::optional<mx::cu::CommandEncoder::ConcurrentContext> concurrent;
   for (const Launch& launch : launches.launches) {
     if (launch.with_next && !concurrent) concurrent.emplace(encoder);
-    // Everything that may throw comes before set_input_array(). After an exception, MLX's next node would otherwise get
-    // the dependencies of this node.
+    // Everything that may throw comes before set_input_array(). If code after set_input_array() threw, MLX's next node
+    // would get the dependencies of this node.
     CUfunction function = function_of(launch, stream.device.index);
     BackwardArguments arguments = {{{{}, launches.split, launches.params, launches.array}, {}, {}, {}, {}},
                                    launches.backward};

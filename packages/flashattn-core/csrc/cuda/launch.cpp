@@ -66,8 +66,8 @@ int parts_of_products(const Call& call) {
 
 // Reserves shared memory for `lists` lists of visible tiles (see kernels/mapped_tiles.h), and adds the bytes to
 // `shared`. A list covers `positions` keys or queries, and a tile has `tile` of them. If the lists do not fit, the call
-// ignores its block map. driver.cpp sets a kernel's limit of shared memory only once, so the reserved size must not
-// depend on lengths.
+// ignores its block map. The reserved size must not depend on the number of keys or queries, because driver.cpp sets a
+// kernel's limit of shared memory only once.
 void reserve_lists(Call& call, int& shared, int64_t positions, int tile, int64_t lists = 1) {
   if (!call.has(Binding::block_map)) return;
   constexpr int kMost = 8 * 1024;
@@ -176,9 +176,9 @@ bool is_prefill_of_hopper(const Call& call) {
   return call.device.compute_capability == 90 && !is_quantised(call) && !is_wide && inputs_can_be_mapped(call);
 }
 
-// Decides how many blocks replace each block of the last wave and share its keys. Without sharing, the last wave may
-// leave multiprocessors idle. blocks: how many blocks there are without sharing. at_once: how many blocks the GPU runs
-// at a time.
+// Decides how many blocks replace each block of the last wave. These blocks divide its keys among them. Otherwise, the
+// last wave might leave multiprocessors idle. blocks: the number of blocks before any is replaced. at_once: how many
+// blocks the GPU runs at a time.
 SplitParams share_last_blocks(const Call& call, int64_t blocks, int64_t at_once) {
   constexpr int kMinKeys = 512, kMaxChunks = 8, kMerging = 1024;  // merging takes as long as computing kMerging keys
   const AttentionParams& p = call.params;
@@ -298,8 +298,8 @@ std::vector<Argument> split_call(const Call& call, const Launches& launches) {
   return result;
 }
 
-// Decides how the keys are cut into chunks, and which scratch this needs. The caller adds the launches to the result. A
-// block of these launches computes up to rows_of_block rows of a key/value head over one chunk.
+// Decides how the keys are cut into chunks, and which scratch this needs. The caller adds the launches to the result.
+// Each block of these launches computes at most rows_of_block rows of a key/value head over one chunk.
 Launches split_keys(const Call& call, int64_t chunks, int min_chunk, int64_t rows_of_block) {
   constexpr int64_t kMerged = 512 * 1024;  // a block merges this many bytes in a few microseconds
   const AttentionParams& p = call.params;
@@ -367,12 +367,11 @@ Launch backward_delta(const Call& call) {
                 round_up(call.params.query_len, kSavedTile) / (kWarps * kRowsOfWarp) * heads, kWarps);
 }
 
-// The functions that make a gradient's launches share these facts.
 struct GradientCall {
   Call call;
   bool packed;
-  bool is_part;     // a block of keys sums over only some heads of a group; backward_merge.cu adds up the sums
-  int block_heads;  // over how many query heads of a group a block of keys sums
+  bool is_part;     // whether a block of keys sums over only some heads of a group; backward_merge.cu adds up the sums
+  int block_heads;  // the number of query heads over which a block of keys sums
   int chunks;       // how many blocks together sum over all heads of a group
   Strides dout;
 
@@ -502,7 +501,7 @@ Launch backward_parts(GradientCall gradient, Gradient of) {
   return result;
 }
 
-// How many query heads of a group a block of `keys` keys sums over. There should be about kBlocksOfMultiprocessor
+// The number of query heads over which a block of `keys` keys sums. There should be about kBlocksOfMultiprocessor
 // blocks per multiprocessor. If each block summed over all heads, there would be few blocks, and under a causal mask
 // some would take much longer than others.
 int heads_of_block(const Call& call, int keys) {
@@ -520,9 +519,9 @@ Launch backward_merge(const Call& call) {
                 divide_up(call.params.key_len, kKeys) * num_groups(call), kWarps);
 }
 
-// Declares scratch as an output of every launch that uses it, even of launches that only read it. MLX makes a node of
-// its CUDA graph wait for the last node that wrote an array, but not for nodes that read the array. Because calls share
-// scratch, the next call could otherwise overwrite scratch that a launch still reads.
+// Declares scratch as an output of every launch that uses it, even of launches that only read it. A node of MLX's CUDA
+// graph waits for the last node that wrote its arrays, but not for nodes that read them. Calls share scratch, so
+// without this the next call could overwrite scratch that a launch still reads.
 Launches in_order(Launches launches) {
   for (Launch& launch : launches.launches) {
     for (auto& [binding, role] : launch.arguments) {
@@ -561,8 +560,8 @@ Launches backward_launches(const Call& call, const BackwardParams& params) {
   const AttentionParams& p = call.params;
   Launches result = {.params = p, .backward = params};
   bool packed = backward_is_packed(call, params);
-  // Calls with few queries use backward.cu even on compute capability 9.0. It multiplies as cuda_decode does, so the
-  // scores have the same bits as in the forward pass.
+  // Calls with few queries use backward.cu even on compute capability 9.0. This kernel multiplies as cuda_decode does,
+  // so the scores have the same bits as in the forward pass.
   bool is_90 = call.device.compute_capability == 90 && p.query_len > kMaxCudaDecodeLen;
   bool is_float = call.dtype == Dtype::float32;
   bool in_parts = is_90 && is_float && inputs_can_be_mapped(call) && std::max(p.head_dim, p.value_dim) <= 128;

@@ -42,7 +42,7 @@ class CommandEncoder {
     FLASHATTN_WEAK ~ConcurrentContext();
     CommandEncoder& encoder;
   };
-  // The task runs when all kernels of the current commit are done. Kernels that are added after this call count, too.
+  // The task runs after all kernels of the current commit, including kernels that are added after this call.
   FLASHATTN_WEAK void add_completed_handler(std::function<void()> task);
 };
 

@@ -81,7 +81,7 @@ void encode(const gpu::Work& work, mx::Stream stream) {
         throw std::logic_error(launch.function + " takes " + std::string(name(binding)) +
                                ", which the call does not have");
       }
-      // The encoder puts a barrier between a launch that writes an array and one that reads it.
+      // The encoder puts a barrier between a launch that writes an array and a launch that reads it.
       if (role == Role::output) {
         encoder.set_output_array(*array, buffer);
       } else {

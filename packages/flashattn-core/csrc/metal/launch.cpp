@@ -15,9 +15,9 @@ using namespace gpu;
 
 constexpr int kMaxSimdgroups = 32;  // per threadgroup: 1024 threads
 
-// The number of SIMD groups per threadgroup, for `rows` queries or keys of which each SIMD group has eight. With eight
-// SIMD groups instead of four, the other operands are read half as often. But above dim 128, a thread would have too
-// few registers.
+// The number of SIMD groups per threadgroup, if each SIMD group computes eight of `rows` queries or keys. With eight
+// SIMD groups instead of four, tiles are loaded half as often. But above dim 128, a thread would have too few
+// registers.
 int simdgroups_for(int rows, int dim) {
   return rows > 64 && dim <= 128 ? 8 : 4;
 }

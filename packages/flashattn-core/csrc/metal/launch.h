@@ -10,11 +10,11 @@ namespace flashattn::metal {
 gpu::Launches launches(Kernel kernel, const gpu::Call& call);
 
 // The launches that compute a call's gradients: first delta, then dq, then dk and dv. Together they write every element
-// of these arrays. If there are no queries or no keys, a launch that has nothing to write is left out.
+// of these four arrays. If there are no queries or no keys, a launch that has nothing to write is left out.
 gpu::Launches backward_launches(const gpu::Call& call, const BackwardParams& backward);
 
 // The buffer index of an argument. Metal has only 31 indices, so arguments of different kernels share some. The
-// gradient's own arguments begin at the index of `partials`, and those of the block_map kernel at 0.
+// gradient's own arguments begin at the index of `partials`. The arguments of the block_map kernel begin at 0.
 constexpr int buffer_of(gpu::Binding binding) {
   constexpr int kShared = gpu::index(gpu::Binding::partials), kGradient = gpu::index(gpu::Binding::dout);
   constexpr int kBlockMap = gpu::index(gpu::Binding::array_params);

@@ -64,6 +64,6 @@ FLASHATTN_KERNEL backward(const cuda::BackwardArguments& arguments) {
     if constexpr (Block::kFirst) add_values<PARTS>(first_sums, scores, tiles.values(n), lane);
     if constexpr (Block::kSecond) add_values<PARTS>(second_sums, dscores, tiles.keys(n), lane);
   }
-  wait_for_copies<0>();  // without any tile, the copies of the block's own rows may be unfinished
+  wait_for_copies<0>();  // if there was no tile, the copies of the block's own rows may be unfinished
   block.store(first_sums, second_sums, rows.largest, own_row, lane);
 }

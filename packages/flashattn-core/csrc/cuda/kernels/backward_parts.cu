@@ -1,8 +1,8 @@
 // The gradient of float32 arrays on compute capability 9.0. Each array is split into three bfloat16 parts, see
-// float_parts.h. Shared memory then has room for only 64 rows per block. Two consumer warpgroups compute the same rows:
-// Warpgroup 0 computes S and P. It hands over P, or S with soft-cap. If the rows are keys, it also sums dv.
+// float_parts.h. Shared memory then has room for only 64 rows per block. Two consumer warpgroups compute the same rows.
+// Warpgroup 0 computes S and P, and hands over P (with soft-cap, S). If the rows are keys, warpgroup 0 also sums dv.
 // Warpgroup 1 takes P or S, computes dP and dS, and sums dq or dk.
-// Tensor cores truncate long sums. So they sum over one tile, and ordinary instructions add this sum to the total.
+// Tensor cores truncate long sums. So tensor cores sum over one tile, and ordinary instructions add up these sums.
 #include "float_parts.h"
 #include "gradient_block.h"
 #include "tile_ring.h"
@@ -10,7 +10,7 @@
 
 using namespace flashattn;
 
-// The saved_rows of a tile whose columns are queries. For columns that are keys, it is empty.
+// The saved_rows of a tile whose columns are queries. If the columns are keys, this struct takes no memory.
 template <int COLUMNS, bool OF_KEYS>
 struct SavedTile {
   static constexpr int kBytes = OF_KEYS ? COLUMNS * int(sizeof(float4)) : 0;
@@ -90,9 +90,9 @@ struct Handover {
   }
 };
 
-// D and DV: head_dim and value_dim, rounded up to whole panels. FIRST_STAGES and SECOND_STAGES: how many stages the
-// rings for first and second arrays have; a stage holds one part of a tile. OF: kDq or kDkAndDv. backward.cu describes
-// COLUMNS, IS_PART and the grid. A block has 64 rows.
+// D and DV: head_dim and value_dim, rounded up to whole panels. FIRST_STAGES and SECOND_STAGES: the stages of the rings
+// for first and second arrays, see gradient_block.h. A stage holds one part of a tile. OF: kDq or kDkAndDv. backward.cu
+// describes COLUMNS, IS_PART and the grid. A block has 64 rows.
 template <typename T, typename Sizes>
 FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, COLUMNS = Sizes::columns, FIRST_STAGES = Sizes::first_stages,

@@ -2,7 +2,7 @@
 #pragma once
 
 #define FLASHATTN_FUNC __device__ __forceinline__  // precedes a function
-#define FLASHATTN_DEVICE                           // an address space; CUDA code names none
+#define FLASHATTN_DEVICE                           // the address space of arrays; CUDA code does not name it
 #define FLASHATTN_UNIFORM const
 #define FLASHATTN_SHARED
 #define FLASHATTN_THREAD

@@ -5,7 +5,6 @@
 
 using namespace flashattn;
 
-// An array, and the memory for its parts.
 template <typename T>
 struct ToParts {
   const T* from;

@@ -18,8 +18,8 @@ struct Operand<float> {
   static constexpr int kParts = 3;
 };
 
-// The three bfloat16 parts of eight neighbouring float32 elements of a row, from `column` on. Elements from `columns`
-// on, and all elements of a row that does not exist, are 0.
+// Splits eight neighbouring float32 elements of a row, from `column` on, into three bfloat16 parts. Elements beyond the
+// row's `columns` columns are 0. If `exists` is false, all elements are 0.
 struct EightInParts {
   uint4 parts[Operand<float>::kParts];
 

@@ -40,9 +40,9 @@ FLASHATTN_FUNC int64_t saved_offset(const AttentionParams& params, int batch, in
   return (int64_t(batch) * params.num_heads + head) *
          ((params.query_len + cuda::kSavedTile - 1) / cuda::kSavedTile * cuda::kSavedTile);
 }
-// Whether sums on tensor cores leave out a query. The forward pass computes queries with a large maximum without tensor
-// cores, see LaneRows. The gradient must do the same, to get the same scores to the last bit. For such a query,
-// stored_row() saves an infinite softmax sum, so P and dS become 0. GradientBlock::store() adds its terms afterwards.
+// Whether sums on tensor cores leave out a query with this maximum, as the forward pass does (see LaneRows). The scores
+// are then the same to the last bit. For such a query, stored_row() saves an infinite softmax sum, so P and dS become
+// 0. GradientBlock::store() then adds the terms of the query without tensor cores.
 FLASHATTN_FUNC bool is_left_out(float row_max) {
   return !has_bias && is_large(row_max);
 }
@@ -70,8 +70,8 @@ struct GradientArrays {
   float *dk_parts, *dv_parts;
 };
 
-// OF: the Gradient to compute. ROWS: rows per block. PARTS: how many equal parts these rows have; a part skips tiles
-// that none of its rows needs. COLUMNS: columns per tile. IS_PART: the block writes float32 sums, which
+// OF: the Gradient to compute. ROWS: rows per block. PARTS: the rows are divided into PARTS equal parts, and each part
+// skips tiles that it does not need. COLUMNS: columns per tile. IS_PART: the block writes float32 sums, which
 // backward_merge.cu adds up. E: the tensor cores' operand type.
 template <typename T, int OF, int ROWS, int PARTS, int COLUMNS, bool IS_PART, typename E = T>
 struct GradientBlock {
@@ -87,7 +87,7 @@ struct GradientBlock {
 
   static constexpr int kOwn = ROWS / PARTS;
 
-  // A tile, as its query head and its first column.
+  // head: a query head. column: the first column of the tile.
   struct Tile {
     int head, column;
     int n = 0;  // with a block map: the tile's position in its head's list
@@ -144,7 +144,7 @@ struct GradientBlock {
     return tile;
   }
   FLASHATTN_FUNC bool is_there(Tile tile) const { return tile.head < head + heads; }
-  // Whether some row of part own_part sees a column of the tile. own_any: the span of columns that these rows see.
+  // Whether some row of part own_part sees a column of the tile. own_any: the columns that the rows of the part see.
   FLASHATTN_FUNC bool is_needed(Tile tile, int own_part, KeySpan own_any) const {
     return own_any.meets(tile.column, COLUMNS) && (!has_block_map || tile.listed.shows(own_part));
   }
@@ -167,7 +167,7 @@ struct GradientBlock {
   FLASHATTN_FUNC KeySpan columns_of(int first, int last) const {
     return kOfKeys ? visibility.seen_from(first, last) : visibility.seen_by_any(first, last);
   }
-  // Whether no mask hides or changes a score of the part's rows with the tile's columns.
+  // Whether masks neither hide nor change any score of the tile in the rows of part own_part.
   FLASHATTN_FUNC bool is_unmasked(Tile tile, int own_part) const {
     int row = first_row + own_part * kOwn, column = tile.column;
     int first = kOfKeys ? column : row, last = minimum(first + (kOfKeys ? COLUMNS : kOwn), params().query_len) - 1;
@@ -221,7 +221,7 @@ struct GradientBlock {
     }
   }
 
-  // Replaces `scores` (S) with P, `dscores` (dP) with dS, or both, see Step. They hold a warp's rows and a tile's
+  // Replaces `scores` (S) with P, `dscores` (dP) with dS, or both, see Step. Both hold a warp's rows and a tile's
   // columns. saved_columns: the tile's saved_rows, if the columns are queries. unmasked: is_unmasked() of the tile.
   template <Step STEP, int N>
   FLASHATTN_FUNC void to_gradients(Fragment (&scores)[N], Fragment (&dscores)[N], OwnRows& own, int own_row,
@@ -256,7 +256,7 @@ struct GradientBlock {
     }
   }
 
-  // Writes a warp's 16 rows of the sums. Tensor cores multiply a hidden score's value by 0, and 0 times NaN is NaN. So
+  // Writes a warp's 16 rows of the sums. For a hidden score, tensor cores multiply by 0, and 0 times NaN is NaN. So
   // rows that are not finite are recomputed without tensor cores. largest: own.largest after the last tile.
   template <int N, int M>
   FLASHATTN_FUNC void store(const Fragment (&first)[N], const Fragment (&second)[M], float largest, int own_row,
@@ -311,10 +311,10 @@ struct GradientBlock {
     }
   }
 
-  // Whether a span or the bool array hides the lane's score i of a tile. If the rows are queries, own.visible covers
-  // both. If the rows are keys, own.visible covers only the bool array. Queries beyond the last one are usually not
-  // hidden: their saved sum is infinite, so P and dS are 0. A tree or an additive array has no entries for them, so the
-  // span then hides them.
+  // Whether a span or the bool array hides the lane's score i of a tile. With a bool array, own.visible covers the
+  // array and, if the rows are queries, also the spans. Queries beyond the last one need not be hidden: their saved sum
+  // is infinite, so P and dS are 0. But a tree or an additive array has no entries for such queries, so the spans must
+  // hide them.
   FLASHATTN_FUNC bool is_hidden(const OwnRows& own, int i, int column) const {
     constexpr bool kBitsSuffice =
         has_visible &&
@@ -379,8 +379,8 @@ struct GradientBlock {
   }
 
   // Recomputes one row without tensor cores. Each lane computes some of the head_dim and value_dim columns, as in
-  // DecodeRows. If `add` is true, computes only the terms for which is_left_out() is true, and adds them to the stored
-  // row.
+  // DecodeRows. If `add` is true, sums only over queries for which is_left_out() is true, and adds the sums to the
+  // stored row.
   FLASHATTN_FUNC void compute_again(int row, bool add, int lane) const {
     constexpr int kDepth = whole_lanes(head_dim) / FLASHATTN_LANES, kWidth = whole_lanes(value_dim) / FLASHATTN_LANES;
     float own[kDepth], own_other[kWidth], first[kWidth] = {}, second[kDepth] = {};
@@ -403,7 +403,7 @@ struct GradientBlock {
         if (result.gradient != 0) add_row(second, result.gradient, theirs);
       }
     }
-    __syncwarp();  // from here on, a lane can read what other lanes have stored of the row
+    __syncwarp();  // from here on, a lane can read columns that other lanes have stored
     if (kFirst) store_lanes(first_target(row), first, 1.0f, value_dim, add, lane);
     if (kSecond) store_lanes(second_target(row), second, params().scale, head_dim, add, lane);
   }

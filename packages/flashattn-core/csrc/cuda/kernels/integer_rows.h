@@ -6,8 +6,8 @@
 //   output = sum over keys of     (probability * scale) q + probability * bias
 //
 // A tile of the tensor cores has 16 rows and 8 columns. Queries are its columns, because a decode step often has at
-// most 8. The rows are keys in the first product, and columns of the values in the second. A lane has four neighbouring
-// keys.
+// most 8. The rows are keys in the first product, and columns of the values in the second. Of 32 keys, a lane has four
+// neighbouring ones.
 #pragma once
 
 #include "warp_rows.h"
@@ -30,8 +30,8 @@ template <typename T>
 constexpr int kLinearBits = 8;  // for bfloat: multiples of 2^-133
 template <>
 constexpr int kLinearBits<half> = 11;  // multiples of 2^-24
-// integers() turns an integer q into q * 2^-kUnit. The product's other operand is multiplied by 2^kRaised, against
-// underflow.
+// integers() turns an integer q into q * 2^-kUnit. To avoid underflow, the other operand of the product is multiplied
+// by 2^kRaised.
 template <typename T>
 constexpr int kRaised = 64;
 template <>
@@ -257,9 +257,9 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
   };
   Neighbours read[kBlocks][kPieces];
   uint queries[kBlocks][kPieces][kApart];  // queries times 2^kRaised, as second operands of the tensor cores
-  float query_sums[kOwn][kGroups];         // for each group, the sum of the query's elements / kScoreUnit
+  float query_sums[kOwn][kGroups];         // for each group: the sum of the query's elements, divided by kScoreUnit
   Fragment output[DV / 16][kBlocks] = {};
-  float bias_sums[kOwn][kValueGroups] = {};  // the output's terms that need no q, over the lane's own keys only
+  float bias_sums[kOwn][kValueGroups] = {};  // the sum of all terms without q over the lane's keys, see add_values()
 
   static FLASHATTN_FUNC int own_row(int h, int lane) { return h / 2 * 8 + lane % 4 * 2 + h % 2; }
 
@@ -353,9 +353,9 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
     }
   }
 
-  // output += probabilities @ values. The operands are always bfloat: in half, probability * scale may underflow. Each
-  // such product is split into two bfloat parts and a small rest. Instead of q, the rest is multiplied by the mean of
-  // all possible q.
+  // output += probabilities @ values. The operands are always bfloat, because probability * scale may underflow in
+  // half. Each probability * scale is split into two bfloat parts and a small rest. Tensor cores multiply the two parts
+  // by q. The rest is multiplied by the mean of all possible q instead.
   FLASHATTN_FUNC void add_values(const Scores& probabilities, IntegerTile<DV> values, int lane) {
     constexpr float kMean = ((1 << kBits) - 1) / 2.0f;
     auto scales = values.scales.quad(lane), biases = values.biases.quad(lane);

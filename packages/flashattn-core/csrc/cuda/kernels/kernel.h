@@ -39,8 +39,8 @@ FLASHATTN_FUNC uint warp_index() {
   return threadIdx.x / FLASHATTN_LANES;
 }
 
-// The part of the work that a block does. Blocks are ordered by part, then by batch element, then by head. All are
-// numbered along x, because the grid's other axes allow only 65,535 blocks.
+// The part of the work that a block does. Blocks are ordered by part, then by batch element, then by head. All blocks
+// are numbered along x, because the grid's other axes allow only 65,535 blocks.
 struct BlockPosition {
   int head;
   int batch;

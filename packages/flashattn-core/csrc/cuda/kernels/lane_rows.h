@@ -13,7 +13,7 @@ FLASHATTN_FUNC bool is_large(float row_max) {
   return row_max <= -kLarge || row_max >= kLarge;
 }
 
-// If `needed`, the output of a lane's row h must be multiplied by by[h].
+// If `needed`, the caller must multiply the output of the lane's row h by the factor by[h].
 template <int ROWS>
 struct Rescaling {
   bool needed;
@@ -31,11 +31,11 @@ struct Rescaling {
 //   probe(h, lane)    NaN if a number of the lane's output in row h is not finite, otherwise 0
 //   write(row, h, factor, finite, lane)    writes the lane's output times factor if `finite`; all lanes call it
 //
-// Until finish(), row_max is multiplied by log2(e), so a score needs only one multiply-add before exp2. Rounding
-// row_max makes all probabilities of a row wrong by the same factor, which finish() removes. For a large maximum,
-// float32 cannot hold this factor, so the row is recomputed.
-// With an additive mask, a row's maximum is often the lowest float. To avoid recomputing all such rows, row_max is then
-// in natural units, and is subtracted before the multiplication by log2(e).
+// Until finish(), row_max is already multiplied by log2(e), so a score needs only one multiply-add before exp2. The
+// rounding error of row_max changes all probabilities of a row by the same factor, and finish() removes this factor.
+// For a large maximum, float32 cannot hold the factor, so the row is recomputed.
+// With an additive mask, many rows have the lowest float as their maximum, and should not be recomputed. So with such a
+// mask, row_max is in natural units, and is subtracted from the score before the multiplication by log2(e).
 template <typename Own, int ROWS, int LANES, int STEP>
 struct LaneRows {
   // The output and the sum of a row are rescaled only when its maximum has grown by more than kSlack powers of two.
@@ -97,8 +97,8 @@ struct LaneRows {
     return rescaling;
   }
 
-  // Must be called after the last tile. Converts maxima and sums to natural units. Sets from_max to NaN for a row that
-  // must be recomputed because of its large maximum.
+  // Must be called after the last tile. Converts maxima and sums to natural units. If a row's maximum is large (see
+  // is_large()), sets from_max to NaN, so the row is recomputed.
   FLASHATTN_FUNC void finish(Visibility visibility) {
     float unit = product_unit(visibility), factor = unit * M_LOG2E_F;
     float rounded = multiply_add(unit, -M_LOG2E_F, factor) / unit;  // the rounding error of `factor`, divided by `unit`

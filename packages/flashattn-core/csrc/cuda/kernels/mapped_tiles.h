@@ -18,8 +18,8 @@ struct Range {
 };
 
 // Returns the bitwise OR of the block map's bytes (see call/block_map.h) for a range of queries of a head and a range
-// of keys. Each range has at most QUERIES or KEYS members, and begins at a multiple of that bound or of 32. The bounds
-// are constants, so the compiler unrolls the loops and a thread loads all bytes at once.
+// of keys. `queries` has at most QUERIES members, and `keys` at most KEYS. Each range begins at a multiple of this
+// bound or of 32. The bounds are constants, so the compiler unrolls the loops and a thread loads all bytes at once.
 template <int QUERIES, int KEYS>
 FLASHATTN_FUNC int blocks_between(Visibility visibility, int head, Range queries, Range keys) {
   static_assert(QUERIES % kBlockSize == 0 || kBlockSize % QUERIES == 0, "blocks would be cut");
@@ -58,8 +58,8 @@ struct TileList {
 
   FLASHATTN_FUNC ListedTile operator[](int n) const { return ListedTile{words[n]}; }
 
-  // Lists those of `count` tiles that have a visible key. All THREADS threads must call it. blocks_of(tile, part)
-  // returns the block map's flags for a tile of keys and one of PARTS parts of the rows.
+  // Lists those of `count` tiles that the block map does not hide. All THREADS threads must call it. The rows are
+  // divided into PARTS parts: blocks_of(tile, part) returns the block map's flags for this tile and this part.
   template <int THREADS, int PARTS, typename F>
   FLASHATTN_FUNC void find(int count, F blocks_of) const {
     static_assert(PARTS <= 8 && kBlockShows + kBlockChanges == 3, "two bits each");
@@ -84,8 +84,8 @@ struct TileList {
   }
 };
 
-// The tiles of keys that a block loops over. The block's ROWS queries are cut into PARTS equal parts, one for each warp
-// or warpgroup. These are its own queries, and it skips tiles that none of them sees. KEYS: keys per tile.
+// The tiles of keys that a block loops over. The block's ROWS queries are divided into PARTS equal parts. Each warp (or
+// warpgroup) computes one part, its own queries, and skips tiles that none of them sees. KEYS: keys per tile.
 template <int ROWS, int PARTS, int KEYS>
 struct KeyTiles {
   static constexpr int kOwn = ROWS / PARTS;
@@ -100,8 +100,8 @@ struct KeyTiles {
   TileList list;
   ListedTile listed = {0};
 
-  // queries: those of the block. list: memory for the list that find() makes if there is a block map. chunk: this
-  // block's number among the `chunks` blocks that share the keys of these queries.
+  // queries: the block's queries. list: memory for the list that find() makes. `chunks` blocks share the keys of these
+  // queries, and this block is number `chunk`.
   FLASHATTN_FUNC KeyTiles(Visibility visibility, Range queries, int own_part, TileList list, int chunk = 0,
                           int chunks = 1)
       : visibility(visibility), own_part(own_part), list(list) {
@@ -138,7 +138,7 @@ struct KeyTiles {
   FLASHATTN_FUNC int tile() const { return has_block_map ? listed.tile() : n; }
   FLASHATTN_FUNC int first() const { return origin + tile() * KEYS; }
   FLASHATTN_FUNC bool is_there() const { return has_block_map ? listed.exists() : n < count; }
-  // With a block map, whether the loop has a tile left. Otherwise, whether the own queries see any tile at all.
+  // With a block map: whether the loop has another tile. Without a block map: whether the own queries see any tile.
   FLASHATTN_FUNC bool sees() const { return has_block_map ? is_there() : own_begin < own_end; }
   FLASHATTN_FUNC void next() {
     ++n;

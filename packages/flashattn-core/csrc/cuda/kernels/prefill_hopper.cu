@@ -2,7 +2,7 @@
 // computes 64 rows. To overlap softmax and tensor cores, a consumer starts the next tile's scores before it adds this
 // tile's values.
 // A float32 array is split into three bfloat16 arrays, see float_parts.h. Tensor cores truncate long sums. So for
-// float32 they sum over one tile, and ordinary instructions add this sum to the output.
+// float32, tensor cores sum over one tile, and ordinary instructions add this sum to the output.
 #include "float_parts.h"
 #include "kernel.h"
 #include "mapped_tiles.h"

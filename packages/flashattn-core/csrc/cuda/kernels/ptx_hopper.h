@@ -118,9 +118,9 @@ struct Product;
 #define FLASHATTN_REGISTERS_112 FLASHATTN_REGISTERS_96, FLASHATTN_R(12), FLASHATTN_R(13)
 #define FLASHATTN_REGISTERS_128 FLASHATTN_REGISTERS_112, FLASHATTN_R(14), FLASHATTN_R(15)
 
-// X0 to X5: numbers of the asm statement's operands after the outputs. The instruction's last numbers are constants:
-// "1, 1" keeps the signs of both matrices. Then follows, for each matrix in shared memory, 1 if the product sums over
-// its rows, or 0 if it sums over its columns.
+// X0 to X5: the numbers of the asm statement's operands after the outputs. The instruction ends with constants: "1, 1"
+// keeps the signs of both matrices. After "1, 1", each matrix in shared memory has one constant. It is 1 if the product
+// sums over the matrix's rows, and 0 if it sums over its columns.
 #define FLASHATTN_PRODUCT(T, TYPES, N, X0, X1, X2, X3, X4, X5)                                            \
   template <>                                                                                             \
   struct Product<T, N> {                                                                                  \

@@ -6,7 +6,6 @@
 
 namespace flashattn {
 
-// A block's share of the work.
 struct BlockShare {
   uint rows;  // index of the block's rows; blocks that share keys compute the same rows
   int chunk;  // which part of the tiles the block computes: number `chunk` of `chunks` parts

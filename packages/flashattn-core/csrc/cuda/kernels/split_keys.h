@@ -13,8 +13,8 @@
 namespace flashattn {
 
 // Whether this block is the last of `count` blocks to call this function. If it is, it can read the partial results of
-// all these blocks. All threads of a block must call it after they have written their results. arrived: counts the
-// blocks that have called the function; it is 0 between launches.
+// all these blocks. All threads of a block must call is_last() after they have written their results. arrived: counts
+// the blocks that have called the function; it is 0 between launches.
 FLASHATTN_FUNC bool is_last(uint* arrived, int count) {
   __threadfence();  // before the block arrives, its results become visible to other blocks
   __syncthreads();
@@ -43,7 +43,7 @@ template <int THREADS, typename T>
 FLASHATTN_FUNC void merge_chunks(RowOutputs<T> outputs, const AttentionParams& params, const uchar* sinks,
                                  Partials<float*> partials, const SplitParams& split, int batch, int kv_head,
                                  int first_row, int row_count) {
-  constexpr int kAtOnce = 17;  // an H100 has 33 chunks for each of four key/value heads: two rounds of loads
+  constexpr int kAtOnce = 17;  // two rounds of loads for 33 chunks (an H100 with four key/value heads)
   for (int at = threadIdx.x; at < row_count * kSlices; at += THREADS) {
     RowPosition position = row_position(first_row + at / kSlices, kv_head, params.num_heads / params.num_kv_heads);
     int column = at % kSlices * kSlice;

@@ -1,8 +1,8 @@
 // The two products of a warp's 16 rows with a tile of keys: scores = query @ key^T, and output += probabilities @
 // value. Tensor cores reach the accuracy of float32 as follows. Products of 16-bit floats are exact, and a probability
 // is the sum of two 16-bit floats (or is rounded to one). A float32 is the sum of two TF32 numbers, and the product of
-// two float32 is the sum of three TF32 products. For scores, the two smaller ones are summed apart, because tensor
-// cores truncate sums.
+// two float32 is the sum of three TF32 products. For scores, the two smaller products have a separate sum, because
+// tensor cores truncate sums.
 //
 // Lane n has rows n / 4 and n / 4 + 8 of scores and output. It has columns 8 j + 2 (n % 4) + {0, 1} of the scores, for
 // every j.
@@ -96,7 +96,7 @@ FLASHATTN_FUNC void multiply_keys(Fragment (&scores)[KEYS / 8], SharedTile<T, RO
 }
 
 // The output column of element 0 in a lane's fragment c. Element 1 is in the column kNext columns further right. For
-// float32, a lane has eight neighbouring columns of every 32, because it loads 16 bytes of a value at a time.
+// float32, a lane loads 16 bytes of a value at a time, so it has eight neighbouring columns of every 32.
 template <typename T>
 FLASHATTN_FUNC int output_column(int c, int lane) {
   return sizeof(T) == 4 ? c / 4 * 32 + lane % 4 * 8 + c % 4 : c * 8 + lane % 4 * 2;
@@ -127,7 +127,7 @@ FLASHATTN_FUNC void add_values(Fragment (&output)[DV / 8], const Fragment (&prob
       }
     }
   } else {
-    // The sum takes the keys in the order in which lanes hold scores. So lanes need not exchange probabilities.
+    // The keys are summed in the order in which lanes hold their scores. So lanes need not exchange probabilities.
     FLASHATTN_UNROLL
     for (int j = 0; j < DV / 32; ++j) {
       Fragment sums[4] = {};  // the sums over this tile only, because tensor cores truncate the terms of long sums

@@ -51,10 +51,10 @@ FLASHATTN_FUNC uint bits_of_span(KeySpan span, int first_key) {
   return below(span.end) & ~below(span.begin);
 }
 
-// Tells which of a lane's scores in a tile are visible. operator[](i) is about element i % 4 of fragment i / 4. read()
-// starts to load the bool array's bytes, and take() waits for them. All lanes of a warp must call both, with other work
-// in between to hide the latency. OF_KEYS: if true, the fragments' rows are keys and their COLUMNS columns are queries.
-// If false, rows are queries and columns are keys.
+// Tells which of a lane's scores in a tile are visible. operator[](i) returns this for element i % 4 of fragment i / 4.
+// read() starts to load the bool array's bytes, and take() waits for them. All lanes of a warp must call both, with
+// other work in between to hide the latency. OF_KEYS: if true, the fragments' rows are keys and their COLUMNS columns
+// are queries. If false, rows are queries and columns are keys.
 template <bool OF_KEYS, int COLUMNS>
 struct VisibleBits;
 
@@ -99,7 +99,7 @@ struct VisibleBits<false, KEYS> {
   }
 };
 
-// Rows are keys, and columns are queries of one head. A bit is set if the bool array shows the key, whatever the spans.
+// Rows are keys, and columns are queries of one head. A bit is set if the bool array shows the key. Spans are ignored.
 template <int QUERIES>
 struct VisibleBits<true, QUERIES> {
   static constexpr int kWords = QUERIES < 32 ? QUERIES / 4 : 8, kReads = (QUERIES + 31) / 32;

@@ -11,8 +11,9 @@ namespace flashattn {
 // Four lanes share two rows, whose numbers differ by kRowStep.
 constexpr int kRowLanes = 4, kRowStep = 8;
 
-// half rounds probabilities far below 2^-24 to 0, but many of them can add up. So for half, row_max stays 7 powers of
-// two below the maximum. Probabilities can then be as large as 2^(7 + kSlack) = 2^15, which half can still hold.
+// half rounds probabilities far below 2^-24 to 0, but many such probabilities can add up. So for half, row_max stays 7
+// powers of two below the maximum. Probabilities can then be as large as 2^(7 + kSlack) = 2^15, which half can still
+// hold.
 template <typename T>
 constexpr float kBelow = 0;
 template <>
@@ -139,8 +140,7 @@ struct WarpRows : LaneRows<WarpRows<T, DV, KEYS, E>, 2, kRowLanes, 1> {
   }
 };
 
-// WarpRows with queries in shared memory: the first 16 of the ROWS rows of the tile `queries`. K: the type of keys and
-// values.
+// WarpRows whose queries are the first 16 rows of `queries`, a tile in shared memory. K: the type of keys and values.
 template <typename T, typename K, int ROWS, int D, int DV, int KEYS>
 struct AttendingRows : WarpRows<T, DV, KEYS> {
   // Elements per row of float32 results in shared memory. The padding lets a warp's lanes write to different banks.

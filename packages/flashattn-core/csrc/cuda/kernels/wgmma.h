@@ -12,8 +12,8 @@ constexpr int kWarpgroup = 4 * FLASHATTN_LANES, kWarpgroupRows = 4 * kWarpRows;
 
 // Starts to multiply the warpgroup's queries, from first_row on, by the tile's keys. COLUMNS: the operands' columns,
 // without the padding of panels.
-// If PARTS > 1, queries and keys are split into parts, see float_parts.h. Then only part key_part of the keys is
-// multiplied, by the parts of the queries that are large enough. Part 0 overwrites the scores, later parts add to them.
+// If PARTS > 1, queries and keys are split into parts, see float_parts.h. A call multiplies part key_part of the keys
+// by parts PARTS - 1 - key_part to PARTS - 1 of the queries. Key part 0 overwrites the scores, later parts add to them.
 template <int COLUMNS, int PARTS = 1, typename T, int ROWS, int KEYS, int D>
 FLASHATTN_FUNC void begin_multiply_keys(Fragment (&scores)[KEYS / 8], SharedTile<T, ROWS, D> queries, int first_row,
                                         SharedTile<T, KEYS, D> keys, int key_part = 0) {
@@ -33,8 +33,8 @@ FLASHATTN_FUNC void begin_multiply_keys(Fragment (&scores)[KEYS / 8], SharedTile
   commit_products();
 }
 
-// Starts to add probabilities @ values to the sums, for part value_part of the VALUE_PARTS parts of the values. If
-// `fresh`, part 0 overwrites the sums.
+// Starts to add probabilities @ values to the sums, but only for part value_part of the values (of VALUE_PARTS parts).
+// If `fresh`, part 0 overwrites the sums.
 template <int VALUE_PARTS, int PARTS, typename T, int KEYS, int DV>
 FLASHATTN_FUNC void begin_add_values(Fragment (&sums)[DV / 8], const uint (&probabilities)[KEYS / 16][PARTS][4],
                                      SharedTile<T, KEYS, DV> values, int value_part = 0, bool fresh = false) {

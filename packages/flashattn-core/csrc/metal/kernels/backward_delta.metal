@@ -1,4 +1,4 @@
-// Computes delta, one number per query, for backward_dq and backward_dkv. These can thus run concurrently, and need not
+// Computes delta, one number per query. backward_dq and backward_dkv read it, so they can run concurrently and need not
 // read the forward pass's output.
 #include "arguments.h"
 #include "score_gradient.h"

@@ -1,7 +1,7 @@
 // Loads a lane's elements of an 8x8 fragment straight from device memory.
 //
-// A row beyond the last one is read as the last row, which needs no branch. Results for such rows are masked or not
-// stored. Columns from `columns` on are 0. COLUMNS: `columns`, rounded up to whole fragments.
+// For a row beyond the last one, loads the last row, because this needs no branch. Results for such rows are masked or
+// not stored. Columns from `columns` on are 0. COLUMNS: `columns`, rounded up to whole fragments.
 #pragma once
 
 #include "mma.h"

@@ -11,9 +11,9 @@
 
 namespace flashattn {
 
-// Turns a lane's products of query and key into probabilities. scores: its FRAGMENTS fragments of one row. first_key:
-// the key of its first product. Returns the factor by which the caller must multiply the row's output so far. The new
-// row_sum covers only the keys of this lane.
+// Turns a lane's products of query and key into probabilities. scores: the lane's FRAGMENTS fragments of one row.
+// first_key: the key of the first product. Returns the factor by which the caller must multiply the row's output so
+// far. The new row_sum covers only the keys of this lane.
 template <int FRAGMENTS>
 METAL_FUNC float to_probabilities(thread Fragment* scores, thread OnlineSoftmax& softmax, Visibility visibility,
                                   Row row, int first_key, bool unmasked) {

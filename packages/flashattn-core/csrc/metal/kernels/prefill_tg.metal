@@ -1,7 +1,7 @@
 // metal_prefill_tg is for short prompts, and for few queries with many query heads per key/value head. Four SIMD groups
-// work on the same 8 or 16 rows. Each computes the scores of a quarter of the keys, then a quarter of the output's
-// columns. So a threadgroup reads each key and value from device memory only once, unless a value is NaN or infinite.
-// Scores and probabilities pass through threadgroup memory.
+// work on the same 8 or 16 rows. Each SIMD group computes the scores of a quarter of the keys, then a quarter of the
+// output's columns. So a threadgroup reads each key and value from device memory only once, unless a value is NaN or
+// infinite. Scores and probabilities pass through threadgroup memory.
 #include "arguments.h"
 #include "epilogue.h"
 #include "finite.h"
@@ -12,7 +12,7 @@
 
 using namespace flashattn;
 
-// A key/value head with G query heads has G rows per query: row r is query r / G in the head's query head r % G.
+// A key/value head with G query heads has G rows per query: row r is query r / G of query head r % G (of these G).
 // D and DV: head_dim and value_dim, rounded up to a multiple of 8.
 // Grid: (rows / rows per threadgroup, kv_heads, batch) threadgroups of 128 threads.
 template <typename T, typename Sizes>

@@ -6,7 +6,7 @@
 
 namespace flashattn {
 
-// Each SIMD group sets its flag to whether `condition` is true in all of its threads.
+// Sets the SIMD group's flag if `condition` is true in all of its threads. Otherwise clears the flag.
 METAL_FUNC void set_flag(threadgroup int* flags, bool condition, uint lane, uint simdgroup) {
   bool in_all = metal::simd_all(condition);
   if (lane == 0) {
