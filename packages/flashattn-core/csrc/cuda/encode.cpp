@@ -106,7 +106,7 @@ void encode(const Work& work, mx::Stream stream) {
   for (const Scratch& wanted : launches.scratch) {
     alive.push_back(scratch[index(wanted.binding)].emplace(kept(wanted, stream, call)));
   }
-  if (!alive.empty()) {  // must precede the nodes, which stay in the graph even if a later launch throws
+  if (!alive.empty()) {  // must come before the nodes, which stay in the graph even if a later launch throws
     encoder.add_completed_handler([alive = std::move(alive)] {});
   }
   std::optional<mx::cu::CommandEncoder::ConcurrentContext> concurrent;

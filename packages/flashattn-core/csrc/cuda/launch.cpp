@@ -58,8 +58,8 @@ Launch rowwise(const Call& call) {
                 divide_up(rows_of_group(call), kRows) * num_groups(call), kRows);
 }
 
-// How many 16-bit floats represent a probability (P), or the gradient of a score (dS), as their sum. Two of them reach
-// the accuracy of float32.
+// A probability (P), or the gradient of a score (dS), is represented as the sum of this many 16-bit floats. Two of them
+// reach the accuracy of float32.
 int parts_of_products(const Call& call) {
   return call.dtype != Dtype::float32 && call.precision == Precision::input ? 1 : 2;
 }
@@ -104,7 +104,7 @@ Launch prefill(Call call) {
   return result;
 }
 
-// Describes an input to the TMA, which copies box_rows rows at a time.
+// Describes an input array for the TMA, which copies box_rows rows at a time.
 MappedArray mapped(const Call& call, Binding array, const Strides& strides, int box_rows = 1) {
   const AttentionParams& p = call.params;
   bool of_keys = array == Binding::key || array == Binding::value;
@@ -329,7 +329,7 @@ Launches decode_split(const Call& call) {
 
 // A block computes up to 16 rows over a chunk of keys, with as many warps and stages as fit in shared memory.
 Launches decode(const Call& call) {
-  constexpr int kMaxDim = 256, kPadding = 10;  // further floats per row: up to 8 as padding, its maximum and its sum
+  constexpr int kMaxDim = 256, kPadding = 10;  // more floats per row: up to 8 of padding, the row's maximum and sum
   int bytes = size_of(call.dtype), dim = round_up(call.params.head_dim, bytes == 4 ? 8 : 16);
   int value_dim = round_up(call.params.value_dim, 32);
   // Tensor cores multiply quantised keys and values as integers, see kernels/integer_rows.h.

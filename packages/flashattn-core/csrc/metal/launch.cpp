@@ -15,8 +15,8 @@ using namespace gpu;
 
 constexpr int kMaxSimdgroups = 32;  // per threadgroup: 1024 threads
 
-// The number of SIMD groups per threadgroup, if each SIMD group computes eight of `rows` queries or keys. With eight
-// SIMD groups instead of four, tiles are loaded half as often. But above dim 128, a thread would have too few
+// The number of SIMD groups per threadgroup, for `rows` queries or keys. Each SIMD group computes eight of them. With
+// eight SIMD groups instead of four, tiles are loaded half as often. But above dim 128, a thread would have too few
 // registers.
 int simdgroups_for(int rows, int dim) {
   return rows > 64 && dim <= 128 ? 8 : 4;

@@ -1,5 +1,5 @@
-// Computes a block map, see find_blocks.h. Each warp computes one block, and each lane reads one row of it in 16-byte
-// loads. If the mask is not aligned or the block is not whole, each lane reads the entries of one key instead.
+// Computes a block map, see find_blocks.h. Each warp computes one block, and each lane reads one row of the block in
+// 16-byte loads. If the mask is not aligned, or the block is not whole, each lane reads one column instead.
 #include "find_blocks.h"
 #include "kernel.h"
 

@@ -12,8 +12,8 @@ struct ToParts {
   uint4* to;
 };
 
-// D and DV: head_dim and value_dim, rounded up to 8. The rows of `first` have head_dim columns, those of `second`
-// value_dim columns. A thread splits eight elements of one array, and writes 16 bytes of each part.
+// D and DV: head_dim and value_dim, rounded up to 8. The rows of `first` have head_dim columns, and the rows of
+// `second` have value_dim. A thread splits eight elements of one array, and writes 16 bytes of each part.
 template <int D, int DV, typename T>
 FLASHATTN_FUNC void split_rows(const AttentionParams& params, ToParts<T> first, ToParts<T> second, int heads,
                                int length) {

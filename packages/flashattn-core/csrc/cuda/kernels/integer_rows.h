@@ -45,7 +45,7 @@ FLASHATTN_FUNC constexpr float power_of_two(int n) {
   return n == 0 ? 1.0f : n > 0 ? 2.0f * power_of_two(n - 1) : 0.5f * power_of_two(n + 1);
 }
 
-// Takes element e from each 16-bit half of a word. Returns both as 16-bit floats, times 2^-kUnit.
+// Takes element e from each 16-bit half of a word. Returns both elements as 16-bit floats, times 2^-kUnit.
 template <typename T>
 FLASHATTN_FUNC uint integers(uint word, int e) {
   constexpr int kUp = kLinearBits<T> - kBits;
@@ -402,8 +402,8 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
     }
   }
 
-  // Must be called after the last tile. Undoes the factor 2^-kUnit of integers(), and adds the biases. Applies from_max
-  // here, and then sets it to 1.
+  // Must be called after the last tile. Undoes the factor 2^-kUnit of integers(), and adds the biases. Multiplies the
+  // output by from_max, and then sets from_max to 1.
   FLASHATTN_FUNC void finish(Visibility visibility) {
     LaneRows<AttendingRows, kOwn, 8, 4>::finish(visibility);
     FLASHATTN_UNROLL
@@ -473,7 +473,7 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
   }
 
  private:
-  // The score of the lane's row h with its key number `key`, from 0 to 3.
+  // The lane's score for its row h and its key number `key`, from 0 to 3.
   template <typename Each>
   static FLASHATTN_FUNC auto& at(Each& scores, int key, int h) {
     return scores[key / 2][h / 2][key % 2 * 2 + h % 2];

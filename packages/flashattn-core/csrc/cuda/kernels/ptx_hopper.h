@@ -70,7 +70,7 @@ FLASHATTN_FUNC void copy_bytes(uint to, const void* from, int bytes, Barrier arr
                : "memory");
 }
 
-// Must be called before products. It orders the products after earlier writes to the registers that they use.
+// Must be called before products. Makes the products wait for earlier writes to the registers that they use.
 FLASHATTN_FUNC void begin_products() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }

@@ -61,7 +61,7 @@ struct TileRing {
     int turn = n * PARTS + part;
     arrived(turn).wait(turn / STAGES);
   }
-  // Tells the producer that the warp has read the tile, or its parts from `first` to `end` - 1.
+  // Tells the producer that the warp has read the parts `first` to `end` - 1 of the tile.
   FLASHATTN_FUNC void release(int n, int first = 0, int end = PARTS) const {
     FLASHATTN_UNROLL
     for (int part = first; part < end; ++part) read(n * PARTS + part).arrive();

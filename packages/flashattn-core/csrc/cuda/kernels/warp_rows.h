@@ -11,9 +11,8 @@ namespace flashattn {
 // Four lanes share two rows, whose numbers differ by kRowStep.
 constexpr int kRowLanes = 4, kRowStep = 8;
 
-// half rounds probabilities far below 2^-24 to 0, but many such probabilities can add up. So for half, row_max stays 7
-// powers of two below the maximum. Probabilities can then be as large as 2^(7 + kSlack) = 2^15, which half can still
-// hold.
+// half rounds probabilities far below 2^-24 to 0, but their sum can matter. So for half, row_max stays 7 powers of two
+// below the maximum. Probabilities can then be as large as 2^(7 + kSlack) = 2^15, which half can still hold.
 template <typename T>
 constexpr float kBelow = 0;
 template <>

@@ -43,7 +43,7 @@ decode_parallel(FLASHATTN_INPUT_ARGUMENTS(T, K), FLASHATTN_OUTPUT_ARGUMENTS(T), 
   FLASHATTN_UNROLL
   for (int pass = 0; pass < Rows::kValueColumns; pass += kPass) {
     if (pass > 0) {
-      threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the previous pass has been read
+      threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the previous pass's results have been read
     }
     FLASHATTN_UNROLL
     for (int i = 0; i < kPass; ++i) {

@@ -1,5 +1,5 @@
-// 8x8 matrices spread over a SIMD group. As on Apple's GPUs, a lane holds two neighbouring elements of one row. The
-// bits 4, 2 and 1 of the lane's index form the row. The bits 3 and 0 form half of the first column.
+// 8x8 matrices spread over a SIMD group. As on Apple's GPUs, a lane holds two neighbouring elements of one row. Bits 4,
+// 2 and 1 of the lane's index form the row's number. Bits 3 and 0 form half of the first element's column.
 // All fragments are float32, whatever the arrays' dtype, and products accumulate in float32.
 #pragma once
 

@@ -73,8 +73,8 @@ METAL_FUNC void add_product(thread Fragment* sums, Fragment weights, const threa
   }
 }
 
-// sums += weights @ tile, but only with the elements of the tile that are NaN or infinite, see finite.h. They are rare,
-// so the loop over j is not unrolled.
+// sums += weights @ tile, but only with the elements of the tile that are NaN or infinite, see finite.h. Such elements
+// are rare, so the loop over j is not unrolled.
 template <int ROWS, int COLUMNS, typename T>
 METAL_FUNC void add_not_finite(thread Fragment* sums, thread const Fragment* weights, const threadgroup T* tile,
                                int stride, uint lane) {
