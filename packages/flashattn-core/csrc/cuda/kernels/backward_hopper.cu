@@ -7,7 +7,7 @@
 using namespace flashattn;
 
 // One stage of the pipeline. It holds a tile of each column array (queries and dout, or keys and values) and, if the
-// columns are queries, their saved_rows. The sizes are multiples of 1,024 bytes, so swizzled tiles are aligned.
+// columns are queries, their saved_rows. All sizes are multiples of 1,024 bytes, so swizzled tiles are aligned.
 template <typename T, int COLUMNS, int D, int DV, bool OF_KEYS>
 struct ColumnTiles {
   using First = SharedTile<T, COLUMNS, D>;
@@ -121,7 +121,7 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
   auto tile = block.first_tile();
   int n = 0;
   for (auto next = tile; block.is_there(tile); ++n, tile = next) {
-    next = block.next_tile(tile);  // called early, because it may read a list in shared memory
+    next = block.next_tile(tile);  // called early, because reading the block's list of tiles takes time
     ring.wait_for_tile(n);
     if (block.is_needed(tile, group, own_any)) {
       Columns columns = ring.tile(n);

@@ -1,6 +1,6 @@
-// All CUDA kernels of the gradient share this code. A block owns some rows of the score matrix ("own"), and loops over
-// tiles of its columns. For dq, rows are queries of one head and columns are keys. For dk and dv, rows are keys and
-// columns are queries. The block then sums over some or all heads that share these keys, always in the same order.
+// All CUDA kernels of the gradient share this code. A block computes some rows of the score matrix, its "own" rows, and
+// loops over tiles of columns. For dq, rows are queries of one head and columns are keys. For dk and dv, rows are keys
+// and columns are queries. The block then sums over some or all heads that share these keys, always in the same order.
 // A "first" array is query or key. A "second" array is dout or value. The first sum is dv, the second sum is dq or dk:
 //   S = own first @ column first^T      first sum += P @ column second      (only for dv)
 //   dP = own second @ column second^T   second sum += dS @ column first     (only for dq and dk)

@@ -60,8 +60,8 @@ template <>
 constexpr bool is_quantised<uint> = true;
 
 constexpr int kIntegerKeys = 32;  // keys per tile
-// ldmatrix gives row n of four matrices to lanes 4 n to 4 n + 3, which share keys 4 n to 4 n + 3. So the tile stores
-// key 4 n + m as row n of matrix m.
+// ldmatrix gives row n of each of four matrices to lanes 4 n to 4 n + 3. These lanes compute keys 4 n to 4 n + 3. So
+// the tile stores key 4 n + m as row n of matrix m.
 FLASHATTN_FUNC uint key_of_row(uint row) {
   return row % 8 * 4 + row / 8;
 }

@@ -18,8 +18,8 @@ struct Range {
 };
 
 // Returns the bitwise OR of the block map's bytes (see call/block_map.h) for a range of queries of a head and a range
-// of keys. `queries` has at most QUERIES members, and `keys` at most KEYS. Each range begins at a multiple of this
-// bound or of 32. The bounds are constants, so the compiler unrolls the loops and a thread loads all bytes at once.
+// of keys. `queries` has at most QUERIES members, and `keys` at most KEYS. Each range begins at a multiple of its
+// own bound or of 32. The bounds are constants, so the compiler unrolls the loops and a thread loads all bytes at once.
 template <int QUERIES, int KEYS>
 FLASHATTN_FUNC int blocks_between(Visibility visibility, int head, Range queries, Range keys) {
   static_assert(QUERIES % kBlockSize == 0 || kBlockSize % QUERIES == 0, "blocks would be cut");
