@@ -34,7 +34,7 @@ class KeptMemoryInUse {
   ~KeptMemoryInUse();
 };
 
-// Waits for the jobs that run, then frees the memory that threads keep. Returns the number of bytes that it freed.
+// Waits until no job runs, then frees the memory that threads keep. Returns the number of bytes that it freed.
 int64_t release_kept_memory();
 
 }  // namespace flashattn::cpu

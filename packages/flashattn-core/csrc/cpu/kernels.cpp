@@ -16,7 +16,7 @@
 namespace flashattn::cpu::FLASHATTN_ISA {
 namespace {
 
-// With more rows than this, multiply() reads the values several times, so it is faster to pack them first.
+// With more rows than this, multiply() reads the values several times, so packing the values first is faster.
 constexpr int kMaxUnpackedRows = kTileRows + 2;
 
 thread_local Scratch kept_scratch;  // kept for the thread's next block
@@ -83,7 +83,7 @@ void online_softmax(Scratch& scratch, const Band& band, int count) {
     new_max = fold(new_max, band.padded_rows, [](vfloat a, vfloat b) { return vmax(a, b); });
     vfloat reference = finite_reference(new_max);
     vfloat rescale = exp2((old_max - reference) * kLog2e);
-    vfloat sum = {};  // of this tile alone, so that small terms are not rounded away beside a large row_sum
+    vfloat sum = {};  // each tile is summed separately, because a large row_sum would round small terms away
     for (int i = 0; i < size; i += step) {
       vfloat probability = exp2((load(scores + i) - reference) * kLog2e);
       store(scores + i, probability);

@@ -41,7 +41,7 @@ FLASHATTN_INLINE int kv_head_of(const AttentionArgs& args, const RowBlock& block
   return block.head_begin / larger(1, group);  // group is 0 if the call has no query heads
 }
 
-// Returns the address in `data` of the row for key `first` of the block's key/value head.
+// Returns a pointer to the row of key `first` in `data`, in the block's batch element and key/value head.
 template <typename T>
 static inline const T* key_row(const AttentionArgs& args, const RowBlock& block, const void* data,
                                const Strides& strides, int first) {
