@@ -201,7 +201,7 @@ void finish_gradients(TileScratch& tile, Scratch& rows, int count, bool capped) 
 }
 
 // load_band() replaced NaN and infinity in the output's gradient by 0. This function adds the missing terms to the
-// value gradients. A row with such an element sees a key if the key's score gradient is not finite.
+// value gradients. In a row with such an element, only hidden keys have a finite score gradient.
 template <typename T>
 void add_not_finite(TileScratch& tile, const Scratch& rows, const BackwardArgs& args, const RowBlock& block, int first,
                     int count) {

@@ -7,7 +7,7 @@
 
 namespace flashattn::cpu {
 
-// Returns where batch element `batch` (a row-major index) begins in an array, in array elements.
+// Returns the offset of batch element `batch`, a row-major index. The offset counts elements of the array.
 static inline __attribute__((always_inline)) int64_t batch_offset(const AttentionParams& params, const Strides& strides,
                                                                   int64_t batch) {
   int64_t offset = 0;
@@ -24,7 +24,7 @@ static inline __attribute__((always_inline)) KeyRange key_range(const AttentionA
           args.key_stop ? args.key_stop[batch_offset(p, p.key_stop, batch)] : p.key_len};
 }
 
-// Rows of one batch element: every query of a span of queries, in every head of a span of heads.
+// Rows of one batch element: all queries in the span `queries`, for all heads in the span `heads`.
 struct QueryRows {
   int64_t batch;
   Span heads, queries;

@@ -16,7 +16,7 @@
 namespace flashattn::cpu {
 namespace {
 
-// How query heads are split into blocks. The heads of a group share their keys, so one block has all heads if they fit.
+// How query heads are split into blocks. The heads of a group share their keys, and go into one block if they fit.
 struct HeadCut {
   int heads_per_block, blocks_per_group;
   int64_t blocks;  // in all groups and batch elements
@@ -137,7 +137,7 @@ void attend_in_chunks(const AttentionArgs& args) {
 
   for (int64_t head = 0; head < cut.blocks; head += rounds.heads) {
     int64_t heads = std::min(rounds.heads, cut.blocks - head);
-    // taken: how many slots are in use. After the first round, slot 0 holds the merged results of earlier chunks.
+    // taken: slots in use when a round begins. After the first round, slot 0 has the merged results of earlier chunks.
     for (int64_t begin = 0, end, taken = 0; begin < chunks; begin = end, taken = 1) {
       end = std::min(chunks, begin + rounds.slots - taken);
       int64_t count = end - begin;

@@ -17,7 +17,7 @@ FLASHATTN_INLINE void with_bits(int bits, Visit visit) {
 
 #if defined(__AVX2__)
 // To decode a lane, a shuffle picks four bytes, from the first byte of the lane's q on. Then these bytes are shifted
-// right by `shift` bits. `byte` has the indices of the picked bytes, at most 15, because the shuffle has 16 bytes.
+// right by `shift` bits. `byte` has the indices of the picked bytes, at most 15, because a shuffle reads 16 bytes.
 template <int Bits>
 struct Picks {
   alignas(64) uint8_t byte[4 * kWidth] = {};
@@ -32,8 +32,8 @@ struct Picks {
 #endif
 
 #if defined(__AVX512F__)
-// A table that converts a q of up to four bits to float. A shuffle that looks q up is faster than a conversion. It uses
-// four bits of each lane. If q has fewer bits, the bits above q are arbitrary, so the table repeats.
+// A table that converts a q of up to four bits to float. A shuffle that looks q up is faster than a conversion. The
+// shuffle uses four bits of each lane. If q has fewer bits, the bits above q are arbitrary, so the table repeats.
 template <int Bits>
 struct Numbers {
   alignas(64) float q[16] = {};

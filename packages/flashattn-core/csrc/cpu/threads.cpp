@@ -106,8 +106,9 @@ class Pool {
         std::thread([this] { work(); }).detach();
       }
     } catch (...) {
-      // The system has no more threads, or no memory for them. The exception must not destroy this object, because the
-      // threads that did start use it. A pool without threads works, too: the thread that calls run() does its own job.
+      // The system has no more threads, or no memory for them. The exception ends here, because otherwise it would
+      // destroy this object, and the threads that did start use it. A pool without threads works, too, because the
+      // thread that calls run() works on the job.
     }
   }
 

@@ -3,7 +3,7 @@
 // within that span.
 //
 // Scores are exponents of e, as masks and options expect. Before exp2, only the difference of two scores is multiplied
-// by log2(e), because a large score could overflow. CUDA's lane_rows.h multiplies row_max, too.
+// by log2(e), because a large score could overflow. CUDA's lane_rows.h, however, multiplies row_max itself.
 #pragma once
 
 #include "call/block_map.h"
@@ -65,8 +65,8 @@ struct Visibility {
     return span;
   }
 
-  // The span of keys that some of the queries first..last see. It ignores tree bits and mask arrays. It needs only two
-  // queries, because neither end of seen(query) decreases from one query to the next.
+  // The span of keys that some of the queries first..last see. It ignores tree bits and mask arrays. seen(first) and
+  // seen(last) determine it, because neither end of seen(query) decreases from one query to the next.
   FLASHATTN_FUNC KeySpan seen_by_any(int first, int last) const FLASHATTN_THREAD {
     return KeySpan{seen(first).begin, seen(last).end};
   }
