@@ -7,7 +7,7 @@
 
 namespace flashattn::cpu {
 
-// Returns the offset of batch element `batch`, a row-major index. The offset counts elements of the array.
+// Returns the offset of a batch element, in elements of the array. batch: its number in row-major order.
 static inline __attribute__((always_inline)) int64_t batch_offset(const AttentionParams& params, const Strides& strides,
                                                                   int64_t batch) {
   int64_t offset = 0;

@@ -106,9 +106,9 @@ class Pool {
         std::thread([this] { work(); }).detach();
       }
     } catch (...) {
-      // The system has no more threads, or no memory for them. The exception ends here, because otherwise it would
-      // destroy this object, and the threads that did start use it. A pool without threads works, too, because the
-      // thread that calls run() works on the job.
+      // The system has no more threads, or no memory for them. The exception ends here, because a constructor that
+      // throws destroys its object, and the threads that did start use it. A pool without threads works, too, because
+      // the thread that calls run() works on the job.
     }
   }
 

@@ -28,7 +28,7 @@ FLASHATTN_FUNC MaskBlock mask_block(FLASHATTN_UNIFORM ArrayParams& params, int64
   return MaskBlock{offset, minimum(rows - first_row, int(kBlockSize)), minimum(keys - first_key, int(kBlockSize))};
 }
 
-// The flags kBlockShows and kBlockChanges of the mask's entries that have been added so far.
+// Collects the flags kBlockShows and kBlockChanges of a mask's entries.
 struct Entries {
   bool shows;
   bool changes;

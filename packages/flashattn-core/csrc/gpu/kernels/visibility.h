@@ -65,8 +65,8 @@ struct Visibility {
     return span;
   }
 
-  // The span of keys that some of the queries first..last see. It ignores tree bits and mask arrays. seen(first) and
-  // seen(last) determine it, because neither end of seen(query) decreases from one query to the next.
+  // The span of keys that some of the queries first..last see. Tree bits and mask arrays are ignored. seen(first) and
+  // seen(last) are enough, because neither end of seen(query) decreases from one query to the next.
   FLASHATTN_FUNC KeySpan seen_by_any(int first, int last) const FLASHATTN_THREAD {
     return KeySpan{seen(first).begin, seen(last).end};
   }
@@ -115,7 +115,7 @@ struct Visibility {
     return found;
   }
 
-  // The span of queries that see at least one of the keys first..last. It ignores tree bits and mask arrays.
+  // The span of queries that see at least one of the keys first..last. Tree bits and mask arrays are ignored.
   FLASHATTN_FUNC KeySpan seen_from(int first, int last) const FLASHATTN_THREAD {
     KeySpan queries = KeySpan{0, params->query_len};
     int offset = params->key_len - params->query_len;
