@@ -16,7 +16,7 @@
 namespace flashattn::cpu {
 namespace {
 
-// The Turns of one key/value head. added_[band] counts the tiles that have been added to the band's query gradients.
+// The Turns of one key/value head. added_[band] counts the tiles whose terms are in the band's query gradients.
 class HeadTurns final : public Turns {
  public:
   explicit HeadTurns(size_t bands) : added_(bands) {}
@@ -24,7 +24,7 @@ class HeadTurns final : public Turns {
   void wait(int band, int turn) override {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return added_[band] == turn || failure_; });
-    if (failure_) {  // the awaited tile will never be added
+    if (failure_) {  // the awaited tile will never add its terms
       std::rethrow_exception(failure_);
     }
   }

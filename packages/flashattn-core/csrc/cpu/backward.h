@@ -10,7 +10,7 @@ struct BackwardArgs {
   bool decoded;           // true if decode() ran the forward pass, false if prefill() ran it
 
   const void* out_gradient;   // of out's dtype
-  const float* lse_gradient;  // null if it is zero
+  const float* lse_gradient;  // null stands for a gradient of zero
   Strides out_gradient_strides, lse_gradient_strides;
 
   // The three outputs are row-major. They have query's dtype, and the shapes of query, key and value.

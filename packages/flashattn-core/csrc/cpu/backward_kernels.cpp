@@ -1,7 +1,7 @@
 // FlashAttention-2's backward pass for one tile of keys (Dao 2023, arXiv:2307.08691, algorithm 2). The main loop goes
 // over the bands of rows that see some of the keys. It recomputes each band's probabilities from row_max and row_sum.
 //
-// In these formulas P are the probabilities, and O' is the gradient of the output:
+// In these formulas P are the probabilities, O' is the gradient of the output, and delta is BackwardArgs::delta:
 //   dV = Pᵀ O'     dP = O' Vᵀ     dS = P (dP - delta)     dQ = scale dS K     dK = scale dSᵀ Q
 // As in the forward pass, scores and probabilities have the shape (keys, rows). So neither keys nor scores are
 // transposed. Compiled once per instruction set, see simd.h.
@@ -17,13 +17,13 @@ struct TileScratch {
   KeptMemory memory;
 
   int depth, value_depth;  // head_dim and value_dim, padded to whole vectors
-  // The tile:
+  // Arrays for the tile:
   float* key;             // (keys, depth)
   float* key_packed;      // the keys, packed as a right operand, with 0 in place of NaN and infinity
   float* value;           // (keys, value_depth)
   float* key_gradient;    // (keys, depth), not yet multiplied by scale
   float* value_gradient;  // (keys, value_depth)
-  // The band:
+  // Arrays for the band:
   float* query;           // packed (rows, depth), with 0 in place of NaN and infinity
   float* out_gradient;    // packed (rows, value_depth), with 0 in place of NaN and infinity
   float* out_gradient_t;  // packed (value_dim, rows)
@@ -72,7 +72,7 @@ FLASHATTN_INLINE vfloat finite_or_zero(vfloat x) {
   return x - x == broadcast(0) ? x : broadcast(0);
 }
 
-// The index of a block's row r in row-major order of (*B, H_q, L).
+// Returns the index of row r of a block, in row-major order of (*B, H_q, L).
 int64_t row_index(const AttentionParams& p, const RowBlock& block, int r) {
   Row row = row_of(block, r);
   return (block.batch * p.num_heads + row.head) * p.query_len + row.query;
@@ -200,8 +200,8 @@ void finish_gradients(TileScratch& tile, Scratch& rows, int count, bool capped) 
   }
 }
 
-// load_band() replaced NaN and infinity in the output's gradient by 0. This function adds their terms to the gradients
-// of the values that the row sees. For such a row, a key's score gradient is finite only if the key is hidden.
+// load_band() replaced NaN and infinity in the output's gradient by 0. This function adds the missing terms to the
+// value gradients. In a row with such an element, only hidden keys have a finite score gradient.
 template <typename T>
 void add_not_finite(TileScratch& tile, const Scratch& rows, const BackwardArgs& args, const RowBlock& block, int first,
                     int count) {
@@ -231,8 +231,8 @@ void store_rows(const float* source, int depth, float factor, T* target, int cou
   }
 }
 
-// Between two tiles, the float32 sums of a band's query gradients are kept in the output array. If that array has
-// 16-bit elements, it holds the upper half of each sum's bits, and query_gradient_lower holds the lower half.
+// Between two tiles, args.query_gradient holds the float32 sums of a band's query gradients. If its elements have 16
+// bits, it holds the upper half of each sum's bits, and keys.query_gradient_lower holds the lower half.
 template <typename T>
 void load_sum(TileScratch& tile, const BackwardArgs& args, const KeyTile& keys, const RowBlock& block) {
   const AttentionParams& p = args.forward.params;
@@ -298,7 +298,7 @@ void attend_backward(const BackwardArgs& args, const KeyTile& keys, Turns& turns
     for (int i = keys.begin / kBlockSize; i * kBlockSize < keys.end; ++i) {
       shows = shows || (mapped_block(forward, queries, i) & kBlockShows);
     }
-    if (!shows) {  // skips the tile; bands_of() ensures that it is not the band's first or last tile
+    if (!shows) {  // skips this tile; a band's first and last tile are never skipped, see bands_of()
       turns.wait(b, turn);
       turns.done(b);
       continue;
@@ -345,7 +345,7 @@ void attend_backward(const BackwardArgs& args, const KeyTile& keys, Turns& turns
                       count, {tile.query_gradient, tile.depth, turn == 0 && !summed ? nullptr : tile.ones});
       summed = true;
     }
-    if (!summed) {  // no row of the band sees a key of this tile, although the block map did not rule it out
+    if (!summed) {  // no row of the band sees a key of this tile
       turns.wait(b, turn);
       if (turn > 0) {
         load_sum<T>(tile, args, keys, band.block);
@@ -369,7 +369,7 @@ void attend_backward(const BackwardArgs& args, const KeyTile& keys, Turns& turns
              count, p.value_dim);
 }
 
-// Computes delta of the rows [first, last). Row numbers run through all queries of all heads of all batch elements.
+// Writes the elements [first, last) of args.delta, which is row-major (*B, H_q, L).
 template <typename T>
 void compute_delta(const BackwardArgs& args, int64_t first, int64_t last) {
   const AttentionParams& p = args.forward.params;

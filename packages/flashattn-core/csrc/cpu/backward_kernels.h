@@ -10,11 +10,11 @@ namespace flashattn::cpu {
 // 1 MB.
 constexpr int kBackwardKeys = 288;
 
-// Makes threads add the terms of key tiles to a band's query gradients in the order of the keys. So the result does not
-// depend on the number of threads.
+// Makes tiles add their terms to a band's query gradients in the order of their keys. So the result does not depend on
+// the number of threads.
 class Turns {
  public:
-  virtual void wait(int band, int turn) = 0;  // waits until `turn` tiles have been added to the band
+  virtual void wait(int band, int turn) = 0;  // waits until `turn` tiles have added their terms
   virtual void done(int band) = 0;
 
  protected:

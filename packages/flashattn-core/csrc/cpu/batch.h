@@ -7,7 +7,7 @@
 
 namespace flashattn::cpu {
 
-// The offset, in elements, of the batch element with the row-major index `batch`.
+// Returns the offset of a batch element, in elements of the array. batch: its number in row-major order.
 static inline __attribute__((always_inline)) int64_t batch_offset(const AttentionParams& params, const Strides& strides,
                                                                   int64_t batch) {
   int64_t offset = 0;
@@ -24,7 +24,7 @@ static inline __attribute__((always_inline)) KeyRange key_range(const AttentionA
           args.key_stop ? args.key_stop[batch_offset(p, p.key_stop, batch)] : p.key_len};
 }
 
-// Some queries of some heads of a batch element.
+// Rows of one batch element: all queries in the span `queries`, for all heads in the span `heads`.
 struct QueryRows {
   int64_t batch;
   Span heads, queries;

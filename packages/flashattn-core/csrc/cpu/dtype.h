@@ -78,7 +78,7 @@ FLASHATTN_INLINE U encode(F x, half_t) {
   U bits = bit_cast<U>(x);
   U sign = (bits >> 16) & 0x8000u;
   U magnitude = bits & 0x7fffffffu;
-  // Below 2^-14, half_t has steps of 2^-24. Floats from 0.5 to 1 have the same steps, so adding 0.5 rounds to them.
+  // Below 2^-14, half_t has steps of 2^-24, as floats from 0.5 to 1 have. So adding 0.5 rounds to a multiple of 2^-24.
   U small = bit_cast<U>(bit_cast<F>(magnitude) + 0.5f) - 0x3f000000u;
   U normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
   U large = magnitude > 0x7f800000u ? U{} + 0x7e00u : U{} + 0x7c00u;  // NaN, infinity

@@ -16,7 +16,7 @@
 namespace flashattn::cpu {
 namespace {
 
-// How query heads are split into blocks. The heads of a group share their keys, so they go into one block if they fit.
+// How query heads are split into blocks. The heads of a group share their keys, and go into one block if they fit.
 struct HeadCut {
   int heads_per_block, blocks_per_group;
   int64_t blocks;  // in all groups and batch elements
@@ -44,8 +44,8 @@ struct HeadCut {
   }
 };
 
-// The most rows of a block. Larger blocks load and pack keys and values less often, but their queries and outputs
-// should take no more than half of the second-level cache.
+// Returns how many rows a block may have. Larger blocks load and pack keys and values less often, but their queries and
+// outputs should take no more than half of the second-level cache.
 int rows_in_cache(int head_dim, int value_dim) {
 #ifdef _SC_LEVEL2_CACHE_SIZE
   static const long reported = sysconf(_SC_LEVEL2_CACHE_SIZE);
@@ -80,8 +80,8 @@ void attend_in_blocks(const AttentionArgs& args) {
   });
 }
 
-// Visits the queries of a decode step one by one. So a query's result has the same bits whatever other queries the call
-// has. For example, speculative decoding gets the same results for several tokens at once as for one after the other.
+// Visits the queries of a decode step one by one. So the bits of a query's result do not depend on the call's other
+// queries. For example, speculative decoding gets the same bits from one call for several tokens as from several calls.
 template <typename Visit>
 void for_each_query(RowBlock block, Visit visit) {
   int queries = block.query_count;
@@ -95,8 +95,8 @@ constexpr int64_t divide_up(int64_t n, int64_t divisor) {
 
 // A decode step computes its chunks of keys in rounds, to limit the memory for partial results. A round works on
 // `heads` blocks of heads. Each block has `slots` slots, and a slot holds the partial results of one chunk. After the
-// first round, slot 0 holds the merged results of all earlier chunks. A round has 2 MB of slots, or 4 * threads + 1
-// slots if that is more. With fewer, threads would idle at the end of a round.
+// first round, slot 0 holds the merged results of all earlier chunks. The slots take at most 2 MB, but 4 * threads + 1
+// slots are always allowed. With fewer slots, threads would idle at the end of a round.
 struct Rounds {
   int64_t heads, slots;
 
@@ -137,7 +137,7 @@ void attend_in_chunks(const AttentionArgs& args) {
 
   for (int64_t head = 0; head < cut.blocks; head += rounds.heads) {
     int64_t heads = std::min(rounds.heads, cut.blocks - head);
-    // taken: 1 after the first round, because slot 0 then holds the merged results of earlier chunks.
+    // taken: slots in use when a round begins. After the first round, slot 0 has the merged results of earlier chunks.
     for (int64_t begin = 0, end, taken = 0; begin < chunks; begin = end, taken = 1) {
       end = std::min(chunks, begin + rounds.slots - taken);
       int64_t count = end - begin;

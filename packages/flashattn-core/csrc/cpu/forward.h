@@ -48,7 +48,7 @@ void decode(const AttentionArgs& args);
 // std::invalid_argument, which names the variable.
 void initialise();
 
-// The instruction set and the number of threads, as in "AVX2, 2 threads". Initialises the backend.
+// Returns the instruction set and the number of threads, as in "AVX2, 2 threads". Initialises the backend.
 std::string describe();
 
 }  // namespace flashattn::cpu

@@ -11,7 +11,7 @@
 namespace flashattn::cpu {
 
 struct KeptMemoryList {
-  std::shared_mutex in_use = {};  // a thread that works on a job holds a shared lock on it
+  std::shared_mutex in_use = {};  // each thread holds a shared lock on this mutex while it works on a job
   std::mutex mutex = {};          // guards the list
   KeptMemory* first = nullptr;
   int64_t number;

@@ -20,7 +20,7 @@ class KeptMemory {
   friend struct KeptMemoryList;
   float* memory_ = nullptr;
   int64_t capacity_ = 0;
-  // Links of the list of all objects. They are members, because an allocation for them could fail.
+  // Neighbours in the list of all KeptMemory objects. They are members, because allocating a list node could fail.
   KeptMemory *previous_ = nullptr, *next_ = nullptr;
   int64_t list_ = 0;  // the number of the list that this object is in; 0 if it is in none
 };
@@ -34,7 +34,7 @@ class KeptMemoryInUse {
   ~KeptMemoryInUse();
 };
 
-// Waits for the jobs that run, then frees the memory that threads keep. Returns the number of bytes that it freed.
+// Waits until no job runs, then frees the memory that threads keep. Returns the number of bytes that it freed.
 int64_t release_kept_memory();
 
 }  // namespace flashattn::cpu

@@ -16,7 +16,7 @@
 namespace flashattn::cpu::FLASHATTN_ISA {
 namespace {
 
-// With more rows than this, multiply() reads the values several times, so it is faster to pack them first.
+// With more rows than this, multiply() reads the values several times, so packing the values first is faster.
 constexpr int kMaxUnpackedRows = kTileRows + 2;
 
 thread_local Scratch kept_scratch;  // kept for the thread's next block
@@ -83,7 +83,7 @@ void online_softmax(Scratch& scratch, const Band& band, int count) {
     new_max = fold(new_max, band.padded_rows, [](vfloat a, vfloat b) { return vmax(a, b); });
     vfloat reference = finite_reference(new_max);
     vfloat rescale = exp2((old_max - reference) * kLog2e);
-    vfloat sum = {};  // of this tile alone, so that small terms are not rounded away beside a large row_sum
+    vfloat sum = {};  // each tile is summed separately, because small terms would be lost in a large row_sum
     for (int i = 0; i < size; i += step) {
       vfloat probability = exp2((load(scores + i) - reference) * kLog2e);
       store(scores + i, probability);
@@ -114,7 +114,7 @@ void add_not_finite(Scratch& scratch, Rows values, int value_dim, const Band& ba
   }
 }
 
-// Computes a block of rows over one tile. Reads keys and values in place, or copies them once for all bands of rows.
+// Computes attention of a block of rows over one tile. Reads keys and values in place, or copies them once per tile.
 template <typename Rows>
 void attend_tile(Scratch& scratch, const AttentionArgs& args, const RowBlock& block, Span tile, Rows tile_keys,
                  Rows values) {

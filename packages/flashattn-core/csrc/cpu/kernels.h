@@ -13,7 +13,7 @@ struct RowBlock {
   int head_begin, head_count;  // query heads, all of one group
   int query_begin, query_count;
   int key_begin, key_end;  // only these keys are read
-  bool decoded;            // whether decode() runs this block; it computes few rows with dot(), see matmul.h
+  bool decoded;            // whether decode() runs this block; decode() computes few rows with dot(), see matmul.h
 
   int rows() const { return head_count * query_count; }
 };
@@ -50,7 +50,7 @@ class Turns;
 
 struct BackwardKernels {
   int max_rows;  // the most rows of a band
-  // Writes delta of the rows [first, last). Row numbers run through all queries of all heads of all batch elements.
+  // Writes the elements [first, last) of BackwardArgs::delta.
   void (*delta)(const BackwardArgs&, int64_t first, int64_t last);
   // Writes the gradients of the tile's keys and values. Adds the tile's terms to the query gradients, see Turns.
   void (*tile)(const BackwardArgs&, const KeyTile&, Turns&);
@@ -62,7 +62,7 @@ struct Kernels {
   void (*attend)(const AttentionArgs&, const RowBlock&);
   // Computes attention as attend() does, but writes partial results: rows() * partial_row_size() floats.
   void (*attend_partial)(const AttentionArgs&, const RowBlock&, float* partial);
-  // Merges `later` into `partial`. Both have partial results of the same rows; those in `later` are over later keys.
+  // Merges two partial results of the same rows into `partial`. The keys of `later` come after the keys of `partial`.
   void (*merge)(int rows, int value_dim, float* partial, const float* later);
   // Writes all outputs. `partial` has the partial results over all keys.
   void (*finish)(const AttentionArgs&, const RowBlock&, const float* partial);

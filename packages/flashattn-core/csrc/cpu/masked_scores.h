@@ -143,15 +143,15 @@ static inline Span visible_span(const AttentionArgs& args, const QueryRows& rows
   return keys;
 }
 
-// Skips the first keys if no row sees them. Returns the keys from there to the next block that no row sees, but at most
-// `most` keys. Some row sees the span's first key, and some row sees its last. The span is empty if no row sees any
-// key. Without array masks, and in prefill without a block map, no key is skipped.
+// Returns the span of `keys` to compute next, at most `most` keys. It begins with the first key that some row sees. It
+// ends with a key that some row sees, before the next block that no row sees. It is empty if no row sees any key.
+// Without array masks, and in prefill without a block map, no key is skipped.
 static inline Span next_visible(const AttentionArgs& args, const QueryRows& rows, Span keys, int most, bool decoded) {
   bool skips = (args.visible || args.bias) && (args.block_map || decoded);
   if (!skips) return {keys.begin, smaller(keys.end, keys.begin + most)};
   const auto found_at = [&](int key) { return block_of(args, rows, key / kBlockSize, decoded); };
   const auto next_block = [](int key) { return (key / kBlockSize + 1) * kBlockSize; };
-  // The map may show a block of which `rows` see no key, because the map combines 32 queries.
+  // The map combines 32 queries. So kBlockShows may be set although `rows` see no key of the block.
   int begin = keys.begin;
   for (; begin < keys.end; begin = next_block(begin)) {
     int found = found_at(begin);

@@ -96,7 +96,7 @@ FLASHATTN_INLINE void multiply_rows(Left left, Operand right, int depth, int col
   if (columns >= kWidth) take(Count<1>{});
 }
 
-// Prefetches rows of a left operand into the second-level cache, because keys that are read in place may not be there.
+// Prefetches rows of a left operand into the second-level cache, because keys that are read in place may not be in it.
 FLASHATTN_INLINE void prefetch_rows(Left left, int first, int count, int depth) {
   constexpr int kLine = 64 / sizeof(float);
   for (int r = first; r < first + count; ++r) {
@@ -160,8 +160,8 @@ constexpr int kMaxDotRows = kWidth / 2;
 // depth), and depth is a multiple of kWidth.
 //
 // In a decode step this loop waits for memory. So it prefetches keys, kAhead keys ahead, and the `values` for the next
-// product. It prefetches into the second-level cache, because the first-level cache can wait for only a few lines at a
-// time, and the loop's own loads need these.
+// product. It prefetches into the second-level cache, because prefetches into the first-level cache would delay the
+// loop's own loads.
 template <int Rows, typename Operand, typename Values>
 static void dot_rows(Operand keys, Values values, int key_count, const float* queries, int depth, float* scores) {
   constexpr int kScoreStride = power_of_two(Rows);

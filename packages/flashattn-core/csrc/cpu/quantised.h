@@ -1,5 +1,5 @@
-// Decodes MLX's affine quantisation. Element i of a row is scale * q + bias. The row's words form one little-endian
-// number, and q is its `bits` bits from bit i * bits on. scale and bias are those of group i / group_size.
+// Decodes MLX's affine quantisation. Element i of a row is scale * q + bias, where q has `bits` bits. The row's words
+// form one little-endian number, in which q begins at bit i * bits. scale and bias belong to group i / group_size.
 #pragma once
 
 #include "matmul.h"
@@ -16,8 +16,8 @@ FLASHATTN_INLINE void with_bits(int bits, Visit visit) {
 }
 
 #if defined(__AVX2__)
-// To decode a lane, a shuffle picks four bytes, from the first byte of the lane's q on. They are then shifted right by
-// `shift` bits. The shuffle picks from 16 bytes, so indices are at most 15.
+// To decode a lane, a shuffle picks four bytes, from the first byte of the lane's q on. Then these bytes are shifted
+// right by `shift` bits. `byte` has the indices of the picked bytes, at most 15, because a shuffle reads 16 bytes.
 template <int Bits>
 struct Picks {
   alignas(64) uint8_t byte[4 * kWidth] = {};
@@ -32,8 +32,8 @@ struct Picks {
 #endif
 
 #if defined(__AVX512F__)
-// A table of the values of q, for up to four bits. A shuffle that looks q up is faster than a conversion. The shuffle
-// reads a lane's lowest four bits. If q has fewer bits, the table repeats, so that the bits above q do not matter.
+// A table that converts a q of up to four bits to float. A shuffle that looks q up is faster than a conversion. The
+// shuffle uses four bits of each lane. If q has fewer bits, the bits above q are arbitrary, so the table repeats.
 template <int Bits>
 struct Numbers {
   alignas(64) float q[16] = {};

@@ -41,7 +41,7 @@ FLASHATTN_INLINE int kv_head_of(const AttentionArgs& args, const RowBlock& block
   return block.head_begin / larger(1, group);  // group is 0 if the call has no query heads
 }
 
-// Returns the address in `data` of the row for key `first` of the block's key/value head.
+// Returns a pointer to the row of key `first` in `data`, in the block's batch element and key/value head.
 template <typename T>
 static inline const T* key_row(const AttentionArgs& args, const RowBlock& block, const void* data,
                                const Strides& strides, int first) {
@@ -87,13 +87,11 @@ static inline void load_queries(Scratch& scratch, const AttentionArgs& args, con
   pack_transposed<T>(scratch.query, source, p.query.column, p.head_dim, scratch.padded_rows, factor);
 }
 
-// Whether the call has a softcap.
 FLASHATTN_INLINE bool caps(const AttentionParams& p) {
   return p.softcap > 0;
 }
 
-// Writes the derivative of softcap at `products` to `slopes`. Runs before finish_scores(), which overwrites the
-// products.
+// Writes the derivative of softcap at `products` to `slopes`, before finish_scores() overwrites the products.
 FLASHATTN_INLINE void cap_slopes(const float* products, const AttentionParams& p, float* slopes, int64_t count) {
   for (int64_t i = 0; i < count; i += kWidth) {
     vfloat t = tanh(load(products + i) * (1 / p.softcap));
@@ -155,7 +153,7 @@ static inline void load_rows(Scratch& scratch, const AttentionArgs& args, const 
   }
   __builtin_memset(scratch.output, 0, sizeof(float) * block.rows() * scratch.value_columns);
 
-  // Queries are multiplied by scale, but not divided by softcap, because the division would usually round them.
+  // Queries are multiplied by scale, but not divided by softcap, because the division would usually round.
   with_dtype(args.dtype, [&](auto type) { load_queries<decltype(type)>(scratch, args, block, p.scale); });
 }
 

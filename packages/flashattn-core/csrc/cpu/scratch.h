@@ -12,8 +12,8 @@ namespace flashattn::cpu::FLASHATTN_ISA {
 // the height of a register tile.
 constexpr int kKeyTile = 288;
 
-// Rows of a band. A band skips the keys that none of its rows sees, so with smaller bands fewer hidden keys are
-// computed along a causal diagonal. The number is a multiple of the width of packed panels.
+// Rows of a band. A band skips the keys that none of its rows sees. So small bands compute fewer hidden keys along a
+// causal diagonal. The number is a multiple of the width of packed panels.
 constexpr int kBandRows = kWidth == 16 ? 64 : 48;
 
 constexpr int round_up(int n, int multiple) {
@@ -35,7 +35,7 @@ struct Scratch {
 
   // The layout for the current block.
   bool few_rows;      // so few that the scores of several keys share a vector, see dot()
-  int padded_rows;    // rows and padding: whole vectors, or with few_rows the next power of two
+  int padded_rows;    // rows, rounded up to whole vectors, or with few_rows to a power of two
   int depth;          // columns of query and key: head_dim, padded to whole vectors if dot() reads them
   int value_columns;  // value_dim, padded to whole vectors
   float* query;       // the queries times scale: packed (depth, padded_rows), or with few_rows (rows, depth)
@@ -54,7 +54,7 @@ struct Scratch {
   float slope[kMaxRows];                             // for ALiBi
   int32_t position[kMaxRows];                        // of query i among the keys: i + S - L
   int32_t seen_begin[kMaxRows], seen_end[kMaxRows];  // the interval of keys that the row sees
-  int32_t next_key[kMaxRows];                        // which key of a vector the lane holds; 0 without few_rows
+  int32_t next_key[kMaxRows];                        // the lane's key minus the vector's first key; 0 without few_rows
 
   // dots: whether dot() computes the scores if there are few rows.
   void prepare(int rows, const AttentionParams& params, bool dots) {

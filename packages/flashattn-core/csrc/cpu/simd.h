@@ -13,8 +13,8 @@
 namespace flashattn::cpu::FLASHATTN_ISA {
 
 // kWidth: floats in a vector register. A register tile has kTileRows rows of kTileVectors vectors. The tile's
-// accumulators, one row of the right operand and one broadcast element just fit the registers: 16 of them for AVX2 and
-// SSE, 32 for AVX-512 and NEON.
+// accumulators, one row of the right operand and one broadcast element just fit the registers. AVX2 and SSE have 16
+// registers, AVX-512 and NEON have 32.
 //
 // FLASHATTN_ZIP_LOW and _HIGH: shuffle indices that interleave the lower or the upper halves of two vectors.
 #if defined(__AVX512F__)
@@ -131,7 +131,7 @@ FLASHATTN_INLINE vfloat exp2_of_fraction(vfloat f) {
 // Splits x into a whole number n and a fraction f with |f| <= 1/2.
 FLASHATTN_INLINE vfloat exp2(vfloat x) {
 #if defined(__AVX512F__)
-  // AVX-512 has instructions that compute n and 2^n p. Lanes below -126 become 0, but NaN stays NaN.
+  // AVX-512 has instructions that round x to n and multiply by 2^n. Lanes below -126 become 0, but NaN stays NaN.
   __mmask16 in_range = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
   vfloat n = _mm512_maskz_roundscale_ps(0xffff, x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   return _mm512_maskz_scalef_ps(in_range, exp2_of_fraction(x - n), n);

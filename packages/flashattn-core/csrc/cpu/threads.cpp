@@ -106,8 +106,9 @@ class Pool {
         std::thread([this] { work(); }).detach();
       }
     } catch (...) {
-      // The system has no more threads, or no memory for them. The threads that did start wait on this object, so it
-      // must not be destroyed. The thread that calls run() works on its job, too, so even a pool without threads works.
+      // The system has no more threads, or no memory for them. The exception ends here, because a constructor that
+      // throws destroys its object, and the threads that did start use it. A pool without threads works, too, because
+      // the thread that calls run() works on the job.
     }
   }
 

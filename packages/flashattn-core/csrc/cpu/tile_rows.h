@@ -1,5 +1,5 @@
-// The keys or values of a tile, as rows of any storage type and any strides, or as quantised rows. Products read these
-// rows in place if in_place() is true. Otherwise the rows are copied once, as floats, for all rows of a block.
+// The keys or values of a tile: PlainRows have any storage type and any strides, QuantisedRows are quantised. Products
+// read keys and values in place if in_place() is true. Otherwise each tile is copied to floats, once for all queries.
 #pragma once
 
 #include "dtype.h"

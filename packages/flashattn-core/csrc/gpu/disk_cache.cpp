@@ -1,5 +1,5 @@
-// A file begins with a line that has two checksums, of the key and of the bytes. The key and the bytes follow. A file
-// with a wrong checksum is ignored.
+// A file begins with a line that has two checksums: one of the key and one of the cached bytes. The key and the bytes
+// follow. A file with a wrong checksum is ignored.
 #include "disk_cache.h"
 
 #include <unistd.h>

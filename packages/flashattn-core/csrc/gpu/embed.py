@@ -5,8 +5,8 @@
 Kernels are the files of CSRC/BACKEND/kernels that are not headers. An include is searched for in the folder of the
 including file, then in CSRC/BACKEND/kernels, then in CSRC/gpu/kernels (all GPU backends share it), then in CSRC.
 
-Kernels are compiled when they are first used. So building the module needs no GPU tools, and the module has all kernels
-on every platform, so that tests can reach them. #line directives tell compilers the file and number of each line.
+Kernels are compiled when they are first used, so building the module needs no GPU tools. The module has all kernels on
+every platform, because tests read them. #line directives tell compilers the file and number of each line.
 """
 
 import re
@@ -64,7 +64,7 @@ def resolved(file: Path, folders: list[Path], seen: list[Path]) -> str:
             included = next((candidate for candidate in candidates if candidate.is_file()), None)
             if included is None:
                 fail(file, number, f"{match[1]} does not exist")
-            if conditions > 0:  # a file's first #include must always count, because later ones are dropped
+            if conditions > 0:  # only the first #include of a file is kept, so it must be unconditional
                 fail(file, number, f"{match[1]} is included under a condition")
             if included not in seen:
                 text += [resolved(included, folders, seen), f'#line {number + 1} "{name}"\n']

@@ -12,7 +12,7 @@ namespace flashattn::gpu {
 constexpr int kLanes = 32;  // threads that run in lockstep: a warp, or a SIMD group
 
 // An instantiation of the template `function` for the call's dtype and these sizes, such as "rowwise<half, Sizes>", or
-// "rowwise<half, Sizes, uint>" for quantised keys. If both sizes are 64, CUDA's entry point is
+// "rowwise<half, Sizes, uint>" for quantised keys. With the sizes 64 and 64, CUDA's entry point is
 // "cuda_rowwise_half_64_64".
 struct Instance {
   std::string function;

@@ -28,8 +28,8 @@ inline int64_t partials_of(const AttentionParams& p, int64_t num_chunks) {
 }
 
 inline SplitParams split_keys(const AttentionParams& p, SplitGoal goal) {
-  // Limits partial results to 16 MB. If a single chunk already takes more, it has enough rows to fill a GPU, and the
-  // keys are not split.
+  // Limits partial results to 16 MB. If one chunk's results would take more, the keys are not split, because the call
+  // has enough rows to fill a GPU.
   constexpr int64_t kMaxPartials = (16 << 20) / sizeof(float);
   SplitParams split = {};
   split.first_key = first_seen_key(p);

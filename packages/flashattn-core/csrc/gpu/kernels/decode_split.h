@@ -31,7 +31,6 @@ FLASHATTN_FUNC int64_t partial_index(FLASHATTN_UNIFORM AttentionParams& params, 
   return row * split.num_chunks + chunk;
 }
 
-// Stores the partial results of `rows` for a chunk.
 template <typename Rows>
 FLASHATTN_FUNC void store_partials(FLASHATTN_THREAD Rows& rows, Partials<FLASHATTN_DEVICE float*> partials,
                                    FLASHATTN_UNIFORM AttentionParams& params, FLASHATTN_UNIFORM SplitParams& split,

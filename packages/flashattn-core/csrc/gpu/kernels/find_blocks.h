@@ -13,7 +13,7 @@ struct MaskBlock {
   int rows, keys;
 };
 
-// params: the mask's shape and strides. block: the block's number in row-major order.
+// Returns the block with the number `block` in row-major order. params: the mask's shape and strides.
 FLASHATTN_FUNC MaskBlock mask_block(FLASHATTN_UNIFORM ArrayParams& params, int64_t block) {
   int rows = params.shape[params.ndim - 2], keys = params.shape[params.ndim - 1];
   int row_blocks = (rows + kBlockSize - 1) / kBlockSize, key_blocks = (keys + kBlockSize - 1) / kBlockSize;
@@ -28,7 +28,7 @@ FLASHATTN_FUNC MaskBlock mask_block(FLASHATTN_UNIFORM ArrayParams& params, int64
   return MaskBlock{offset, minimum(rows - first_row, int(kBlockSize)), minimum(keys - first_key, int(kBlockSize))};
 }
 
-// The flags kBlockShows and kBlockChanges of the mask's entries that have been added so far.
+// Collects the flags kBlockShows and kBlockChanges of a mask's entries.
 struct Entries {
   bool shows;
   bool changes;

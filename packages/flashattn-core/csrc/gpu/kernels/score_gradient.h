@@ -18,7 +18,7 @@ struct SavedRow {
   float delta;
 };
 
-// The offset of a head's first delta.
+// Returns where a head begins in the array delta.
 FLASHATTN_FUNC int64_t delta_offset(FLASHATTN_UNIFORM AttentionParams& params, int batch, int head) {
   return (int64_t(batch) * params.num_heads + head) * params.query_len;
 }

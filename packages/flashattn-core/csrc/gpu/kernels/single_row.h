@@ -6,8 +6,8 @@
 
 namespace flashattn {
 
-// Computes one row of the output, without its sink. The row attends to keys in the span `any`. Keys in the span `all`,
-// a part of `any`, need no test of the mask.
+// Computes one row of the output, but does not add the sink. The row attends to keys in the span `any`. Keys in the
+// span `all`, a part of `any`, need no test of the mask.
 template <int D, int DV, typename T, typename K>
 FLASHATTN_FUNC DecodeRows<T, D, DV, 1> attended_row(const FLASHATTN_DEVICE T* query, StoredInputs<K> stored,
                                                     Visibility visibility, int batch, int kv_head, RowPosition position,

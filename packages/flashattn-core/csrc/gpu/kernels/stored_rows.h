@@ -47,9 +47,9 @@ struct PlainRows {
 
 struct QuantisedBatch;
 
-// Quantised rows. Element i of a row is scale * q + bias in float32. The row's words form one little-endian number, and
-// q is its quant_bits bits from bit i * quant_bits on. scale and bias are those of group i / group_size. A group has 32
-// or more elements, so the elements that a lane loads together are always in one group.
+// Quantised rows. Element i of a row is scale * q + bias in float32, where q has quant_bits bits. The row's words form
+// one little-endian number, in which q begins at bit i * quant_bits. scale and bias belong to group i / group_size. A
+// group has 32 or more elements, so the elements that a lane loads together are always in one group.
 struct QuantisedRows {
   const FLASHATTN_DEVICE uint* words;
   const FLASHATTN_DEVICE uchar* scales;  // their dtype is group_dtype
@@ -91,7 +91,7 @@ struct QuantisedRows {
                   load_float(biases, group_dtype, bias_layout.offset(row, index))};
   }
 
-  // Unpacks COUNT elements of one group, from `column` on, which must be a multiple of COUNT. COUNT is 1, 2 or 4.
+  // Unpacks COUNT elements of one group, from `column` on. `column` is a multiple of COUNT. COUNT is 1, 2 or 4.
   template <int COUNT>
   FLASHATTN_FUNC void unpack(FLASHATTN_THREAD float* target, int row, int column,
                              float2 scale_and_bias) const FLASHATTN_THREAD {
@@ -107,7 +107,7 @@ struct QuantisedRows {
 
  private:
   // Returns `count` bits of a row, from bit `first` on, in the lowest bits of the result. The result's other bits are
-  // arbitrary. Reads only the bytes that have these bits: aligned bytes if count is 16 or 32, otherwise at most three.
+  // arbitrary. Reads only the bytes that have these bits. `first` must be a multiple of `count`.
   FLASHATTN_FUNC uint load_bits(int row, uint first, uint count) const FLASHATTN_THREAD {
     const FLASHATTN_DEVICE uchar* source = byte(row, first / 8);
     if (count == 32) {
@@ -141,7 +141,7 @@ struct QuantisedBatch {
   template <int WIDTH, int COUNT>
   FLASHATTN_FUNC void load(FLASHATTN_THREAD float* target, int row, int first, int,
                            bool exists) const FLASHATTN_THREAD {
-    constexpr int kAligned = COUNT & -COUNT;  // these columns are in one group, because 32 divides group_size
+    constexpr int kAligned = COUNT & -COUNT;  // kAligned columns share a group, because kAligned divides group_size
     constexpr int kRun = kAligned < 4 ? kAligned : 4;
     FLASHATTN_UNROLL
     for (int i = 0; i < COUNT; i += kAligned) {

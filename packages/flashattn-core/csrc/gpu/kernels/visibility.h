@@ -2,8 +2,8 @@
 // and the key range leave each query one span of keys. Tree bits, a bool array and an additive array may hide more keys
 // within that span.
 //
-// Scores are in natural units, as masks and options expect them. For exp2, only the difference of two scores is
-// multiplied by log2(e), because a large score could overflow. CUDA's lane_rows.h is an exception.
+// Scores are exponents of e, as masks and options expect. Before exp2, only the difference of two scores is multiplied
+// by log2(e), because a large score could overflow. CUDA's lane_rows.h, however, multiplies row_max itself.
 #pragma once
 
 #include "call/block_map.h"
@@ -65,8 +65,8 @@ struct Visibility {
     return span;
   }
 
-  // The span of keys that some of the queries first..last see, before tree bits and mask arrays. Neither end of
-  // seen(query) decreases from one query to the next.
+  // The span of keys that some of the queries first..last see. Tree bits and mask arrays are ignored. seen(first) and
+  // seen(last) are enough, because neither end of seen(query) decreases from one query to the next.
   FLASHATTN_FUNC KeySpan seen_by_any(int first, int last) const FLASHATTN_THREAD {
     return KeySpan{seen(first).begin, seen(last).end};
   }
@@ -115,7 +115,7 @@ struct Visibility {
     return found;
   }
 
-  // The span of queries that see at least one of the keys first..last, before tree bits and mask arrays.
+  // The span of queries that see at least one of the keys first..last. Tree bits and mask arrays are ignored.
   FLASHATTN_FUNC KeySpan seen_from(int first, int last) const FLASHATTN_THREAD {
     KeySpan queries = KeySpan{0, params->query_len};
     int offset = params->key_len - params->query_len;
