@@ -55,7 +55,7 @@ def add_nanobind(folder: Path, version: str) -> None:
 
 
 def build(output: Path, work: Path, beside: Release) -> tuple[Path, Path]:
-    """Builds the wheel into `output`. Returns the wheel's path, and the mlx folder of MLX's macOS wheel."""
+    """Builds the wheel into `output`. Returns the wheel's path, and the folder of MLX's package for macOS."""
     download(work / "wheels", f"mlx=={beside.mlx}", f"mlx-metal=={beside.mlx}")
     add_nanobind(work / "nanobind", beside.nanobind)
     mlx = work / "wheels/mlx"

@@ -16,7 +16,7 @@ class SignatureError(Exception):
 
 
 def blobs(signature: bytes) -> dict[int, bytes]:
-    """Maps the magic number of each part of a signature to the part."""
+    """Returns the parts of a signature by their magic numbers."""
     magic, _, count = struct.unpack_from(">III", signature)
     if magic != EMBEDDED_SIGNATURE:
         raise SignatureError("is not a signature")
