@@ -48,7 +48,7 @@ def missing_tools() -> list[str]:
 
 
 def add_nanobind(folder: Path, version: str) -> None:
-    """Installs nanobind into `folder`, and lets the Python that CMake runs find it there."""
+    """Installs nanobind into `folder`, and sets PYTHONPATH so that CMake's Python finds it there."""
     uv = os.environ.get("UV") or shutil.which("uv") or "uv"
     subprocess.run([uv, "pip", "install", "--quiet", f"--target={folder}", f"nanobind=={version}"], check=True)
     os.environ["PYTHONPATH"] = str(folder)

@@ -1,4 +1,4 @@
-"""Checks a file's ad-hoc code signature, which has a hash of every page. macOS on arm64 loads no file without one.
+"""Checks a file's ad-hoc code signature, which has a hash of every page. macOS on arm64 loads only signed files.
 
 Apple's cs_blobs.h defines the layout. All numbers are big-endian.
 """

@@ -18,7 +18,7 @@ struct Strides {
   int64_t column;  // along head_dim; in masks, along the keys
   int64_t row;     // along the queries or the keys
   int64_t head;
-  int64_t batch[kMaxBatchDims];  // the last field, so that unused entries are at the end
+  int64_t batch[kMaxBatchDims];  // the last field, so that its unused entries are at the struct's end
 };
 
 #define FLASHATTN_OPTION_FIELD(type, name) type name;

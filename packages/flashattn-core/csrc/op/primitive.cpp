@@ -25,7 +25,7 @@ std::vector<InputDims> input_dims(const Present& present) {
 }
 
 // Makes the mapped axis the first batch dimension of each input. An input without a mapped axis stays unchanged, but a
-// `whole` one is repeated along a new first dimension.
+// `whole` input is repeated along a new first dimension.
 std::vector<mx::array> mapped_inputs(const std::vector<mx::array>& inputs, const std::vector<int>& axes,
                                      const std::vector<InputDims>& dims, const mx::Stream& stream) {
   int size = 1;
@@ -66,7 +66,7 @@ std::vector<mx::array> mapped_inputs(const std::vector<mx::array>& inputs, const
 std::pair<std::vector<mx::array>, std::vector<int>> AttentionPrimitive::vmap(const std::vector<mx::array>& inputs,
                                                                              const std::vector<int>& axes) {
   std::vector<InputDims> dims = input_dims(present_);
-  // The gradient's further inputs have all batch dimensions. mapped_inputs() inserts none, so `own` may be 0.
+  // The gradient's further inputs have all batch dimensions, so mapped_inputs() does not need their `own`.
   dims.resize(inputs.size(), {.own = 0, .whole = true});
   std::vector<mx::array> mapped = mapped_inputs(inputs, axes, dims, stream());
   std::vector<mx::Shape> shapes = output_shapes(mapped);

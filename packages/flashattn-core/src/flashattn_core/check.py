@@ -139,7 +139,7 @@ def failure(
 
 def size_of(name: str, expected: mx.array) -> float:
     """The number to which errors are relative: 1 for out and lse, and the root mean square of a gradient. An element of
-    a gradient may be near 0 although it is a sum of large terms, with their errors."""
+    a gradient may be near 0 and still be a sum of large terms, whose rounding errors remain."""
     if name not in _GRADIENTS:
         return 1.0
     with mx.stream(mx.cpu):

@@ -46,8 +46,8 @@ class Decision:
     times: Times = field(default_factory=dict)
 
     def left(self) -> tuple[float, float] | None:
-        """Returns seconds per call (MLX's, the kernel's) if MLX's own attention is clearly faster, otherwise None. MLX
-        needs to be faster only in independent calls or in a chain of calls. See contest.py."""
+        """Returns seconds per call (MLX's, the kernel's) if MLX's own attention is clearly faster, otherwise None. It
+        is enough if MLX wins for independent calls or for a chain of calls. See contest.py."""
         if self.kernel is None or MLX not in self.times or self.kernel not in self.times:
             return None
         both = zip(self.times[MLX], self.times[self.kernel], strict=True)
@@ -82,7 +82,7 @@ def _compile_what_follows(call: _ext.Arguments, stream: mx.Stream) -> None:
 
 
 def decision_for(call: _ext.Arguments, stream: mx.Stream) -> Decision:
-    """Times the kernels if needed, and checks them from the fastest on until one passes."""
+    """Times the kernels if needed, and checks them, the fastest first, until one passes."""
     backend, decision = _ext.backend_of(stream.device), Decision(None)
     candidates = _ext.candidates(call, backend)
     first = candidates[0][0]
