@@ -15,7 +15,7 @@ Named = dict[str, Any]
 
 _WINDOW, _SOFTCAP = 21, 5.0
 
-# With one of these masks, drawn() hides one key from all rows. With a causal mask alone, the last row sees the key.
+# With one of these masks, drawn() hides one key from all rows, or from all but the last if the mask is only causal.
 HIDES = ("causal", "key_start", "key_stop", "visible", "bias")
 
 
