@@ -48,14 +48,14 @@ def missing_tools() -> list[str]:
 
 
 def add_nanobind(folder: Path, version: str) -> None:
-    """Installs nanobind into `folder`, and lets the Python that CMake runs find it there."""
+    """Installs nanobind into `folder`, and sets PYTHONPATH so that CMake's Python finds it there."""
     uv = os.environ.get("UV") or shutil.which("uv") or "uv"
     subprocess.run([uv, "pip", "install", "--quiet", f"--target={folder}", f"nanobind=={version}"], check=True)
     os.environ["PYTHONPATH"] = str(folder)
 
 
 def build(output: Path, work: Path, beside: Release) -> tuple[Path, Path]:
-    """Builds the wheel into `output`. Returns the wheel's path, and the mlx folder of MLX's macOS wheel."""
+    """Builds the wheel into `output`. Returns the wheel's path, and the folder of MLX's package for macOS."""
     download(work / "wheels", f"mlx=={beside.mlx}", f"mlx-metal=={beside.mlx}")
     add_nanobind(work / "nanobind", beside.nanobind)
     mlx = work / "wheels/mlx"

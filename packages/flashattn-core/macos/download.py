@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def cannot(reason: str) -> NoReturn:
-    """Prints the reason, and ends the program with exit code 2: something is missing on this machine."""
+    """Prints the reason, and ends the program with exit code 2, because this machine lacks something."""
     print(reason, file=sys.stderr)
     sys.exit(2)
 

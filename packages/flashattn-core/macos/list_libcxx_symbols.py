@@ -6,7 +6,7 @@
 
     uv run packages/flashattn-core/macos/list_libcxx_symbols.py
 
-Run this only if the linker misses a symbol that macOS 14's libc++ has. First add a wheel that imports it to WHEELS.
+Run this if the linker misses a symbol that macOS 14's libc++ has. First add to WHEELS a wheel that imports the symbol.
 """
 
 import re

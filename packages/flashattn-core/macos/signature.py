@@ -1,4 +1,4 @@
-"""Checks a file's ad-hoc code signature, which has a hash of every page. macOS on arm64 loads no file without one.
+"""Checks a file's ad-hoc code signature, which has a hash of every page. macOS on arm64 loads only signed files.
 
 Apple's cs_blobs.h defines the layout. All numbers are big-endian.
 """
@@ -16,7 +16,7 @@ class SignatureError(Exception):
 
 
 def blobs(signature: bytes) -> dict[int, bytes]:
-    """Maps the magic number of each part of a signature to the part."""
+    """Returns the parts of a signature by their magic numbers."""
     magic, _, count = struct.unpack_from(">III", signature)
     if magic != EMBEDDED_SIGNATURE:
         raise SignatureError("is not a signature")

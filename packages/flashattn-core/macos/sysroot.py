@@ -1,4 +1,4 @@
-"""Makes a replacement for Apple's SDK, which may not be copied to Linux: headers, and lists of symbols for the linker.
+"""Makes headers and the linker's lists of symbols. They replace Apple's SDK, which may not be copied to Linux.
 
 The Python package of zig has macOS's C and C++ headers, and a list of libSystem's symbols. This module adds two headers
 that metal-cpp needs (headers/), lists of the symbols of libc++ (libcxx_symbols.txt) and of libobjc, and Python's

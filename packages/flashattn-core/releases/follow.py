@@ -121,7 +121,7 @@ def compare_symbols(module: Path, libraries: dict[str, set[str]]) -> str:
 
 
 def write(added: Release, before: Release) -> None:
-    """Adds the release to the table, and replaces the older version in the files of NAMING."""
+    """Adds the release to the table, and replaces the older version in the files that NAMING lists."""
     row = (
         f'\n[[release]]\nmlx = "{added.mlx}"\nnanobind_abi = "{added.nanobind_abi}"\ncuda = {str(added.cuda).lower()}\n'
     )

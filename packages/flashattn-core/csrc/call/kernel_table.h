@@ -43,8 +43,8 @@ Pass pass_of(Kernel kernel);
 // Throws std::invalid_argument for a name that no backend has.
 Backend backend_of(std::string_view name);
 
-// A kernel with a tiling and a precision. name() returns "metal_prefill_tg" for tiling 0 of that kernel, and
-// "metal_prefill_tg@1" for tiling 1.
+// A kernel with a tiling and a precision. name() is the kernel's name for tiling 0. For tiling 1 it ends
+// with "@1", for example "metal_prefill_tg@1".
 struct Variant {
   Kernel kernel;
   int tiling = 0;

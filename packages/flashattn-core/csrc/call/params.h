@@ -18,7 +18,7 @@ struct Strides {
   int64_t column;  // along head_dim; in masks, along the keys
   int64_t row;     // along the queries or the keys
   int64_t head;
-  int64_t batch[kMaxBatchDims];  // last, so that the strides in use are adjacent
+  int64_t batch[kMaxBatchDims];  // the last field, so that its unused entries are at the struct's end
 };
 
 #define FLASHATTN_OPTION_FIELD(type, name) type name;
@@ -70,7 +70,7 @@ struct BackwardParams {
   Strides dout;
   Strides dlse;  // (*B, H_q, L); not read if lse has no cotangent
   Strides dq, dk, dv;
-  int32_t block_heads = 0;  // on CUDA: the most query heads whose dK and dV one block of threads sums
+  int32_t block_heads = 0;  // on CUDA: the most query heads over which one block of threads sums dK and dV
 };
 
 }  // namespace flashattn

@@ -2,8 +2,8 @@
 // may hide keys inside the span. Host code and CPU kernels use this file; GPU kernels have the same arithmetic in
 // gpu/kernels/visibility.h.
 //
-// Apart from empty spans, a query's span begins and ends no earlier than the span of the query before. So the spans of
-// the first and the last query of a block decide which tiles of keys the block skips.
+// From one query to the next, neither end of the span moves back, except for empty spans. So the spans of the
+// first and the last query of a block decide which tiles of keys the block skips.
 #pragma once
 
 #include "params.h"

@@ -45,7 +45,7 @@ struct CallAndWork {
 
   void set(Binding binding, const mx::array& array) {
     call.present[index(binding)] = true;
-    call.aligned[index(binding)] = array.offset() % 16 == 0 && array.nbytes() > 8;  // small arrays may be unaligned
+    call.aligned[index(binding)] = array.offset() % 16 == 0 && array.nbytes() > 8;  // MLX may not align tiny buffers
     work.arrays[index(binding)] = array;
   }
 };

@@ -1,4 +1,4 @@
-// The block map of an array mask, see call/block_map.h, as a lazy array. Layers that share a mask can share its map.
+// Computes block maps (see call/block_map.h) as lazy arrays. Layers that share a mask can share its map.
 #pragma once
 
 #include <optional>

@@ -9,7 +9,7 @@ namespace {
 
 // `arguments` holds the floating-point arguments among those in argnums. `function` takes only these.
 struct Differentiated {
-  std::vector<size_t> places;  // where `arguments` stand in argnums
+  std::vector<size_t> places;  // the indices of `arguments` in argnums
   std::vector<mx::array> arguments;
   Function function;
 };

@@ -1,4 +1,4 @@
-// The gradient's primitive. gradients() runs it, sinks_gradient() and unfused_attention(), depending on the inputs.
+// Defines the gradient's primitive and gradients(), which also calls sinks_gradient() and unfused_attention().
 #include "gradient.h"
 
 #include <algorithm>
@@ -53,8 +53,8 @@ std::vector<mx::array> kernels_gradients(const mx::Stream& stream, const Options
   return mx::array::make_arrays(std::move(shapes), primitive->output_dtypes(all), primitive, all);
 }
 
-// Returns a function with the inputs and outputs of FlashAttentionGradient, made of MLX's operations. The function
-// computes the forward pass again, and does not read the saved outputs of the forward pass.
+// Returns a function of MLX's operations that has the inputs and outputs of FlashAttentionGradient. The function
+// computes the forward pass again, and ignores the saved outputs of the forward pass.
 Function unfused_gradient(const Options& options, const Present& present, const mx::Stream& s) {
   return [=](const std::vector<mx::array>& all) {
     Function attention = unfused_attention(options, present, s);

@@ -24,8 +24,8 @@ std::vector<InputDims> input_dims(const Present& present) {
   return dims;
 }
 
-// Makes the mapped axis the first batch dimension of each input. An input without a mapped axis is repeated along a new
-// first dimension if it is `whole`, and is otherwise unchanged.
+// Makes the mapped axis the first batch dimension of each input. An input without a mapped axis stays unchanged, but a
+// `whole` input is repeated along a new first dimension.
 std::vector<mx::array> mapped_inputs(const std::vector<mx::array>& inputs, const std::vector<int>& axes,
                                      const std::vector<InputDims>& dims, const mx::Stream& stream) {
   int size = 1;
@@ -66,8 +66,7 @@ std::vector<mx::array> mapped_inputs(const std::vector<mx::array>& inputs, const
 std::pair<std::vector<mx::array>, std::vector<int>> AttentionPrimitive::vmap(const std::vector<mx::array>& inputs,
                                                                              const std::vector<int>& axes) {
   std::vector<InputDims> dims = input_dims(present_);
-  // For the gradient's further inputs, `own` may be 0. They have every batch dimension, so mapped_inputs() inserts
-  // none.
+  // The gradient's further inputs have all batch dimensions, so mapped_inputs() does not need their `own`.
   dims.resize(inputs.size(), {.own = 0, .whole = true});
   std::vector<mx::array> mapped = mapped_inputs(inputs, axes, dims, stream());
   std::vector<mx::Shape> shapes = output_shapes(mapped);

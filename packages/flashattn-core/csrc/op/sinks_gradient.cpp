@@ -1,5 +1,5 @@
-// The gradient of a sink is the sum of -weight * delta over all rows. A sink adds to the softmax's denominator, but has
-// no value.
+// The gradient of a sink is the sum of -weight * delta over all rows. sink_weights() computes the weights, and
+// cpu/backward.h explains delta.
 #include "sinks_gradient.h"
 
 #include "mlx/ops.h"
@@ -16,8 +16,8 @@ mx::array sink_weights(const mx::array& sinks, const Outputs& saved, const mx::a
   mx::array row_max = mx::squeeze(stats[0], -1, s), row_sum = mx::squeeze(stats[1], -1, s);
   mx::array exponent = mx::subtract(sink, row_max, s);
   mx::array weights = mx::where(sees_nothing, zero, mx::divide(mx::exp(exponent, s), row_sum, s), s);
-  // MLX must differentiate exp(sink - lse), not `weights`. So the factor `one` has the value 1, and the derivative of
-  // sink - lse.
+  // The result needs the value of `weights`, but the derivative of exp(sink - lse). So `weights` has no derivative, and
+  // the factor `one` is 1 with the derivative of sink - lse.
   mx::array logits = mx::subtract(sink, *saved.lse, s);
   logits = mx::where(mx::isfinite(logits, s), logits, zero, s);
   mx::array one = mx::exp(mx::subtract(logits, mx::stop_gradient(logits, s), s), s);

@@ -48,14 +48,14 @@ mx::array of_each_group(const Inputs& inputs, Input tensor, Input scales, Input 
   return mx::expand_dims(as_float32(elements, s), -3, s);
 }
 
-// mx::any() of the array, concatenated with itself so that the last of `axes` has at least two elements. MLX 0.32.4
-// crashes if a function that was exported without shapes reduces only axes of one element.
+// Returns mx::any() of two concatenated copies of the array, because MLX 0.32.4 crashes if a function that was exported
+// without shapes reduces only axes of one element.
 mx::array any_of(const mx::array& array, const std::vector<int>& axes, bool keep, const mx::Stream& s) {
   return mx::any(mx::concatenate({array, array}, axes.back(), s), axes, keep, s);
 }
 
-// Returns for each row of a tensor the number of rows before it, or after it if `after` is true. Uses a cumulative sum,
-// because mx::arange() would fix the number of rows in a function that is exported without shapes.
+// Numbers the rows of a tensor from 0: forwards, or backwards if `after` is true. Uses a cumulative sum, because
+// mx::arange() would fix the number of rows in a function that is exported without shapes.
 mx::array count_rows(const mx::array& tensor, bool after, const mx::Stream& s) {
   std::vector<int> others;
   for (int axis = 0; axis < static_cast<int>(tensor.ndim()); ++axis) {
@@ -68,9 +68,9 @@ mx::array count_rows(const mx::array& tensor, bool after, const mx::Stream& s) {
   return mx::cumsum(ones, 0, after, /*inclusive=*/false, s);
 }
 
-// Returns a bool array (*B, L, S): which keys each query sees if the last keys are nodes of a tree. Two matrix products
-// pick a row of `tree` for each query and a column for each key. A gather would fix L and S in a function that is
-// exported without shapes.
+// Returns a bool array (*B, L, S) that says which keys each query sees. The last keys are the nodes of a tree. One
+// matrix product picks each query's row of `tree`, and another picks each key's column. A gather would fix L and S in a
+// function that is exported without shapes.
 mx::array seen_of_tree(const mx::array& tree, const mx::array& keys_after, const mx::array& queries_after,
                        const mx::Stream& s) {
   int size = tree.shape(kRow);

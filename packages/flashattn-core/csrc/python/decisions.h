@@ -1,5 +1,5 @@
-// Adds the functions that flashattn_core/decide.py needs to a Python module: to _ext, and to the module of
-// tests/launches.
+// Adds functions to a Python module, which is _ext or the module of tests/launches. flashattn_core/decide.py calls
+// these functions.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -42,7 +42,7 @@ bool is_main_thread() {
 }
 
 // Python calls main_thread_goes_on() in the main thread as soon as mx.eval or mx.async_eval has returned. The main
-// thread then waits for no call.
+// thread then no longer waits for the calls that it dispatched, so the next epoch begins.
 std::atomic<bool> is_pending{false};  // whether Python is going to call main_thread_goes_on()
 int main_thread_goes_on(void*) {
   is_pending = false;
@@ -57,7 +57,7 @@ cpu::Cancellable cancellable(const AttentionParams& p) {
     return {};
   }
   if (!is_pending.exchange(true) && Py_AddPendingCall(main_thread_goes_on, nullptr) != 0) {
-    is_pending = false;  // Python's list of pending calls is full, so nothing would begin the next epoch
+    is_pending = false;  // Python's list of pending calls is full, so main_thread_goes_on() would not run
     return {};
   }
   return {&cancellation, cancellation.epoch()};

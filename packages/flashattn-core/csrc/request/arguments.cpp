@@ -63,7 +63,7 @@ int columns_of(const mx::array& tensor, const Options& options) {
     return tensor.shape(kColumn);
   }
   int64_t columns = int64_t{tensor.shape(kColumn)} * 32 / options.bits;
-  return static_cast<int>(std::min<int64_t>(columns, std::numeric_limits<int>::max()));  // too large for the checks
+  return static_cast<int>(std::min<int64_t>(columns, std::numeric_limits<int>::max()));  // the checks reject INT_MAX
 }
 
 CallShape call_shape(const Inputs& inputs, const Options& options, Backend backend, Precision precision) {

@@ -1,4 +1,4 @@
-// The arguments of one call, and the inputs of a primitive that are made from them.
+// The arguments of one call, and the primitive's inputs, which are made from the arguments.
 #pragma once
 
 #include <array>

@@ -14,7 +14,7 @@
 
 namespace flashattn {
 
-// The kernel that a primitive runs, as chosen for query_len and key_len. Shapeless compilation may change the lengths.
+// The kernel that was chosen for query_len and key_len. Shapeless compilation may give the primitive other lengths.
 struct Decision {
   Variant variant;
   Precision precision;  // as requested
@@ -22,7 +22,7 @@ struct Decision {
   bool by_name = false;
   Kernels failed = 0;                     // kernels that failed their check
   bool is_counted = true;                 // whether stats() counts the call
-  std::atomic<uint64_t>* left = nullptr;  // counts calls left to MLX's own attention; null if that is not faster
+  std::atomic<uint64_t>* left = nullptr;  // number of calls that MLX's own attention ran; null if MLX's is not faster
 
   bool operator==(const Decision&) const = default;
 };
@@ -34,7 +34,7 @@ struct Settled {
   std::string wrong;  // why no kernel can be used; empty if `variant` can be used
   // Seconds per call of MLX's own attention and of `variant`. Set only if MLX's own attention is faster.
   std::optional<std::pair<double, double>> left;
-  std::string words;  // how status() describes these calls
+  std::string words;  // describes the calls with this CallKey in status()
   std::atomic<uint64_t> left_calls = 0;
 };
 
@@ -57,8 +57,8 @@ class CallKey {
 
 void settle(const CallKey& key, std::unique_ptr<Settled> settled);
 
-// Calls that were left to MLX's own attention, because it is faster: (their description, MLX's seconds per call, the
-// kernel's seconds per call, the number of calls since the start or the last reset).
+// For each CallKey whose calls MLX's own attention runs: (the calls' description, MLX's seconds per call, the kernel's
+// seconds per call, the number of calls since the start or the last reset).
 using LeftCalls = std::tuple<std::string, double, double, uint64_t>;
 std::vector<LeftCalls> left_calls();
 void reset_left_calls();

@@ -20,7 +20,7 @@ struct GradientInputs {
   const mx::array* lse_gradient;  // the cotangent of lse; null if it is zero
 };
 
-// The backward pass writes the gradients of query, key and value, and delta, see cpu/backward.h.
+// The backward pass writes three gradients and delta, see cpu/backward.h.
 struct Gradients {
   mx::array &query, &key, &value, &delta;
 };

@@ -1,4 +1,4 @@
-"""Finds the extension module for the installed MLX. Each release needs its own, because libmlx's ABI changes."""
+"""Finds the extension module for the installed MLX. Each MLX release needs its own, because libmlx's ABI changes."""
 
 import sys
 from collections.abc import Iterable

@@ -49,7 +49,7 @@ def lowered(
     `bits`: bits per element of quantised keys and values, or None if key and value are arrays.
     """
     types.array("query", query)
-    given: Any = lower(mask)  # without unused arguments, because each entry costs time
+    given: Any = lower(mask)  # holds only the arguments that are used, because each entry costs time
     given["kernel"] = kernel
     given["rounds"] = types.rounds(precision)
     if sinks is not None:

@@ -78,7 +78,7 @@ def flash_attention(
       kernel: a kernel's name instead of ``"auto"``, see :func:`plan`.
       precision: ``"float32"``: all arithmetic between input and output is float32-accurate. ``"input"``: with 16-bit
         inputs, CUDA kernels may round the probabilities (in the gradient P and dS) once to the inputs' dtype where
-        that is faster, as MLX's own attention does. On other backends both give the same bits.
+        that is faster, as MLX's own attention does. On other backends ``"input"`` has no effect.
       stream: stream or device to run on, as for any MLX op.
 
     Returns:

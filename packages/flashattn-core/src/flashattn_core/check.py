@@ -26,7 +26,7 @@ FEW_KEYS = (90, 2400)
 
 NO_MEMORY = re.compile("out of memory|unable to allocate|out_of_memory", re.IGNORECASE)
 
-_GRADIENTS, _GRADIENT_ERROR = ("dq", "dk", "dv", "dsinks"), 3e-5  # a gradient sums all rows
+_GRADIENTS, _GRADIENT_ERROR = ("dq", "dk", "dv", "dsinks"), 3e-5  # larger than ERROR, as gradients sum over all rows
 
 Attention = Callable[..., tuple[mx.array, ...]]  # flash_attention's arguments -> (out, lse) or gradients
 Lengths = Sequence[tuple[int, int]]
@@ -138,8 +138,8 @@ def failure(
 
 
 def size_of(name: str, expected: mx.array) -> float:
-    """The number to which errors are relative: 1 for out and lse, and the root mean square for a gradient. Even a
-    gradient near 0 is a sum of terms of about this size."""
+    """The number to which errors are relative: 1 for out and lse, and the root mean square of a gradient. An element of
+    a gradient may be near 0 and still be a sum of large terms, whose rounding errors remain."""
     if name not in _GRADIENTS:
         return 1.0
     with mx.stream(mx.cpu):
@@ -166,7 +166,7 @@ def lengths_of(kind: Kind, kernel: str = "") -> Lengths:
 
 def cases(kind: Kind, lengths: Lengths) -> Iterator[Case]:
     """Draws calls of the kind with these lengths. Their arrays are contiguous."""
-    # cuda_prefill splits the keys of the same queries among several blocks only if the call has few blocks.
+    # cuda_prefill splits the keys of a query among several thread blocks only in small calls.
     few: dict[tuple[int, int], Any] = {_ext.checked_sharing: {"batch": 1, "kv_heads": 1}}
     for query_len, key_len in lengths:
         drawn_call = drawn(kind, query_len, key_len, **few.get((query_len, key_len), {}))

@@ -31,7 +31,7 @@ _MOST_BYTES = 2**29  # the size of a trial call's arrays
 _TRIALS, _TRIAL_SECONDS, _WARM_UP = 5, 0.004, 16  # a trial repeats short calls until they take _TRIAL_SECONDS
 _SLOW_SECONDS = 0.04  # a contestant slower than this is timed only once
 _MOST_REPEATS = 512
-_MOST_SECONDS = 0.3  # no trial of a contest begins later
+_MOST_SECONDS = 0.3  # after this time, a contest begins no more trials
 # MLX's own attention is timed only for calls whose optional inputs are all among these.
 _FUSED_IN_MLX = {"causal", "window", "key_start", "key_stop", "sinks"}
 
@@ -39,8 +39,8 @@ Calls = Callable[[int], Any]  # count -> the lazy outputs of that many calls of 
 
 
 def in_words(call: _ext.Arguments) -> str:
-    """Describes a call. Calls with the same description are timed only once. So lengths and the batch size are rounded
-    up to powers of two, except small numbers of queries."""
+    """Describes a call. Lengths and the batch size are rounded up to powers of two, but not small numbers of
+    queries. Calls with the same description are timed only once."""
     kind, (batch, heads, kv_heads, key_len, window) = Kind(*call.kind()), call.sizes()
     query_len = kind.query_len if kind.query_len <= _ext.few_queries else _power_of_two(kind.query_len)
     window = _power_of_two(min(window, key_len))
@@ -108,7 +108,7 @@ def _trial_call(call: _ext.Arguments, stream: mx.Stream) -> Named:
         return work > most_work or size > _MOST_BYTES
 
     while is_large() and (query_len > 128 or key_len > 1024 or batch > 1):
-        if key_len > max(query_len, 1024):  # fewer queries would mean fewer blocks
+        if key_len > max(query_len, 1024):  # halves only the keys, because fewer queries keep less of the GPU busy
             key_len //= 2
         elif query_len > 128 or key_len > 1024:
             query_len, key_len = query_len // 2 if query_len > 128 else query_len, max(1, key_len // 2)
@@ -118,8 +118,8 @@ def _trial_call(call: _ext.Arguments, stream: mx.Stream) -> Named:
 
 
 def _ways(name: str, call: _ext.Arguments, trial: Named, stream: mx.Stream) -> list[Calls]:
-    """Returns functions that make `count` calls of a contestant: independent calls, which may overlap, and a chain of
-    calls, in which each output is the next query. Gradients are timed only with independent calls."""
+    """Returns one or two functions that make `count` calls of a contestant. The first makes independent calls, which
+    may overlap. The second (never for gradients) passes the output of each call to the next call as query."""
     query, key, value = rows = [trial[name] for name in ROWS]
     scale = float(query.shape[-1]) ** -0.5
     if name == MLX:
@@ -185,7 +185,7 @@ def _in_turns(ways: dict[str, list[Calls]]) -> Times:
         try:
             _seconds(calls[0], 1)  # the first call compiles the kernel
             once[name] = _seconds(calls[0], 1)
-            if once[name] < _TRIAL_SECONDS:  # many calls share the cost of one evaluation
+            if once[name] < _TRIAL_SECONDS:  # short, so many calls are timed in one evaluation
                 once[name] = _seconds(calls[0], _WARM_UP) / _WARM_UP
         except (RuntimeError, ValueError) as error:
             if NO_MEMORY.search(str(error)):

@@ -36,7 +36,7 @@ class Decision:
     """Which kernel all calls of one kind run.
 
     kernel: None if all forward kernels or a backward kernel failed their check.
-    wrong: why the first of them failed.
+    wrong: why the first of these kernels failed; empty if `kernel` is not None.
     times: contestant -> seconds per call; empty if nothing was timed.
     """
 
@@ -46,8 +46,8 @@ class Decision:
     times: Times = field(default_factory=dict)
 
     def left(self) -> tuple[float, float] | None:
-        """Seconds per call (MLX's, the kernel's) if MLX's own attention is clearly faster in independent calls or in a
-        chain of calls, otherwise None. See contest.py."""
+        """Returns seconds per call (MLX's, the kernel's) if MLX's own attention is clearly faster, otherwise None. It
+        is enough if MLX wins for independent calls or for a chain of calls. See contest.py."""
         if self.kernel is None or MLX not in self.times or self.kernel not in self.times:
             return None
         both = zip(self.times[MLX], self.times[self.kernel], strict=True)
@@ -82,7 +82,7 @@ def _compile_what_follows(call: _ext.Arguments, stream: mx.Stream) -> None:
 
 
 def decision_for(call: _ext.Arguments, stream: mx.Stream) -> Decision:
-    """Times the kernels if needed, and checks them from the fastest on until one passes."""
+    """Times the kernels if needed, and checks them, the fastest first, until one passes."""
     backend, decision = _ext.backend_of(stream.device), Decision(None)
     candidates = _ext.candidates(call, backend)
     first = candidates[0][0]
@@ -148,7 +148,7 @@ def _times(call: _ext.Arguments, kernels: Sequence[str], stream: mx.Stream) -> T
     when = when_to_check()
     if when == "never":
         return {}
-    # Times MLX for flash_or_faster(), which uses the same decision as flash_attention().
+    # flash_attention() shares its decision with flash_or_faster(), which needs MLX's time.
     may_leave = call.rounds and call.kernel == "auto"
     contestants = [*kernels, *([MLX] if may_leave and contest.mlx_is_fused(call, stream) else [])]
     if len(contestants) == 1:

@@ -15,7 +15,7 @@ Named = dict[str, Any]
 
 _WINDOW, _SOFTCAP = 21, 5.0
 
-# With one of these masks, drawn() hides one key from all rows. A causal mask alone shows that key to the last row.
+# With one of these masks, drawn() hides one key from all rows, or from all but the last if the mask is only causal.
 HIDES = ("causal", "key_start", "key_stop", "visible", "bias")
 
 
@@ -49,7 +49,7 @@ def drawn(
 ) -> Named:
     """Random arguments of flash_attention() or of the quantised op. MLX's global random state does not change.
 
-    window: 0 means _WINDOW, or 5/6 of the keys if there are few queries, so that kernels split the keys into chunks.
+    window: 0 means _WINDOW. With few queries it means 5/6 of the keys, so that kernels split the keys into chunks.
     hidden_nan: whether the hidden key (see HIDES) and the hidden value are NaN.
     """
     given = kind.given

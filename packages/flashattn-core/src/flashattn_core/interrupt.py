@@ -21,9 +21,9 @@ def interruptible() -> Iterator[None]:
     less than 1e9 multiply-adds never end early. The outputs of a call that ends early are NaN, and so is everything
     computed from them. A program that goes on must discard these results: weights, caches, files.
 
-    Work that ``mx.async_eval`` began and nobody waits for runs to its end, and so do other threads' calls. A SIGINT
-    handler set before the block is still called. A handler set inside the block replaces the block's handler. If SIGINT
-    is ignored, nothing changes. Blocks nest.
+    Other threads' calls run to their end. So does work of ``mx.async_eval`` that the main thread does not wait for. A
+    SIGINT handler set before the block is still called. A handler set inside the block replaces the block's handler. If
+    SIGINT is ignored, nothing changes. Blocks nest.
 
     Raises:
       ValueError: outside the main thread, because Python sets signal handlers only there.

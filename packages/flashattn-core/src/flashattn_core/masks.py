@@ -101,9 +101,9 @@ class Tree(Mask):
     """The last T keys are nodes of a tree: ``visible`` says which node sees which. All keys before them are visible.
 
     For speculative verification (Miao et al. 2023, SpecInfer): the drafted tokens form a tree, and each sees its
-    ancestors. ``visible``: bool ``(*B, T, T)``, where ``visible[..., t, j]`` says whether node t sees node j; or the
-    same rows packed to uint32 ``(*B, T, ceil(T / 32))``: node j is bit ``j % 32`` of word ``j // 32``. Query i is
-    node ``i + T - L``; queries before the tree (if L > T) see none of its nodes.
+    ancestors. ``visible`` is a bool array ``(*B, T, T)``: ``visible[..., t, j]`` says whether node t sees node j. It
+    may also be packed to uint32 ``(*B, T, ceil(T / 32))``, with node j as bit ``j % 32`` of word ``j // 32``. Query i
+    is node ``i + T - L``. If L > T, the first L - T queries see no node of the tree.
     Raises ValueError for another dtype or shape; the op raises it if T is greater than S.
     """
 

@@ -51,7 +51,7 @@ def plan(
     Args:
       device: ``"cpu"``, ``"metal"`` or ``"cuda"``, on any machine; None: the stream's, or MLX's default device.
         ``"cuda"`` means the GPU that MLX uses; without one, a GPU whose compute capability is not 9.0.
-      key, value: arrays, or tuples (weights, scales, biases) with this group_size and these bits.
+      key, value: arrays, or tuples (weights, scales, biases) quantised with `group_size` and `bits`.
       The others: as in :func:`flash_attention`, checked in the same way. return_lse has no effect.
 
     Raises:

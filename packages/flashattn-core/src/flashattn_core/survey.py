@@ -64,8 +64,8 @@ def _files(folder: str) -> list[Path]:
 
 
 def kinds_of_models() -> Iterator[Kind]:
-    """Yields prompts in each dtype, with three head sizes and with padding. Then come layers of gpt-oss and gemma, and
-    prompts with quantised caches."""
+    """Yields kinds of prompts: each dtype with three head sizes, and with padding. Then come prompts for layers of
+    gpt-oss and gemma, and for quantised caches."""
     causal: dict[str, mx.Dtype | None] = {"causal": None}
     for dtype in (mx.bfloat16, mx.float16, mx.float32):
         for dim in (64, 128, 256):
