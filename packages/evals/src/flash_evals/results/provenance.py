@@ -43,7 +43,7 @@ class Part(Record):
     config: str | None = None  # as the hub names it
     split: str | None = None  # "test" if not given
     column: str | None = None  # the column with the text; "text" if not given
-    # An option names a branch, tag or commit (None: "main"). A result has the commit or, for pydoc, Python's version.
+    # In an option, a branch, tag or commit (None: "main"). In a result, the commit or, for pydoc, Python's version.
     revision: str | None = None
 
 

@@ -42,7 +42,7 @@ class Ranks:
     def all(self, work: Callable[[], Result]) -> list[Result]:
         """Runs the work in each rank. Returns all ranks' results, in the ranks' order, to each rank.
 
-        If another rank has left, raises EvalError with that rank's message. If the previous step was interrupted,
+        If another rank has left the run, raises EvalError with its reason. If the previous step was interrupted,
         raises KeyboardInterrupt.
         """
         if self.size == 1:

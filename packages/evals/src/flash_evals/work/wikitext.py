@@ -39,8 +39,8 @@ def _page(text: str) -> str:
 def original_length(original: str, read: str) -> int:
     """Returns how many characters of the original correspond to `read`, the beginning of the detokenised original.
 
-    Detokenising removes spaces and @, and turns some N into 1. A removed character counts if a character after it is in
-    `read`.
+    Detokenising removes spaces and @, and turns N into 1 in some places. A removed character counts if `read` has a
+    character after it.
     """
     position = 0
     for character in read:
