@@ -51,8 +51,8 @@ def backward_seconds(attend: Attention, inputs: Sequence[mx.array], cotangent: m
 
 
 def exact_gradients(call: Call, inputs: Sequence[np.ndarray], cotangent: np.ndarray) -> list[np.ndarray]:
-    """Computes float64 gradients for one key head and its query heads. query, cotangent: (heads, L, D); key, value:
-    (S, D).
+    """Computes float64 gradients for one key head and its query heads. The query and the cotangent have the shape
+    (heads, L, D), key and value have (S, D).
     """
     query, key, value = inputs
     scale = call.head_dim**-0.5

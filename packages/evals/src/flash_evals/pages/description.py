@@ -49,7 +49,7 @@ class Description:
     tables: Sequence[Table]
     notes: Sequence[str] = ()
     ran: bool = True  # whether flash ran
-    only: str = ""  # "trials", "steps" or the like if the run was interrupted
+    only: str = ""  # if the run was interrupted: which work was finished, such as "trials"
     # Only for the HTML page:
     command: str = ""
     title: str = ""

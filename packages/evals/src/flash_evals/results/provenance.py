@@ -25,7 +25,7 @@ class Model(Record):
     adapter_path: str | None  # the folder as the user gave it
     adapter_type: str | None  # mlx-lm's fine_tune_type: lora, dora or full
     type: str  # mlx-lm's name of the architecture
-    parameters: Count  # without adapters; counts quantised weights, not the words that pack them
+    parameters: Count  # adapters do not count; each quantised weight counts as one, however it is packed
     dtype: str
     max_positions: int | None  # the longest sequence in tokens; None if the model's config does not state it
 
@@ -70,7 +70,7 @@ class Machine(Record):
 
     @property
     def bounds(self) -> list[str]:
-        """A warning if MLX uses the reference BLAS, which limits a model's speed with any attention."""
+        """A warning if MLX uses the reference BLAS, which slows models down with any attention."""
         return [REFERENCE] if self.blas == "reference" else []
 
 

@@ -94,7 +94,7 @@ class Workload(Struct, frozen=True):
 
     @property
     def bytes_read(self) -> int:
-        """Bytes of the keys and values that at least one query sees. A forward pass must read all of them."""
+        """Bytes of the keys and values that at least one query sees, each counted once."""
         seen = min(self.seq_len, self.window + self.query_len - 1) if self.window else self.seq_len
         return 2 * self.batch_size * self.num_kv_heads * seen * self.bytes_of_key
 

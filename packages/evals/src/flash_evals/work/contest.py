@@ -1,8 +1,8 @@
 """Times implementations on one pass of a workload.
 
 In each round, every implementation runs one trial, and the machine's own speed is measured. Before the first round,
-each implementation makes a few calls that are not counted. They measure its memory, and compare its results with those
-of the first implementation. If the results differ, the contest ends with an EvalError.
+each implementation makes a few calls that are not counted. One of them measures its memory. The results of each
+implementation are compared with the results of the first one. If they differ, an EvalError ends the contest.
 """
 
 import time

@@ -63,7 +63,7 @@ def peak_flops(dtype: str) -> float:
 
 
 def products(dtype: str) -> float:
-    """The FLOP/s of MLX's product of square matrices. Dividing by size**0.5 keeps repeated products small."""
+    """The FLOP/s of MLX's product of square matrices. Dividing by size**0.5 keeps repeated products from growing."""
     size = PRODUCT_SIZE[kind()]
     matrix = (mx.random.normal((size, size), key=mx.random.key(0)) / size**0.5).astype(getattr(mx, dtype))
     return _rate(lambda product: product @ matrix, matrix, 2 * size**3)

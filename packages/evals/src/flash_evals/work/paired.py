@@ -50,7 +50,7 @@ def batches(
     """Reads the planned windows of the tokens `ids`, `batch_size` at a time, with the patch off, on, or both.
 
     The batch size does not change scores, because shorter windows are padded after their end, and causal attention
-    hides the padding. To warm up, each arm reads the first window once more (on a CPU only its beginning).
+    hides the padding. Before the first batch, each arm warms up on the first window (on a CPU, its beginning).
     Ranks (processes) take batches in turns. Each rank gets all results, in the order of the plan.
     """
     planned = [plan[first : first + batch_size] for first in range(0, len(plan), batch_size)]
@@ -111,7 +111,7 @@ def _some_rows(window: Window) -> Iterator[tuple[slice, slice]]:
 
 
 def _scores(logits: dict[Arm, mx.array], targets: np.ndarray) -> np.ndarray:
-    """Scores the tokens `targets`. logits: each arm's, of shape (tokens, vocabulary). Returns dtype SCORED."""
+    """Scores the tokens `targets`. `logits` has an array (tokens, vocabulary) for each arm. Returns dtype SCORED."""
     logits = {name: of_arm.astype(mx.float32) for name, of_arm in logits.items()}
     found = np.zeros(len(targets), SCORED)
     found["kl"] = found["dlogit"] = np.nan

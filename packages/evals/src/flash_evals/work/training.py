@@ -124,7 +124,7 @@ def too_long(loaded: LoadedModel, seq_len: int, settings: Settings, rest: dict[i
     """Returns the reason if a step of that length does not fit into memory without the patch, else None.
 
     `rest` maps each length so far to the bytes that its step took beyond least_memory(). The estimate for `seq_len` is
-    least_memory() plus the rest of the longest of these lengths, scaled in proportion to the length.
+    least_memory() plus the bytes that `rest` has for its longest length, scaled in proportion to the length.
     """
     given = settings.max_memory_gb
     limit = machine.free_memory() if given is None else given * 1e9

@@ -1,7 +1,7 @@
 """Turns WikiText, published tokenised, into normal text: ` 2 @.@ 5 kg ( 6 lb ) , ` becomes `2.5 kg (6 lb), `.
 
 Models were trained on normal text, so they read normal text here, too. Published figures count the words and bytes of
-the original text. The rules and their order are lm-evaluation-harness's, so that the figures can agree.
+the original text. The rules and their order are lm-evaluation-harness's, so that both programs' figures can agree.
 """
 
 import re
