@@ -167,7 +167,7 @@ def new_optimizer(steps: int) -> optim.Optimizer:
 
 
 def negative_log_likelihood(model: Model, encoded: list[np.ndarray], context: int) -> float:
-    """Returns -ln p of all documents together. The model reads them in disjoint windows, each document after an EOS."""
+    """Returns -ln p of all documents, in nats. The model reads them in disjoint windows, each document after an EOS."""
     stream = np.concatenate([part for tokens in encoded for part in ([EOS_ID], tokens)]).astype(np.int32)
     stream = np.pad(stream, (0, -(len(stream) - 1) % context), constant_values=EOS_ID)
     inputs, targets = mx.array(stream[:-1].reshape(-1, context)), mx.array(stream[1:].reshape(-1, context))
