@@ -51,8 +51,8 @@ def backward_seconds(attend: Attention, inputs: Sequence[mx.array], cotangent: m
 
 
 def exact_gradients(call: Call, inputs: Sequence[np.ndarray], cotangent: np.ndarray) -> list[np.ndarray]:
-    """Computes float64 gradients for one key head and its query heads. query, cotangent: (heads, L, D); key, value:
-    (S, D).
+    """Computes float64 gradients for one key head and its query heads. The query and the cotangent have the shape
+    (heads, L, D), key and value have (S, D).
     """
     query, key, value = inputs
     scale = call.head_dim**-0.5
@@ -76,8 +76,8 @@ def exact_gradients(call: Call, inputs: Sequence[np.ndarray], cotangent: np.ndar
 def errors(
     call: Call, inputs: Sequence[mx.array], cotangent: mx.array, gradients: Sequence[Sequence[mx.array]]
 ) -> list[list[float]]:
-    """Returns the root mean square errors of dq, dk and dv. If the dtype has 16 bits, they are divided by the error of
-    rounding the exact gradient to the dtype.
+    """Returns the root mean square errors of dq, dk and dv. For a 16-bit dtype, each error is divided by the error of
+    the exact gradient rounded to the dtype.
     """
     group = call.num_heads // call.num_kv_heads
 

@@ -37,7 +37,7 @@ from msgspec.structs import replace
 
 # A trial repeats short calls until it takes TRIAL_SECONDS, because every evaluation costs half a millisecond by itself.
 TRIALS, TRIAL_SECONDS = 15, 0.03
-PRODUCTS, MEMORY = 800e12, 3.0e12  # of an H100: FLOP/s of bfloat16 matrix products, bytes/s of its memory
+PRODUCTS, MEMORY = 800e12, 3.0e12  # an H100's FLOP/s in bfloat16 matrix products, and the bytes/s of its memory
 # The layers of a decode step's chain have about CHAIN_BYTES of keys and values in total. The GPU's cache holds less. A
 # chain has at most CHAIN_LENGTH layers.
 CHAIN_BYTES, CHAIN_LENGTH = 256e6, 128
@@ -191,8 +191,8 @@ def mlx_own(call: Call, sinks: mx.array | None) -> Attention:
 
 
 def errors(call: Call, drawn: Sequence[Any], outputs: Sequence[mx.array]) -> list[float]:
-    """Returns the outputs' root mean square errors. If the dtype has 16 bits, they are divided by the error of rounding
-    the exact result to the dtype.
+    """Returns the root mean square error of each output. For a 16-bit dtype, each error is divided by the error of the
+    exact result rounded to the dtype.
     """
     first = max(0, call.query_len - call.seq_len + max(call.padding, default=0))  # the first query that sees a key
     rows = mx.array(np.unique(np.linspace(first, call.query_len - 1, ROWS, dtype=np.int32)))

@@ -113,7 +113,7 @@ def split_some(tokens: np.ndarray, parts: np.ndarray, rng: np.random.Generator) 
 def batches(
     encoded: list[np.ndarray], parts: np.ndarray, rng: np.random.Generator
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields inputs and targets endlessly. Each pass shuffles the texts, splits tokens anew and shifts the rows."""
+    """Yields inputs and targets endlessly. Each pass shuffles the texts, splits tokens and cuts the rows anew."""
     while True:
         window = int(rng.choice(WINDOWS))
         shuffled = [split_some(encoded[i], parts, rng) for i in rng.permutation(len(encoded))]
@@ -142,7 +142,7 @@ def new_model() -> Model:
     def initial(path: str, weight: mx.array) -> mx.array:
         if weight.ndim == 1:
             return mx.zeros_like(weight) if path.endswith("bias") else mx.ones_like(weight)
-        if "o_proj" in path or "down_proj" in path:  # as in GPT-2, the scale falls with the number of layers
+        if "o_proj" in path or "down_proj" in path:  # as in GPT-2, a model with more layers gets smaller weights
             return mx.random.normal(weight.shape, scale=0.02 / math.sqrt(2 * ARGS.num_hidden_layers))
         return mx.random.normal(weight.shape, scale=0.02 if "embed" in path else 0.05)
 
@@ -167,7 +167,7 @@ def new_optimizer(steps: int) -> optim.Optimizer:
 
 
 def negative_log_likelihood(model: Model, encoded: list[np.ndarray], context: int) -> float:
-    """Returns the sum over all tokens of the documents, in nats. Each document follows an EOS. Windows are disjoint."""
+    """Returns -ln p of all documents, in nats. The model reads them in disjoint windows, each document after an EOS."""
     stream = np.concatenate([part for tokens in encoded for part in ([EOS_ID], tokens)]).astype(np.int32)
     stream = np.pad(stream, (0, -(len(stream) - 1) % context), constant_values=EOS_ID)
     inputs, targets = mx.array(stream[:-1].reshape(-1, context)), mx.array(stream[1:].reshape(-1, context))

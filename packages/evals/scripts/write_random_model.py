@@ -135,7 +135,7 @@ def _setting(text: str, shape: dict[str, Any]) -> tuple[str, int]:
 
 
 def parameters(config: dict[str, Any]) -> dict[str, mx.array]:
-    """Maps names to arrays, as the model's class initialises them. The arrays are not evaluated."""
+    """Returns the model's initial parameters, by name. The arrays are not evaluated."""
     module = import_module(f"mlx_lm.models.{config['model_type']}")
     drawn = dict(tree_flatten(module.Model(module.ModelArgs.from_dict(config)).parameters()))
     if config["tie_word_embeddings"]:
@@ -145,7 +145,7 @@ def parameters(config: dict[str, Any]) -> dict[str, mx.array]:
 
 def _weights(config: dict[str, Any], dtype: mx.Dtype) -> dict[str, mx.array]:
     """Returns the initial parameters, with two changes. Matrices are doubled, so that attention matters to the logits.
-    Arrays of zeros, such as sinks, are drawn.
+    Arrays of zeros, such as sinks, get random numbers instead.
     """
     mx.random.seed(0)
     weights = parameters(config)

@@ -148,7 +148,7 @@ def in_layout(name: str, rows: mx.array, metadata: dict[str, Any]) -> tuple[str,
 
 
 def config(metadata: dict[str, Any], dtype: Dtype) -> dict[str, Any]:
-    """Returns config.json. With "4bit" it states 4 bits. mlx-lm infers the embedding's 8 bits from its shape."""
+    """Returns config.json. With "4bit" it states 4 bits. The embedding has 8, which mlx-lm infers from its shape."""
     quantised = {"quantization": {"group_size": GGUF_GROUP, "bits": 4}}
     return {
         "_name_or_path": NAME,

@@ -1,4 +1,4 @@
-"""The data of a chart: a line for each arm or implementation against a length. drawing.py draws it."""
+"""The data of a chart, which drawing.py draws. Each arm or implementation has a line. The x axis is a length."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

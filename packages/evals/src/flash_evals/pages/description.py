@@ -18,7 +18,7 @@ class Table:
     caption: str
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
-    names: Sequence[int] = (1,)  # sizes of the groups of leading cells; `texts` blanks repeated groups except the last
+    names: Sequence[int] = (1,)  # rows begin with groups of cells of these sizes; `texts` never blanks the last group
 
     @property
     def texts(self) -> list[list[str]]:
@@ -34,7 +34,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Flash compared with something else on the same work."""
+    """Compares flash with something else that did the same work."""
 
     work: str
     against: str  # "off": the patch off; else an implementation's name
@@ -49,7 +49,7 @@ class Description:
     tables: Sequence[Table]
     notes: Sequence[str] = ()
     ran: bool = True  # whether flash ran
-    only: str = ""  # "trials", "steps" or the like if the run was interrupted
+    only: str = ""  # if the run was interrupted: which work was finished, such as "trials"
     # Only for the HTML page:
     command: str = ""
     title: str = ""

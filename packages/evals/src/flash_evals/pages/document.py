@@ -23,7 +23,7 @@ HEADINGS = {
 
 
 def document(found: Sequence[tuple[str, Description]], left_out: Sequence[tuple[str, str]]) -> str:
-    """Returns the HTML. found: file names with descriptions, at least one. left_out: other file names, with reasons."""
+    """Returns the HTML. found: at least one (file name, description). left_out: (file name, why it was left out)."""
     described = [each for _, each in found]
     environment = Environment(loader=PackageLoader("flash_evals.pages", ""), autoescape=True, undefined=StrictUndefined)
     page = environment.get_template("report.html").render(

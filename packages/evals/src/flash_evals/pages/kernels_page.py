@@ -141,7 +141,7 @@ def _faster(than: Ratio) -> str:
 
 
 def _means(calls: Sequence[Call], several: bool) -> list[str]:
-    """For each pass and implementation with several ratios to flash, states their geometric mean and range."""
+    """For each pass and implementation that has several ratios, returns a line with their geometric mean and range."""
     lines: list[str] = []
     for (pass_, name), of_both in grouped(calls, lambda call: (call.pass_, call.config.impl)).items():
         ratios = [call.ratio for call in of_both]

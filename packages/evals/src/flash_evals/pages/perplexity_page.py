@@ -120,7 +120,7 @@ def _verdict(result: Result) -> list[str]:
 
 
 def predictions(result: Result, paired: Paired) -> tuple[bool | None, str]:
-    """Whether both arms' predictions are the same (None: unknown), and a sentence that says so."""
+    """Whether both arms' predictions are the same (None: unknown), and a sentence with the reason."""
     # If one arm comes from a --compare file, the difference of the arms' logits is unknown.
     known = [paired.delta_nll, *([] if result.compared else [paired.max_abs_dlogit])]
     if not all(figure is not None and math.isfinite(figure) for figure in known):

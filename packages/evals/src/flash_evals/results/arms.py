@@ -22,7 +22,7 @@ class Measurement(Record):
 
 
 class ByArm(Record, Generic[Figures]):
-    """The same figures for both arms."""
+    """The figures of each arm."""
 
     off: Figures
     on: Figures

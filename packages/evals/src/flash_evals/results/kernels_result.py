@@ -83,13 +83,13 @@ class Entry(Record):
         return {pass_: figures for pass_ in PASSES if (figures := getattr(self, pass_)).trials}
 
     def speed(self, pass_: Pass) -> float:
-        """The speed in GFLOP/s or, for a decode step, GB/s of keys and values, because reading limits decode steps."""
+        """The speed in GFLOP/s. Reading limits decode steps, so their speed is in GB/s of keys and values."""
         figures = self.passes[pass_]
         return figures.read if self.config.is_decode else 1000 * figures.flops
 
     @property
     def speed_bound(self) -> float | None:
-        """The machine's limit for speed(): GFLOP/s or, for a decode step, GB/s. None if the limit was not measured."""
+        """The machine's limit for speed(), in the unit of speed(). None if the limit was not measured."""
         bound = self.roofline.read if self.config.is_decode else self.roofline.peak
         return bound if bound is None or self.config.is_decode else 1000 * bound
 

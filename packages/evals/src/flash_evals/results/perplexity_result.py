@@ -15,7 +15,7 @@ Documents = Literal["joined", "separate"]
 
 SAME_NLL = 1e-4  # nats; predictions are the same if |mean ΔNLL| is at most this and the top-1 tokens agree everywhere
 
-Name = Literal["other", "off", "on"]  # of a column; "other" is a --compare file with the same arm as this run
+Name = Literal["other", "off", "on"]  # a column's name; "other": a --compare file, which has the same arm as this run
 NAMES: tuple[Name, ...] = ("other", *ARMS)
 
 
@@ -28,7 +28,7 @@ class Settings(Record, kw_only=True):
     documents: Documents
     bos: Literal["bos", "eos"] | None
     detokenised: bool
-    top1_tie: Amount  # scoring.TIE: logits closer than this tie for the first rank
+    top1_tie: Amount  # the value of scoring.TIE in this run
     arm: Arm | Literal["both"]
     batch_size: Count
     max_windows: Count | None
@@ -82,7 +82,7 @@ class Column(Record, kw_only=True):
 
 
 class Paired(Record):
-    """Compares the second column with the first. If only one arm ran, max_abs_dlogit and mean_kl are NaN."""
+    """Compares the second column with the first. With --compare, max_abs_dlogit and mean_kl are NaN."""
 
     of: tuple[Name, Name]
     delta_nll: float | None

@@ -25,7 +25,7 @@ class Model(Record):
     adapter_path: str | None  # the folder as the user gave it
     adapter_type: str | None  # mlx-lm's fine_tune_type: lora, dora or full
     type: str  # mlx-lm's name of the architecture
-    parameters: Count  # without adapters; counts quantised weights, not the words that pack them
+    parameters: Count  # adapters do not count; each quantised weight counts as one, however it is packed
     dtype: str
     max_positions: int | None  # the longest sequence in tokens; None if the model's config does not state it
 
@@ -43,7 +43,7 @@ class Part(Record):
     config: str | None = None  # as the hub names it
     split: str | None = None  # "test" if not given
     column: str | None = None  # the column with the text; "text" if not given
-    # An option names a branch, tag or commit (None: "main"). A result has the commit or, for pydoc, Python's version.
+    # In an option, a branch, tag or commit (None: "main"). In a result, the commit or, for pydoc, Python's version.
     revision: str | None = None
 
 
@@ -70,7 +70,7 @@ class Machine(Record):
 
     @property
     def bounds(self) -> list[str]:
-        """A warning if MLX uses the reference BLAS, which limits a model's speed with any attention."""
+        """A warning if MLX uses the reference BLAS, which slows models down with any attention."""
         return [REFERENCE] if self.blas == "reference" else []
 
 

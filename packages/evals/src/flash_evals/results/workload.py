@@ -46,7 +46,7 @@ class Workload(Struct, frozen=True):
     causal: bool
     window: Count | None  # a query sees this many keys: its own and those before it; None: no window
     dtype: str
-    kv_bits: Count | None  # per element of keys and values, in groups of GROUP_SIZE; None: not quantised
+    kv_bits: Count | None  # bits of each quantised element of keys and values; None: not quantised
 
     def __str__(self) -> str:
         return f"{self.shape}, {self.query_len} queries, {self.seq_len} keys, {self.visible}, {self.storage}"
@@ -94,7 +94,7 @@ class Workload(Struct, frozen=True):
 
     @property
     def bytes_read(self) -> int:
-        """Bytes of keys and values in a forward pass that reads each position once, if any query sees the position."""
+        """Bytes of the keys and values that at least one query sees, each counted once."""
         seen = min(self.seq_len, self.window + self.query_len - 1) if self.window else self.seq_len
         return 2 * self.batch_size * self.num_kv_heads * seen * self.bytes_of_key
 

@@ -1,8 +1,8 @@
 """Times implementations on one pass of a workload.
 
 In each round, every implementation runs one trial, and the machine's own speed is measured. Before the first round,
-each implementation makes a few calls that are not counted. One of these calls measures memory. Its results are compared
-with the first implementation's, and a difference ends the contest with an EvalError.
+each implementation makes a few calls that are not counted. One of them measures its memory. The results of each
+implementation are compared with the results of the first one. If they differ, an EvalError ends the contest.
 """
 
 import time
@@ -24,15 +24,15 @@ from flash_evals.work.measure import no_garbage_collection, peak_memory
 
 TRIAL_SECONDS = 0.02  # a trial repeats short calls until it takes this long
 MACHINE = "machine"  # in a round's order, stands for the measurement of the machine itself
-TINY = 64  # the most queries and keys in an implementation's first call, which initialises its library
-# The wait before each trial, until threads of other libraries stop spinning. OpenMP's threads spin for milliseconds.
+TINY = 64  # an implementation's first call initialises its library; it has at most this many queries and keys
+# A trial waits this long before its calls, until other libraries' threads stop spinning. OpenMP's spin for some ms.
 SETTLE_SECONDS = 0.02
-# The largest allowed difference of two arrays, relative to the largest element. Gradients may differ twice as much,
-# because PyTorch adds the gradients of a key head's query heads in the inputs' dtype.
+# The largest allowed difference of outputs, divided by the largest element. Gradients may differ by twice as much,
+# because PyTorch adds the query heads' contributions to a key's gradient in the inputs' dtype.
 TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 3e-2}
 TF32_TOLERANCE = 2e-3  # for float32 where MLX multiplies in TF32
-# An array's largest element counts as at least this share of the largest element in all results of the call. Without
-# this limit, gradients that are zero except for rounding errors would differ too much.
+# _difference() divides an array's difference by its largest element, or by NEGLIGIBLE times the largest element of all
+# results if that is more. Otherwise gradients that are zero except for rounding errors would differ too much.
 NEGLIGIBLE = 1e-2
 
 
@@ -52,7 +52,7 @@ class Entrant:
         with peak_memory() as peak:
             seconds, results = self.timed()
             self.peak_memory = peak()
-        # The first call may compile the kernel or be 10 times slower. A second is timed, unless a CPU took too long.
+        # The first call may be 10 times slower, so a second call is timed. On a CPU, long calls are not repeated.
         if seconds < 10 * TRIAL_SECONDS or machine.kind() == "gpu":
             seconds, _ = self.timed()
         while seconds < TRIAL_SECONDS:
@@ -119,7 +119,7 @@ def _difference(dtype: str, pass_: Pass, expected: Sequence[np.ndarray], results
 
 
 def order(names: Sequence[str], number: int) -> list[str]:
-    """Returns the names in the order of round `number`. Every second round is reversed, and the start varies."""
+    """Returns the order of round `number`: the names rotated by number // 2, and reversed if `number` is odd."""
     first = number // 2 % len(names)
     turned = [*names[first:], *names[:first]]
     return turned[::-1] if number % 2 else turned

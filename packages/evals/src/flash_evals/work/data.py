@@ -139,7 +139,7 @@ READERS = {".txt": _read_txt, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
 def _from_folder(folder: str, part: Part) -> Text:
     """Reads a split of a folder. `datasets` finds the split's files, by their names or by the folder's README.md.
 
-    If READERS has all their formats, its functions read the files, because `datasets` would cut a .txt into lines.
+    If READERS has a function for each file, these functions read them: `datasets` would cut a .txt into lines.
     """
     # The path is absolute, because `datasets` would take a relative path such as "text" for one of its own builders.
     datasets, path = _quiet_datasets(), str(Path(folder).absolute())

@@ -114,7 +114,7 @@ def _generate(loaded: LoadedModel, tokens: np.ndarray, steps: int, cache: Cache)
 
 def _batch(loaded: LoadedModel, tokens: np.ndarray, steps: int, cache: Cache) -> Callable[[], Guesses]:
     """Returns a function that does what `_generate` does, for all sequences at once. Each one has a copy of `cache`."""
-    count, more = len(tokens), steps + 2  # the batch would drop sequences that reach max_tokens
+    count, more = len(tokens), steps + 2  # more than is generated: the batch drops sequences that reach max_tokens
     batch = PromptProcessingBatch(loaded.model, list(range(count)), [cache] * count, max_tokens=[more] * count)
     mx.eval([layer.state for layer in batch.prompt_cache])
 

@@ -22,8 +22,8 @@ def reading(repo: str, kind: Kind, revision: str | None) -> Iterator[tuple[str |
     """Yields the commit of the repository's `revision` (None: "main"), and whether the hub answered. If the hub did not
     answer, the commit is the one in the cache.
 
-    Raises EvalError if the hub has no such commit or hides it from this user, and for errors inside the `with` block.
-    Without network and cache, the message names two commands that need neither.
+    Raises EvalError if the hub shows this user no such commit, and for errors inside the `with` block. If the hub does
+    not answer and the cache lacks the commit, the message names two commands that need no network.
     """
     from huggingface_hub import HfApi, errors, snapshot_download
     from huggingface_hub.utils.logging import set_verbosity_error

@@ -58,19 +58,19 @@ def physical_memory() -> int:
 
 
 def peak_flops(dtype: str) -> float:
-    """The machine's peak FLOP/s: of multiply-adds in registers on a CPU, of MLX's matrix product on a GPU."""
+    """The machine's peak FLOP/s. A CPU computes multiply-adds in registers, a GPU computes MLX's matrix product."""
     return flashattn_core.peak_flops() if kind() == "cpu" else products(dtype)
 
 
 def products(dtype: str) -> float:
-    """The FLOP/s of MLX's product of square matrices. The scale keeps repeated products from growing."""
+    """The FLOP/s of MLX's product of square matrices. Dividing by size**0.5 keeps repeated products from growing."""
     size = PRODUCT_SIZE[kind()]
     matrix = (mx.random.normal((size, size), key=mx.random.key(0)) / size**0.5).astype(getattr(mx, dtype))
     return _rate(lambda product: product @ matrix, matrix, 2 * size**3)
 
 
 def bandwidth() -> float:
-    """The memory bandwidth in bytes/s: of reads by flash's threads on a CPU, of reads and writes by MLX on a GPU."""
+    """The memory bandwidth in bytes/s. On a CPU, flash's threads read. On a GPU, MLX reads and writes."""
     if kind() == "cpu":
         return flashattn_core.read_bandwidth()
     array = mx.zeros((COPY_BYTES // 4,))
@@ -89,7 +89,7 @@ def _rate(step: Callable[[mx.array], mx.array], array: mx.array, amount: int) ->
 
     mx.eval(array)
     seconds(1)  # the first call is slower
-    count = max(1, round(0.01 / seconds(1)))  # steps that take 0.01 s
+    count = max(1, round(0.01 / seconds(1)))  # this many steps take about 0.01 s
     return amount * count / seconds(count)
 
 

@@ -72,7 +72,7 @@ class Tokens:
 
 
 def _setting(config: dict[str, Any], name: str) -> Any:
-    """Returns a setting of config.json or, as in vision models, of its text_config."""
+    """Returns a setting of config.json. Vision models have the setting in text_config."""
     return config.get(name, config.get("text_config", {}).get(name))
 
 

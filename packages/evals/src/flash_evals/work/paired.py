@@ -20,7 +20,7 @@ from flash_evals.work.scoring import Window
 
 Forward = Callable[[mx.array], mx.array]  # a model, which maps tokens (sequences, length) to logits
 
-WARM_UP_ON_CPU = 256  # tokens; few are enough, because CPU kernels are neither compiled nor timed at their first call
+WARM_UP_ON_CPU = 256  # tokens; few are enough, because the first call of a CPU kernel compiles nothing
 ROWS_AT_ONCE = 64  # rows of logits; for a vocabulary of 150,000, about 0.3 GB of intermediate results
 
 
@@ -50,7 +50,7 @@ def batches(
     """Reads the planned windows of the tokens `ids`, `batch_size` at a time, with the patch off, on, or both.
 
     The batch size does not change scores, because shorter windows are padded after their end, and causal attention
-    hides the padding. To warm up, each arm first reads the first window (on a CPU its beginning), which is not counted.
+    hides the padding. Before the first batch, each arm warms up on the first window (on a CPU, its beginning).
     Ranks (processes) take batches in turns. Each rank gets all results, in the order of the plan.
     """
     planned = [plan[first : first + batch_size] for first in range(0, len(plan), batch_size)]
@@ -101,7 +101,7 @@ def _measure(
 
 
 def _some_rows(window: Window) -> Iterator[tuple[slice, slice]]:
-    """Yields slices of the tokens that the window scores, each with the slice of logits that predicts these tokens.
+    """Yields pairs: a slice of the tokens that the window scores, and the slice of logits that predicts these tokens.
 
     A slice has at most ROWS_AT_ONCE tokens, because float32 logits of a whole window would take too much memory.
     """
@@ -111,7 +111,7 @@ def _some_rows(window: Window) -> Iterator[tuple[slice, slice]]:
 
 
 def _scores(logits: dict[Arm, mx.array], targets: np.ndarray) -> np.ndarray:
-    """Scores the tokens `targets`. logits: each arm's, of shape (tokens, vocabulary). Returns dtype SCORED."""
+    """Scores the tokens `targets`. `logits` has an array (tokens, vocabulary) for each arm. Returns dtype SCORED."""
     logits = {name: of_arm.astype(mx.float32) for name, of_arm in logits.items()}
     found = np.zeros(len(targets), SCORED)
     found["kl"] = found["dlogit"] = np.nan

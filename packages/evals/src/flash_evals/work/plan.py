@@ -51,11 +51,10 @@ class Plan:
     detokenised: bool
 
     def size_up_to(self, window: Window) -> tuple[int, int] | tuple[None, None]:
-        """Counts words (split at white space) and UTF-8 bytes of the original text that the windows up to `window` read
-        and score. Returns (None, None) with --scoring half, because the scored tokens do not form a text.
+        """Counts words (split at white space) and UTF-8 bytes of the original text, up to the last token that `window`
+        scores. Returns (None, None) with --scoring half, because the scored tokens do not form a text.
 
-        A document's first token counts, although it may not be scored. If `window` ends inside a document, the rest of
-        the document does not count.
+        A document's first token counts, although it may not be scored.
         """
         if self.stride is None:
             return None, None

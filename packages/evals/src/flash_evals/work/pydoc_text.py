@@ -8,7 +8,7 @@ any other topic.
 from pydoc_data.topics import topics
 from typing import Literal
 
-# About 9 % of the text. Prose, grammar, method lists and examples, in short and in long topics.
+# These short and long topics are about 9 % of the text. They have prose, grammar, method lists and examples.
 HELD_OUT = (
     "booleans", "calls", "global", "import", "lambda", "objects", "raise", "subscriptions", "truth", "typesmapping"
 )  # fmt: skip

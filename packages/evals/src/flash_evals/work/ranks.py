@@ -1,7 +1,7 @@
 """Lets several processes, called ranks, share one run. `mlx.launch -n N` starts them; otherwise there is one rank.
 
 All ranks do the same steps in the same order, and exchange messages after each step. A rank that fails sends its error
-in this exchange, because the other ranks would wait for it forever. Only rank 0 prints and writes.
+in this exchange, because otherwise the others would wait for it forever. Only rank 0 prints and writes.
 """
 
 import pickle
@@ -42,7 +42,7 @@ class Ranks:
     def all(self, work: Callable[[], Result]) -> list[Result]:
         """Runs the work in each rank. Returns all ranks' results, in the ranks' order, to each rank.
 
-        If another rank has left, raises EvalError with that rank's message. If the previous step was interrupted,
+        If another rank has left the run, raises EvalError with its reason. If the previous step was interrupted,
         raises KeyboardInterrupt.
         """
         if self.size == 1:

@@ -30,8 +30,8 @@ from flash_evals.work.scoring import Window
 
 FORMAT = "flash-eval perplexity, version 3"
 BEGINS = f'{{"file":"{FORMAT}",'.encode()
-# Two runs can be compared token by token only if they agree in SCORED_ARE. A run with --resume must agree with the run
-# that began the file in all facts() but MAY_CHANGE.
+# Two runs can be compared token by token only if they agree in the facts() of SCORED_ARE. A run with --resume may
+# differ from the run that began the file only in the facts() of MAY_CHANGE.
 SCORED_ARE = ("text", "tokens", "context", "stride", "scoring", "documents", "bos", "detokenised", "top1_tie")
 MAY_CHANGE = ("batch_size", "ranks", "max_windows", "model", "python")
 # Compressed scores take about ten bytes per token and arm, because most tokens have no ties.

@@ -26,7 +26,7 @@ class Window(NamedTuple):
 
 
 def windows(lengths: Sequence[int], context: int, stride: int) -> list[Window]:
-    """Makes windows of `context` tokens, `stride` apart. Each token of a stream is scored once, except the first token.
+    """Makes windows of `context` tokens, `stride` apart. Each token of a stream but the first is scored once.
 
     `lengths` has the number of tokens of each stream. No window extends over two streams. A stream's first window
     scores `context` tokens. Each later window scores the next `stride` tokens, or fewer at the end of the stream.
@@ -98,10 +98,10 @@ def top1_agrees(off: np.ndarray, on: np.ndarray) -> np.ndarray:
 def kl_divergence(off: mx.array, on: mx.array) -> mx.array:
     """KL(off || on) in nats of each row, for float32 logits (n, vocabulary).
 
-    If off and on agree to six digits, the usual sum of p·(ln p - ln q) is all rounding error, because its terms are
-    large and cancel. Let e be the difference of the logits, on - off, minus the mean of this difference under p. Then
-    the divergence is ln(1 + Σ p·(exp(e) - 1 - e)), where no term is negative. For small e, exp(e) - 1 - e would lose
-    its digits to cancellation, so a series computes it.
+    Let p be softmax(off), q softmax(on), and e = on - off - mean, where mean is Σ p·(on - off). If off and on agree to
+    six digits, the usual sum of p·(ln p - ln q) is all rounding error, because its large terms cancel. The code uses
+    ln(1 + Σ p·(exp(e) - 1 - e)), which is equal and has no negative terms. For small e, exp(e) - 1 - e is computed as a
+    series, because the subtraction would lose digits.
     """
     log_p = off - mx.logsumexp(off, axis=-1, keepdims=True)
     p = mx.exp(log_p)

@@ -37,7 +37,7 @@ def result(
     finished, flash, compared, paired = windows_in(batches), Flash.sum(batch.flash for batch in batches), None, None
     if other:
         ends = accumulate(batch.trial.windows for batch in other.batches)
-        # Leaves out the batches of the file after the windows that this run has read.
+        # Takes the batches of the file up to the last window that this run has read.
         first = other.batches[: bisect_left(list(ends), finished) + 1]
         compared = _compared(other, [batch.trial for batch in first], header)
         scores[compared.column] = np.concatenate([batch.scores[compared.arm] for batch in first])[: len(tokens)]

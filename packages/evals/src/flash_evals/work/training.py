@@ -114,7 +114,7 @@ def lengths(loaded: LoadedModel, settings: Settings, skipped: list[Skipped]) -> 
 
 
 def make_batch(tokens: np.ndarray) -> tuple[mx.array, mx.array]:
-    """Makes a batch for mlx-lm's loss: the tokens, and for each sequence the range of tokens to learn, here all."""
+    """Makes a batch for mlx-lm's loss: the tokens, and for each sequence the range of tokens to learn (all of them)."""
     batch = mx.array(tokens.astype(np.int32)), mx.array([[0, tokens.shape[1]]] * len(tokens))
     mx.eval(batch)  # before the clock starts
     return batch
@@ -123,8 +123,8 @@ def make_batch(tokens: np.ndarray) -> tuple[mx.array, mx.array]:
 def too_long(loaded: LoadedModel, seq_len: int, settings: Settings, rest: dict[int, float]) -> str | None:
     """Returns the reason if a step of that length does not fit into memory without the patch, else None.
 
-    The estimate is least_memory() plus the rest, which is taken to grow in proportion to the length. `rest` maps each
-    length so far to the bytes that its step took beyond least_memory().
+    `rest` maps each length so far to the bytes that its step took beyond least_memory(). The estimate for `seq_len` is
+    least_memory() plus the bytes that `rest` has for its longest length, scaled in proportion to the length.
     """
     given = settings.max_memory_gb
     limit = machine.free_memory() if given is None else given * 1e9
@@ -139,11 +139,11 @@ def too_long(loaded: LoadedModel, seq_len: int, settings: Settings, rest: dict[i
 
 
 def least_memory(loaded: LoadedModel, seq_len: int, settings: Settings) -> int:
-    """Bytes of the score-sized arrays of MLX's own attention in one step, without anything else.
+    """Bytes that MLX's own attention needs in one step for arrays of shape (batch, heads, seq_len, seq_len).
 
-    Each layer with adapters keeps one array, its softmax, for the gradient. With gradient checkpoints, only the running
-    layer does. The running layer has at least one more array. cuDNN needs no such array if the length is a multiple of
-    128, and one array otherwise.
+    Each layer with adapters keeps its softmax, one such array, for the gradient. With gradient checkpoints, only the
+    running layer keeps its softmax. The running layer needs at least one more array. With cuDNN, a step needs one array
+    in all, or none if the length is a multiple of 128.
     """
     item_size = ITEM_SIZE[loaded.described.dtype.split(", ")[-1]]
     if machine.kind() == "gpu" and mx.cuda.is_available() and item_size == 2 and loaded.head_dim in range(8, 129, 8):

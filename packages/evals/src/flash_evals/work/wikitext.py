@@ -1,7 +1,7 @@
 """Turns WikiText, published tokenised, into normal text: ` 2 @.@ 5 kg ( 6 lb ) , ` becomes `2.5 kg (6 lb), `.
 
 Models were trained on normal text, so they read normal text here, too. Published figures count the words and bytes of
-the original text. The rules and their order are lm-evaluation-harness's, so that the figures can agree.
+the original text. The rules and their order are lm-evaluation-harness's, so that both programs' figures can agree.
 """
 
 import re
@@ -39,8 +39,8 @@ def _page(text: str) -> str:
 def original_length(original: str, read: str) -> int:
     """Returns how many characters of the original correspond to `read`, the beginning of the detokenised original.
 
-    Detokenising removes spaces and @, and turns some N into 1. A removed character counts if a character after it is in
-    `read`.
+    Detokenising removes spaces and @, and turns N into 1 in some places. A removed character counts if `read` has a
+    character after it.
     """
     position = 0
     for character in read:
