@@ -64,7 +64,7 @@ def architecture(request):
 
 @pytest.fixture
 def kernels_take(monkeypatch):
-    """kernels_take(head_dim, gradient): pretends that these are the limits of forward and backward kernels."""
+    """kernels_take(head_dim, gradient): pretends that kernels take `head_dim` at most, and backward `gradient`."""
 
     def at_most(head_dim, gradient):
         monkeypatch.setattr(_ext, "quick", lambda *_: None)  # quick() would ignore the pretended max_head_dim()

@@ -77,8 +77,8 @@ def openblas() -> str | None:
 def _known() -> Iterator[str]:
     """The files or names under which an OpenBLAS may be installed, in the order of preference.
 
-    Conda's OpenBLAS comes first, because another may not work with conda's Fortran library. On Fedora, libopenblasp has
-    threads, and libopenblas has none. MLX cannot call NumPy's and SciPy's OpenBLAS, whose functions have other names.
+    Conda's OpenBLAS comes first: another OpenBLAS may not work with conda's Fortran library. On Fedora, libopenblasp
+    has threads, libopenblas has none. MLX cannot call NumPy's and SciPy's OpenBLAS, whose functions have other names.
     """
     yield from map(str, Path(sys.base_prefix, "lib").glob("libopenblas.so.0"))
     yield from map(str, Path("/usr/lib").glob("*/openblas-pthread/libopenblas.so.0"))

@@ -23,7 +23,7 @@ class _Remembered(NamedTuple):
     description: Mask
     lengths: tuple[int, int]  # the L and S for which the description holds
     batch: tuple[int, ...] | None  # the batch shape for which the description holds; None: any
-    array: mx.array  # while this lives, no other array gets its id
+    array: mx.array  # while this array lives, no other array gets the mask's id
     forget: weakref.ref[mx.array]  # removes this entry when the mask is deleted
 
 

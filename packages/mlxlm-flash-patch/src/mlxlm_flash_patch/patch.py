@@ -306,7 +306,7 @@ def count(n: int, noun: str) -> str:
 def _wait_for_imports() -> None:
     """Waits for imports of modules in HOMES that other threads have begun.
 
-    `_finder` misses imports that began before watch_imports(). After the wait, put_in() replaces their functions.
+    `_finder` misses imports begun before watch_imports(). After the wait, put_in() replaces the modules' functions.
     """
     with lock:
         patch_points.watch_imports()
