@@ -21,7 +21,7 @@ from mlxlm_flash_patch.patch_points import POINTS
 from tests.patch.model_configs import ARCHITECTURES, config, random_model
 from tests.patch.model_folders import write_model
 
-# A tuple, because the patch would replace functions that are attributes of this module.
+# A tuple hides these functions from the patch, which would replace functions that are attributes of this module.
 ORIGINALS = tuple((point, point.current) for point in POINTS)
 HOMES = (base, cache, gear, gemma2, phi3small)  # imported, because they define all functions of mlx-lm in POINTS
 
@@ -64,7 +64,7 @@ def architecture(request):
 
 @pytest.fixture
 def kernels_take(monkeypatch):
-    """kernels_take(head_dim, gradient): pretends that these are the largest head_dims, forward and backward."""
+    """kernels_take(head_dim, gradient): pretends that kernels take `head_dim` at most, and backward `gradient`."""
 
     def at_most(head_dim, gradient):
         monkeypatch.setattr(_ext, "quick", lambda *_: None)  # quick() would ignore the pretended max_head_dim()

@@ -255,7 +255,7 @@ def random_model(model_type, config, dtype=mx.float32, seed=0):
     def weight(initial):
         if not mx.issubdtype(initial.dtype, mx.floating):
             return initial
-        if not mx.any(initial):  # all zeros, for example a bias: a test would not notice if it were ignored
+        if not mx.any(initial):  # tests would not notice if a model ignored a bias of zeros
             initial = mx.random.normal(initial.shape)
         # Doubled, because nn.Linear's initial weights are so small that attention would hardly change the logits.
         return (initial * 2 if initial.ndim > 1 else initial).astype(dtype)

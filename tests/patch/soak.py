@@ -62,7 +62,7 @@ class Soak:
         self.seed, self.rng = seed, random.Random(seed)
         self.of = Kinds(other_types)
         self.kinds = {kind: partial(KINDS[kind], self.of) for kind in kinds}
-        # Rounds in a second thread share this one, because MLX starts one more thread for each thread that generates.
+        # All rounds in a second thread use this one thread: MLX starts one more thread for each thread that generates.
         self.thread = ThreadPoolExecutor(1)
         self.seen = Seen()
         self.arrivals = ["qwen2", *other_types]
@@ -81,7 +81,7 @@ class Soak:
 
     def round(self) -> None:
         """Does one piece of work with the patch off and on, and records memory. Raises Broken if a check fails."""
-        self._work()  # returns before occupied() measures, so that its models and results are freed
+        self._work()  # frees its models and results when it returns, so occupied() does not count them
         for name, value in occupied().items():
             self.seen.occupied[name].append(value)
 

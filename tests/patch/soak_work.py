@@ -162,8 +162,8 @@ def _answer(responses: Iterable[Any]) -> Result:
 def difference(off: Result, on: Result, tolerance: float) -> tuple[float, bool]:
     """Returns (difference, whether a token differs). Raises Broken if the difference exceeds `tolerance`.
 
-    The difference is the largest between two numbers, relative to max(1, the largest number). Nothing after the first
-    differing token is compared, but the log-probabilities of the two tokens must agree.
+    The difference is the largest |off - on|, divided by max(1, the largest |off|). If tokens differ, numbers after the
+    first differing token are ignored.
     """
     one, other, tie = off.numbers, on.numbers, False
     if off.tokens is not None and on.tokens is not None:

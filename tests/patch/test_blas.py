@@ -90,7 +90,7 @@ def test_its_name(file, name):
 
 @LINUX
 def test_it_is_the_one_that_mlx_calls(command, library):
-    """MLX does not call a loaded library that does not define cblas_sgemm."""
+    """MLX calls a preloaded library only if the library defines cblas_sgemm."""
     code = "from mlxlm_flash_patch.blas import *; print(blas())"
     for preloaded, name in ((library(), "openblas"), (library(cblas="scipy_cblas_sgemm"), "reference")):
         done = command("python", "-c", code, env={"LD_PRELOAD": preloaded})

@@ -24,7 +24,7 @@ CACHES = {
 
 @pytest.fixture
 def masks(monkeypatch):
-    """Lists the masks that kernels get. At the end of the test, no mask may be an array for more than one query."""
+    """Lists the masks that kernels get. At the end of the test, no mask for more than one query may be an array."""
     seen = []
     own_quick, own_lowered = router.for_quick, router.lowered
 

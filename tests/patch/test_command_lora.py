@@ -32,7 +32,7 @@ def texts(tmp_path_factory):
 def train(command, texts, tmp_path):
     """train(model, flash, *more): runs mlx_lm.lora. Returns the losses, the saved adapters, and the command's stderr.
 
-    The optimizer is plain SGD, because Adam divides by a gradient's size. Where a gradient is nearly zero, that would
+    The optimizer is plain SGD, because Adam divides by a gradient's size. Where a gradient is nearly zero, Adam would
     turn rounding errors into whole steps.
     """
 

@@ -88,8 +88,8 @@ def served(chat_folder, tmp_path):
 def test_server(served, options, number, returncodes):
     """The server gives the same answers with the patch as without it, even to simultaneous requests.
 
-    Each prompt comes twice. The second time, the server has its prompt cache. Ctrl-C shuts the server down, and SIGTERM
-    kills it. While it shuts down, the server often aborts, with or without the patch.
+    Each prompt comes twice. The second time, it is in the server's prompt cache. Ctrl-C shuts the server down, and
+    SIGTERM kills it. While the server shuts down, it often aborts, with or without the patch.
     """
 
     def work(ask):

@@ -19,7 +19,7 @@ WRITTEN_OUT = {name for point in POINTS if (name := point.module.rpartition(".")
 
 
 def imports(module):
-    """(sibling module, name) for each of the module's relative imports."""
+    """Yields (sibling module, imported name or None) for each of the module's relative imports."""
     for node in ast.walk(SOURCES[module]):
         if isinstance(node, ast.ImportFrom) and node.level == 1:
             for alias in node.names:
@@ -59,7 +59,7 @@ def test_it_says_what_the_sources_say():
 
 
 def test_softmax_is_of_scores_only_where_it_says_so():
-    """A function is taken to compute attention by itself if its source has `mx.softmax(scores` and `scores @`."""
+    """Finds functions that compute attention by themselves. Their sources have `mx.softmax(scores` and `scores @`."""
 
     def writes_out(function):
         text = ast.unparse(function)

@@ -91,7 +91,7 @@ def test_a_model_that_is_imported_while_the_patch_is_on(late, tokens, name):
 
 @pytest.mark.parametrize("module", [base, cache, gemma2, llama, qwen2], ids=lambda module: module.__name__)
 def test_a_module_that_is_loaded_anew(module, monkeypatch):
-    """A reload leaves the patch on. Switching it off restores the module and its classes, old and new."""
+    """A reload leaves the patch on. Switching the patch off restores the module and its old and new classes."""
     for name, held in vars(module).items():
         monkeypatch.setitem(vars(module), name, held)  # restored after the test
     classes = {held: vars(held).copy() for held in vars(module).values() if isinstance(held, type)}

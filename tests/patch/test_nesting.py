@@ -1,4 +1,4 @@
-"""Another library may replace the same function as the patch. Both can be switched on and off in any order."""
+"""Another library may replace a function that the patch replaces. Both can be switched on and off in any order."""
 
 import itertools
 import sys
@@ -17,7 +17,7 @@ Q = mx.random.normal((1, 2, 12, 16))
 
 
 class Library:
-    """Saves the function that it finds, wraps it, and later puts it back, as mlx-dspark and mlx-mfa do."""
+    """Saves the current function, wraps it, and later restores it, as mlx-dspark and mlx-mfa do."""
 
     def __init__(self):
         self.calls, self.saved = 0, None
@@ -40,7 +40,7 @@ class Library:
 
 
 class Early(Library):
-    """Saves MLX's function in an attribute of its module on import. Its replacement calls the saved function."""
+    """On import, saves MLX's function in an attribute of its own module. The replacement calls this saved function."""
 
     def __init__(self, monkeypatch):
         super().__init__()
@@ -135,12 +135,12 @@ def test_mlx_lm_s_calls_reach_a_library_that_wraps_the_patch(library):
 
 
 def test_a_fallback_is_theirs_and_counted_once(library):
-    """A call that flash attention cannot compute goes to the library, even if it wraps the patch's function."""
+    """A call that flash attention cannot compute goes to the library, even one that wraps the patch's function."""
     q = mx.ones((1, 1, 3, 600))
     flash.enable()
     library.on()
     flash.disable()
-    flash.enable()  # the new patch function calls the library's, which calls the patch's earlier function
+    flash.enable()  # now the patch wraps the library's function, which wraps the patch's earlier function
     with pytest.warns(flash.FlashFallbackWarning, match="head_dim over 512"):
         mx.eval(mx.fast.scaled_dot_product_attention(q, q, q, scale=0.25))
     assert flash.status().fallbacks == {"head_dim over 512": 1}
@@ -189,7 +189,7 @@ def test_threads_that_switch_both(mlx_own):
         library = Library()
         for _ in range(30):
             mx.fast.scaled_dot_product_attention(Q, Q, Q, scale=0.25)
-            with lock_of_libraries:  # if both libraries were on, each would take the other's function for MLX's
+            with lock_of_libraries:  # with both libraries on, one would save the other's function as MLX's
                 library.on()
                 library.off()
 

@@ -50,7 +50,7 @@ def x(tokens):
 @pytest.mark.rotate(1, default=4)
 @pytest.mark.parametrize("model_type", [*ARCHITECTURES, "gemma2", "gear", "phi3small", "plamo2", "deepseek_v41"])
 def test_this_model_and_no_other(model_type, x):
-    """A model's attention is patched even if a plain function calls it, as in deepseek_v41."""
+    """Attention is patched even if a function outside the model's classes calls it, as in deepseek_v41."""
 
     def make(seed=0):
         return random_model(model_type, config(model_type), seed=seed)

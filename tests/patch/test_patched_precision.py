@@ -19,7 +19,7 @@ LEFT_ONCE = "1 call (MLX 0.41 ms, flash attention 0.55 ms)"
 
 @pytest.fixture
 def asked(monkeypatch):
-    """Lists (path, precision) of each flash attention call. Its path is "quick" (plain_call()) or "long" (attend())."""
+    """Lists (path, precision) of each flash attention call. plain_call()'s path is "quick", attend()'s is "long"."""
     seen = []
     own_quick, own_flash_or_faster = _ext.quick, router.flash_or_faster
 
@@ -232,7 +232,7 @@ def test_a_call_that_is_left_has_mlx_lms_own_gradient(gpu):
     assert sum(left.calls for left in flash.status().left.values()) == 1
 
 
-# --- Which way a call goes -------------------------------------------------------------------------------------
+# --- plain_call() or attend() ----------------------------------------------------------------------------------
 
 
 def test_a_plain_call_takes_the_quick_way(asked):

@@ -1,6 +1,6 @@
 """The patch replaces the functions in POINTS, and no others, and restores them.
 
-It replaces a function of mlx-lm only if it knows the source text. For one function it compares only the signature.
+A function of mlx-lm is replaced only if its source text is known. For one function, only the signature is compared.
 """
 
 import importlib

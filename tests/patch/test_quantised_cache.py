@@ -57,7 +57,7 @@ def test_mlx_lm_s_numbers(bits, group_size, length, mask):
     ids=str,
 )
 def test_16_bits(dtype, of_keys, roundings):
-    """The output has the dtype of queries or keys, whichever is wider. `roundings` allows for mlx-lm's roundings."""
+    """The output has the wider dtype of queries and keys. It is within `roundings` epsilons of mlx-lm's output."""
     given, queries = filled(dtype=of_keys), normal(3, 1, 6, 9, 128, dtype=dtype)
     off, on = off_and_on(lambda: attend(queries, given, "causal"))
     assert on.dtype == off.dtype
@@ -96,7 +96,7 @@ OTHERWISE_STORED = {
 
 @pytest.mark.parametrize("given", OTHERWISE_STORED.values(), ids=OTHERWISE_STORED)
 def test_keys_that_are_not_stored_as_the_cache_says(given):
-    """If keys, values and cache do not match, a call raises an error, also without the patch, and is no fallback."""
+    """If keys, values and cache do not match, a call raises an error with and without the patch. It is no fallback."""
     queries, errors = normal(3, 1, 6, 5, 128), pytest.raises((TypeError, ValueError, AttributeError))
     with errors:
         attend(queries, given())
@@ -145,7 +145,7 @@ def test_traced_calls_fall_back(traced_by):
 
 
 def test_bad_input_is_mlx_lm_s():
-    """For bad input, the patch gives mlx-lm's own error or result. A result counts as a fallback, with a warning."""
+    """mlx-lm's own function handles bad input. If it returns a result, the call is a fallback, and the patch warns."""
     queries = mx.random.normal((1, 4, 8, 64))
     keys = mx.quantize(mx.random.normal((1, 2, 8, 64)), 64, 8)
     mask = np.tril(np.ones((8, 8), bool))

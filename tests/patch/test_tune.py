@@ -31,7 +31,7 @@ def run(*arguments):
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """gpu(decide): pretends that there is a GPU, and that decide() chooses its kernels. Returns decide()'s calls."""
+    """gpu(decide): pretends that there is a GPU whose kernels decide() chooses. Returns the calls decide() gets."""
 
     def play(decide):
         asked = []

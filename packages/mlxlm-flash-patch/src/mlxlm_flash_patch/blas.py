@@ -17,7 +17,7 @@ import mlx.core as mx
 
 REFERENCE = "MLX multiplies matrices with the slow reference BLAS, which limits tokens/s: --blas auto preloads OpenBLAS"
 INSTALL = "apt-get install libopenblas0-pthread"
-STARTED_AGAIN = "MLXLM_FLASH_BLAS"  # the restarted process's id. A child process inherits the variable, not the id
+STARTED_AGAIN = "MLXLM_FLASH_BLAS"  # the restarted process's id. A child that inherits the variable has another id
 
 
 def blas() -> str | None:
@@ -77,8 +77,8 @@ def openblas() -> str | None:
 def _known() -> Iterator[str]:
     """The files or names under which an OpenBLAS may be installed, in the order of preference.
 
-    Conda's OpenBLAS comes first, because others may not work with conda's Fortran library. On Fedora, libopenblasp has
-    threads, and libopenblas has none. MLX cannot call NumPy's and SciPy's OpenBLAS, whose functions have other names.
+    Conda's OpenBLAS comes first: another OpenBLAS may not work with conda's Fortran library. On Fedora, libopenblasp
+    has threads, libopenblas has none. MLX cannot call NumPy's and SciPy's OpenBLAS, whose functions have other names.
     """
     yield from map(str, Path(sys.base_prefix, "lib").glob("libopenblas.so.0"))
     yield from map(str, Path("/usr/lib").glob("*/openblas-pthread/libopenblas.so.0"))
@@ -113,7 +113,7 @@ def _load(library: str) -> ctypes.CDLL:
 
 
 def _called() -> str | None:
-    """The file of the cblas_sgemm that MLX calls. A preloaded library comes before MLX's own libraries."""
+    """The file of the BLAS library that MLX calls. A preloaded library comes before MLX's own libraries."""
     brought, program = ctypes.CDLL(mx.__file__), ctypes.CDLL(None)
     if sys.platform != "linux" or not hasattr(brought, "cblas_sgemm"):
         return None

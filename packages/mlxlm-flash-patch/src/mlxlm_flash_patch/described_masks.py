@@ -23,11 +23,11 @@ class _Remembered(NamedTuple):
     description: Mask
     lengths: tuple[int, int]  # the L and S for which the description holds
     batch: tuple[int, ...] | None  # the batch shape for which the description holds; None: any
-    array: mx.array  # while this lives, no other array gets its id
+    array: mx.array  # while this array lives, no other array gets the mask's id
     forget: weakref.ref[mx.array]  # removes this entry when the mask is deleted
 
 
-_remembered: dict[int, _Remembered] = {}  # by array_id(), which changes when a program writes to the array
+_remembered: dict[int, _Remembered] = {}  # key: array_id(), which changes when a program writes to the array
 
 
 def description_of(mask: Any, query: mx.array, key_len: int) -> Any:
@@ -99,5 +99,5 @@ def _remember(mask: mx.array, description: Mask) -> None:
 
 
 def _as_it_is_now(array: mx.array) -> mx.array:
-    """The same array in a new Python object, because mlx-lm's caches change their padding in place."""
+    """A new Python object with the array's present value. mlx-lm's caches change the old object in place."""
     return array.astype(array.dtype)

@@ -55,9 +55,9 @@ def examine(model: str | None = None, with_kernels: bool = False, with_times: bo
     """Runs the checks and yields their findings.
 
     Args:
-      model: also look at the attention of this model: a folder that mlx-lm loads, or a hub id whose configuration is in
-        the local hub cache.
-      with_kernels: also compare each kernel of MLX's default device with the CPU's; this takes minutes.
+      model: also look at the attention of this model. It is a folder that mlx-lm loads, or a hub id whose configuration
+        is in the local hub cache.
+      with_kernels: also compare each kernel of MLX's default device with the CPU kernels. This takes minutes.
       with_times: also time the kernels, as `mlxlm-flash tune --quick` does.
     """
     for check in (versions, variable, extension, cpu, matrix_products, numbers, seam, checks_before):
@@ -121,7 +121,7 @@ RELATIONS: dict[str, Callable[[str, str], bool]] = {
 
 
 def _mlx() -> str:
-    """The pip requirement of mlx, such as mlx[cpu], with the extra that keeps the installed libmlx."""
+    """The pip requirement of mlx. Its extra, such as cpu in mlx[cpu], is the one that requires the installed libmlx."""
     installed = {distribution.name for distribution in distributions()}
     return next((extra for name, extra in LIBMLX.items() if name in installed), "mlx")
 
@@ -146,7 +146,7 @@ def extension() -> Iterator[Finding]:
         cure = re.search(r"pip install .*", what)  # in the error for a wrong version of mlx
         yield problem("extension", what.splitlines()[0], cure[0] if cure else again)
         return
-    # nanobind adds one entry to the interpreter's dict for each ABI that modules of its domain "mlx" have.
+    # For each ABI of the modules in its domain "mlx", nanobind adds one entry to the interpreter's dict.
     names = [name for name in _interpreter_dict() if isinstance(name, str) and "nb_internals" in name]
     domains = sorted(match[1] for name in names if (match := re.search(r"_(v\d+)_(?:\w+_)?mlx__$", name)))
     if len(domains) > 1:

@@ -1,9 +1,9 @@
 """Replacements for mlx-lm functions that compute attention without `mx.fast.scaled_dot_product_attention`.
 
 mlx-lm computes attention over quantised caches with plain MLX operations. A few models compute all of their attention
-with plain operations. Gemma 2's function also computes projections and rope, and updates the cache. So it still runs,
-but it gets a _Gemma2 object in place of `self` and of the cache. MLX evaluates the function's own attention only if the
-call falls back.
+with plain operations. Gemma 2's function also computes projections and rope, and updates the cache. So the patch calls
+this function, but passes a _Gemma2 object as `self` and as `cache`. MLX evaluates the attention in this function only
+if the call falls back.
 """
 
 import contextlib
@@ -40,10 +40,7 @@ def quantised(original: Function) -> Function:
 
 
 def any_cache(original: Function) -> Function:
-    """Replaces the function that most models call for attention. Also takes sinks with a quantised cache.
-
-    mlx-lm's function refuses sinks with a quantised cache.
-    """
+    """Replaces the attention function that most models call. The replacement also takes sinks with quantised caches."""
 
     @functools.wraps(original)
     def scaled_dot_product_attention(

@@ -9,8 +9,8 @@ from flashattn_core.contest import mlx_attention
 
 from .router import Function, active, attend, flash_or, is_active, plain_call
 
-# Other libraries' functions that the patch has called and that still run. If such a function calls the patch's, _call()
-# calls MLX's own function instead of the library's. Otherwise the two functions would call each other forever.
+# Functions of other libraries that the patch has called and that still run. If such a function calls the patch, _call()
+# calls MLX's own function. If _call() called the library's function again, the calls would never end.
 _running: ContextVar[tuple[Any, ...]] = ContextVar("mlxlm_flash_patch: functions that are being called", default=())
 MISSING: Any = object()  # an argument that the caller did not give and that the patch does not pass on
 
@@ -68,7 +68,7 @@ def _attend(
 
 
 def _call(original: Function, arrays: tuple[Any, ...], **options: Any) -> mx.array:
-    """Calls `original` with only the arguments that the caller gave. Another library's may not know `sinks`."""
+    """Calls `original` with only the arguments that the caller gave. Another library's function may lack `sinks`."""
     arrays = tuple(array for array in arrays if array is not MISSING)
     given = {
         name: value

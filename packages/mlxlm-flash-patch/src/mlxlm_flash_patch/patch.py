@@ -53,7 +53,7 @@ class Counts:
 
 @dataclass(eq=False)
 class Request:
-    """One enable() or one open enabled() block."""
+    """One call of enable() or one open enabled() block."""
 
     strict: bool
     precision: Precision
@@ -110,7 +110,7 @@ def disable() -> None:
     stays, and status() names it. The patch's function inside the wrapper then calls the original function.
 
     Raises FlashNeverRanError, after restoring everything, if strict was on but no call ran as flash attention or went
-    to MLX's faster attention. A call has run only once MLX has evaluated its result.
+    to MLX's faster attention. A call counts as run when MLX has evaluated its result.
     """
     _end(list(_requests))
 
@@ -178,8 +178,9 @@ def observe(observer: Callable[..., mx.array]) -> Iterator[None]:
 
     `observer` gets the function that computes attention, and then the call's arguments. The function is MLX's or
     mlx-lm's own, or the patch's. If it is a method, the first argument is `self`. Query, key and value, `(B, H, L, D)`
-    or quantised, come next. `observer` must return the function's result, `(B, H_q, L_q, D_v)`. It gets no calls of
-    Gemma 2, where one function computes attention and projections. Do not switch the patch on or off inside the block.
+    or quantised, come next. `observer` must return the function's result, `(B, H_q, L_q, D_v)`. `observer` gets
+    no calls of Gemma 2, where one function computes attention and projections. Do not switch the patch on or off inside
+    the block.
 
         def counted(attention, *arguments, **others):
             calls.append(attention)
@@ -249,13 +250,13 @@ class Status:
         return "\n".join((first, f"calls: {self.counts()}", *others, joined(self.versions)))
 
     def counts(self) -> str:
-        """In words: the calls that ran, those that fell back, and those left to MLX."""
+        """A text with the numbers of calls that ran, that fell back, and that went to MLX's faster attention."""
         ran = f"{tally(self.calls)} · fallbacks: {tally(self.fallbacks)}"
         left = "; ".join(map(str, sorted(self.left.values(), key=lambda each: -each.calls)))
         return f"{ran} · left to MLX's own attention: {left}" if left else ran
 
     def nothing_ran(self) -> bool:
-        """True if no call ran as flash attention and none was left to MLX's faster attention."""
+        """True if no call ran as flash attention or went to MLX's faster attention."""
         return not self.calls and not self.left
 
 
@@ -305,7 +306,7 @@ def count(n: int, noun: str) -> str:
 def _wait_for_imports() -> None:
     """Waits for imports of modules in HOMES that other threads have begun.
 
-    If an import began before watch_imports(), `_finder` does not replace the module's functions.
+    `_finder` misses imports begun before watch_imports(). After the wait, put_in() replaces the modules' functions.
     """
     with lock:
         patch_points.watch_imports()

@@ -69,7 +69,7 @@ class PatchPoint:
         setattr(owner, self.attribute, function)
 
     def ours(self, original: Any) -> Any:
-        """Returns the replacement of `original`. Makes a new one only if no earlier one still exists."""
+        """Returns the replacement of `original`. Makes one only if no earlier replacement still exists."""
         key = self.name, id(original)
         made = _replacement_of.get(key)
         if made is None:
@@ -115,8 +115,8 @@ def original_of(function: Any) -> Any:
 
 
 def fingerprint(function: Any) -> str | None:
-    """A hash of a function's source text, or None without source. Its bytecode differs between versions of Python."""
-    try:  # of __code__, because getsource() of a wrapper returns the wrapped function's source
+    """A hash of a function's source text, because bytecode differs between versions of Python. None without source."""
+    try:  # for a wrapper, getsource(function) would return the wrapped function's source
         return hashlib.sha256(inspect.getsource(function.__code__).strip().encode()).hexdigest()[:16]
     except (AttributeError, OSError):
         return None
@@ -227,7 +227,7 @@ def exchange(pairs: Sequence[tuple[Any, Any]]) -> None:
     A library may have saved `old` under such a name, to restore the function later. It then restores `new`.
     """
     instead = {id(before): after for before, after in pairs}
-    types = {type(before) for before, _ in pairs}  # compared before ids, which halves the time
+    types = {type(before) for before, _ in pairs}  # comparing types before ids halves the time
     for module_name, module in list(sys.modules.items()):
         names = names_in(module)
         if isinstance(names, dict) and module_name.partition(".")[0] not in OWN_PACKAGES:
@@ -236,7 +236,7 @@ def exchange(pairs: Sequence[tuple[Any, Any]]) -> None:
 
 
 def foreign() -> dict[str, str]:
-    """Maps the name of each function that another library has replaced or wrapped to that library's function."""
+    """The functions that other libraries have replaced or wrapped: name -> description of the library's function."""
     held = [(point, point.current) for point in POINTS]
     return {point.name: _described(current) for point, current in held if is_foreign(point, current)}
 

@@ -42,7 +42,7 @@ class FlashFallbackError(RuntimeError):
 
 @dataclass
 class State:
-    """The settings of enable() and enabled() blocks that a call reads."""
+    """Each attention call reads these settings. enable(), disable() and enabled() blocks change them."""
 
     on: bool = False
     strict: bool = False

@@ -82,7 +82,7 @@ STORED_LENGTHS = ((1, 1024), (1, 8192), (1, 32768), (1024, 1024))  # for quantis
 
 
 def calls(quick: bool) -> list[Call]:
-    """The calls to time. With `quick` they have fewer lengths, and only one model has float32 and quantised caches."""
+    """The calls to time. With `quick` there are fewer lengths, and only one model gets float32 and quantised caches."""
     wanted = [_of_lengths(model, *lengths) for model in MODELS for lengths in (QUICK_LENGTHS if quick else LENGTHS)]
     qwen = [call for call in wanted if (call.heads, call.kv_heads, call.batch_size) == (14, 2, 1)]
     wanted += [replace(call, dtype="float32") for call in (qwen if quick else wanted) if not call.sinks]
@@ -103,7 +103,7 @@ def calls_of(model: str) -> list[Call]:
 def attention_of(name: str) -> tuple[list[Call], dict[str, int]]:
     """Builds a model and lets it read a prompt. Returns its flash attention calls, and its fallbacks: reason -> number.
 
-    The model needs no weights, because its outputs are not evaluated. Attention runs only to check kernels.
+    The model needs no weights, because its outputs are not evaluated. Only the checks of kernels evaluate attention.
 
     Args:
       name: a folder in mlx-lm's layout, or a hub id whose configuration is in the local hub cache.
