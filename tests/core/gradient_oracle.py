@@ -46,7 +46,7 @@ class Call:
         return self.forward_of(*map(to_numpy, (self.query, self.key, self.value)))
 
     def forward_of(self, query, key, value, sinks=None) -> tuple[np.ndarray, np.ndarray]:
-        """forward() with other arrays."""
+        """forward() with these arrays in place of the call's own."""
         numbers = lambda a: None if a is None else to_numpy(a)  # noqa: E731
         sinks = numbers(self.sinks) if sinks is None else sinks
         slopes = numbers(self.alibi_slopes)

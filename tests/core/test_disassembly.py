@@ -39,7 +39,7 @@ def count(pattern: str, object_file: Path, tool: str = "objdump") -> int:
 
 
 def each_of(*sets: str) -> pytest.MarkDecorator:
-    """Parametrizes a test by these sets. Without --all, the test runs only for sets that this machine has."""
+    """Parametrizes a test by instruction sets. Without --all, it runs only for sets that this machine has."""
     nightly = pytest.mark.nightly("builds all instruction sets")
     return pytest.mark.parametrize(
         "isa", [isa if isa in sets_here() else pytest.param(isa, marks=nightly) for isa in sets]
