@@ -104,7 +104,7 @@ def test_where_there_is_one_choice_nothing_is_timed(device, how):
             mx.ones((512, 9000), mx.bool_),
             "input",
             "cuda_prefill@1",
-        ),  # with an array mask, keys are never split
+        ),  # with an array mask, no block's keys are split
         (64, 32, 9000, "causal", "input", "cuda_prefill@1"),
         (64, 2080, 2080, None, "input", "cuda_prefill@1"),  # the last block of each head has 32 rows
         (64, 256, 256, None, "input", "cuda_prefill@1"),  # too few keys to split
