@@ -37,9 +37,9 @@ def _on_the_cpu() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def build() -> Callable[..., Path]:
-    """A function that builds a CMake project and returns the folder. The same sources and options are built once.
+    """A function that builds a CMake project and returns the build folder. An unchanged project is not built again.
 
-    made_of: the contents of all files that the build reads. None: the files of the CPU backend, driver/ and `sources`.
+    made_of: the contents of all files that the build reads, by default the CPU backend, driver/ and `sources`.
     """
 
     def build(

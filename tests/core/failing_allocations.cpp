@@ -11,7 +11,7 @@ extern "C" void* __libc_memalign(size_t, size_t);
 
 namespace {
 
-std::atomic<long> left{-1};  // allocations until the one that fails; below 0: none fails
+std::atomic<long> left{-1};  // how many allocations succeed before one fails; below 0, none fails
 
 bool fails(void* caller) {
   Dl_info info;
@@ -30,8 +30,8 @@ void* allocate(size_t size, void* caller) {
 
 }  // namespace
 
-// Chooses the allocation that fails: 0 is the next one, and -1 is none. Returns whether the allocation that was chosen
-// before has failed.
+// Makes one allocation fail. If `number` is 0, the next allocation fails, and if it is -1, none. Returns false if an
+// earlier fail_at() chose an allocation that has not happened yet.
 extern "C" bool fail_at(long number) {
   return left.exchange(number) < 0;
 }

@@ -1,11 +1,11 @@
 """Compares gradients with float64, by the rule of oracle.py.
 
 The error against float64 may be at most twice the error of the unfused gradient, plus 1e-5. The unfused gradient
-computes each step in float32, keeps all scores in memory, and rounds `out` and its results to the call's dtype.
+computes each step in float32, keeps all scores in memory, and rounds `out` and the gradients to the call's dtype.
 
-A gradient of few numbers, such as that of two sinks, can have a small unfused error by luck. So the unfused gradient is
-computed 2 * ORDERS times, and the largest error counts. Sums are taken in ORDERS orders. For each order, the softmax is
-computed once in float32 and once in float64. rounded_away() gives each result its largest rounding error.
+If a gradient has few numbers, as for two sinks, its unfused error may be small by luck. So the unfused gradient is
+computed 2 * ORDERS times, and the largest error counts. Sums are taken in ORDERS orders. For each order, out and lse
+are computed once in float32 and once in float64. rounded_away() gives each gradient its largest rounding error.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Call:
         return self.forward_of(*map(to_numpy, (self.query, self.key, self.value)))
 
     def forward_of(self, query, key, value, sinks=None) -> tuple[np.ndarray, np.ndarray]:
-        """forward() with other arrays."""
+        """forward() with these arrays in place of the call's own."""
         numbers = lambda a: None if a is None else to_numpy(a)  # noqa: E731
         sinks = numbers(self.sinks) if sinks is None else sinks
         slopes = numbers(self.alibi_slopes)
@@ -101,7 +101,7 @@ def flash_gradients(call: Call) -> Gradients:
 
 
 def unfused_gradients(call: Call, dtype=np.float64, after_a_forward: bool = False) -> Gradients:
-    """Computes the gradients by the unfused formula in `dtype`. If `dtype` is float32, rounds out to the call's dtype.
+    """Computes the gradients by the unfused formula in `dtype`. In float32, `out` is rounded to the call's dtype.
 
     after_a_forward: out and lse come from a forward pass in float64. Otherwise they are computed in `dtype`.
     """
@@ -125,7 +125,7 @@ def unfused_gradients(call: Call, dtype=np.float64, after_a_forward: bool = Fals
         scores = np.where(visible, scores + cast(bias), -np.inf)
         sees_any = (scores != -np.inf).any(axis=-1, keepdims=True)
         out, lse = call.forward() if after_a_forward else (None, None)
-        # lse - 2 serves as the row's maximum. Any number near it would do, because row_sum makes up for the difference.
+        # row_max may be any number near the row's maximum, because row_sum is computed with the same row_max.
         row_max = (
             np.maximum(scores.max(axis=-1, keepdims=True, initial=-np.inf), sinks)
             if lse is None
@@ -184,7 +184,7 @@ def bias_of(call: Call) -> mx.array | None:
 
 
 def summed_to(shape: tuple[int, ...], a: np.ndarray) -> np.ndarray:
-    """The sum of `a` over the axes along which an array of this shape broadcasts to a's shape."""
+    """Undoes a broadcast from `shape`: sums `a` over axes that `shape` lacks, and over axes of size 1 in `shape`."""
     a = a.sum(axis=tuple(range(a.ndim - len(shape))))
     return a.sum(axis=tuple(i for i, n in enumerate(shape) if n == 1), keepdims=True)
 
@@ -192,9 +192,9 @@ def summed_to(shape: tuple[int, ...], a: np.ndarray) -> np.ndarray:
 def assert_equal_weights(call: Call, got: Gradients) -> None:
     """Asserts that the gradients are those of attention with the same weight for each key.
 
-    The call must have a mask that adds -1e9 or less to each score. Beside such numbers, float32 rounds query @ key.T
-    away. float64 may not, so assert_obeys_the_rule() does not fit. The call must have one key/value head per query
-    head, and no cotangent of lse.
+    The call must have a mask that adds -1e9 or less to each score. The float32 sum of query @ key.T and such a number
+    is the number alone. In float64 it need not be, so assert_obeys_the_rule() does not apply. The call must have one
+    key/value head per query head, and no cotangent of lse.
     """
     query, key, value, dout = (to_numpy(a).astype(np.float64) for a in (call.query, call.key, call.value, call.dout))
     weight = 1 / key.shape[-2]

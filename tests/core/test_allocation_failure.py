@@ -97,7 +97,7 @@ def test_each_allocation(failing_allocations, case, fewest):
     assert len(outcomes) >= fewest
     no_memory = "RuntimeError: [flash_attention] no memory for the kernel's working arrays"
     # With a gradient, MLX prepares the backward pass while the forward pass starts threads. So the order of allocations
-    # varies, and the start of a thread may fail in no attempt.
+    # varies, and there may be no attempt in which a thread fails to start.
     threads = set() if "True" in case else {"fewer threads"}
     assert {"MemoryError: std::bad_alloc", no_memory} | threads <= set(outcomes)
 

@@ -14,7 +14,7 @@ from tests.core.programs import ARM, require, run, sets_here
 ON_X86 = pytest.mark.skipif(ARM, reason="not an x86-64 machine")
 
 # Two patterns for each set. The first finds multiply-adds on whole registers, or multiplications if the set has no
-# multiply-add. The second finds instructions that make kernels slow: the same ones on smaller registers, and
+# multiply-add. The second finds instructions that make kernels slow: the same instructions on smaller registers, and
 # multiplications that a multiply-add could replace.
 MULTIPLY_ADD = {
     "avx512": (r"\tvfmadd\w+ps .*%zmm", r"\tvfmadd\w+(ss|ps) .*%[xy]mm|\tvmulps"),
@@ -39,7 +39,7 @@ def count(pattern: str, object_file: Path, tool: str = "objdump") -> int:
 
 
 def each_of(*sets: str) -> pytest.MarkDecorator:
-    """Parametrizes a test by these sets. Without --all, the test runs only for sets that this machine has."""
+    """Parametrizes a test by instruction sets. Without --all, it runs only for sets that this machine has."""
     nightly = pytest.mark.nightly("builds all instruction sets")
     return pytest.mark.parametrize(
         "isa", [isa if isa in sets_here() else pytest.param(isa, marks=nightly) for isa in sets]
@@ -53,7 +53,7 @@ each_source = pytest.mark.parametrize("source", ["kernels", "backward_kernels"])
 def assert_multiplies_whole_registers(build: Path, isa: str, source: str, tool: str = "objdump") -> None:
     whole, less = MULTIPLY_ADD[isa]
     (kernels,) = (path for path in objects(build, f"flashattn_cpu_{isa}") if path.name.startswith(f"{source}."))
-    assert count(whole, kernels, tool) > 100  # several register tiles, each 6 rows of 2 or 4 vectors
+    assert count(whole, kernels, tool) > 100  # each register tile multiplies 12 or 24 vectors, and there are several
     assert count(whole, kernels, tool) > 2 * count(less, kernels, tool)
 
 

@@ -100,7 +100,7 @@ def test_shapeless(rng, mask, tmp_path):
 def test_of_a_transformed_function(rng, transform, tmp_path):
     arrays = draw(rng, batch=(3, 2), length=5, key_len=7)
     attend = transform(lambda q, k, v: flash_attention(q, k, v, mask="causal"))
-    mx.eval(attend(*arrays))  # compiles it before the export
+    mx.eval(attend(*arrays))  # mx.compile compiles here, before the export
     path = str(tmp_path / "f.mlxfn")
     if transform is mx.checkpoint:
         with pytest.raises(ValueError, match="Unable to serialize primitive CustomTransforms"):  # MLX's error

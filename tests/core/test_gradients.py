@@ -156,7 +156,7 @@ def test_a_sink_beside_a_score_as_large(score):
 @pytest.mark.rotate(1, default=3)
 @pytest.mark.parametrize("offset", [20.0, 60.0, -750.0])
 def test_sinks_beside_logits_with_an_offset(rng, offset):
-    """All logits and one sink have the offset. The other sink is far above or far below all logits."""
+    """`offset` is added to all logits and to one sink. The other sink is far above or far below all logits."""
     call = draw_call(rng, length=512, key_len=512, dim=64)
     query = mx.concatenate([call.query, mx.ones((1, 2, 512, 1))], axis=-1)
     key = mx.concatenate([call.key, mx.full((1, 2, 512, 1), offset * 8)], axis=-1)

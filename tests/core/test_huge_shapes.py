@@ -84,7 +84,7 @@ def test_more_than_2_to_the_31_elements(rng, length):
 
 def test_rows_further_apart_than_32_bits_count(drivers, everything):
     """driver/far_apart.cpp tests far-apart rows in every array of a call, forward and backward."""
-    cases = 100 if everything else 30  # the first case with a second tile of keys is number 21
+    cases = 100 if everything else 30  # case 21 is the first with more than one tile of keys
     assert run(drivers / "far_apart", cases) == f"{cases} cases, the same bits\n"
 
 

@@ -30,7 +30,7 @@ def test_one_that_is_not_to_be_had_is_an_error(name):
 def parts(direction: str, cases: int, each: int) -> list:
     """Divides the driver's cases into pytest parameters of `each` cases.
 
-    The first parameter always runs. One of the others runs, or all of them with --all.
+    The first parameter always runs. With --all all others run, otherwise one of them.
     """
     others = range(each, cases, each)
     turn = pytest.mark.rotate(len(others))
@@ -38,7 +38,7 @@ def parts(direction: str, cases: int, each: int) -> list:
 
 
 def assert_each_case_matches(name: str, first: int, cases: int, *program: object) -> None:
-    """The driver must use the set `name`, and its results must be right and the same on 1 and 3 threads."""
+    """The driver must use the instruction set `name`. Its results must be right, and the same on 1 and 3 threads."""
     by_threads = {
         threads: run(*program, cases, first, FLASHATTN_CPU_ISA=name, FLASHATTN_NUM_THREADS=threads)
         for threads in ("1", "3")

@@ -67,7 +67,7 @@ def test_dtypes(rng, dtype):
 
 
 def test_it_is_the_transpose_of_the_gradient(rng):
-    """For each floating input alone, <cotangent, jvp(tangent)> must equal <vjp(cotangent), tangent>."""
+    """For each floating-point input in turn, <cotangent, jvp(tangent)> must equal <vjp(cotangent), tangent>."""
     inputs = [*draw(rng, heads=4, kv_heads=2, length=5, key_len=7), *normal_like(rng, map(mx.zeros, [(5, 7), 4, 4]))]
 
     def attend(query, key, value, bias, slopes, sinks):

@@ -19,7 +19,7 @@ ROUNDING = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 
 def column(numbers, dtype: str = "float32") -> mx.array:
-    """One head's rows, of head_dim 1."""
+    """The numbers as an array of shape (1, 1, len(numbers), 1)."""
     return mx.array(np.asarray(numbers, np.float32)).reshape(1, 1, -1, 1).astype(DTYPES[dtype])
 
 
@@ -33,7 +33,7 @@ def assert_is(got: tuple[mx.array, mx.array], out: ArrayLike, lse: ArrayLike) ->
 
 
 def assert_is_float32s(query, key, value, dtype: str, scale: float | None = None, **options) -> None:
-    """out must obey oracle.py's rule for float32 arrays, apart from one rounding to the arrays' dtype."""
+    """out must obey oracle.py's rule for float32 arrays. The test also allows for the rounding of out to its dtype."""
     expected, _ = reference_attention(to_numpy(query), to_numpy(key), to_numpy(value), scale, **options)
     wide = (x.astype(mx.float32) for x in (query, key, value))
     error = np.abs(to_numpy(flash_attention(query, key, value, scale, **options)) - expected).max()

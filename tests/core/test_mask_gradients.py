@@ -108,7 +108,7 @@ def test_a_gradient_that_nobody_evaluates_takes_no_memory(rng):
     before = mx.get_active_memory()
     mx.reset_peak_memory()
     mx.eval(mx.grad(lambda x: attend(x, mask).sum())(x))
-    assert mx.get_peak_memory() - before < 8 * 1024 * 1024 * 4  # the scores of 8 heads
+    assert mx.get_peak_memory() - before < 8 * 1024 * 1024 * 4  # the scores of all heads would take this much
 
 
 @pytest.mark.parametrize("axes", [(0, None, 0), (0, 0, None), (None, 1, None), (0, 0, 0)], ids=str)

@@ -1,7 +1,7 @@
-"""The extension in its process: imports without mlx or with another release, Python's modes, the interpreter's exit.
+"""Tests imports without mlx or with another release of MLX, Python's modes, and the interpreter's exit.
 
-At exit, calls of flash attention may be unevaluated, queued or running. They must not disturb the exit. Not tested is
-a daemon thread in mx.eval, which ends the process with SIGABRT even without flash attention.
+At exit, calls of flash attention may be unevaluated, queued or running. They must not disturb the exit. A daemon
+thread in mx.eval is not tested. It ends the process with SIGABRT even without flash attention.
 """
 
 import os

@@ -1,8 +1,8 @@
 """The CPU backend passes the compiler's sanitizers for memory, undefined behaviour and races between threads. The
 extension, loaded in Python, passes the sanitizer for memory.
 
-A report or a wrong result ends the program with an error. Without --all, only the memory sanitizer runs, for this
-machine's best instruction set, because everything else takes minutes to compile.
+A report or a wrong result ends the program with an error. Without --all, only the memory sanitizer runs, and
+only for this machine's best instruction set.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""The first GPU call of a kind decides which kernel runs. Later calls of the same kind look this kernel up.
+"""The first GPU call of a kind decides which kernel runs later calls of this kind. test_one_kind() defines a kind.
 
 The tests name Metal's kernels, but do not run them.
 """
@@ -62,7 +62,7 @@ def test_what_was_settled_is_found(heads):
     ids=str,
 )
 def test_one_kind(heads, settled, other):
-    """Calls are of one kind if lengths and windows round up to the same powers of two, whatever value softcap has."""
+    """Softcaps may differ within a kind. So may lengths and windows that round up to the same powers of two."""
     settle(call(heads, **settled))
     assert kernel_of(call(heads, **other)) == "metal_prefill_tg@1"
 
@@ -70,7 +70,7 @@ def test_one_kind(heads, settled, other):
 OTHERS = {  # name -> arguments of the first call, arguments of a call of another kind
     "fewer queries": ({}, {"length": 64}),
     "more queries": ({}, {"length": 129}),
-    "few queries": ({"length": 3}, {"length": 4}),  # because a kernel may be compiled for one number of queries
+    "few queries": ({"length": 3}, {"length": 4}),  # a kernel may be compiled for one number of queries
     "fewer keys": ({}, {"key_len": 256}),
     "more keys": ({}, {"key_len": 513}),
     "dtype": ({}, {"dtype": mx.bfloat16}),
@@ -197,7 +197,7 @@ def test_who_does_not_leave_calls_counts_none(heads):
 
 
 def test_counts_survive_that_the_kind_is_settled_again(heads):
-    """Two threads may time the same kind of call at once, and only one of them may find that MLX is faster."""
+    """settle() without `left` must keep the count. Two threads may time one kind and disagree whether MLX is faster."""
     settle(call(heads), left=(0.001, 0.002))
     leave(call(heads))
     settle(call(heads))

@@ -76,7 +76,7 @@ def in_the_middle_of_an_element(a):
 
 
 def with_unaligned_views(rng, length, dtype):
-    """Returns a function that calls flash_attention, arrays for it, and views of equal arrays at odd addresses."""
+    """Returns a function that calls flash_attention, its arguments, and copies of these arguments at odd addresses."""
     arrays = draw(rng, heads=4, length=length, key_len=70, dim=24, dtype=dtype)
     arrays += tuple(mx.array(rng.standard_normal(shape)).astype(DTYPES[dtype]) for shape in ((length, 70), 4))
 

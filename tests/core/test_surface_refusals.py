@@ -1,4 +1,4 @@
-"""If an argument is wrong, the call and plan() raise a ValueError or TypeError that names it, and compute nothing.
+"""If an argument is wrong, the call and plan() compute nothing. They raise a ValueError or TypeError with its name.
 
 The tests draw a legal call and break one argument. The message must begin with `[flash_attention]` and contain the
 argument's name. A mask with a wrong part cannot be made: its constructor raises an error with the mask's name.

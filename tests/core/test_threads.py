@@ -33,7 +33,7 @@ def results(arrays, stream):
 
 
 def test_many_threads_with_many_streams(rng):
-    """With many threads, each call must return the same bits as alone."""
+    """With many threads, each call must return the same bits as when it runs alone."""
     calls = [draw(rng, heads=6, length=length, key_len=600, dim=40) for length in LENGTHS]
     numbers = [[np.array(a) for a in arrays] for arrays in calls]
     expected = [results(list(arrays), mx.cpu) for arrays in calls]

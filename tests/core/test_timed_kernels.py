@@ -104,7 +104,7 @@ def test_where_there_is_one_choice_nothing_is_timed(device, how):
             mx.ones((512, 9000), mx.bool_),
             "input",
             "cuda_prefill@1",
-        ),  # with an array mask, the keys of no block are split
+        ),  # with an array mask, no block's keys are split
         (64, 32, 9000, "causal", "input", "cuda_prefill@1"),
         (64, 2080, 2080, None, "input", "cuda_prefill@1"),  # the last block of each head has 32 rows
         (64, 256, 256, None, "input", "cuda_prefill@1"),  # too few keys to split
@@ -112,7 +112,7 @@ def test_where_there_is_one_choice_nothing_is_timed(device, how):
     ],
 )
 def test_few_blocks_have_fewer_rows_on_hopper(dim, length, keys, mask, precision, kernel):
-    """Smaller blocks must be chosen if larger ones leave many of the 132 multiprocessors, or many rows, unused."""
+    """Smaller blocks must be chosen if larger blocks would leave multiprocessors idle or have many unused rows."""
     query, key = (mx.zeros((1, heads, rows, dim), mx.float16) for heads, rows in ((28, length), (4, keys)))
     with launches.shared_memory(227, compute_capability=90):
         got = launches.decision(lowered(query, key, key, None, mask, precision=precision))[0]

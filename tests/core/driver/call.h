@@ -20,9 +20,9 @@ constexpr bool kAddressSanitizer = __has_feature(address_sanitizer);
 constexpr bool kAddressSanitizer = false;
 #endif
 
-constexpr uint8_t kUntouched = 0x55;  // an element of such bytes is not NaN, whatever its dtype
+constexpr uint8_t kUntouched = 0x55;  // an element that consists of these bytes is not NaN in any dtype
 
-// An output array. All its bytes are kUntouched before the call, which may change only the bytes of elements.
+// An output array. Before the call all its bytes are kUntouched. The call may change only the elements.
 class Result {
  public:
   Result(const Case& c, const Tensor& layout, int heads, int rows, int columns, Dtype dtype)

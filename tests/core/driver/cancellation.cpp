@@ -136,7 +136,7 @@ void requested_in_the_middle(Program program, Dtype dtype) {
   std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   other.join();
   expect(seconds.count() >= Cancellation::kGraceSeconds, "not before the grace is over", call);
-  expect(seconds.count() < 20, "soon after it", call);  // 1 s on an idle machine without sanitizers
+  expect(seconds.count() < 20, "soon after it", call);  // takes 1 s on an idle machine without sanitizers
   expect_nan(call);
 }
 

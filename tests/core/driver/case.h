@@ -34,7 +34,7 @@ struct Case {
   Dtype dtype, bias_dtype;
   std::vector<int> batch;
   int kv_heads, group, query_len, key_len, head_dim, value_dim;
-  double query_size;  // multiplies the queries; with 8, a few keys get nearly all of the weight
+  double query_size;  // a factor of all queries. If it is 8, a few keys get nearly all of the weight
   bool causal, strided;
   int window, tree_size;
   float softcap;
@@ -49,7 +49,7 @@ struct Case {
     return size;
   }
   int64_t rows() const { return batch_size() * heads() * query_len; }
-  // Counts multiply-adds. Without queries or keys, counts the elements of the other arrays instead.
+  // The number of multiply-adds. Without queries it is the size of key and value, without keys that of query and out.
   int64_t work() const {
     return batch_size() * std::max(heads() * query_len, kv_heads) * std::max(key_len, 1) * (head_dim + value_dim);
   }
@@ -87,7 +87,7 @@ inline Case draw_case(Draw& draw, int number, bool quantised, const Sizes& sizes
   };
   draw_lengths();
   do {
-    if (quantised) draw_lengths();  // the longest lengths exceed most_work with any quantised head_dim
+    if (quantised) draw_lengths();  // the first lengths may exceed most_work with every quantised head_dim
     c.batch = draw.pick(sizes.batches);
     c.kv_heads = draw.pick(sizes.kv_heads);
     c.group = draw.pick(sizes.groups);

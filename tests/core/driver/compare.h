@@ -1,7 +1,7 @@
 // Compares results with the plain formula in float64.
 //
 // The allowed error is a sum of three terms: twice the largest error of the plain formula in float32, 1e-5, and half a
-// unit in the last place of the output's dtype.
+// unit in the last place of the output's dtype. `slack` and `relative` allow more.
 #pragma once
 
 #include <cstdio>

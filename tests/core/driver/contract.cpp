@@ -14,7 +14,7 @@
 namespace flashattn::cpu {
 namespace {
 
-// No memory holds so many elements. Products of sizes and strides that are smaller than this fit into int64.
+// No memory holds so many elements. If an array spans fewer, all its offsets fit into int64.
 constexpr int64_t kMaxElements = int64_t{1} << 48;
 
 using Wide = __int128;  // holds the position of any element, whatever the sizes and strides are

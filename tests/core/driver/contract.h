@@ -5,9 +5,9 @@
 
 namespace flashattn::cpu {
 
-// Throws std::invalid_argument if a call breaks the contract. The message names the field, the expected and the found
-// value. If check() accepts a call, the call accesses only memory that its strides reach, and its threads do not race.
-// check() does not read the arrays. The drivers and the fuzzer use check(). The op has other checks, with messages for
+// Throws std::invalid_argument if a call breaks the contract. The message names the field, its value and the expected
+// values. A call that check() accepts accesses only memory that its strides reach, and its threads do not race.
+// check() does not read the arrays. The drivers and the fuzzer use it. The op has other checks, with messages for
 // users.
 void check(const AttentionArgs& args);
 void check(const BackwardArgs& args);

@@ -12,7 +12,7 @@ namespace flashattn::driver {
 
 struct Draw {
   std::mt19937 bits;
-  // The bytes of a fuzzer's input make the first choices, one byte each. Later choices are random.
+  // A fuzzer supplies these bytes. Each byte decides one of the first choices. Later choices are random.
   const uint8_t* choices = nullptr;
   size_t choice_count = 0;
 

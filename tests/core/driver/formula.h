@@ -16,7 +16,7 @@ inline float scale_of(const Case& c) {
 }
 
 // The order in which sum_over() adds columns. plain_gradients() takes two sums in different orders and subtracts them.
-// In the same order, equal rounding errors would cancel. In kernels they do not.
+// In the same order, their rounding errors could cancel, and the error that tests allow would be too small.
 enum class Order { up, down };
 
 template <typename Real, typename Term>
@@ -63,7 +63,7 @@ struct PlainRow {
   RowIndex at;
   std::vector<int> seen;  // the keys that the row sees
   std::vector<Real> logits;
-  Real max, sum;  // the maximum and the softmax denominator, both with the sink
+  Real max, sum;  // the row maximum and the softmax denominator; both include the sink
 
   Real lse() const { return seen.empty() ? -std::numeric_limits<Real>::infinity() : max + std::log(sum); }
 };
@@ -94,7 +94,7 @@ void for_each_row(const Case& c, const Inputs& in, Visit visit) {
 }
 
 struct Outputs {
-  std::vector<double> out, lse;  // (batch, head, row, column) and (batch, head, row)
+  std::vector<double> out, lse;  // have the shapes (batch, head, row, column) and (batch, head, row)
 };
 
 template <typename Real>
@@ -118,7 +118,7 @@ Outputs plain_attention(const Case& c, const Inputs& in) {
 // The gradients of a loss with respect to out and lse.
 struct Cotangents {
   Tensor out, lse;
-  bool of_lse;  // whether lse has a gradient
+  bool of_lse;  // whether the loss depends on lse
 };
 
 struct Gradients {
@@ -126,7 +126,7 @@ struct Gradients {
   std::vector<double> delta;              // (batch, head, row)
 };
 
-// `out`: the kernel's result, which is rounded to the case's dtype. lse is computed here, in Real.
+// `out` is the kernel's result in the case's dtype. This function computes lse itself, in Real.
 template <typename Real>
 Gradients plain_gradients(const Case& c, const Inputs& in, const Cotangents& cotangents,
                           const std::vector<double>& out) {

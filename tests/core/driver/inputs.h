@@ -8,13 +8,13 @@
 
 namespace flashattn::driver {
 
-// A quantised tensor: its 32-bit words, stored as whole numbers, and the scale and bias of each group of columns.
+// A quantised tensor. `words` holds its 32-bit words as doubles. Each group of columns has a scale and a bias.
 struct Quantised {
   Tensor words, scales, biases;
 };
 
 struct Inputs {
-  Tensor query, key, value, visible, bias, tree;  // key and value: dequantised if the case is quantised
+  Tensor query, key, value, visible, bias, tree;  // key and value hold dequantised numbers if the case is quantised
   Tensor sinks, alibi_slopes;                     // one per head
   Tensor key_start, key_stop;                     // one per batch element
   std::vector<Quantised> quantised = {};          // key and value; empty: not quantised
@@ -95,8 +95,8 @@ void fill(Tensor& t, int64_t batch_size, int heads, int rows, int columns, Numbe
   }
 }
 
-// Makes the scales of hidden keys and values NaN, and their biases NaN or infinite. At times does the same to the first
-// group of columns of one value row, hidden or not.
+// Makes the scales of hidden keys and values NaN, and their biases NaN or infinite. At times also poisons
+// the first group of columns of a value in this way, hidden or not.
 inline void poison_groups(const Case& c, Draw& draw, Inputs& in) {
   const auto spoil = [&](Tensor& tensor, Quantised& quantised, int64_t b, int g, int j, int group) {
     quantised.scales.at(b, g, j, group) = kNaN;
@@ -144,7 +144,7 @@ inline Inputs draw_inputs(const Case& c, Draw& draw) {
     return c.bits > 0 ? Tensor(c.batch, c.kv_heads, c.key_len, columns, kRowMajor)
                       : any_input(c, draw, c.kv_heads, c.key_len, columns);
   };
-  const auto mask = [&](bool present) {  // full, or broadcast over heads, queries or batch
+  const auto mask = [&](bool present) {  // may be broadcast over the batch, heads or queries
     if (!present) return Tensor(broadcast_batch(c), 1, 1, 1, kRowMajor);
     return Tensor(draw.chance(50) ? c.batch : broadcast_batch(c), draw.chance(50) ? c.heads() : 1,
                   draw.chance(75) ? c.query_len : 1, c.key_len, layout_of(c, draw));
@@ -168,7 +168,7 @@ inline Inputs draw_inputs(const Case& c, Draw& draw) {
   fill(in.query, c.heads(), c.query_len, c.head_dim, [&] { return rounded(c.query_size * draw.normal(), c.dtype); });
   fill(in.key, c.kv_heads, c.key_len, c.head_dim, [&] { return rounded(draw.normal(), c.dtype); });
   fill(in.value, c.kv_heads, c.key_len, c.value_dim, [&] { return rounded(draw.normal(), c.dtype); });
-  int percent = draw.pick({5, 60, 95});  // of the keys are visible; with 5, many rows see nothing
+  int percent = draw.pick({5, 60, 95});  // the percentage of visible keys. At 5 %, many rows see no key
   if (c.visible) fill(in.visible, c.heads(), c.query_len, c.key_len, [&] { return draw.chance(percent); });
   if (c.bias) {
     fill(in.bias, c.heads(), c.query_len, c.key_len,

@@ -27,7 +27,7 @@ void expect(bool holds, const char* what) {
   }
 }
 
-// Whether two threads run at the same time. Each of two bodies waits up to 5 seconds for the other body to begin.
+// Whether two threads run at the same time. Each of two loop bodies waits up to 5 seconds for the other one to begin.
 bool two_threads_meet() {
   std::atomic<int> inside{0};
   std::atomic<bool> met{true};

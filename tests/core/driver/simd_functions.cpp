@@ -39,7 +39,7 @@ double relative_error(vfloat (*function)(vfloat), double (*exact)(double), Point
     for (int lane = 0; lane < kWidth; ++lane) {
       double expected = exact(double(x[lane]));
       double error = std::abs(double(y[lane]) - expected) / std::abs(expected);
-      worst = error <= worst ? worst : error;  // NaN is the worst
+      worst = error <= worst ? worst : error;
     }
   }
   return worst;
@@ -48,7 +48,6 @@ double relative_error(vfloat (*function)(vfloat), double (*exact)(double), Point
 }  // namespace
 
 int main() {
-  // The distance between points is no power of two, so that the points cover all of the polynomials' ranges.
   const auto part = [](int i) { return float(i + 1) / (kPoints + 1); };
   const auto sign = [](int i) { return i % 2 ? -1.0f : 1.0f; };
   double exp2_error = relative_error(vector_exp2, std::exp2, [&](int i) { return -126 * part(i); });

@@ -2,8 +2,8 @@
 //
 // Each byte makes one of the choices that the drivers draw at random: sizes, layouts, options, dtypes. Half of the
 // inputs give a legal call, which must agree with the plain formula. The other half overwrite some numbers of a legal
-// call. If driver/contract.h accepts the changed call, the call runs on arrays without spare bytes, and the sanitizers
-// must report no error. With a moderate scale and softcap, no output may be NaN.
+// call. If driver/contract.h accepts the changed call, the call runs on arrays that end with their last element, and
+// the sanitizers must report no error. With a moderate scale and softcap, no output may be NaN.
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
