@@ -1,4 +1,4 @@
-"""Detokenising removes WikiText's spaces before punctuation. original_length() finds the original of a part."""
+"""Tests how WikiText is detokenised and cut into pages, and original_length(), which counts original characters."""
 
 import pytest
 from flash_evals.work import wikitext
@@ -65,8 +65,8 @@ TEXTS = st.lists(
 
 @given(TEXTS)
 def test_what_is_read_stands_for_a_part_of_the_original(original):
-    """original_length() finds the prefix of the original that became a prefix of the detokenised text. The two differ
-    only in characters that the rules remove or replace, and end with corresponding characters.
+    """For each prefix of the detokenised text, original_length() finds the prefix of the original that it comes from.
+    The two prefixes differ only in characters that the rules remove or replace. Their last characters correspond.
     """
     read = wikitext.detokenised(original)
 
