@@ -37,7 +37,7 @@ PAGES = sorted(
     if page.name != "commands.md"  # `make lint` compares it with the commands
 )
 
-# A command that is not run -> the reason. "…" stands for any ending.
+# Maps each command that does not run to the reason. "…" stands for any ending.
 NOT_RUN = {
     "pip install uv": "changes the machine",
     "apt-get install …": "changes the machine",

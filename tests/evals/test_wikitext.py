@@ -45,7 +45,7 @@ def test_a_quote_without_its_partner_stays_on_its_page():
 
 
 def test_pages_are_the_lines_of_the_file_between_two_headings():
-    """The hub's rows are joined to the pages of lm-evaluation-harness. A section's heading begins no page."""
+    """pages() joins the hub's rows to the pages that lm-evaluation-harness reads. A section's heading begins no page."""
     one = ["", " = One = \n", "", " Text . \n", "", " = = Section = = \n", " More . \n", ""]
     two = [" = Two = \n", "", " End . \n"]
     first, second = wikitext.pages(one + two)
@@ -57,7 +57,7 @@ def test_pages_are_the_lines_of_the_file_between_two_headings():
         assert len(wikitext.pages(["before\n", f"{line}\n"])) == 1 + is_heading
 
 
-# Texts made of the patterns that the rules look for, so that several rules apply to the same place.
+# Texts that consist of the patterns of the rules. Several rules may apply to the same place.
 TEXTS = st.lists(
     st.sampled_from([*" @-,.:;!?()[]{}\"'=°\nsNa1é", " @-@ ", " @,@ ", " , ", " N ", " 's", "\n = a = \n"]), max_size=40
 ).map("".join)

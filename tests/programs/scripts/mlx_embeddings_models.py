@@ -1,4 +1,4 @@
-"""mlx-embeddings: encoders with padded batches. ModernBERT's masks are additive. In layers with windows, they are int32."""
+"""mlx-embeddings: encoders with padded batches. ModernBERT's masks are additive. Masks with a window are int32."""
 
 import mlx.core as mx
 from arm import main
