@@ -45,7 +45,7 @@ def test_a_quote_without_its_partner_stays_on_its_page():
 
 
 def test_pages_are_the_lines_of_the_file_between_two_headings():
-    """pages() joins the hub's rows to the pages that lm-evaluation-harness reads. A section's heading begins no page."""
+    """pages() joins the hub's rows to the pages of lm-evaluation-harness. A section's heading begins no page."""
     one = ["", " = One = \n", "", " Text . \n", "", " = = Section = = \n", " More . \n", ""]
     two = [" = Two = \n", "", " End . \n"]
     first, second = wikitext.pages(one + two)
