@@ -75,7 +75,7 @@ def links() -> Iterator[str]:
 
 
 def lengths() -> Iterator[str]:
-    """Lines that are too long, except table rows, single words and lines of code blocks."""
+    """Yields a fault for each line of prose that is too long. A table row or a single word may be long."""
     for page in tracked(".md"):
         for number, line in enumerate(prose(page).splitlines(), 1):
             if len(line) > WIDTH and not line.startswith("|") and " " in line.strip():

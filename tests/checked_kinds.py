@@ -11,7 +11,7 @@ from flashattn_core.drawn import Kind
 from tests.emulators.metal_on_cpu import MetalError
 from tests.metal.metal_attention import Run
 
-# Sets of optional arguments: argument -> its dtype, or None if the argument is no array.
+# Maps a name to a set of optional arguments: {argument: its dtype, or None if it is no array}.
 GIVEN = {
     "nothing": {},
     "causal": {"causal": None},
@@ -20,7 +20,7 @@ GIVEN = {
     "a tree": {"tree": mx.uint32},
     "arrays": {"visible": mx.bool_, "bias": mx.float16},
 }
-# Key lengths for calls with few queries. The longer ones of flashattn_core.check take a minute in the emulator.
+# Key lengths for calls with few queries. flashattn_core.check has longer ones, which would take a minute here.
 FEW_KEYS, MANY_KEYS = 90, 400
 
 
@@ -50,7 +50,7 @@ def found(
 ) -> str:
     """Returns what the check finds wrong with the kernel after `edit` changed its source.
 
-    lengths: the pairs of query length and key length to try. None: lengths of a few tiles.
+    lengths: the pairs (query length, key length) to try. The default is lengths of a few tiles.
     """
 
     def attention(**arguments):
@@ -69,12 +69,12 @@ ROW_RESULT = "return RowResult{normalise / softmax.row_sum,"  # every kernel's s
 
 
 def wrong_where(condition: str) -> Callable[[str], str]:
-    """Makes outputs one percent too large where the condition holds."""
+    """Returns an edit of a kernel's source. It makes outputs one percent too large where the condition holds."""
     return lambda source: source.replace(ROW_RESULT, ROW_RESULT[:-1] + f" * ({condition} ? 1.01f : 1.0f),")
 
 
 def nan_where(condition: str, text: str) -> Callable[[str], str]:
-    """Makes outputs NaN where the condition holds. text: kernel code that ends just before a factor of the output."""
+    """Returns an edit of a kernel's source: a factor after `text` makes outputs NaN where the condition holds."""
     return lambda source: source.replace(text, text + f"({condition} ? INFINITY * 0.0f : 1.0f) * ")
 
 
@@ -92,8 +92,8 @@ def rules(
 ) -> dict[str, Callable[..., None]]:
     """Returns the tests that Metal's and CUDA's kernels share.
 
-    decode, prefill: a kernel for few queries, and one for many. lengths: kernel -> the number of queries in its calls.
-    other_kinds: name -> a kernel, and another kind of call to check it with. nan: kernel -> an edit of the kernel's
+    `decode` is a kernel for few queries, and `prefill` one for many. `lengths` maps a kernel to the number of queries
+    in its calls. `other_kinds` maps a name to a kernel and a Kind of call for it. `nan` maps a kernel to an edit of its
     source that makes an output of the last tile NaN.
     """
 

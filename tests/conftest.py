@@ -19,5 +19,5 @@ def _heeds_control_c() -> Iterator[None]:
 
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
-    """A generator that the test's name seeds, so that a test gets the same numbers in every run."""
+    """A random generator, seeded with the test's name. A test gets the same numbers in every run."""
     return np.random.default_rng(list(request.node.name.encode()))

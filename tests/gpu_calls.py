@@ -1,4 +1,4 @@
-"""Describes the launches of forward passes on a GPU. A call is given by its sizes; its arrays contain only zeros."""
+"""Describes the launches of forward passes on a GPU. Tests give the sizes of a call. Its arrays contain zeros."""
 
 import mlx.core as mx
 from flashattn_core.arguments import lowered

@@ -1,15 +1,15 @@
 """Chooses the tests that run: a fixed choice by default, more tests in CI, and all tests at night.
 
-- `pytest` runs the folders in pyproject.toml's `testpaths`, without tests marked `slow(reason)`. Of a test marked
-  `rotate(n)` it runs every n-th case, and of `rotate(n, default=m)` every m-th. All runs have the same cases.
-- `pytest tests/metal` also runs the slow tests of the folders and files that it names. It ignores `default=m`.
+- `pytest` runs the folders in pyproject.toml's `testpaths`, without tests marked `slow(reason)`. It runs every n-th
+  case of a test marked `rotate(n)`, and every m-th case if the mark is `rotate(n, default=m)`: always the same cases.
+- `pytest tests/metal`, or another folder or file, also runs the slow tests there. It ignores `default=m`.
 - `--rotate`, which CI uses in `make parts`, runs the slow tests and every n-th case. The number of the last commit
   decides which cases run, so n commits in a row run all cases.
-- `--all`, which `make nightly` uses, also runs tests marked `nightly(reason)`, and all cases. Of tests marked
-  `rotate(n, nightly=m)`, which would take hours, it runs every m-th case, or all cases if the command names the file.
+- `--all`, which `make nightly` uses, runs all cases of all tests, even of tests marked `nightly(reason)`. A test
+  marked `rotate(n, nightly=m)` would take hours. It runs every m-th case unless the command names its file.
 
-`pytest file.py::test` runs the test even if the test is marked slow or nightly, but leaves out cases that are
-themselves marked nightly. `pytest file.py::test[case]` runs that case.
+`pytest file.py::test` runs the test even if it is marked slow or nightly. It leaves out cases with a nightly mark of
+their own. `pytest file.py::test[case]` runs that case.
 """
 
 import os

@@ -55,7 +55,7 @@ def test_each_promise_names_tests_that_exist(row):
     names = TEST.findall(tests)
     assert promise
     assert names
-    assert tests == ", ".join(f"`{name}`" for name in names)  # tests, and nothing else
+    assert tests == ", ".join(f"`{name}`" for name in names)  # the cell has only tests
     assert [name for name in names if not ("::" in name and exists(name))] == []
 
 

@@ -4,7 +4,7 @@ In a block marked `sh`, each line is a command. In a block marked `console`, a l
 and other lines are output. A block marked `text` is the output of the first command that runs in the block before it.
 A page's blocks run one after the other in a copy of the repository, without `uv run`. A flash-eval command on a
 page must have valid options. It then runs in this process, with the smaller sizes of SMALLEST in place of the page's.
-Outputs must be those of the page, apart from figures.
+The output must equal the page's output, but numbers in it may differ.
 """
 
 import io
@@ -37,7 +37,7 @@ PAGES = sorted(
     if page.name != "commands.md"  # `make lint` compares it with the commands
 )
 
-# A command that is not run -> the reason. "…" stands for any ending.
+# Maps each command that does not run to the reason. "…" stands for any ending.
 NOT_RUN = {
     "pip install uv": "changes the machine",
     "apt-get install …": "changes the machine",
@@ -132,10 +132,7 @@ def repository(tmp_path):
 
 @pytest.fixture
 def _quick(monkeypatch):
-    """Removes delays, and makes each ratio count as a clear difference, as in the outputs on the pages.
-
-    The few short trials in this test would prove no difference.
-    """
+    """Removes delays, and makes each ratio count as a clear difference. The short trials here would prove none."""
     monkeypatch.setattr(contest, "TRIAL_SECONDS", 0)
     monkeypatch.setattr(contest, "SETTLE_SECONDS", 0)
     monkeypatch.setattr(claims.Ratio, "sign", property(lambda ratio: 1 if (ratio.value or 0) > 1 else -1))
@@ -196,7 +193,7 @@ def run_flash_eval(words, monkeypatch):
     if words and words[0] in SMALLEST:
         with monkeypatch.context() as torch_is_installed:
             torch_is_installed.setattr(implementations, "find_spec", lambda name: name)
-            # A command keeps the help option of its first context. So this context needs the program's settings.
+            # click keeps a command's first help option, so the first context must have the program's settings.
             context = click.Context(flash_evals.cli.main, **flash_evals.cli.main.context_settings)
             command = flash_evals.cli.main.get_command(context, words[0])
             command.make_context(words[0], words[1:], parent=context)

@@ -18,7 +18,7 @@ PUBLIC = {
     "flashattn_core.reference.reference_attention": reference.reference_attention,
     **{f"mlxlm_flash_patch.{name}": getattr(mlxlm_flash_patch, name) for name in mlxlm_flash_patch.__all__},
 }
-# function -> the function that its docstring names instead of listing the same parameters
+# Maps a function to another function, whose docstring describes the parameters that both have.
 AS = {
     "flashattn_core.quantized_flash_attention": "flash_attention",
     "flashattn_core.plan": "flash_attention",

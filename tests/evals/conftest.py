@@ -107,10 +107,9 @@ def invoke():
 
 @pytest.fixture
 def run_command(invoke, model_folder, text_file, tmp_path):
-    """run_command(COMMAND, *options): runs `flash-eval COMMAND ...`, which must succeed, on the tiny model and text.
+    """run_command(COMMAND, *options): runs `flash-eval COMMAND ...` on the tiny model and text. It must succeed.
 
-    Returns the content of the result file, with the printed page as an additional item `page`. The options override the
-    default options.
+    Returns the content of the result file, with the printed page as an additional item `page`.
     """
 
     def run(command, *arguments):
@@ -187,7 +186,7 @@ RUNS = {
 }
 
 
-# Imports all commands, because a module that a test imports first could keep functions that this test has patched.
+# Imports all commands before any test. A module that is imported while a test runs may keep what the test patches.
 for name in RUNS:
     import_module(f"flash_evals.commands.{name}")
 
@@ -202,7 +201,7 @@ def results(invoke, model_folder, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(machine, "blas", lambda: "openblas")
         make_quick(patched)
-        # The model may be too small to enlarge the process's resident set. MLX's allocator counts every byte.
+        # The tiny model may not enlarge the process's resident set, but MLX's allocator counts every byte.
         patched.setattr(measure, "memory_method", lambda: "peak of MLX's allocator")
         for name, options in RUNS.items():
             model = () if name == "kernels" else ("--model", model_folder)

@@ -34,7 +34,7 @@ class Hub:
     requests: list[str] = field(default_factory=list)  # the paths of all requests
     downloads: Counter[str] = field(default_factory=Counter)  # file name -> how often its content was sent
     hangs_up: bool = False  # whether the server closes each connection without an answer
-    breaks_off: Counter[str] = field(default_factory=Counter)  # file name -> how many more GETs get half of it
+    breaks_off: Counter[str] = field(default_factory=Counter)  # file name -> how many of the next GETs get half of it
 
 
 def dataset(tables):

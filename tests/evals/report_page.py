@@ -41,7 +41,7 @@ def answer(page, question):
     return card.all("p", class_="answer")[0].text, " ".join(item.text for item in card.all("li"))
 
 
-# Fields of results whose values are words from a fixed list.
+# Fields of results that hostile() leaves as they are, because their values come from fixed lists.
 WORDS = {"command", "kind", "of", "order", "arm", "scoring", "documents", "tokens", "mark", "precision"}
 HOSTILE = "<script>document.title='x'</script><img src=x onerror=alert(1)>\"'&amp;\u202e" + "x" * 300
 
@@ -56,7 +56,7 @@ def mapped(value, change, key=""):
 
 
 def hostile(*results):
-    """Replaces free texts by hostile markup. Names of implementations must differ, so they stay after the markup."""
+    """Replaces free texts by hostile markup. An implementation's name follows the markup, because names must differ."""
 
     def change(leaf, key):
         return HOSTILE + leaf * (key == "impl") if isinstance(leaf, str) and key not in WORDS else leaf

@@ -1,5 +1,6 @@
-"""If MLX uses the slow reference BLAS, as on Linux CPUs, stderr and the page say so. --blas starts the command again
-with a faster BLAS. More tests of --blas are in tests/patch/test_blas.py.
+"""flash-eval warns if MLX uses the slow reference BLAS. With --blas, the command starts again with a faster BLAS.
+
+More tests of --blas are in tests/patch/test_blas.py.
 """
 
 import json

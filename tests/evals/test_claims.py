@@ -12,8 +12,8 @@ from msgspec import convert
 
 from tests.evals.report_page import answer
 
-# Seconds per trial. OFF has a median of 2.5, the other two of 2. Times differ clearly if their ranges from the 20th to
-# the 80th percentile do not overlap. OVERLAPPING's range overlaps OFF's, and APART's does not.
+# Seconds per trial. Two lists differ clearly if their ranges from the 20th to the 80th percentile do not overlap. The
+# range of OVERLAPPING overlaps that of OFF, and the range of APART does not.
 OFF = [1.5, 2.4, 2.5, 2.6, 3.5]
 APART, OVERLAPPING = [1.8, 1.9, 2.0, 2.1, 2.2], [1.0, 1.5, 2.0, 2.5, 3.0]
 

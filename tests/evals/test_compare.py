@@ -23,7 +23,7 @@ def run_arm(run_command, tmp_path):
 @pytest.mark.parametrize(("held", "live"), [("off", "on"), ("on", "off")])
 def test_one_arm_and_the_other_later(run_command, run_arm, same_scores, held, live):
     """An arm that runs alone has the same figures as in a run of both arms. If the other arm runs later with --compare,
-    only the figures that need both arms' logits are missing: the file has null for them, and the page has dashes.
+    max_abs_dlogit and mean_kl are null in the file and dashes on the page, because they need the logits of both arms.
     """
     together, one = run_command("perplexity"), run_arm(held)
     assert live not in one
@@ -47,7 +47,7 @@ def test_one_arm_and_the_other_later(run_command, run_arm, same_scores, held, li
 
 def test_under_other_conditions(run_command, run_arm):
     """If the file and the run have different batch sizes, the page names both, and does not compare speeds. The run may
-    have fewer windows than the file. Here it ends in the middle of one of the file's batches.
+    have fewer windows than the file. In this test, the run ends in the middle of a batch of the file.
     """
     few = ("perplexity", "--max-windows", 3)
     together = run_command(*few)

@@ -72,7 +72,7 @@ def folder(tmp_path, monkeypatch):
 
 @SUFFIXES
 def test_a_folder(suffix, folder, monkeypatch):
-    """The names of a folder's files tell their splits. Each file is read as if it were given alone."""
+    """A file's name tells its split. Each file of the folder is read as if it were given alone."""
     for name in ("test-00000", "test-00001", "train"):
         write(folder / f"{name}{suffix}")
     assert read(folder) == "\n\n".join([JOINED] * 2)

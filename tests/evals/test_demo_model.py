@@ -56,7 +56,7 @@ TEXTS = [
 
 
 def test_the_tokenizer_gives_back_every_text(loaded):
-    """Tokens are those of tokenizer.json, although transformers loads the file as its own Qwen2Tokenizer."""
+    """transformers loads tokenizer.json as its own Qwen2Tokenizer, which must give the same tokens as the file."""
     _, tokenizer = loaded
     file = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
     for text in (*TEXTS, *documents("train"), *documents("heldout")):
@@ -73,7 +73,7 @@ def test_attention_is_used(loaded):
     model, tokenizer = loaded
     long = [text for text in documents("heldout") if len(text) > 2000][:5]
     windows = mx.array([tokenizer.encode(text)[200:329] for text in long])
-    # Predicts each of the last 64 tokens twice: from all tokens before it in the window, and from one token before it.
+    # Predicts each of the last 64 tokens twice: from all earlier tokens of the window, and from one earlier token.
     pairs = mx.stack([windows[:, -65:-1], windows[:, -64:]], axis=-1).reshape(-1, 2)
     whole, short = (
         nn.losses.cross_entropy(model(tokens[:, :-1])[:, -scored:], tokens[:, -scored:], reduction="mean").item()

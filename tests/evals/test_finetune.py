@@ -166,10 +166,10 @@ def test_a_step_gives_up_the_adapters_that_it_replaces(monkeypatch, falling_back
 
 @pytest.mark.slow("15 seconds")
 def test_what_a_step_needs_is_foreseen(make_model, monkeypatch, request, falling_back):
-    """least_memory() counts only the arrays of attention's scores, so a step needs more memory than that.
+    """least_memory() counts only the arrays of attention's scores, so a step takes more memory than least_memory().
 
-    With gradient checkpoints, only one layer keeps its scores. If a shorter length ran before, the estimate adds the
-    memory of everything else, in proportion to the length.
+    With gradient checkpoints, only one layer keeps its scores. After a shorter length, too_long() also counts the other
+    memory that a step of this length took, in proportion to the length.
     """
     monkeypatch.setattr(measure, "memory_method", lambda: "peak of MLX's allocator")
     limit = mx.set_memory_limit(1)  # beyond this limit, MLX waits until its thread has freed memory

@@ -39,7 +39,7 @@ def labels(page):
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_the_help_explains_every_figure(invoke, results, name):
-    """`kernels` shows other figures for a decode step, so that page is tested, too."""
+    """For a decode step, the page of `kernels` has other figures. So that page is checked, too."""
     explained = " ".join(invoke(name, "-h").output.split())
 
     def page_of(result):

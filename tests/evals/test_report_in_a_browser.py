@@ -17,8 +17,7 @@ pytestmark = pytest.mark.slow("starts a browser")
 SIZES = {"screen": 1200, "phone": 390}
 PAPER = 688  # CSS pixels between the margins of A4
 
-# Counts the page's texts, and lists those whose contrast to the background is below 4.5, the least that WCAG 2.2 (AA)
-# allows.
+# Counts the page's texts, and lists those whose contrast is below 4.5, the minimum of WCAG 2.2 (AA).
 FAINT = """
 (() => {
   const parse = (text) => (text.match(/[\\d.]+/g) || []).map(Number);

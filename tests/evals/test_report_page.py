@@ -234,9 +234,7 @@ def test_it_is_accessible(page):
 
 @pytest.mark.slow("2 seconds")
 def test_the_page_goes_where_it_is_told(invoke, refused, results, tmp_path, monkeypatch):
-    """Each option that names the page's file writes the same page. No result file is overwritten. A full disk is a
-    one-line error.
-    """
+    """-o, --html and the default name give the same page. Result files are not overwritten. A full disk is an error."""
     file = tmp_path / "run.json"
     file.write_text(json.dumps(results["speed"]))
     monkeypatch.chdir(tmp_path)

@@ -136,8 +136,8 @@ def test_a_broken_file_is_refused_and_left_alone(run_command, refused, perplexit
 @pytest.mark.slow("9 seconds")
 @pytest.mark.parametrize("fitting", [0, 2])
 def test_a_disk_that_fills_up_keeps_the_results_so_far(run_command, invoke, perplexity, path, fitting):
-    """A limit on the file's size stands for the full disk. The page has all batches, even the last, which did not fit.
-    A later run continues after the batches that fit, even with another batch size.
+    """A limit on the file's size stands for the full disk. The page includes the batch that did not fit into the file.
+    A later run continues after the batches in the file, even with another batch size.
     """
     whole = run_command(*COMMAND, "--save-logprobs", path)
     kept = lines(path)

@@ -33,7 +33,7 @@ def test_token_nll_of_a_large_vocabulary():
 
 @pytest.mark.parametrize("size", [1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1, 10, 100])
 def test_kl_is_exact_from_rounding_noise_to_nonsense(size):
-    """A divergence of 1e-11 is exact, too. The usual formula would give noise of 1e-8 in float32."""
+    """Even a divergence of 1e-11 is computed exactly. The usual formula would give noise of 1e-8 in float32."""
     random = np.random.default_rng(0)
     off = (random.standard_normal((64, 500)) * 4).astype(np.float32)
     on = (off + random.standard_normal(off.shape) * size).astype(np.float32)
@@ -97,8 +97,8 @@ def test_few_ties_are_kept():
 def test_each_token_but_the_first_is_scored_once_as_lm_evaluation_harness_does(lengths, context, data):
     """Each text is scored alone. Its first token is a prefix, which is read and not predicted.
 
-    The first window predicts as many tokens as the model can read. Each later window predicts the next
-    `context - context_len + 1` tokens, or as many as are left, and reads the `context` tokens before its last token.
+    The first window predicts `context` tokens. Each later window predicts the next `context - context_len + 1` tokens,
+    and reads the `context` tokens before its last token. A text's last window may predict fewer tokens.
     """
     context_len = data.draw(st.integers(1, context))
     expected, start = [], 0

@@ -1,4 +1,4 @@
-"""Detokenising removes WikiText's spaces before punctuation. original_length() finds the original of a part."""
+"""Tests how WikiText is detokenised and cut into pages, and original_length(), which counts original characters."""
 
 import pytest
 from flash_evals.work import wikitext
@@ -45,7 +45,7 @@ def test_a_quote_without_its_partner_stays_on_its_page():
 
 
 def test_pages_are_the_lines_of_the_file_between_two_headings():
-    """The hub's rows are joined to the pages of lm-evaluation-harness. A section's heading begins no page."""
+    """pages() joins the hub's rows to the pages of lm-evaluation-harness. A section's heading begins no page."""
     one = ["", " = One = \n", "", " Text . \n", "", " = = Section = = \n", " More . \n", ""]
     two = [" = Two = \n", "", " End . \n"]
     first, second = wikitext.pages(one + two)
@@ -57,7 +57,7 @@ def test_pages_are_the_lines_of_the_file_between_two_headings():
         assert len(wikitext.pages(["before\n", f"{line}\n"])) == 1 + is_heading
 
 
-# Texts made of the patterns that the rules look for, so that several rules apply to the same place.
+# Texts that consist of the patterns of the rules. Several rules may apply to the same place.
 TEXTS = st.lists(
     st.sampled_from([*" @-,.:;!?()[]{}\"'=°\nsNa1é", " @-@ ", " @,@ ", " , ", " N ", " 's", "\n = a = \n"]), max_size=40
 ).map("".join)
@@ -65,8 +65,8 @@ TEXTS = st.lists(
 
 @given(TEXTS)
 def test_what_is_read_stands_for_a_part_of_the_original(original):
-    """original_length() finds the prefix of the original that became a prefix of the detokenised text. The two differ
-    only in characters that the rules remove or replace, and end with corresponding characters.
+    """For each prefix of the detokenised text, original_length() finds the prefix of the original that it comes from.
+    The two prefixes differ only in characters that the rules remove or replace. Their last characters correspond.
     """
     read = wikitext.detokenised(original)
 

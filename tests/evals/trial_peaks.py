@@ -10,9 +10,9 @@ MB = 1_000_000
 
 
 def nine_peaks(method, allocate, megabytes):
-    """The peaks, in MB, of nine trials of the same work. Before the first three, there is garbage that a collection
-    would free. The next three run in another thread. The last three follow a failed allocation, after which the C
-    library uses other memory.
+    """The peaks, in MB, of nine trials of the same work. Before the first three, an array becomes garbage that only the
+    garbage collector can free. The next three run in another thread. The last three follow a failed allocation, after
+    which the C library uses other memory.
     """
     if method == "allocator":
         measure.memory_method = lambda: "peak of MLX's allocator"

@@ -1,12 +1,12 @@
-"""Describes the launches of a call on a GPU as plain data. A module that only tests use does this without a GPU.
+"""Describes the launches of a call on a GPU as plain data. module.cpp does this, and needs no GPU.
 
 Each launch is a dict:
 
 - `kernel`, only in a forward pass; `function`; `source`, the text that Metal or NVRTC compiles; `constants`.
 - `grid`, in threadgroups; `threadgroup`, in threads; `split`: (first_key, chunk_len, num_chunks).
-- `buffers`, by name. An input is a pair: its bytes, and the byte offset of the element at index 0, because strides may
-  be negative. An array that the launches write is given by its size in bytes. A struct is given by its bytes.
-- `numbers`: the index by which the kernel finds each buffer.
+- `buffers`, by name. An input is a pair: its bytes, and the byte offset of its element at index 0. This offset is not
+  0 if a stride is negative. An array that the launches write is given by its size in bytes, and a struct by its bytes.
+- `numbers`: maps a buffer's name to the index by which the kernel finds the buffer.
 - `outputs`: the buffers that MLX treats as written. `scratch`: the call's buffers for intermediate results.
 """
 
@@ -74,11 +74,11 @@ def decision(
     times=lambda names: {},
     mlx_is_fused=True,
 ):
-    """Returns decide.py's decision for a call on a GPU, and the functions that were to be built for it.
+    """Returns decide.py's decision for a call on a GPU, and the names of the GPU functions that decide.py asked for.
 
-    The other arguments stand in for the GPU. refuses: whether NVRTC and the driver refuse to build a function. check:
-    takes a kernel's name, and returns what is wrong with the kernel. times: takes names, and returns their times; "mlx"
-    is MLX's own attention. mlx_is_fused: whether MLX has a fused kernel. If it has none, MLX is not timed.
+    The other arguments stand in for the GPU. refuses: whether the driver refuses to build a function. check(kernel)
+    returns what is wrong with it, or "". times(names) returns the times of these kernels, where "mlx" means MLX's own
+    attention. mlx_is_fused: whether MLX has a fused kernel. If it has none, MLX is not timed.
     """
     there = SimpleNamespace(device=mx.Device(mx.gpu))
     stand_ins = {name: getattr(_load(), name) for name in ("candidates", "backward_kernel", "pipelines", "compile")}
@@ -94,8 +94,8 @@ def decision(
 
 
 def form(kernel: str) -> tuple[str, dict[str, str], contextlib.AbstractContextManager[None]]:
-    """Tests add suffixes to a kernel's name: "_hopper" means compute capability 9.0, "_rounded" means that the
-    probabilities are rounded. Returns the kernel's name, arguments for its call, and a context that sets the GPU."""
+    """Returns the kernel's name without suffixes, arguments for its call, and a context that sets the GPU. The suffix
+    "_hopper" means compute capability 9.0, and "_rounded" means that the probabilities are rounded."""
     name = kernel.removesuffix("_rounded")
     given = {"precision": "input"} if name != kernel else {}
     is_hopper = name.endswith("_hopper")

@@ -35,7 +35,7 @@ namespace flashattn::cuda {
 
 gpu::Device asked_about;  // the GPU that launches are for
 bool refuses = false;
-std::vector<std::string> wanted;  // the functions that were asked for
+std::vector<std::string> wanted;  // the names of the functions that function_of() was asked for
 
 gpu::Device device() {
   return asked_about;
@@ -59,7 +59,7 @@ std::string describe(int) {
 
 namespace {
 
-// Returns an array's bytes, from its lowest element in memory to its highest, and where the element at index 0 begins.
+// Returns an array's bytes in the order of memory, and the byte offset of its element at index 0.
 nb::tuple memory(const mx::array& array) {
   if (array.size() == 0) {
     return nb::make_tuple(nb::bytes("", 0), 0);
@@ -75,7 +75,7 @@ nb::tuple memory(const mx::array& array) {
       -lowest * itemsize);
 }
 
-// The size in bytes of an array that has no contents before the launches.
+// Returns the size in bytes of an array that the launches write.
 nb::object unwritten(const gpu::Work& work, gpu::Binding binding) {
   for (const gpu::Scratch& scratch : work.launches->scratch) {
     if (scratch.binding == binding) {
@@ -154,7 +154,7 @@ mx::array not_allocated(mx::Shape shape, mx::Dtype dtype) {
   return mx::array(std::move(shape), dtype, nullptr, std::vector<mx::array>{});
 }
 
-// A primitive's inputs. An array mask has a block map even for a few keys, for which the op would make none.
+// A primitive's inputs. Unlike the op, the constructor makes a block map for an array mask even if there are few keys.
 struct PrimitiveInputs {
   std::vector<mx::array> arrays;
   Present present;

@@ -72,7 +72,7 @@ def cmake(folder: Path, *arguments: str) -> None:
 
 
 def failing(folder: Path, *arguments: str) -> str:
-    """Returns pytest's line about the first test that fails, or else its exit code, or "" if all tests pass."""
+    """Returns pytest's line about the first failing test, else its exit code. Returns "" if all tests pass."""
     done = run(folder, PYTHON, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *arguments)
     lines = (line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR")))
     return next(lines, f"pytest exits with {done.returncode}" if done.returncode else "")

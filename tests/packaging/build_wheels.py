@@ -2,7 +2,7 @@
 
     python -m tests.packaging.build_wheels dist [PYTHON ...]
 
-flashattn-core's wheel has an extension module for each release of MLX. A module that fits only one Python version is
+flashattn-core's wheel has an extension module for each release of MLX. Modules that fit only one Python version are
 built for each PYTHON. Each build has its own environment, with the requirements of the package's pyproject.toml. On
 Linux, auditwheel gives flashattn-core's wheel its manylinux tag. No wheel contains libmlx: it belongs to the MLX
 package that the user chose.

@@ -1,6 +1,6 @@
 """Fixtures: the three wheels, and an environment that has them and nothing else of this project.
 
-The variable PYTHONS lists the Python versions to test with: "3.11 3.13".
+The variable PYTHONS lists the Python versions to test with, such as "3.11 3.13".
 """
 
 import os

@@ -1,6 +1,6 @@
 """mflux: transformers and decoders for images give the same results with flash attention.
 
-On Linux, mflux 0.24 requires PyTorch and another version of MLX. Its modules can be imported without these two.
+On Linux, mflux 0.24 requires PyTorch and another version of MLX. So the test installs mflux without its requirements.
 """
 
 import pytest

@@ -10,8 +10,8 @@ pytestmark = pytest.mark.nightly("installs mlx-vlm")
 PROGRAM = "mlx-vlm==0.7.10"
 
 # How often each kernel runs: once per layer of the language model, and once per image and layer of the vision tower.
-# mlx-vlm's loop first reads the prompt without its last token, only to fill the caches. In that call, no attention runs
-# in the last layer.
+# mlx-vlm's generate_step() first reads the prompt without its last token, and evaluates only the caches. So MLX skips
+# attention in the last layer.
 KERNELS = {
     "qwen2_vl": {"cpu_prefill": 2 * 2 + 2},  # two images
     "qwen2_vl_gradient": {"cpu_prefill": 2 + 2, "cpu_backward": 2 + 2},

@@ -41,7 +41,7 @@ def test_a_transformer():
 
 def test_a_step_of_training():
     layer, x = nn.MultiHeadAttention(96, 4, bias=True), mx.random.normal((2, 50, 96), key=mx.random.key(0))
-    # The exact gradient of the keys' bias is zero. It is left out, because its computed values are rounding errors.
+    # Freezes the keys' bias. Its exact gradient is zero, so its computed gradient has only rounding errors.
     layer.key_proj.freeze(keys=["bias"])
     step = nn.value_and_grad(layer, lambda layer: layer(x, x, x, causal(50)).square().mean())
     assert kernels_of(lambda: step(layer)) == {"cpu_prefill": 1, "cpu_backward": 1}

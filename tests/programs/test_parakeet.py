@@ -19,6 +19,6 @@ def test_the_same_results(arms, case):
 
 
 def test_a_long_recording_takes_less_memory(arms):
-    """The scores of 2 recordings, 4 heads and 1,500 queries take 72 MB. The positional bias takes as much again."""
+    """The scores of 2 recordings, 4 heads and 1,500 queries take 72 MB. The positional bias takes another 72 MB."""
     off, on = arms.memory("two_minutes")
     assert off - on > 0.9 * 2 * 4 * 1500**2 * 4 / 1e6

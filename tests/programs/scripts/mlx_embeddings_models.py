@@ -1,4 +1,4 @@
-"""mlx-embeddings: encoders with padded batches. ModernBERT's masks are additive, and int32 in layers with windows."""
+"""mlx-embeddings: encoders with padded batches. ModernBERT's masks are additive. Masks with a window are int32."""
 
 import mlx.core as mx
 from arm import main

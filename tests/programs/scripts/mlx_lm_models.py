@@ -1,4 +1,4 @@
-"""Runs models of any version of mlx-lm: a prompt, then four tokens one by one, with plain and quantised caches."""
+"""Runs models of any version of mlx-lm. Each model reads a prompt, then four tokens one by one."""
 
 import importlib
 

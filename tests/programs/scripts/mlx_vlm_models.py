@@ -90,7 +90,7 @@ def qwen2_vl_generates_with_a_rotating_cache():
 
 
 def qwen2_vl_generates_with_a_quantised_cache():
-    """mlx-vlm computes attention over these caches by matrix products and softmax, not by MLX's attention."""
+    """mlx-vlm computes attention over quantised caches by matrix products and softmax, not by MLX's attention."""
     return generated(kv_bits=8, kv_group_size=32, quantized_kv_start=0)
 
 
@@ -146,7 +146,7 @@ def gemma3():
     text |= {"mm_tokens_per_image": 4, "sliding_window": 8, "sliding_window_pattern": 3, "query_pre_attn_scalar": 16}
     sizes = {"vocab_size": 300, "hidden_size": 64, "pad_token_id": 0, "mm_tokens_per_image": 4}
     model = build("gemma3", text, vision, image_token_index=IMAGE, **sizes)
-    # The initial weights are all 1. They would turn a vector of mean zero into rounding errors, so they are replaced.
+    # Replaces the projector's weights. They are initially all 1, and turn vectors of mean zero into rounding errors.
     projector = model.multi_modal_projector
     projector.mm_input_projection_weight = mx.random.normal(projector.mm_input_projection_weight.shape) * 0.1
     pixels = mx.random.normal((1, 3, 112, 112))

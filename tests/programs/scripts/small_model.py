@@ -11,7 +11,7 @@ END = "<|endoftext|>"
 
 
 def write_model(folder, model, config, preprocessor, special_tokens, chat_template=None):
-    """Writes the model's weights, configurations and tokenizer. The last token is the end of a text."""
+    """Writes the model's weights, configurations and tokenizer. END has the highest token id."""
     mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())), {"format": "mlx"})
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "preprocessor_config.json").write_text(json.dumps(preprocessor))
