@@ -1,4 +1,4 @@
-"""Each kernel for quantised keys and values agrees with float64 on dequantised ones, for all bits and group sizes.
+"""Each kernel's results for quantised keys and values agree with float64, for all bits and group sizes.
 
 Each call takes the next lengths, heads, dtypes, mask, options and schedule, as in test_metal_kernels.py. The emulator
 checks every run for races, bounds and uninitialised memory.

@@ -100,7 +100,7 @@ def _compile(arguments: Sequence[str | Path], text: str = "") -> str:
 
 
 def preprocess(source: str, include_dirs: Sequence[Path] = (), defines: Sequence[str] = DEFINES) -> str:
-    """The source after the preprocessor. It does not contain the shim yet."""
+    """Returns the preprocessed source, without the shim."""
     include = [flag for path in (_metal_headers(), *include_dirs) for flag in ("-I", str(path))]
     flags = ["-E", "-x", "c++", "-std=c++17", "-nostdinc", *defines, *include, "-"]
     return _compile(flags, f'#line 1 "kernels.metal"\n{source}\n')

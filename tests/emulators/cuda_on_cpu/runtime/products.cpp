@@ -35,7 +35,7 @@ char* element_at(unsigned long long descriptor, int row, int column, bool is_tra
   return static_cast<char*>(cuda_shared_pointer(to ^ (to >> 7 & 7) << 4));
 }
 
-// The address of b[depth][column]. In memory, rows are the columns of b, or the rows of b if b is transposed.
+// The address of b[depth][column]. Memory holds b column by column, or row by row if b_is_transposed is true.
 const char* of_b(const CudaProduct& product, int depth, int column) {
   return product.b_is_transposed ? element_at(product.b_descriptor, depth, column, true)
                                  : element_at(product.b_descriptor, column, depth, false);
@@ -82,8 +82,8 @@ void multiply(const int first_thread, const std::vector<const CudaProduct*>& of_
   }
 }
 
-// Runs once for a warp, when all its lanes have reached wgmma.wait_group (an exchange function, see abi.h). Each lane
-// passes the index of its thread as `argument`.
+// This exchange function (see abi.h) runs once when all lanes of a warp have reached wgmma.wait_group. Each lane passes
+// its thread's index as `argument`.
 void multiply_oldest_group(MslLane* lanes) {
   const int first = static_cast<int>(lanes[0].argument);
   for (size_t i = 0; i < products_of(first).groups.front().size(); i++) {

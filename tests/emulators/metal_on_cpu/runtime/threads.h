@@ -21,7 +21,7 @@ struct Thread {
   const void* subject;
   const char* waits_in;
   MslLane lane;
-  const char* file = "";  // of the line at which the thread waits
+  const char* file = "";  // the thread waits at `line` of this file
   int line;
   MslThread arguments;
 };
