@@ -1,4 +1,4 @@
-"""On a GPU, the CUDA kernels pass tests of tests/core. Each kernel runs them with all lengths."""
+"""On a GPU, each CUDA kernel passes tests of tests/core, with all lengths."""
 
 import flashattn_core
 import mlx.core as mx

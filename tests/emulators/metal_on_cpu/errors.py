@@ -2,7 +2,7 @@
 
 
 class MetalError(Exception):
-    """The base class of the emulator's exceptions. A crash, a timeout or a stack overflow raises this class."""
+    """The base class of the emulator's exceptions. A crash, a timeout or a stack overflow raises MetalError itself."""
 
 
 class CompileError(MetalError):

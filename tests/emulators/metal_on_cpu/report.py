@@ -18,7 +18,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Adds the counts of a worker process of pytest-xdist that has ended."""
+    """Adds the numbers of launches that a worker process of pytest-xdist has counted."""
     Program.runs.update(getattr(node, "workeroutput", {}).get("launches", {}))
 
 

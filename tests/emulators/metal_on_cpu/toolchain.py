@@ -78,7 +78,7 @@ MISSING = _missing()
 def harness(*further: Path) -> str:
     """A hash of the compiler, the shim and the runtime. It is part of every cache key.
 
-    further: for CUDA, the folder with its shim and runtime, which are hashed too.
+    further: for CUDA, the folder with CUDA's shim and runtime. They are hashed, too.
     """
     own = contents(HERE, *further, patterns=["shim/*", "runtime/*", "toolchain.py", "translate.py"])
     libraries = " ".join(platform.libc_ver())  # kernels call libc's functions

@@ -44,7 +44,7 @@ const char* of_a(const CudaProduct& product, int row, int depth) {
   return element_at(product.a_descriptor, row, depth, false);
 }
 
-// Checks the reads of a warp's product from shared memory, in pieces of 16 bytes. Each lane's call checks some pieces.
+// A warp's product reads shared memory in pieces of 16 bytes. Each lane calls check_reads(), which checks some pieces.
 void check_reads(const CudaProduct& product, const void* place) {
   const int lane = current_thread->index % kLanes, first_row = current_thread->index / kLanes % 4 * 16;
   const auto check = [&](const char* piece) { access_memory(piece, 16, false, place); };
