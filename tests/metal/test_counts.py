@@ -18,7 +18,7 @@ from tests.metal.metal_backward import run as run_backward
 
 
 def assert_no_more(ours: Counts, theirs: Counts, row_bytes: int = 0) -> None:
-    """`row_bytes`: the bytes of lse, maximum and sum, which MLX's kernel does not write."""
+    """`row_bytes`: the bytes of lse, maximum and sum. Our kernels write these results, and MLX's kernels do not."""
     assert ours.mma <= theirs.mma
     assert ours.device_read + ours.device_written <= theirs.device_read + theirs.device_written + row_bytes
     assert ours.threadgroup_read + ours.threadgroup_written <= theirs.threadgroup_read + theirs.threadgroup_written

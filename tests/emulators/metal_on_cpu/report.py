@@ -1,4 +1,4 @@
-"""A pytest plugin. With --all, every launch is executed again. A last line counts executed and cached launches."""
+"""A pytest plugin. Its last line counts executed and cached launches. With --all, it executes every launch again."""
 
 from typing import Any
 

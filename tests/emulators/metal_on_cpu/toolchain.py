@@ -55,7 +55,7 @@ def _output(command: list[str]) -> str:
 
 @cache
 def compiler() -> str | None:
-    """clang++ of version 19 or later."""
+    """The path of clang++ in version 19 or later. None if there is none."""
     for name in ("clang++-19", "clang++-20", "clang++-21", "clang++"):
         if path := shutil.which(name):
             version = re.search(r"clang version (\d+)", _output([path, "--version"]))
