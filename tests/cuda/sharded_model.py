@@ -1,6 +1,6 @@
-"""A program that runs a model of the given type with the patch. Each of several ranks has a part of the heads.
+"""A program that runs a model of the given type with the patch. If there are several ranks, they divide the heads.
 
-Each rank prints its tokens, by how much each token's logprob exceeds the second largest, and the kernels that ran.
+Each rank prints its tokens, each token's lead (its logprob minus the second largest), and the calls of each kernel.
 """
 
 import json

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.rotate(40), pytest.mark.usefixtures("requires_clang")]
 
 @pytest.fixture(autouse=True, params=[(227, 90), (227, 100), (99, 89)], ids=["9.0", "10.0", "8.9"])
 def through_cuda(request, monkeypatch):
-    """Runs each test for three GPUs. Parameters: KiB of shared memory per block, compute capability times 10."""
+    """Runs each test for three GPUs. `request.param`: (KiB of shared memory per block, compute capability * 10)."""
     for module in (gradient_oracle, test_gradients):
         monkeypatch.setattr(module, "flash_gradients", run)
     monkeypatch.setattr(rules, "run", run)

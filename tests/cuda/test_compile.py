@@ -48,7 +48,7 @@ def runs_on(kernel, dtype, architecture, dim=128):
 
 
 def cases(*further):
-    """The product of kernels, dtypes, architectures and the lists in `further`, without invalid combinations."""
+    """Returns all valid combinations of kernels, dtypes, architectures and the elements of the lists in `further`."""
     every = itertools.product(LENGTHS, DTYPES, ARCHITECTURES, *further)
     return [case for case in every if runs_on(*case[:3])]
 
@@ -97,7 +97,7 @@ MASKS = {
 
 
 def columns_apart(key):
-    """The same array, stored column by column. The tensor memory accelerator cannot read such an array."""
+    """Stores `key` column by column. The tensor memory accelerator cannot read such an array."""
     return mx.contiguous(key.swapaxes(2, 3)).swapaxes(2, 3)
 
 

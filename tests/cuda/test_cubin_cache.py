@@ -13,7 +13,7 @@ COMPILED = "compiles text of kernel --gpu-architecture=sm_90a\n" + LOADED
 
 @pytest.fixture
 def kept(tmp_path):
-    """Compiles a kernel. Returns its cached file, and a version of fake_gpu.said() that uses this cache."""
+    """Compiles a kernel into a cache. Returns the cached file, and a version of fake_gpu.said() that uses the cache."""
 
     def said(**answers):
         return fake_gpu.said(FLASHATTN_CACHE=str(tmp_path), **answers)

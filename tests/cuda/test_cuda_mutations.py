@@ -111,7 +111,7 @@ FAULTS = {
     "rescaled by the other row": Fault(PREFILL, "rescaling.by[i % 4 / 2]", "rescaling.by[1 - i % 4 / 2]", **GROWING),
     "key groups and chunks not weighed": of_decode("+= weight * slices[n]", "+= slices[n]"),
     "merge: sum not rescaled": of_decode("softmax.row_sum += weight * softmaxes", "softmax.row_sum += softmaxes"),
-    # Large scores, and the units of maxima and sums.
+    # Wrong results for large scores. Maxima or sums in the wrong unit.
     "large: not computed again": Fault(PREFILL, "lost ? 0 * INFINITY", "false ? 0 * INFINITY", options={"scale": 1e9}),
     "large: scores rounded in one place": Fault(
         ROWWISE,
@@ -127,7 +127,7 @@ FAULTS = {
     "additive array: maxima in the unit of products": Fault(
         PREFILL, "kUnit = has_bias ? M_LOG2E_F : 1", "kUnit = 1", mask="additive", **GROWING
     ),
-    # How a warp's lanes share rows and columns.
+    # Wrong elements in a lane or warp.
     "a row's maximum of one lane": Fault(PREFILL, "lane_max<LANES, STEP>(score", "(score", **GROWING),
     "a row's sum of more lanes": Fault(PREFILL, "lane_sum<LANES, STEP>(softmax", "lane_sum<2 * LANES, STEP>(softmax"),
     "keys as rows of operand a": Fault(PREFILL, "lane % 8 + lane / 16 * 8, lane / 8 % 2", "lane % 16, lane / 16"),
@@ -142,7 +142,7 @@ FAULTS = {
     "decode, hidden NaN: chunks are not attended again": of_decode(
         "if (!__syncthreads_and(finite))", "if (!__syncthreads_and(true))", mask="NaN"
     ),
-    # Quantised keys and values: their integers, and each group's scale and bias.
+    # Quantised keys and values.
     "integers of the next element": of_integers("e * kBits - kUp", "(e ^ 1) * kBits - kUp"),
     "integers of a wider mask": of_integers("((1u << kBits) - 1) << kUp", "((2u << kBits) - 1) << kUp"),
     "queries as they lie": of_integers("element(e + kApart)", "element((e + kApart) % 3)"),

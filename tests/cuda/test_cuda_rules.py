@@ -1,4 +1,4 @@
-"""On a GPU, the CUDA kernels pass tests of tests/core. Each kernel runs them with all lengths."""
+"""On a GPU, each CUDA kernel passes tests of tests/core, with all lengths."""
 
 import flashattn_core
 import mlx.core as mx
@@ -15,7 +15,7 @@ def prefill(query: mx.array, dim: int, quantised: bool = False) -> str:
 
 
 def prefill_elsewhere(query: mx.array, dim: int, quantised: bool = False) -> str:
-    """For Hopper GPUs only: with keys from unreadable(), cuda_prefill runs the version for all other GPUs."""
+    """Like prefill(), but on Hopper only. There unreadable() makes cuda_prefill run its version for other GPUs."""
     if mx.device_info(mx.gpu)["compute_capability_major"] != 9:
         pytest.skip("compute capability 9.0: elsewhere it is the only form")
     if query.dtype == mx.float32:

@@ -1,7 +1,7 @@
 """While a launch still reads scratch memory, the next call does not overwrite this memory.
 
-Successive calls use the same scratch memory. MLX orders a launch after the last launch that wrote an array, but not
-after those that read it. So each launch declares all its scratch memory as outputs, even memory that it only reads.
+Successive calls use the same scratch memory. MLX makes a launch wait for the launch that last wrote an array, but not
+for launches that read it. So each launch declares all scratch memory as outputs, even memory that it only reads.
 """
 
 from dataclasses import replace
@@ -52,7 +52,8 @@ def test_of_gradients(rng, dtype, capability):
         assert_ordered(gradient(rng, dtype, SlidingWindow(20)), {"saved_rows"} | parts)
 
 
-# The launches: delta, partial dk and dv, dq, merged dk and dv. Calls without queries need no delta and no dq.
+# with_next[i]: whether launch i + 1 may start before launch i ends. The launches compute delta, partial dk and dv, dq,
+# and merged dk and dv. Calls without queries need no delta and no dq.
 @pytest.mark.parametrize(("length", "with_next"), [(70, [False, True, False, False]), (0, [False, False])])
 @pytest.mark.parametrize("capability", [80, 90])
 def test_which_launch_runs_beside_the_next(rng, capability, length, with_next):

@@ -71,7 +71,7 @@ def test_is_float32s(rng, attention, kernel, length, group, dtype, group_size, b
     assert_is_float32s(attention, query, key, value, None, given.pop("mask"), how=how, kernel=kernel, **given)
 
 
-# Queries that cannot be copied 16 bytes at a time: columns of the whole array, slice of columns that are the queries.
+# Queries that cannot be copied 16 bytes at a time: (number of columns, the slice of these columns that is the query).
 APART, MISALIGNED = (192, slice(0, None, 2)), (97, slice(1, None))
 
 
@@ -89,7 +89,7 @@ def test_strides(rng, attention, queries, view, kernel, length, group):
 @pytest.mark.parametrize("key_len", [256, 333])
 @pytest.mark.parametrize("group_size", GROUP_SIZES)
 def test_caches_of_mlx_lm_are_copied_by_16_bytes(requires_clang, rng, group_size, key_len, kernel, length, group):
-    """Copies of mlx-lm's caches must not need the code for pieces smaller than 16 bytes, which this test removes."""
+    """Kernels must copy mlx-lm's caches 16 bytes at a time. This test removes the code that copies smaller pieces."""
     how = {"group_size": group_size, "bits": 4}
     cache = [quantised(rng, 1, 2, 512, group_size, dtype=mx.bfloat16, **how) for _ in range(2)]
     key, value = (tuple(x[..., :key_len, :] for x in each) for each in cache)

@@ -86,7 +86,7 @@ def with_async_eval(model, x, caches):
 
 
 def on_two_streams(model, x, caches):
-    """Runs on two streams in turn, so that each step reads from the cache what the other stream has written."""
+    """Runs the model on two streams in turn. Each step reads from the cache what the other stream has written."""
     out = []
     for part, stream in zip(parts(x), cycle([mx.new_stream(mx.default_device()) for _ in range(2)])):
         with mx.stream(stream):

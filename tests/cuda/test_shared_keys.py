@@ -49,7 +49,7 @@ def test_all_other_blocks_have_all_their_keys(call):
 @pytest.mark.parametrize("length", [1, 70])
 @pytest.mark.parametrize("mask", [None, "causal", "key range", "bool"])
 def test_the_result_is_that_of_all_keys(rng, mask, length, dim):
-    """The key-range mask hides all keys but those of the last chunk from the second sequence of the batch."""
+    """With the key-range mask, the second sequence of the batch sees only keys of the last chunk."""
     sizes = {"batch": (2,), "heads": 2, "kv_heads": 1, "length": length, "key_len": MANY, "dim": dim}
     arrays = draw(rng, **sizes, dtype="bfloat16")
     if mask == "key range":

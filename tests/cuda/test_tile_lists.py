@@ -17,7 +17,7 @@ LIST_BYTES = 8 * 1024
 
 
 def forward(keys, dtype=mx.bfloat16, capability=90):
-    """Returns the launch that computes attention. It uses the most shared memory."""
+    """Returns the launch that uses the most shared memory. This launch computes attention."""
     with launches.shared_memory(227, capability):
         found = described("cuda_prefill", heads=2, keys=keys, dtype=dtype, mask=mx.ones((1, keys), mx.bool_))
     return max(found, key=lambda launch: launch["dynamic_shared"])

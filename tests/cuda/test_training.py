@@ -87,7 +87,7 @@ def apart(losses, others):
     ids=lambda value: {True: "compiled", False: "plain"}.get(value, str(value)),
 )
 def test_the_same_losses(train, dtype, fine_tune_type, compiled):
-    """Only one case compiles its steps, as mlx-lm does by default, because this takes long on a GPU.
+    """Only one case compiles its steps, because compiling takes long on a GPU. By default, mlx-lm compiles its steps.
 
     In bfloat16, rounding errors add up over the steps, with and without the patch. So each loss is compared with the
     loss in float32. The patch's error may be twice the error without the patch, plus one rounding.

@@ -33,7 +33,7 @@ def on_one(*program):
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen2"])
 def test_a_model_whose_heads_are_shared_out(model_type):
-    """Both ranks must give the tokens of one GPU, up to the first tie, and must count the same calls of kernels."""
+    """Up to the first tie (see TIE), both ranks must give the tokens of one GPU. Both must count the same calls."""
     alone = on_one(SHARDED, model_type)
     stdout, stderr = on_two(SHARDED, model_type)
     ranks = sorted((json.loads(line) for line in stdout.splitlines()), key=lambda rank: rank["rank"])
@@ -52,7 +52,7 @@ def test_a_model_whose_heads_are_shared_out(model_type):
 
 
 def test_the_same_perplexity(tmp_path):
-    """The text has three batches of up to four windows. Rank 0 evaluates two of them, and rank 1 evaluates one."""
+    """The text has three batches of up to four windows. Rank 0 evaluates two batches. Rank 1 evaluates one batch."""
     paths = [tmp_path / f"{n}.json" for n in (1, 2)]
     for path, run in zip(paths, (on_one, on_two), strict=True):
         said = run("-c", EVALUATE, "perplexity", "--context", "256", "--max-windows", "9", "--json", str(path))

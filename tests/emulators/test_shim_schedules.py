@@ -1,6 +1,6 @@
 """A schedule fixes the order in which the emulator runs threads between barriers.
 
-The tests see the order by provoking a race: the message names the thread that came second.
+Each test provokes a race. The error message shows the order, because it names the thread that wrote second.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""The Metal backend passes the described launches to MLX's command encoder. Here a fake encoder prints its calls."""
+"""The Metal backend passes the described launches to MLX's command encoder. Here a fake encoder prints what it gets."""
 
 import inspect
 import os
@@ -74,7 +74,7 @@ def texts(printed):
 
 
 def told(printed):
-    """The same tuples as described(), but read from the encoder's calls, which set constants once per pipeline."""
+    """Returns the tuples of described(), read from the encoder's calls. Constants are set once per pipeline."""
     specialised = re.findall(r"^specialise (\S+) of .* as (\S+)\n((?:constant .*\n)*)", printed, re.M)
     pipelines = {name: (function, found(r"constant (\d+) (\S+)", text)) for function, name, text in specialised}
     result = []
@@ -87,7 +87,7 @@ def told(printed):
 
 
 def arrays(printed, launch, kind):
-    """A launch's inputs with their offsets, or its outputs with their sizes: {name: (buffer, bytes)}."""
+    """Returns a launch's arrays as {name: (buffer, offset)} if `kind` is "input", or as {name: (buffer, size)}."""
     names = dict(found(r"takes \w+ (\d+) (\w+)", printed))
     lines = found(rf"{kind} (\d+) buffer (\d+) \w+ (\d+)", texts(printed)[launch])
     return {names[number]: (buffer, int(bytes_)) for number, buffer, bytes_ in lines}
@@ -145,7 +145,7 @@ def test_two_launches_share_scratch_with_a_barrier_between(recorder):
 
 
 def test_delta_is_written_before_it_is_read_and_nothing_else_waits(recorder):
-    """After one barrier, dq and dkv must run concurrently. MLX keeps delta, which is an output of the primitive."""
+    """After one barrier, dq and dkv must run concurrently. MLX keeps delta alive, because it is an output."""
     printed = recorder("backward", *CALLS["backward"])
     delta, query_len = arrays(printed, 0, "output")["delta"], CALLS["backward"][0]
     assert delta[1] == 4 * query_len * 4

@@ -1,4 +1,4 @@
-"""If a machine cannot build the wheel, the programs say what is missing. Tests are skipped with this message."""
+"""build.py and download.py say what a machine lacks for building the wheel. Tests are skipped with this message."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Checks, as far as possible without macOS, that a Mac can load the wheel for macOS that is built here."""
+"""Checks that a Mac can load the wheel that is built here, as far as this can be checked without macOS."""
 
 import pytest
 from release_table import releases
@@ -16,7 +16,7 @@ def test_every_check_passes(built):
 
 
 def test_name_and_content(built):
-    assert built.wheel.name.endswith("-cp311-abi3-macosx_14_0_arm64.whl")  # one for every CPython from 3.11 on
+    assert built.wheel.name.endswith("-cp311-abi3-macosx_14_0_arm64.whl")  # one wheel for every CPython from 3.11 on
     assert built.module_name == f"flashattn_core/_mlx_{MLX_VERSION.replace('.', '_')}/_ext.abi3.so"
     assert {"flashattn_core/__init__.py", "flashattn_core/_ext.pyi"} <= set(built.names)
 

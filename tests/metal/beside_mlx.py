@@ -50,7 +50,7 @@ def decode(rng: np.random.Generator, dim: int, dtype: str, key_len: int) -> dict
 
 
 def visible_eighths(length: int, tile: int = 8) -> int:
-    """The number of 8 x 8 blocks that a causal mask shows, if every 8 queries see keys up to a multiple of `tile`."""
+    """Counts the 8 x 8 blocks that a causal mask shows, if queries see a whole tile of `tile` keys or nothing of it."""
     return sum((row + 8 + tile - 1) // tile * tile // 8 for row in range(0, length, 8))
 
 

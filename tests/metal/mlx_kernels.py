@@ -42,7 +42,7 @@ def program(source: str) -> Program:
 
 
 def complete(done: Result, dtype: mx.Dtype) -> Done:
-    """Returns the result, which is buffer 3 of every kernel here, and the counts. No element may be unwritten."""
+    """Returns the result (buffer 3 of every kernel here) and the counts. Every element must have been written."""
     assert not any(done.unwritten.values())
     return to_mlx(done.buffers[3], dtype), done.counts
 

@@ -62,7 +62,7 @@ class Fault:
 
 
 def assert_is_noticed(fault: Fault, call: Callable[[Callable[[str], str]], None]) -> None:
-    """call(edit) edits the kernels' source, runs them, and compares results. With the fault planted, it must raise."""
+    """call(edit) runs the kernels with edited source and checks the results. It must raise if the fault is planted."""
     call(lambda source: source)  # without the fault it must not raise
     planted = []
 
@@ -88,8 +88,7 @@ def replacing(old: str, new: str = "") -> Callable[[str], str]:
 
 
 def blocks(length: int, key_len: int) -> np.ndarray:
-    """A mask that hides some blocks of 32 x 32 completely, some not at all, and some in part. Each head of each batch
-    element has another mask."""
+    """A mask with hidden, visible and partly visible blocks of 32 x 32. It differs for each batch element and head."""
     query, key = np.arange(length)[:, None], np.arange(key_len)[None]
     shifts = np.arange(12).reshape(2, 6, 1, 1) * 5
     return (key < query // 32 * 32 + 24) | (key > 130 - shifts - query % 5)

@@ -18,7 +18,7 @@ from tests.metal.metal_backward import run as run_backward
 
 
 def assert_no_more(ours: Counts, theirs: Counts, row_bytes: int = 0) -> None:
-    """`row_bytes`: the bytes of lse, maximum and sum, which MLX's kernel does not write."""
+    """`row_bytes`: the bytes of lse, maximum and sum. Our kernels write these results, and MLX's kernels do not."""
     assert ours.mma <= theirs.mma
     assert ours.device_read + ours.device_written <= theirs.device_read + theirs.device_written + row_bytes
     assert ours.threadgroup_read + ours.threadgroup_written <= theirs.threadgroup_read + theirs.threadgroup_written
@@ -188,6 +188,7 @@ def test_what_the_gradient_keeps_in_threadgroup_memory(rng, dtype, dim):
 def test_two_threadgroups_for_large_heads_repeat_the_scores(rng, dims, products, dtype):
     call = draw_call(rng, heads=1, kv_heads=1, length=64, key_len=64, dim=dims[0], value_dim=dims[1], dtype=dtype)
     counts = run_backward(call).counts
-    query_like, value_like = (8 * 8 * dim // 8 for dim in dims)  # query_like: for S, dQ or dK; value_like: for dP or dV
+    # S, dQ and dK each take `query_like` products of 8 x 8 matrices. dP and dV each take `value_like`.
+    query_like, value_like = (8 * 8 * dim // 8 for dim in dims)
     assert counts["backward_dq"].mma == 2 * query_like + value_like
     assert counts["backward_dkv"].mma == (2 + products - 7) * query_like + 2 * value_like

@@ -81,7 +81,7 @@ ABOVE_256 = [(512, 512), (300, 20), (16, 400)]
 
 
 def kernels_and_dims(kernels, up_to_256, above):
-    """Pairs of kernel and head_dims: prefill kernels take a head_dim up to 256 only."""
+    """Returns pairs of a kernel and head_dims. Prefill kernels take a head_dim up to 256 only."""
     cases = [(kernel, dims) for kernel in kernels for dims in up_to_256]
     return cases + [(kernel, dims) for kernel in kernels if "prefill" not in kernel for dims in above]
 

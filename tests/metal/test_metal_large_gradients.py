@@ -1,7 +1,7 @@
 """Gradients of rows with a large maximum are exact. There, lse in float32 would lose the logarithm of the row's sum.
 
-So the forward kernels save each row's maximum and sum separately. The backward kernels compute probabilities from both,
-which requires that forward and backward kernels round scores in the same way.
+So forward kernels save each row's maximum and sum separately, and backward kernels compute probabilities from these two
+numbers. The probabilities are right only if forward and backward kernels round scores in the same way.
 """
 
 import math

@@ -1,7 +1,4 @@
-"""Each fault planted in the kernels is noticed, by the emulator or by a wrong result.
-
-This tests the tests of the kernels.
-"""
+"""Each fault planted in the kernels is noticed, by the emulator or by a wrong result."""
 
 import pytest
 from flashattn_core.masks import KeyRange, SlidingWindow
@@ -92,7 +89,7 @@ FAULTS = {
     "parallel: partial results not weighed": Fault(PARALLEL, "weight * partial_output", "partial_output"),
     "nothing visible: -inf - -inf": Fault(REG, "row_max == -INFINITY ? 0.0f : row_max", "row_max", lengths=(70, 33)),
     "lse in base 2": Fault(TG, "multiply_add(M_LN2_F, precise_log2", "multiply_add(1.0f, precise_log2"),
-    # How lanes share rows and columns.
+    # Wrong elements in a lane or threadgroup.
     "fragments: rows of a row-major layout": Fault(REG, "(lane >> 1 & 3) | (lane >> 2 & 4)", "lane >> 2"),
     "fragments: columns of a row-major layout": Fault(TG, "(lane & 1) * 2 | (lane >> 3 & 1) * 4", "(lane & 3) * 2"),
     "rows: a wrong neighbour": Fault(REG, "simd_shuffle_xor(x, ushort(8))", "simd_shuffle_xor(x, ushort(2))"),

@@ -1,6 +1,6 @@
 """The Metal kernels pass the core's own tests.
 
-Each test runs with three pairs of kernels (one for few queries, one for many). Each pair has its own schedule.
+Each test runs three times. Each time, it uses one kernel for few queries, another for many, and another schedule.
 """
 
 import functools

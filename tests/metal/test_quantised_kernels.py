@@ -1,4 +1,4 @@
-"""Each kernel for quantised keys and values agrees with float64 on dequantised ones, for all bits and group sizes.
+"""Each kernel's results for quantised keys and values agree with float64, for all bits and group sizes.
 
 Each call takes the next lengths, heads, dtypes, mask, options and schedule, as in test_metal_kernels.py. The emulator
 checks every run for races, bounds and uninitialised memory.
@@ -15,7 +15,7 @@ from tests.metal.test_metal_kernels import CASES, QUANTISED, SCHEDULES, kernels_
 
 
 def assert_matches(query, key, value, **call):
-    """A float32 query's error is bounded as in oracle.py. A 16-bit query must give its float32 result, rounded once."""
+    """oracle.py bounds the error for float32 queries. 16-bit queries must give that float32 result, rounded once."""
     how = {name: call.pop(name) for name in ("group_size", "bits")}
 
     def attention(wide, _key, _value, *args, return_lse, **options):

@@ -21,7 +21,7 @@ from .translate import (
 FLAGS = [
     "-x", "cl", "-cl-std=clc++2021", "-cl-no-stdinc", "-fsyntax-only", "-target", "x86_64-linux-gnu",
     "-ferror-limit=20", "-DMSL_CHECK_ADDRESS_SPACES", "-Wno-invalid-constexpr",
-    "-Wno-null-dereference",  # _local_variable() makes threadgroup variables references to address 0
+    "-Wno-null-dereference",  # _local_variable() replaces threadgroup variables by references to address 0
     *toolchain.WARNINGS,
 ]  # fmt: skip
 

@@ -1,8 +1,8 @@
-"""The errors that a kernel or a launch of it can have."""
+"""The exceptions that the emulator raises."""
 
 
 class MetalError(Exception):
-    """The base class of these errors. A crash, an endless loop or a stack overflow raises MetalError itself."""
+    """The base class of the emulator's exceptions. A crash, a timeout or a stack overflow raises MetalError itself."""
 
 
 class CompileError(MetalError):

@@ -1,4 +1,4 @@
-"""A compiled Metal source, whose kernels run on numpy arrays."""
+"""Runs the kernels of a compiled Metal source on numpy arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pytest plugin. With --all, every launch is executed again. A last line counts executed and cached launches."""
+"""A pytest plugin. Its last line counts executed and cached launches. With --all, it executes every launch again."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Adds the counts of a worker process of pytest-xdist that has ended."""
+    """Adds the numbers of launches that a worker process of pytest-xdist has counted."""
     Program.runs.update(getattr(node, "workeroutput", {}).get("launches", {}))
 
 

@@ -55,7 +55,7 @@ def _output(command: list[str]) -> str:
 
 @cache
 def compiler() -> str | None:
-    """clang++ of version 19 or later."""
+    """The path of clang++ in version 19 or later. None if there is none."""
     for name in ("clang++-19", "clang++-20", "clang++-21", "clang++"):
         if path := shutil.which(name):
             version = re.search(r"clang version (\d+)", _output([path, "--version"]))
@@ -78,7 +78,7 @@ MISSING = _missing()
 def harness(*further: Path) -> str:
     """A hash of the compiler, the shim and the runtime. It is part of every cache key.
 
-    further: for CUDA, the folder with its shim and runtime, which are hashed too.
+    further: for CUDA, the folder with CUDA's shim and runtime. They are hashed, too.
     """
     own = contents(HERE, *further, patterns=["shim/*", "runtime/*", "toolchain.py", "translate.py"])
     libraries = " ".join(platform.libc_ver())  # kernels call libc's functions
@@ -100,7 +100,7 @@ def _compile(arguments: Sequence[str | Path], text: str = "") -> str:
 
 
 def preprocess(source: str, include_dirs: Sequence[Path] = (), defines: Sequence[str] = DEFINES) -> str:
-    """The source after the preprocessor. It does not contain the shim yet."""
+    """Returns the preprocessed source, without the shim."""
     include = [flag for path in (_metal_headers(), *include_dirs) for flag in ("-I", str(path))]
     flags = ["-E", "-x", "c++", "-std=c++17", "-nostdinc", *defines, *include, "-"]
     return _compile(flags, f'#line 1 "kernels.metal"\n{source}\n')

@@ -244,7 +244,7 @@ def shared_variable(type_: str, name: str, dimensions: str) -> str:
 
 
 def construct_vectors(text: str) -> str:
-    """Replaces constructors such as `float4(…)` and `vec<T, 2>(…)`, and those of aliases, by metal::make."""
+    """Replaces `float4(…)`, `vec<T, 2>(…)` and constructors of aliases of such types by metal::make."""
     aliases = re.findall(rf"\busing\s+(\w+)\s*=\s*(?:metal::)?(?:vec\s*<[^;]*>|{VECTOR})\s*;", text)
     aliases += re.findall(rf"\btypedef\s+(?:metal::)?(?:vec\s*<[^;]*>|{VECTOR})\s+(\w+)\s*;", text)
     names = "|".join([VECTOR, *sorted(set(aliases))])

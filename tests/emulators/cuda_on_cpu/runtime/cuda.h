@@ -14,7 +14,7 @@ void cuda_copy(unsigned to, const void* from, int size, int bytes);
 void cuda_commit_copies();
 void cuda_wait_for_copies(int under_way);
 
-// __threadfence() and atomicAdd(), which synchronise blocks.
+// Implement __threadfence() and atomicAdd(). Kernels synchronise blocks with them.
 void cuda_fence();
 unsigned cuda_atomic_add(unsigned* to, unsigned added);
 

@@ -35,7 +35,7 @@ char* element_at(unsigned long long descriptor, int row, int column, bool is_tra
   return static_cast<char*>(cuda_shared_pointer(to ^ (to >> 7 & 7) << 4));
 }
 
-// The address of b[depth][column]. In memory, rows are the columns of b, or the rows of b if b is transposed.
+// The address of b[depth][column]. Memory holds b column by column, or row by row if b_is_transposed is true.
 const char* of_b(const CudaProduct& product, int depth, int column) {
   return product.b_is_transposed ? element_at(product.b_descriptor, depth, column, true)
                                  : element_at(product.b_descriptor, column, depth, false);
@@ -44,7 +44,7 @@ const char* of_a(const CudaProduct& product, int row, int depth) {
   return element_at(product.a_descriptor, row, depth, false);
 }
 
-// Checks the reads of a warp's product from shared memory, in pieces of 16 bytes. Each lane's call checks some pieces.
+// A warp's product reads shared memory in pieces of 16 bytes. Each lane calls check_reads(), which checks some pieces.
 void check_reads(const CudaProduct& product, const void* place) {
   const int lane = current_thread->index % kLanes, first_row = current_thread->index / kLanes % 4 * 16;
   const auto check = [&](const char* piece) { access_memory(piece, 16, false, place); };
@@ -82,8 +82,8 @@ void multiply(const int first_thread, const std::vector<const CudaProduct*>& of_
   }
 }
 
-// Runs once for a warp, when all its lanes have reached wgmma.wait_group (an exchange function, see abi.h). Each lane
-// passes the index of its thread as `argument`.
+// This exchange function (see abi.h) runs once when all lanes of a warp have reached wgmma.wait_group. Each lane passes
+// its thread's index as `argument`.
 void multiply_oldest_group(MslLane* lanes) {
   const int first = static_cast<int>(lanes[0].argument);
   for (size_t i = 0; i < products_of(first).groups.front().size(); i++) {

@@ -91,7 +91,7 @@ CUDA_FUNC unsigned atomicAdd(unsigned* to, unsigned added) {
   return cuda_atomic_add(to, added);
 }
 
-// Runs once for a warp, with the operands of all lanes (an exchange function, see abi.h).
+// This exchange function (see abi.h) runs once for a warp, with the operands of all lanes.
 template <class Operation>
 void cuda_exchange(MslLane* lanes) {
   typename Operation::In in[kLanes];

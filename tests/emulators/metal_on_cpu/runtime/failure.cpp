@@ -1,4 +1,4 @@
-// Prints the exception's name and the message, which program.py parses, and ends the process.
+// Prints the exception's name and the message, and ends the process. program.py parses the printed text.
 #include "failure.h"
 
 #include <cstdarg>

@@ -1,4 +1,4 @@
-// Ends the process after an error. Python then raises `exception` with the message.
+// Ends the emulator's process after an error. The Python process that started it raises `exception` with the message.
 #pragma once
 
 // The format of a program counter in messages. Python replaces the printed <pc 0x…> by the file and the line.

@@ -1,4 +1,4 @@
-// Finds the slot of each access, checks its bounds, and compares it with earlier accesses to the same bytes.
+// Checks that each access is within its slot, and compares the access with earlier accesses to the same bytes.
 #include "memory.h"
 
 #include <sys/mman.h>

@@ -15,11 +15,11 @@ constexpr int kVariableSlots = kBufferSlots + kMaxBuffers;
 constexpr int kSlots = kVariableSlots + 64;
 constexpr size_t kArenaSize = kSlots * kSlotSize;
 
-// Accesses to the same bytes by lanes of one SIMD group, between two operations of this SIMD group.
+// All accesses to some bytes that the lanes of a SIMD group make between two SIMD-group operations.
 struct Access {
   uint32_t epoch;                 // grows with each threadgroup, barrier and release(); 0: no access yet
   uint32_t sequence;              // how many operations the SIMD group had performed before
-  uint32_t lanes;                 // a bit for each lane; a write with 0 is an asynchronous copy that has not ended
+  uint32_t lanes;                 // a bit for each lane; 0 for an asynchronous write that has not ended
   uint32_t program_counter : 27;  // 27 bits are enough, because programs are small and lie at low addresses
   uint32_t simdgroup : 5;
 };
@@ -66,8 +66,8 @@ void release(Clock& clock);
 // From now on, all accesses in the clock happen before the accesses of the current SIMD group.
 void acquire(const Clock& clock);
 
-// Records an atomic operation on an address. With `is_published`, the accesses that happen before it also happen before
-// all that another threadgroup does after its next atomic operation on the same address.
+// Records an atomic operation on `address`. If `is_published`, all accesses that happen before it are published. A
+// later threadgroup acquires them by an atomic operation on the same address.
 void meet_threadgroups(const void* address, size_t size, bool is_published, const void* return_address);
 
 // An asynchronous write lasts from begin_write() to end_write(), or to the next ordinary write of these bytes. Until

@@ -21,7 +21,7 @@ struct Thread {
   const void* subject;
   const char* waits_in;
   MslLane lane;
-  const char* file = "";  // of the line at which the thread waits
+  const char* file = "";  // the thread waits at `line` of this file
   int line;
   MslThread arguments;
 };
@@ -38,7 +38,7 @@ inline unsigned long threadgroup_number;  // counts threadgroups that have begun
 
 void create_threads(int count);
 bool is_stack_guard(const void* address, int* thread);
-bool is_private(const void* address);  // whether it is in the current thread's stack or arguments
+bool is_private(const void* address);  // whether `address` is in the current thread's stack or arguments
 std::string describe(const Thread& thread);
 void run_threadgroup(const MslKernel& kernel, const unsigned position[3], const unsigned grid[3],
                      const unsigned size[3], void* const* buffers, Schedule& schedule);

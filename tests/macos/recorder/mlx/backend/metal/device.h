@@ -1,5 +1,5 @@
-// Replaces MLX's header of this name. The classes here need no GPU, and print their calls. Only the build for macOS,
-// which uses MLX's own header, checks that MLX's classes have the functions that are called here.
+// Replaces MLX's header of this name. The classes here need no GPU, and print their calls. The build for macOS uses
+// MLX's own header. Only that build checks that MLX's classes have the functions that the Metal backend calls.
 #pragma once
 
 #include <cstdint>
