@@ -39,7 +39,7 @@ double relative_error(vfloat (*function)(vfloat), double (*exact)(double), Point
     for (int lane = 0; lane < kWidth; ++lane) {
       double expected = exact(double(x[lane]));
       double error = std::abs(double(y[lane]) - expected) / std::abs(expected);
-      worst = error <= worst ? worst : error;
+      worst = std::isnan(worst) || error <= worst ? worst : error;  // once NaN, it stays NaN
     }
   }
   return worst;
