@@ -29,7 +29,7 @@ def test_text(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_line_directives(name):
-    """Each embedded line must be the source line that the #line directive before it names."""
+    """The lines after a #line directive must equal the file's lines. Only #pragma once and #include may be missing."""
     for chunk in re.split(r"^(?=#line )", launches.sources()[name], flags=re.M)[1:]:
         directive, *lines = chunk.splitlines()
         number, file = re.fullmatch(r'#line (\d+) "(.*)"', directive).groups()

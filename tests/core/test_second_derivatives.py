@@ -41,7 +41,7 @@ ORDERS = [reverse_over_reverse, forward_over_reverse, reverse_over_forward]
 @pytest.mark.parametrize("mask_turn", range(12))
 @pytest.mark.parametrize("option_turn", range(8))
 def test_hessian_times_vector(rng, mask_turn, option_turn):
-    """The product of tangents and the Hessian of sum(out * dout) + sum(lse * dlse) must agree with differences."""
+    """The Hessian of sum(out * dout) + sum(lse * dlse), times tangents, must agree with finite differences."""
     call = draw_call(rng, batch=(2,), heads=2, kv_heads=1, length=5, key_len=7, dim=3, value_dim=2)
     call = with_options(call, mask_kinds(rng, 5, 7)[mask_turn](), option_kinds(rng, 2)[option_turn])
     primals = [call.query, call.key, call.value] + ([] if call.sinks is None else [call.sinks])
@@ -94,7 +94,7 @@ def test_scores_far_beyond_the_soft_cap(rng, order):
 
 
 def test_third_derivative(rng):
-    """The third derivative with respect to a shift of query must agree with differences of the second derivative."""
+    """The third derivative with respect to a shift of query must agree with finite differences of the second."""
     query, key, value = draw(rng, length=1, key_len=5, dim=1)
     along = lambda x: flash_attention(query + x, key, value).sum()  # noqa: E731
     second, third = mx.grad(mx.grad(along)), mx.grad(mx.grad(mx.grad(along)))

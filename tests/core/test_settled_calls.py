@@ -67,7 +67,7 @@ def test_one_kind(heads, settled, other):
     assert kernel_of(call(heads, **other)) == "metal_prefill_tg@1"
 
 
-OTHERS = {  # name -> arguments of the first call, arguments of a call of another kind
+OTHERS = {  # name -> arguments of a call that decides on a kernel, arguments of a call that decides anew
     "fewer queries": ({}, {"length": 64}),
     "more queries": ({}, {"length": 129}),
     "few queries": ({"length": 3}, {"length": 4}),  # a kernel may be compiled for one number of queries

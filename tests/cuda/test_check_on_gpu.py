@@ -136,7 +136,7 @@ def settle(arrays, kernel="cuda_prefill", wrong="", left=None, precision="input"
 
 
 def quick(arrays, is_input_precision, may_leave):
-    """Calls _ext.quick(): False means that MLX's faster attention should run, None that no kernel is chosen yet."""
+    """Calls _ext.quick(): False leaves the call to MLX, which is faster. None means that no kernel is chosen yet."""
     return _ext.quick(*arrays, None, None, None, is_input_precision, may_leave)
 
 

@@ -1,4 +1,4 @@
-"""The CUDA kernels, run on the CPU, pass tests of tests/core. TEAMS lists kernels and schedules."""
+"""Runs tests of tests/core with CUDA kernels on the CPU, once with each entry of TEAMS."""
 
 import functools
 import math

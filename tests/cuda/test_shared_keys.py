@@ -1,4 +1,4 @@
-"""On Hopper, cuda_prefill splits the keys of its last query rows among several blocks, to fill the whole GPU."""
+"""On Hopper, cuda_prefill splits the keys of its last tiles of queries among several thread blocks, to fill the GPU."""
 
 import mlx.core as mx
 import pytest

@@ -2,9 +2,9 @@
 
 In a block marked `sh`, each line is a command. In a block marked `console`, a line that begins with `$` is a command,
 and other lines are output. A block marked `text` is the output of the first command that runs in the block before it.
-A page's blocks run one after the other in a copy of the repository, without `uv run`. A flash-eval command on a
-page must have valid options. It then runs in this process, with the smaller sizes of SMALLEST in place of the page's.
-The output must equal the page's output, but numbers in it may differ.
+A page's blocks run one after the other in a copy of the repository. Their commands run without `uv run`. A flash-eval
+command on a page must have valid options. It runs in this process, with the smaller sizes of SMALLEST. The output must
+equal the page's output, but numbers in it may differ.
 """
 
 import io
@@ -79,7 +79,7 @@ SMALLEST = {
     "finetune": ["-p", "128,256", "-r", "1"],
     "kernels": ["--seq-len", "64,128", "-r", "3", "--max-seconds", "1"],
 }
-# These options are appended only if the command on the page has them.
+# If a command on a page has one of these options, the option is appended again with this value.
 SMALLEST_IF_GIVEN = {"--context": "64", "--stride": "32", "--num-layers": "2"}
 
 # Names that a page's Python uses without defining them.

@@ -68,7 +68,7 @@ def hub(tmp_path):
 
 @pytest.fixture
 def ours(real_model, in_fresh_process, hub):
-    """ours(*rules): the result of `flash-eval perplexity` on the same pages."""
+    """ours(*rules): the result of `flash-eval perplexity` with the options `rules` on the hub's pages."""
 
     def run(*rules):
         wikitext = ["--model", real_model, "--dataset", "wikitext", "--documents", "separate", *rules]

@@ -11,8 +11,8 @@ MB = 1_000_000
 
 def nine_peaks(method, allocate, megabytes):
     """The peaks, in MB, of nine trials of the same work. Before the first three, an array becomes garbage that only the
-    garbage collector can free. The next three run in another thread. The last three follow a failed allocation, after
-    which the C library uses other memory.
+    garbage collector can free. The next three run in another thread. Before the last three, an allocation fails, after
+    which glibc may take memory from another arena.
     """
     if method == "allocator":
         measure.memory_method = lambda: "peak of MLX's allocator"

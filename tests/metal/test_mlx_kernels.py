@@ -1,4 +1,4 @@
-"""MLX's own attention kernels agree with float64 in the emulator. This tests the emulator."""
+"""Tests the emulator: MLX's own attention kernels run in it, and must agree with attention in float64."""
 
 import pytest
 from flashattn_core.reference import reference_attention

@@ -46,7 +46,7 @@ class Environment:
         self.check("pip", "install", "--quiet", "--no-index", *wheels.values())
 
     def run(self, name: str, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Runs one of the environment's programs with the hub offline. `variables` are added to its environment."""
+        """Runs a program of the venv with HF_HUB_OFFLINE=1, and with `variables` as further environment variables."""
         path = f"{self.venv / 'bin'}:/usr/bin:/bin"
         env = {**clean_environment(), "PATH": path, "HOME": str(self.home), "HF_HUB_OFFLINE": "1", **variables}
         command = [str(self.venv / "bin" / name), *map(str, arguments)]

@@ -77,7 +77,7 @@ def kernels_take(monkeypatch):
 
 @pytest.fixture
 def too_wide(kernels_take):
-    """Makes every attention call fall back. Returns the reason that status() names."""
+    """Makes every attention call fall back to the original attention. Returns the reason that status() names."""
     kernels_take(1, gradient=1)
     return "head_dim over 1"
 

@@ -33,7 +33,7 @@ def test_all_are_exchanged_and_restored():
 
 
 def test_nothing_else_changes():
-    """In mlx-lm's modules and classes, only names of the replaced functions change."""
+    """In mlx-lm's modules and classes, the patch rebinds only the names of functions that it replaces."""
     names = {f"mlx_lm.models.{info.name}" for info in pkgutil.iter_modules(mlx_lm.models.__path__)}
     names.remove("mlx_lm.models.olmo")  # its import ends the process if a package that it needs is missing
     modules = [(name, importlib.import_module(name)) for name in sorted(names)]

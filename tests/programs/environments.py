@@ -45,7 +45,7 @@ class Environment:
             uv("pip", "uninstall", "--quiet", "--python", folder / "bin/python", "mlx-lm")
 
     def check(self, name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-        """Runs one of the environment's programs, without a network. Its exit code must be 0."""
+        """Runs a program of the venv with HF_HUB_OFFLINE=1. Its exit code must be 0."""
         env = {**clean_environment(), "HF_HUB_OFFLINE": "1", "PATH": f"{self.bin}{os.pathsep}{os.environ['PATH']}"}
         command = [str(self.bin / name), *map(str, arguments)]
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600, check=False)

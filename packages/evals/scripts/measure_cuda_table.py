@@ -6,11 +6,11 @@ MLX's own attention and flash attention take turns. They are measured in two way
 evaluation are independent, so they may overlap, and a decode step finds its keys in the GPU's cache. In a chain, each
 call's query is the output of the call before, and each decode step has keys of its own, as in a model's layers.
 
-A second table has quantised keys and values. mlx-lm's function gives wrong results for these on CUDA, so the table also
-has flash attention's reading speed, in GB/s and as a share of a copy's speed.
+A second table has quantised keys and values. On CUDA, mlx-lm's function gives wrong results for these, so its time says
+little. The table therefore also has flash attention's reading speed, in GB/s and as a share of a copy's speed.
 
-Flash attention is measured in precision float32. The column "default" is for the patch with its default options:
-precision input, and MLX's own attention for the calls that MLX computes faster. Errors are computed for the drawn
+Flash attention is measured with precision="float32". The column "default" is for the patch with its default options:
+precision="input", and MLX's own attention for the calls that MLX computes faster. Errors are computed for the drawn
 queries ("error"), and for queries four times as large ("peaked").
 """
 
@@ -35,7 +35,7 @@ from mlxlm_flash_patch import router
 from mlxlm_flash_patch.mx_fast import flash_instead_of
 from msgspec.structs import replace
 
-# A trial repeats short calls until it takes TRIAL_SECONDS, because every evaluation costs half a millisecond by itself.
+# Each mx.eval() adds half a millisecond. So a trial evaluates enough calls at once to take TRIAL_SECONDS.
 TRIALS, TRIAL_SECONDS = 15, 0.03
 PRODUCTS, MEMORY = 800e12, 3.0e12  # an H100's FLOP/s in bfloat16 matrix products, and the bytes/s of its memory
 # The layers of a decode step's chain have about CHAIN_BYTES of keys and values in total. The GPU's cache holds less. A

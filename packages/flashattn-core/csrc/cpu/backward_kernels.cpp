@@ -19,7 +19,7 @@ struct TileScratch {
   int depth, value_depth;  // head_dim and value_dim, padded to whole vectors
   // Arrays for the tile:
   float* key;             // (keys, depth)
-  float* key_packed;      // the keys, packed as a right operand, with 0 in place of NaN and infinity
+  float* key_packed;      // packed (keys, depth), with 0 in place of NaN and infinity
   float* value;           // (keys, value_depth)
   float* key_gradient;    // (keys, depth), not yet multiplied by scale
   float* value_gradient;  // (keys, value_depth)
@@ -88,8 +88,8 @@ void copy_rows(float* target, const T* source, const Strides& strides, int count
   }
 }
 
-// Packs the rows source(0) ... source(count - 1) as a right operand (rows, depth), with 0 in place of NaN and infinity.
-// Rows from `count` on are 0. Returns whether all elements were finite.
+// Packs source(0) to source(count - 1) as rows of a right operand (rows, depth) of multiply_packed(). NaN, infinity and
+// rows from `count` on become 0. Returns whether all elements were finite.
 template <typename T, typename Source>
 bool pack_rows(float* packed, Source source, int64_t column_stride, int count, int rows, int columns, int depth) {
   vfloat zero = {};  // stays 0 if all elements are finite
@@ -184,7 +184,7 @@ void multiply_queries(TileScratch& tile, Scratch& rows, const BackwardArgs& args
 }
 
 // Turns logits into probabilities, and gradients of probabilities into gradients of scores. Both results are 0 where a
-// row does not see a key, even if the key's value or row_sum is NaN. They are also 0 in padding rows.
+// row does not see a key, even if the key's value or the row's row_sum is NaN. They are also 0 in padding rows.
 void finish_gradients(TileScratch& tile, Scratch& rows, int count, bool capped) {
   for (int j = 0; j < count; ++j) {
     for (int lane = 0; lane < rows.padded_rows; lane += kWidth) {

@@ -21,8 +21,7 @@ struct Scores {
   float& operator[](int key) const { return data[int64_t{key - first} * stride]; }
 };
 
-// Sets the scores of keys that the tree hides to -inf. Adding -inf would not do, because a hidden key's score may be
-// NaN.
+// Sets a key's score to -inf if the tree hides the key. Adding -inf would not do, because the score may be NaN.
 FLASHATTN_INLINE void hide_by_tree(const AttentionArgs& args, int64_t batch, int query, Span keys, Scores scores) {
   const AttentionParams& p = args.params;
   int tree_begin = p.key_len - p.tree_size;

@@ -49,7 +49,7 @@ static inline const T* key_row(const AttentionArgs& args, const RowBlock& block,
          kv_head_of(args, block) * strides.head + first * strides.row;
 }
 
-// Packs the rows source(0) ... source(columns - 1), times `factor`, as columns of a right operand (depth, columns).
+// Packs source(0) to source(columns - 1), times `factor`, as columns of a right operand (depth, columns).
 template <typename T, typename Source>
 static inline void pack_transposed(float* packed, Source source, int64_t column_stride, int depth, int columns,
                                    float factor) {

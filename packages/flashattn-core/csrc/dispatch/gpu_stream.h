@@ -8,7 +8,7 @@ namespace flashattn {
 
 namespace mx = mlx::core;
 
-// Queues the work, whose launches must be for the stream's backend.
+// Queues the work. Its launches must be for the stream's backend.
 void run_on_gpu(const gpu::Work& work, const mx::Stream& stream);
 
 }  // namespace flashattn

@@ -26,7 +26,7 @@ std::string specialised(std::string function, const std::vector<Constant>& const
 }
 
 #ifdef FLASHATTN_PLANTS
-// FLASHATTN_PLANT plants a fault for a test. "old => new" replaces the first `old` in each kernel text that has it.
+// FLASHATTN_PLANT plants a fault for a test. The value "old => new" replaces the first `old` in each kernel text.
 std::string planted(std::string text) {
   const char* variable = std::getenv("FLASHATTN_PLANT");
   if (!variable) return text;

@@ -1,4 +1,4 @@
-"""Compares a GPU kernel's results with the CPU's, on small random inputs of a call's kind (see drawn.Kind).
+"""Checks a GPU kernel for calls of one drawn.Kind. Compares its results with the CPU's on small random inputs.
 
 The inputs have full and partial tiles, one or many chunks of keys, strided and misaligned rows, and NaN in hidden keys.
 """
@@ -149,7 +149,7 @@ def size_of(name: str, expected: mx.array) -> float:
 
 def error_of(kernel: str, kind: Kind, rounds: bool) -> float:
     """The allowed error of out, or of a gradient, before rounding to its dtype. A kernel that rounds probabilities to
-    16 bits may change each probability by eps / 2, and so also out. Backward kernels round P and dS."""
+    16 bits may change each of them, and therefore out, by eps / 2. Backward kernels round P and dS."""
     eps = float(mx.finfo(kind.dtype).eps)
     if "backward" in kernel:
         return max(_GRADIENT_ERROR, 8 * eps if rounds else eps)

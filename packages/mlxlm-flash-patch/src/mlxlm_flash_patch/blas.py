@@ -118,6 +118,6 @@ def _called() -> str | None:
     if sys.platform != "linux" or not hasattr(brought, "cblas_sgemm"):
         return None
     function = (program if hasattr(program, "cblas_sgemm") else brought).cblas_sgemm
-    info = (ctypes.c_char_p * 4)()  # a Dl_info, which begins with the name of the file
+    info = (ctypes.c_char_p * 4)()  # a Dl_info, which begins with the name of the library's file
     program.dladdr(function, info)
     return os.path.realpath(os.fsdecode(info[0])) if info[0] else None

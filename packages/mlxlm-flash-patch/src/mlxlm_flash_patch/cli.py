@@ -23,7 +23,7 @@ class Refusal(click.ClickException):
 
 
 class Verbatim(click.Command):
-    """A click command that passes all words after COMMAND on unchanged. Even -h after COMMAND goes to COMMAND."""
+    """A click command that hands all words after COMMAND to COMMAND unchanged, even -h."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         args = args or ["-h"]

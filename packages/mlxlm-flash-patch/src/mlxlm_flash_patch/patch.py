@@ -33,11 +33,11 @@ NEVER_CALLED = "no call of mx.fast.scaled_dot_product_attention was evaluated"
 
 
 class FlashNeverRanError(RuntimeError):
-    """Raised with strict=True if no call ran as flash attention or went to MLX's faster attention."""
+    """Raised with strict=True if no call ran as flash attention and none was left to MLX because MLX is faster."""
 
 
 class Counts:
-    """A snapshot of two counts: each kernel's calls, and the calls that went to MLX's faster attention."""
+    """A snapshot of two counts: each kernel's calls, and the calls that were left to MLX because MLX is faster."""
 
     def __init__(self) -> None:
         self.kernels = flashattn_core.stats()
@@ -82,7 +82,7 @@ def enable(*, strict: bool = False, precision: Precision = "input") -> None:
 
     Args:
       strict: a call that flash attention cannot compute raises FlashFallbackError. disable() raises FlashNeverRanError
-        if no call ran as flash attention or went to MLX's faster attention.
+        if no call ran as flash attention and none was left to MLX because MLX is faster.
       precision: with ``"input"``, 16-bit results are as accurate as those of MLX's own attention. A call goes to MLX if
         MLX's own fused attention is faster for it on this GPU. status() does not count such calls as fallbacks.
         With ``"float32"``, flash attention casts to float32, computes, and casts back, and no call goes to MLX.
@@ -109,8 +109,8 @@ def disable() -> None:
     Models given to patch_model() stay patched. If another library has wrapped a function of the patch, the wrapper
     stays, and status() names it. The patch's function inside the wrapper then calls the original function.
 
-    Raises FlashNeverRanError, after restoring everything, if strict was on but no call ran as flash attention or went
-    to MLX's faster attention. A call counts as run when MLX has evaluated its result.
+    Raises FlashNeverRanError, after restoring everything, if strict was on but no call ran as flash attention and
+    none was left to MLX because MLX is faster. A call counts as run when MLX has evaluated its result.
     """
     _end(list(_requests))
 
@@ -201,7 +201,7 @@ def observe(observer: Callable[..., mx.array]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Left:
-    """How many similar calls went to MLX's faster attention, and the seconds per call with either attention."""
+    """The number of similar calls left to MLX because MLX is faster, and the seconds per call with either attention."""
 
     calls: int
     mlx_seconds: float
@@ -250,13 +250,13 @@ class Status:
         return "\n".join((first, f"calls: {self.counts()}", *others, joined(self.versions)))
 
     def counts(self) -> str:
-        """A text with the numbers of calls that ran, that fell back, and that went to MLX's faster attention."""
+        """A text with the numbers of calls that ran, fell back, or were left to MLX because MLX is faster."""
         ran = f"{tally(self.calls)} · fallbacks: {tally(self.fallbacks)}"
         left = "; ".join(map(str, sorted(self.left.values(), key=lambda each: -each.calls)))
         return f"{ran} · left to MLX's own attention: {left}" if left else ran
 
     def nothing_ran(self) -> bool:
-        """True if no call ran as flash attention or went to MLX's faster attention."""
+        """True if no call ran as flash attention and none was left to MLX because MLX is faster."""
         return not self.calls and not self.left
 
 

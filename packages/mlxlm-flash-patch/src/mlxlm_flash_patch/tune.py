@@ -82,7 +82,7 @@ STORED_LENGTHS = ((1, 1024), (1, 8192), (1, 32768), (1024, 1024))  # for quantis
 
 
 def calls(quick: bool) -> list[Call]:
-    """The calls to time. With `quick` there are fewer lengths, and only one model gets float32 and quantised caches."""
+    """The calls to time. With `quick`, there are fewer lengths, and float32 and quantised caches for one model only."""
     wanted = [_of_lengths(model, *lengths) for model in MODELS for lengths in (QUICK_LENGTHS if quick else LENGTHS)]
     qwen = [call for call in wanted if (call.heads, call.kv_heads, call.batch_size) == (14, 2, 1)]
     wanted += [replace(call, dtype="float32") for call in (qwen if quick else wanted) if not call.sinks]

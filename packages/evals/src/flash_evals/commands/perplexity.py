@@ -94,7 +94,7 @@ def command(
     compare: Path | None,
     resume: Path | None,
     outputs: Outputs,
-    **_: object,  # the other options, which are passed on unchanged to the settings and to Part (of the dataset)
+    **_: object,  # the other options; options.given() reads them from the context of click
 ) -> None:
     """Compare a model's perplexity, speed and memory, patch off and patch on.
 

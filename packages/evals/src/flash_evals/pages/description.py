@@ -53,7 +53,7 @@ class Description:
     # Only for the HTML page:
     command: str = ""
     title: str = ""
-    charts: Sequence[tuple[str, Sequence[Chart]]] = ()  # rows of charts, each with a title
+    charts: Sequence[tuple[str, Sequence[Chart]]] = ()  # the title and the charts of each row
     comparisons: Sequence[Comparison] = ()
     about: Mapping[str, object] = field(default_factory=dict)  # all settings, and the machine
 

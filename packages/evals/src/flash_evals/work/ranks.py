@@ -63,7 +63,7 @@ class Ranks:
                 raise EvalError(f"rank {rank} differs from rank {self.rank} in {what}")
 
     def each(self, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-        """Each rank applies `work` to one of the items (at most one for each rank). Every rank gets all results."""
+        """Rank n applies `work` to items[n] (at most one item for each rank). Every rank gets all results, in order."""
         mine = items[self.rank : self.rank + 1]
         return [result for results in self.all(lambda: [work(item) for item in mine]) for result in results]
 

@@ -275,8 +275,8 @@ struct GradientBlock {
       if constexpr (kFirst) store_columns<value_dim>(first_target(row), first, h, 1.0f, lane);
       if constexpr (kSecond) store_columns<head_dim>(second_target(row), second, h, params().scale, lane);
     }
-    // Four lanes share two rows: bit 4 n of `again` stands for the first row of lane 4 n, bit 4 n + 1 for its second
-    // row. One loop handles both `not_finite` and `add`, so compute_again() is inlined only once.
+    // Lanes 4 n to 4 n + 3 share two rows. Bit 4 n of `again` stands for the first row, bit 4 n + 1 for the
+    // second row. One loop handles both `not_finite` and `add`, so compute_again() is inlined only once.
     const auto bits_of = [](const bool(&rows)[2]) {
       return (__ballot_sync(~0u, rows[0]) & 0x11111111) | (__ballot_sync(~0u, rows[1]) & 0x11111111) << 1;
     };

@@ -6,8 +6,8 @@
 //   output = sum over keys of     (probability * scale) q + probability * bias
 //
 // A tile of the tensor cores has 16 rows and 8 columns. Queries are its columns, because a decode step often has at
-// most 8. The rows are keys in the first product, and columns of the values in the second. Of 32 keys, a lane has four
-// neighbouring ones.
+// most 8. The rows are keys in the first product, and columns of the values in the second. Of a tile's 32 keys,
+// each lane computes the scores of four neighbouring ones.
 #pragma once
 
 #include "warp_rows.h"

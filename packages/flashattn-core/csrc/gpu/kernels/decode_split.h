@@ -125,8 +125,8 @@ FLASHATTN_FUNC void decode_merge_body(RowOutputs<T> outputs, FLASHATTN_UNIFORM A
   whole.raise(FLASHATTN_LANE_MAX(chunk_max));
 
   float output[kColumns] = {};
-  // Each lane computes the weight of one of up to 32 chunks. Then all lanes together add up the outputs of these
-  // chunks.
+  // A pass of this loop merges up to 32 chunks. Each lane computes one chunk's weight. Then all lanes together add up
+  // the outputs of these chunks.
   for (int chunks = 0; chunks < split.num_chunks; chunks += FLASHATTN_LANES) {
     int count = minimum(FLASHATTN_LANES, split.num_chunks - chunks);
     float weight = 0, sum = 0;

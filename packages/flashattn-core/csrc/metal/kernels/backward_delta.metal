@@ -5,7 +5,7 @@
 
 using namespace flashattn;
 
-// Each SIMD group computes one row. Grid: (queries / ROWS, heads, batch) threadgroups of ROWS SIMD groups.
+// Each SIMD group computes one row. Grid: (divide_up(query_len, ROWS), heads, batch) threadgroups of ROWS SIMD groups.
 template <typename T, typename Sizes>
 FLASHATTN_KERNEL(Sizes::rows)
 backward_delta(FLASHATTN_VALUE(AttentionParams, params), FLASHATTN_VALUE(BackwardParams, backward),

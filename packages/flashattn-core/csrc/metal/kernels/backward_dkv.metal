@@ -11,7 +11,7 @@ using namespace flashattn;
 
 // D and DV: head_dim and value_dim, rounded up to whole fragments. ROWS: queries per tile. PARTS: 1, or 2 if the sums
 // of dk and dv together would need too many registers. With 2, threadgroups for dk and for dv alternate in the grid.
-// Grid: (key_len / keys of a threadgroup * PARTS, kv_heads, batch) threadgroups of SIMDGROUPS SIMD groups.
+// Grid: (divide_up(key_len, kKeys) * PARTS, kv_heads, batch) threadgroups of SIMDGROUPS SIMD groups.
 template <typename T, typename Sizes>
 FLASHATTN_KERNEL(Sizes::simdgroups)
 backward_dkv(FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_BACKWARD_ARGUMENTS(T), FLASHATTN_WRITTEN(T, dk),
@@ -71,7 +71,7 @@ backward_dkv(FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_BACKWARD_ARGUMENTS(T), F
       }
       bool unmasked =
           row_count == ROWS && visibility.unmasked(first, last).contains(first_key, kKeys) && !(blocks & kBlockChanges);
-      bool needed = visibility.seen_by_any(first, last).meets(own_first, 8);  // whether a query sees an own key
+      bool needed = visibility.seen_by_any(first, last).meets(own_first, 8);  // a query sees a key of the SIMD group
 
       threadgroup_barrier(metal::mem_flags::mem_threadgroup);  // the previous rows have been read
       bool finite_queries = QueryLoader::load(query_tile, queries.from(first), row_count, head_dim, thread_index);
@@ -122,7 +122,7 @@ backward_dkv(FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_BACKWARD_ARGUMENTS(T), F
       }
       FLASHATTN_UNROLL
       for (int k = 0; k < kRowFragments; ++k) {
-        int eighth = first + k * 8;  // first of 8 queries; all 8 are skipped if none sees an own key
+        int eighth = first + k * 8;  // first of 8 queries; all 8 are skipped if none sees one of the SIMD group's keys
         if (visibility.seen_by_any(eighth, metal::min(eighth + 7, last)).meets(own_first, 8)) {
           if (with_dv) {
             add_product<kColumns, DoutLoader::kStride>(dv_sums, probabilities[k],

@@ -9,7 +9,7 @@
 using namespace flashattn;
 
 // D and DV: head_dim and value_dim, rounded up to whole fragments. KEYS: keys per tile.
-// Grid: (queries / rows of a threadgroup, heads, batch) threadgroups of SIMDGROUPS SIMD groups.
+// Grid: (divide_up(query_len, kRows), heads, batch) threadgroups of SIMDGROUPS SIMD groups.
 template <typename T, typename Sizes>
 FLASHATTN_KERNEL(Sizes::simdgroups)
 backward_dq(FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_BACKWARD_ARGUMENTS(T), FLASHATTN_WRITTEN(T, dq),

@@ -4,7 +4,7 @@
 
 using namespace flashattn;
 
-// Grid: (blocks / 8) threadgroups of 256 threads.
+// Each SIMD group has one block of the mask. Grid: divide_up(array_params.count, 8) threadgroups of 8 SIMD groups.
 template <int DTYPE>
 FLASHATTN_KERNEL(8)
 block_map(FLASHATTN_VALUE(ArrayParams, array_params), FLASHATTN_READ(uchar, mask),

@@ -8,7 +8,7 @@ using namespace flashattn;
 
 #define FLASHATTN_PARTIALS(ACCESS) ACCESS(float, partials), FLASHATTN_VALUE(SplitParams, split)
 
-// Grid: (chunks / SIMD groups of a threadgroup, kv_heads, batch).
+// Each SIMD group reads one chunk. Grid: (divide_up(chunks, 4), kv_heads, batch) threadgroups of 4 SIMD groups.
 template <typename T, typename Sizes, typename K = T>
 FLASHATTN_KERNEL(4)
 decode_split(FLASHATTN_INPUT_ARGUMENTS(T, K), FLASHATTN_PARTIALS(FLASHATTN_WRITTEN), FLASHATTN_POSITION,
@@ -19,8 +19,8 @@ decode_split(FLASHATTN_INPUT_ARGUMENTS(T, K), FLASHATTN_PARTIALS(FLASHATTN_WRITT
                                  int(group.x * simdgroups + simdgroup), 0, lane);
 }
 
-// If a key/value head has many rows, several threadgroups read the same chunk. Grid: (chunks * threadgroups per chunk,
-// kv_heads, batch).
+// For key/value heads with many rows: the SIMD groups of a threadgroup share a chunk, and each has other rows. Grid:
+// (chunks * row_blocks, kv_heads, batch) threadgroups of SIMDGROUPS SIMD groups.
 template <typename T, typename Sizes, typename K = T>
 FLASHATTN_KERNEL(Sizes::simdgroups)
 decode_split_shared(FLASHATTN_INPUT_ARGUMENTS(T, K), FLASHATTN_PARTIALS(FLASHATTN_WRITTEN), FLASHATTN_POSITION) {

@@ -47,7 +47,7 @@ METAL_FUNC float to_probabilities(thread Fragment* scores, thread OnlineSoftmax&
 using namespace flashattn;
 
 // D and DV: head_dim and value_dim, rounded up to a multiple of 8. KEYS: keys per tile.
-// Grid: (queries / rows per threadgroup, heads, batch) threadgroups, each of SIMDGROUPS SIMD groups.
+// Grid: (divide_up(query_len, kRows), heads, batch) threadgroups of SIMDGROUPS SIMD groups.
 template <typename T, typename Sizes, typename K = T>
 FLASHATTN_KERNEL(Sizes::simdgroups)
 prefill_reg(FLASHATTN_INPUT_ARGUMENTS(T, K), FLASHATTN_OUTPUT_ARGUMENTS(T), FLASHATTN_POSITION) {

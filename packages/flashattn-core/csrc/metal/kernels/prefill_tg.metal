@@ -14,7 +14,7 @@ using namespace flashattn;
 
 // A key/value head with G query heads has G rows per query: row r is query r / G of query head number r % G.
 // D and DV: head_dim and value_dim, rounded up to a multiple of 8.
-// Grid: (rows / rows per threadgroup, kv_heads, batch) threadgroups of 128 threads.
+// Grid: (divide_up(rows, kRows), kv_heads, batch) threadgroups of 128 threads.
 template <typename T, typename Sizes>
 FLASHATTN_KERNEL(4)
 prefill_tg(FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_OUTPUT_ARGUMENTS(T), FLASHATTN_POSITION) {

@@ -5,7 +5,7 @@
 
 using namespace flashattn;
 
-// Grid: (rows / 32, kv_heads, batch) threadgroups of 1024 threads.
+// Grid: (divide_up(rows, 32), kv_heads, batch) threadgroups of 1024 threads.
 template <typename T, typename Sizes, typename K = T>
 FLASHATTN_KERNEL(kRowwiseRows)
 rowwise(FLASHATTN_INPUT_ARGUMENTS(T, K), FLASHATTN_OUTPUT_ARGUMENTS(T), FLASHATTN_POSITION) {
