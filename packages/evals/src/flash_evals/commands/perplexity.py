@@ -98,10 +98,10 @@ def command(
 ) -> None:
     """Compare a model's perplexity, speed and memory, patch off and patch on.
 
-    Both arms, patch off and patch on, read the same batches and take turns at going first. Before that, each arm reads
-    the first window (on a CPU at most 256 tokens of it) to warm up, which no figure counts. You can also run one --arm
-    alone and compare it with a saved run: then the page leaves out KL and |Δlogit|, and shows ratios of speed and
-    memory only if both runs had the same conditions.
+    Both arms, patch off and patch on, read the same batches and take turns at going first. To warm up, each arm first
+    reads the first window (on a CPU at most 256 tokens of it). The figures do not include the warm-up. You can also run
+    one --arm alone and compare it with a saved run: then the page leaves out KL and |Δlogit|, and shows ratios of speed
+    and memory only if both runs had the same conditions.
 
     \b
     token perplexity   exp of the mean cost per token (-ln p) ± its standard
