@@ -52,8 +52,8 @@ def test_of_gradients(rng, dtype, capability):
         assert_ordered(gradient(rng, dtype, SlidingWindow(20)), {"saved_rows"} | parts)
 
 
-# with_next[i]: whether launch i + 1 may start before launch i ends. The launches compute delta, partial dk and dv, dq,
-# and merged dk and dv. Calls without queries need no delta and no dq.
+# with_next[i]: whether launch i + 1 may start before launch i ends. The four launches compute, in this order:
+# delta; partial dk and dv; dq; merged dk and dv. Calls without queries have only the second and the last.
 @pytest.mark.parametrize(("length", "with_next"), [(70, [False, True, False, False]), (0, [False, False])])
 @pytest.mark.parametrize("capability", [80, 90])
 def test_which_launch_runs_beside_the_next(rng, capability, length, with_next):

@@ -1,4 +1,4 @@
-"""--arm and --save-logprobs save one arm's scores. --compare compares a run with saved scores, token by token."""
+"""--arm with --save-logprobs saves one arm's scores. --compare compares another run's scores with them, by token."""
 
 import re
 

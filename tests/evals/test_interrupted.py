@@ -56,7 +56,8 @@ def test_perplexity(invoke, at_trial, perplexity, same_scores, tmp_path, arm, er
     """
     whole, cut = tmp_path / "whole.json", tmp_path / "cut.json"
     assert invoke(*perplexity, "--max-windows", 4, "--json", whole).exit_code == 0
-    at_trial(2 + 2 * 2 + 1 + arm, Mock(side_effect=error) if error else stop)  # in the third batch, after a warm-up
+    # Before this trial each arm has warmed up and read two batches. The third batch is not finished.
+    at_trial(2 + 2 * 2 + 1 + arm, Mock(side_effect=error) if error else stop)
     page = invoke(*perplexity, "--save-logprobs", tmp_path / "run.jsonl", "--json", cut)
     assert page.exception is error if error else (page.exit_code, page.stderr) == (130, "")
     kept = json.loads(cut.read_text())

@@ -108,8 +108,8 @@ def test_hidden_tiles_are_not_read(rng, kernel, length, mask):
     query, key, value = draw(rng, heads=1, kv_heads=1, length=length, key_len=500, dim=64)
     described, seen = MASKS[mask]
     counts = total(run(query, key, value, mask=described, kernel=kernel).counts)
-    # A kernel may read the keys that some query sees, and the rest of their tiles. Each of 32 SIMD groups may read the
-    # queries and key ranges. Partial results may be read once.
+    # A kernel may read the keys that some query sees, and the rest of their tiles. Each of 32 SIMD groups may read all
+    # queries and the bounds of each query's keys. Partial results may be read once.
     keys = seen + length - 1 + (64 if kernel == "metal_prefill_reg" else 0)
     assert counts.device_read <= 2 * keys * 64 * 4 + 32 * (query.nbytes + 2 * 4 * 32) + counts.device_written
     assert counts.device_read < (key.nbytes + value.nbytes) / 2

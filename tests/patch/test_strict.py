@@ -1,4 +1,4 @@
-"""With strict, a fallback raises an error. disable() and the end of a block raise if flash attention never ran."""
+"""With strict, a fallback raises an error. disable() and the end of a `with` block also raise if no kernel ever ran."""
 
 import flashattn_core
 import mlx.core as mx

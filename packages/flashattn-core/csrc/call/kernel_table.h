@@ -106,11 +106,11 @@ struct Candidate {
 };
 std::vector<Candidate> candidates(Backend backend, CallShape shape);
 
-// Returns the backend's backward kernels, all of which run for each gradient. check_backward() throws NoKernelError if
+// Returns the backend's backward kernels. A backward pass runs all of them. check_backward() throws NoKernelError if
 // one of them cannot run the call.
 std::vector<Kernel> backward_kernels(Backend backend);
 void check_backward(Backend backend, CallShape shape);
-// Returns the first of backward_kernels(), with the precision of the call's gradient.
+// Returns the first of backward_kernels(), and the precision in which it computes the call's gradient.
 Variant backward_variant(Backend backend, CallShape shape);
 
 // The largest head_dim that some kernel of the backend takes; 0 if there is no such kernel.

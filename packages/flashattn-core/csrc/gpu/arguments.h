@@ -15,7 +15,7 @@ int group_of(const Call& call);
 int64_t rows_of_group(const Call& call);
 int64_t num_groups(const Call& call);
 
-// Converts n, the number of threadgroups along an axis of a grid. Throws NoKernelError if n is too large for any GPU.
+// Returns n, the number of threadgroups along an axis of a grid. Throws NoKernelError if n is too large for any GPU.
 uint32_t size(int64_t n);
 uint32_t batches(const Call& call);
 

@@ -1,4 +1,4 @@
-// <metal_simdgroup>. When all 32 lanes have reached an operation, its exchange function runs once for all lanes.
+// Stands in for <metal_simdgroup>. When all 32 lanes have reached an operation, its exchange function runs once.
 #pragma once
 
 // An exchange function moves values between the lanes' stacks. These accesses are not checked, because the kernel does

@@ -42,8 +42,8 @@ class Ranks:
     def all(self, work: Callable[[], Result]) -> list[Result]:
         """Runs the work in each rank. Returns all ranks' results, in the ranks' order, to each rank.
 
-        If another rank has left the run, raises EvalError with its reason. If the previous step was interrupted,
-        raises KeyboardInterrupt.
+        If another rank has left the run, raises EvalError with its reason. If any rank was interrupted before its
+        previous call of all() ended, raises KeyboardInterrupt.
         """
         if self.size == 1:
             return [work()]

@@ -6,8 +6,8 @@
 
 using namespace flashattn;
 
-// ROWS: rows per block, 16 or 8. KEYS: keys per tile. STAGES: tiles per ring. K: type of keys and values. Each
-// key/value head and batch element has one block per chunk and ROWS rows.
+// ROWS: rows per block, 16 or 8. KEYS: keys per tile. STAGES: tiles per ring. K: type of keys and values. A block
+// computes ROWS rows of one chunk, for one key/value head of one batch element.
 template <typename T, typename Sizes, typename K = T>
 FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, ROWS = Sizes::rows, WARPS = Sizes::warps, KEYS = Sizes::keys,
