@@ -261,5 +261,5 @@ def random_model(model_type, config, dtype=mx.float32, seed=0):
         return (initial * 2 if initial.ndim > 1 else initial).astype(dtype)
 
     model.update(tree_map(weight, model.parameters()))
-    mx.eval(model.parameters())
+    mx.eval(model)  # also RoPE's _freqs, which is no parameter: another thread could not evaluate it
     return model

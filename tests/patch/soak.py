@@ -34,7 +34,7 @@ from flash_evals.work import machine
 from mlx_lm.generate import generation_stream
 
 from tests.patch.soak_checks import GROWTH, Own, check_is_off, growth, occupied
-from tests.patch.soak_switching import WAYS, ControlC, SimulatedControlC, another_thread_switches, arrival, bad_call
+from tests.patch.soak_switching import WAYS, SimulatedControlC, another_thread_switches, arrival, bad_call, control_c
 from tests.patch.soak_work import KINDS, OTHER_TYPES, Broken, Kinds, Result, Run, Work, difference
 
 
@@ -150,7 +150,7 @@ class Soak:
         of = work.models()
         classes = [(module, type(module)) for model in of for module in model.modules()]
         try:
-            with ControlC(seconds), WAYS[way](of):
+            with control_c(seconds), WAYS[way](of):
                 work.run(of)
         except SimulatedControlC:
             self.seen.between["cut short by Ctrl-C"] += 1

@@ -80,43 +80,46 @@ def bad_call(rng: random.Random) -> None:
 
 
 class SimulatedControlC(KeyboardInterrupt):
-    """The Ctrl-C of a ControlC block, as opposed to the user's."""
+    """The Ctrl-C of a control_c() block, as opposed to the user's."""
 
 
-class ControlC:
-    """Raises SimulatedControlC after some seconds, unless the `with` block has ended by then."""
+@contextlib.contextmanager
+def control_c(seconds: float) -> Iterator[None]:
+    """Raises SimulatedControlC after some seconds, unless the block has ended by then. The user's Ctrl-C raises
+    KeyboardInterrupt as usual."""
+    pressed = threading.Event()  # set while a simulated Ctrl-C is pending
 
-    def __init__(self, seconds: float) -> None:
-        self._timer = threading.Timer(seconds, self._press)
-        self._simulates = False
-
-    def _press(self) -> None:
-        self._simulates = True
+    def press() -> None:
+        pressed.set()
         _thread.interrupt_main()
 
-    def _raise(self, *_: object) -> None:
-        raise SimulatedControlC if self._simulates else KeyboardInterrupt
+    def interrupt(*_: object) -> None:
+        is_simulated = pressed.is_set()
+        pressed.clear()
+        raise SimulatedControlC if is_simulated else KeyboardInterrupt
 
-    def __enter__(self) -> None:
-        self._report, sys.unraisablehook = sys.unraisablehook, self._unraisable
-        self._handler = signal.signal(signal.SIGINT, self._raise)
+    def report(what: "sys.UnraisableHookArgs", /) -> None:
+        """Leaves out the simulated Ctrl-C. Python drops a Ctrl-C in a callback of a weak reference, and reports it."""
+        if not issubclass(what.exc_type, SimulatedControlC):
+            usual_report(what)
+
+    timer = threading.Timer(seconds, press)
+    handler = signal.getsignal(signal.SIGINT)
+    usual_report, sys.unraisablehook = sys.unraisablehook, report
+    try:
+        signal.signal(signal.SIGINT, interrupt)
+        timer.start()
+        yield
+    finally:
         try:
-            self._timer.start()
-        except KeyboardInterrupt:  # after an error here, Python does not call __exit__()
-            self.__exit__()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
-        if self._timer.is_alive():
-            self._timer.join()
-        signal.signal(signal.SIGINT, self._handler)
-        sys.unraisablehook = self._report
-
-    def _unraisable(self, what: "sys.UnraisableHookArgs", /) -> None:
-        """Hides Python's reports of a dropped Ctrl-C. Python drops a Ctrl-C in a callback of a weak reference."""
-        if what.exc_type is not KeyboardInterrupt:
-            self._report(what)
+            timer.cancel()
+            if timer.is_alive():
+                timer.join()
+        finally:
+            sys.unraisablehook = usual_report
+            for _ in range(2):  # if a Ctrl-C is pending, signal() raises it and changes nothing
+                with contextlib.suppress(SimulatedControlC):
+                    signal.signal(signal.SIGINT, handler)
 
 
 @contextlib.contextmanager
