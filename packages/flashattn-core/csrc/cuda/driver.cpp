@@ -104,7 +104,7 @@ gpu::Device properties(int device) {
 }
 
 void check_device(int device) try {
-  thread_local std::set<int> fit;  // devices that have passed this check
+  thread_local std::set<int> fit;  // devices that have passed; each call of attention checks its device
   if (fit.contains(device)) return;
   if (!cuTensorMapEncodeTiled) {
     throw NoKernelError(

@@ -8,7 +8,8 @@ namespace flashattn::cuda {
 
 gpu::Device properties(int device);
 
-// Throws NoKernelError if the device cannot run the kernels, or if NVRTC does not know the device.
+// Throws NoKernelError if the device cannot run the kernels, or if NVRTC does not know the device. The message
+// says what to do.
 void check_device(int device);
 
 // Returns a description such as "sm_90a, driver for CUDA 13.0, NVRTC 13.0".

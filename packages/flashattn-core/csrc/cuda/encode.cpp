@@ -24,8 +24,9 @@ using namespace gpu;
 // makes several copies of a small array.
 thread_local std::map<std::tuple<mx::Stream, Binding, int>, mx::array> kept_scratch;
 
-// Returns scratch for one call. MLX never overlaps two calls that use the same array. So a small array has kCopies
-// copies, which successive calls use in turn. A call can then start before the previous call has ended.
+// Returns scratch for one call. Two calls that use the same scratch never overlap, because each counts as a writer of
+// it. So a small array has kCopies copies, which successive calls use in turn. A call can then start before the
+// previous call has ended.
 const mx::array& kept(const Scratch& wanted, mx::Stream stream, int call) {
   constexpr int64_t kRow = 1024;
   constexpr int kCopies = 4;
@@ -38,8 +39,8 @@ const mx::array& kept(const Scratch& wanted, mx::Stream stream, int call) {
     return found->second;
   }
   mx::Shape shape = {static_cast<int>(std::bit_ceil(static_cast<uint64_t>(divide_up(wanted.elements, kRow)))), kRow};
-  // Each call expects the counters in `arrivals` to be 0, and leaves them at 0. The CPU writes the first zeros, because
-  // a CUDA graph with a memset node may fail.
+  // The array has a primitive, because MLX reads the stream from it. Each call expects the counters in `arrivals` to be
+  // 0, and leaves them at 0. The CPU writes the first zeros, because a CUDA graph with a memset node may fail.
   mx::array made(shape, mx::float32, std::make_shared<mx::Exp>(stream), {});
   if (wanted.binding == Binding::arrivals) {
     made.set_data(mx::allocator::malloc(made.nbytes()));
@@ -56,10 +57,10 @@ void* address(const mx::array& array) {
   return static_cast<char*>(static_cast<const mx::cu::CudaBuffer*>(array.buffer().ptr())->data) + array.offset();
 }
 
-// Describes an array of 16-bit floats to the TMA. The elements of a row must be contiguous. If `array` is float32, it
-// is scratch that holds bfloat16.
+// Describes an array of 16-bit floats to the TMA, which copies it in the layout of SharedTile. The elements of a row
+// must be contiguous. If `array` is float32, it is scratch that holds bfloat16.
 TensorMap tensor_map(const MappedArray& mapped, const mx::array& array) {
-  // Values of the driver's enums, such as CUtensorMapDataType.
+  // Values of the driver's enums, such as CUtensorMapDataType. kZeros: elements outside the array are read as 0.
   constexpr int kFloat16 = 6, kBfloat16 = 9, kNotInterleaved = 0, kSwizzle128 = 3, kIntoL2By256 = 3, kZeros = 0;
   const auto& [columns, rows, heads, batches] = mapped.sizes;
   const auto size = [](int64_t count) { return static_cast<uint64_t>(count); };

@@ -176,9 +176,9 @@ bool is_prefill_of_hopper(const Call& call) {
   return call.device.compute_capability == 90 && !is_quantised(call) && !is_wide && inputs_can_be_mapped(call);
 }
 
-// Decides how many new blocks replace each block of the last wave and divide its keys among them. Otherwise, the last
-// wave might leave multiprocessors idle. blocks: the number of blocks before any is replaced. at_once: how many blocks
-// the GPU runs at a time.
+// The last wave of blocks may leave multiprocessors idle. Decides whether several new blocks replace each block of that
+// wave and divide its keys among them, and how many do. blocks: the number of blocks before any is replaced. at_once:
+// how many blocks the GPU runs at a time.
 SplitParams share_last_blocks(const Call& call, int64_t blocks, int64_t at_once) {
   constexpr int kMinKeys = 512, kMaxChunks = 8, kMerging = 1024;  // merging takes as long as computing kMerging keys
   const AttentionParams& p = call.params;

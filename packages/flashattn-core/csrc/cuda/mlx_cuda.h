@@ -1,6 +1,7 @@
 // Declares the part of libmlx's CUDA backend that this module uses. MLX's header would need the CUDA toolkit's headers,
 // which users need not have. The declarations have the same mangled names as MLX's, and are weak. No code calls them if
-// mx::cu::is_available() is false. `make follow` looks for the symbols in each release of MLX.
+// mx::cu::is_available() is false. No compiler compares this file with MLX, but `make follow` looks for the symbols in
+// each release of MLX.
 #pragma once
 
 #include <cstddef>

@@ -32,8 +32,8 @@ mx::metal::MTLFCList function_constants(const std::vector<Constant>& constants) 
   return list;
 }
 
-// The kernel's pipeline. MLX compiles it at first use. MLX's safe math mode keeps infinities and NaN, on which kernels
-// depend.
+// The kernel's pipeline. MLX compiles it at first use, in its safe math mode. Kernels depend on this mode, because it
+// keeps infinities and NaN.
 MTL::ComputePipelineState* pipeline(mx::metal::Device& device, const Launch& launch) {
   MTL::Library* library = device.get_library("flashattn_core_" FLASHATTN_VERSION "_" + launch.function,
                                              [&] { return source_text(launch); });

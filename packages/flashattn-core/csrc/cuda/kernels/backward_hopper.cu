@@ -24,7 +24,7 @@ struct ColumnTiles {
 
 // Ping-pong scheduling: while one consumer uses the tensor cores, another one computes P and dS. In its turn on the
 // tensor cores, a consumer adds its tile's products to the sums and starts S and dP of its next tile. GROUPS: the
-// number of consumers.
+// number of consumers. A single consumer never waits for a turn.
 template <int GROUPS>
 struct PingPong {
   static constexpr int kBarriers = GROUPS > 1 ? GROUPS* kBarrierBytes : 0;
@@ -64,7 +64,7 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
   using OwnSecond = SharedTile<T, kRows, DV>;
   using Columns = ColumnTiles<T, COLUMNS, D, DV, Block::kOfKeys>;
   using Ring = TileRing<Columns, STAGES>;
-  constexpr int kOwnSecondBytes = Block::kSecond ? OwnSecond::kBytes : 0;  // dv does not need values
+  constexpr int kOwnSecondBytes = Block::kSecond ? OwnSecond::kBytes : 0;  // dv needs no dP, and so no values
   extern __shared__ __align__(1024) uchar shared[];
   OwnFirst own_first = {shared_address(shared)};
   OwnSecond own_second = {own_first.memory + OwnFirst::kBytes};

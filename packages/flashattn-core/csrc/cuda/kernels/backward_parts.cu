@@ -1,7 +1,8 @@
 // The gradient of float32 arrays on compute capability 9.0. Each array is split into three bfloat16 parts, see
-// float_parts.h. Shared memory then has room for only 64 rows per block. Two consumer warpgroups compute the same rows.
+// float_parts.h. Shared memory then has room for only 64 rows per block, so two consumer warpgroups share these rows.
 // Warpgroup 0 computes S and P, and hands over P (with soft-cap, S). If the rows are keys, warpgroup 0 also sums dv.
-// Warpgroup 1 takes P or S, computes dP and dS, and sums dq or dk.
+// Warpgroup 1 takes P or S, computes dP and dS, and sums dq or dk. While one warpgroup computes P or dS, the other one
+// uses the tensor cores.
 // Tensor cores truncate long sums. So tensor cores sum over one tile, and ordinary instructions add up these sums.
 #include "float_parts.h"
 #include "gradient_block.h"

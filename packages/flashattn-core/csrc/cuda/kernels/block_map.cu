@@ -1,5 +1,6 @@
 // Computes a block map, see find_blocks.h. Each warp computes one block, and each lane reads one row of the block in
-// 16-byte loads. If the mask is not aligned, or the block is not whole, each lane reads one column instead.
+// 16-byte loads. A lane reads the column of one key instead if the mask's key stride is not 1, its rows do not begin at
+// multiples of 16 bytes, or the block has fewer than kBlockSize keys.
 #include "find_blocks.h"
 #include "kernel.h"
 

@@ -201,6 +201,7 @@ struct GradientBlock {
   }
 
   // Returns is_unmasked(). If that is false, starts to load the tile's entries of the bool array for to_gradients().
+  // The caller computes the tile's products in between, to hide the latency.
   FLASHATTN_FUNC bool look(OwnRows& own, int own_part, int own_row, Tile tile, int lane) const {
     bool unmasked = is_unmasked(tile, own_part);
     if constexpr (has_visible && kOfKeys) {

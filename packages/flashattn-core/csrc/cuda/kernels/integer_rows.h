@@ -1,13 +1,13 @@
 // Attention over quantised keys and values. An element is scale * q + bias, with an integer q of 4 or 8 bits. A 16-bit
 // float holds q exactly, so tensor cores multiply the integers. Scales and biases are applied in float32, once per
-// group:
+// group. No dequantised keys or values are written to memory.
 //
 //   score  = sum over groups of   scale * (query . q) + bias * (sum of the query's elements in the group)
 //   output = sum over keys of     (probability * scale) q + probability * bias
 //
 // A tile of the tensor cores has 16 rows and 8 columns. Queries are its columns, because a decode step often has at
-// most 8. The rows are keys in the first product, and columns of the values in the second. Of a tile's 32 keys,
-// each lane computes the scores of four neighbouring ones.
+// most 8. The rows are keys in the first product, and columns of the values in the second. A lane has four
+// neighbouring keys of a tile's 32, so it loads their scales at once.
 #pragma once
 
 #include "warp_rows.h"
@@ -25,7 +25,8 @@ FLASHATTN_FUNC constexpr int group_count(int columns) {
 
 // A shift and a bit mask turn an integer into a 16-bit float. The lowest kLinearBits bits of a float count multiples of
 // the smallest positive float, if its other bits are 0. The integer is put into the highest of these bits. Tensor cores
-// lose no bits of such a term, because its exponent is the lowest one.
+// truncate the terms of a sum relative to the largest exponent. Such a float loses nothing, because it has the lowest
+// exponent.
 template <typename T>
 constexpr int kLinearBits = 8;  // for bfloat: multiples of 2^-133
 template <>

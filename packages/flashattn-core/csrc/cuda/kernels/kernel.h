@@ -1,6 +1,6 @@
 // Every CUDA kernel includes this header. It has macros for a kernel's arguments, and finds the position of a block. A
-// kernel is a function that takes cuda::Arguments or a struct derived from it. source_text() adds the entry point that
-// calls it.
+// kernel is a function that takes cuda::Arguments or a struct derived from it. source_text() writes the kernel's
+// constants before this text, and the entry point that calls the function after it.
 #pragma once
 
 #include "cuda/arguments.h"

@@ -31,10 +31,11 @@ struct Rescaling {
 //   probe(h, lane)    NaN if a number of the lane's output in row h is not finite, otherwise 0
 //   write(row, h, factor, finite, lane)    writes the lane's output times factor if `finite`; all lanes call it
 //
-// Until finish(), row_max is already multiplied by log2(e), so a score needs only one multiply-add before exp2. The
-// rounding error of row_max changes all probabilities of a row by the same factor, and finish() removes this factor.
-// For a large maximum, float32 cannot hold the factor, so the row is recomputed.
-// With an additive mask, many rows have the lowest float as their maximum, and should not be recomputed. So with such a
+// Until finish(), row_max is already multiplied by log2(e), so a score needs only one multiply-add before exp2. row_max
+// is rounded, but the multiply-add does not round its product. This error changes all probabilities of a row by the
+// same factor, and finish() removes this factor. If the maximum is large, so is its error, and float32 cannot hold the
+// factor. The row is then recomputed.
+// With an additive mask, many rows may have the lowest float as maximum, and should not be recomputed. So with such a
 // mask, row_max is in natural units, and is subtracted from the score before the multiplication by log2(e).
 template <typename Own, int ROWS, int LANES, int STEP>
 struct LaneRows {
@@ -97,8 +98,8 @@ struct LaneRows {
     return rescaling;
   }
 
-  // Must be called after the last tile. Converts maxima and sums to natural units. If a row's maximum is large (see
-  // is_large()), sets from_max to NaN, so the row is recomputed.
+  // Must be called after the last tile. Converts maxima and sums to natural units, which all other code expects. If a
+  // row's maximum is large (see is_large()), sets from_max to NaN, so the row is recomputed.
   FLASHATTN_FUNC void finish(Visibility visibility) {
     float unit = product_unit(visibility), factor = unit * M_LOG2E_F;
     float rounded = multiply_add(unit, -M_LOG2E_F, factor) / unit;  // the rounding error of `factor`, divided by `unit`

@@ -95,13 +95,13 @@ struct KeyTiles {
   KeySpan any;             // the keys that some query of the block sees
   KeySpan own_all;         // keys that no mask hides or changes for the own queries
   int origin, count;       // the first tile's first key, and how many tiles there are
-  int own_begin, own_end;  // tiles that own queries see: own_begin to own_end - 1
+  int own_begin, own_end;  // tiles in the own queries' spans: own_begin to own_end - 1
   int n = 0;               // how many tiles the loop has passed
   TileList list;
   ListedTile listed = {0};
 
-  // queries: the block's queries. list: memory for the list that find() makes. `chunks` blocks share the keys of these
-  // queries, and this block is number `chunk`.
+  // queries: the block's queries. list: memory for the list that find() makes if there is a block map. `chunks` blocks
+  // share the keys of these queries, and this block is number `chunk`.
   FLASHATTN_FUNC KeyTiles(Visibility visibility, Range queries, int own_part, TileList list, int chunk = 0,
                           int chunks = 1)
       : visibility(visibility), own_part(own_part), list(list) {

@@ -14,9 +14,10 @@
 
 using namespace flashattn;
 
-// D: head_dim, rounded up to a multiple of 64. DV: value_dim, rounded up to a multiple of 16. KEYS: keys per tile.
-// PARTS: how many 16-bit floats represent a probability. Each head and batch element has one block per CONSUMERS * 64
-// queries. In the last wave, several blocks may share these queries and divide the keys, see shared_keys.h.
+// D: head_dim, rounded up to a multiple of 64, which is a panel of SharedTile. DV: value_dim, rounded up to a multiple
+// of 16. KEYS: keys per tile. PARTS: how many 16-bit floats represent a probability. Each head and batch element has
+// one block per CONSUMERS * 64 queries. In the last wave, several blocks may share these queries and divide the keys,
+// see shared_keys.h.
 template <typename T, typename Sizes>
 FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, CONSUMERS = Sizes::consumers, KEYS = Sizes::keys,

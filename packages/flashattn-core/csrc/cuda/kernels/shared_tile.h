@@ -50,7 +50,8 @@ struct SharedTile {
     }
   }
 
-  // Starts to copy the first `count` rows of an array, and zeros for the tile's other rows. The caller must commit.
+  // Starts to copy the first `count` rows of an array, and zeros for the tile's other rows. All THREADS threads must
+  // call load(), and then commit their copies.
   template <int THREADS>
   FLASHATTN_FUNC void load(const T* rows, RowLayout layout, int count, int columns, uint thread) const {
     bool wide = packed_rows && (reinterpret_cast<unsigned long long>(rows) | (layout.row * sizeof(T))) % 16 == 0;
@@ -84,7 +85,7 @@ struct CopiedTiles {
   FLASHATTN_FUNC Keys keys(int n) const { return Keys{memory + n % STAGES * kStage}; }
   FLASHATTN_FUNC Values values(int n) const { return Values{keys(n).memory + Keys::kBytes}; }
 
-  // Starts to copy keys from `first` to at most `end` - 1, and their values, to tile n.
+  // Starts to copy keys from `first` on, and their values, to tile n: at most KEYS keys, and none from `end` on.
   FLASHATTN_FUNC void load(int n, int first, int end) const {
     if (first < end) {
       keys(n).template load<THREADS>(key_rows.from(first).data, key_rows.layout, end - first, head_dim, thread);

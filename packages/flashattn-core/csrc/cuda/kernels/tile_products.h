@@ -1,8 +1,8 @@
 // The two products of a warp's 16 rows with a tile of keys: scores = query @ key^T, and output += probabilities @
-// value. Tensor cores reach the accuracy of float32 as follows. Products of 16-bit floats are exact, and a probability
-// is the sum of two 16-bit floats (or is rounded to one). A float32 is the sum of two TF32 numbers, and the product of
-// two float32 is the sum of three TF32 products. For scores, the two smaller products have a separate sum, because
-// tensor cores truncate sums.
+// value. Tensor cores reach the accuracy of float32, unless a probability is rounded to one 16-bit float. Products of
+// 16-bit floats are exact, and the sum of two such floats represents a probability. A float32 is the sum of two TF32
+// numbers, and the product of two float32 is the sum of three TF32 products. For scores, the two smaller products have
+// a separate sum, because tensor cores truncate sums.
 //
 // Lane n has rows n / 4 and n / 4 + 8 of scores and output. It has columns 8 j + 2 (n % 4) + {0, 1} of the scores, for
 // every j.

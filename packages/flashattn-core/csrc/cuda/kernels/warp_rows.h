@@ -35,7 +35,8 @@ struct WarpRows : LaneRows<WarpRows<T, DV, KEYS, E>, 2, kRowLanes, 1> {
       function(scores[i / 4][i % 4], i % 4 / 2, first_key + i / 4 * 8 + lane % 4 * 2 + i % 2);
     }
   }
-  // Starts to load the bool array's bytes for mask(), if the tile is not `unmasked`. Returns `unmasked`.
+  // Starts to load the bool array's bytes for mask(), if the tile is not `unmasked`. Returns `unmasked`. The caller
+  // computes the tile's scores in between, to hide the latency.
   FLASHATTN_FUNC bool look(Visibility visibility, int first_key, bool unmasked, int lane) {
     if constexpr (has_visible) {
       if (!unmasked) visible.read(visibility, this->rows, first_key, lane);

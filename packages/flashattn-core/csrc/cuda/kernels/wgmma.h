@@ -13,7 +13,8 @@ constexpr int kWarpgroup = 4 * FLASHATTN_LANES, kWarpgroupRows = 4 * kWarpRows;
 // Starts to multiply the warpgroup's queries, from first_row on, by the tile's keys. COLUMNS: the operands' columns,
 // without the padding of panels.
 // If PARTS > 1, queries and keys are split into parts, see float_parts.h. A call multiplies part key_part of the keys
-// by parts PARTS - 1 - key_part to PARTS - 1 of the queries. Key part 0 overwrites the scores, later parts add to them.
+// by parts PARTS - 1 - key_part to PARTS - 1 of the queries, because the other products are too small to matter.
+// Smaller products come first. Key part 0 overwrites the scores, later parts add to them.
 template <int COLUMNS, int PARTS = 1, typename T, int ROWS, int KEYS, int D>
 FLASHATTN_FUNC void begin_multiply_keys(Fragment (&scores)[KEYS / 8], SharedTile<T, ROWS, D> queries, int first_row,
                                         SharedTile<T, KEYS, D> keys, int key_part = 0) {

@@ -19,8 +19,9 @@ decode_split(FLASHATTN_INPUT_ARGUMENTS(T, K), FLASHATTN_PARTIALS(FLASHATTN_WRITT
                                  int(group.x * simdgroups + simdgroup), 0, lane);
 }
 
-// For key/value heads with many rows: the SIMD groups of a threadgroup share a chunk, and each has other rows. Grid:
-// (chunks * row_blocks, kv_heads, batch) threadgroups of SIMDGROUPS SIMD groups.
+// For key/value heads with many rows: the SIMD groups of a threadgroup share a chunk, and each has other rows. If one
+// threadgroup cannot hold all rows, row_blocks threadgroups read the same chunk.
+// Grid: (chunks * row_blocks, kv_heads, batch) threadgroups of SIMDGROUPS SIMD groups.
 template <typename T, typename Sizes, typename K = T>
 FLASHATTN_KERNEL(Sizes::simdgroups)
 decode_split_shared(FLASHATTN_INPUT_ARGUMENTS(T, K), FLASHATTN_PARTIALS(FLASHATTN_WRITTEN), FLASHATTN_POSITION) {

@@ -12,7 +12,7 @@
 
 using namespace flashattn;
 
-// A key/value head with G query heads has G rows per query: row r is query r / G of query head number r % G.
+// A key/value head with G query heads has G rows per query: row r is query r / G of its query head r % G.
 // D and DV: head_dim and value_dim, rounded up to a multiple of 8.
 // Grid: (divide_up(rows, kRows), kv_heads, batch) threadgroups of 128 threads.
 template <typename T, typename Sizes>
@@ -30,7 +30,7 @@ prefill_tg(FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_OUTPUT_ARGUMENTS(T), FLASH
 
   int batch = int(group.z), kv_head = int(group.y);
   int heads = params.num_heads / params.num_kv_heads, row_count = params.query_len * heads;
-  int first_row = int(grid.x - 1 - group.x) * kRows;  // the last queries first, because they see the most keys
+  int first_row = int(grid.x - 1 - group.x) * kRows;  // the last queries first: under a causal mask they see most keys
   int last_row = metal::min(first_row + kRows, row_count) - 1;
   Visibility visibility = visibility_of(params, FLASHATTN_MASK_INPUTS, batch);
 
