@@ -69,8 +69,8 @@ std::vector<RowBand> bands_of(const AttentionArgs& args, int64_t batch, int kv_h
                     .key_begin = 0,
                     .key_end = p.key_len,
                     .decoded = false};
-      // [begin, end) becomes the union of the queries' spans. The union has no gap, because each end of seen_span()
-      // moves up by at most one key from one query to the next.
+      // [begin, end) becomes the union of the queries' spans. Empty spans are left out. The union has no gap, because
+      // each end of the other spans moves up by at most one key from one query to the next.
       int begin = p.key_len, end = 0;
       for (int i = query; i < query + band.block.query_count; ++i) {
         Span span = seen_span(p, range, i);

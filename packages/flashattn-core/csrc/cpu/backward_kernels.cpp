@@ -1,7 +1,8 @@
 // FlashAttention-2's backward pass for one tile of keys (Dao 2023, arXiv:2307.08691, algorithm 2). The main loop goes
 // over the bands of rows that see some of the keys. It recomputes each band's probabilities from row_max and row_sum.
 //
-// In these formulas P are the probabilities, O' is the gradient of the output, and delta is BackwardArgs::delta:
+// In these formulas P are the probabilities of a band's rows for the tile's keys, O' is the gradient of the output, and
+// delta is BackwardArgs::delta:
 //   dV = Pᵀ O'     dP = O' Vᵀ     dS = P (dP - delta)     dQ = scale dS K     dK = scale dSᵀ Q
 // As in the forward pass, scores and probabilities have the shape (keys, rows). So neither keys nor scores are
 // transposed. Compiled once per instruction set, see simd.h.
@@ -162,8 +163,8 @@ bool load_band(TileScratch& tile, const Scratch& rows, const BackwardArgs& args,
   return finite;
 }
 
-// Computes q·k with the same bits as the forward pass. A rounding difference would change the recomputed probability of
-// a key that dominates its row.
+// Computes q·k with the same bits as the forward pass. If the two passes rounded differently, the recomputed
+// probability of a key that dominates its row would be wrong by the rounding error of the key's score.
 void multiply_queries(TileScratch& tile, Scratch& rows, const BackwardArgs& args, int first, int count) {
   const AttentionParams& p = args.forward.params;
   const float* keys = tile.key + int64_t{first} * tile.depth;
@@ -345,7 +346,7 @@ void attend_backward(const BackwardArgs& args, const KeyTile& keys, Turns& turns
                       count, {tile.query_gradient, tile.depth, turn == 0 && !summed ? nullptr : tile.ones});
       summed = true;
     }
-    if (!summed) {  // no row of the band sees a key of this tile
+    if (!summed) {  // other queries of the same map blocks see keys of this tile, but no row of the band does
       turns.wait(b, turn);
       if (turn > 0) {
         load_sum<T>(tile, args, keys, band.block);

@@ -14,7 +14,7 @@ constexpr int kBackwardKeys = 288;
 // the number of threads.
 class Turns {
  public:
-  virtual void wait(int band, int turn) = 0;  // waits until `turn` tiles have added their terms
+  virtual void wait(int band, int turn) = 0;  // waits until `turn` of the band's tiles have added their terms
   virtual void done(int band) = 0;
 
  protected:

@@ -1,5 +1,5 @@
 // Converts float, half_t and bfloat_t to float and back. Loading is exact. Storing rounds to nearest, ties to even, as
-// MLX's casts do.
+// MLX's casts do. So a 16-bit result equals that of casting to float32, computing and casting back.
 //
 // The templates take one number or a vector: F is float or vfloat, and U is the unsigned type of F's bits.
 #pragma once

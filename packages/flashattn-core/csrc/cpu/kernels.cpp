@@ -70,7 +70,7 @@ FLASHATTN_INLINE vfloat fold(vfloat v, int stride, Combine combine) {
 }
 
 // Computes the online softmax. Logits become probabilities relative to the new row_max. row_max is subtracted before
-// the multiplication by log2(e), because logits near -FLT_MAX could overflow otherwise.
+// the multiplication by log2(e), because some models hide keys with logits as low as -FLT_MAX, which would overflow.
 void online_softmax(Scratch& scratch, const Band& band, int count) {
   int size = count * band.padded_rows, step = band.lanes();
   for (int i = size; i % kWidth != 0; ++i) scratch.scores[i] = -kInfinity;  // fills the last vector
@@ -114,7 +114,8 @@ void add_not_finite(Scratch& scratch, Rows values, int value_dim, const Band& ba
   }
 }
 
-// Computes attention of a block of rows over one tile. Reads keys and values in place, or copies them once per tile.
+// Computes attention of a block of rows over one tile. Reads keys and values in place, or copies them once
+// for all bands of the block.
 template <typename Rows>
 void attend_tile(Scratch& scratch, const AttentionArgs& args, const RowBlock& block, Span tile, Rows tile_keys,
                  Rows values) {

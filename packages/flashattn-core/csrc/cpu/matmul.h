@@ -1,5 +1,6 @@
 // Matrix products in register tiles. They read the left operand element by element, and the right operand in vectors.
-// dot() computes the scores of a few rows. It reads both operands in vectors along head_dim.
+// The right operand is packed, or it is read in place and may have any storage type. dot() computes the scores of a few
+// rows. It reads both operands in vectors along head_dim.
 #pragma once
 
 #include "dtype.h"
@@ -96,7 +97,8 @@ FLASHATTN_INLINE void multiply_rows(Left left, Operand right, int depth, int col
   if (columns >= kWidth) take(Count<1>{});
 }
 
-// Prefetches rows of a left operand into the second-level cache, because keys that are read in place may not be in it.
+// Prefetches rows of a row-major left operand into the second-level cache, because keys that are read in place may not
+// be in it.
 FLASHATTN_INLINE void prefetch_rows(Left left, int first, int count, int depth) {
   constexpr int kLine = 64 / sizeof(float);
   for (int r = first; r < first + count; ++r) {
@@ -152,7 +154,8 @@ constexpr int power_of_two(int n) {
   return power;
 }
 
-// The most rows that dot() computes. For more rows multiply() is better, because it needs no sums across a vector.
+// The most rows that dot() computes. For more rows multiply() is better, because the rows fill its vectors, and it
+// needs no sums across a vector.
 constexpr int kMaxDotRows = kWidth / 2;
 
 // Writes the product of key j and row r to scores[j * kScoreStride + r]. The scores of kKeys keys fill a vector.
@@ -160,8 +163,8 @@ constexpr int kMaxDotRows = kWidth / 2;
 // depth), and depth is a multiple of kWidth.
 //
 // In a decode step this loop waits for memory. So it prefetches keys, kAhead keys ahead, and the `values` for the next
-// product. It prefetches into the second-level cache, because prefetches into the first-level cache would delay the
-// loop's own loads.
+// product. It prefetches into the second-level cache. The first-level cache can wait for only a few lines at a time, so
+// prefetches into it would delay the loop's own loads.
 template <int Rows, typename Operand, typename Values>
 static void dot_rows(Operand keys, Values values, int key_count, const float* queries, int depth, float* scores) {
   constexpr int kScoreStride = power_of_two(Rows);

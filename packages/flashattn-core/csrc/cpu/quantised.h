@@ -32,8 +32,9 @@ struct Picks {
 #endif
 
 #if defined(__AVX512F__)
-// A table that converts a q of up to four bits to float. A shuffle that looks q up is faster than a conversion. The
-// shuffle uses four bits of each lane. If q has fewer bits, the bits above q are arbitrary, so the table repeats.
+// A table that converts a q of up to four bits to float. Its 16 numbers fit one vector. A shuffle that looks q up is
+// faster than a conversion. The shuffle uses four bits of each lane. If q has fewer bits, the bits above q are
+// arbitrary, so the table repeats.
 template <int Bits>
 struct Numbers {
   alignas(64) float q[16] = {};

@@ -38,7 +38,8 @@ FLASHATTN_INLINE QueryRows query_rows(const RowBlock& block, int first, int coun
 
 FLASHATTN_INLINE int kv_head_of(const AttentionArgs& args, const RowBlock& block) {
   int group = args.params.num_heads / args.params.num_kv_heads;
-  return block.head_begin / larger(1, group);  // group is 0 if the call has no query heads
+  // group is 0 if the call has no query heads. The backward pass still loads keys then, and writes gradients of 0.
+  return block.head_begin / larger(1, group);
 }
 
 // Returns a pointer to the row of key `first` in `data`, in the block's batch element and key/value head.
@@ -153,7 +154,8 @@ static inline void load_rows(Scratch& scratch, const AttentionArgs& args, const 
   }
   __builtin_memset(scratch.output, 0, sizeof(float) * block.rows() * scratch.value_columns);
 
-  // Queries are multiplied by scale, but not divided by softcap, because the division would usually round.
+  // Queries are multiplied by scale, which is often a power of two, so that the product is exact. They are not divided
+  // by softcap, because the division would usually round.
   with_dtype(args.dtype, [&](auto type) { load_queries<decltype(type)>(scratch, args, block, p.scale); });
 }
 

@@ -25,7 +25,7 @@ struct Band {
   int first, rows, padded_rows;  // see Scratch
   Span any, all;                 // any: from the first to the last key that a row sees; all: keys that all rows see
 
-  int lanes() const { return larger(padded_rows, kWidth); }  // scores that a loop handles per step
+  int lanes() const { return larger(padded_rows, kWidth); }  // scores per step of a loop, a multiple of kWidth
   int keys() const { return lanes() / padded_rows; }         // keys per step
 };
 

@@ -1,8 +1,8 @@
 // Float vectors, made with the compiler's vector extensions. Arithmetic, comparison and ?: work on whole vectors.
 //
-// This header and all files that include it are compiled once per instruction set, inside the namespace FLASHATTN_ISA.
-// They must not use templates or inline functions of the standard library, because the linker keeps only one copy of
-// each, and that copy could contain AVX-512.
+// This header and all files that include it are compiled once per instruction set, each time inside a namespace of its
+// own. The macro FLASHATTN_ISA is the name of the namespace. These files must not use templates or inline functions of
+// the standard library, because the linker keeps only one copy of each, and that copy could contain AVX-512.
 #pragma once
 
 #include <cstdint>
@@ -84,9 +84,10 @@ FLASHATTN_INLINE vfloat zip_high(vfloat a, vfloat b) {
   return __builtin_shufflevector(a, b, FLASHATTN_ZIP_HIGH);
 }
 
-// rows[i][j] becomes rows[j][i]. Each of log2(kWidth) rounds zips vector i with vector i + kWidth / 2, for all i (Stone
-// 1971, "Parallel processing with the perfect shuffle"). The rounds are a recursion, because the compiler would not
-// keep the vectors in registers in a loop.
+// rows[i][j] becomes rows[j][i]. Each of log2(kWidth) rounds zips vector i with vector i + kWidth / 2, for all i.
+// Together the rounds exchange the bits of the row number with the bits of the lane number (Stone 1971, "Parallel
+// processing with the perfect shuffle"). The rounds are a recursion, because the compiler would not keep the vectors in
+// registers in a loop.
 template <int Rounds = kWidth>
 FLASHATTN_INLINE void transpose(vfloat (&rows)[kWidth]) {
   if constexpr (Rounds > 1) {

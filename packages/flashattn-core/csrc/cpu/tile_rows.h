@@ -1,5 +1,6 @@
 // The keys or values of a tile: PlainRows have any storage type and any strides, QuantisedRows are quantised. Products
-// read keys and values in place if in_place() is true. Otherwise each tile is copied to floats, once for all queries.
+// can read keys and values in place if in_place() is true. Otherwise a tile is copied to floats, once for all rows of a
+// block.
 #pragma once
 
 #include "dtype.h"

@@ -8,8 +8,8 @@ namespace flashattn::gpu {
 // A checksum of a text, the same in every process.
 std::string sum_of(const std::string& text);
 
-// Returns $FLASHATTN_CACHE, $XDG_CACHE_HOME/flashattn or $HOME/.cache/flashattn, using the first variable that is set.
-// Returns "" if none is set.
+// Returns $FLASHATTN_CACHE, $XDG_CACHE_HOME/flashattn or $HOME/.cache/flashattn, using the first variable that is set
+// and not empty. Returns "" if there is none.
 std::string cache_folder();
 
 // Returns the bytes that keep() wrote for the key, or "" if the file is missing or broken.

@@ -111,7 +111,7 @@ struct Launch {
   uint32_t dynamic_shared = 0;  // bytes of dynamic shared memory per block
   int blocks_at_once = 1;       // the compiler limits registers so that this many blocks fit on a multiprocessor
   bool with_next = false;       // the next launch may start before this one ends
-  std::vector<MappedArray> tensor_maps = {};  // of keys, values, queries and dout; the last two may be missing
+  std::vector<MappedArray> tensor_maps = {};  // in the order keys, values, queries, dout; the last ones may be missing
 };
 
 // Memory that a call's launches write and read: `elements` numbers of 32 bits. It lives until the last launch is done.

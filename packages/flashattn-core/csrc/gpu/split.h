@@ -18,7 +18,7 @@ constexpr int64_t divide_up(int64_t n, int64_t divisor) {
 
 struct SplitGoal {
   int64_t chunks;  // how many chunks fill the GPU, over all batch elements and key/value heads
-  int min_chunk;   // keys per chunk; for fewer keys, merging the chunk's result would take longer than reading the keys
+  int min_chunk;   // keys per chunk; with fewer, writing and merging the result would take longer than reading the keys
   int max_chunks;  // per key/value head
 };
 
@@ -28,8 +28,8 @@ inline int64_t partials_of(const AttentionParams& p, int64_t num_chunks) {
 }
 
 inline SplitParams split_keys(const AttentionParams& p, SplitGoal goal) {
-  // Limits partial results to 16 MB. If one chunk's results would take more, the keys are not split, because the call
-  // has enough rows to fill a GPU.
+  // Limits partial results to 16 MB, so that scratch does not grow with rows times keys. If one chunk's results would
+  // take more, the keys are not split, because the call has enough rows to fill a GPU.
   constexpr int64_t kMaxPartials = (16 << 20) / sizeof(float);
   SplitParams split = {};
   split.first_key = first_seen_key(p);

@@ -57,7 +57,8 @@ FLASHATTN_FUNC KeySpan seen_in_chunk(Visibility visibility, FLASHATTN_UNIFORM Sp
                       KeySpan{begin, begin + split.chunk_len});
 }
 
-// Phase 1 for few rows. Each SIMD group computes one chunk for ROWS rows of a key/value head, from first_row on.
+// Phase 1 for kernels in which each SIMD group works alone. It computes one chunk for ROWS rows of a key/value head,
+// from first_row on.
 template <int D, int DV, int ROWS, typename T, typename K>
 FLASHATTN_FUNC void decode_split_body(const FLASHATTN_DEVICE T* query, StoredInputs<K> stored,
                                       FLASHATTN_UNIFORM AttentionParams& params, MaskInputs masks,
@@ -80,7 +81,8 @@ FLASHATTN_FUNC void decode_split_body(const FLASHATTN_DEVICE T* query, StoredInp
 
 // Phase 1 for more rows. All SIMD groups of a threadgroup compute the same chunk. Each computes Rows::kRows rows, from
 // its own first_row on. The threadgroup copies each tile of keys and values to threadgroup memory once, for all these
-// rows. TILE: keys per tile, a multiple of Rows::kKeys. KeyLoader and ValueLoader copy a tile.
+// rows. TILE: keys per tile, a multiple of Rows::kKeys. KeyLoader and ValueLoader copy a tile. All threads of the
+// threadgroup call them together.
 template <typename Rows, int TILE, typename KeyLoader, typename ValueLoader, typename T, typename K, typename Element>
 FLASHATTN_FUNC void decode_split_shared_body(const FLASHATTN_DEVICE T* query, StoredInputs<K> stored,
                                              FLASHATTN_UNIFORM AttentionParams& params, MaskInputs masks,

@@ -34,7 +34,8 @@ FLASHATTN_FUNC FLASHATTN_DEVICE T* row_of(FLASHATTN_DEVICE T* tensor, FLASHATTN_
   return tensor + batch_offset(params, strides, batch) + head * strides.head + row * strides.row;
 }
 
-// Reads an element of an array. dtype: the number of the array's dtype in call/dtype.h.
+// Reads an element of an array. dtype: the number of the array's dtype in call/dtype.h. It is a compile-time constant
+// of the kernel.
 FLASHATTN_FUNC float load_float(const FLASHATTN_DEVICE uchar* array, int dtype, int64_t index) {
   return dtype == 0   ? reinterpret_cast<const FLASHATTN_DEVICE float*>(array)[index]
          : dtype == 1 ? float(reinterpret_cast<const FLASHATTN_DEVICE half*>(array)[index])

@@ -49,7 +49,8 @@ struct QuantisedBatch;
 
 // Quantised rows. Element i of a row is scale * q + bias in float32, where q has quant_bits bits. The row's words form
 // one little-endian number, in which q begins at bit i * quant_bits. scale and bias belong to group i / group_size. A
-// group has 32 or more elements, so the elements that a lane loads together are always in one group.
+// group has 32 or more elements, so the elements that a lane loads together are always in one group, and none of them
+// lies beyond the row's end.
 struct QuantisedRows {
   const FLASHATTN_DEVICE uint* words;
   const FLASHATTN_DEVICE uchar* scales;  // their dtype is group_dtype
@@ -107,7 +108,8 @@ struct QuantisedRows {
 
  private:
   // Returns `count` bits of a row, from bit `first` on, in the lowest bits of the result. The result's other bits are
-  // arbitrary. Reads only the bytes that have these bits. `first` must be a multiple of `count`.
+  // arbitrary. Reads only the bytes that have these bits. `first` must be a multiple of `count`. So 16 or 32 bits are
+  // aligned in memory. All other counts that occur fit in three bytes.
   FLASHATTN_FUNC uint load_bits(int row, uint first, uint count) const FLASHATTN_THREAD {
     const FLASHATTN_DEVICE uchar* source = byte(row, first / 8);
     if (count == 32) {

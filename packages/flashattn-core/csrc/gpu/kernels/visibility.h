@@ -3,7 +3,8 @@
 // within that span.
 //
 // Scores are exponents of e, as masks and options expect. Before exp2, only the difference of two scores is multiplied
-// by log2(e), because a large score could overflow. CUDA's lane_rows.h, however, multiplies row_max itself.
+// by log2(e), because a large float32 score times log2(e) could overflow. CUDA's lane_rows.h is an exception: it
+// multiplies row_max itself, and explains why.
 #pragma once
 
 #include "call/block_map.h"
