@@ -20,7 +20,8 @@ struct Decision {
   Precision precision;  // as requested
   int query_len, key_len;
   bool by_name = false;
-  Kernels failed = 0;                     // kernels that failed their check
+  // Kernels that failed their check. "auto" does not take them for other lengths either, see variant_for().
+  Kernels failed = 0;
   bool is_counted = true;                 // whether stats() counts the call
   std::atomic<uint64_t>* left = nullptr;  // number of calls that MLX's own attention ran; null if MLX's is not faster
 
