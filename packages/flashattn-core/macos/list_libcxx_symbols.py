@@ -19,8 +19,8 @@ from sysroot import LIBCXX
 
 WHEELS = ["mlx==0.32.4", "mlx-metal==0.32.4", "pyarrow==26.0.1"]
 
-# The loader looks for these symbols in all libraries: operator new and delete, and the types of the standard
-# exceptions.
+# The loader looks for these symbols in all libraries: operator new and delete, which programs may replace, and the
+# types of the standard exceptions.
 REPLACEABLE = re.compile(r"__Z(n[aw]|d[al]|TISt)")
 
 # A constructor or destructor has two symbols: one for complete objects (1) and one for base classes (2). A library has

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import lief
 
-SELF = 0  # the library_ordinal of a symbol that the file itself defines
+# The library_ordinal of a symbol that the file itself defines. A positive ordinal is a library's number. A negative
+# ordinal means any library.
+SELF = 0
 ANY = "any loaded library"
 
 

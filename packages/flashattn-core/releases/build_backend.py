@@ -33,7 +33,8 @@ def get_requires_for_build_editable(config_settings: Settings = None) -> list[st
 
 
 def tagged(config_settings: Settings) -> dict[str, Any]:
-    """Adds the wheel's Python tag to the settings: cp311 if the module works in CPython 3.11 and all later ones."""
+    """Adds the wheel's Python tag to the settings: cp311 if the module works in CPython 3.11 and all later ones.
+    Otherwise the tag is that of the CPython that runs this."""
     return {"wheel.py-api": "cp311" if to_build_for().has_stable_abi else "", **(config_settings or {})}
 
 

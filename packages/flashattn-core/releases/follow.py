@@ -176,8 +176,9 @@ def attention_of(python: Path, metal: Path) -> list[str]:
 
 
 def compare_attention(before: Release, mlx: str, work: Path) -> str:
-    """Returns the changes of MLX's own attention since the release `before`. Raises Stop if the new release has no
-    `force_fused` argument, which contest.py needs to ask MLX whether a call is fused."""
+    """Returns the changes of MLX's own attention since the release `before`. The changes may change timings, but they
+    break nothing, because contest.py asks MLX itself which calls are fused. Raises Stop if the new release has no
+    `force_fused` argument, because contest.py asks with it."""
     old = work / "before"
     uv("venv", "--quiet", "--clear", "--no-project", "--python", sys.executable, old / "plain")
     uv("pip", "install", "--quiet", "--python", old / "plain", f"mlx[cpu]=={before.mlx}")

@@ -60,7 +60,7 @@ def to_build_for() -> Release:
 
 
 def build_requirements() -> list[str]:
-    """The requirements of a build: MLX, for its headers and libmlx, and the nanobind that MLX was built with."""
+    """The requirements of a build: MLX, for its headers and libmlx, and a nanobind with the same ABI as mlx.core's."""
     chosen = to_build_for()
     mlx = "mlx[cpu]" if sys.platform == "linux" else "mlx"
     return [f"{mlx}=={chosen.mlx}", f"nanobind=={chosen.nanobind}"]

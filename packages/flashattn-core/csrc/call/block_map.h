@@ -8,7 +8,7 @@ namespace flashattn {
 enum : int { kBlockSize = 32 };
 
 enum : unsigned char {
-  kBlockShows = 1,    // some entry leaves its key visible (in a bool mask: true, in an additive mask: above -inf)
+  kBlockShows = 1,    // some entry leaves its key visible (in a bool mask: true, in an additive mask: not -inf)
   kBlockChanges = 2,  // some entry hides its key or changes its score (bool: false, additive: anything but 0)
 };
 

@@ -1,4 +1,4 @@
-// Chooses the kernel for a call, from a table of the calls that each kernel can run.
+// Chooses the kernel for a call, from a table of the calls that each kernel can run. Both plan() and evaluation use it.
 #pragma once
 
 #include <cstdint>
@@ -43,8 +43,8 @@ Pass pass_of(Kernel kernel);
 // Throws std::invalid_argument for a name that no backend has.
 Backend backend_of(std::string_view name);
 
-// A kernel with a tiling and a precision. name() is the kernel's name for tiling 0. For tiling 1 it ends
-// with "@1", for example "metal_prefill_tg@1".
+// A kernel with a tiling and a precision. Timings choose the tiling of a timed kernel, and usual_tiling() that of other
+// kernels. name() is the kernel's name, followed by "@" and the tiling if it is not 0, as in "metal_prefill_tg@1".
 struct Variant {
   Kernel kernel;
   int tiling = 0;
@@ -99,10 +99,11 @@ Choice choose(Backend backend, CallShape shape, const std::string& wanted, Kerne
 // The tiling that "auto" takes for a kernel that is not timed.
 int usual_tiling(Kernel kernel, CallShape shape);
 
-// A variant that can run a call. candidates() returns the variant of choose() first.
+// A variant that can run a call. candidates() returns the variant of choose() first, then the others that can run the
+// call. Timings may change this order. The first variant that passes its check is used.
 struct Candidate {
   Variant variant;
-  bool is_timed;  // whether each machine times the variant
+  bool is_timed;  // whether each machine times the variant, because the table only estimates which calls it suits
 };
 std::vector<Candidate> candidates(Backend backend, CallShape shape);
 
@@ -110,7 +111,7 @@ std::vector<Candidate> candidates(Backend backend, CallShape shape);
 // one of them cannot run the call.
 std::vector<Kernel> backward_kernels(Backend backend);
 void check_backward(Backend backend, CallShape shape);
-// Returns the first of backward_kernels(), and the precision in which it computes the call's gradient.
+// Returns the first of backward_kernels(), and the precision in which all of them compute the call's gradient.
 Variant backward_variant(Backend backend, CallShape shape);
 
 // The largest head_dim that some kernel of the backend takes; 0 if there is no such kernel.
@@ -122,7 +123,7 @@ constexpr int kMaxDecodeLen = 8;
 constexpr int kMaxCudaDecodeLen = 16;
 
 // Whether a call with an array mask gets a block map. A call with few queries or few keys gets none, because the map
-// would save too little.
+// would save too little. On the CPU, a decode step reads its few rows of the mask directly.
 constexpr bool has_block_map(Backend backend, int query_len, int key_len) {
   constexpr int kMostWithout = 256;
   return query_len > (backend == Backend::cuda ? kMaxCudaDecodeLen : kMaxDecodeLen) && key_len > kMostWithout;

@@ -13,7 +13,8 @@ namespace flashattn {
 // The most batch dimensions that a call may have. Each nested mx.vmap adds one.
 enum : int { kMaxBatchDims = 8 };
 
-// The strides of an array, in elements. A dimension that is broadcast, or of size 1, has stride 0.
+// The strides of an array, in elements. A dimension that is broadcast, or of size 1, has stride 0. So kernels read a
+// broadcast mask without a copy of it.
 struct Strides {
   int64_t column;  // along head_dim; in masks, along the keys
   int64_t row;     // along the queries or the keys

@@ -28,7 +28,7 @@ std::vector<gpu::Launch> pipelines_of(Variant variant, const Inputs& inputs, con
 std::string source_text(const gpu::Launch& launch, Backend backend);
 
 // Compiles the CUDA kernels of the call, for contiguous arrays. Throws NoKernelError if compilation fails. Call this
-// before the call becomes part of a graph, because errors cannot be caught later.
+// before the call becomes part of a graph, because afterwards no other kernel can be chosen.
 void prepare_for_cuda(Variant variant, const Inputs& inputs, const Options& options, int device);
 
 // Makes the work that computes the block map of a mask, see call/block_map.h.

@@ -1,4 +1,5 @@
-// A cache of the last few values. The layers of a model make only a few different calls.
+// A cache of the last few values. A few are enough, because the layers of a model make only a few different calls. The
+// cache has no lock, so each thread needs its own, or the caller must hold a mutex.
 #pragma once
 
 #include <array>

@@ -87,7 +87,8 @@ ArrayParams distinct(const mx::array& mask, const mx::array& map) {
   return params;
 }
 
-// Allocates memory for the map. Along axes on which the mask is broadcast, the map gets stride 0.
+// Allocates memory for the map, only for its distinct blocks. Along axes on which the mask is broadcast, the map gets
+// stride 0.
 void allocate_map(const ArrayParams& mask, mx::array& map, const mx::Stream& stream) {
   mx::Shape shape = map.shape();
   mx::Strides strides(shape.size());

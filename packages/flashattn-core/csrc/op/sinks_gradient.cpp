@@ -1,5 +1,5 @@
-// The gradient of a sink is the sum of -weight * delta over all rows. sink_weights() computes the weights, and
-// cpu/backward.h explains delta.
+// A sink adds to a row's sum but has no value. So its gradient is the sum of -weight * delta over all rows.
+// sink_weights() computes the weights, and cpu/backward.h explains delta.
 #include "sinks_gradient.h"
 
 #include "mlx/ops.h"
@@ -34,7 +34,8 @@ mx::array sinks_gradient(const mx::array& sinks, const Outputs& saved, const mx:
   // In a row that sees nothing the weight is 0, but delta may be NaN, and 0 * NaN is NaN.
   terms = mx::where(sees_nothing, mx::array(0.0f), terms, stream);
   if (stream.device == mx::Device::cpu) {
-    // float64, because on the CPU MLX adds one term after the other, so the error of a float32 sum grows with L.
+    // float64, because on the CPU MLX adds one term after the other, so the error of a float32 sum grows with L. On the
+    // GPU, MLX sums in a tree, so float32 is enough.
     terms = mx::astype(terms, mx::float64, stream);
   }
   mx::array gradient = mx::sum(terms, -1, false, stream);

@@ -42,7 +42,8 @@ std::vector<std::pair<std::string, bool>> candidates_of(const Arguments& argumen
   return names;
 }
 
-// Returns the name of the first backward kernel, or nothing if the backward kernels cannot run the call.
+// Returns the name of the first backward kernel, which stands for all of them. Returns nothing if they cannot run the
+// call.
 std::optional<std::string> backward_kernel(const Arguments& arguments, const std::string& backend_name) try {
   Backend backend = backend_of(backend_name);
   check_backward(backend, shape_of(arguments, backend));

@@ -41,8 +41,9 @@ bool is_main_thread() {
 #endif
 }
 
-// Python calls main_thread_goes_on() in the main thread as soon as mx.eval or mx.async_eval has returned. The main
-// thread then no longer waits for the calls that it dispatched, so the next epoch begins.
+// Python calls main_thread_goes_on() when the main thread next runs Python code, for example after mx.eval. The main
+// thread then waits for none of the calls that it dispatched, so the next epoch begins. After mx.async_eval, these
+// calls may still run.
 std::atomic<bool> is_pending{false};  // whether Python is going to call main_thread_goes_on()
 int main_thread_goes_on(void*) {
   is_pending = false;

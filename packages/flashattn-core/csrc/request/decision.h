@@ -20,7 +20,8 @@ struct Decision {
   Precision precision;  // as requested
   int query_len, key_len;
   bool by_name = false;
-  Kernels failed = 0;                     // kernels that failed their check
+  // Kernels that failed their check. "auto" does not take them for other lengths either, see variant_for().
+  Kernels failed = 0;
   bool is_counted = true;                 // whether stats() counts the call
   std::atomic<uint64_t>* left = nullptr;  // number of calls that MLX's own attention ran; null if MLX's is not faster
 
@@ -57,14 +58,14 @@ class CallKey {
 
 void settle(const CallKey& key, std::unique_ptr<Settled> settled);
 
-// For each CallKey whose calls MLX's own attention runs: (the calls' description, MLX's seconds per call, the kernel's
-// seconds per call, the number of calls since the start or the last reset).
+// For each CallKey of which MLX's own attention ran calls, because it is faster: (the calls' description, MLX's seconds
+// per call, the kernel's seconds per call, the number of these calls since the start or the last reset).
 using LeftCalls = std::tuple<std::string, double, double, uint64_t>;
 std::vector<LeftCalls> left_calls();
 void reset_left_calls();
 
-// On a GPU, returns the stored decision, or nothing if there is none yet. On a CPU, returns by_table(). Throws
-// NoKernelError if no kernel covers the call, or if none passed its check.
+// On a GPU, returns the stored decision, or nothing if there is none yet. On a CPU, and for an empty query, returns
+// by_table(). Throws NoKernelError if no kernel covers the call, or if none passed its check.
 std::optional<Decision> decided(const Arguments& arguments, Backend backend, mx::Device device);
 
 // Returns the kernel table's choice, which ignores checks and timings. Throws NoKernelError if no kernel covers the

@@ -13,7 +13,7 @@ _FLOAT32_MAX = 3.4028234663852886e38
 
 
 def describe(given: object) -> str:
-    """Describes `given` in a few words. Calls repr() only for simple types, because repr() may fail."""
+    """Describes `given` in a few words. Calls repr() only for simple types, as repr() may fail or evaluate an array."""
     if isinstance(given, mx.array):
         return f"an array of {str(given.dtype).removeprefix('mlx.core.')} and shape {given.shape}"
     if isinstance(given, bool):

@@ -60,7 +60,7 @@ def lowered(
         key, given["key_scales"], given["key_biases"] = _quantized("key", key)
         value, given["value_scales"], given["value_biases"] = _quantized("value", value)
         given |= {"bits": bits, "group_size": types.positive("group_size", group_size)}
-    if not isinstance(kernel, str) or not kernel.isprintable():  # C++ cannot print surrogates and NUL
+    if not isinstance(kernel, str) or not kernel.isprintable():  # std::string has no surrogates, what() ends at NUL
         raise ValueError(f"[flash_attention] kernel is {types.describe(kernel)}, expected 'auto' or a kernel's name")
     if scale is not None:
         given["scale"] = types.finite("scale", scale)

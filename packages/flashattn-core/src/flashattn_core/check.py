@@ -1,6 +1,7 @@
 """Checks a GPU kernel for calls of one drawn.Kind. Compares its results with the CPU's on small random inputs.
 
-The inputs have full and partial tiles, one or many chunks of keys, strided and misaligned rows, and NaN in hidden keys.
+Calls of one kind may have full or partial tiles, one or many chunks of keys, strided or misaligned rows, and NaN in
+hidden keys. So the inputs have all of these.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from .drawn import HIDES, Kind, Named, drawn
 # The allowed relative error. Tensor cores truncate sums, and kernels add in different orders.
 ERROR = 1e-5
 
-# Numbers of keys to check with few queries. Kernels split 2400 keys into more chunks than they merge at once.
+# Numbers of keys to check with few queries. Kernels read 90 keys in one chunk or a few, and split 2400 keys into more
+# chunks than they merge at once.
 FEW_KEYS = (90, 2400)
 
 NO_MEMORY = re.compile("out of memory|unable to allocate|out_of_memory", re.IGNORECASE)
@@ -119,7 +121,7 @@ def failure(
     size_of() and the expected number. The error allowed for lse is always ERROR.
     names: the names of the results.
 
-    Raises MemoryError if there is too little memory for the check.
+    Raises MemoryError if there is too little memory for the check. This says nothing about the kernel.
     """
     for case in cases(kind, lengths or lengths_of(kind)):
         expected = on_cpu(**exactly(case.arguments))
@@ -139,7 +141,8 @@ def failure(
 
 def size_of(name: str, expected: mx.array) -> float:
     """The number to which errors are relative: 1 for out and lse, and the root mean square of a gradient. An element of
-    a gradient may be near 0 and still be a sum of large terms, whose rounding errors remain."""
+    a gradient may be near 0 and still be a sum of terms of that size. Each term changes if the last bit of `out`
+    differs."""
     if name not in _GRADIENTS:
         return 1.0
     with mx.stream(mx.cpu):
@@ -166,7 +169,8 @@ def lengths_of(kind: Kind, kernel: str = "") -> Lengths:
 
 def cases(kind: Kind, lengths: Lengths) -> Iterator[Case]:
     """Draws calls of the kind with these lengths. Their arrays are contiguous."""
-    # cuda_prefill splits the keys of a query among several thread blocks only in small calls.
+    # cuda_prefill splits keys only in a last wave that would leave multiprocessors idle. So the call that checks this
+    # has one sequence and one key/value head.
     few: dict[tuple[int, int], Any] = {_ext.checked_sharing: {"batch": 1, "kv_heads": 1}}
     for query_len, key_len in lengths:
         drawn_call = drawn(kind, query_len, key_len, **few.get((query_len, key_len), {}))
@@ -201,7 +205,8 @@ LAYOUTS = ("contiguous", "strided", "misaligned")
 
 
 def laid_out(arguments: Named, layout: str) -> Named:
-    """The same call with copies of its unquantised arrays in another memory layout."""
+    """The same call with query, and key and value unless they are quantised, in this memory layout. Copies them unless
+    the layout is "contiguous"."""
 
     def laid(x: mx.array) -> mx.array:
         if layout == "strided":

@@ -32,7 +32,8 @@ _TRIALS, _TRIAL_SECONDS, _WARM_UP = 5, 0.004, 16  # a trial repeats short calls 
 _SLOW_SECONDS = 0.04  # a contestant slower than this is timed only once
 _MOST_REPEATS = 512
 _MOST_SECONDS = 0.3  # after this time, a contest begins no more trials
-# MLX's own attention is timed only for calls whose optional inputs are all among these.
+# MLX's own attention is timed only for calls whose optional inputs are all among these. Either MLX's function does not
+# take the others, or a trial cannot reproduce the call's mask.
 _FUSED_IN_MLX = {"causal", "window", "key_start", "key_stop", "sinks"}
 
 Calls = Callable[[int], Any]  # count -> the lazy outputs of that many calls of a contestant
@@ -58,7 +59,8 @@ def in_words(call: _ext.Arguments) -> str:
 def mlx_is_fused(call: _ext.Arguments, stream: mx.Stream) -> bool:
     """Whether MLX has a fused kernel for such calls. If it has none, MLX raises an error because of `force_fused`.
 
-    MLX's unfused attention writes the score matrix to memory, and is never preferred to a kernel.
+    MLX's unfused attention writes the score matrix to memory, and is never preferred to a kernel. This function asks
+    about the forward pass even if the gradient is wanted, because MLX's choice for the forward pass holds for both.
     """
     kind = Kind(*call.kind())
     if not _FUSED_IN_MLX.issuperset(kind.given):
@@ -119,7 +121,8 @@ def _trial_call(call: _ext.Arguments, stream: mx.Stream) -> Named:
 
 def _ways(name: str, call: _ext.Arguments, trial: Named, stream: mx.Stream) -> list[Calls]:
     """Returns one or two functions that make `count` calls of a contestant. The first makes independent calls, which
-    may overlap. The second (never for gradients) passes the output of each call to the next call as query."""
+    may overlap. The second (never for gradients) passes the output of each call to the next call as query, because the
+    layers of a model also wait for each other."""
     query, key, value = rows = [trial[name] for name in ROWS]
     scale = float(query.shape[-1]) ** -0.5
     if name == MLX:
@@ -156,7 +159,8 @@ def _ways(name: str, call: _ext.Arguments, trial: Named, stream: mx.Stream) -> l
 
 
 def _mask_for_mlx(trial: Named) -> Any:
-    """Converts the trial's mask for MLX's own attention: to None, "causal", or a bool array."""
+    """Converts the trial's mask to the form that programs pass to MLX: None, "causal", or a bool array that all layers
+    share."""
     mask, query, key = trial.get("mask"), trial["query"], trial["key"]
     parts = mask.parts if isinstance(mask, And) else [] if mask is None else [mask]
     if all(isinstance(part, Causal) for part in parts):

@@ -1,8 +1,8 @@
 """Chooses a kernel at the first GPU call of each kind. Later calls of the same kind get the choice from C++.
 
-`check.py` checks that the kernel computes the same as the CPU on this machine. `contest.py` times kernels if the kernel
-table does not know the fastest one, or if MLX has a fused kernel of its own. The results of both are stored in the
-user's cache folder, for the next process.
+A kernel is used only after `check.py` found that it computes the same as the CPU on this machine. `contest.py` times
+kernels if the kernel table does not know the fastest one, or if MLX has a fused kernel of its own. The results of both
+are stored in the user's cache folder, for the next process.
 
 FLASHATTN_CHECK: check and time "once" on this machine (default), "always" (in each process), or "never".
 """
@@ -24,7 +24,8 @@ from .contest import MLX, Times
 
 When = Literal["once", "always", "never"]
 
-# (device, kernel, *pipelines) -> the error of the kernel's check, or "" if it passed.
+# (device, kernel, *pipelines) -> the error of the kernel's check, or "" if it passed. Kept only for this process.
+# From the cache folder, a process reads only checks that passed, so the next process checks a failed kernel again.
 _verdicts: dict[tuple[str, ...], str] = {}
 _lock = threading.Lock()  # not held during a check, so two threads may check the same kernel
 
@@ -69,7 +70,8 @@ def decide(call: _ext.Arguments, stream: Any = None) -> Decision:
 
 def _compile_what_follows(call: _ext.Arguments, stream: mx.Stream) -> None:
     """On CUDA, compiles the kernel of the next decode step in another thread, if this call has many queries. Compiling
-    takes about a second. If it fails, the decode step itself raises the error."""
+    takes about a second, and a program that ends earlier waits for the thread. If compiling fails, the decode step
+    itself raises the error."""
     if (
         _ext.backend_of(stream.device) != "cuda"
         or call.kind()[4] <= _ext.max_cuda_decode_len

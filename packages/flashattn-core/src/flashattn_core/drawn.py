@@ -58,7 +58,8 @@ def drawn(
         keys = iter(mx.random.split(mx.random.key(query_len), 16))
 
         def numbers(*shape: int, dtype: mx.Dtype = kind.dtype) -> mx.array:
-            return mx.random.uniform(-1.7, 1.7, shape, key=next(keys)).astype(dtype)  # variance about 1
+            # The variance is about 1. uniform() is faster than normal().
+            return mx.random.uniform(-1.7, 1.7, shape, key=next(keys)).astype(dtype)
 
         heads = kv_heads * kind.group
         query = numbers(batch, heads, query_len, kind.head_dim)

@@ -18,7 +18,7 @@ def interruptible() -> Iterator[None]:
 
     MLX cannot be interrupted: Python raises KeyboardInterrupt when ``mx.eval`` returns, after the last kernel. In this
     block, calls that the main thread waits for end early if they are not finished half a second after Ctrl-C. Calls of
-    less than 1e9 multiply-adds never end early. The outputs of a call that ends early are NaN, and so is everything
+    less than 1e9 multiply-adds never end early. All outputs of a call that ends early are NaN, and so is everything
     computed from them. A program that goes on must discard these results: weights, caches, files.
 
     Other threads' calls run to their end. So does work of ``mx.async_eval`` that the main thread does not wait for. A

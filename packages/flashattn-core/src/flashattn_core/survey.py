@@ -19,7 +19,7 @@ _PROMPT = 100  # queries of a prompt
 
 
 def of_backend(backend: Device) -> Iterator[tuple[str, int, str]]:
-    """Checks each kernel on calls like those of models. Yields (name, number of kinds of calls, error or "").
+    """Checks each kernel on calls like those of models. Yields (name, number of kinds that it covers, error or "").
 
     If FLASHATTN_CHECK is "never", nothing is checked. If it is "always", kernels that passed earlier are checked again.
     """
