@@ -19,12 +19,12 @@ ROOM = 1.6  # length of the axis / length of the longest bar; leaves room for th
 
 
 def gain(test: dict[str, Any]) -> float:
-    """Speed with the patch on, divided by speed with the patch off."""
+    """Speed with the patch on, divided by speed with the patch off. The command prints the same ratio."""
     return test["ratio"] if "ratio" in test else 1 / test["time_ratio"]
 
 
 def speed_of(arm: dict[str, Any]) -> float:
-    """Tokens/s of one arm: the median, if the result file has one."""
+    """Tokens/s of one arm. If the result file has medians, these are used, because gain() is a ratio of medians."""
     return arm.get("tokens_per_s_median", arm["tokens_per_s"])
 
 

@@ -45,7 +45,7 @@ def with_gradients(attend: Attention, inputs: Sequence[mx.array], cotangent: mx.
 def backward_seconds(attend: Attention, inputs: Sequence[mx.array], cotangent: mx.array, count: int) -> float:
     """Seconds of one backward pass, when `count` passes are evaluated together."""
     all_of_them = [with_gradients(attend, inputs, cotangent) for _ in range(count)]
-    mx.eval([each[0] for each in all_of_them])  # runs only the forward passes
+    mx.eval([each[0] for each in all_of_them])  # runs the forward passes; the gradients keep what they need of them
     gradients = [each[1:] for each in all_of_them]
     return timeit(partial(mx.eval, gradients), number=1) / count
 
@@ -98,8 +98,9 @@ def errors(
 
 
 def measured(call: Call, trials: int = TRIALS) -> dict[str, list]:
-    """Measures MLX's own attention, and flash attention with precision float32 and input. The result has seconds of the
-    backward pass ("backward") and of both passes ("both"), bytes beyond the inputs ("memory"), and "errors"."""
+    """Measures MLX's own attention, and flash attention with precision float32 and input. The result has for each of
+    them the seconds of the backward pass ("backward") and of both passes ("both"), the bytes that the passes take
+    beyond their inputs ("memory"), and the errors of the gradients ("errors")."""
     query, key, value, sinks = call.draw(0)
     cotangent = mx.random.normal(query.shape, query.dtype, key=mx.random.key(1))
     inputs = [query, key, value]

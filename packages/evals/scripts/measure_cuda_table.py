@@ -72,7 +72,10 @@ class Call(Workload):
         return (distance >= 0) & (distance < (self.window or self.seq_len)) & (key >= starts)
 
     def limit(self) -> float:
-        """Seconds that an H100 takes to compute the call or to move its arrays, whichever is longer. Skips padding."""
+        """The least seconds that an H100 can take: FLOP / PRODUCTS, or bytes of all arrays / MEMORY if that is more.
+
+        Padding does not count.
+        """
         parts = [
             replace(self, batch_size=1, query_len=min(self.query_len, self.seq_len - n), seq_len=self.seq_len - n)
             for n in self.padding or (0,) * self.batch_size
@@ -155,7 +158,9 @@ def ours(call: Call, sinks: mx.array | None) -> Attention:
 
 
 def as_patched(call: Call, sinks: mx.array | None) -> Attention:
-    """Returns attention as a model calls it with the patch on, with the patch's default options."""
+    """Returns attention as a model calls it with the patch on, with the patch's default options. The patch replaces
+    MLX's function or, with a softcap, gemma2's attention.
+    """
     own, mask, scale = mlx_own(call, sinks), mask_of(call), call.head_dim**-0.5
     if call.softcap is None:
         return partial(flash_instead_of(mx.fast.scaled_dot_product_attention), scale=scale, mask=mask, sinks=sinks)

@@ -142,7 +142,7 @@ def new_model() -> Model:
     def initial(path: str, weight: mx.array) -> mx.array:
         if weight.ndim == 1:
             return mx.zeros_like(weight) if path.endswith("bias") else mx.ones_like(weight)
-        if "o_proj" in path or "down_proj" in path:  # as in GPT-2, a model with more layers gets smaller weights
+        if "o_proj" in path or "down_proj" in path:  # as in GPT-2: all layers together add as much variance as one
             return mx.random.normal(weight.shape, scale=0.02 / math.sqrt(2 * ARGS.num_hidden_layers))
         return mx.random.normal(weight.shape, scale=0.02 if "embed" in path else 0.05)
 

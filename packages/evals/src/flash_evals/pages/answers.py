@@ -56,7 +56,9 @@ def same_predictions(found: Sequence[Description]) -> tuple[str, Says]:
 def _compared(
     found: Sequence[Description], ratio: Callable[[Comparison], Ratio], better: int, what: str, worse: str
 ) -> tuple[str, Says]:
-    """Returns a word such as "Yes" that sums up the comparisons with MLX's own attention, and a sentence per result."""
+    """Returns a word such as "Yes", and a sentence per result. The word sums up the comparisons with MLX's own
+    attention in the results where flash ran.
+    """
     compared = [each for each in found if each.comparisons]
     says = [(each, _sentence(each.comparisons, ratio, what) if each.ran else IT_NEVER_RAN) for each in compared]
     of_mlx = [ratio(one).sign for each in compared if each.ran for one in each.comparisons if one.against in MLX]
@@ -89,7 +91,9 @@ def _sentence(comparisons: Sequence[Comparison], ratio: Callable[[Comparison], R
 
 
 def training_fits(found: Sequence[Description]) -> tuple[str, Says]:
-    """Returns an answer such as "Yes", and a sentence for each result. The sentence also names skipped lengths."""
+    """Returns an answer such as "Yes", and a sentence for each result. The sentence also names the skipped lengths,
+    which do not fit into memory without the patch.
+    """
     says: Says = []
     longest, fits = set(), True
     for each in found:

@@ -111,7 +111,9 @@ def _draw(ax: "Axes", chart: Chart) -> None:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Returns ticks 1, 2, 5, 10 … that enclose the values. If there are more than seven, returns only powers of ten."""
+    """Returns at least two ticks 1, 2, 5, 10 … that enclose the values. If these are more than seven, returns every
+    n-th power of ten instead.
+    """
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     steps = [factor * 10.0**power for power in range(first - 1, last + 2) for factor in (1, 2, 5)]
     begin = bisect_right(steps, low * (1 + 1e-9)) - 1

@@ -41,7 +41,7 @@ class Flash(Record):
     """The calls that the patch counted while it was on."""
 
     calls: dict[str, Count] = field(default_factory=dict)  # kernel -> calls that ran
-    fallbacks: dict[str, Count] = field(default_factory=dict)  # reason -> calls that flash attention cannot compute
+    fallbacks: dict[str, Count] = field(default_factory=dict)  # reason -> calls that fell back to MLX
     left: dict[str, Count] = field(default_factory=dict)  # kind of call -> calls left to MLX, because MLX is faster
 
     def add(self, other: "Flash") -> None:

@@ -47,7 +47,10 @@ class Ratio:
 
 
 def apart(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether the two sides' trials are apart, as defined at the top of this file. True if a side has no trials."""
+    """Whether the two sides' trials are apart, as defined at the top of this file.
+
+    True if a side has no trials, because then only the two figures can be compared.
+    """
     if not one or not other:
         return True
     if min(len(one), len(other)) < ENOUGH:

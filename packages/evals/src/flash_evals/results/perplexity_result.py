@@ -82,7 +82,7 @@ class Column(Record, kw_only=True):
 
 
 class Paired(Record):
-    """Compares the second column with the first. With --compare, max_abs_dlogit and mean_kl are NaN."""
+    """Compares the second column with the first. With --compare, max_abs_dlogit and mean_kl are NaN (null in JSON)."""
 
     of: tuple[Name, Name]
     delta_nll: float | None

@@ -15,7 +15,7 @@ Pass = Literal["forward", "backward", "forward_backward"]
 PASSES: tuple[Pass, ...] = get_args(Pass)
 # How many matrix products a pass has, as FlashAttention-2 counts them (Dao 2023, arXiv:2307.08691, section 4.1). The
 # forward pass computes scores and output. The backward pass computes the scores again, and the gradients of
-# probabilities, query, key and value.
+# probabilities, query, key and value. Softmax is not counted.
 PRODUCTS: dict[Pass, int] = {"forward": 2, "backward": 5, "forward_backward": 7}
 
 Inputs = list[np.ndarray]  # query, key, value, and the output's cotangent
@@ -46,7 +46,7 @@ class Workload(Struct, frozen=True):
     causal: bool
     window: Count | None  # a query sees this many keys: its own and those before it; None: no window
     dtype: str
-    kv_bits: Count | None  # bits of each quantised element of keys and values; None: not quantised
+    kv_bits: Count | None  # bits per element of keys and values, in groups of GROUP_SIZE; None: not quantised
 
     def __str__(self) -> str:
         return f"{self.shape}, {self.query_len} queries, {self.seq_len} keys, {self.visible}, {self.storage}"

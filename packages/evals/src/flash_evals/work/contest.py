@@ -1,8 +1,8 @@
 """Times implementations on one pass of a workload.
 
-In each round, every implementation runs one trial, and the machine's own speed is measured. Before the first round,
-each implementation makes a few calls that are not counted. One of them measures its memory. The results of each
-implementation are compared with the results of the first one. If they differ, an EvalError ends the contest.
+In each round, each implementation that has time left runs one trial, and the machine's own speed is measured. Before
+the first round, each implementation makes a few calls that are not counted. The memory of one of these calls is
+measured, and its results are compared with the first implementation's. If they differ, an EvalError ends the contest.
 """
 
 import time
@@ -32,7 +32,8 @@ SETTLE_SECONDS = 0.02
 TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 3e-2}
 TF32_TOLERANCE = 2e-3  # for float32 where MLX multiplies in TF32
 # _difference() divides an array's difference by its largest element, or by NEGLIGIBLE times the largest element of all
-# results if that is more. Otherwise gradients that are zero except for rounding errors would differ too much.
+# results if that is more. This matters if each query sees a single key: then the exact gradients of query and key are
+# zero, and the computed ones are only rounding errors.
 NEGLIGIBLE = 1e-2
 
 
@@ -52,7 +53,8 @@ class Entrant:
         with peak_memory() as peak:
             seconds, results = self.timed()
             self.peak_memory = peak()
-        # The first call may be 10 times slower, so a second call is timed. On a CPU, long calls are not repeated.
+        # The first call is up to 10 times slower than the next, and on a GPU it also compiles the kernel. So a second
+        # call is timed, except on a CPU if even a call 10 times faster would take TRIAL_SECONDS.
         if seconds < 10 * TRIAL_SECONDS or machine.kind() == "gpu":
             seconds, _ = self.timed()
         while seconds < TRIAL_SECONDS:

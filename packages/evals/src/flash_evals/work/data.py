@@ -16,7 +16,7 @@ from flash_evals.results.errors import EvalError, failing
 from flash_evals.results.provenance import Dataset, Part
 from flash_evals.work import hub, pydoc_text, wikitext
 
-# A blank line separates documents, as in transformers' guide to perplexity, and is scored like other text.
+# A blank line separates documents, as in transformers' guide to perplexity. It is scored and counted like other text.
 SEPARATOR = "\n\n"
 WIKITEXT = "Salesforce/wikitext"
 
@@ -155,7 +155,7 @@ def _from_folder(folder: str, part: Part) -> Text:
 
 
 def _from_hub(repo: str, part: Part) -> Text:
-    """Reads a split of a dataset on the hub. Without a network, reads the split from the cache."""
+    """Reads a split of a dataset, at the commit that hub.reading() yields. Without a network, reads the cache."""
     datasets = _quiet_datasets()
     split, column = part.split or "test", part.column or "text"
     with hub.reading(repo, "dataset", part.revision) as (commit, online):

@@ -1,8 +1,8 @@
 """Does the work of `flash-eval speed`: prompts and generation as mlx-lm runs them, with the patch off and on.
 
-mlx-lm's `generate_step` runs one sequence, `PromptProcessingBatch` runs several at once, and
-`speculative_generate_step` runs a draft model. `BatchGenerator` is not used, because its queue and its merging of
-caches would only add time.
+mlx-lm's `generate_step` runs one sequence. Its `PromptProcessingBatch` and `GenerationBatch` run several at once, and
+its `speculative_generate_step` runs a draft model. So prefill steps, caches and asynchronous evaluation are mlx-lm's
+own. `BatchGenerator` is not used, because its queue and its merging of caches would only add time.
 """
 
 import copy
@@ -91,8 +91,11 @@ def tests(
 def prepared(
     models: Sequence[LoadedModel], ahead: int | None, case: Case, tokens: np.ndarray, filled: Sequence[Cache]
 ) -> Callable[[], Guesses]:
-    """Copies the cache, and returns a function that runs one trial with the copy. tokens: shape (sequences, tokens to
-    read). ahead: how many tokens the draft model guesses at a time; None without a draft model.
+    """Copies the cache, and returns a function that runs one trial with the copy. The copy is made here, because only
+    the returned function is timed.
+
+    tokens: shape (sequences, tokens to read). ahead: how many tokens the draft model guesses at a time; None without a
+    draft model.
     """
     steps = 0 if case.kind == "prompt" else case.tokens - 1
     if case.batch_size > 1:

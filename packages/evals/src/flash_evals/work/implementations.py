@@ -57,7 +57,7 @@ class Contestant:
         if self.pass_ == "forward_backward":
             return self.both
         output, gradients = self.begin()
-        self.hand_over([output])  # computes the forward pass
+        self.hand_over([output])  # computes the forward pass; the gradients keep what they need of it
         mx.synchronize()
         return gradients
 
@@ -128,7 +128,7 @@ def mlx(workload: Workload, _: Precision) -> Attention:
     how["mask"] = "causal" if workload.causal and not workload.window else _mlx_mask(workload)
     if not workload.kv_bits:
         return partial(contest.mlx_attention, **how)  # MLX's own attention, even if the patch is on
-    # mlx-lm's attention over quantised keys scales the query in place, so it gets a copy of the query.
+    # MLX has no attention over quantised keys. mlx-lm's scales the query in place, so it gets a copy of the query.
     attention = import_module("mlx_lm.models.base").quantized_scaled_dot_product_attention
     how |= {"group_size": GROUP_SIZE, "bits": workload.kv_bits}
     return lambda query, key, value: attention(query[:], key, value, **how)

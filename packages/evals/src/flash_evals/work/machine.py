@@ -34,12 +34,15 @@ def kind() -> str:
 
 
 def tf32() -> bool:
-    """Whether MLX multiplies float32 matrices in TF32. With CUDA it does, unless MLX_ENABLE_TF32 is 0."""
+    """Whether MLX rounds float32 factors to TF32's 11 bits. With CUDA it does, unless MLX_ENABLE_TF32 is 0."""
     return kind() == "gpu" and mx.cuda.is_available() and os.environ.get("MLX_ENABLE_TF32") != "0"
 
 
 def free_memory() -> int:
-    """How many bytes are free, in the GPU's memory with CUDA, or else in the machine's memory."""
+    """How many bytes a program can allocate: with CUDA, in the GPU's memory; otherwise, before the machine swaps.
+
+    With CUDA, MLX's cache counts as free, because MLX allocates from it.
+    """
     if (free := mx.device_info().get("free_memory")) is not None:
         return int(free) + mx.get_cache_memory()
     meminfo = Path("/proc/meminfo")
@@ -58,7 +61,9 @@ def physical_memory() -> int:
 
 
 def peak_flops(dtype: str) -> float:
-    """The machine's peak FLOP/s. A CPU computes multiply-adds in registers, a GPU computes MLX's matrix product."""
+    """The machine's peak FLOP/s. On a CPU, flash's threads compute multiply-adds in registers, whatever `dtype` is. On
+    a GPU, MLX computes matrix products in `dtype`.
+    """
     return flashattn_core.peak_flops() if kind() == "cpu" else products(dtype)
 
 
@@ -70,7 +75,7 @@ def products(dtype: str) -> float:
 
 
 def bandwidth() -> float:
-    """The memory bandwidth in bytes/s. On a CPU, flash's threads read. On a GPU, MLX reads and writes."""
+    """The memory bandwidth in bytes/s. On a CPU, flash's threads read. On a GPU, MLX's reads and writes both count."""
     if kind() == "cpu":
         return flashattn_core.read_bandwidth()
     array = mx.zeros((COPY_BYTES // 4,))

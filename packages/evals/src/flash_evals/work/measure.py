@@ -50,7 +50,7 @@ def run(
 
     work: must evaluate its result before it returns. precision: the patch's precision, as enable() takes it.
 
-    Raises EvalError if flash attention ran although `name` is "off".
+    Raises EvalError if flash attention ran although `name` is "off", because then there is nothing to compare with.
     """
     mx.synchronize()
     patch = flash.enabled(precision=precision) if name == "on" else nullcontext()
@@ -76,8 +76,9 @@ def attention_share(name: Arm, work: Callable[[], object], precision: Precision 
     """Runs the work once with one arm. Returns attention's share of the work's time, 0 to 1.
 
     MLX is lazy. So each call's query, key and value are evaluated before the clock starts, and its output before the
-    clock stops. If attention needs a mask array, the time to compute this array counts as attention's. Returns None if
-    observe() saw no call. In Gemma 2, for example, one function computes attention and its projections.
+    clock stops. Masks are not evaluated before the clock starts, because flash attention needs no array for most masks.
+    If a mask array is computed, its time counts as attention's. Returns None if observe() saw no call. In Gemma 2, for
+    example, one function computes attention and its projections.
     """
     seconds: list[float] = []
 
@@ -146,7 +147,8 @@ def peak_memory() -> Iterator[Callable[[], int]]:
         else:
             mx.reset_peak_memory()
             active = mx.get_active_memory()
-            # MLX's allocator does not count flash's scratch memory. release_scratch() frees it and returns its bytes.
+            # MLX's allocator does not count the scratch memory that the work needed and flash's threads still keep.
+            # release_scratch() frees it and returns its bytes.
             yield lambda: max(0, mx.get_peak_memory() - active) + flashattn_core.release_scratch()
 
 

@@ -72,7 +72,7 @@ class Tokens:
 
 
 def _setting(config: dict[str, Any], name: str) -> Any:
-    """Returns a setting of config.json. Vision models have the setting in text_config."""
+    """Returns a setting of config.json. In vision and audio models, text_config has the language model's settings."""
     return config.get(name, config.get("text_config", {}).get(name))
 
 
@@ -150,9 +150,9 @@ def _add_adapters(network: Any, adapter_path: str) -> str:
 def encode(loaded: LoadedModel, text: str, bos: Bos) -> Tokens:
     """Encodes a text. With bos "auto", a BOS comes first if the tokenizer by default adds a BOS.
 
-    With "always", a BOS comes first or, if the tokenizer has none, an EOS, as in lm-evaluation-harness. Raises
-    EvalError if the tokenizer has neither, cannot say which characters a token stands for, or makes a token without
-    an embedding.
+    With "always", a BOS comes first or, if the tokenizer has none, an EOS, as in lm-evaluation-harness. If the
+    tokenizer then has neither, raises EvalError. Also raises EvalError if the tokenizer cannot say which characters a
+    token stands for, or makes a token without an embedding.
     """
     # Takes the tokenizer out of mlx-lm's wrapper, because the wrapper cannot be called.
     tokenizer = loaded.tokenizer._tokenizer

@@ -20,7 +20,7 @@ from flash_evals.work.scoring import Window
 
 Forward = Callable[[mx.array], mx.array]  # a model, which maps tokens (sequences, length) to logits
 
-WARM_UP_ON_CPU = 256  # tokens; few are enough, because the first call of a CPU kernel compiles nothing
+WARM_UP_ON_CPU = 256  # tokens; few are enough, because a CPU kernel's first call neither compiles nor times it
 ROWS_AT_ONCE = 64  # rows of logits; for a vocabulary of 150,000, about 0.3 GB of intermediate results
 
 
@@ -51,7 +51,8 @@ def batches(
 
     The batch size does not change scores, because shorter windows are padded after their end, and causal attention
     hides the padding. Before the first batch, each arm warms up on the first window (on a CPU, its beginning).
-    Ranks (processes) take batches in turns. Each rank gets all results, in the order of the plan.
+    No figure counts this warm-up. Ranks (processes) take batches in turns. Each rank gets all results, in the order of
+    the plan.
     """
     planned = [plan[first : first + batch_size] for first in range(0, len(plan), batch_size)]
     work = partial(_measure, forward, ids, rank=ranks.rank, precision=precision)

@@ -90,7 +90,9 @@ def windows_in(batches: Sequence[Batch]) -> int:
 
 
 def read(path: Path, here: Header, windows: Sequence[Window], at_least: int) -> Kept:
-    """Reads the --compare file. Raises EvalError if it scores other tokens, or fewer than `at_least` windows."""
+    """Reads the --compare file. Raises EvalError if the file cannot be read, is broken, differs from this run in
+    SCORED_ARE, or has fewer than `at_least` windows.
+    """
     with _failing(f"--compare cannot read {path}"):
         content = path.read_bytes()
     kept = _parsed(path, "--compare", content, here, windows)

@@ -29,7 +29,8 @@ def windows(lengths: Sequence[int], context: int, stride: int) -> list[Window]:
     """Makes windows of `context` tokens, `stride` apart. Each token of a stream but the first is scored once.
 
     `lengths` has the number of tokens of each stream. No window extends over two streams. A stream's first window
-    scores `context` tokens. Each later window scores the next `stride` tokens, or fewer at the end of the stream.
+    scores up to `context` tokens. Each later window scores the next `stride` tokens, or those that are left, and begins
+    as early as `context` allows. So all windows are `context` tokens long, unless their stream is too short.
     lm-evaluation-harness's rolling windows are the same.
 
         length 9, context 4, stride 2:       0 1 2 3 4 5 6 7 8     r: read, S: scored, B: both
@@ -67,7 +68,8 @@ def token_nll(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """Returns the cost of each target, -ln p in nats, as float32. logits: float32 (n, vocabulary); targets: (n,).
 
     mx.logsumexp is not used, because on a CPU it adds the numbers one by one in float32. With 150,000 numbers, every
-    token's cost would be off by 2e-4 nats, always in the same direction. Here, numpy adds the numbers in float64.
+    token's cost would be off by 2e-4 nats, always in the same direction. Here, numpy's exp errs only in the last place,
+    and numpy adds the numbers in float64.
     """
     with np.errstate(invalid="ignore", over="ignore"):  # logits that are not finite give NaN, which the page reports
         largest = logits.max(axis=-1)
@@ -90,7 +92,7 @@ def ranked_first(logits: mx.array) -> np.ndarray:
 
 
 def top1_agrees(off: np.ndarray, on: np.ndarray) -> np.ndarray:
-    """For each row: whether the token that `on` ranks first is first, or tied for first, in `off`."""
+    """For each row of ranked_first(): whether the first token of `on` is first, or tied for first, in `off`."""
     agrees: np.ndarray = (on[:, :1] == off).any(axis=-1) & (on[:, 0] >= 0)
     return agrees
 

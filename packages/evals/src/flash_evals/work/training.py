@@ -75,8 +75,9 @@ def lengths(loaded: LoadedModel, settings: Settings, skipped: list[Skipped]) -> 
     """Yields, after each repetition of a length, the length's results so far. Each arm first takes a warm-up step.
 
     Lengths that do not fit into memory go to `skipped`. A length ends early once its steps have taken `max_seconds`; 0
-    means no limit. If the warm-up alone takes that long, the warm-up counts as a repetition. Every length begins with
-    the same adapters, and every step has new tokens. Raises EvalError if a step fails.
+    means no limit. If the warm-up alone takes that long, the warm-up counts as a repetition, because compilation
+    matters little in so long a step. Every length begins with the same adapters, and every step has new tokens. Raises
+    EvalError if a step fails.
     """
     random = np.random.default_rng(settings.seed)
     start = loaded.model.trainable_parameters()
@@ -123,8 +124,8 @@ def make_batch(tokens: np.ndarray) -> tuple[mx.array, mx.array]:
 def too_long(loaded: LoadedModel, seq_len: int, settings: Settings, rest: dict[int, float]) -> str | None:
     """Returns the reason if a step of that length does not fit into memory without the patch, else None.
 
-    `rest` maps each length so far to the bytes that its step took beyond least_memory(). The estimate for `seq_len` is
-    least_memory() plus the bytes that `rest` has for its longest length, scaled in proportion to the length.
+    `rest` maps each length so far to the bytes that a step without the patch took beyond least_memory(). The estimate
+    for `seq_len` is least_memory() plus the bytes of the longest length in `rest`, in proportion to the length.
     """
     given = settings.max_memory_gb
     limit = machine.free_memory() if given is None else given * 1e9
@@ -142,8 +143,9 @@ def least_memory(loaded: LoadedModel, seq_len: int, settings: Settings) -> int:
     """Bytes that MLX's own attention needs in one step for arrays of shape (batch, heads, seq_len, seq_len).
 
     Each layer with adapters keeps its softmax, one such array, for the gradient. With gradient checkpoints, only the
-    running layer keeps its softmax. The running layer needs at least one more array. With cuDNN, a step needs one array
-    in all, or none if the length is a multiple of 128.
+    running layer keeps its softmax. The running layer needs at least one more array, and two more if MLX's thread lags
+    behind. cuDNN stores no such arrays, but it computes gradients only if the length is a multiple of 128. For other
+    lengths, the running layer needs one array.
     """
     item_size = ITEM_SIZE[loaded.described.dtype.split(", ")[-1]]
     if machine.kind() == "gpu" and mx.cuda.is_available() and item_size == 2 and loaded.head_dim in range(8, 129, 8):
