@@ -81,7 +81,7 @@ GROWTH = {  # measure -> (allowed growth per 1,000 rounds, growth that is always
 
 
 def occupied() -> dict[str, float]:
-    """Returns the measures of GROWTH after a garbage collection. Also clears MLX's cache."""
+    """Returns the measures of GROWTH after a garbage collection. Clears MLX's cache after measuring it."""
     gc.collect()
     kept = mx.get_cache_memory()
     mx.clear_cache()

@@ -162,8 +162,10 @@ def _answer(responses: Iterable[Any]) -> Result:
 def difference(off: Result, on: Result, tolerance: float) -> tuple[float, bool]:
     """Returns (difference, whether a token differs). Raises Broken if the difference exceeds `tolerance`.
 
-    The difference is the largest |off - on|, divided by max(1, the largest |off|). If tokens differ, numbers after the
-    first differing token are ignored.
+    The difference is the largest |off - on|, divided by max(1, the largest |off|). A token may differ only in a
+    near-tie: the log-probabilities of the two tokens must agree within `tolerance`. Numbers after the first differing
+    token are ignored, because the texts differ from there on. Also raises Broken if the shapes differ, or if numbers
+    that are not finite stand in different places.
     """
     one, other, tie = off.numbers, on.numbers, False
     if off.tokens is not None and on.tokens is not None:

@@ -32,8 +32,8 @@ def texts(tmp_path_factory):
 def train(command, texts, tmp_path):
     """train(model, flash, *more): runs mlx_lm.lora. Returns the losses, the saved adapters, and the command's stderr.
 
-    The optimizer is plain SGD, because Adam divides by a gradient's size. Where a gradient is nearly zero, Adam would
-    turn rounding errors into whole steps.
+    The optimizer is plain SGD. The adapters are then sums of gradients, so a wrong gradient changes them. Adam would
+    divide by a gradient's size. Where a gradient is nearly zero, Adam would turn rounding errors into whole steps.
     """
 
     def run(model, flash, *more, data="texts"):

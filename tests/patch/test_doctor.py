@@ -306,7 +306,7 @@ def test_another_library_in_the_same_place(monkeypatch):
     ],
 )
 def test_a_model(tmp_path, model_type, line):
-    """doctor --model builds the model and lets it read a short prompt."""
+    """doctor --model builds the model and lets it read a short prompt. It does not look the type up in a table."""
     known = config(model_type) if model_type not in ("none", "") else {"model_type": model_type}
     (tmp_path / "config.json").write_text(json.dumps(known))
     lines = found(line, "--model", str(tmp_path))

@@ -50,7 +50,7 @@ def test_no_kernel(monkeypatch):
     def refuse(*_, **__):
         raise NoKernelError("no kernels for the moon")
 
-    monkeypatch.setattr(router._ext, "quick", lambda *_: None)  # so that attend() gets the call
+    monkeypatch.setattr(router._ext, "quick", lambda *_: None)  # as on a GPU's first call, so attend() gets the call
     monkeypatch.setattr(router, "flash_or_faster", refuse)
     off = attention()
     with flash.enabled(), pytest.warns(flash.FlashFallbackWarning, match="no kernels for the moon"):

@@ -16,8 +16,8 @@ from tests.patch.model_types import model_types, supported
 
 PROMPT, STEPS, MAX_KV_SIZE = 20, 4, 16
 UNTESTED = [name for name in supported() if model_types()[name].untested]
-# Every test run includes these types, which cover all attention functions and all cache classes. A run includes only
-# some of the other types.
+# Every test run includes these types, which cover all attention functions and all cache classes. The other types take
+# turns: each run includes some of them.
 ALWAYS = {
     *("qwen2", "gemma2", "gear", "phi3small", "plamo2", "deepseek_v41", "gemma3", "gpt_oss", "deepseek_v3", "llama4"),
     *("baichuan_m1", "recurrent_gemma", "qwen3_next", "iquestloopcoder"),

@@ -72,7 +72,7 @@ def test_training_is_the_same(tiny, tokens, monkeypatch, compiled, checkpointed)
     "kind", ["cohere2", "gemma2", "gemma3_text", "gpt_oss", "llama4_text", "mimo_v2_flash", "olmo3", "phi3small"]
 )
 def test_checkpointed_layers_get_masks_as_arguments(kind, tokens, monkeypatch, compiled):
-    """mlx-lm makes array masks for gemma2 and for models with windows."""
+    """mlx-lm makes array masks for models with windows, and for gemma2, which does not call MLX's attention."""
     checkpoint(random_model(kind, config(kind)), monkeypatch)
     run = lambda: train(random_model(kind, config(kind)), tokens(2, 24), compiled)  # noqa: E731
     (off_losses, off), (on_losses, on) = off_and_on(run)

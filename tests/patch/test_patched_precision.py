@@ -50,7 +50,7 @@ def gpu(monkeypatch):
         return own_quick(queries, keys, values, scale, mask, sinks, rounds, may_leave)
 
     def flash_or_faster(call):
-        out = own_flash_or_faster(call)  # raises errors for bad arguments. `out` is lazy
+        out = own_flash_or_faster(call)  # called first, because it raises errors for bad arguments. `out` is lazy
         if call.rounds and (query_len := call.kind()[4]) > 1:
             counts[f"a prompt of {query_len}"] += 1
             return None
@@ -242,7 +242,10 @@ def test_a_plain_call_takes_the_quick_way(asked):
 
 
 def test_the_quick_way_is_not_for(asked):
-    """While an observer is registered, calls go through attend() and not through plain_call()."""
+    """While an observer is registered, calls go through attend() and not through plain_call().
+
+    Calls with a softcap or a quantised cache always go through attend().
+    """
     with flash.enabled(), router.observed(lambda call: None):
         attention()
     assert asked == [("long", "input")]

@@ -1,4 +1,4 @@
-"""Flash attention over quantised KV caches gives mlx-lm's results. Unlike mlx-lm, it also takes sinks."""
+"""Flash attention over quantised KV caches gives mlx-lm's results. It also takes sinks, which mlx-lm refuses there."""
 
 import warnings
 
@@ -57,7 +57,7 @@ def test_mlx_lm_s_numbers(bits, group_size, length, mask):
     ids=str,
 )
 def test_16_bits(dtype, of_keys, roundings):
-    """The output has the wider dtype of queries and keys. It is within `roundings` epsilons of mlx-lm's output."""
+    """The output has the wider dtype of queries and keys. The bound has one epsilon per rounding in mlx-lm's code."""
     given, queries = filled(dtype=of_keys), normal(3, 1, 6, 9, 128, dtype=dtype)
     off, on = off_and_on(lambda: attend(queries, given, "causal"))
     assert on.dtype == off.dtype
@@ -145,7 +145,7 @@ def test_traced_calls_fall_back(traced_by):
 
 
 def test_bad_input_is_mlx_lm_s():
-    """mlx-lm's own function handles bad input. If it returns a result, the call is a fallback, and the patch warns."""
+    """For bad input, mlx-lm raises its own error. If mlx-lm returns a result instead, the patch warns of a fallback."""
     queries = mx.random.normal((1, 4, 8, 64))
     keys = mx.quantize(mx.random.normal((1, 2, 8, 64)), 64, 8)
     mask = np.tril(np.ones((8, 8), bool))

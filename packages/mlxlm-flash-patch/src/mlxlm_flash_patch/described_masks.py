@@ -47,7 +47,8 @@ def describing(original: Function, describe: Describe) -> Function:
     def make_and_describe(*args: Any, **kwargs: Any) -> Any:
         mask = original(*args, **kwargs)
         if isinstance(mask, mx.array):
-            # mlx-lm accepts windows of 0 or 8.5 keys. flashattn_core.masks raises ValueError for them.
+            # mlx-lm accepts windows of 0 or 8.5 keys. flashattn_core.masks raises ValueError for them. Such a mask gets
+            # no description, so attention reads the array.
             with contextlib.suppress(ValueError):
                 description = describe(*args, **kwargs)
                 if description is not None:
@@ -85,13 +86,15 @@ def rotating(self: Any, N: int, window_size: int | None = None, return_array: bo
 def batch_rotating(self: Any, N: int, window_size: int | None = None, return_array: bool = False) -> Mask | None:
     """Describes the mask of BatchRotatingKVCache.make_mask()."""
     if N == 1 and (self.rotated or self._idx >= self.max_size):
-        return None  # visible keys may wrap around the cache's end. One KeyRange cannot describe that
+        # In each row, the visible keys may wrap around the cache's end. One KeyRange cannot describe that. Attention
+        # reads the array instead, which is small: (B, 1, 1, S).
+        return None
     trimmed = max(0, self._idx - self.max_size + 1) if N > 1 else 0  # keys that update_and_fetch() will drop
     return SlidingWindow(window_size or self.max_size) & KeyRange(self.left_padding - trimmed)
 
 
 def _remember(mask: mx.array, description: Mask) -> None:
-    key, shape, pop = array_id(mask), mask.shape, _remembered.pop  # at exit, `pop` outlives _remembered
+    key, shape, pop = array_id(mask), mask.shape, _remembered.pop  # at exit, _remembered may be gone before the mask
     forget = weakref.ref(mask, lambda _: pop(key, None))
     lengths = (shape[-2] if mask.ndim > 1 else 1, shape[-1])
     batch = shape[:-3] if mask.ndim > 3 else None

@@ -24,7 +24,8 @@ from typing import Any
 
 # Maps each Linux package that installs libmlx to the extra of mlx that requires the package.
 LIBMLX = {"mlx-cuda-12": "mlx[cuda12]", "mlx-cuda-13": "mlx[cuda13]", "mlx-cpu": "mlx[cpu]"}
-PINNED = ("flashattn-core", "mlxlm-flash-patch")  # this project's packages, which require tested versions of mlx
+# This project's packages. They require certain versions of mlx, nanobind-backend, mlx-lm and click.
+PINNED = ("flashattn-core", "mlxlm-flash-patch")
 MODES = ("0", "1", "strict", "float32", "float32,strict")  # values of MLXLM_FLASH
 CPU_VARIABLES = ("FLASHATTN_CPU_ISA", "FLASHATTN_NUM_THREADS")
 
@@ -114,14 +115,17 @@ def _numbers(release: str) -> list[int]:
 
 
 RELATIONS: dict[str, Callable[[str, str], bool]] = {
-    "==": operator.eq,
+    "==": operator.eq,  # compares texts, because a pre-release is not the release itself
     ">=": lambda found, limit: _numbers(found) >= _numbers(limit),
     "<=": lambda found, limit: _numbers(found) <= _numbers(limit),
 }
 
 
 def _mlx() -> str:
-    """The pip requirement of mlx. Its extra, such as cpu in mlx[cpu], is the one that requires the installed libmlx."""
+    """The pip requirement of mlx. Its extra, such as cpu in mlx[cpu], is the one that requires the installed libmlx.
+
+    Another extra would overwrite that libmlx, because all of them install the same file.
+    """
     installed = {distribution.name for distribution in distributions()}
     return next((extra for name, extra in LIBMLX.items() if name in installed), "mlx")
 

@@ -2,8 +2,8 @@
 
 mlx-lm computes attention over quantised caches with plain MLX operations. A few models compute all of their attention
 with plain operations. Gemma 2's function also computes projections and rope, and updates the cache. So the patch calls
-this function, but passes a _Gemma2 object as `self` and as `cache`. MLX evaluates the attention in this function only
-if the call falls back.
+this function, but passes a _Gemma2 object as `self` and as `cache`. MLX is lazy, so it evaluates the attention in this
+function only if the call falls back.
 """
 
 import contextlib
@@ -40,7 +40,10 @@ def quantised(original: Function) -> Function:
 
 
 def any_cache(original: Function) -> Function:
-    """Replaces the attention function that most models call. The replacement also takes sinks with quantised caches."""
+    """Replaces the attention function that most models call.
+
+    The replacement also takes sinks with quantised caches, for which mlx-lm's function raises an error.
+    """
 
     @functools.wraps(original)
     def scaled_dot_product_attention(

@@ -12,11 +12,14 @@ from .router import Function, active, attend, flash_or, is_active, plain_call
 # Functions of other libraries that the patch has called and that still run. If such a function calls the patch, _call()
 # calls MLX's own function. If _call() called the library's function again, the calls would never end.
 _running: ContextVar[tuple[Any, ...]] = ContextVar("mlxlm_flash_patch: functions that are being called", default=())
-MISSING: Any = object()  # an argument that the caller did not give and that the patch does not pass on
+MISSING: Any = object()  # an argument that the caller did not give. _call() omits it, so MLX raises its own error
 
 
 def flash_instead_of(original: Function) -> Function:
-    """Makes the function that replaces `original`, which is MLX's own function or another library's."""
+    """Makes the function that replaces `original`, which is MLX's own function or another library's.
+
+    The new function has the parameters of MLX's function.
+    """
 
     def scaled_dot_product_attention(
         q: Any = MISSING,

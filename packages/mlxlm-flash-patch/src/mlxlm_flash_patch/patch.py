@@ -33,7 +33,10 @@ NEVER_CALLED = "no call of mx.fast.scaled_dot_product_attention was evaluated"
 
 
 class FlashNeverRanError(RuntimeError):
-    """Raised with strict=True if no call ran as flash attention and none was left to MLX because MLX is faster."""
+    """Raised with strict=True if no call ran as flash attention while the patch was on.
+
+    It is not raised if a call was left to MLX because MLX is faster.
+    """
 
 
 class Counts:
@@ -85,8 +88,8 @@ def enable(*, strict: bool = False, precision: Precision = "input") -> None:
         if no call ran as flash attention and none was left to MLX because MLX is faster.
       precision: with ``"input"``, 16-bit results are as accurate as those of MLX's own attention. A call goes to MLX if
         MLX's own fused attention is faster for it on this GPU. status() does not count such calls as fallbacks.
-        With ``"float32"``, flash attention casts to float32, computes, and casts back, and no call goes to MLX.
-        On the CPU, both values give the same bits.
+        With ``"float32"``, every result of flash attention is that of casting to float32, computing, and casting
+        back. No call is left to MLX for speed. On the CPU, both values give the same bits.
 
     A second enable() replaces the arguments of the first, and resets no count.
     enable() does not replace functions of mlx-lm that this version was not tested with, and warns of them.
@@ -106,6 +109,7 @@ def enable(*, strict: bool = False, precision: Precision = "input") -> None:
 def disable() -> None:
     """Switches the patch off: restores MLX's and mlx-lm's own functions, and ends open enabled() blocks early.
 
+    Does nothing unless enable() or an enabled() block is in force.
     Models given to patch_model() stay patched. If another library has wrapped a function of the patch, the wrapper
     stays, and status() names it. The patch's function inside the wrapper then calls the original function.
 

@@ -126,8 +126,8 @@ def flash_or(
 
     `original` is called if the patch is off, if MLX's own attention is faster, or if `flash` raises an error. Only the
     last case is a fallback. The first fallback for each reason warns that `whose` attention computed the call. Under
-    strict, every fallback raises FlashFallbackError. If `original` raises an error, the caller gets that error, and no
-    fallback is counted.
+    strict, every fallback raises FlashFallbackError. If both `flash` and `original` raise, the arguments are bad. The
+    caller then gets the error of `original`, and no fallback is counted.
     """
     reason = None
     if is_active():
