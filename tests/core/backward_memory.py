@@ -44,7 +44,7 @@ class Call:
 
     @property
     def _rows(self) -> int:
-        """Bytes of lse. The row maxima, the row sums and delta are as large."""
+        """Bytes of lse: one float32 per row. The row maxima, the row sums and delta are as large."""
         return self.heads * self.length * 4
 
     @property
@@ -61,7 +61,8 @@ class Call:
     def needed(self) -> int:
         """Bytes beyond the inputs, as docs/training.md counts them.
 
-        These are `made`, delta and, in 16-bit calls, extra memory to sum query's gradient in float32.
+        These are `made`, delta and, in 16-bit calls, half of the float32 sum of query's gradient. The memory of the
+        gradient itself holds the other half.
         """
         return self.made + self._rows + (self._queries if self.dtype != "float32" else 0)
 

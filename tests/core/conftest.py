@@ -37,7 +37,9 @@ def _on_the_cpu() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def build() -> Callable[..., Path]:
-    """A function that builds a CMake project and returns the build folder. An unchanged project is not built again.
+    """A function that builds a CMake project and returns the build folder.
+
+    The function builds once for the same sources, options and compiler version.
 
     made_of: the contents of all files that the build reads, by default the CPU backend, driver/ and `sources`.
     """

@@ -1,7 +1,8 @@
 """Compares gradients with float64, by the rule of oracle.py.
 
-The error against float64 may be at most twice the error of the unfused gradient, plus 1e-5. The unfused gradient
-computes each step in float32, keeps all scores in memory, and rounds `out` and the gradients to the call's dtype.
+The error against float64 may be at most twice the error of the unfused gradient, plus 1e-5. The float64 gradient is
+computed from the inputs alone. The unfused gradient computes each step in float32, keeps all scores in memory, and
+rounds `out` and the gradients to the call's dtype.
 
 If a gradient has few numbers, as for two sinks, its unfused error may be small by luck. So the unfused gradient is
 computed 2 * ORDERS times, and the largest error counts. Sums are taken in ORDERS orders. For each order, out and lse
@@ -125,7 +126,8 @@ def unfused_gradients(call: Call, dtype=np.float64, after_a_forward: bool = Fals
         scores = np.where(visible, scores + cast(bias), -np.inf)
         sees_any = (scores != -np.inf).any(axis=-1, keepdims=True)
         out, lse = call.forward() if after_a_forward else (None, None)
-        # row_max may be any number near the row's maximum, because row_sum is computed with the same row_max.
+        # row_max may be any number near the row's maximum, because row_sum is computed with the same row_max. The code
+        # does not round lse to float32, because in it a large maximum would round the logarithm of the sum away.
         row_max = (
             np.maximum(scores.max(axis=-1, keepdims=True, initial=-np.inf), sinks)
             if lse is None

@@ -16,7 +16,10 @@ SETS = ["neon", "baseline"] if ARM else ["avx512", "avx2", "baseline"]
 
 
 def sets_here() -> list[str]:
-    """This machine's instruction sets, best first. Tests compare the extension's own list with this one."""
+    """This machine's instruction sets, best first, as the operating system names them.
+
+    Tests compare the extension's own list with this one, so this function must not ask the extension.
+    """
     if ARM:
         return SETS
     flags = Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").exists() else []

@@ -129,7 +129,8 @@ print(mx.array_equal(flash_attention(x, x, x), expected).item())
 def test_results_that_no_machine_holds(length):
     """A call with legal shapes must raise if its output exceeds the address space.
 
-    The test runs in a process of its own, because MLX is slow after such a failure.
+    The test runs in a process of its own, because MLX counts memory that it failed to get as used, and
+    waits for each op after that.
     """
     code = f"""
 import mlx.core as mx

@@ -56,7 +56,10 @@ def test_a_kind_in_words():
 
 
 def test_lengths_up_to_the_same_power_of_two_are_one_kind():
-    """in_words() must round numbers of queries above 64, and numbers of keys, up to powers of two."""
+    """in_words() must round numbers of queries above 64, and numbers of keys, up to powers of two.
+
+    Calls with the same text share their times. Up to 64 queries, each number has its own text.
+    """
     words = [in_words(call(length, key_len)) for length, key_len in ((65, 129), (128, 256), (100, 200))]
     assert len(set(words)) == 1
     for other in (call(64, 200), call(63, 200), call(129, 200), call(100, 128), call(100, 257), call(batch=2)):
@@ -113,7 +116,7 @@ def test_a_contestant_that_raises_is_left_out(monkeypatch):
 
     monkeypatch.setattr(contest, "mlx_attention", refuses)
     assert times(call(), [OURS, MLX], CPU).keys() == {OURS}
-    assert times(call(), ["cpu_decode", OURS], CPU).keys() == {OURS}  # cpu_decode cannot run the call's 20 queries
+    assert times(call(), ["cpu_decode", OURS], CPU).keys() == {OURS}  # cpu_decode takes up to 8 queries, not 20
 
 
 @pytest.mark.parametrize("says", ["[malloc] Unable to allocate 9 bytes.", "cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY"])

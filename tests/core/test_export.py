@@ -26,7 +26,8 @@ assert "flashattn_core" not in sys.modules
 def imported(folder, *inputs):
     """Returns the exported function's results in a process that imports MLX alone.
 
-    The arrays are saved as safetensors, because a program that has loaded an .npz file may abort when it ends.
+    The arrays are saved as safetensors, because MLX's threads read .npz files through a Python file object. They abort
+    a program that ends before they have released this object.
     """
     files = folder / "f.mlxfn", folder / "inputs.safetensors", folder / "result.safetensors"
     mx.save_safetensors(str(files[1]), {str(i): a for i, a in enumerate(inputs)})

@@ -30,7 +30,10 @@ MASK_KINDS = 12
 
 
 def mask_kinds(rng, length, key_len):
-    """Returns functions that each make one mask. They cover each type of mask and some compositions."""
+    """Returns functions that each make one mask. They cover each type of mask and some compositions.
+
+    They are functions so that callers make only the masks that they use.
+    """
     tree_size = min(length, key_len, 40)
     bools = lambda *shape: mx.array(rng.random(shape) > 0.4)  # noqa: E731
     normal = lambda *shape: mx.array(rng.standard_normal(shape, dtype=np.float32))  # noqa: E731
@@ -122,12 +125,12 @@ def test_decode_with_any_number_of_heads_to_a_key(rng, dtype, dim, heads):
 
 
 def in_dtype(dtype, mask, options):
-    """Returns mask and options. Sinks and additive masks are cast to `dtype`, the dtype of query."""
+    """Returns mask and options. Casts sinks and additive masks to `dtype`: they must promote to query's dtype."""
     return {"mask": cast_arrays(mask, dtype)} | {k: v.astype(dtype) if k == "sinks" else v for k, v in options.items()}
 
 
 def cast_arrays(mask, dtype):
-    """Casts the additive arrays inside of a mask to `dtype`."""
+    """Casts the additive arrays inside of a mask to `dtype`, because they must promote to query's dtype."""
     if isinstance(mask, mx.array):
         return mask if mask.dtype == mx.bool_ else mask.astype(dtype)
     if hasattr(mask, "parts"):

@@ -240,5 +240,5 @@ def test_forward_and_backward_with_masks(length, mask):
 
 @pytest.mark.slow("starts processes")
 def test_many_query_heads_of_one_key_head():
-    """Here query's gradient takes most of the memory. In float32 it would take twice as much."""
+    """Query's gradient takes most of the memory here. A float32 array for its sum would be twice as large."""
     assert_keeps_the_account(Call(8192, heads=7, kv_heads=1, dtype="bfloat16", mask="window"))

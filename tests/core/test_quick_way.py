@@ -1,4 +1,7 @@
-"""Calls with few options skip most Python code. Their results and error messages must be the usual ones."""
+"""Calls without softcap, ALiBi slopes, stream, kernel name or lse skip most Python code and go straight to C++.
+
+Their results and error messages must be those of the longer way through Python.
+"""
 
 import mlx.core as mx
 import numpy as np

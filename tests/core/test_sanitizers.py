@@ -1,8 +1,8 @@
 """The CPU backend passes the compiler's sanitizers for memory, undefined behaviour and races between threads. The
 extension, loaded in Python, passes the sanitizer for memory.
 
-A report or a wrong result ends the program with an error. Without --all, only the memory sanitizer runs, and
-only for this machine's best instruction set.
+A report or a wrong result ends the program with an error. Without --all, only the memory sanitizer runs, and only for
+this machine's best instruction set, because everything else takes minutes to compile.
 """
 
 import functools
@@ -108,7 +108,10 @@ on_linux = pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run t
 @on_linux
 @pytest.mark.parametrize("feature", ["gradients", "quantised", "transforms", "rows_that_see_nothing", "errors"])
 def test_the_extension(sanitized_python, feature):
-    """The tests in test_{feature}.py must pass under the memory sanitizer."""
+    """The tests in test_{feature}.py must pass under the memory sanitizer.
+
+    Together these files cover the whole interface of the extension.
+    """
     tests = HERE / f"test_{feature}.py"
     sanitized_python("-m", "pytest", "-q", "-p", "no:cacheprovider", tests, "-k", "not environment")
 

@@ -1,4 +1,7 @@
-"""Drawn calls give the same results under transforms, leave inputs unchanged, and run the kernel that plan() names."""
+"""Drawn calls return the same bits under transforms, leave inputs unchanged, and run the kernel that plan() names.
+
+Exported calls may differ by rounding.
+"""
 
 import tempfile
 

@@ -112,7 +112,7 @@ def test_where_there_is_one_choice_nothing_is_timed(device, how):
     ],
 )
 def test_few_blocks_have_fewer_rows_on_hopper(dim, length, keys, mask, precision, kernel):
-    """Smaller blocks must be chosen if larger blocks would leave multiprocessors idle or have many unused rows."""
+    """Smaller blocks must be chosen if larger ones leave many of 132 multiprocessors idle, or many rows unused."""
     query, key = (mx.zeros((1, heads, rows, dim), mx.float16) for heads, rows in ((28, length), (4, keys)))
     with launches.shared_memory(227, compute_capability=90):
         got = launches.decision(lowered(query, key, key, None, mask, precision=precision))[0]
@@ -144,7 +144,7 @@ def test_a_contestant_without_a_time_is_the_last():
 )
 def test_mlxs_own_is_preferred_where_it_is_faster_by_three_percent(mlx, left):
     got = decision(Clock(mlx=mlx, cuda_prefill=100))
-    assert got.kernel == "cuda_prefill"  # flash_attention() never calls MLX's attention, even if that is faster
+    assert got.kernel == "cuda_prefill"  # flash_attention() runs this, because only the patch leaves calls to MLX
     assert got.left() == (left and (left, 0.1))
 
 

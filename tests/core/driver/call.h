@@ -50,8 +50,8 @@ class Result {
   }
 
  private:
-  // The number of bytes that are checked behind the last element. A faulty kernel may write one SIMD vector too many.
-  // AddressSanitizer reports such a write itself.
+  // The number of bytes that are checked behind the last element. A faulty kernel may write one SIMD vector too many,
+  // and the widest has 64 bytes. AddressSanitizer reports such a write itself.
   static constexpr size_t kMargin = kAddressSanitizer ? 0 : 64;
 
   template <typename Visit>

@@ -1,5 +1,6 @@
-// Tests cancellation. A cancelled call ends soon after the grace period. Then all elements of its outputs are NaN, and
-// the bytes between the elements are unchanged. A call that ends within the grace period keeps its results.
+// Tests cancellation. A call may be cancelled long before it starts, just before it starts, or while it runs. It ends
+// soon after the grace period. Then all elements of its outputs are NaN, and the bytes between the elements are
+// unchanged. A call that ends within the grace period keeps its results.
 #include <chrono>
 #include <cstdio>
 #include <optional>

@@ -49,7 +49,8 @@ struct Case {
     return size;
   }
   int64_t rows() const { return batch_size() * heads() * query_len; }
-  // The number of multiply-adds. Without queries it is the size of key and value, without keys that of query and out.
+  // The number of multiply-adds. Without queries it is the size of key and value, without keys that of query and out,
+  // because the test fills these arrays.
   int64_t work() const {
     return batch_size() * std::max(heads() * query_len, kv_heads) * std::max(key_len, 1) * (head_dim + value_dim);
   }

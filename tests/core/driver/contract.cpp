@@ -133,7 +133,7 @@ Range check_array(const AttentionArgs& args, const Array& array) {
 }
 
 // Elements of an output must not overlap, because threads would race for them. So each stride must exceed the span of
-// all dimensions with smaller strides.
+// all dimensions with smaller strides, as in any permutation of a row-major array.
 void check_elements_apart(const AttentionParams& p, const Array& array) {
   struct Dimension {
     int64_t stride, size;

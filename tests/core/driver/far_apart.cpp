@@ -79,7 +79,7 @@ class FarRows {
   }
 
  private:
-  static constexpr int64_t kMargin = 64;  // unused elements after the last row
+  static constexpr int64_t kMargin = 64;  // unused elements after the last row; no SIMD vector has more
 
   struct Place {
     const char* near;

@@ -16,7 +16,8 @@ inline float scale_of(const Case& c) {
 }
 
 // The order in which sum_over() adds columns. plain_gradients() takes two sums in different orders and subtracts them.
-// In the same order, their rounding errors could cancel, and the error that tests allow would be too small.
+// In the same order, their rounding errors could cancel. The kernels' errors do not cancel, so the error that tests
+// allow would be too small.
 enum class Order { up, down };
 
 template <typename Real, typename Term>

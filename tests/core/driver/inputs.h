@@ -50,7 +50,7 @@ void for_keys_to_poison(const Case& c, const Inputs& in, Draw& draw, Hide hide, 
 }
 
 // Makes keys and values NaN or infinite if no query row sees them. At times also makes one element of one key or value
-// NaN, hidden or not.
+// NaN, hidden or not. NaN and infinity must reach only the rows that see them.
 inline void poison(const Case& c, Draw& draw, Inputs& in) {
   const auto hide = [&](int64_t b, int g, int j) {
     double with = draw.chance(50) ? kNaN : draw.chance(50) ? kInf : -kInf;

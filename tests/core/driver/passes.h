@@ -74,7 +74,7 @@ struct GradientCall {
 
 inline void check_backward(const Case& c, const Inputs& in, Draw& draw, Check& check) {
   // Allows about eight more units in float32's last place, because the unfused formula's error may be small by luck.
-  // That happens if one key has all of the weight.
+  // That happens if one key or row has all of the weight, because a gradient then has only a few large sums.
   constexpr double kRelative = 1e-6;
   Call call(c, in, draw);
   call.run();

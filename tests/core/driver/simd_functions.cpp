@@ -48,6 +48,8 @@ double relative_error(vfloat (*function)(vfloat), double (*exact)(double), Point
 }  // namespace
 
 int main() {
+  // The divisor is kPoints + 1, so that the distance between points is no power of two. With such a distance the points
+  // cover all of the polynomials' ranges.
   const auto part = [](int i) { return float(i + 1) / (kPoints + 1); };
   const auto sign = [](int i) { return i % 2 ? -1.0f : 1.0f; };
   double exp2_error = relative_error(vector_exp2, std::exp2, [&](int i) { return -126 * part(i); });

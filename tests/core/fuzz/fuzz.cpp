@@ -1,9 +1,10 @@
 // libFuzzer's target. It makes one call of the CPU backend from the fuzzer's bytes.
 //
 // Each byte makes one of the choices that the drivers draw at random: sizes, layouts, options, dtypes. Half of the
-// inputs give a legal call, which must agree with the plain formula. The other half overwrite some numbers of a legal
-// call. If driver/contract.h accepts the changed call, the call runs on arrays that end with their last element, and
-// the sanitizers must report no error. With a moderate scale and softcap, no output may be NaN.
+// inputs give a legal call. The contract of driver/contract.h must accept it, and its results must agree with the plain
+// formula. The other half overwrite some numbers of a legal call. If the contract accepts the changed call, too, the
+// call runs on memory that is just as large as its strides reach, and the sanitizers must report no error. With a
+// moderate scale and softcap, no output may be NaN.
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
