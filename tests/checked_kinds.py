@@ -74,7 +74,10 @@ def wrong_where(condition: str) -> Callable[[str], str]:
 
 
 def nan_where(condition: str, text: str) -> Callable[[str], str]:
-    """Returns an edit of a kernel's source: a factor after `text` makes outputs NaN where the condition holds."""
+    """Returns an edit of a kernel's source. A factor after `text` makes outputs NaN where the condition holds.
+
+    `text` must be kernel code that ends just before a factor of the output.
+    """
     return lambda source: source.replace(text, text + f"({condition} ? INFINITY * 0.0f : 1.0f) * ")
 
 

@@ -8,5 +8,5 @@ import pytest
 
 
 def lacking(what: str) -> NoReturn:
-    """Skips a test because `what` is missing. On Linux with CI set, as in .ci/run, the test fails instead."""
+    """Skips a test because `what` is missing. On Linux with CI set, the test fails instead: .ci/run installs `what`."""
     (pytest.fail if os.environ.get("CI") and sys.platform == "linux" else pytest.skip)(what)

@@ -50,7 +50,7 @@ def rules(*but: str) -> dict[str, Callable[..., None]]:
 
 
 def assert_same_but_for_tensor_cores(got: mx.array, expected: mx.array) -> None:
-    """Like oracle.assert_same_bits(), but allows an error of 1e-5 before the result is rounded to its dtype.
+    """Like oracle.assert_same_bits(), but before rounding to its dtype, `got` may be off by 1e-5 * max(|expected|, 1).
 
     Tensor cores sum and truncate in their own way. So a 16-bit result may differ in its last bit, if the number before
     rounding is nearly in the middle between two 16-bit numbers.

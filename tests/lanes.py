@@ -1,12 +1,14 @@
 """Chooses the tests that run: a fixed choice by default, more tests in CI, and all tests at night.
 
 - `pytest` runs the folders in pyproject.toml's `testpaths`, without tests marked `slow(reason)`. It runs every n-th
-  case of a test marked `rotate(n)`, and every m-th case if the mark is `rotate(n, default=m)`: always the same cases.
+  case of a test marked `rotate(n)`, and every m-th case if the mark is `rotate(n, default=m)`. Each run has the same
+  cases, and the same examples of Hypothesis.
 - `pytest tests/metal`, or another folder or file, also runs the slow tests there. It ignores `default=m`.
 - `--rotate`, which CI uses in `make parts`, runs the slow tests and every n-th case. The number of the last commit
-  decides which cases run, so n commits in a row run all cases.
+  decides which cases and which examples of Hypothesis run, so n commits in a row run all cases.
 - `--all`, which `make nightly` uses, runs all cases of all tests, even of tests marked `nightly(reason)`. A test
-  marked `rotate(n, nightly=m)` would take hours. It runs every m-th case unless the command names its file.
+  marked `rotate(n, nightly=m)` would take hours. It runs every m-th case, chosen by the number of the last commit,
+  unless the command names its file.
 
 `pytest file.py::test` runs the test even if it is marked slow or nightly. It leaves out cases with a nightly mark of
 their own. `pytest file.py::test[case]` runs that case.
@@ -64,7 +66,7 @@ def commit_number() -> int:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     is_all = config.getoption("--all")
     start = commit_number() if is_all or config.getoption("--rotate") else 0
-    # Without arguments, config.args has the testpaths, also in the processes of pytest-xdist.
+    # Compares the arguments with the testpaths, because pytest-xdist passes the testpaths to its processes.
     is_default = not is_all and not config.getoption("--rotate") and config.args == config.getini("testpaths")
 
     def step(mark: pytest.Mark) -> int:

@@ -2,9 +2,10 @@
 
 In a block marked `sh`, each line is a command. In a block marked `console`, a line that begins with `$` is a command,
 and other lines are output. A block marked `text` is the output of the first command that runs in the block before it.
-A page's blocks run one after the other in a copy of the repository. Their commands run without `uv run`. A flash-eval
-command on a page must have valid options. It runs in this process, with the smaller sizes of SMALLEST. The output must
-equal the page's output, but numbers in it may differ.
+A page's blocks run one after the other in a copy of the repository. Their commands run without `uv run`, so they use
+this environment. A flash-eval command on a page must have valid options. It runs in this process, with the smaller
+sizes of SMALLEST. These are appended to its options, and so override them. The output must equal the page's output, but
+numbers and words that depend on the machine may differ.
 """
 
 import io
@@ -79,7 +80,8 @@ SMALLEST = {
     "finetune": ["-p", "128,256", "-r", "1"],
     "kernels": ["--seq-len", "64,128", "-r", "3", "--max-seconds", "1"],
 }
-# If a command on a page has one of these options, the option is appended again with this value.
+# If a command on a page has one of these options, the option is appended again with this value. Other commands do not
+# get the option, because a page may show its default value.
 SMALLEST_IF_GIVEN = {"--context": "64", "--stride": "32", "--num-layers": "2"}
 
 # Names that a page's Python uses without defining them.
@@ -132,7 +134,10 @@ def repository(tmp_path):
 
 @pytest.fixture
 def _quick(monkeypatch):
-    """Removes delays, and makes each ratio count as a clear difference. The short trials here would prove none."""
+    """Removes delays, and makes each ratio count as a clear difference. The short trials here would prove none.
+
+    The outputs on the pages claim differences, because they come from many long trials.
+    """
     monkeypatch.setattr(contest, "TRIAL_SECONDS", 0)
     monkeypatch.setattr(contest, "SETTLE_SECONDS", 0)
     monkeypatch.setattr(claims.Ratio, "sign", property(lambda ratio: 1 if (ratio.value or 0) > 1 else -1))

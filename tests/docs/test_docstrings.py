@@ -18,7 +18,8 @@ PUBLIC = {
     "flashattn_core.reference.reference_attention": reference.reference_attention,
     **{f"mlxlm_flash_patch.{name}": getattr(mlxlm_flash_patch, name) for name in mlxlm_flash_patch.__all__},
 }
-# Maps a function to another function, whose docstring describes the parameters that both have.
+# Maps a function to another function with the same parameters. The first one's docstring must name the second one, and
+# need not list the parameters again.
 AS = {
     "flashattn_core.quantized_flash_attention": "flash_attention",
     "flashattn_core.plan": "flash_attention",

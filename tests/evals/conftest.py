@@ -43,7 +43,7 @@ TEXT = (
 
 @pytest.fixture(autouse=True)
 def openblas(monkeypatch):
-    """Pretends that MLX uses OpenBLAS. With a slower BLAS, commands would print a warning."""
+    """Pretends that MLX uses OpenBLAS. With a slower BLAS, commands print a warning on stderr and on the page."""
     monkeypatch.setattr(machine, "blas", lambda: "openblas")
 
 
@@ -109,7 +109,8 @@ def invoke():
 def run_command(invoke, model_folder, text_file, tmp_path):
     """run_command(COMMAND, *options): runs `flash-eval COMMAND ...` on the tiny model and text. It must succeed.
 
-    Returns the content of the result file, with the printed page as an additional item `page`.
+    Returns the content of the result file, with the printed page as an additional item `page`. The given options
+    override the default ones.
     """
 
     def run(command, *arguments):

@@ -1,4 +1,5 @@
-"""flash-eval warns if MLX uses the slow reference BLAS. With --blas, the command starts again with a faster BLAS.
+"""If MLX uses the slow reference BLAS, as on Linux CPUs, flash-eval warns on stderr and on the page. With --blas, the
+command starts again with a faster BLAS.
 
 More tests of --blas are in tests/patch/test_blas.py.
 """

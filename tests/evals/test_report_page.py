@@ -234,7 +234,9 @@ def test_it_is_accessible(page):
 
 @pytest.mark.slow("2 seconds")
 def test_the_page_goes_where_it_is_told(invoke, refused, results, tmp_path, monkeypatch):
-    """-o, --html and the default name give the same page. Result files are not overwritten. A full disk is an error."""
+    """-o, --html and the default name give the same page. Result files are not overwritten. If the disk is full, the
+    error has one line.
+    """
     file = tmp_path / "run.json"
     file.write_text(json.dumps(results["speed"]))
     monkeypatch.chdir(tmp_path)

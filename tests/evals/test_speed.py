@@ -66,7 +66,7 @@ def test_the_delay_and_the_seed_reach_the_work(run_command, monkeypatch):
     [test] = result["results"]
     assert (test["test"], test["off"]["tokens_per_s_sd"], result["draft_model"]) == ("pp20", None, None)
     assert "accepted" not in result["page"]
-    assert waited == [2.5] * 3 * 6  # 3 runs, 2 arms, and 3 pauses in each arm
+    assert waited == [2.5] * 3 * 6  # 3 runs, 2 arms; before warm-up, attention's share, repetition
     first, other = prompts[0], prompts[-1]
     assert prompts == [first] * 12 + [other] * 6
     assert first != other

@@ -70,11 +70,12 @@ def clock(monkeypatch):
     return clock
 
 
-# With max_seconds=0 there is no limit. With max_seconds=1, mlx has one trial, because the first trial always runs.
+# With max_seconds=0 there is no limit. With max_seconds=1, mlx has one trial, because the first trial always runs. With
+# max_seconds=9.5, mlx has two trials.
 @pytest.mark.parametrize(("max_seconds", "of_flash", "of_mlx"), [(0, 9, 9), (1, 3, 1), (9.5, 9, 2)])
 def test_who_is_slow_takes_fewer_trials(fake_implementation, clock, max_seconds, of_flash, of_mlx):
-    """The time to prepare a call counts towards max_seconds, but is not part of a trial's time. hold() yields None for
-    each trial that is left out.
+    """The time to prepare a call is not part of a trial's time. It counts towards max_seconds, because the user waits
+    for it. hold() yields None for each trial that is left out, so that the progress bar advances.
     """
     fake_implementation("flash", before=lambda: clock.go(0.25))
     fake_implementation("mlx", before=lambda: clock.go(0.5), preparing=lambda: clock.go(4))

@@ -6,6 +6,7 @@ Each launch is a dict:
 - `grid`, in threadgroups; `threadgroup`, in threads; `split`: (first_key, chunk_len, num_chunks).
 - `buffers`, by name. An input is a pair: its bytes, and the byte offset of its element at index 0. This offset is not
   0 if a stride is negative. An array that the launches write is given by its size in bytes, and a struct by its bytes.
+  All launches of the call share an array of this name.
 - `numbers`: maps a buffer's name to the index by which the kernel finds the buffer.
 - `outputs`: the buffers that MLX treats as written. `scratch`: the call's buffers for intermediate results.
 """
@@ -76,9 +77,9 @@ def decision(
 ):
     """Returns decide.py's decision for a call on a GPU, and the names of the GPU functions that decide.py asked for.
 
-    The other arguments stand in for the GPU. refuses: whether the driver refuses to build a function. check(kernel)
-    returns what is wrong with it, or "". times(names) returns the times of these kernels, where "mlx" means MLX's own
-    attention. mlx_is_fused: whether MLX has a fused kernel. If it has none, MLX is not timed.
+    The other arguments stand in for the GPU. refuses: whether NVRTC and the driver refuse to build a function.
+    check(kernel) returns what is wrong with it, or "". times(names) returns the times of these kernels, where "mlx"
+    means MLX's own attention. mlx_is_fused: whether MLX has a fused kernel. If it has none, MLX is not timed.
     """
     there = SimpleNamespace(device=mx.Device(mx.gpu))
     stand_ins = {name: getattr(_load(), name) for name in ("candidates", "backward_kernel", "pipelines", "compile")}

@@ -51,7 +51,9 @@ def test_uv_builds_again_after_a_change_of_any_source():
 
 @pytest.mark.parametrize("distribution", PACKAGES)
 def test_pins(distribution):
-    """Requirements name one exact version of nanobind-backend and of this project's packages, and one range for MLX."""
+    """Requirements name one exact version of nanobind-backend and of this project's packages, because packages that
+    share an ABI must fit together. For MLX, they name the range of the releases in the table.
+    """
     project = read(distribution)
     requirements = project["build-system"]["requires"] + project["project"]["dependencies"]
     found = [re.match(r"([\w-]+)(?:\[\w+\])?([^;]*)", line).groups() for line in requirements]

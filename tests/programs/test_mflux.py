@@ -1,6 +1,7 @@
 """mflux: transformers and decoders for images give the same results with flash attention.
 
-On Linux, mflux 0.24 requires PyTorch and another version of MLX. So the test installs mflux without its requirements.
+On Linux, mflux 0.24 requires PyTorch and another version of MLX, but its modules can be imported without these two. So
+the test installs mflux without its requirements.
 """
 
 import pytest

@@ -26,7 +26,9 @@ def asr():
 
 
 def qwen3_asr():
-    """The input is a sound, then three tokens. In the encoder, an additive mask separates pieces of the sound."""
+    """The input is three seconds of sound, then three tokens. In the encoder, an additive mask separates pieces of the
+    sound.
+    """
     model, sound = asr(), mx.random.normal((1, 80, 300))
     prompt = mx.array([[5, 6] + [AUDIO] * 39 + [7, 8]])
 

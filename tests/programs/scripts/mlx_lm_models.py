@@ -1,4 +1,7 @@
-"""Runs models of any version of mlx-lm. Each model reads a prompt, then four tokens one by one."""
+"""Runs models of any version of mlx-lm, with plain and quantised caches.
+
+Each model reads a prompt, then four tokens one by one.
+"""
 
 import importlib
 

@@ -44,7 +44,9 @@ def patches(number):
 
 
 def qwen2_vl():
-    """The prompt has two images of different sizes. In the vision tower, an image attends only to itself."""
+    """The prompt has two images of different sizes. In the vision tower, whose heads have 80 elements, an image attends
+    only to itself.
+    """
     model, pixels = qwen2(), patches(96 + 36)
     tokens = mx.array([[5] * 4 + [292] + [IMAGE] * 24 + [7, 292] + [IMAGE] * 9 + [8] * 6])
     grid = mx.array([[1, 8, 12], [1, 6, 6]])
@@ -146,7 +148,8 @@ def gemma3():
     text |= {"mm_tokens_per_image": 4, "sliding_window": 8, "sliding_window_pattern": 3, "query_pre_attn_scalar": 16}
     sizes = {"vocab_size": 300, "hidden_size": 64, "pad_token_id": 0, "mm_tokens_per_image": 4}
     model = build("gemma3", text, vision, image_token_index=IMAGE, **sizes)
-    # Replaces the projector's weights. They are initially all 1, and turn vectors of mean zero into rounding errors.
+    # Replaces the projector's weights. They are initially all 1, and turn vectors of mean zero into rounding errors,
+    # which the norm would enlarge.
     projector = model.multi_modal_projector
     projector.mm_input_projection_weight = mx.random.normal(projector.mm_input_projection_weight.shape) * 0.1
     pixels = mx.random.normal((1, 3, 112, 112))
