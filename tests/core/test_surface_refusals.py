@@ -138,7 +138,7 @@ def wrong_masks(query, key):
 
 @st.composite
 def broken_calls(draw, name):
-    """Draws (case, its arguments with `name` broken, names). The error's message must contain one of the names."""
+    """Draws a case, its arguments with argument `name` broken, and names. The error must contain one of these names."""
     case = draw(cases(quantised=True) if name in ("bits", "group_size") else cases() | cases(quantised=True))
     arguments = case.arguments()
     query, key = arguments["query"], arguments["key"]

@@ -20,8 +20,9 @@ def cache(tmp_path, monkeypatch):
 class Clock:
     """Replaces contest.times(), which times the contestants: the kernels of flash attention, and MLX's own attention.
 
-    A contestant's time is the given number of milliseconds per call, or 9 if none is given. A pair of numbers is the
-    time of independent calls and the time of dependent calls. `asked` lists the contestants of each contest.
+    A contestant's time is the given number of milliseconds per call, or 9 if none is given. A pair of numbers
+    gives the time per call of independent calls, and of calls that each depend on the one before. `asked` lists the
+    contestants of each contest.
     """
 
     def __init__(self, **milliseconds):

@@ -21,13 +21,16 @@ def requires_gpu():
 
 @pytest.fixture
 def nothing_is_left(monkeypatch):
-    """Makes our kernels run every call, even where MLX's own attention would be faster."""
+    """Makes our kernels run every call, even where MLX's own attention is faster, because tests count our calls."""
     monkeypatch.setattr(contest, "mlx_is_fused", lambda *_: False)
 
 
 @pytest.fixture
 def requires_plants():
-    """Requires flashattn-core built with FLASHATTN_PLANTS=ON. Other builds ignore the variable FLASHATTN_PLANT."""
+    """Requires an editable build of flashattn-core, or a build with FLASHATTN_PLANTS=ON.
+
+    Only these builds read the variable FLASHATTN_PLANT, which changes the kernels' text.
+    """
     if b"FLASHATTN_PLANT" not in (Path(_ext.__file__).parents[1] / "libflashattn_kernels.so").read_bytes():
         lacking("flashattn-core takes no plants: install it with -C cmake.define.FLASHATTN_PLANTS=ON")
 

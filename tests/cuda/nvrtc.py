@@ -36,7 +36,10 @@ def _library() -> ctypes.CDLL:
 
 @cache
 def compiled(text: str, architecture: str) -> Compiled:
-    """Compiles the source of one kernel. If NVRTC reports an error, the assertion shows the compiler's log."""
+    """Compiles the source of one kernel. If NVRTC reports an error, the assertion shows the compiler's log.
+
+    The code must be the code that csrc/cuda/driver.cpp compiles, so no option may change it, except the architecture.
+    """
     nvrtc, program, size = _library(), ctypes.c_void_p(), ctypes.c_size_t()
     # Without --no-cache, NVRTC may take the code from its cache, and then it writes no log.
     asked = (f"--gpu-architecture={architecture}", "--ptxas-options=-v", "--no-cache")

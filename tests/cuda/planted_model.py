@@ -1,4 +1,7 @@
-"""A program that runs a model without and with the patch, and prints both runs' tokens and the patch's warnings."""
+"""A program that runs a model without and with the patch, and prints both runs' tokens and the patch's warnings.
+
+Tests set the variable FLASHATTN_PLANT, which plants a fault in the kernels.
+"""
 
 import json
 import warnings

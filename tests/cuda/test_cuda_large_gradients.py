@@ -15,7 +15,10 @@ pytestmark = [pytest.mark.rotate(6), pytest.mark.usefixtures("requires_clang")]
 
 @pytest.fixture(params=[(227, 90), (99, 89)], ids=["9.0", "8.9"])
 def gradients(request):
-    """Computes gradients with CUDA's kernels. `request.param`: (KiB of shared memory, compute capability * 10)."""
+    """Replaces the fixture of test_metal_large_gradients.py, and computes gradients with CUDA's kernels.
+
+    request.param: (KiB of shared memory per block, compute capability * 10).
+    """
     is_hopper = request.param[1] == 90
 
     def of(query, key, value, dout, scale, edit=lambda source: source):

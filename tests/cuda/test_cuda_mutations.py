@@ -111,7 +111,8 @@ FAULTS = {
     "rescaled by the other row": Fault(PREFILL, "rescaling.by[i % 4 / 2]", "rescaling.by[1 - i % 4 / 2]", **GROWING),
     "key groups and chunks not weighed": of_decode("+= weight * slices[n]", "+= slices[n]"),
     "merge: sum not rescaled": of_decode("softmax.row_sum += weight * softmaxes", "softmax.row_sum += softmaxes"),
-    # The first two faults show in large scores. The others compute sums, outputs or maxima in the wrong unit.
+    # The first two faults show in large scores. The others use a wrong unit: a kernel may keep maxima and sums in
+    # another unit than it saves them in.
     "large: not computed again": Fault(PREFILL, "lost ? 0 * INFINITY", "false ? 0 * INFINITY", options={"scale": 1e9}),
     "large: scores rounded in one place": Fault(
         ROWWISE,

@@ -59,7 +59,10 @@ globals().update(
 
 
 def test_large_and_small_numbers_in_parts(rng):
-    """The kernel splits float32 numbers into 16-bit parts. Results must be right even if the first part is infinite."""
+    """The kernel splits float32 numbers into 16-bit parts.
+
+    Results must be right for very small numbers, and for numbers so large that their first part is infinite.
+    """
     query, key, value = draw(rng, heads=2, length=70, key_len=90, dim=40)
     value[:, :, 7] = 3.4e38
     key[:, :, 11] *= 1e-30

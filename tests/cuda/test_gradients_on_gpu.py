@@ -41,7 +41,10 @@ globals().update(
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_the_same_bits_again(rng, dtype, dim):
-    """Gradients must have the same bits whether MLX evaluates them alone or together with other gradients."""
+    """Gradients must have the same bits whether MLX evaluates them alone or together with other gradients.
+
+    The kernels of gradients that are evaluated together may run at the same time.
+    """
     calls = [
         of_core.with_options(
             draw_call(rng, batch=(2,), heads=6, kv_heads=2, length=length, key_len=330, dim=dim, dtype=dtype),

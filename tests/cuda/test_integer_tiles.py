@@ -89,7 +89,10 @@ def test_strides(rng, attention, queries, view, kernel, length, group):
 @pytest.mark.parametrize("key_len", [256, 333])
 @pytest.mark.parametrize("group_size", GROUP_SIZES)
 def test_caches_of_mlx_lm_are_copied_by_16_bytes(requires_clang, rng, group_size, key_len, kernel, length, group):
-    """Kernels must copy mlx-lm's caches 16 bytes at a time. This test removes the code that copies smaller pieces."""
+    """Kernels must copy mlx-lm's caches 16 bytes at a time, even if each row has only one scale.
+
+    This test removes the code that copies smaller pieces.
+    """
     how = {"group_size": group_size, "bits": 4}
     cache = [quantised(rng, 1, 2, 512, group_size, dtype=mx.bfloat16, **how) for _ in range(2)]
     key, value = (tuple(x[..., :key_len, :] for x in each) for each in cache)

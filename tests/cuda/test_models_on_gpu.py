@@ -46,7 +46,8 @@ def unsorted_experts(monkeypatch):
     """Turns off MLX's code for sorted experts, which sometimes reads wrong rows, with and without the patch.
 
     It reads wrong rows if an array has an axis of length one with stride 1 (see test_sorted_experts). expand_dims()
-    gives the biases of experts such an axis. MLX may store an output plus its bias with the strides of the bias.
+    gives the biases of experts such an axis. MLX may write the sum of an output and its bias into the bias's memory,
+    with the bias's strides.
     """
     monkeypatch.setattr(mx, "gather_mm", lambda *args, sorted_indices, **options: gather_mm(*args, **options))
 

@@ -1,4 +1,4 @@
-"""On a GPU, precision="input" may add the error of one rounding to a result.
+"""On a GPU, precision="input" adds at most the error of one rounding to a result.
 
 It adds this error only in kernels that give probabilities to 16-bit tensor cores.
 """

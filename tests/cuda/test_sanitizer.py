@@ -10,7 +10,8 @@ import pytest
 pytestmark = pytest.mark.usefixtures("requires_gpu")
 
 SANITIZER = shutil.which("compute-sanitizer")
-# report() sets DIM, LENGTH and the number of query HEADS. Keys have half as many heads. 72 keys fill no whole tiles.
+# report() sets DIM, LENGTH and the number of query HEADS. Keys have half as many heads. The last tile of 72 keys is not
+# full.
 START = """
 import mlx.core as mx
 from flashattn_core import flash_attention, quantized_flash_attention

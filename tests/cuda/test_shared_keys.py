@@ -69,7 +69,7 @@ def test_rows_that_see_nothing_are_zero(rng):
 
 @harness
 def test_hidden_nan_reaches_nothing(rng):
-    """The hidden key is in a tile with visible keys. So rows become NaN, and the kernel must compute them again."""
+    """The hidden key is in a tile with visible keys. So merged rows are not finite, and must be computed again."""
     query, *stored = draw(rng, length=20, key_len=MANY, dim=64, dtype="float16")
     hidden = mx.arange(MANY) == 700
     out, clean = (

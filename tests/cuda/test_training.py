@@ -46,7 +46,7 @@ def models(tmp_path_factory, texts):
 
 
 @pytest.fixture(autouse=True)
-def one_gpu():  # not needed once MLX can train where it sees two GPUs
+def one_gpu():  # no test notices when MLX can train with two GPUs, and this skip is no longer needed
     if mx.device_count(mx.gpu) > 1:
         pytest.skip("MLX's own training fails where it sees two GPUs: CUDA_VISIBLE_DEVICES=0")
 

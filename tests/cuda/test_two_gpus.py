@@ -52,7 +52,7 @@ def test_a_model_whose_heads_are_shared_out(model_type):
 
 
 def test_the_same_perplexity(tmp_path):
-    """The text has three batches of up to four windows. Rank 0 evaluates two batches. Rank 1 evaluates one batch."""
+    """The text has three batches of up to four windows. At the end, only rank 0 still has a batch."""
     paths = [tmp_path / f"{n}.json" for n in (1, 2)]
     for path, run in zip(paths, (on_one, on_two), strict=True):
         said = run("-c", EVALUATE, "perplexity", "--context", "256", "--max-windows", "9", "--json", str(path))

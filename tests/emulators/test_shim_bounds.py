@@ -1,4 +1,4 @@
-"""The emulator reports accesses out of bounds, writes to constants, stack overflows and endless loops."""
+"""The emulator reports stack overflows, endless loops, writes to constants and accesses even one byte out of bounds."""
 
 import numpy as np
 import pytest

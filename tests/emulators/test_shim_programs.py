@@ -1,4 +1,4 @@
-"""Programs and the results of launches are cached. Error messages name lines of the source."""
+"""Programs and the results of launches are cached by their content. Error messages name lines of the source."""
 
 import numpy as np
 import pytest

@@ -145,7 +145,7 @@ def test_two_launches_share_scratch_with_a_barrier_between(recorder):
 
 
 def test_delta_is_written_before_it_is_read_and_nothing_else_waits(recorder):
-    """After one barrier, dq and dkv must run concurrently. MLX keeps delta alive, because it is an output."""
+    """After one barrier, dq and dkv must run concurrently. MLX keeps delta, because the primitive returns it."""
     printed = recorder("backward", *CALLS["backward"])
     delta, query_len = arrays(printed, 0, "output")["delta"], CALLS["backward"][0]
     assert delta[1] == 4 * query_len * 4

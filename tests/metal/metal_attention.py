@@ -79,7 +79,7 @@ def run(
     arguments = lowered(query, key, value, scale, mask, kernel=kernel, **precision, **options)
     value_dim = value.shape[-1] if bits is None else value[0].shape[-1] * 32 // bits
     rows = query.shape[:-1]
-    if min(query.shape) == 0:  # a GPU would launch nothing
+    if min(query.shape) == 0:  # on a GPU, eval_gpu() launches nothing either
         return Run(mx.zeros((*rows, value_dim), query.dtype), mx.zeros(rows), mx.zeros(0), (), 0)
     with_lse = return_lse or device == "metal"  # Metal's kernels always write lse
     with gpu:

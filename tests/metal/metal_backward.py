@@ -1,4 +1,4 @@
-"""Computes gradients with Metal's or CUDA's kernels, on the CPU. No kernel computes the gradient of sinks."""
+"""Computes gradients with Metal's or CUDA's kernels, on the CPU. The op computes the gradient of sinks itself."""
 
 from __future__ import annotations
 

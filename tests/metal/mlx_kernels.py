@@ -77,7 +77,7 @@ def _vector_constants(mask: str | None, blocks: int = 0) -> dict[int, int]:
 
 
 def sdpa_vector_2pass(query: mx.array, key: mx.array, value: mx.array, mask: str | None = None, blocks=32) -> Done:
-    """MLX's kernels for few queries and many keys. `blocks` threadgroups compute partial results."""
+    """MLX's kernels for few queries and many keys. `blocks` threadgroups share a row, and a second kernel merges."""
     batch, heads, length, dim = query.shape
     arrays = [as_numpy(array) for array in (query, key, value)]
     kernels = program(VECTOR_SOURCE.format(type=TYPES[query.dtype], dim=dim))

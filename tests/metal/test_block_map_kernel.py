@@ -45,7 +45,7 @@ def test_what_it_says(rng, dtype, device):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", ["bool", "bfloat16"])
 def test_of_views(rng, dtype, device):
-    """The map must be right for rows that do not begin at a 32-bit word, and for rows in reverse order."""
+    """The map must be right for rows that cannot be read in whole 32-bit words, and for rows read backwards."""
     whole = drawn(rng, (64, 130), DTYPES[dtype])
     for view in (whole[:, 1:97], whole[::-1, ::-1], whole[::2, :128], whole.T):
         np.testing.assert_array_equal(found(device, view), expected_map(view))

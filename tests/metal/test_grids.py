@@ -1,4 +1,4 @@
-"""Calls with more rows or threadgroups than GPUs can count raise an error."""
+"""Calls with more rows or threadgroups than GPUs can count raise an error. Numbers must not be cut off at 32 bits."""
 
 import flashattn_core
 import pytest

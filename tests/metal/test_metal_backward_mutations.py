@@ -96,7 +96,8 @@ def check(fault: Fault, rng: np.random.Generator, edit, run=run) -> None:
         key = mx.where((mx.arange(key_len) == 20)[:, None], -mx.inf, call.key)
         assert not mx.isnan(run(replace(call, query=query, key=key), edit=edit).dv).any()
     elif fault.mask == "rounded":
-        # The saved maximum is at least 8 units in the last place too small, as if scores were rounded differently.
+        # The saved maximum is at least 8 units in the last place too small, as if scores were rounded differently. A
+        # unit in the last place of a score is at most 64.
         call = replace(call, scale=1e7)
         out, lse, row_stats = exactly_saved(call)
         below = row_stats[..., 0] - 8 * 64

@@ -1,4 +1,7 @@
-"""Each fault planted in the kernels is noticed, by the emulator or by a wrong result."""
+"""Each fault planted in the kernels is noticed, by the emulator or by a wrong result.
+
+This tests the checks. A fault that goes unnoticed here would also go unnoticed if a change of the kernels made it.
+"""
 
 import pytest
 from flashattn_core.masks import KeyRange, SlidingWindow

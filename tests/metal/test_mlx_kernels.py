@@ -1,4 +1,4 @@
-"""Tests the emulator: MLX's own attention kernels run in it, and must agree with attention in float64."""
+"""Tests the emulator: MLX's own attention kernels are right on GPUs, so they must agree with float64 here, too."""
 
 import pytest
 from flashattn_core.reference import reference_attention

@@ -52,7 +52,8 @@ def test_uv_builds_again_after_a_change_of_any_source():
 @pytest.mark.parametrize("distribution", PACKAGES)
 def test_pins(distribution):
     """Requirements name one exact version of nanobind-backend and of this project's packages, because packages that
-    share an ABI must fit together. For MLX, they name the range of the releases in the table.
+    share an ABI must fit together. For MLX, requirements name a range, from the
+    oldest release to the newest in releases.toml.
     """
     project = read(distribution)
     requirements = project["build-system"]["requires"] + project["project"]["dependencies"]

@@ -207,7 +207,7 @@ def test_strict_is_about_fallbacks_alone(gpu):
 
 
 def test_a_strict_block_within_in_which_nothing_ran(gpu):
-    """A strict block raises if no call in it was flash attention or went to MLX. Earlier calls do not count."""
+    """A strict block raises if neither flash attention nor MLX's attention ran in it. Earlier calls do not count."""
     with flash.enabled():
         attention()
         with pytest.raises(flash.FlashNeverRanError), flash.enabled(strict=True):

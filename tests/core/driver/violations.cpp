@@ -57,7 +57,7 @@ void expect(const Args& legal, const char* what, const char* part, Change change
   }
 }
 
-// The code of the change serves as the expectation's name.
+// `change` is applied to legal arguments. Its source text names the check in the output.
 #define REFUSED(part, change) expect(legal, #change, part, [&](auto& a) { change; })
 #define ACCEPTED(change) expect(legal, #change, nullptr, [&](auto& a) { change; })
 

@@ -96,7 +96,7 @@ def _call_instructions(text: str) -> str:
 
 
 def _call(statement: str) -> str:
-    """Returns the call that replaces an asm statement. Of its instructions, the one with the longest name is called."""
+    """Returns the call that replaces an asm statement. It calls the statement's instruction with the longest name."""
     template, operands = _split(statement)
     instructions = "".join(re.findall(r'"([^"]*)"', template))
     names = re.findall(r"[a-z]\w*(?:(?:\.|::)\w+)+", instructions)

@@ -21,7 +21,10 @@ def _make(folder: Path) -> None:
 
 
 def said(kernel: str = "kernel", shared: int = 0, software: str = "new", **answers: str) -> str:
-    """Returns what program.cpp prints. libraries.cpp reads `answers` as environment variables."""
+    """Returns what program.cpp prints when it loads `kernel` with `shared` bytes of dynamic shared memory.
+
+    libraries.cpp reads `answers` as environment variables.
+    """
     folder = built(_make, "fake GPU", contents(HERE, CSRC, patterns=("*.cpp", "c*/*.h", "gpu/*.*", "cuda/*.cpp")))
     libraries = {"LD_LIBRARY_PATH": str(folder / software)}
     environment = {"FLASHATTN_CACHE": "", "XDG_CACHE_HOME": "", "HOME": "", **libraries, **answers}

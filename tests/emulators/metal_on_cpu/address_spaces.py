@@ -65,7 +65,7 @@ def _local_variable(type_: str, name: str, dimensions: str) -> str:
 
 
 def _generic_pointers(tree: str, folder: str) -> list[str]:
-    """Returns the places (file:line) where the source declares pointers to __generic.
+    """Returns the places (file:line) outside of the shim that declare pointers to __generic.
 
     tree: clang's syntax tree. It names a declaration's file only if the previous declaration is in another file.
     """

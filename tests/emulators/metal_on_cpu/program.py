@@ -76,7 +76,7 @@ class Program:
         """Runs `grid` threadgroups of `threadgroup` threads. Raises MetalError or a subclass if there is an error.
 
         schedule: the order in which threads run between two barriers. "forward" runs threads and threadgroups by rising
-        index, "reverse" by falling index. "random:7" draws the order with seed 7. "greedy" runs one SIMD group as far
+        index, "reverse" by falling index. "random:7" draws both orders with seed 7. "greedy" runs one SIMD group as far
         as possible before it starts the next SIMD group.
         """
         if kernel not in self.kernels:

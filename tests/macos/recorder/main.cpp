@@ -1,7 +1,8 @@
 // recorder KERNEL QUERY_LEN KEY_LEN REPEATS LIMIT BITS
-// Encodes a float16 call with 4 heads, 2 key/value heads, head_dim 64 and sinks. KERNEL may be "backward". LIMIT is the
-// largest number of threads in a threadgroup. BITS is 0 if keys are not quantised. The program prints the description
-// of the launches, then the calls that the encoder gets.
+// Encodes a float16 call REPEATS times. It has 4 heads, 2 key/value heads, head_dim 64 and sinks. Its keys, values and
+// dout are the second halves of longer arrays. KERNEL "backward" encodes the gradient. LIMIT is the largest number of
+// threads in a threadgroup. BITS is the number of bits of quantised keys, or 0 if keys are not quantised. The program
+// prints the description of the launches, then the calls that the encoder gets.
 #include "dispatch/gpu_call.h"
 #include "metal/encode.h"
 #include "metal/launch.h"

@@ -45,7 +45,7 @@ def llama():
 
 
 def gemma2():
-    """Gemma 2 computes attention with its soft-cap by matrix products and softmax, not by MLX's attention."""
+    """Gemma 2 has a soft-cap, so it uses matrix products and softmax in place of MLX's attention."""
     return logits("gemma2", query_pre_attn_scalar=32, attn_logit_softcapping=2.0, final_logit_softcapping=30.0)
 
 

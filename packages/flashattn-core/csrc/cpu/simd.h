@@ -154,8 +154,8 @@ FLASHATTN_INLINE float exp2(float x) {
 }
 
 // tanh, with a relative error below 3e-7. For |x| < 0.625 it is x + x^3 p(x^2), with a minimax polynomial p (error
-// 4e-9). Otherwise |tanh x| is (1 - e) / (1 + e) with e = exp(-2|x|), because this e cannot overflow, and 1 - e loses
-// no digits.
+// 4e-9). Otherwise |tanh x| is (1 - e) / (1 + e) with e = exp(-2|x|). This e cannot overflow, and 1 - e loses no
+// digits.
 FLASHATTN_INLINE vfloat tanh(vfloat x) {
   vfloat magnitude = x < broadcast(0.0f) ? -x : x;
   vfloat z = x * x;

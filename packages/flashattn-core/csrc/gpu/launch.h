@@ -142,7 +142,7 @@ struct Device {
   int shared_memory = 227 * 1024;  // how many bytes a block can have at most
 };
 
-// Everything about a call on which its launches depend.
+// The properties of a call that decide its launches.
 struct Call {
   AttentionParams params;
   Dtype dtype;                                  // of query and out, and of key and value if they are not quantised

@@ -53,7 +53,7 @@ std::vector<mx::array> kernels_gradients(const mx::Stream& stream, const Options
   return mx::array::make_arrays(std::move(shapes), primitive->output_dtypes(all), primitive, all);
 }
 
-// Returns a function of MLX's operations that has the inputs and outputs of FlashAttentionGradient. The function
+// Returns a function that is built from MLX's operations, and has the inputs and outputs of FlashAttentionGradient. It
 // computes the forward pass again, and ignores the saved outputs of the forward pass.
 Function unfused_gradient(const Options& options, const Present& present, const mx::Stream& s) {
   return [=](const std::vector<mx::array>& all) {

@@ -42,8 +42,8 @@ bool is_main_thread() {
 }
 
 // Python calls main_thread_goes_on() when the main thread next runs Python code, for example after mx.eval. The main
-// thread then waits for none of the calls that it dispatched, so the next epoch begins. After mx.async_eval, these
-// calls may still run.
+// thread then waits no longer for the calls that it dispatched, so the next epoch begins. Some of these calls may still
+// run, if mx.async_eval dispatched them.
 std::atomic<bool> is_pending{false};  // whether Python is going to call main_thread_goes_on()
 int main_thread_goes_on(void*) {
   is_pending = false;

@@ -60,7 +60,8 @@ def lowered(
         key, given["key_scales"], given["key_biases"] = _quantized("key", key)
         value, given["value_scales"], given["value_biases"] = _quantized("value", value)
         given |= {"bits": bits, "group_size": types.positive("group_size", group_size)}
-    if not isinstance(kernel, str) or not kernel.isprintable():  # std::string has no surrogates, what() ends at NUL
+    # The name becomes a std::string, which cannot hold surrogates. An error's what() would end at a NUL.
+    if not isinstance(kernel, str) or not kernel.isprintable():
         raise ValueError(f"[flash_attention] kernel is {types.describe(kernel)}, expected 'auto' or a kernel's name")
     if scale is not None:
         given["scale"] = types.finite("scale", scale)

@@ -15,7 +15,7 @@ Named = dict[str, Any]
 
 _WINDOW, _SOFTCAP = 21, 5.0
 
-# With one of these masks, drawn() hides one key from all rows, or from all but the last if the mask is only causal.
+# With one of these masks, drawn() hides one key from all rows. A causal mask alone shows that key to the last row.
 HIDES = ("causal", "key_start", "key_stop", "visible", "bias")
 
 

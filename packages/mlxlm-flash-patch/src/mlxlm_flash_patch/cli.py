@@ -23,7 +23,7 @@ class Refusal(click.ClickException):
 
 
 class Verbatim(click.Command):
-    """A click command that hands all words after COMMAND to COMMAND unchanged, even -h."""
+    """A click command that runs another program, COMMAND. Words after COMMAND reach it unchanged, even -h."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         args = args or ["-h"]

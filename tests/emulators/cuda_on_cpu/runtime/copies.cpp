@@ -1,4 +1,4 @@
-// cp.async. A copy is under way until its thread waits for it. Until then no thread may read the copied bytes.
+// cp.async. A copy is under way until its thread waits for it. Until then no thread may read the bytes that it writes.
 #include <deque>
 #include <vector>
 

@@ -1,4 +1,5 @@
-// The runtime's functions for CUDA kernels only. abi.h has the functions for both CUDA and Metal kernels.
+// The runtime's functions for CUDA kernels only. abi.h has the functions for both CUDA and Metal kernels. No includes:
+// kernels are compiled without a C library.
 #pragma once
 
 extern "C" {
@@ -8,8 +9,8 @@ unsigned cuda_shared_address(const void* pointer);
 
 [[noreturn]] void cuda_fail(const char* message);
 
-// cp.async: copies `bytes` bytes and sets the rest of `size` bytes (4 or 16) to zero. The kernel may read the result
-// after the calling thread has waited for its copies.
+// cp.async: copies `bytes` bytes and sets the rest of `size` bytes (4 or 16) to zero. The copy takes effect when the
+// calling thread waits for it. Until then no thread may read the result.
 void cuda_copy(unsigned to, const void* from, int size, int bytes);
 void cuda_commit_copies();
 void cuda_wait_for_copies(int under_way);

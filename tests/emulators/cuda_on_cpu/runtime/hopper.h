@@ -1,4 +1,5 @@
-// The runtime's functions for instructions of compute capability 9.0.
+// The runtime's functions for instructions of compute capability 9.0. No includes: kernels are compiled without a
+// C library.
 #pragma once
 
 // Takes the place of a CUtensorMap of 16-bit elements. The code that translate.py generates fills it in.

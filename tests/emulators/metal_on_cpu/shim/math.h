@@ -2,8 +2,8 @@
 #pragma once
 
 namespace metal {
-// Increases the counter by an asm statement, which hides this write from the compiler. After a visible write, the
-// compiler would read values from buffers again, and so change the counts.
+// Increases the counter by an asm statement, which hides this write from the compiler. After a call or a visible
+// write, the compiler would read values from buffers again, and so change the counts.
 METAL_FUNC void count_transcendental() {
 #ifndef MSL_CHECK_ADDRESS_SPACES
   asm volatile("incq msl_transcendentals(%%rip)" ::: "cc");

@@ -56,9 +56,7 @@ def same_predictions(found: Sequence[Description]) -> tuple[str, Says]:
 def _compared(
     found: Sequence[Description], ratio: Callable[[Comparison], Ratio], better: int, what: str, worse: str
 ) -> tuple[str, Says]:
-    """Returns a word such as "Yes", and a sentence per result. The word sums up the comparisons with MLX's own
-    attention in the results where flash ran.
-    """
+    """Returns a word for all comparisons with MLX's own attention where flash ran, and a sentence per result."""
     compared = [each for each in found if each.comparisons]
     says = [(each, _sentence(each.comparisons, ratio, what) if each.ran else IT_NEVER_RAN) for each in compared]
     of_mlx = [ratio(one).sign for each in compared if each.ran for one in each.comparisons if one.against in MLX]

@@ -1,4 +1,4 @@
-"""Formats figures for the pages, from the units of result files."""
+"""Formats numbers for the pages. The numbers are in the units of result files."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -83,7 +83,7 @@ class Entry(Record):
         return {pass_: figures for pass_ in PASSES if (figures := getattr(self, pass_)).trials}
 
     def speed(self, pass_: Pass) -> float:
-        """The speed in GFLOP/s. Reading limits decode steps, so their speed is in GB/s of keys and values."""
+        """The speed in GFLOP/s. For decode steps it is in GB/s of keys and values, because memory limits them."""
         figures = self.passes[pass_]
         return figures.read if self.config.is_decode else 1000 * figures.flops
 
@@ -132,7 +132,7 @@ def _figures(trials: Sequence[Trial]) -> Figures:
 
 
 def by_problem(entries: Iterable[Entry]) -> list[dict[str, Entry]]:
-    """Returns a dict for each problem, in the order of measurement: implementation -> entry."""
+    """Returns a dict (implementation -> entry) for each problem. The problems are in the order of measurement."""
     problems: dict[Config, dict[str, Entry]] = defaultdict(dict)
     for entry in entries:
         if problems[replace(entry.config, impl="")].setdefault(entry.config.impl, entry) is not entry:

@@ -39,10 +39,7 @@ def tf32() -> bool:
 
 
 def free_memory() -> int:
-    """How many bytes a program can allocate: with CUDA, in the GPU's memory; otherwise, before the machine swaps.
-
-    With CUDA, MLX's cache counts as free, because MLX allocates from it.
-    """
+    """How many bytes a program can allocate. With CUDA, free GPU memory and MLX's cache; else all until it swaps."""
     if (free := mx.device_info().get("free_memory")) is not None:
         return int(free) + mx.get_cache_memory()
     meminfo = Path("/proc/meminfo")
@@ -61,9 +58,7 @@ def physical_memory() -> int:
 
 
 def peak_flops(dtype: str) -> float:
-    """The machine's peak FLOP/s. On a CPU, flash's threads compute multiply-adds in registers, whatever `dtype` is. On
-    a GPU, MLX computes matrix products in `dtype`.
-    """
+    """The peak FLOP/s of flash's threads on a CPU, for any `dtype`, or of MLX's matrix product in `dtype` on a GPU."""
     return flashattn_core.peak_flops() if kind() == "cpu" else products(dtype)
 
 

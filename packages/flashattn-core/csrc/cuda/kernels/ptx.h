@@ -52,8 +52,8 @@ FLASHATTN_FUNC uint transposed(uint pair) {
 // row n / 4, then those of row n / 4 + 8.
 typedef float Fragment[4];
 
-// c += a b, where b has 8 columns. Of a, lane n holds columns k of the rows n / 4 and n / 4 + 8. Of b, it holds rows k
-// of column n / 4. For 16-bit floats, a is 16 x 16, and k is 2 * (n % 4) + {0, 1, 8, 9}. For float32, which is
+// c += a b, where b has 8 columns. Lane n holds these elements: in a, columns k of the rows n / 4 and n / 4 + 8; in b,
+// rows k of column n / 4. For 16-bit floats, a is 16 x 16, and k is 2 * (n % 4) + {0, 1, 8, 9}. For float32, which is
 // truncated to TF32, a is 16 x 8, and k is n % 4 + {0, 4}.
 template <typename T>
 FLASHATTN_FUNC void multiply_add_tile(Fragment& c, const uint (&a)[4], uint b0, uint b1);

@@ -92,7 +92,7 @@ struct DecodeRows {
     }
   }
 
-  // Of every `step` keys in begin..end-1, attends to the first kKeys. `keys` and `values` begin with key number
+  // Attends to the first kKeys of every `step` keys in begin..end-1. `keys` and `values` begin with key number
   // `origin`. all: the keys that need no mask for any row.
   template <typename Source>
   FLASHATTN_FUNC void attend(Source keys, Source values, Visibility visibility, KeySpan all, int begin, int end,

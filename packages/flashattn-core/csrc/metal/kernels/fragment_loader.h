@@ -1,7 +1,8 @@
 // Loads a lane's elements of an 8x8 fragment straight from device memory.
 //
 // For a row beyond the last one, loads the last row, because this needs no branch. Results for such rows are masked or
-// not stored. Columns from `columns` on are 0. COLUMNS: `columns`, rounded up to whole fragments.
+// not stored. Elements at or beyond column `columns` are 0. The template parameter COLUMNS is
+// `columns`, rounded up to a multiple of 8.
 #pragma once
 
 #include "mma.h"
