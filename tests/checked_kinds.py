@@ -4,9 +4,8 @@ from collections.abc import Callable
 
 import mlx.core as mx
 import pytest
-from flashattn_core import flash_attention, quantized_flash_attention
-from flashattn_core.check import Lengths, error_of, failure
-from flashattn_core.drawn import Kind
+from flashattn_core import _ext, flash_attention, quantized_flash_attention
+from flashattn_core.check.compare import Lengths, error_of, failure
 
 from tests.emulators.metal_on_cpu import MetalError
 from tests.metal.metal_attention import Run
@@ -24,15 +23,19 @@ GIVEN = {
 FEW_KEYS, MANY_KEYS = 90, 400
 
 
-def kind(query_len: int, given: str = "nothing", dtype: mx.Dtype = mx.float16, **sizes) -> Kind:
-    return Kind(
-        dtype, query_len=query_len, given=GIVEN[given], **{"head_dim": 64, "value_dim": 64, "group": 2, **sizes}
-    )
+def call(query_len: int, given: str = "nothing", dtype: mx.Dtype = mx.float16, group: int = 2, **sizes) -> _ext.Call:
+    return _ext.Call(dtype, heads=group, query_len=query_len, given=GIVEN[given], **{"head_dim": 64, **sizes})
 
 
-def quantised(query_len: int, bits: int) -> Kind:
+def quantised(query_len: int, bits: int) -> _ext.Call:
     given = dict.fromkeys(("key_scales", "key_biases", "value_scales", "value_biases"), mx.float16)
-    return Kind(mx.float16, 64, 64, 2, query_len, given, bits, group_size=32)
+    return _ext.Call(mx.float16, 64, heads=2, query_len=query_len, given=given, bits=bits, group_size=32)
+
+
+def variant_of(kernel: str) -> _ext.Variant:
+    """The variant that the kernel's name in these tests means, see launches.form()."""
+    name = kernel.removesuffix("_rounded")
+    return _ext.Variant(getattr(_ext.Kernel, name.removesuffix("_hopper")), rounds=name != kernel)
 
 
 def on_cpu(*, bits=None, **arguments):
@@ -44,7 +47,7 @@ def on_cpu(*, bits=None, **arguments):
 def found(
     run: Callable[..., Run],
     kernel: str,
-    kind: Kind,
+    call: _ext.Call,
     edit: Callable[[str], str] = lambda source: source,
     lengths: Lengths | None = None,
 ) -> str:
@@ -60,9 +63,9 @@ def found(
             raise RuntimeError(str(error)) from error
         return result.out, result.lse
 
-    few = kind.query_len <= 16
-    shorter = [(kind.query_len, keys) for keys in (FEW_KEYS, MANY_KEYS)] if few else [(77, 150), (64, 128)]
-    return failure(kind, attention, on_cpu, lengths or shorter, error_of(kernel, kind, kernel.endswith("_rounded")))
+    few = call.query_len <= 16
+    shorter = [(call.query_len, keys) for keys in (FEW_KEYS, MANY_KEYS)] if few else [(77, 150), (64, 128)]
+    return failure(call, attention, on_cpu, lengths or shorter, error_of(variant_of(kernel), call))
 
 
 ROW_RESULT = "return RowResult{normalise / softmax.row_sum,"  # every kernel's source has this text
@@ -90,20 +93,20 @@ def rules(
     decode: str,
     prefill: str,
     lengths: dict[str, int],
-    other_kinds: dict[str, tuple[str, Kind]],
+    other_kinds: dict[str, tuple[str, _ext.Call]],
     nan: dict[str, Callable[[str], str]],
 ) -> dict[str, Callable[..., None]]:
     """Returns the tests that Metal's and CUDA's kernels share.
 
     `decode` is a kernel for few queries, and `prefill` one for many. `lengths` maps a kernel to the number of queries
-    in its calls. `other_kinds` maps a name to a kernel and a Kind of call for it. `nan` maps a kernel to an edit of its
+    in its calls. `other_kinds` maps a name to a kernel and a call for it. `nan` maps a kernel to an edit of its
     source that makes an output of the last tile NaN.
     """
 
     @pytest.mark.parametrize("given", GIVEN)
     @pytest.mark.parametrize("kernel", lengths)
     def test_nothing_is_found(kernel, given):
-        assert found(run, kernel, kind(lengths[kernel], given)) == ""
+        assert found(run, kernel, call(lengths[kernel], given)) == ""
 
     @pytest.mark.parametrize("name", other_kinds)
     def test_nothing_is_found_in_other_kinds(name):
@@ -111,18 +114,18 @@ def rules(
 
     @pytest.mark.parametrize("kernel", lengths)
     def test_one_percent_in_a_head_is_found(kernel):
-        wrong = found(run, kernel, kind(lengths[kernel], "causal"), wrong_where("head == 1 && batch == 1"))
+        wrong = found(run, kernel, call(lengths[kernel], "causal"), wrong_where("head == 1 && batch == 1"))
         assert "out is wrong in" in wrong
 
     @pytest.mark.parametrize("kernel", nan)
     def test_nan_in_the_last_tile_is_found(kernel):
-        assert "out is wrong in" in found(run, kernel, kind(lengths[kernel]), nan[kernel])
+        assert "out is wrong in" in found(run, kernel, call(lengths[kernel]), nan[kernel])
 
     def test_what_does_not_compile_is_found():
-        assert "this is no text" in found(run, prefill, kind(77), does_not_compile)
+        assert "this is no text" in found(run, prefill, call(77), does_not_compile)
 
     def test_what_is_wrong_for_more_keys_than_are_tried_is_not_found():
-        assert f"{MANY_KEYS} keys" in found(run, decode, kind(1), wrong_where(f"params.key_len >= {MANY_KEYS}"))
-        assert found(run, decode, kind(1), wrong_where(f"params.key_len > {MANY_KEYS}")) == ""
+        assert f"{MANY_KEYS} keys" in found(run, decode, call(1), wrong_where(f"params.key_len >= {MANY_KEYS}"))
+        assert found(run, decode, call(1), wrong_where(f"params.key_len > {MANY_KEYS}")) == ""
 
     return {name: test for name, test in locals().items() if name.startswith("test_")}

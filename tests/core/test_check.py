@@ -1,17 +1,18 @@
-"""flashattn_core.check finds faults in GPU kernels. Here it checks CPU kernels with planted faults."""
+"""flashattn_core.check finds faults in kernels, here in the CPU's with planted faults, and keeps its verdicts."""
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import product
+from types import SimpleNamespace
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from flashattn_core import NoKernelError, check, decide, flash_attention, quantized_flash_attention, survey
+from flashattn_core import NoKernelError, _ext, check, flash_attention, quantized_flash_attention
 from flashattn_core.arguments import lowered
-from flashattn_core.check import (
+from flashattn_core.check import KernelWarning, compare, survey
+from flashattn_core.check.compare import (
     LAYOUTS,
-    KernelWarning,
     cases,
     difference,
     failure,
@@ -19,7 +20,6 @@ from flashattn_core.check import (
     laid_out,
     lengths_of,
 )
-from flashattn_core.drawn import Kind
 from flashattn_core.masks import And, Causal, KeyRange, SlidingWindow, Tree
 
 GIVEN = {
@@ -41,8 +41,8 @@ def attention(*, bits=None, **arguments):
     return quantized_flash_attention(**arguments, bits=bits, return_lse=True, stream=mx.cpu)
 
 
-def kind(query_len=70, given=(), **more):
-    return Kind(mx.float32, 24, 24, 2, query_len, {name: GIVEN.get(name) for name in given}, **more)
+def call(query_len=70, given=()):
+    return _ext.Call(mx.float32, 24, heads=2, query_len=query_len, given={name: GIVEN.get(name) for name in given})
 
 
 KINDS = [(), ("causal",), ("causal", "window"), *((name,) for name in GIVEN), tuple(GIVEN)]
@@ -51,7 +51,7 @@ KINDS = [(), ("causal",), ("causal", "window"), *((name,) for name in GIVEN), tu
 @pytest.mark.parametrize("given", KINDS, ids="+".join)
 @pytest.mark.parametrize("query_len", [1, 5, 70])
 def test_nothing_is_found_in_what_is_right(query_len, given):
-    assert failure(kind(query_len, given), attention, attention) == ""
+    assert failure(call(query_len, given), attention, attention) == ""
 
 
 IN_THE_MASK = {
@@ -77,13 +77,13 @@ def test_a_kernel_that_ignores_what_is_given_is_found(name, query_len):
         return attention(**arguments)
 
     given = ("causal", "window") if name == "window" else (name,)
-    assert "is wrong in" in failure(kind(query_len, given), ignoring, attention)
+    assert "is wrong in" in failure(call(query_len, given), ignoring, attention)
 
 
 @pytest.mark.parametrize("query_len", [4, 70])
 def test_rows_lie_in_every_way(query_len):
     ways = set()
-    for case, layout in product(cases(of_kind := kind(query_len), lengths_of(of_kind)), LAYOUTS):
+    for case, layout in product(cases(asked := call(query_len), lengths_of(asked)), LAYOUTS):
         key = np.array(laid_out(case.arguments, layout)["key"], copy=False)
         ways.add((key.strides[-1] == key.itemsize, key.strides[-2] % 16 == 0))
     assert ways == {(True, True), (True, False), (False, True)}
@@ -101,26 +101,26 @@ def test_nan_in_a_key_that_no_row_sees(query_len, name):
         return mx.where(mx.isnan(value).any(), mx.nan, out), lse
 
     given = ("causal", "window") if name == "window" else (name,)
-    assert failure(kind(query_len, given), adds_nothing_to_it, attention).startswith("NaN in hidden keys")
+    assert failure(call(query_len, given), adds_nothing_to_it, attention).startswith("NaN in hidden keys")
 
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_quantised_keys_and_values(bits):
     groups = dict.fromkeys(("key_scales", "key_biases", "value_scales", "value_biases"), mx.float16)
-    of_kind = Kind(mx.float16, 64, 64, 2, 3, groups, bits, group_size=32)
+    asked = _ext.Call(mx.float16, 64, heads=2, query_len=3, given=groups, bits=bits, group_size=32)
 
     def of_other_values(*, key, value, **arguments):
         return attention(key=key, value=key, **arguments)
 
-    assert failure(of_kind, attention, attention) == ""
-    assert "out is wrong" in failure(of_kind, of_other_values, attention)
+    assert failure(asked, attention, attention) == ""
+    assert "out is wrong" in failure(asked, of_other_values, attention)
 
 
 def test_what_a_kernel_raises_is_its_failure():
     def refuses(**arguments):
         raise RuntimeError("the driver's own words")
 
-    assert failure(kind(), refuses, attention) == "77 queries, 330 keys, contiguous: the driver's own words"
+    assert failure(call(), refuses, attention) == "77 queries, 330 keys, contiguous: the driver's own words"
 
 
 @pytest.mark.parametrize("says", ["[malloc] Unable to allocate 9 bytes.", "cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY"])
@@ -129,12 +129,12 @@ def test_without_memory_nothing_is_said_of_the_kernel(says):
         raise RuntimeError(says)
 
     with pytest.raises(MemoryError, match="no memory to check a kernel"):
-        failure(kind(), has_none, attention)
+        failure(call(), has_none, attention)
 
 
 @pytest.mark.parametrize("query_len", [1, 4])
 def test_a_step_with_a_window_has_many_chunks(query_len):
-    *_, many, _ = cases(of_kind := kind(query_len, ("causal", "window")), lengths_of(of_kind))
+    *_, many, _ = cases(asked := call(query_len, ("causal", "window")), lengths_of(asked))
     assert many.arguments["mask"].parts[0].window == 2000
 
 
@@ -157,48 +157,47 @@ def test_a_difference(dtype):
 
 @pytest.mark.parametrize("given", KINDS, ids="+".join)
 def test_nothing_is_found_in_gradients_that_are_right(given):
-    assert gradient_failure(kind(70, given), partial(check._gradients, stream=mx.cpu)) == ""
+    assert gradient_failure(call(70, given), partial(compare._gradients, stream=mx.cpu)) == ""
 
 
 @pytest.mark.parametrize("number", range(4))
 def test_a_gradient_that_is_wrong_is_found(number):
     def wrong(**arguments):
-        gradients = list(check._gradients(**arguments, stream=mx.cpu))
+        gradients = list(compare._gradients(**arguments, stream=mx.cpu))
         gradients[number] = gradients[number] * 1.01
         return gradients
 
-    assert f"{('dq', 'dk', 'dv', 'dsinks')[number]} is wrong" in gradient_failure(kind(70, ("sinks",)), wrong)
+    assert f"{('dq', 'dk', 'dv', 'dsinks')[number]} is wrong" in gradient_failure(call(70, ("sinks",)), wrong)
 
 
 # --- The check that a call starts ---------------------------------------------------------------------------
 
 
-def arguments(length=77):
+PREFILL, DECODE = (_ext.Variant(kernel) for kernel in (_ext.Kernel.cpu_prefill, _ext.Kernel.cpu_decode))
+CPU = mx.default_stream(mx.cpu)
+
+
+def given_call(length=77):
     query, key = mx.zeros((1, 4, length, 24)), mx.zeros((1, 2, 100, 24))
-    return lowered(query, key, key, None, SlidingWindow(9) & KeyRange(2), softcap=3.0, sinks=mx.zeros(4))
+    return lowered(query, key, key, None, SlidingWindow(9) & KeyRange(2), softcap=3.0, sinks=mx.zeros(4)).call
 
 
-def test_the_kind_of_a_call():
+def test_what_a_call_is():
+    found = given_call()
     given = {"causal": None, "window": None, "softcap": None, "key_start": mx.int32, "sinks": mx.float32}
-    assert Kind(*arguments().kind()) == Kind(mx.float32, 24, 24, 2, 77, given)
+    assert (found.dtype, found.head_dim, found.value_dim, found.heads, found.kv_heads) == (mx.float32, 24, 24, 4, 2)
+    assert (found.query_len, found.key_len, found.batch_size, found.window, found.given) == (77, 100, 1, 9, given)
+    step = found.next_step()
+    assert (step.query_len, step.window, step.given) == (1, 0, {k: given[k] for k in ("softcap", "key_start", "sinks")})
 
 
 def test_a_kernel_passes():
-    assert check.of_call(arguments(), "cpu_prefill", mx.default_stream(mx.cpu)) == ""
-
-
-def test_a_kernel_fails_with_a_warning_and_a_file(tmp_path, monkeypatch):
-    monkeypatch.setenv("FLASHATTN_CACHE", str(tmp_path))
-    with pytest.warns(KernelWarning, match="cpu_decode fails its check on .*77 queries.* takes up to 8 queries"):
-        wrong = check.of_call(arguments(), "cpu_decode", mx.default_stream(mx.cpu))
-    [file] = (tmp_path / "failed").iterdir()
-    assert f"Please send us the file {file}" in wrong
-    assert "takes up to 8 queries" in file.read_text()
+    assert compare.of_call(given_call(), PREFILL, CPU) == ""
 
 
 def test_a_check_within_a_traced_function():
     def traced(x):
-        assert check.of_call(arguments(), "cpu_prefill", mx.default_stream(mx.cpu)) == ""
+        assert compare.of_call(given_call(), PREFILL, CPU) == ""
         return x + 1
 
     assert mx.compile(traced)(mx.array(1)).item() == 2
@@ -206,11 +205,120 @@ def test_a_check_within_a_traced_function():
 
 
 def test_a_check_in_another_thread():
-    def run():
-        return check.of_call(arguments(), "cpu_prefill", mx.default_stream(mx.cpu))
-
     with ThreadPoolExecutor(1) as thread:
-        assert thread.submit(run).result() == ""
+        assert thread.submit(lambda: compare.of_call(given_call(), PREFILL, mx.default_stream(mx.cpu))).result() == ""
+
+
+class Gpu(SimpleNamespace):
+    """Stands in for a GPU's part of _ext. `compiled` says of each compilation whether it was of all programs."""
+
+    def __init__(self, *programs, backend="cuda", refuses=False, software="an H100, sm_90a, a driver, NVRTC 13.0"):
+        def compiles(call, variant, device, everything):
+            self.compiled.append(everything)
+            if refuses:
+                raise NoKernelError("[flash_attention] the driver's own words")
+
+        super().__init__(
+            **vars(_ext)
+            | {
+                "backend_of": lambda device: backend,
+                "software": lambda device: software,
+                "programs": lambda call, variant, device: list(programs),
+                "compile": compiles,
+                "choose": lambda call, device: SimpleNamespace(variant=DECODE),
+            },
+            compiled=[],
+        )
+
+
+@pytest.fixture
+def verdict(tmp_path, monkeypatch):
+    """Asks for the verdict on a kernel. Returns it, and how many times the kernel was compared with the CPU's."""
+    monkeypatch.setenv("FLASHATTN_CACHE", str(tmp_path))
+    monkeypatch.setattr(compare, "of_call", lambda call, variant, stream: asked.append(variant) or asked.says())
+    asked = []
+
+    class Asked(list):
+        says = staticmethod(lambda: "")
+
+    asked = Asked()
+
+    def of(gpu, says=lambda: "", variant=PREFILL):
+        asked.says = says
+        before = len(asked)
+        monkeypatch.setattr(check, "_ext", gpu)
+        return check.wrong_with(given_call(), variant, CPU), len(asked) - before
+
+    return of
+
+
+def test_each_program_is_checked_once_on_a_machine(verdict):
+    assert verdict(Gpu("a 1", "b 2")) == ("", 1)
+    assert verdict(Gpu("b 2")) == ("", 0)
+    assert verdict(Gpu("b 2", "c 3")) == ("", 1)
+
+
+@pytest.mark.parametrize("change", [{"software": "an H100, sm_90a, a newer driver, NVRTC 13.0"}, {"backend": "metal"}])
+def test_other_software_is_checked(verdict, change):
+    verdict(Gpu("a 1"))
+    assert verdict(Gpu("a 1", **change))[1] == ("software" in change)
+    assert verdict(Gpu("a 4"))[1] == 1  # another text
+
+
+def test_what_we_have_tested_is_not_checked(verdict, monkeypatch):
+    monkeypatch.setattr(check, "_tested", lambda: {"sm_90a, NVRTC 13.0": frozenset({"1"})})
+    tested = Gpu("a 1")
+    assert verdict(tested) == ("", 0)
+    assert verdict(Gpu("a 1", software="an H100, sm_90a, a driver, NVRTC 13.1"))[1] == 1
+    assert verdict(Gpu("a 1", "b 2"))[1] == 1
+
+
+def test_for_a_check_all_programs_are_compiled_first(verdict):
+    gpu = Gpu("a 1")
+    verdict(gpu)
+    assert gpu.compiled == [True]
+
+
+def test_what_fails_warns_leaves_a_file_and_is_checked_by_the_next_process(verdict, tmp_path):
+    with pytest.warns(KernelWarning, match="cpu_prefill fails its check on .*: it differs"):
+        wrong, _ = verdict(Gpu("a 1"), lambda: "it differs")
+    [file] = (tmp_path / "failed").iterdir()
+    assert wrong.endswith(f"it differs. Please send us the file {file}")
+    assert "it differs" in file.read_text()
+    assert verdict(Gpu("a 1")) == ("", 1)
+
+
+def test_what_does_not_compile_fails(verdict):
+    with pytest.warns(KernelWarning, match="the driver's own words"):
+        assert "the driver's own words" in verdict(Gpu("a 1", refuses=True))[0]
+
+
+def test_without_memory_for_a_check_nothing_is_said_of_the_kernel_and_the_next_call_checks(verdict):
+    def has_none():
+        raise MemoryError("no memory to check a kernel")
+
+    with pytest.raises(NoKernelError, match="no memory to check a kernel"):
+        verdict(Gpu("a 1"), has_none)
+    assert verdict(Gpu("a 1")) == ("", 1)
+
+
+def test_never(verdict, monkeypatch):
+    monkeypatch.setenv("FLASHATTN_CHECK", "never")
+    assert verdict(Gpu("a 1"), lambda: "it differs") == ("", 0)
+
+
+def test_nonsense_in_the_environment_is_refused(verdict, monkeypatch):
+    monkeypatch.setenv("FLASHATTN_CHECK", "always")
+    with pytest.raises(ValueError, match="FLASHATTN_CHECK is 'always', expected 'once' or 'never'"):
+        verdict(Gpu("a 1"))
+
+
+@pytest.mark.parametrize("damage", [lambda file: file.write_bytes(file.read_bytes()[:-3]), lambda file: file.unlink()])
+def test_a_broken_file_is_not_believed(verdict, tmp_path, damage):
+    verdict(Gpu("a 1"))
+    [file] = (tmp_path / "checked").iterdir()
+    damage(file)
+    assert verdict(Gpu("a 1")) == ("", 1)
 
 
 # --- The checks that doctor starts ---------------------------------------------------------------------------
@@ -218,21 +326,26 @@ def test_a_check_in_another_thread():
 
 def test_each_kernel_of_a_backend_is_asked_for_what_it_takes(monkeypatch):
     asked = []
-    monkeypatch.setattr(decide, "wrong_with", lambda call, kernel, stream: asked.append((kernel, call.kind())) or "")
+    monkeypatch.setattr(compare, "of_call", lambda call, variant, stream: asked.append((variant, call)) or "")
     found = list(survey.of_backend("cpu"))
-    kinds = len(list(survey.kinds_of_models()))
-    quantised = sum(kind.bits > 0 for kind in survey.kinds_of_models())
-    assert found == [("cpu_prefill", kinds, ""), ("cpu_decode", kinds, ""), ("cpu_backward", kinds - quantised, "")]
+    models = list(survey.calls_of_models())
+    quantised = sum(call.bits > 0 for call in models)
+    assert found == [
+        ("cpu_prefill", len(models), ""),
+        ("cpu_decode", len(models), ""),
+        ("cpu_backward", len(models) - quantised, ""),
+    ]
     assert len(asked) == sum(count for _, count, _ in found)
-    assert {kind[4] <= 8 for kernel, kind in asked if kernel == "cpu_decode"} == {True}  # query_len
+    assert {call.query_len for variant, call in asked if variant.kernel is _ext.Kernel.cpu_decode} == {1}
 
 
 def test_what_a_kernel_of_a_backend_fails_at(monkeypatch):
-    def wrong_with(call, kernel, stream):
-        if kernel == "cpu_prefill":
-            raise NoKernelError("[flash_attention] no memory to check a kernel")
-        return f"{call.kind()[1]} fails" if kernel == "cpu_decode" and call.kind()[0] == mx.float32 else ""
+    def wrong(call, variant, stream):
+        if variant.kernel is _ext.Kernel.cpu_prefill:
+            raise MemoryError("no memory to check a kernel")
+        is_wrong = variant.kernel is _ext.Kernel.cpu_decode and call.dtype == mx.float32
+        return f"{call.head_dim} fails" if is_wrong else ""
 
-    monkeypatch.setattr(decide, "wrong_with", wrong_with)
+    monkeypatch.setattr(compare, "of_call", wrong)
     found = {kernel: wrong for kernel, _, wrong in survey.of_backend("cpu")}
     assert found == {"cpu_decode": "64 fails", "cpu_prefill": "no memory to check a kernel", "cpu_backward": ""}

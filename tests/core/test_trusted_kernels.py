@@ -4,23 +4,20 @@ Passed checks are kept in files. tests/cuda/test_cubin_cache.py tests broken fil
 """
 
 import itertools
-from unittest.mock import Mock
 
 import mlx.core as mx
 import pytest
-from flashattn_core import _ext, decide
+from flashattn_core import NoKernelError, _ext
 from flashattn_core.arguments import lowered
 
 from tests import launches
-from tests.core.programs import python
+
+DIMS = itertools.count(17)  # each test has its own head_dim, because the process remembers the results of checks
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("FLASHATTN_CACHE", str(tmp_path))
-    monkeypatch.setenv("FLASHATTN_CHECK", "once")
-    monkeypatch.setattr(decide, "_verdicts", {})  # as in a process that has not checked a kernel yet
-    return tmp_path
+@pytest.fixture
+def dim():
+    return next(DIMS)
 
 
 class Check:
@@ -34,219 +31,150 @@ class Check:
         return f"{kernel} is wrong" if kernel in self.bad else ""
 
 
-def decision(check, *, device="cuda", length=100, dim=64, dtype=mx.float16, kernel="auto", precision="float32", **how):
-    query, key = (mx.zeros((1, heads, rows, dim), dtype) for heads, rows in ((4, length), (2, 300)))
-    arguments = lowered(query, key, key, None, "causal", kernel=kernel, precision=precision)
-    return launches.decision(arguments, device, check=check, **how)[0]
+def selected(check, dim, *, device="cuda", length=100, key_len=300, dtype=mx.float16, may_leave=False, **how):
+    query, key = (mx.zeros((1, heads, rows, dim), dtype) for heads, rows in ((4, length), (2, key_len)))
+    return launches.selected(lowered(query, key, key, None, "causal", **how), device, check, may_leave)
 
 
 @pytest.mark.parametrize(("device", "kernel"), [("cuda", "cuda_prefill"), ("metal", "metal_prefill_reg")])
-def test_a_kernel_is_checked_once(device, kernel):
-    """For calls that differ only in the number of queries, the kernel must be checked only once."""
+def test_a_kernel_is_checked_once_whatever_the_lengths(device, kernel, dim):
     check = Check()
-    for length in (100, 100, 101, 128, 777):
-        assert decision(check, device=device, length=length).kernel == kernel
+    for length, key_len in ((100, 300), (101, 7), (128, 300), (777, 3000)):
+        assert selected(check, dim, device=device, length=length, key_len=key_len) == kernel
     assert check.asked == [kernel]
 
 
-def test_each_precision_is_checked():
+@pytest.mark.parametrize(("device", "exact"), [("cuda", 16), ("metal", 8)])
+def test_each_small_number_of_queries_has_programs_of_its_own(device, exact, dim):
     check = Check()
-    decision(check)
-    decision(check, precision="input")
+    for length in (exact - 1, exact, exact + 1, 33, 64):
+        selected(check, dim, device=device, length=length)
+    assert len(check.asked) == 3
+
+
+def test_each_precision_is_checked(dim):
+    check = Check()
+    for precision in ("float32", "input"):
+        selected(check, dim, precision=precision)
     assert check.asked == ["cuda_prefill", "cuda_prefill"]
 
 
 @pytest.mark.parametrize("how", [{"dtype": mx.float32}, {"length": 1}, {"device": "metal"}], ids=str)
-def test_what_has_the_same_bits_in_both_precisions_is_checked_once(how):
+def test_what_has_the_same_bits_in_both_precisions_is_checked_once(how, dim):
     check = Check()
-    decision(check, **how)
-    decision(check, **how, precision="input")
+    for precision in ("float32", "input"):
+        selected(check, dim, precision=precision, **how)
     assert len(check.asked) == 1
 
 
 @pytest.mark.parametrize(
-    "form",
-    ["cuda_prefill", "cuda_prefill_hopper", "cuda_prefill_hopper_rounded", "metal_prefill_reg", "metal_prefill_reg@3"],
+    "form", ["cuda_prefill", "cuda_prefill_hopper", "cuda_prefill_hopper_rounded", "metal_prefill_reg"]
 )
 def test_what_calls_of_any_lengths_run_is_checked(form):
     kernel, precision, gpu = launches.form(form)
     device = kernel.partition("_")[0]
 
-    def pipelines(query_len, key_len):
+    def arguments(query_len, key_len):
         arrays = [mx.zeros((1, heads, rows, 64), mx.float16) for heads, rows in ((4, query_len), (2, key_len))]
-        arguments = lowered(*arrays, arrays[1], None, "causal", kernel=kernel, **precision)
-        return {(launch["function"], *launch["constants"].items()) for launch in launches.forward(arguments, device)}
+        return lowered(*arrays, arrays[1], None, "causal", **precision)
 
-    checked_lengths = [*_ext.checked_lengths, *([_ext.checked_sharing] if kernel == "cuda_prefill" else [])]
     with gpu:
-        checked = set().union(*(pipelines(*lengths) for lengths in checked_lengths))
         for lengths in itertools.product((65, 96, 128, 192, 1000, 2048), (16, 77, 1024, 2101, 4096)):
-            assert pipelines(*lengths) <= checked
+            call = arguments(*lengths)
+            runs = {launch["specialisation"] for launch in launches.forward(call, device, small_blocks=None)}
+            assert runs <= set(launches.programs(call, device))
 
 
-def test_each_tiling_is_checked():
-    check = Check()
-    for kernel in ("metal_decode_split@1", "metal_decode_split", "metal_decode_split@2"):
-        assert decision(check, device="metal", length=1, kernel=kernel).kernel == kernel
-    assert check.asked == ["metal_decode_split@1", "metal_decode_split", "metal_decode_split@2"]
-
-
-def test_what_fails_is_not_used():
+def test_what_fails_is_not_used(dim):
     check = Check("cuda_decode", "cuda_prefill")
     for _ in range(2):
-        got = decision(check, length=1)
-        assert (got.kernel, got.failed, got.wrong) == ("cuda_rowwise", ["cuda_decode", "cuda_prefill"], "")
+        assert selected(check, dim, length=1) == "cuda_rowwise"
     assert check.asked == ["cuda_decode", "cuda_prefill", "cuda_rowwise"]
 
 
-def test_where_none_is_left_the_first_reason_is_kept():
+def test_what_fails_is_left_to_mlx_where_that_is_faster(dim):
+    check = Check("cuda_prefill")
+    for _ in range(2):
+        assert selected(check, 64, key_len=301, precision="input", may_leave=True, softcap=None) is None
+    assert selected(check, dim, precision="input", may_leave=True) == "cuda_rowwise"  # MLX fuses no such head_dim
+
+
+def test_what_is_left_is_counted_and_not_checked():
+    _ext.reset_left_calls()
+    check = Check()
+    for _ in range(3):
+        assert selected(check, 64, device="metal", precision="input", may_leave=True) is None
+    assert selected(check, 64, device="metal", precision="input") == "metal_prefill_reg"
+    assert check.asked == ["metal_prefill_reg"]
+
+
+def test_where_none_is_left_the_first_reason_is_kept(dim):
     check = Check("cuda_decode", "cuda_prefill", "cuda_rowwise")
     for _ in range(2):
-        got = decision(check, length=1)
-        assert (got.kernel, got.wrong) == (None, "cuda_decode is wrong")
+        with pytest.raises(NoKernelError, match=r"^\[flash_attention\] cuda_decode is wrong$"):
+            selected(check, dim, length=1)
     assert len(check.asked) == 3
 
 
-def test_a_kernel_by_name_is_not_replaced():
-    got = decision(Check("cuda_decode"), length=1, kernel="cuda_decode")
-    assert (got.kernel, got.wrong) == (None, "cuda_decode is wrong")
+def test_a_kernel_by_name_is_not_replaced(dim):
+    for _ in range(2):
+        with pytest.raises(NoKernelError, match="cuda_decode is wrong"):
+            selected(Check("cuda_decode"), dim, length=1, kernel="cuda_decode")
 
 
-def test_what_no_kernel_covers_is_an_error_and_nothing_is_checked():
+def test_what_no_kernel_covers_is_an_error_and_nothing_is_checked(dim):
     check = Check()
-    with pytest.raises(_ext.NoKernelError, match="cuda_decode takes up to 16 queries, found 100"):
-        decision(check, kernel="cuda_decode")
+    with pytest.raises(NoKernelError, match="cuda_decode takes up to 16 queries, found 100"):
+        selected(check, dim, kernel="cuda_decode")
     assert check.asked == []
 
 
-def traced(check, device="metal", dim=64):
+def test_a_call_without_elements_is_not_checked(dim):
+    check = Check()
+    assert selected(check, dim, length=0, device="metal") == "metal_decode_parallel"
+    assert check.asked == []
+
+
+def traced(check, dim, device="metal"):
     key = mx.zeros((1, 2, 300, dim))
-    decisions = []
+    found = []
 
     def call(query):
-        decisions.append(launches.decision(lowered(query, key, key, None, "causal"), device, check=check)[0])
+        found.append(launches.selected(lowered(query, key, key, None, "causal"), device, check))
         return query.sum()
 
     mx.grad(call)(mx.zeros((1, 4, 100, dim)))
-    return decisions[0]
+    return found[0]
 
 
 @pytest.mark.parametrize("device", ["metal", "cuda"])
-def test_of_a_call_that_is_traced_the_gradient_is_checked_too(device):
+def test_of_a_call_that_is_traced_the_gradient_is_checked_too(device, dim):
     check = Check()
-    decision(check, device=device, dtype=mx.float32)
-    kernel = traced(check, device).kernel
+    selected(check, dim, device=device, dtype=mx.float32)
+    kernel = traced(check, dim, device)
     assert check.asked == [kernel, f"{device}_backward_dq"]
 
 
-def test_of_a_call_whose_gradient_is_wrong_that_is_the_reason():
+def test_of_a_call_whose_gradient_is_wrong_that_is_the_reason(dim):
     check = Check("metal_backward_dq")
     for _ in range(2):
-        got = traced(check)
-        assert (got.kernel, got.wrong) == (None, "metal_backward_dq is wrong")
-    assert decision(check, device="metal", dtype=mx.float32).kernel == "metal_prefill_reg"  # this call has no gradient
+        with pytest.raises(NoKernelError, match="metal_backward_dq is wrong"):
+            traced(check, dim)
+    assert selected(check, dim, device="metal", dtype=mx.float32) == "metal_prefill_reg"  # this call has no gradient
 
 
 def test_what_has_no_gradient_is_checked_without():
     check = Check()
-    assert traced(check, device="cuda", dim=320).kernel == "cuda_rowwise"
+    assert traced(check, 320, device="cuda") == "cuda_rowwise"
     assert check.asked == ["cuda_rowwise"]
 
 
-@pytest.mark.parametrize(
-    ("inside", "outside"),
-    [
-        (KeyboardInterrupt("Ctrl-C"), KeyboardInterrupt),
-        (MemoryError("no memory to check a kernel"), _ext.NoKernelError),
-    ],
-    ids=["interrupt", "no memory"],
-)
-def test_a_check_that_does_not_finish_is_made_again(inside, outside):
-    """If the check raises `inside`, the call raises `outside`. The next call must check the kernel again."""
-    with pytest.raises(outside, match=str(inside)):
-        decision(Mock(side_effect=inside))
+def test_a_check_that_does_not_finish_is_made_again(dim):
+    def interrupted(kernel):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        selected(interrupted, dim)
     check = Check()
-    decision(check)
+    selected(check, dim)
     assert check.asked == ["cuda_prefill"]
-
-
-# --- Another process ----------------------------------------------------------------------------------------
-
-PROCESS = """
-from tests.core.test_trusted_kernels import Check, decision
-decision(check := Check(), driver={driver!r})
-print(*check.asked)
-"""
-
-
-def asked_by_another_process(driver="a driver"):
-    return python(PROCESS.format(driver=driver)).stdout.strip()
-
-
-def test_what_passed_is_not_checked_by_the_next_process():
-    assert asked_by_another_process() == "cuda_prefill"
-    assert asked_by_another_process() == ""
-
-
-@pytest.mark.parametrize(("variable", "text"), [("FLASHATTN_CHECK", "always"), ("FLASHATTN_CACHE", "/dev/null")])
-def test_each_process_checks(monkeypatch, variable, text):
-    """Each process must check its kernels if FLASHATTN_CHECK is "always", or if it cannot write the result to disk."""
-    monkeypatch.setenv(variable, text)
-    for _ in range(2):
-        assert asked_by_another_process() == "cuda_prefill"
-
-
-def test_never(monkeypatch):
-    monkeypatch.setenv("FLASHATTN_CHECK", "never")
-    check = Check("cuda_prefill")
-    assert decision(check).kernel == "cuda_prefill"
-    assert check.asked == []
-
-
-@pytest.mark.parametrize(
-    ("variable", "text", "expected"),
-    [
-        ("FLASHATTN_CHECK", "sometimes", "'once', 'always' or 'never'"),
-        ("FLASHATTN_PLANT", "RowResult", "'old => new'"),
-    ],
-)
-def test_nonsense_in_the_environment_is_refused(monkeypatch, variable, text, expected):
-    monkeypatch.setenv(variable, text)
-    with pytest.raises(ValueError, match=f"{variable} is '{text}', expected {expected}"):
-        decision(Check())
-
-
-def test_another_driver_is_checked():
-    assert asked_by_another_process() == "cuda_prefill"
-    assert asked_by_another_process("a newer driver") == "cuda_prefill"
-
-
-def test_another_text_is_checked(monkeypatch):
-    assert asked_by_another_process() == "cuda_prefill"
-    monkeypatch.setenv("FLASHATTN_PLANT", "RowResult{ => RowResult {")
-    assert asked_by_another_process() == "cuda_prefill"
-
-
-def test_what_failed_is_checked_by_the_next_process():
-    assert decision(Check("cuda_prefill"), kernel="cuda_prefill").wrong
-    assert asked_by_another_process() == "cuda_prefill"
-
-
-def test_a_broken_file_is_not_believed(cache):
-    asked_by_another_process()
-    [file] = (cache / "checked").iterdir()
-    file.write_bytes(file.read_bytes()[:-3])
-    assert asked_by_another_process() == "cuda_prefill"
-
-
-def test_a_file_that_can_be_neither_read_nor_replaced(cache):
-    """In this test the file is replaced by a folder, which a process can neither read nor replace.
-
-    Files of other users and files in read-only folders behave in the same way.
-    """
-    asked_by_another_process()
-    [file] = (cache / "checked").iterdir()
-    file.unlink()
-    (file / "within").mkdir(parents=True)
-    for _ in range(2):
-        assert asked_by_another_process() == "cuda_prefill"

@@ -9,7 +9,7 @@ import flashattn_core
 import mlx.core as mx
 import numpy as np
 import pytest
-from flashattn_core.check import difference
+from flashattn_core.check.compare import difference
 from flashattn_core.masks import KeyRange
 from flashattn_core.reference import reference_attention
 

@@ -15,15 +15,13 @@ import contextlib
 import functools
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
-from unittest.mock import patch
 
 import mlx.core as mx
 import nanobind
-from flashattn_core import _ext, decide
 
 from tests.builds import built, contents
 from tests.core.programs import cmake
@@ -52,10 +50,7 @@ def _load() -> ModuleType:
     return module
 
 
-OF_THE_MODULE = (
-    *("sources", "forward", "backward", "block_map", "sinks_gradient"),
-    *("settle", "looked_up", "with_other_lengths", "left_calls", "reset_left_calls"),
-)
+OF_THE_MODULE = ("sources", "forward", "backward", "block_map", "sinks_gradient", "programs")
 
 
 def __getattr__(name: str) -> Any:
@@ -65,33 +60,14 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def decision(
-    arguments,
-    device="cuda",
-    *,
-    refuses=False,
-    driver="a driver",
-    check=lambda kernel: "",
-    times=lambda names: {},
-    mlx_is_fused=True,
-):
-    """Returns decide.py's decision for a call on a GPU, and the names of the GPU functions that decide.py asked for.
+def selected(
+    arguments: Any, device: str = "cuda", check: Callable[[str], str] = lambda kernel: "", may_leave: bool = False
+) -> str | None:
+    """The name of the kernel that the op selects for a call on a GPU. None if it leaves the call to MLX.
 
-    The other arguments stand in for the GPU. refuses: whether NVRTC and the driver refuse to build a function.
-    check(kernel) returns what is wrong with it, or "". times(names) returns the times of these kernels, where "mlx"
-    means MLX's own attention. mlx_is_fused: whether MLX has a fused kernel. If it has none, MLX is not timed.
+    check(kernel) stands in for the check of the kernel. It returns what is wrong with it, or "".
     """
-    there = SimpleNamespace(device=mx.Device(mx.gpu))
-    stand_ins = {name: getattr(_load(), name) for name in ("candidates", "backward_kernel", "pipelines", "compile")}
-    stand_ins |= {"backend_of": lambda device_of_stream: device, "software": lambda device_of_stream: driver}
-    _load().set_refuses(refuses)
-    _load().wanted()
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(patch.object(decide, "_ext", SimpleNamespace(**{**vars(_ext), **stand_ins})))
-        stack.enter_context(patch.object(decide.check, "of_call", lambda call, kernel, stream: check(kernel)))
-        stack.enter_context(patch.object(decide.contest, "mlx_is_fused", lambda call, stream: mlx_is_fused))
-        stack.enter_context(patch.object(decide.contest, "times", lambda call, names, stream: times(names)))
-        return decide.decision_for(arguments, there), _load().wanted()
+    return _load().selected(arguments, device, may_leave, lambda kernel, small_blocks: check(kernel))
 
 
 def form(kernel: str) -> tuple[str, dict[str, str], contextlib.AbstractContextManager[None]]:

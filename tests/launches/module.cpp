@@ -8,7 +8,7 @@
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
-#include <mutex>
+#include <stdexcept>
 #include <string>
 #include <utility>
 
@@ -21,43 +21,29 @@
 #include "mlx/transforms.h"
 #include "mlx/utils.h"
 #include "op/sinks_gradient.h"
-#include "python/decisions.h"
 #include "request/arguments.h"
 #include "request/checks.h"
-#include "request/decision.h"
+#include "request/select.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 using namespace flashattn;
 
-// These functions replace functions of encode.cpp and driver.cpp, which need a GPU.
+// Replaces the function of driver.cpp, which needs a GPU.
 namespace flashattn::cuda {
-
-gpu::Device asked_about;  // the GPU that launches are for
-bool refuses = false;
-std::vector<std::string> wanted;  // the names of the functions that function_of() was asked for
-
-gpu::Device device() {
-  return asked_about;
+Device properties(int) {
+  throw std::logic_error("this module asks no GPU");
 }
-
-CUfunction function_of(const gpu::Launch& launch, int) {
-  static std::mutex mutex;
-  std::lock_guard lock(mutex);
-  wanted.push_back(launch.function);
-  if (refuses) {
-    throw std::runtime_error("the driver's own words");
-  }
-  return nullptr;
-}
-
-std::string describe(int) {
-  return "a driver";
-}
-
 }  // namespace flashattn::cuda
 
 namespace {
+
+Device asked_about = {.backend = Backend::cuda};  // the NVIDIA GPU that launches are for
+
+Device device_named(const std::string& backend) {
+  if (backend == "cuda") return asked_about;
+  return {.backend = backend_of(backend)};
+}
 
 // Returns an array's bytes in the order of memory, and the byte offset of its element at index 0.
 nb::tuple memory(const mx::array& array) {
@@ -131,6 +117,7 @@ nb::list described(const gpu::Work& work, Backend backend) {
     description["with_next"] = launch.with_next;
     description["tensor_maps"] = tensor_maps;
     description["function"] = launch.function;
+    description["specialisation"] = launch.specialisation;
     description["constants"] = constants;
     description["grid"] = size(launch.grid);
     description["threadgroup"] = size(launch.threadgroup);
@@ -174,20 +161,22 @@ struct PrimitiveInputs {
   Inputs named() const { return Inputs(arrays, present); }
 };
 
-nb::list forward(const Arguments& arguments, const std::string& device, bool with_lse) {
-  Backend backend = backend_of(device);
-  PrimitiveInputs inputs(arguments, backend);
+nb::list forward(const Arguments& arguments, const std::string& backend, bool with_lse,
+                 std::optional<bool> small_blocks) {
+  Device device = device_named(backend);
+  PrimitiveInputs inputs(arguments, device.backend);
   Inputs named = inputs.named();
-  CallShape shape = call_shape(named, arguments.options, backend, arguments.precision);
-  Variant variant = chosen_variant(choose(backend, shape, arguments.kernel));
+  Call call = describe(named, arguments.options, arguments.precision, false);
+  Variant variant = choose(call, device, arguments.kernel).variant;
+  variant.small_blocks = small_blocks.value_or(variant.small_blocks && !arguments.kernel);
   mx::Shape rows(named.query().shape().begin(), named.query().shape().end() - 1), wide = rows, stats = rows;
-  wide.push_back(shape.value_dim);
+  wide.push_back(call.params.value_dim);
   stats.push_back(2);
   mx::array out = not_allocated(wide, named.query().dtype()), lse = not_allocated(rows, mx::float32);
   mx::array row_stats = not_allocated(stats, mx::float32);
   Outputs outputs = {out, with_lse ? &lse : nullptr, with_lse ? &row_stats : nullptr};
-  gpu::Work work = forward_work(variant, named, arguments.options, outputs);
-  nb::list result = described(work, backend);
+  gpu::Work work = forward_work(variant, call, device, named, outputs);
+  nb::list result = described(work, device.backend);
   for (nb::handle launch : result) {
     launch["kernel"] = name(variant.kernel);
   }
@@ -196,37 +185,48 @@ nb::list forward(const Arguments& arguments, const std::string& device, bool wit
 
 nb::list backward(const Arguments& arguments, const mx::array& out, const mx::array& lse, const mx::array& row_stats,
                   const mx::array& out_gradient, const std::optional<mx::array>& lse_gradient,
-                  const std::string& device) {
-  Backend backend = backend_of(device);
-  PrimitiveInputs inputs(arguments, backend);
+                  const std::string& backend) {
+  Device device = device_named(backend);
+  PrimitiveInputs inputs(arguments, device.backend);
   std::vector<mx::array> given = {out, lse, row_stats, out_gradient};
   if (lse_gradient) {
     given.push_back(*lse_gradient);
   }
   mx::eval(given);
   Inputs named = inputs.named();
-  CallShape shape = call_shape(named, arguments.options, backend, arguments.precision);
-  check_backward(backend, shape);
+  Call call = describe(named, arguments.options, arguments.precision, true);
   mx::array query = not_allocated(named.query().shape(), out.dtype());
   mx::array key = not_allocated(named.key().shape(), out.dtype());
   mx::array value = not_allocated(named.value().shape(), out.dtype());
   mx::array delta = not_allocated(lse.shape(), mx::float32);
-  return described(backward_work(backward_variant(backend, shape), named, arguments.options,
+  return described(backward_work(backward_variant(call, device), call, device, named,
                                  {{out, &lse, &row_stats}, out_gradient, lse_gradient ? &*lse_gradient : nullptr},
                                  {query, key, value, delta}),
-                   backend);
+                   device.backend);
 }
 
-std::optional<std::pair<std::string, bool>> looked_up(const Arguments& arguments, mx::Device device, bool may_leave) {
-  std::optional<Decision> decision = decided(arguments, backend_of(device), device);
-  if (!decision) return std::nullopt;
-  if (may_leave && decision->left) ++*decision->left;
-  return std::pair(name(decision->variant), decision->left != nullptr);
+// Selects the kernel of a call on a GPU, as the op does. check: (kernel's name, whether it has small blocks) -> what is
+// wrong. Returns nothing if MLX's own attention should compute the call.
+std::optional<std::string> selected(const Arguments& arguments, const std::string& backend, bool may_leave,
+                                    const nb::callable& check) {
+  Device device = device_named(backend);
+  Call call = describe(arguments);
+  const auto checked = [&](Variant variant) {
+    return nb::cast<std::string>(check(std::string(name(variant.kernel)), variant.small_blocks));
+  };
+  std::optional<Selection> selection = select(arguments, call, device, may_leave, checked);
+  if (!selection) return std::nullopt;
+  return std::string(name(variant_for(*selection, call, device).kernel));
 }
 
-std::string with_other_lengths(const Arguments& decided_for, const Arguments& now, mx::Device device) {
-  Backend backend = backend_of(device);
-  return name(variant_for(decided(decided_for, backend, device).value(), Inputs(now), now.options, backend));
+std::vector<std::string> programs(const Arguments& arguments, const std::string& backend) {
+  Device device = device_named(backend);
+  Call call = describe(arguments);
+  std::vector<std::string> functions;
+  for (const gpu::Launch& launch : programs_of(choose(call, device, arguments.kernel).variant, call, device)) {
+    functions.push_back(launch.specialisation);
+  }
+  return functions;
 }
 
 nb::list block_map(mx::array mask, const std::string& device) {
@@ -249,33 +249,25 @@ NB_MODULE(flashattn_launches, m) {
   nb::module_::import_("flashattn_core");  // registers the arguments' type
   m.def("sources", &metal::sources, "The Metal kernels' texts by the name of their file.");
   m.def("forward", &forward, "arguments"_a, "device"_a = "metal", "with_lse"_a = true,
-        "The launches of a call. Raises what the call raises.");
+        "small_blocks"_a = nb::none(),
+        "The launches of a call. Raises what the call raises. small_blocks: None means that a call by name has large\n"
+        "blocks, and that the call's sizes decide for others.");
   m.def(
       "exchange_gpu",
       [](int shared_memory, int compute_capability) {
-        gpu::Device before = cuda::asked_about;
-        cuda::asked_about.shared_memory = shared_memory;
-        cuda::asked_about.compute_capability = compute_capability;
+        Device before = asked_about;
+        asked_about = {.backend = Backend::cuda, .compute_capability = compute_capability, .shared_memory = shared_memory};
         return std::pair(before.shared_memory, before.compute_capability);
       },
       "shared_memory"_a, "compute_capability"_a,
       "Sets the NVIDIA GPU that launches are for: the bytes that a block can have, and 90 for 9.0. Returns the last.");
-  bind_decisions(m);
-  m.def(
-      "wanted", [] { return std::exchange(cuda::wanted, {}); },
-      "The functions that NVRTC and the driver were asked for since wanted() was called last.");
-  m.def(
-      "set_refuses", [](bool refuses) { cuda::refuses = refuses; }, "refuses"_a,
-      "Sets whether NVRTC and the driver refuse to build functions.");
+  m.def("selected", &selected, "arguments"_a, "device"_a, "may_leave"_a, "check"_a,
+        "The kernel that the op selects; None if it leaves the call to MLX. check(kernel, has small blocks): what is\n"
+        "wrong with it.");
+  m.def("programs", &programs, "arguments"_a, "device"_a, "The programs that such calls may need.");
   m.def("backward", &backward, "arguments"_a, "out"_a, "lse"_a, "row_stats"_a, "out_gradient"_a,
         "lse_gradient"_a.none(), "device"_a = "metal",
         "The launches of a call's gradients. lse_gradient: None means zeros.");
-  m.def("looked_up", &looked_up, "arguments"_a, "device"_a, "may_leave"_a = false,
-        "(The kernel that was settled for such calls, whether MLX's own attention is faster); None if nothing was\n"
-        "settled. Raises what the call raises. may_leave: count the call as left to MLX if MLX is faster.");
-  m.def("with_other_lengths", &with_other_lengths, "decided_for"_a, "now"_a, "device"_a,
-        "The kernel of a call that was decided for the first arguments and then, by shapeless compilation, got the\n"
-        "arrays of the second.");
   m.def(
       "sinks_gradient",
       [](const mx::array& sinks, const mx::array& lse, const mx::array& row_stats, const mx::array& delta) {

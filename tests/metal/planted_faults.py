@@ -8,7 +8,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from flashattn_core.check import difference
+from flashattn_core.check.compare import difference
 from flashattn_core.masks import Tree
 from flashattn_core.reference import reference_attention
 

@@ -2,9 +2,9 @@
 
 import mlx.core as mx
 import pytest
-from flashattn_core.check import come_back, gradient_failure
+from flashattn_core.check.compare import come_back, gradient_failure
 
-from tests.checked_kinds import kind, nan_where, quantised, rules
+from tests.checked_kinds import call, nan_where, quantised, rules
 from tests.core.gradient_oracle import Call
 from tests.metal import metal_backward
 from tests.metal.metal_attention import run
@@ -15,9 +15,9 @@ FAST, PARALLEL, SPLIT = "metal_decode_fast", "metal_decode_parallel", "metal_dec
 TG, REG, ROWWISE = "metal_prefill_tg", "metal_prefill_reg", "metal_rowwise"
 LENGTHS = {FAST: 1, PARALLEL: 1, SPLIT: 4, TG: 33, REG: 77, ROWWISE: 77}
 OTHER_KINDS = {
-    "float32, one query": (SPLIT, kind(1, "causal", mx.float32, head_dim=128, value_dim=96)),
-    "float32": (REG, kind(77, "causal", mx.float32, head_dim=80, value_dim=40)),
-    "bfloat16, a wide head": (REG, kind(77, "causal", mx.bfloat16, head_dim=256, value_dim=256, group=1)),
+    "float32, one query": (SPLIT, call(1, "causal", mx.float32, head_dim=128, value_dim=96)),
+    "float32": (REG, call(77, "causal", mx.float32, head_dim=80, value_dim=40)),
+    "bfloat16, a wide head": (REG, call(77, "causal", mx.bfloat16, head_dim=256, value_dim=256, group=1)),
     "4 bits": (SPLIT, quantised(2, bits=4)),
     "6 bits": (REG, quantised(77, bits=6)),
 }
@@ -32,21 +32,21 @@ globals().update(rules(run, SPLIT, REG, LENGTHS, OTHER_KINDS, NAN))
 # --- The gradient -------------------------------------------------------------------------------------------
 
 
-def found_in_gradients(kind, edit=lambda source: source):
+def found_in_gradients(call, edit=lambda source: source):
     def gradients(**arguments):
         dout, dlse = come_back(arguments)
         got = metal_backward.run(Call(**arguments, dout=dout, dlse=dlse), edit=edit)
         return got.dq, got.dk, got.dv
 
-    return gradient_failure(kind, gradients, [(77, 150), (64, 128)])
+    return gradient_failure(call, gradients, [(77, 150), (64, 128)])
 
 
 GRADIENTS = {
-    "float32": kind(77, "causal", mx.float32),
-    "float16": kind(77, "window, sinks and soft-cap"),
-    "bfloat16": kind(77, "ranges and slopes", mx.bfloat16, head_dim=80, value_dim=40),
-    "a tree": kind(77, "a tree"),
-    "arrays": kind(77, "arrays"),
+    "float32": call(77, "causal", mx.float32),
+    "float16": call(77, "window, sinks and soft-cap"),
+    "bfloat16": call(77, "ranges and slopes", mx.bfloat16, head_dim=80, value_dim=40),
+    "a tree": call(77, "a tree"),
+    "arrays": call(77, "arrays"),
 }
 
 

@@ -72,12 +72,12 @@ class Result {
 };
 
 // The forward pass of a case. `args` points to the memory of the other members.
-struct Call {
+struct CpuCall {
   bool decode;
   Result out, lse, row_stats;
   cpu::AttentionArgs args = {};
 
-  Call(const Case& c, const Inputs& in, Draw& draw)
+  CpuCall(const Case& c, const Inputs& in, Draw& draw)
       : decode(c.decode),
         out(c, any_tensor(c, draw, c.heads(), c.query_len, c.value_dim), c.heads(), c.query_len, c.value_dim, c.dtype),
         lse(c, any_tensor(c, draw, c.heads(), c.query_len, 1), c.heads(), c.query_len, 1, Dtype::float32),
@@ -116,7 +116,7 @@ struct Call {
     if (c.sinks) give(args.sinks, p.sinks, in.sinks, Dtype::float32);
     if (c.alibi) give(args.alibi_slopes, p.alibi_slopes, in.alibi_slopes, Dtype::float32);
   }
-  Call(const Call&) = delete;
+  CpuCall(const CpuCall&) = delete;
 
   void run() {
     cpu::check(args);

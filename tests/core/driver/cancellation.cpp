@@ -34,7 +34,7 @@ struct Cancelled {
   Program program;
   Case c;
   Draw draw{std::mt19937(0)};
-  Call call;
+  CpuCall call;
   std::optional<GradientCall> gradient = {};
 
   static Case make_case(Program program, Dtype dtype, int batch, int query_len, int key_len) {

@@ -93,7 +93,7 @@ class FarRows {
 };
 
 bool same_bits(const Case& c, const Inputs& in, Draw& draw) {
-  Call call(c, in, draw);
+  CpuCall call(c, in, draw);
   call.run();
   std::deque<FarRows> moved;
   const auto move = [&]<typename T>(const cpu::Array& near, T*& first, Strides& strides) {

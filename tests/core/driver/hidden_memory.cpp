@@ -71,7 +71,7 @@ int main(int argc, char** argv) {
   in.key_start.numbers = {in_array ? 0.0 : double(number(6))};
   in.key_stop.numbers = {double(in_array ? c.key_len : number(7))};
 
-  Call call(c, in, draw);
+  CpuCall call(c, in, draw);
   int rows = c.query_len;
   size_t begin = static_cast<size_t>(number(8)), end = static_cast<size_t>(number(9));
   size_t keys = static_cast<size_t>(c.key_len), row = kDim * sizeof(float);

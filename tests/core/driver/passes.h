@@ -7,7 +7,7 @@
 namespace flashattn::driver {
 
 inline void check_forward(const Case& c, const Inputs& in, Draw& draw, Check& check) {
-  Call call(c, in, draw);
+  CpuCall call(c, in, draw);
   call.run();
   Outputs truth = plain_attention<double>(c, in), unfused = plain_attention<float>(c, in);
   check.compare("out", call.out, truth.out, unfused.out, c.dtype);
@@ -39,7 +39,7 @@ struct GradientCall {
   Result query, key, value, delta;
   cpu::BackwardArgs args = {};
 
-  GradientCall(const Case& c, const Call& call, const Cotangents& back)
+  GradientCall(const Case& c, const CpuCall& call, const Cotangents& back)
       : cotangents(back),
         of_out(cotangents.out.in_memory(c.dtype)),
         of_lse(cotangents.lse.in_memory(Dtype::float32)),
@@ -76,7 +76,7 @@ inline void check_backward(const Case& c, const Inputs& in, Draw& draw, Check& c
   // Allows about eight more units in float32's last place, because the unfused formula's error may be small by luck.
   // That happens if one key or row has all of the weight, because a gradient then has only a few large sums.
   constexpr double kRelative = 1e-6;
-  Call call(c, in, draw);
+  CpuCall call(c, in, draw);
   call.run();
   GradientCall gradients(c, call, draw_cotangents(c, draw));
   gradients.run();

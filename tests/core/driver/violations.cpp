@@ -18,7 +18,7 @@ int failures = 0, expectations = 0;
 struct Legal {
   Case c;
   Inputs in;
-  Call call;
+  CpuCall call;
 
   static Case make_case(bool quantised) {
     Case c = {};

@@ -270,7 +270,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (!changed) {
       with_gradient ? check_backward(c, in, draw, check) : check_forward(c, in, draw, check);
     } else {
-      Call call(c, in, draw);
+      CpuCall call(c, in, draw);
       cpu::BackwardArgs args = {};
       args.forward = call.args;
       if (with_gradient) {

@@ -6,8 +6,6 @@ namespace flashattn {
 constexpr int kMaxHeadDim = 512;
 constexpr int kMaxPositions = 2147483647 - 1024;  // positions are int32, and loops may go one tile past the end
 
-constexpr int kFew = 64;  // with up to kFew queries, a kernel may be compiled for exactly that number of queries
-
 // The numbers of bits and the group sizes that quantised keys and values may have.
 constexpr bool is_valid_bits(int bits) {
   return (1 <= bits && bits <= 6) || bits == 8;

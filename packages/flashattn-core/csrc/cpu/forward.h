@@ -5,7 +5,7 @@
 #include <string>
 
 #include "../call/dtype.h"
-#include "../call/kernel_table.h"
+#include "../call/choose.h"
 #include "../call/params.h"
 #include "cancellation.h"
 

@@ -89,14 +89,15 @@ CUfunction built(const gpu::Launch& launch, int device) try {
 
 }  // namespace
 
-gpu::Device properties(int device) {
+Device properties(int device) {
   constexpr int kMultiprocessors = 16, kMajor = 75, kMinor = 76, kSharedMemoryOfBlock = 97;  // CUdevice_attribute
   const auto attribute = [&](int number) {
     int value = 0;
     FLASHATTN_CALL(cuDeviceGetAttribute, &value, number, device);
     return value;
   };
-  return {.compute_capability = 10 * attribute(kMajor) + attribute(kMinor),
+  return {.backend = Backend::cuda,
+          .compute_capability = 10 * attribute(kMajor) + attribute(kMinor),
           .multiprocessors = attribute(kMultiprocessors),
           .shared_memory = attribute(kSharedMemoryOfBlock)};
 }

@@ -6,7 +6,7 @@
 
 namespace flashattn::cuda {
 
-gpu::Device properties(int device);
+Device properties(int device);
 
 // Throws NoKernelError if the device cannot run the kernels, or if NVRTC does not know the device. The message
 // says what to do.

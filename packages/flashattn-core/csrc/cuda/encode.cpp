@@ -92,11 +92,6 @@ void release_scratch() {
   kept_scratch.clear();  // calls that still run keep their scratch until they are done
 }
 
-gpu::Device device() {
-  static const gpu::Device first = mx::cu::is_available() ? properties(0) : gpu::Device{};
-  return first;
-}
-
 void encode(const Work& work, mx::Stream stream) {
   auto& encoder = mx::cu::get_command_encoder(stream);
   const Launches& launches = *work.launches;

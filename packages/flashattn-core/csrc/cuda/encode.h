@@ -18,7 +18,4 @@ void allocate(mx::array& output, mx::Stream stream);
 // end.
 void release_scratch();
 
-// The properties of the first GPU.
-gpu::Device device();
-
 }  // namespace flashattn::cuda

@@ -17,7 +17,7 @@ namespace {
 using namespace gpu;
 
 // packed: the value of the constant packed_rows. By default it is inputs_are_packed(call), as in the forward pass.
-Launch launch(const Call& call, std::string function, std::vector<Constant> sizes, std::vector<Argument> arguments,
+Launch launch(const GpuCall& call, std::string function, std::vector<Constant> sizes, std::vector<Argument> arguments,
               int64_t blocks, int warps, int dynamic_shared = 0, std::optional<bool> packed = std::nullopt) {
   Launch result = gpu::launch(Backend::cuda, call, packed.value_or(inputs_are_packed(call)),
                               {.function = std::move(function),
@@ -30,7 +30,7 @@ Launch launch(const Call& call, std::string function, std::vector<Constant> size
 }
 
 // The number of blocks that a call needs if each block computes `rows` rows of one query head.
-int64_t blocks_of(const Call& call, int rows) {
+int64_t blocks_of(const GpuCall& call, int rows) {
   return divide_up(call.params.query_len, rows) * call.params.num_heads * call.params.batch_size;
 }
 
@@ -40,7 +40,7 @@ int tile_bytes(int rows, int columns, int element_bytes) {
 }
 
 // How many bytes a stage of the pipeline takes. A stage is a tile of keys and the tile of their values.
-int stage_bytes(const Call& call, int keys, int dim, int value_dim) {
+int stage_bytes(const GpuCall& call, int keys, int dim, int value_dim) {
   if (!is_quantised(call)) {
     return tile_bytes(keys, dim, size_of(call.dtype)) + tile_bytes(keys, value_dim, size_of(call.dtype));
   }
@@ -52,7 +52,7 @@ int stage_bytes(const Call& call, int keys, int dim, int value_dim) {
   return round_up((bytes_of(dim) + bytes_of(value_dim)) * keys, 128);
 }
 
-Launch rowwise(const Call& call) {
+Launch rowwise(const GpuCall& call) {
   constexpr int kRows = 32;  // rows per block: each of its 32 warps computes one row
   return launch(call, "rowwise", whole_lanes(call), whole_call(call),
                 divide_up(rows_of_group(call), kRows) * num_groups(call), kRows);
@@ -60,7 +60,7 @@ Launch rowwise(const Call& call) {
 
 // A probability (P), or the gradient of a score (dS), is represented as the sum of this many 16-bit floats. Two of them
 // reach the accuracy of float32.
-int parts_of_products(const Call& call) {
+int parts_of_products(const GpuCall& call) {
   return call.dtype != Dtype::float32 && call.precision == Precision::input ? 1 : 2;
 }
 
@@ -68,7 +68,7 @@ int parts_of_products(const Call& call) {
 // `shared`. A list covers `positions` keys or queries, and a tile has `tile` of them. If the lists do not fit, the call
 // ignores its block map. The reserved size must not depend on the number of keys or queries, because driver.cpp sets a
 // kernel's limit of shared memory only once.
-void reserve_lists(Call& call, int& shared, int64_t positions, int tile, int64_t lists = 1) {
+void reserve_lists(GpuCall& call, int& shared, int64_t positions, int tile, int64_t lists = 1) {
   if (!call.has(Binding::block_map)) return;
   constexpr int kMost = 8 * 1024;
   int bytes = std::clamp(call.device.shared_memory - shared, 0, kMost);
@@ -77,7 +77,7 @@ void reserve_lists(Call& call, int& shared, int64_t positions, int tile, int64_t
   if (fits) shared += bytes;
 }
 
-Launch prefill(Call call) {
+Launch prefill(GpuCall call) {
   constexpr int kStages = 2, kSharedOfHopper = 227 * 1024, kReserved = 1024;
   int bytes = size_of(call.dtype);
   bool wide = bytes == 4;
@@ -105,7 +105,7 @@ Launch prefill(Call call) {
 }
 
 // Describes an input array for the TMA, which copies box_rows rows at a time.
-MappedArray mapped(const Call& call, Binding array, const Strides& strides, int box_rows = 1) {
+MappedArray mapped(const GpuCall& call, Binding array, const Strides& strides, int box_rows = 1) {
   const AttentionParams& p = call.params;
   bool of_keys = array == Binding::key || array == Binding::value;
   int columns = array == Binding::key || array == Binding::query ? p.head_dim : p.value_dim;
@@ -117,7 +117,7 @@ MappedArray mapped(const Call& call, Binding array, const Strides& strides, int 
 
 // Whether the tensor memory accelerator (TMA) can read a 16-bit array. The array must begin at a multiple of 16 bytes,
 // its strides must be positive multiples of 16 bytes, and its rows must not overlap.
-bool can_be_mapped(const Call& call, const MappedArray& mapped) {
+bool can_be_mapped(const GpuCall& call, const MappedArray& mapped) {
   bool fits = call.aligned[index(mapped.array)];
   for (int axis = 0; axis < 3; ++axis) {
     int64_t step = mapped.steps[axis];
@@ -131,7 +131,7 @@ constexpr int kFloatParts = 3;
 
 // Whether the TMA can read all inputs. The TMA cannot read an empty array. The strides of float32 inputs do not matter,
 // because the TMA reads copies of these inputs.
-bool inputs_can_be_mapped(const Call& call) {
+bool inputs_can_be_mapped(const GpuCall& call) {
   const AttentionParams& p = call.params;
   if (p.query_len == 0 || p.key_len == 0) return false;
   if (call.dtype == Dtype::float32) return true;
@@ -141,7 +141,7 @@ bool inputs_can_be_mapped(const Call& call) {
 }
 
 // Describes a float32 input's parts to the TMA. float_parts.cu writes them as contiguous arrays of bfloat16.
-MappedArray mapped_parts(const Call& call, Binding parts, int box_rows) {
+MappedArray mapped_parts(const GpuCall& call, Binding parts, int box_rows) {
   const AttentionParams& p = call.params;
   bool of_keys = parts == Binding::key_parts || parts == Binding::value_parts;
   int columns = parts == Binding::key_parts || parts == Binding::query_parts ? p.head_dim : p.value_dim;
@@ -151,7 +151,7 @@ MappedArray mapped_parts(const Call& call, Binding parts, int box_rows) {
 }
 
 // Adds a launch of a kernel of float_parts.cu, and the scratch for its outputs `first` and `second`.
-void split_floats(const Call& call, Launches& launches, bool packed, std::string function, Binding first,
+void split_floats(const GpuCall& call, Launches& launches, bool packed, std::string function, Binding first,
                   Binding second, std::vector<Argument> arguments) {
   constexpr int kThreads = 256, kElements = 8;  // threads per block, elements per thread
   int64_t threads = 0;
@@ -171,7 +171,7 @@ void split_floats(const Call& call, Launches& launches, bool packed, std::string
 
 // Whether cuda_prefill runs prefill_hopper.cu. It needs compute capability 9.0, unquantised keys, and a dtype, sizes
 // and strides that the TMA and shared memory allow.
-bool is_prefill_of_hopper(const Call& call) {
+bool is_prefill_of_hopper(const GpuCall& call) {
   bool is_wide = call.dtype == Dtype::float32 && std::max(call.params.head_dim, call.params.value_dim) > 128;
   return call.device.compute_capability == 90 && !is_quantised(call) && !is_wide && inputs_can_be_mapped(call);
 }
@@ -179,7 +179,7 @@ bool is_prefill_of_hopper(const Call& call) {
 // The last wave of blocks may leave multiprocessors idle. Decides whether several new blocks replace each block of that
 // wave and divide its keys among them, and how many do. blocks: the number of blocks before any is replaced. at_once:
 // how many blocks the GPU runs at a time.
-SplitParams share_last_blocks(const Call& call, int64_t blocks, int64_t at_once) {
+SplitParams share_last_blocks(const GpuCall& call, int64_t blocks, int64_t at_once) {
   constexpr int kMinKeys = 512, kMaxChunks = 8, kMerging = 1024;  // merging takes as long as computing kMerging keys
   const AttentionParams& p = call.params;
   SplitParams split = {};
@@ -199,7 +199,7 @@ SplitParams share_last_blocks(const Call& call, int64_t blocks, int64_t at_once)
   return split;
 }
 
-Launch prefill_merge(const Call& call, int value_dim, int rows, int64_t shared_blocks) {
+Launch prefill_merge(const GpuCall& call, int value_dim, int rows, int64_t shared_blocks) {
   constexpr int kWarps = 8;
   std::vector<Argument> arguments = whole_call(call);
   arguments.insert(arguments.end(), {{Binding::split, Role::value}, {Binding::partials, Role::input}});
@@ -231,23 +231,23 @@ struct HopperBlock {
   }
 };
 
-HopperBlock prefill_block(const Call& call, int widest) {
+HopperBlock prefill_block(const GpuCall& call, int widest) {
   bool in_parts = call.dtype == Dtype::float32;
   if (in_parts) return {.consumers = 2, .stages = widest <= 64 ? 6 : 4, .blocks = 1, .registers = {240, 24}};
   // 112 registers per thread are too few if the call has one of these inputs, or if a probability is two 16-bit floats.
   bool needs_registers = call.has(Binding::bias) || call.has(Binding::tree) || call.has(Binding::alibi_slopes) ||
                          parts_of_products(call) == 2;
-  if (widest <= 64 && call.tiling == 0 && !needs_registers) {
+  if (widest <= 64 && !call.small_blocks && !needs_registers) {
     return {.consumers = 4, .stages = 6, .blocks = 1, .registers = {112, 24}};
   }
   if (widest <= 64) return {.consumers = 1, .stages = 2, .blocks = 3, .registers = {136, 24}};
   if (widest > 128) return {.consumers = 2, .stages = 2, .blocks = 1, .registers = {240, 24}};
-  if (call.tiling == 1) return {.consumers = 2, .stages = 3, .blocks = 1, .registers = {240, 24}};
+  if (call.small_blocks) return {.consumers = 2, .stages = 3, .blocks = 1, .registers = {240, 24}};
   int stages = call.params.window == 0 && !call.has(Binding::block_map) ? 2 : 3;
   return {.consumers = 3, .stages = stages, .blocks = 1, .registers = {160, 32}};
 }
 
-Launches prefill_hopper(Call call) {
+Launches prefill_hopper(GpuCall call) {
   constexpr int kKeys = 64;
   int dim = round_up(call.params.head_dim, 64), value_dim = round_up(call.params.value_dim, 16);
   bool in_parts = call.dtype == Dtype::float32;
@@ -291,7 +291,7 @@ Launches prefill_hopper(Call call) {
 }
 
 // The arguments of kernels whose blocks each compute one chunk of the keys.
-std::vector<Argument> split_call(const Call& call, const Launches& launches) {
+std::vector<Argument> split_call(const GpuCall& call, const Launches& launches) {
   std::vector<Argument> result = whole_call(call);
   result.push_back({Binding::split, Role::value});
   for (const Scratch& scratch : launches.scratch) result.push_back({scratch.binding, Role::output});
@@ -300,7 +300,7 @@ std::vector<Argument> split_call(const Call& call, const Launches& launches) {
 
 // Decides how the keys are cut into chunks, and which scratch this needs. The caller adds the launches to the result.
 // Each block of these launches computes at most rows_of_block rows of a key/value head over one chunk.
-Launches split_keys(const Call& call, int64_t chunks, int min_chunk, int64_t rows_of_block) {
+Launches split_keys(const GpuCall& call, int64_t chunks, int min_chunk, int64_t rows_of_block) {
   constexpr int64_t kMerged = 512 * 1024;  // a block merges this many bytes in a few microseconds
   const AttentionParams& p = call.params;
   int64_t bytes_of_chunk = std::min(rows_of_group(call), rows_of_block) * p.value_dim * int64_t{sizeof(float)};
@@ -313,7 +313,7 @@ Launches split_keys(const Call& call, int64_t chunks, int min_chunk, int64_t row
 
 // The launch for calls that decode() cannot compute on tensor cores: large heads, and some formats of quantised keys.
 // Each warp reads one chunk of keys.
-Launches decode_split(const Call& call) {
+Launches decode_split(const GpuCall& call) {
   constexpr int kWarps = 4;
   std::vector<Constant> sizes = whole_lanes(call);
   int widest = round_up(std::max(call.params.head_dim, call.params.value_dim), kLanes);
@@ -328,7 +328,7 @@ Launches decode_split(const Call& call) {
 }
 
 // A block computes up to 16 rows over a chunk of keys, with as many warps and stages as fit in shared memory.
-Launches decode(const Call& call) {
+Launches decode(const GpuCall& call) {
   constexpr int kMaxDim = 256, kPadding = 10;  // more floats per row: up to 8 of padding, the row's maximum and sum
   int bytes = size_of(call.dtype), dim = round_up(call.params.head_dim, bytes == 4 ? 8 : 16);
   int value_dim = round_up(call.params.value_dim, 32);
@@ -358,7 +358,7 @@ Launches decode(const Call& call) {
 
 // --- The gradient ------------------------------------------------------------------------------------------
 
-Launch backward_delta(const Call& call) {
+Launch backward_delta(const GpuCall& call) {
   constexpr int kWarps = 8, kRowsOfWarp = 8;
   std::vector<Argument> arguments = delta_arguments(call);
   arguments.insert(arguments.end(), {{Binding::row_stats, Role::input}, {Binding::saved_rows, Role::output}});
@@ -368,7 +368,7 @@ Launch backward_delta(const Call& call) {
 }
 
 struct GradientCall {
-  Call call;
+  GpuCall call;
   bool packed;
   bool is_part;     // whether a block of keys sums over only some heads of a group; backward_merge.cu adds up the sums
   int block_heads;  // the number of query heads over which a block of keys sums
@@ -403,13 +403,13 @@ std::vector<Argument> gradient_arguments(const GradientCall& gradient, Gradient 
 // The number of blocks in the launch that computes gradient `of`. For kDq, a block has `rows` queries of one head.
 // Otherwise, it has `rows` keys, and sums over block_heads query heads.
 int64_t gradient_blocks(const GradientCall& gradient, Gradient of, int rows) {
-  const Call& call = gradient.call;
+  const GpuCall& call = gradient.call;
   if (of == kDq) return blocks_of(call, rows);
   return divide_up(call.params.key_len, rows) * num_groups(call) * gradient.chunks;
 }
 
 Launch backward(GradientCall gradient, Gradient of) {
-  const Call& call = gradient.call;
+  const GpuCall& call = gradient.call;
   const AttentionParams& p = call.params;
   int bytes = size_of(call.dtype), step = bytes == 4 ? 32 : 16;
   int dim = round_up(p.head_dim, step), value_dim = round_up(p.value_dim, step), widest = std::max(dim, value_dim);
@@ -433,7 +433,7 @@ Launch backward(GradientCall gradient, Gradient of) {
                 gradient.packed);
 }
 
-HopperBlock backward_block(const Call& call, Gradient of) {
+HopperBlock backward_block(const GpuCall& call, Gradient of) {
   int widest = std::max(call.params.head_dim, call.params.value_dim);
   if (widest <= 64 && of == kDq) return {.consumers = 1, .stages = 3, .blocks = 3, .registers = {136, 24}};
   if (widest <= 64) return {.consumers = 1, .stages = 3, .blocks = 2, .registers = {216, 40}};
@@ -443,7 +443,7 @@ HopperBlock backward_block(const Call& call, Gradient of) {
 
 Launch backward_hopper(GradientCall gradient, Gradient of) {
   constexpr int kColumns = 64;
-  const Call& call = gradient.call;
+  const GpuCall& call = gradient.call;
   int dim = round_up(call.params.head_dim, 16), value_dim = round_up(call.params.value_dim, 16);
   HopperBlock block = backward_block(call, of);
   bool of_keys = of != kDq;
@@ -470,7 +470,7 @@ Launch backward_hopper(GradientCall gradient, Gradient of) {
 
 Launch backward_parts(GradientCall gradient, Gradient of) {
   constexpr int kRows = 64, kColumns = 64, kWarps = 12, kSavedStages = 2;
-  const Call& call = gradient.call;
+  const GpuCall& call = gradient.call;
   const AttentionParams& p = call.params;
   int dim = round_up(p.head_dim, 64), value_dim = round_up(p.value_dim, 64);
   bool of_keys = of != kDq, narrow = std::max(dim, value_dim) <= 64;
@@ -504,14 +504,14 @@ Launch backward_parts(GradientCall gradient, Gradient of) {
 // The number of query heads over which a block of `keys` keys sums. There should be about kBlocksOfMultiprocessor
 // blocks per multiprocessor. If each block summed over all heads, there would be few blocks, and under a causal mask
 // some would take much longer than others.
-int heads_of_block(const Call& call, int keys) {
+int heads_of_block(const GpuCall& call, int keys) {
   constexpr int kBlocksOfMultiprocessor = 4;
   int64_t blocks = std::max<int64_t>(1, divide_up(call.params.key_len, keys) * num_groups(call));
   int64_t wanted = divide_up(int64_t{kBlocksOfMultiprocessor} * call.device.multiprocessors, blocks);
   return static_cast<int>(divide_up(group_of(call), wanted));
 }
 
-Launch backward_merge(const Call& call) {
+Launch backward_merge(const GpuCall& call) {
   constexpr int kWarps = 8, kKeys = 16;
   return launch(call, "backward_merge", {{"warps", kWarps}, {"keys", kKeys}},
                 arguments({Binding::dk_parts, Binding::dv_parts}, {Binding::dk, Binding::dv},
@@ -556,7 +556,7 @@ std::string source_text(const Launch& launch) {
          launch.instantiation + "(arguments);\n}\n";
 }
 
-Launches backward_launches(const Call& call, const BackwardParams& params) {
+Launches backward_launches(const GpuCall& call, const BackwardParams& params) {
   const AttentionParams& p = call.params;
   Launches result = {.params = p, .backward = params};
   bool packed = backward_is_packed(call, params);
@@ -607,7 +607,7 @@ Launches backward_launches(const Call& call, const BackwardParams& params) {
   return in_order(std::move(result));
 }
 
-Launches launches(Kernel kernel, const Call& call) {
+Launches launches(Kernel kernel, const GpuCall& call) {
   switch (kernel) {
     case Kernel::cuda_decode: return in_order(decode(call));
     case Kernel::cuda_prefill:

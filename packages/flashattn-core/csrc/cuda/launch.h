@@ -2,7 +2,7 @@
 // hands them to MLX.
 #pragma once
 
-#include "../call/kernel_table.h"
+#include "../call/choose.h"
 #include "../gpu/instance.h"
 #include "arguments.h"
 
@@ -10,8 +10,8 @@ namespace flashattn::cuda {
 
 static_assert(gpu::kNumBindings <= kMaxArrays);
 
-gpu::Launches launches(Kernel kernel, const gpu::Call& call);
-gpu::Launches backward_launches(const gpu::Call& call, const BackwardParams& backward);
+gpu::Launches launches(Kernel kernel, const gpu::GpuCall& call);
+gpu::Launches backward_launches(const gpu::GpuCall& call, const BackwardParams& backward);
 
 // The ASCII text that NVRTC compiles for a launch: first the constants, then the kernel's file with its includes, then
 // the entry point.

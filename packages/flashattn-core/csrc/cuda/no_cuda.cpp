@@ -1,7 +1,7 @@
 // Replaces encode.cpp and driver.cpp on macOS, and for releases of MLX that do not export CUDA's encoder.
 #include <string>
 
-#include "../call/kernel_table.h"
+#include "../call/choose.h"
 #include "driver.h"
 #include "encode.h"
 #include "mlx/version.h"
@@ -19,10 +19,9 @@ FLASHATTN_MISSING(void allocate(mx::array&, mx::Stream))
 FLASHATTN_MISSING(void check_device(int))
 FLASHATTN_MISSING(CUfunction function_of(const gpu::Launch&, int))
 FLASHATTN_MISSING(std::string describe(int))
+FLASHATTN_MISSING(Device properties(int))
 
-gpu::Device device() {
-  return {};
-}
+
 void release_scratch() {}
 
 }  // namespace flashattn::cuda

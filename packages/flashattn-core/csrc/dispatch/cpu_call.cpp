@@ -24,11 +24,12 @@ cpu::Cancellable cancellation_of(const AttentionParams& params) {
   return source ? source(params) : cpu::Cancellable{};
 }
 
-cpu::AttentionArgs forward_args(const Inputs& inputs, const Options& options, const Outputs& outputs) {
-  cpu::AttentionArgs args = {.params = make_params(inputs, options, outputs),
-                             .dtype = dtype_of(inputs[Input::query]),
-                             .bias_dtype = dtype_of(inputs[Input::bias]),
-                             .group_dtype = dtype_of(inputs[Input::key_scales])};
+cpu::AttentionArgs forward_args(const Call& call, const Inputs& inputs, const Outputs& outputs) {
+  cpu::AttentionArgs args = {.params = call.params,
+                             .dtype = call.dtype,
+                             .bias_dtype = call.bias_dtype,
+                             .group_dtype = call.group_dtype};
+  set_strides(args.params, inputs, outputs);
 #define FLASHATTN_SET_POINTER(name, ...) set_pointer(args.name, inputs[Input::name]);
   FLASHATTN_INPUTS(FLASHATTN_SET_POINTER)
 #undef FLASHATTN_SET_POINTER
@@ -39,9 +40,9 @@ cpu::AttentionArgs forward_args(const Inputs& inputs, const Options& options, co
   return args;
 }
 
-cpu::BackwardArgs backward_args(Kernel forward_kernel, const Inputs& inputs, const Options& options,
+cpu::BackwardArgs backward_args(Kernel forward_kernel, const Call& call, const Inputs& inputs,
                                 const GradientInputs& further, const Gradients& gradients) {
-  cpu::AttentionArgs forward = forward_args(inputs, options, further.saved);
+  cpu::AttentionArgs forward = forward_args(call, inputs, further.saved);
   int batch_dims = forward.params.batch_dims;
   const mx::array* lse_gradient = further.lse_gradient;
   return {

@@ -7,8 +7,8 @@
 
 namespace flashattn {
 
-cpu::AttentionArgs forward_args(const Inputs& inputs, const Options& options, const Outputs& outputs);
-cpu::BackwardArgs backward_args(Kernel forward_kernel, const Inputs& inputs, const Options& options,
+cpu::AttentionArgs forward_args(const Call& call, const Inputs& inputs, const Outputs& outputs);
+cpu::BackwardArgs backward_args(Kernel forward_kernel, const Call& call, const Inputs& inputs,
                                 const GradientInputs& further, const Gradients& gradients);
 
 // Sets the function that makes calls cancellable. If it is null, no call can be cancelled. See python/interrupt.h.

@@ -7,8 +7,6 @@
 #include <stdexcept>
 #include <type_traits>
 
-#include "../cuda/driver.h"
-#include "../cuda/encode.h"
 #include "../cuda/launch.h"
 #include "../gpu/disk_cache.h"
 #include "../metal/launch.h"
@@ -19,20 +17,24 @@ namespace {
 
 using gpu::Binding, gpu::index;
 
-// Describes a call, and collects the arrays that both the forward pass and the gradient use.
+gpu::GpuCall on_gpu(Variant variant, const Call& call, const Device& device) {
+  gpu::GpuCall result = {{call}};
+  result.precision = variant.precision;
+  result.small_blocks = variant.small_blocks;
+  result.device = device;
+  for (const InputRule& rule : kInputRules) result.present[index(gpu::binding_of(rule.input))] = call.has(rule.input);
+  return result;
+}
+
+// Collects the arrays that both the forward pass and the gradient use.
 struct CallAndWork {
-  gpu::Call call;
+  gpu::GpuCall call;
   gpu::Work work;
 
-  CallAndWork(Variant variant, const Inputs& inputs, const Options& options, const Outputs& outputs)
-      : call{.params = make_params(inputs, options, outputs),
-             .dtype = dtype_of(inputs[Input::query]),
-             .bias_dtype = dtype_of(inputs[Input::bias]),
-             .sinks_dtype = dtype_of(inputs[Input::sinks]),
-             .group_dtype = dtype_of(inputs[Input::key_scales]),
-             .device = cuda::device(),
-             .tiling = variant.tiling,
-             .precision = variant.precision} {
+  CallAndWork(Variant variant, const Call& described, const Device& device, const Inputs& inputs,
+              const Outputs& outputs)
+      : call(on_gpu(variant, described, device)) {
+    set_strides(call.params, inputs, outputs);
     for (const InputRule& rule : kInputRules) {
       if (const mx::array* given = inputs[rule.input]) {
         set(gpu::binding_of(rule.input), *given);
@@ -52,11 +54,11 @@ struct CallAndWork {
 
 // Returns the kernel's launches for the call, from a cache if possible. Launches do not depend on the addresses of
 // arrays.
-std::shared_ptr<const gpu::Launches> launches(Kernel kernel, const gpu::Call& call) {
-  static_assert(std::is_trivially_copyable_v<gpu::Call>);
+std::shared_ptr<const gpu::Launches> launches(Kernel kernel, const gpu::GpuCall& call) {
+  static_assert(std::is_trivially_copyable_v<gpu::GpuCall>);
   struct Known {
     Kernel kernel;
-    gpu::Call call;
+    gpu::GpuCall call;
     std::shared_ptr<const gpu::Launches> launches;
   };
   thread_local Recent<Known> recent;
@@ -78,31 +80,33 @@ Strides contiguous(int64_t heads, int64_t rows, int64_t columns) {
 }
 
 // Marks the block map as present if the op would add one to this call.
-void mark_block_map(Backend backend, gpu::Call& call) {
+void mark_block_map(Backend backend, gpu::GpuCall& call) {
   bool has_array = call.has(Binding::visible) || call.has(Binding::bias);
   call.present[index(Binding::block_map)] =
       has_array && has_block_map(backend, call.params.query_len, call.params.key_len);
 }
 
 // Describes the call as if its arrays were contiguous.
-gpu::Call contiguous_call(Variant variant, const Inputs& inputs, const Options& options) {
-  const mx::array &query = inputs.query(), &key = inputs.key();
-  gpu::Call call = CallAndWork(variant, inputs, options, {query, nullptr, nullptr}).call;  // query in place of out
+gpu::GpuCall contiguous_call(Variant variant, const Call& described, const Device& device) {
+  gpu::GpuCall call = on_gpu(variant, described, device);
+  call.present[index(Binding::out)] = true;
   call.aligned.fill(true);
   AttentionParams& p = call.params;
+  const auto columns = [&](int dim) { return p.bits == 0 ? dim : dim * p.bits / 32; };  // words, if quantised
   p.query = contiguous(p.num_heads, p.query_len, p.head_dim);
-  p.key = contiguous(p.num_kv_heads, p.key_len, key.shape(kColumn));
-  p.value = contiguous(p.num_kv_heads, p.key_len, inputs.value().shape(kColumn));
-  mark_block_map(backend_of(variant.kernel), call);
+  p.key = contiguous(p.num_kv_heads, p.key_len, columns(p.head_dim));
+  p.value = contiguous(p.num_kv_heads, p.key_len, columns(p.value_dim));
+  p.out = contiguous(p.num_heads, p.query_len, p.value_dim);
+  mark_block_map(device.backend, call);
   return call;
 }
 
-gpu::Launches backward_launches(Backend backend, const gpu::Call& call, const BackwardParams& strides) {
+gpu::Launches backward_launches(Backend backend, const gpu::GpuCall& call, const BackwardParams& strides) {
   return backend == Backend::metal ? metal::backward_launches(call, strides) : cuda::backward_launches(call, strides);
 }
 
 // Returns the gradient's launches for contiguous arrays, with cotangents of both out and lse.
-gpu::Launches backward_launches_of(Backend backend, gpu::Call call) {
+gpu::Launches backward_launches_of(Backend backend, gpu::GpuCall call) {
   for (Binding binding : {Binding::lse, Binding::row_stats, Binding::dout, Binding::dlse, Binding::delta, Binding::dq,
                           Binding::dk, Binding::dv}) {
     call.present[index(binding)] = true;
@@ -116,57 +120,53 @@ gpu::Launches backward_launches_of(Backend backend, gpu::Call call) {
                             .dv = contiguous(p.num_kv_heads, p.key_len, p.value_dim)});
 }
 
-std::vector<gpu::Launch> launches_of(Kernel kernel, const gpu::Call& call) {
+std::vector<gpu::Launch> launches_of(Kernel kernel, const gpu::GpuCall& call) {
   if (pass_of(kernel) == Pass::forward) return launches(kernel, call)->launches;
   return backward_launches_of(backend_of(kernel), call).launches;
 }
 
 }  // namespace
 
-gpu::Work forward_work(Variant variant, const Inputs& inputs, const Options& options, const Outputs& outputs) {
-  CallAndWork both(variant, inputs, options, outputs);
+gpu::Work forward_work(Variant variant, const Call& call, const Device& device, const Inputs& inputs,
+                       const Outputs& outputs) {
+  CallAndWork both(variant, call, device, inputs, outputs);
   both.work.launches = launches(variant.kernel, both.call);
   return std::move(both.work);
 }
 
-std::vector<gpu::Launch> pipelines_of(Variant variant, const Inputs& inputs, const Options& options) {
-  std::vector<gpu::Launch> pipelines;
-  const auto add = [&](const gpu::Call& call) {
+std::vector<gpu::Launch> programs_of(Variant variant, const Call& call, const Device& device) {
+  std::vector<gpu::Launch> programs;
+  const auto add = [&](const gpu::GpuCall& call) {
     for (const gpu::Launch& launch : launches_of(variant.kernel, call)) {
       const auto is_same = [&](const gpu::Launch& one) { return one.specialisation == launch.specialisation; };
-      if (std::none_of(pipelines.begin(), pipelines.end(), is_same)) pipelines.push_back(launch);
+      if (std::none_of(programs.begin(), programs.end(), is_same)) programs.push_back(launch);
     }
   };
   std::vector<std::pair<int, int>> lengths(std::begin(kChecked), std::end(kChecked));
   if (variant.kernel == Kernel::cuda_prefill) lengths.push_back(kCheckedSharing);
   for (auto [query_len, key_len] : lengths) {
-    gpu::Call contiguous = contiguous_call(variant, inputs, options);
-    if (contiguous.params.query_len > kFew) contiguous.params.query_len = query_len;
-    contiguous.params.key_len = key_len;
-    mark_block_map(backend_of(variant.kernel), contiguous);
-    gpu::Call anywhere = contiguous, apart = contiguous;
+    Call of_lengths = call;
+    if (call.params.query_len > max_exact_queries(device.backend)) of_lengths.params.query_len = query_len;
+    of_lengths.params.key_len = key_len;
+    gpu::GpuCall contiguous = contiguous_call(variant, of_lengths, device), anywhere = contiguous, apart = contiguous;
     anywhere.aligned.fill(false);
     for (Strides* strides : {&apart.params.query, &apart.params.key, &apart.params.value}) strides->column = 2;
-    for (const gpu::Call& call : {contiguous, anywhere, apart}) add(call);
+    for (const gpu::GpuCall& each : {contiguous, anywhere, apart}) add(each);
   }
-  return pipelines;
+  return programs;
+}
+
+std::vector<gpu::Launch> usual_programs_of(Variant variant, const Call& call, const Device& device) {
+  return launches_of(variant.kernel, contiguous_call(variant, call, device));
 }
 
 std::string source_text(const gpu::Launch& launch, Backend backend) {
   return backend == Backend::metal ? metal::source_text(launch) : cuda::source_text(launch);
 }
 
-void prepare_for_cuda(Variant variant, const Inputs& inputs, const Options& options, int device) try {
-  for (const gpu::Launch& launch : launches_of(variant.kernel, contiguous_call(variant, inputs, options))) {
-    cuda::function_of(launch, device);
-  }
-} catch (const std::runtime_error& error) {
-  throw NoKernelError(error.what());
-}
-
-gpu::Work backward_work(Variant variant, const Inputs& inputs, const Options& options, const GradientInputs& further,
-                        const Gradients& gradients) {
-  CallAndWork both(variant, inputs, options, further.saved);
+gpu::Work backward_work(Variant variant, const Call& call, const Device& device, const Inputs& inputs,
+                        const GradientInputs& further, const Gradients& gradients) {
+  CallAndWork both(variant, call, device, inputs, further.saved);
   int batch_dims = both.call.params.batch_dims;
   const auto tensor_strides = [&](const mx::array& array) { return strides_of(array, batch_dims, kTensorAxes); };
   BackwardParams strides = {.dout = tensor_strides(further.out_gradient),

@@ -5,7 +5,7 @@
 #include <limits>
 #include <string>
 
-#include "../call/kernel_table.h"
+#include "../call/choose.h"
 
 namespace flashattn::gpu {
 namespace {
@@ -34,19 +34,19 @@ bool has_extreme_softcap(const AttentionParams& params) {
 
 }  // namespace
 
-bool is_quantised(const Call& call) {
+bool is_quantised(const GpuCall& call) {
   return call.params.bits != 0;
 }
 
-int group_of(const Call& call) {
+int group_of(const GpuCall& call) {
   return call.params.num_heads / call.params.num_kv_heads;
 }
 
-int64_t rows_of_group(const Call& call) {
+int64_t rows_of_group(const GpuCall& call) {
   return countable(int64_t{call.params.query_len} * group_of(call), "queries that share a key/value head");
 }
 
-int64_t num_groups(const Call& call) {
+int64_t num_groups(const GpuCall& call) {
   return call.params.num_kv_heads * call.params.batch_size;
 }
 
@@ -54,20 +54,20 @@ uint32_t size(int64_t n) {
   return static_cast<uint32_t>(countable(n, "threadgroups side by side"));
 }
 
-uint32_t batches(const Call& call) {
+uint32_t batches(const GpuCall& call) {
   return size(call.params.batch_size);
 }
 
-bool inputs_are_packed(const Call& call) {
+bool inputs_are_packed(const GpuCall& call) {
   const AttentionParams& p = call.params;
   return is_packed(p.query, p.head_dim) && is_packed(p.key, p.head_dim) && is_packed(p.value, p.value_dim);
 }
 
-bool backward_is_packed(const Call& call, const BackwardParams& backward) {
+bool backward_is_packed(const GpuCall& call, const BackwardParams& backward) {
   return inputs_are_packed(call) && is_packed(backward.dout, call.params.value_dim);
 }
 
-std::vector<Constant> constants(const Call& call, bool packed, bool whole_rows, bool whole_keys) {
+std::vector<Constant> constants(const GpuCall& call, bool packed, bool whole_rows, bool whole_keys) {
   const AttentionParams& p = call.params;
   std::vector<Constant> result;
   result.reserve(2 * kNumBindings);  // large enough that there is only one allocation
@@ -103,19 +103,19 @@ std::vector<Argument> arguments(Bindings inputs, Bindings outputs, Bindings valu
   return result;
 }
 
-void add_if_present(std::vector<Argument>& arguments, const Call& call, Bindings optional) {
+void add_if_present(std::vector<Argument>& arguments, const GpuCall& call, Bindings optional) {
   for (Binding binding : optional) {
     if (call.has(binding)) arguments.push_back({binding, Role::input});
   }
 }
 
-void add_masks_and_groups(std::vector<Argument>& arguments, const Call& call) {
+void add_masks_and_groups(std::vector<Argument>& arguments, const GpuCall& call) {
 #define FLASHATTN_BINDING(name, ...) Binding::name,
   add_if_present(arguments, call, {FLASHATTN_MASKS(FLASHATTN_BINDING) FLASHATTN_GROUPS(FLASHATTN_BINDING)});
 #undef FLASHATTN_BINDING
 }
 
-std::vector<Argument> whole_call(const Call& call) {
+std::vector<Argument> whole_call(const GpuCall& call) {
   auto result = arguments({Binding::query, Binding::key, Binding::value}, {Binding::out}, {Binding::params});
   if (call.has(Binding::lse)) result.push_back({Binding::lse, Role::output});
   if (call.has(Binding::row_stats)) result.push_back({Binding::row_stats, Role::output});
@@ -124,13 +124,13 @@ std::vector<Argument> whole_call(const Call& call) {
   return result;
 }
 
-std::vector<Argument> delta_arguments(const Call& call) {
+std::vector<Argument> delta_arguments(const GpuCall& call) {
   auto result = arguments({Binding::out, Binding::dout}, {Binding::delta}, {Binding::params, Binding::backward});
   add_if_present(result, call, {Binding::dlse});
   return result;
 }
 
-std::vector<Argument> backward_arguments(const Call& call, Bindings outputs) {
+std::vector<Argument> backward_arguments(const GpuCall& call, Bindings outputs) {
   auto result =
       arguments({Binding::query, Binding::key, Binding::value, Binding::row_stats, Binding::dout, Binding::delta},
                 outputs, {Binding::params, Binding::backward});

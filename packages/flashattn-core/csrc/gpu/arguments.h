@@ -7,34 +7,34 @@
 
 namespace flashattn::gpu {
 
-bool is_quantised(const Call& call);
+bool is_quantised(const GpuCall& call);
 
 // A group is the query heads that share one key/value head. rows_of_group() throws NoKernelError if a group has too
 // many rows.
-int group_of(const Call& call);
-int64_t rows_of_group(const Call& call);
-int64_t num_groups(const Call& call);
+int group_of(const GpuCall& call);
+int64_t rows_of_group(const GpuCall& call);
+int64_t num_groups(const GpuCall& call);
 
 // Returns n, the number of threadgroups along an axis of a grid. Throws NoKernelError if n is too large for any GPU.
 uint32_t size(int64_t n);
-uint32_t batches(const Call& call);
+uint32_t batches(const GpuCall& call);
 
 // Whether the last axis of query, key and value has stride 1 or size 1. backward_is_packed() also checks dout.
-bool inputs_are_packed(const Call& call);
-bool backward_is_packed(const Call& call, const BackwardParams& backward);
+bool inputs_are_packed(const GpuCall& call);
+bool backward_is_packed(const GpuCall& call, const BackwardParams& backward);
 
 // Returns a kernel's constants. Their names are the same for all kernels.
-std::vector<Constant> constants(const Call& call, bool packed, bool whole_rows, bool whole_keys);
+std::vector<Constant> constants(const GpuCall& call, bool packed, bool whole_rows, bool whole_keys);
 
 using Bindings = std::initializer_list<Binding>;
 std::vector<Argument> arguments(Bindings inputs, Bindings outputs, Bindings values);
-void add_if_present(std::vector<Argument>& arguments, const Call& call, Bindings optional);
-void add_masks_and_groups(std::vector<Argument>& arguments, const Call& call);
+void add_if_present(std::vector<Argument>& arguments, const GpuCall& call, Bindings optional);
+void add_masks_and_groups(std::vector<Argument>& arguments, const GpuCall& call);
 
 // whole_call() returns the arguments of a kernel that computes the forward pass in one launch. delta_arguments() and
 // backward_arguments() return those of the gradient's kernels.
-std::vector<Argument> whole_call(const Call& call);
-std::vector<Argument> delta_arguments(const Call& call);
-std::vector<Argument> backward_arguments(const Call& call, Bindings outputs);
+std::vector<Argument> whole_call(const GpuCall& call);
+std::vector<Argument> delta_arguments(const GpuCall& call);
+std::vector<Argument> backward_arguments(const GpuCall& call, Bindings outputs);
 
 }  // namespace flashattn::gpu

@@ -5,6 +5,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <cstdint>
 #include <cstdlib>
@@ -62,15 +64,22 @@ std::string cache_folder() {
   return "";
 }
 
+std::string read_private(const std::string& path) {
+  if (!is_private(fs::path(path).parent_path()) || !is_private(path)) return "";
+  std::stringstream text;
+  text << std::ifstream(path, std::ios::binary).rdbuf();
+  return text.str();
+}
+
+std::string costs_file(const std::string& gpu) {
+  std::string name = gpu, folder = cache_folder();
+  for (char& c : name) c = std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
+  return folder.empty() ? "" : fs::path(folder) / "costs" / (name + ".def");
+}
+
 std::string read_kept(const std::string& folder, const std::string& key) {
-  fs::path path = file_of(folder, key);
-  if (!is_private(path.parent_path()) || !is_private(path)) return "";
-  std::ifstream file(path, std::ios::binary);
-  std::string sums;
-  std::getline(file, sums);
-  std::stringstream rest;
-  rest << file.rdbuf();
-  std::string bytes = rest.str();
+  std::string text = read_private(file_of(folder, key)), bytes = text.substr(std::min(text.find('\n'), text.size() - 1) + 1);
+  std::string sums = text.substr(0, text.find('\n'));
   bytes.erase(0, bytes.starts_with(key) ? key.size() : bytes.size());
   return sums == sums_of(key, bytes) ? bytes : "";
 }

@@ -13,8 +13,14 @@ std::string sum_of(const std::string& text);
 // and not empty. Returns "" if there is none.
 std::string cache_folder();
 
+// Returns what a file holds, or "" if it is missing or not private.
+std::string read_private(const std::string& file);
+
 // Returns the bytes that keep() wrote for the key, or "" if the file is missing, broken or not private.
 std::string read_kept(const std::string& folder, const std::string& key);
+
+// The file in which `mlxlm-flash tune` stores the costs of kernels on the GPU with this name; "" without a cache folder.
+std::string costs_file(const std::string& gpu);
 
 // Writes the bytes to a file and returns its path, or "" if that fails.
 std::string keep(const std::string& folder, const std::string& key, const std::string& bytes);

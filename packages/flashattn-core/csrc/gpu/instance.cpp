@@ -47,7 +47,7 @@ std::string planted(std::string text) {
 
 }  // namespace
 
-Launch launch(Backend backend, const Call& call, bool packed, Instance instance) {
+Launch launch(Backend backend, const GpuCall& call, bool packed, Instance instance) {
   std::string arguments = type_name(call.dtype);
   std::string function =
       specialised(std::string(name(backend)) + "_" + instance.function + "_" + arguments, instance.sizes);
@@ -71,7 +71,7 @@ Launch launch(Backend backend, const Call& call, bool packed, Instance instance)
           .threadgroup = {size(instance.threads), 1, 1}};
 }
 
-std::vector<Constant> whole_lanes(const Call& call) {
+std::vector<Constant> whole_lanes(const GpuCall& call) {
   return {{"dim", round_up(call.params.head_dim, kLanes)}, {"value_dim", round_up(call.params.value_dim, kLanes)}};
 }
 

@@ -4,7 +4,7 @@
 #include <map>
 #include <optional>
 
-#include "../call/kernel_table.h"
+#include "../call/choose.h"
 #include "launch.h"
 
 namespace flashattn::gpu {
@@ -23,10 +23,10 @@ struct Instance {
   std::string source = function;  // the kernel's file, without its ending
   bool whole_rows = false, whole_keys = false;
 };
-Launch launch(Backend backend, const Call& call, bool packed, Instance instance);
+Launch launch(Backend backend, const GpuCall& call, bool packed, Instance instance);
 
 // head_dim and value_dim, each rounded up to a multiple of kLanes.
-std::vector<Constant> whole_lanes(const Call& call);
+std::vector<Constant> whole_lanes(const GpuCall& call);
 
 // Returns the text of the struct Sizes, which precedes a kernel's text. qualifier: text to put before each member's
 // type, such as "constant " for Metal.

@@ -12,10 +12,7 @@
 #include <variant>
 #include <vector>
 
-#include "../call/dtype.h"
-#include "../call/inputs.h"
-#include "../call/params.h"
-#include "../call/precision.h"
+#include "../call/call.h"
 
 namespace flashattn::gpu {
 
@@ -134,26 +131,12 @@ struct Launches {
 // The bytes of an argument that has Role::value.
 std::span<const std::byte> value_of(const Launches& launches, Binding binding);
 
-// The properties of an NVIDIA GPU on which launches depend. Without a GPU, multiprocessors and shared_memory are those
-// of an H100.
-struct Device {
-  int compute_capability = 0;  // 90 for 9.0; 0: no GPU
-  int multiprocessors = 132;
-  int shared_memory = 227 * 1024;  // how many bytes a block can have at most
-};
-
-// The properties of a call that decide its launches.
-struct Call {
-  AttentionParams params;
-  Dtype dtype;                                  // of query and out, and of key and value if they are not quantised
-  Dtype bias_dtype = Dtype::float32;            // of bias
-  Dtype sinks_dtype = Dtype::float32;           // of sinks
-  Dtype group_dtype = Dtype::float32;           // of scales and biases
+// A call on a GPU, with what is known once its arrays are evaluated.
+struct GpuCall : flashattn::Call {
   std::array<bool, kNumBindings> present = {};  // which arrays the call has
   std::array<bool, kNumBindings> aligned = {};  // which arrays begin at a multiple of 16 bytes
   Device device = {};
-  int tiling = 0;  // the number of the kernel's tiling, see Variant in kernel_table.h
-  Precision precision = Precision::float32;
+  bool small_blocks = false;  // see Variant in choose.h
 
   bool has(Binding binding) const { return present[index(binding)]; }
 };

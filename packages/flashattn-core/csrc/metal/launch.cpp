@@ -22,12 +22,12 @@ int simdgroups_for(int rows, int dim) {
   return rows > 64 && dim <= 128 ? 8 : 4;
 }
 
-Launch launch(const Call& call, bool packed, Instance instance) {
+Launch launch(const GpuCall& call, bool packed, Instance instance) {
   return gpu::launch(Backend::metal, call, packed, std::move(instance));
 }
 
 // A kernel that computes the call in one launch.
-Instance single(const Call& call, std::string function, std::vector<Constant> sizes, Size grid, int simdgroups) {
+Instance single(const GpuCall& call, std::string function, std::vector<Constant> sizes, Size grid, int simdgroups) {
   return {.function = std::move(function),
           .sizes = std::move(sizes),
           .arguments = whole_call(call),
@@ -36,24 +36,23 @@ Instance single(const Call& call, std::string function, std::vector<Constant> si
 }
 
 // A kernel for a call with one query. Each query head has a threadgroup.
-Instance single_query(const Call& call, std::string function, int simdgroups) {
+Instance single_query(const GpuCall& call, std::string function, int simdgroups) {
   return single(call, std::move(function), whole_lanes(call), {1, size(call.params.num_heads), batches(call)},
                 simdgroups);
 }
 
-Instance rowwise(const Call& call) {
+Instance rowwise(const GpuCall& call) {
   return single(call, "rowwise", whole_lanes(call),
                 {size(divide_up(rows_of_group(call), 32)), size(call.params.num_kv_heads), batches(call)},
                 kMaxSimdgroups);
 }
 
-Instance prefill_tg(const Call& call) {
+Instance prefill_tg(const GpuCall& call) {
   const AttentionParams& p = call.params;
   int64_t rows = rows_of_group(call);
   // With two fragments of rows, each key is read half as often. This pays off only if queries and output fit in
   // registers.
   int fragments = std::max(p.head_dim, p.value_dim) <= 64 && rows > 8 ? 2 : 1;
-  if (call.tiling == 1) fragments = 3 - fragments;
   return single(
       call, "prefill_tg",
       {{"dim", round_up(p.head_dim, 8)}, {"value_dim", round_up(p.value_dim, 8)}, {"row_fragments", fragments}},
@@ -61,15 +60,13 @@ Instance prefill_tg(const Call& call) {
 }
 
 // The kernel prefill_reg or backward_dq. In both, a SIMD group has eight queries, and loops over tiles of keys.
-Instance queries_by_eights(const Call& call, std::string function, std::vector<Argument> arguments) {
+Instance queries_by_eights(const GpuCall& call, std::string function, std::vector<Argument> arguments) {
   const AttentionParams& p = call.params;
   int dim = round_up(p.head_dim, 8), value_dim = round_up(p.value_dim, 8), widest = std::max(dim, value_dim);
   int simdgroups = simdgroups_for(p.query_len, widest);
   // A tile has 32 keys if they fit in 17 of the 32 KB of threadgroup memory. Otherwise it has 16.
   int row_bytes = widest * static_cast<int>(size_of(is_quantised(call) ? Dtype::float32 : call.dtype)) + 16;
   int keys = 32 * row_bytes <= 17 * 1024 ? 32 : 16;
-  if (call.tiling % 2 == 1) simdgroups /= 2;
-  if (call.tiling >= 2) keys /= 2;
   return {.function = std::move(function),
           .sizes = {{"dim", dim}, {"value_dim", value_dim}, {"simdgroups", simdgroups}, {"keys", keys}},
           .arguments = std::move(arguments),
@@ -79,11 +76,9 @@ Instance queries_by_eights(const Call& call, std::string function, std::vector<A
           .whole_keys = p.key_len % keys == 0};
 }
 
-Launches decode_split(const Call& call) {
+Launches decode_split(const GpuCall& call) {
   constexpr int kChunksPerThreadgroup = 4, kMaxSplitSimdgroups = 16;
-  constexpr SplitGoal kGoals[] = {{.chunks = 512, .min_chunk = 64, .max_chunks = 128},
-                                  {.chunks = 256, .min_chunk = 128, .max_chunks = 64},
-                                  {.chunks = 1024, .min_chunk = 32, .max_chunks = 256}};
+  constexpr SplitGoal kGoal = {.chunks = 512, .min_chunk = 64, .max_chunks = 128};
   const AttentionParams& p = call.params;
   int dim = round_up(p.head_dim, kLanes), value_dim = round_up(p.value_dim, kLanes);
   int rows = group_of(call) * p.query_len;
@@ -91,7 +86,7 @@ Launches decode_split(const Call& call) {
   int widest = std::max(dim, value_dim);
   int max_rows = widest <= 128 ? 8 : widest <= 256 ? 4 : 2;
 
-  Launches result = {.params = p, .split = split_keys(p, kGoals[call.tiling])};
+  Launches result = {.params = p, .split = split_keys(p, kGoal)};
   result.scratch = {{Binding::partials, partials_of(p, result.split.num_chunks)}};
 
   auto of_chunk =
@@ -132,7 +127,7 @@ Launches decode_split(const Call& call) {
 
 // --- The gradient ------------------------------------------------------------------------------------------
 
-Instance backward_delta(const Call& call) {
+Instance backward_delta(const GpuCall& call) {
   constexpr int kRowsPerThreadgroup = 8;  // one per SIMD group
   const AttentionParams& p = call.params;
   return {.function = "backward_delta",
@@ -142,7 +137,7 @@ Instance backward_delta(const Call& call) {
           .threads = kRowsPerThreadgroup * kLanes};
 }
 
-Instance backward_dkv(const Call& call) {
+Instance backward_dkv(const GpuCall& call) {
   const AttentionParams& p = call.params;
   int dim = round_up(p.head_dim, 8), value_dim = round_up(p.value_dim, 8);
   int simdgroups = simdgroups_for(p.key_len, std::max(dim, value_dim));
@@ -186,7 +181,7 @@ std::string source_text(const Launch& launch) {
          "\")]] [[kernel]] decltype(" + launch.instantiation + ") " + launch.instantiation + ";\n";
 }
 
-Launches backward_launches(const Call& call, const BackwardParams& backward) {
+Launches backward_launches(const GpuCall& call, const BackwardParams& backward) {
   Launches result = {.params = call.params, .backward = backward};
   bool packed = backward_is_packed(call, backward);
   Instance dq = queries_by_eights(call, "backward_dq", backward_arguments(call, {Binding::dq}));
@@ -198,7 +193,7 @@ Launches backward_launches(const Call& call, const BackwardParams& backward) {
   return result;
 }
 
-Launches launches(Kernel kernel, const Call& call) {
+Launches launches(Kernel kernel, const GpuCall& call) {
   const auto one = [&](Instance instance) {
     Launches result = {.params = call.params};
     result.launches.push_back(launch(call, inputs_are_packed(call), std::move(instance)));

@@ -2,16 +2,16 @@
 // runs them on the CPU. encode.cpp hands them to Metal.
 #pragma once
 
-#include "../call/kernel_table.h"
+#include "../call/choose.h"
 #include "../gpu/instance.h"
 
 namespace flashattn::metal {
 
-gpu::Launches launches(Kernel kernel, const gpu::Call& call);
+gpu::Launches launches(Kernel kernel, const gpu::GpuCall& call);
 
 // The launches that compute a call's gradients: first delta, then dq, then dk and dv. Together they write every element
 // of these four arrays. If there are no queries or no keys, a launch that has nothing to write is left out.
-gpu::Launches backward_launches(const gpu::Call& call, const BackwardParams& backward);
+gpu::Launches backward_launches(const gpu::GpuCall& call, const BackwardParams& backward);
 
 // The buffer index of an argument. Metal has only 31 indices, so arguments of different kernels share some. The
 // gradient's own arguments begin at the index of `partials`. The arguments of the block_map kernel begin at 0.

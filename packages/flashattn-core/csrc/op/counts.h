@@ -5,7 +5,7 @@
 #include <atomic>
 #include <cstdint>
 
-#include "../call/kernel_table.h"
+#include "../call/choose.h"
 
 namespace flashattn {
 

@@ -27,23 +27,6 @@ Outputs by_name(const std::vector<mx::array>& outputs) {
 
 }  // namespace
 
-Choice plan(const Arguments& arguments, Backend backend) {
-  check_arguments(arguments);
-  mx::Device gpu(mx::Device::gpu);
-  bool is_here = backend != Backend::cpu && mx::is_available(gpu) && backend_of(gpu) == backend;
-  try {
-    if (is_here) require_device(backend, gpu);
-    if (std::optional<Decision> known = is_here ? decided(arguments, backend, gpu) : std::nullopt) {
-      return {known->variant,
-              known->by_name ? "the call names this kernel" : "an earlier call of this kind chose this kernel"};
-    }
-  } catch (const NoKernelError& error) {
-    return {std::nullopt, error.what()};
-  }
-  return choose(backend, call_shape(Inputs(arguments), arguments.options, backend, arguments.precision),
-                arguments.kernel);
-}
-
 void require_device(Backend backend, mx::Device device) {
   if (backend == Backend::cpu) {
     cpu::initialise();
@@ -52,7 +35,7 @@ void require_device(Backend backend, mx::Device device) {
   }
 }
 
-std::vector<mx::array> attention(const Arguments& arguments, const Decision& decision, bool with_lse,
+std::vector<mx::array> attention(const Arguments& arguments, const Selection& selection, bool with_lse,
                                  const mx::Stream& stream) {
   Backend backend = backend_of(stream.device);
   std::vector<mx::array> inputs = primitive_inputs(arguments, backend, stream);
@@ -63,7 +46,7 @@ std::vector<mx::array> attention(const Arguments& arguments, const Decision& dec
   add_block_map(arguments, inputs, present, backend, stream);
   // The gradient of a traced call may be requested later, and it also reads lse and row_stats.
   bool out_alone = !with_lse && !is_traced(arguments);
-  auto primitive = std::make_shared<FlashAttention>(stream, arguments.options, decision, present, out_alone);
+  auto primitive = std::make_shared<FlashAttention>(stream, arguments.options, selection, present, out_alone);
   std::vector<mx::Shape> shapes = shapes_of_outputs(Inputs(arguments), arguments.options);
   mx::Dtype dtype = inputs[0].dtype();
   if (out_alone) {  // one output takes MLX half as long to build and free as three
@@ -97,9 +80,10 @@ void FlashAttention::eval_cpu(const std::vector<mx::array>& given_inputs, std::v
   Inputs named(inputs, present_);
   std::vector<mx::array> outputs = allocated(named, given_outputs);
   prefer_huge_pages(outputs);
-  cpu::AttentionArgs args = forward_args(named, options_, by_name(outputs));
-  Kernel kernel = variant_for(decision_, named, options_, Backend::cpu).kernel;
-  if (decision_.is_counted) count(kernel);
+  Call call = describe(named);
+  cpu::AttentionArgs args = forward_args(call, named, by_name(outputs));
+  Kernel kernel = variant_for(selection_, call, {}).kernel;
+  if (selection_.is_counted) count(kernel);
 
   args.cancellation = cancellation_of(args.params);
   auto& encoder = cpu_encoder(stream(), inputs, outputs);
@@ -116,13 +100,14 @@ void FlashAttention::eval_cpu(const std::vector<mx::array>& given_inputs, std::v
 void FlashAttention::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& given_outputs) {
   Inputs named(inputs, present_);
   std::vector<mx::array> outputs = allocated(named, given_outputs);
-  Backend backend = backend_of(stream().device);
-  Variant variant = variant_for(decision_, named, options_, backend);
-  if (decision_.is_counted) count(variant.kernel);
+  Call call = describe(named);
+  Device device = device_of(stream().device);
+  Variant variant = variant_for(selection_, call, device);
+  if (selection_.is_counted) count(variant.kernel);
   if (outputs[0].size() == 0) {
     return;
   }
-  gpu::Work work = forward_work(variant, named, options_, by_name(outputs));
+  gpu::Work work = forward_work(variant, call, device, named, by_name(outputs));
   work.temporaries.assign(outputs.begin() + static_cast<ptrdiff_t>(given_outputs.size()), outputs.end());
   run_on_gpu(work, stream());
 }
@@ -141,21 +126,20 @@ std::vector<mx::array> FlashAttention::jvp(const std::vector<mx::array>& primals
 std::vector<mx::array> FlashAttention::vjp(const std::vector<mx::array>& primals,
                                            const std::vector<mx::array>& cotangents, const std::vector<int>& argnums,
                                            const std::vector<mx::array>& outputs) {
-  return gradients(stream(), options_, decision_, present_, primals, outputs, cotangents, argnums);
+  return gradients(stream(), options_, selection_, present_, primals, outputs, cotangents, argnums);
 }
 
 std::vector<mx::Shape> FlashAttention::output_shapes(const std::vector<mx::array>& inputs) {
   // Shapeless compilation calls this with new shapes, so the shapes are checked here.
   Inputs named(inputs, present_);
   check_shapes(named, options_);
-  Backend backend = backend_of(stream().device);
-  variant_for(decision_, named, options_, backend);  // throws if no kernel covers the shapes
+  variant_for(selection_, describe(named), device_of(stream().device));  // throws if no kernel covers the shapes
   std::vector<mx::Shape> shapes = shapes_of_outputs(named, options_);
   return {shapes.begin(), shapes.begin() + (out_alone_ ? 1 : 3)};
 }
 
 std::shared_ptr<AttentionPrimitive> FlashAttention::copy() {
-  return std::make_shared<FlashAttention>(stream(), options_, decision_, present_, out_alone_);
+  return std::make_shared<FlashAttention>(stream(), options_, selection_, present_, out_alone_);
 }
 
 bool FlashAttention::is_equivalent(const mx::Primitive& other) const {

@@ -11,24 +11,21 @@ namespace flashattn {
 
 // The op. Returns {out, lse, row_stats}, see Outputs. Returns {out} if lse is not requested and the call is not traced,
 // and {out, lse} during mx.export_function. The caller must have run check_arguments() and require_device().
-std::vector<mx::array> attention(const Arguments& arguments, const Decision& decision, bool with_lse,
+std::vector<mx::array> attention(const Arguments& arguments, const Selection& selection, bool with_lse,
                                  const mx::Stream& stream);
 
 // Throws std::invalid_argument for wrong environment variables, and NoKernelError for an unsuitable GPU. Both are
 // checked before evaluation, because a caller cannot catch errors during evaluation.
 void require_device(Backend backend, mx::Device device);
 
-// Checks the arguments. Returns the kernel that the call would run on `backend`, and the reason.
-Choice plan(const Arguments& arguments, Backend backend);
-
 std::vector<mx::Shape> shapes_of_outputs(const Inputs& inputs, const Options& options);
 
 // Outputs: out, lse and row_stats, or out alone.
 class FlashAttention : public AttentionPrimitive {
  public:
-  FlashAttention(mx::Stream stream, const Options& options, const Decision& decision, const Present& present,
+  FlashAttention(mx::Stream stream, const Options& options, const Selection& selection, const Present& present,
                  bool out_alone)
-      : AttentionPrimitive(stream, options, decision, present), out_alone_(out_alone) {}
+      : AttentionPrimitive(stream, options, selection, present), out_alone_(out_alone) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
   void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;

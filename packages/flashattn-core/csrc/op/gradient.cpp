@@ -38,17 +38,16 @@ void count_backward(Backend backend) {
 }
 
 // Returns lazy arrays that the backward kernels compute: the gradients of query, key and value, and delta.
-std::vector<mx::array> kernels_gradients(const mx::Stream& stream, const Options& options, const Decision& decision,
+std::vector<mx::array> kernels_gradients(const mx::Stream& stream, const Options& options, const Selection& selection,
                                          const Present& present, const std::vector<mx::array>& inputs,
                                          const std::vector<mx::array>& outputs,
                                          const std::vector<mx::array>& cotangents) {
   Inputs named(inputs, present);
-  Backend backend = backend_of(stream.device);
-  check_backward(backend, call_shape(named, options, backend, decision.precision));
+  backward_variant(describe(named, options, selection.precision, true), device_of(stream.device));  // throws if none fits
   std::vector<mx::array> all = inputs;
   all.insert(all.end(), outputs.begin(), outputs.end());
   all.insert(all.end(), {cotangents[0], cotangents[1]});
-  auto primitive = std::make_shared<FlashAttentionGradient>(stream, options, decision, present);
+  auto primitive = std::make_shared<FlashAttentionGradient>(stream, options, selection, present);
   std::vector<mx::Shape> shapes = primitive->output_shapes(all);
   return mx::array::make_arrays(std::move(shapes), primitive->output_dtypes(all), primitive, all);
 }
@@ -75,7 +74,7 @@ Function unfused_gradient(const Options& options, const Present& present, const 
 
 }  // namespace
 
-std::vector<mx::array> gradients(const mx::Stream& stream, const Options& options, const Decision& decision,
+std::vector<mx::array> gradients(const mx::Stream& stream, const Options& options, const Selection& selection,
                                  const Present& present, const std::vector<mx::array>& inputs,
                                  const std::vector<mx::array>& outputs, const std::vector<mx::array>& cotangents,
                                  const std::vector<int>& argnums) {
@@ -91,7 +90,7 @@ std::vector<mx::array> gradients(const mx::Stream& stream, const Options& option
   std::vector<std::optional<mx::array>> by_argument(inputs.size());
   if (!of_kernels.empty()) {
     std::vector<mx::array> computed =
-        kernels_gradients(stream, options, decision, present, inputs, outputs, cotangents);
+        kernels_gradients(stream, options, selection, present, inputs, outputs, cotangents);
     Outputs saved = {outputs[0], &outputs[1], &outputs[2]};
     for (int argument : of_kernels) {
       by_argument[argument] =
@@ -114,21 +113,22 @@ void FlashAttentionGradient::eval_cpu(const std::vector<mx::array>& given_inputs
   std::vector<mx::array> inputs = aligned_on_cpu(given_inputs, stream());
   allocate(outputs, stream());
   Inputs forward_inputs(inputs, present_);
-  Kernel forward = variant_for(decision_, forward_inputs, options_, Backend::cpu).kernel;
-  cpu::BackwardArgs args = backward_args(forward, forward_inputs, options_, further_inputs(inputs), named(outputs));
-  if (decision_.is_counted) count_backward(Backend::cpu);
+  Call call = describe(forward_inputs);
+  Kernel forward = variant_for(selection_, call, {}).kernel;
+  cpu::BackwardArgs args = backward_args(forward, call, forward_inputs, further_inputs(inputs), named(outputs));
+  if (selection_.is_counted) count_backward(Backend::cpu);
   args.forward.cancellation = cancellation_of(args.forward.params);
   cpu_encoder(stream(), inputs, outputs).dispatch([args] { cpu::backward(args); });
 }
 
 void FlashAttentionGradient::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
   allocate(outputs, stream());
-  Backend backend = backend_of(stream().device);
-  if (decision_.is_counted) count_backward(backend);
+  Device device = device_of(stream().device);
+  if (selection_.is_counted) count_backward(device.backend);
   Inputs forward_inputs(inputs, present_);
-  CallShape shape = call_shape(forward_inputs, options_, backend, decision_.precision);
-  Variant variant = backward_variant(backend, shape);
-  run_on_gpu(backward_work(variant, forward_inputs, options_, further_inputs(inputs), named(outputs)), stream());
+  Call call = describe(forward_inputs);
+  Variant variant = backward_variant(call, device);
+  run_on_gpu(backward_work(variant, call, device, forward_inputs, further_inputs(inputs), named(outputs)), stream());
 }
 
 std::vector<mx::array> FlashAttentionGradient::vjp(const std::vector<mx::array>& primals,
@@ -148,7 +148,7 @@ std::vector<mx::Shape> FlashAttentionGradient::output_shapes(const std::vector<m
 }
 
 std::shared_ptr<AttentionPrimitive> FlashAttentionGradient::copy() {
-  return std::make_shared<FlashAttentionGradient>(stream(), options_, decision_, present_);
+  return std::make_shared<FlashAttentionGradient>(stream(), options_, selection_, present_);
 }
 
 std::vector<mx::Dtype> FlashAttentionGradient::output_dtypes(const std::vector<mx::array>& inputs) const {

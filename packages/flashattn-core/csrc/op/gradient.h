@@ -10,7 +10,7 @@ namespace flashattn {
 
 // Computes FlashAttention's vjp(). Throws NoKernelError if the gradient of query, key, value or sinks is requested and
 // no kernel covers the call.
-std::vector<mx::array> gradients(const mx::Stream& stream, const Options& options, const Decision& decision,
+std::vector<mx::array> gradients(const mx::Stream& stream, const Options& options, const Selection& selection,
                                  const Present& present, const std::vector<mx::array>& inputs,
                                  const std::vector<mx::array>& outputs, const std::vector<mx::array>& cotangents,
                                  const std::vector<int>& argnums);

@@ -77,7 +77,7 @@ std::pair<std::vector<mx::array>, std::vector<int>> AttentionPrimitive::vmap(con
 
 bool AttentionPrimitive::is_equivalent(const mx::Primitive& other) const {
   const auto& attention = static_cast<const AttentionPrimitive&>(other);
-  return options_ == attention.options_ && decision_ == attention.decision_ && present_ == attention.present_;
+  return options_ == attention.options_ && selection_ == attention.selection_ && present_ == attention.present_;
 }
 
 }  // namespace flashattn

@@ -6,15 +6,15 @@
 #include <vector>
 
 #include "../request/arguments.h"
-#include "../request/decision.h"
+#include "../request/select.h"
 #include "mlx/primitives.h"
 
 namespace flashattn {
 
 class AttentionPrimitive : public mx::Primitive {
  public:
-  AttentionPrimitive(mx::Stream stream, const Options& options, const Decision& decision, const Present& present)
-      : mx::Primitive(stream), options_(options), decision_(decision), present_(present) {}
+  AttentionPrimitive(mx::Stream stream, const Options& options, const Selection& selection, const Present& present)
+      : mx::Primitive(stream), options_(options), selection_(selection), present_(present) {}
 
   std::pair<std::vector<mx::array>, std::vector<int>> vmap(const std::vector<mx::array>& inputs,
                                                            const std::vector<int>& axes) override;
@@ -25,8 +25,12 @@ class AttentionPrimitive : public mx::Primitive {
   virtual std::shared_ptr<AttentionPrimitive> copy() = 0;
   virtual std::vector<mx::Dtype> output_dtypes(const std::vector<mx::array>& inputs) const = 0;
 
+  Call describe(const Inputs& inputs) const {
+    return flashattn::describe(inputs, options_, selection_.precision, /*is_traced=*/false);
+  }
+
   Options options_;
-  Decision decision_;
+  Selection selection_;
   Present present_;
 };
 

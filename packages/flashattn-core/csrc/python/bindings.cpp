@@ -19,7 +19,8 @@
 #include "../op/counts.h"
 #include "../op/forward.h"
 #include "../request/checks.h"
-#include "decisions.h"
+#include "../request/select.h"
+#include "calls.h"
 #include "interrupt.h"
 #include "mlx/device.h"
 #include "mlx/ops.h"
@@ -63,15 +64,20 @@ Backend checked(const Arguments& arguments, const mx::Stream& stream) {
   return backend;
 }
 
-nb::object decided_attention(const Arguments& arguments, bool with_lse, mx::StreamOrDevice where, bool may_leave) {
+// Runs the op, or returns mlx(query, key, value, scale=, mask=mlx_mask, sinks=) if MLX's own attention should compute the
+// call. mlx: a Python function, or None.
+nb::object attend(const Arguments& arguments, bool with_lse, mx::StreamOrDevice where, nb::handle mlx,
+                  nb::handle mlx_mask) {
   mx::Stream stream = mx::to_stream(where);
-  std::optional<Decision> decision = decided(arguments, checked(arguments, stream), stream.device);
-  if (!decision) return nb::none();
-  if (may_leave && decision->left && Inputs(arguments).query().ndim() == 4) {  // MLX's attention takes only 4-D arrays
-    ++*decision->left;
-    return nb::bool_(false);
-  }
-  return as_python(attention(arguments, *decision, with_lse, stream), with_lse);
+  checked(arguments, stream);
+  Call call = describe(arguments);
+  const auto check = [&](Variant variant) { return wrong_with(call, variant, stream); };
+  std::optional<Selection> selection = select(arguments, call, device_of(stream.device), !mlx.is_none(), check);
+  if (selection) return as_python(attention(arguments, *selection, with_lse, stream), with_lse);
+  const auto given = [&](Input input) { return nb::cast(*arguments.inputs[index(input)]); };
+  nb::object sinks = arguments.inputs[index(Input::sinks)] ? given(Input::sinks) : nb::none();
+  return mlx(given(Input::query), given(Input::key), given(Input::value), "scale"_a = arguments.options.scale,
+             "mask"_a = mlx_mask, "sinks"_a = sinks);
 }
 
 // The array, or null if the object is not an mx.array.
@@ -103,7 +109,7 @@ bool add_mask(Arguments& arguments, nb::handle mask) {
 }
 
 nb::object quick(nb::handle query, nb::handle key, nb::handle value, nb::handle scale, nb::handle mask,
-                 nb::handle sinks, bool rounds, bool may_leave) {
+                 nb::handle sinks, bool rounds, nb::handle mlx, nb::handle mlx_mask) {
   const mx::array *q = as_array(query), *k = as_array(key), *v = as_array(value), *s = as_array(sinks);
   bool is_plain = q && k && v && (s || sinks.is_none()) && (scale.is_none() || PyFloat_CheckExact(scale.ptr())) &&
                   q->dtype() == k->dtype() && q->dtype() == v->dtype();
@@ -114,7 +120,7 @@ nb::object quick(nb::handle query, nb::handle key, nb::handle value, nb::handle 
   if (!scale.is_none()) arguments.options.scale = static_cast<float>(PyFloat_AsDouble(scale.ptr()));
   if (!std::isfinite(arguments.options.scale.value_or(1))) return nb::none();  // flash_attention() raises the error
   arguments.precision = rounds ? Precision::input : Precision::float32;
-  return decided_attention(arguments, false, {}, may_leave);
+  return attend(arguments, false, {}, mlx, mlx_mask);
 }
 
 }  // namespace
@@ -140,67 +146,18 @@ NB_MODULE(_ext, m) {
              FLASHATTN_OPTIONAL_INPUTS(FLASHATTN_INPUT_PARAMETER) FLASHATTN_OPTIONS(FLASHATTN_OPTION_PARAMETER)
                  std::optional<float>
                      scale,
-             std::string kernel, bool rounds) {
+             const std::string& kernel, bool rounds) {
             new (self) Arguments{{query, key, value, FLASHATTN_OPTIONAL_INPUTS(FLASHATTN_INPUT_VALUE)}};
             FLASHATTN_OPTIONS(FLASHATTN_SET_OPTION)
             self->options.scale = scale;
-            self->kernel = std::move(kernel);
+            self->kernel = kernel_named(kernel);
             self->precision = rounds ? Precision::input : Precision::float32;
           },
           "query"_a, "key"_a, "value"_a, nb::kw_only(),
           FLASHATTN_OPTIONAL_INPUTS(FLASHATTN_INPUT_KEYWORD) FLASHATTN_OPTIONS(FLASHATTN_OPTION_KEYWORD) "scale"_a =
               nb::none(),
           "kernel"_a = "auto", "rounds"_a = false)
-      .def_prop_ro("kernel", [](const Arguments& arguments) { return arguments.kernel; })
-      .def_prop_ro("rounds", [](const Arguments& arguments) { return arguments.precision == Precision::input; })
-      .def_prop_ro("is_traced", &is_traced)
-      .def(
-          "with_one_query",
-          [](const Arguments& arguments) {
-            Arguments step = {{}, arguments.options, arguments.precision, "auto"};
-            step.options.causal = false;  // a single query sees all keys
-            step.options.window = 0;
-            const auto zeros = [&](Input input, int rows) {
-              const mx::array& given = *arguments.inputs[index(input)];
-              mx::Shape shape = given.shape();
-              if (rows > 0) shape.at(shape.size() - 2) = rows;
-              step.inputs[index(input)] = mx::zeros(shape, given.dtype());
-            };
-            for (const InputRule& rule : kInputRules) {
-              bool fits = rule.axes == Axes::tensor || rule.axes == Axes::heads || rule.axes == Axes::batch;
-              if (fits && arguments.inputs[index(rule.input)]) zeros(rule.input, rule.input == Input::query ? 1 : 0);
-            }
-            return step;
-          },
-          "The call of the next decode step, with lazy arrays that nobody evaluates and without array masks.")
-      .def(
-          "kind",
-          [](const Arguments& arguments) {
-            Inputs inputs(arguments);
-            const mx::array &query = inputs.query(), &key = inputs.key();
-            const Options& options = arguments.options;
-            nb::dict given;
-#define FLASHATTN_GIVEN_OPTION(type, name) \
-  if (options.name != type{}) given[#name] = nb::none();
-#define FLASHATTN_GIVEN_INPUT(name, ...) \
-  if (inputs[Input::name]) given[#name] = inputs[Input::name]->dtype();
-            FLASHATTN_OPTIONS(FLASHATTN_GIVEN_OPTION)
-            FLASHATTN_OPTIONAL_INPUTS(FLASHATTN_GIVEN_INPUT)
-            return nb::make_tuple(query.dtype(), query.shape(kColumn), columns_of(inputs.value(), options),
-                                  query.shape(kHead) / std::max(1, key.shape(kHead)), query.shape(kRow), given,
-                                  options.bits, options.group_size);
-          },
-          "(dtype, head_dim, value_dim, query heads per key/value head, queries, given, bits, group_size). given:\n"
-          "{name in inputs.def: the dtype of an optional input, or None for an option that is set}.")
-      .def(
-          "sizes",
-          [](const Arguments& arguments) {
-            Inputs inputs(arguments);
-            const mx::array &query = inputs.query(), &key = inputs.key();
-            return nb::make_tuple(batch_size(query), query.shape(kHead), key.shape(kHead), key.shape(kRow),
-                                  arguments.options.window);
-          },
-          "(batch, query heads, key/value heads, keys, window). batch: product of all batch axes. window: 0 if none.");
+      .def_prop_ro("call", [](const Arguments& arguments) { return describe(arguments); }, "The call as plain data.");
 
   nb::class_<LoweredMask>(m, "LoweredMask", "A mask as quick() takes it, made from what masks.lower() returns.")
       .def(
@@ -210,42 +167,31 @@ NB_MODULE(_ext, m) {
           },
           nb::kw_only(), FLASHATTN_MASKS(FLASHATTN_INPUT_KEYWORD) "causal"_a = false, "window"_a = 0);
 
+  m.def("attention", &attend, "arguments"_a, "return_lse"_a, "stream"_a.none(), "mlx"_a = nb::none(),
+        "mlx_mask"_a = nb::none(),
+        "The op: returns out, or (out, lse), lazy. If MLX's own attention should compute the call, and `mlx` is a\n"
+        "function, returns mlx(query, key, value, scale=, mask=mlx_mask, sinks=); the call is counted in left_calls().");
   m.def(
-      "attention", &decided_attention, "arguments"_a, "return_lse"_a, "stream"_a.none(), "may_leave"_a = false,
-      "The op: returns out, or (out, lse), lazy. None: no decision for such calls yet, see decide.py. False, only if\n"
-      "may_leave: MLX's own attention is faster, and the caller must run it; the call is counted in left_calls().");
-  m.def(
-      "attention_by_table",
-      [](Arguments arguments, bool return_lse, mx::StreamOrDevice where, const OptionalArray& query) {
-        if (query) arguments.inputs[index(Input::query)] = *query;
+      "unchecked_attention",
+      [](const Arguments& arguments, Variant variant, bool return_lse, mx::StreamOrDevice where) {
         mx::Stream stream = mx::to_stream(where);
-        Decision decision = by_table(arguments, checked(arguments, stream));
-        decision.is_counted = false;
-        return as_python(attention(arguments, decision, return_lse, stream), return_lse);
+        bool is_forward = pass_of(variant.kernel) == Pass::forward && checked(arguments, stream) == backend_of(variant.kernel);
+        Selection selection = {.kernel = is_forward ? std::optional(variant.kernel) : std::nullopt,
+                               .precision = arguments.precision,
+                               .is_counted = false,
+                               .small_blocks = variant.small_blocks};
+        return as_python(attention(arguments, selection, return_lse, stream), return_lse);
       },
-      "arguments"_a, "return_lse"_a, "stream"_a.none(), "query"_a = nb::none(),
-      "Like attention(), with the kernel that the arguments name or the kernel table prefers, whatever checks and\n"
-      "timings found. stats() does not count the call. query: replaces the arguments' query.");
+      "arguments"_a, "variant"_a, "return_lse"_a, "stream"_a.none(),
+      "Like attention(), with this variant if it is one of the stream's forward kernels, whatever its check has found.\n"
+      "stats() does not count the call.");
   m.def(
       "stream_of", [](mx::StreamOrDevice where) { return mx::to_stream(where); }, "stream"_a.none(),
       "The stream that an op with this `stream` argument runs on.");
   m.def("quick", &quick, "query"_a.none(), "key"_a.none(), "value"_a.none(), "scale"_a.none(), "mask"_a.none(),
-        "sinks"_a.none(), "rounds"_a, "may_leave"_a,
-        "attention() on the default stream for arguments that need no conversion: returns out. False, only with\n"
-        "may_leave: as attention(). None: a conversion is needed or there is no decision yet; call attention().");
+        "sinks"_a.none(), "rounds"_a, "mlx"_a = nb::none(), "mlx_mask"_a = nb::none(),
+        "attention() on the default stream for arguments that need no conversion. None: they need one.");
 
-  m.def(
-      "plan",
-      [](const Arguments& arguments, const std::string& device) {
-        Choice choice = plan(arguments, backend_of(device));
-        std::optional<std::string> chosen;
-        if (choice.kernel) {
-          chosen = name(*choice.kernel);
-        }
-        bool rounds = choice.kernel && choice.kernel->precision == Precision::input;
-        return std::tuple(chosen, choice.reason, rounds);
-      },
-      "arguments"_a, "device"_a, "(kernel or None, reason, whether it rounds probabilities). Computes nothing.");
   m.def(
       "backend_of", [](const mx::Device& device) { return std::string(name(backend_of(device))); }, "device"_a,
       "'cpu', 'metal' or 'cuda': the backend that the installed MLX has for a device.");
@@ -317,7 +263,7 @@ NB_MODULE(_ext, m) {
         "often as this.");
   m.def("forget_block_maps", &forget_block_maps, "mask_id"_a, "Undoes one keep_block_maps(). mask_id: array_id().");
 
-  bind_decisions(m);
+  bind_calls(m);
 
   m.def("watch_interrupts", &watch_interrupts, "From now on, SIGINT ends long calls that the main thread waits for.");
   m.def("stop_watching_interrupts", &stop_watching_interrupts, "Undoes watch_interrupts().");

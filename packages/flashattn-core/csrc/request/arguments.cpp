@@ -2,12 +2,15 @@
 #include "arguments.h"
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <limits>
+#include <map>
+#include <mutex>
 #include <numeric>
 
-#include "../call/spans.h"
-#include "../cuda/encode.h"
+#include "../cuda/driver.h"
+#include "../gpu/disk_cache.h"
 #include "mlx/backend/cuda/cuda.h"
 #include "mlx/ops.h"
 
@@ -66,23 +69,77 @@ int columns_of(const mx::array& tensor, const Options& options) {
   return static_cast<int>(std::min<int64_t>(columns, std::numeric_limits<int>::max()));  // the checks reject INT_MAX
 }
 
-CallShape call_shape(const Inputs& inputs, const Options& options, Backend backend, Precision precision) {
-  gpu::Device device = backend == Backend::cuda ? cuda::device() : gpu::Device{.multiprocessors = 0};
-  const mx::array& query = inputs.query();
-  int query_len = query.shape(kRow), key_len = inputs.key().shape(kRow);
-  return {.query_len = query_len,
-          .key_len = key_len,
-          .head_dim = query.shape(kColumn),
-          .value_dim = columns_of(inputs.value(), options),
-          .bits = options.bits,
-          .element_size = static_cast<int>(query.itemsize()),
-          .compute_capability = device.compute_capability,
-          .multiprocessors = device.multiprocessors,
-          .heads = batch_size(query) * query.shape(kHead),
-          .pairs = visible_pairs(options.causal, options.window, query_len, key_len),
-          .is_even = !inputs[Input::visible] && !inputs[Input::bias] &&
-                     sees_evenly(options.causal, options.window, query_len, key_len),
-          .precision = precision};
+Dtype dtype_of(const mx::array* array) {
+  if (!array || array->dtype() == mx::float32) {
+    return Dtype::float32;
+  }
+  return array->dtype() == mx::float16 ? Dtype::float16 : Dtype::bfloat16;
+}
+
+Call describe(const Inputs& inputs, const Options& options, Precision precision, bool is_traced) {
+  const mx::array &query = inputs.query(), &key = inputs.key();
+  Call call = {.dtype = dtype_of(inputs[Input::query]),
+               .bias_dtype = dtype_of(inputs[Input::bias]),
+               .sinks_dtype = dtype_of(inputs[Input::sinks]),
+               .group_dtype = dtype_of(inputs[Input::key_scales]),
+               .precision = precision,
+               .is_traced = is_traced};
+  AttentionParams& params = call.params;
+  params.batch_dims = static_cast<int32_t>(query.ndim()) - 3;
+  params.batch_size = 1;
+  for (int d = 0; d < params.batch_dims; ++d) {
+    params.batch_shape[d] = query.shape(d);
+    params.batch_size *= query.shape(d);
+  }
+  params.num_heads = query.shape(kHead);
+  params.num_kv_heads = key.shape(kHead);
+  params.query_len = query.shape(kRow);
+  params.key_len = key.shape(kRow);
+  params.head_dim = query.shape(kColumn);
+  params.value_dim = columns_of(inputs.value(), options);
+  params.tree_size = inputs[Input::tree] ? inputs[Input::tree]->shape(-2) : 0;
+  // The default scale is not computed when the call is built, because shapeless compilation may change D later.
+  params.scale = options.scale.value_or(1 / std::sqrt(static_cast<float>(params.head_dim)));
+#define FLASHATTN_SET_OPTION(type, name) params.name = options.name;
+  FLASHATTN_OPTIONS(FLASHATTN_SET_OPTION)
+#undef FLASHATTN_SET_OPTION
+  for (const InputRule& rule : kInputRules) call.given[index(rule.input)] = inputs[rule.input] != nullptr;
+  return call;
+}
+
+Call describe(const Arguments& arguments) {
+  return describe(Inputs(arguments), arguments.options, arguments.precision, is_traced(arguments));
+}
+
+bool is_traced(const Arguments& arguments) {
+  const auto& inputs = arguments.inputs;
+  return std::any_of(inputs.begin(), inputs.end(), [](const auto& input) { return input && input->is_tracer(); });
+}
+
+namespace {
+
+// What `mlxlm-flash tune` measured on the GPU with this name, read once; null if it measured nothing.
+const Costs* tuned_costs(const std::string& gpu) {
+  static std::mutex mutex;
+  static auto& all = *new std::map<std::string, Costs>;  // never destroyed: calls may outlive static destruction
+  std::lock_guard lock(mutex);
+  auto found = all.find(gpu);
+  if (found == all.end()) found = all.emplace(gpu, read_costs(gpu::read_private(gpu::costs_file(gpu)))).first;
+  return found->second.source.empty() ? nullptr : &found->second;
+}
+
+}  // namespace
+
+Device device_of(const mx::Device& device) {
+  thread_local std::map<mx::Device, Device> known;  // each call asks
+  if (auto found = known.find(device); found != known.end()) return found->second;
+  Device result = {.backend = backend_of(device)};
+  if (device == mx::Device::gpu && mx::is_available(device)) {
+    if (result.backend == Backend::cuda) result = cuda::properties(device.index);
+    result.index = device.index;
+    result.tuned = tuned_costs(std::get<std::string>(mx::device_info(device).at("device_name")));
+  }
+  return known.emplace(device, result).first->second;
 }
 
 Backend backend_of(const mx::Device& device) {

@@ -3,11 +3,10 @@
 
 #include <array>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "../call/inputs.h"
-#include "../call/kernel_table.h"
+#include "../call/choose.h"
 #include "mlx/array.h"
 #include "mlx/device.h"
 #include "mlx/stream.h"
@@ -32,7 +31,7 @@ struct Arguments {
   std::array<std::optional<mx::array>, kNumInputs> inputs;
   Options options = {};
   Precision precision = Precision::float32;
-  std::string kernel = "auto";  // or a kernel's name
+  std::optional<Kernel> kernel = {};  // none: "auto"
 };
 
 using Present = std::array<bool, kNumInputs>;
@@ -61,7 +60,18 @@ class Inputs {
 // Returns the number of elements in a row of key or value. A row of a quantised array has fewer words than elements.
 int columns_of(const mx::array& tensor, const Options& options);
 
-CallShape call_shape(const Inputs& inputs, const Options& options, Backend backend, Precision precision);
+// Describes the call. The strides stay 0, because MLX knows them only once it has evaluated the arrays, see strides.h.
+Call describe(const Inputs& inputs, const Options& options, Precision precision, bool is_traced);
+Call describe(const Arguments& arguments);
+
+// Whether mx.grad, mx.vjp, mx.vmap or mx.compile is tracing the call. Only then can anyone ask for its gradient.
+bool is_traced(const Arguments& arguments);
+
+// The array's dtype; float32 if there is no array.
+Dtype dtype_of(const mx::array* array);
+
+// What MLX runs this device's streams on. A GPU's properties are looked up once.
+Device device_of(const mx::Device& device);
 
 // Returns the backend of a device. For a GPU, returns the GPU backend of the installed MLX.
 Backend backend_of(const mx::Device& device);

@@ -1,7 +1,6 @@
-// A call's arrays by name. make_params() describes them as AttentionParams, the plain struct that every backend reads.
+// The strides of a call's arrays, and its outputs by name.
 #pragma once
 
-#include "../call/dtype.h"
 #include "../call/params.h"
 #include "arguments.h"
 
@@ -32,9 +31,7 @@ Strides strides_of(const mx::array& array, int batch_dims, AxesUsed axes);
 constexpr AxesUsed kTensorAxes = {true, true, true};  // (*B, H, L, D)
 constexpr AxesUsed kRowAxes = {true, true, false};    // (*B, H, L)
 
-AttentionParams make_params(const Inputs& inputs, const Options& options, const Outputs& outputs);
-
-// The array's dtype; float32 if there is no array.
-Dtype dtype_of(const mx::array* array);
+// Adds the strides of evaluated arrays to the description of their call.
+void set_strides(AttentionParams& params, const Inputs& inputs, const Outputs& outputs);
 
 }  // namespace flashattn

@@ -1,5 +1,7 @@
 # Types of the extension module _ext; csrc/python/bindings.cpp documents its functions.
-from typing import Any, Literal, overload
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
 
 import mlx.core as mx
 
@@ -15,14 +17,7 @@ class Arguments:
         **call: mx.array | float | str | bool | None,
     ) -> None: ...
     @property
-    def kernel(self) -> str: ...
-    @property
-    def rounds(self) -> bool: ...  # whether precision is "input"
-    @property
-    def is_traced(self) -> bool: ...
-    def with_one_query(self) -> Arguments: ...
-    def kind(self) -> tuple[mx.Dtype, int, int, int, int, dict[str, mx.Dtype | None], int, int]: ...
-    def sizes(self) -> tuple[int, int, int, int, int]: ...
+    def call(self) -> Call: ...
 
 class LoweredMask:
     # **mask: the masks of csrc/call/inputs.def, causal and window.
@@ -30,14 +25,14 @@ class LoweredMask:
 
 Where = mx.Stream | mx.Device | mx.DeviceType | None
 
-@overload
-def attention(arguments: Arguments, return_lse: bool, stream: Where) -> mx.array | tuple[mx.array, mx.array] | None: ...
-@overload
 def attention(
-    arguments: Arguments, return_lse: Literal[False], stream: Where, may_leave: bool
-) -> mx.array | Literal[False] | None: ...
-def attention_by_table(arguments: Arguments, return_lse: bool, stream: Where, query: mx.array | None = None) -> Any: ...
-@overload
+    arguments: Arguments,
+    return_lse: bool,
+    stream: Where,
+    mlx: Callable[..., Any] | None = None,
+    mlx_mask: object = None,
+) -> Any: ...
+def unchecked_attention(arguments: Arguments, variant: Variant, return_lse: bool, stream: Where) -> Any: ...
 def quick(
     query: object,
     key: object,
@@ -46,40 +41,94 @@ def quick(
     mask: object,
     sinks: object,
     rounds: bool,
-    may_leave: Literal[False],
+    mlx: Callable[..., Any] | None = None,
+    mlx_mask: object = None,
 ) -> mx.array | None: ...
-@overload
-def quick(
-    query: object, key: object, value: object, scale: object, mask: object, sinks: object, rounds: bool, may_leave: bool
-) -> mx.array | Literal[False] | None: ...
-def plan(arguments: Arguments, device: str) -> tuple[str | None, str, bool]: ...
 def stream_of(stream: Where) -> mx.Stream: ...
 
-# These, down to max_cuda_decode_len, are in csrc/python/decisions.cpp.
-def candidates(arguments: Arguments, backend: str) -> list[tuple[str, bool]]: ...
-def backward_kernel(arguments: Arguments, backend: str) -> str | None: ...
-def pipelines(arguments: Arguments, kernel: str, backend: str) -> list[str]: ...
-def compile(arguments: Arguments, kernel: str, device: mx.Device, all: bool) -> None: ...
+# These, down to checked_sharing, are in csrc/python/calls.cpp.
+class Kernel(Enum):
+    cpu_prefill = ...
+    cuda_prefill = ...  # and the others of csrc/call/choose.h
+
+class Variant:
+    def __init__(self, kernel: Kernel, rounds: bool = False, small_blocks: bool = False) -> None: ...
+    kernel: Kernel
+    rounds: bool  # whether the precision is "input"
+    small_blocks: bool
+
+class Device:
+    def __init__(
+        self, backend: str, compute_capability: int = 0, multiprocessors: int = 132, costs: str = ""
+    ) -> None: ...
+    backend: str
+    compute_capability: int
+
+class Call:
+    def __init__(
+        self,
+        dtype: mx.Dtype,
+        head_dim: int,
+        value_dim: int | None = None,
+        heads: int = 1,
+        kv_heads: int = 1,
+        query_len: int = 1,
+        key_len: int = 1,
+        batch_size: int = 1,
+        window: int = 0,
+        given: dict[str, mx.Dtype | None] = {},
+        bits: int = 0,
+        group_size: int = 0,
+        rounds: bool = False,
+        is_traced: bool = False,
+    ) -> None: ...
+    dtype: mx.Dtype
+    head_dim: int
+    value_dim: int
+    heads: int
+    kv_heads: int
+    query_len: int
+    key_len: int
+    batch_size: int
+    window: int
+    given: dict[str, mx.Dtype | None]
+    bits: int
+    group_size: int
+    rounds: bool
+    is_traced: bool
+    def with_lengths(self, query_len: int, key_len: int) -> Call: ...
+    def next_step(self) -> Call: ...
+
+class Estimate:
+    pairs: float
+    cost: float
+    source: str
+
+class Choice:
+    variant: Variant
+    why: str
+    ours: Estimate
+    mlx: Estimate | None
+    is_left: bool
+
+def choose(call: Call, device: Device, kernel: Kernel | None = None) -> Choice: ...
+def plan(arguments: Arguments, device: str) -> Choice: ...
+def backward_variant(call: Call, device: Device) -> Variant | None: ...
+def device_of(device: mx.Device) -> Device: ...
+def programs(call: Call, variant: Variant, device: Device) -> list[str]: ...
+def compile(call: Call, variant: Variant, device: mx.Device, all: bool) -> None: ...
 def software(device: mx.Device) -> str: ...
-def settle(
-    arguments: Arguments,
-    device: mx.Device,
-    kernel: str | None,
-    failed: list[str],
-    wrong: str,
-    left: tuple[float, float] | None,
-    words: str,
-) -> None: ...
-def left_calls() -> list[tuple[str, float, float, int]]: ...
+def left_calls() -> dict[str, int]: ...
 def reset_left_calls() -> None: ...
 def cache_folder() -> str: ...
 def keep(folder: str, key: str, text: str) -> str: ...
 def read_kept(folder: str, key: str) -> str: ...
+def costs_file(device: mx.Device) -> str: ...
+def costs_of(text: str) -> str: ...
+def max_exact_queries(backend: str) -> int: ...
 
-few_queries: int
 checked_lengths: list[tuple[int, int]]
 checked_sharing: tuple[int, int]
-max_cuda_decode_len: int
 
 def backend_of(device: mx.Device) -> str: ...
 def max_head_dim(device: str, gradient: bool, quantised: bool) -> int: ...

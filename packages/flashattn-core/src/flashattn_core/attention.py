@@ -9,7 +9,6 @@ import mlx.core as mx
 from . import _ext
 from . import argument_types as types
 from .arguments import MaskLike, Options, Precision, Quantized, lowered
-from .decide import decide
 from .masks import for_quick
 
 
@@ -98,7 +97,7 @@ def flash_attention(
     """
     is_plain = softcap is None and alibi_slopes is None and stream is None and not return_lse
     if is_plain and isinstance(kernel, str) and kernel == "auto":
-        out = _ext.quick(query, key, value, scale, for_quick(mask), sinks, types.rounds(precision), False)
+        out = _ext.quick(query, key, value, scale, for_quick(mask), sinks, types.rounds(precision))
         if out is not None:
             return out
     call = lowered(
@@ -183,22 +182,5 @@ def _attention(call: _ext.Arguments, return_lse: bool, stream: Any) -> mx.array 
         device = types.device_of(stream)
         if _ext.backend_of(device) == "metal" and not mx.metal.is_available():
             raise _ext.NoKernelError("[flash_attention] stream is on a GPU, but this MLX has neither Metal nor CUDA")
-    out: mx.array | tuple[mx.array, mx.array] | None = _ext.attention(call, bool(return_lse), stream)
-    if out is None:  # the first call of this kind on this GPU
-        decide(call, stream)
-        out = _ext.attention(call, bool(return_lse), stream)
-    assert out is not None, "decide() settles the call"
+    out: mx.array | tuple[mx.array, mx.array] = _ext.attention(call, bool(return_lse), stream)
     return out
-
-
-def flash_or_faster(call: _ext.Arguments) -> mx.array | None:
-    """Runs the op on the default stream. Returns None if MLX's own attention is faster for such calls on this GPU.
-
-    The caller must then run MLX's own attention. With precision ``"float32"`` the result is never None. Raises the
-    errors of :func:`flash_attention`.
-    """
-    out = _ext.attention(call, False, None, call.rounds)
-    if out is None:
-        decide(call)
-        out = _ext.attention(call, False, None, call.rounds)
-    return None if out is False else out

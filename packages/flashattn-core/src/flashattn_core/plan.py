@@ -15,11 +15,29 @@ Device = Literal["cpu", "metal", "cuda"]
 
 
 @dataclass(frozen=True)
+class Estimate:
+    """How long one attention takes for a call, relative to the other estimate for this call.
+
+    ``pairs``: the pairs of a query and a key that it computes. ``cost``: of a pair, relative to MLX's own fused kernel.
+    ``source``: where the cost comes from, such as ``"never measured"``.
+    """
+
+    pairs: float
+    cost: float
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.pairs:.3g} pairs x {self.cost:.3g}, {self.source}"
+
+
+@dataclass(frozen=True)
 class Plan:
     """The kernel that a call would run. ``str(plan)`` is one line.
 
     ``kernel``: the kernel's name, or None if no kernel covers the call on ``device``. ``precision``: the kernel's
-    precision. ``reason``: why it was chosen, in words. ``shape``: the call's sizes and dtype, in words.
+    precision. ``reason``: why it was chosen, in words. ``shape``: the call's sizes and dtype, in words. On a GPU,
+    ``ours`` and ``mlx`` are the estimates of the kernel and of MLX's own attention; ``mlx`` is None if MLX has no fused
+    kernel for the call. ``is_left``: whether the patch leaves the call to MLX.
     """
 
     device: str
@@ -27,10 +45,17 @@ class Plan:
     precision: Precision
     reason: str
     shape: str
+    ours: Estimate | None = None
+    mlx: Estimate | None = None
+    is_left: bool = False
 
     def __str__(self) -> str:
         chosen = f"{self.kernel}, precision {self.precision}" if self.kernel else "no kernel"
-        return f"{self.shape} on {self.device}: {chosen} ({self.reason})"
+        lines = f"{self.shape} on {self.device}: {chosen} ({self.reason})"
+        if self.ours:
+            theirs = f"MLX's own: {self.mlx.pairs:.3g} pairs" if self.mlx else "MLX's own is not fused"
+            lines += f"; estimates: {self.ours}; {theirs}" + "; the patch leaves it to MLX" * self.is_left
+        return lines
 
 
 def plan(
@@ -61,14 +86,25 @@ def plan(
     where = _backend("plan", device, options.get("stream"))
     quantised = isinstance(key, tuple | list)
     storage = {"group_size": group_size, "bits": types.positive("bits", bits)} if quantised else {}
-    chosen, reason, rounds = _ext.plan(lowered(query, key, value, scale, mask, **storage, **options), where)
+    call = lowered(query, key, value, scale, mask, **storage, **options)
+    chosen, reason = None, ""
+    try:
+        chosen = _ext.plan(call, where)
+    except _ext.NoKernelError as error:
+        reason = str(error).removeprefix("[flash_attention] ")
     heads, length, head_dim = query.shape[-3:]
     kv_heads, key_length = (key if isinstance(key, mx.array) else key[0]).shape[-3:-1]
     dtype = str(query.dtype).removeprefix("mlx.core.")
     if quantised:
         dtype += f", keys and values of {bits} bits"
     shape = f"L {length}, S {key_length}, heads {heads}/{kv_heads}, D {head_dim}, {dtype}"
-    return Plan(where, chosen, "input" if rounds else "float32", reason.removeprefix("[flash_attention] "), shape)
+    if chosen is None:
+        return Plan(where, None, "float32", reason, shape)
+    precision: Precision = "input" if chosen.variant.rounds else "float32"
+    name, is_gpu = chosen.variant.kernel.name, where != "cpu"
+    ours = Estimate(chosen.ours.pairs, chosen.ours.cost, chosen.ours.source) if is_gpu and chosen.ours.cost else None
+    mlx = Estimate(chosen.mlx.pairs, chosen.mlx.cost, chosen.mlx.source) if chosen.mlx else None
+    return Plan(where, name, precision, chosen.why, shape, ours, mlx, chosen.is_left)
 
 
 def max_head_dim(device: Device | None = None, *, gradient: bool = False, quantised: bool = False) -> int:

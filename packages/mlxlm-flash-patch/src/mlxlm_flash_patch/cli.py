@@ -142,9 +142,7 @@ def status() -> None:
     "already hold its config.json.",
 )
 @click.option("--kernels", is_flag=True, help="Compare every GPU kernel's results with the CPU's; this takes minutes.")
-@click.option(
-    "--tune", is_flag=True, help="Time the GPU kernels, as `mlxlm-flash tune --quick` does; this takes a minute."
-)
+@click.option("--tune", is_flag=True, help="Time the GPU kernels, as `mlxlm-flash tune` does; this takes a minute.")
 @click.option(
     "--json", "file", type=click.Path(path_type=Path), callback=_writable, help="Write the findings to this file."
 )
@@ -172,29 +170,24 @@ def doctor(ctx: click.Context, model: str | None, kernels: bool, tune: bool, fil
 
 
 @cli.command()
-@click.option("--quick", is_flag=True, help="Time fewer lengths and kinds of calls; this takes a minute.")
-@click.option(
-    "--model",
-    metavar="DIR|ID",
-    help="Time only this model's attention. For a hub id, the local hub cache must already hold its config.json.",
-)
-def tune(quick: bool, model: str | None) -> None:
-    """Check and time the GPU kernels before a model's first calls.
+def tune() -> None:
+    """Measure what flash attention costs on this GPU, beside MLX's own attention.
 
-    For each kind of attention call, mlxlm-flash times every kernel that can run it, and MLX's own attention where MLX
-    has a fused kernel. Later calls use the fastest. Times from earlier runs are shown, not measured again.
-    Ctrl-C keeps the times measured so far. On a CPU there is nothing to time.
+    Later programs leave a call to MLX where MLX's own attention is faster. The costs of an NVIDIA H100 are known. On
+    other GPUs plain calls are left to MLX until you run this command. It takes a minute, and writes a file into your
+    cache folder. To undo it, delete the file. On a CPU there is nothing to measure.
     """
     _require_package()
-    from .tune import calls, calls_of, lines
+    from .tune import costs, measured, write
 
-    if quick and model is not None:
-        raise click.UsageError("--quick cannot be combined with --model: give only one of the two")
+    found = []
     try:
-        wanted = calls(quick) if model is None else calls_of(model)
-        for line in lines(wanted):
-            click.echo(line)
-    except (LookupError, OSError, ValueError) as error:
+        for each in measured():
+            found.append(each)
+            click.echo(str(each))
+        text = costs(found)
+        click.echo(f"\n{text}written to {write(text)}")
+    except (OSError, ValueError) as error:
         raise Refusal(str(error)) from error
 
 

@@ -59,7 +59,7 @@ def examine(model: str | None = None, with_kernels: bool = False, with_times: bo
       model: also look at the attention of this model. It is a folder that mlx-lm loads, or a hub id whose configuration
         is in the local hub cache.
       with_kernels: also compare each kernel of MLX's default device with the CPU kernels. This takes minutes.
-      with_times: also time the kernels, as `mlxlm-flash tune --quick` does.
+      with_times: also time the kernels, as `mlxlm-flash tune` does, without writing its file.
     """
     for check in (versions, variable, extension, cpu, matrix_products, numbers, seam, checks_before):
         broken = False
@@ -236,11 +236,11 @@ def numbers() -> Iterator[Finding]:
 
 def checks_before() -> Iterator[Finding]:
     """Lists the checks that GPU kernels passed or failed on this machine in earlier runs."""
-    from flashattn_core import survey
+    from flashattn_core.check import survey
 
     passed, failed = survey.remembered()
     for software, count in passed.items():
-        yield ok("checked", f"kernels passed their check for {count} kinds of calls on {software}")
+        yield ok("checked", f"{count} programs passed their check on {software}")
     for file in failed:
         what = next(iter(file.read_text(errors="replace").splitlines()[1:]), "its file cannot be read")
         cure = f"send us {file}; delete that file once it is out of date"
@@ -248,35 +248,42 @@ def checks_before() -> Iterator[Finding]:
 
 
 def times() -> Iterator[Finding]:
-    """For typical attention calls, times each kernel and MLX's own attention, and names the one that will run."""
+    """Times kernels and MLX's own attention. The last finding has lines for flashattn_core's csrc/call/costs.def."""
     import mlx.core as mx
 
-    from .tune import calls, lines
+    from .tune import costs, measured
 
     if mx.default_device() == mx.cpu:
         yield ok("tune", "on a CPU there is nothing to time")
         return
+    found = []
     try:
-        for line in lines(calls(quick=True)):
-            yield ok("tune", line)
+        for each in measured():
+            found.append(each)
+            yield ok("tune", str(each))
     except RuntimeError as error:
         yield problem("tune", str(error), "please report this finding")
+    yield ok("tune", " ".join(costs(found).split("\n")).strip())
 
 
 def kernels() -> Iterator[Finding]:
     """Compares the results of each GPU kernel with those of the CPU kernels, on typical attention calls."""
     import mlx.core as mx
-    from flashattn_core import _ext, survey
+    from flashattn_core import _ext
+    from flashattn_core.check import survey
 
     backend: Any = _ext.backend_of(mx.default_device())
     if backend == "cpu":
         yield ok("kernels", "nothing to compare: this check compares a GPU's kernels with the CPU's")
         return
-    os.environ["FLASHATTN_CHECK"] = "always"
     began = time.perf_counter()
     for kernel, count, wrong in survey.of_backend(backend):
         if wrong:
-            yield problem("kernels", wrong, f"report this, and leave FLASHATTN_CHECK unset: then {kernel} is not used")
+            yield problem(
+                "kernels",
+                f"{kernel}: {wrong}",
+                f"report this, and leave FLASHATTN_CHECK unset: then {kernel} is not used",
+            )
         else:
             seconds = time.perf_counter() - began
             yield ok("kernels", f"{kernel} is right in {count} kinds of calls; the check took {seconds:.1f} s")
@@ -324,8 +331,8 @@ def seam() -> Iterator[Finding]:
 
 def coverage(model: str) -> Iterator[Finding]:
     """Which attention calls of this model use flash attention while the model reads a prompt."""
+    from .coverage import attention_of
     from .patch import tally
-    from .tune import attention_of
 
     try:
         seen, fallbacks = attention_of(model)

@@ -1,13 +1,12 @@
-"""Checks a GPU kernel for calls of one drawn.Kind. Compares its results with the CPU's on small random inputs.
+"""Compares a GPU kernel's results with the CPU's on small random inputs, for all calls that need the same programs.
 
-Calls of one kind may have full or partial tiles, one or many chunks of keys, strided or misaligned rows, and NaN in
+Such calls may have full or partial tiles, one or many chunks of keys, strided or misaligned rows, and NaN in
 hidden keys. So the inputs have all of these.
 """
 
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,9 +14,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from . import _ext
-from .arguments import lowered
-from .drawn import HIDES, Kind, Named, drawn
+from .. import _ext
+from ..arguments import lowered
+from .drawn import HIDES, Named, drawn
 
 # The allowed relative error. Tensor cores truncate sums, and kernels add in different orders.
 ERROR = 1e-5
@@ -43,32 +42,20 @@ class Case:
     layouts: tuple[str, ...]
 
 
-class KernelWarning(UserWarning):
-    """A kernel failed its check on this machine and is not used. The text names the kernel and the error."""
+def of_call(call: _ext.Call, variant: _ext.Variant, stream: mx.Stream) -> str:
+    """Compares a kernel with the CPU's for calls like this one. Returns the error, or ""."""
+    error = error_of(variant, call)
+    how: Named = {"stream": stream, "variant": variant, "precision": "input" if call.rounds else "float32"}
+    if "backward" in variant.kernel.name:
+        return gradient_failure(call, partial(_gradients, **how), error=error)
+    return failure(call, partial(_attend, **how), partial(_attend, stream=mx.cpu), lengths_of(call, variant), error)
 
 
-def of_call(arguments: _ext.Arguments, kernel: str, stream: mx.Stream) -> str:
-    """Checks a kernel for calls like this one. If it fails, warns and returns the error. Otherwise returns ""."""
-    kind = Kind(*arguments.kind())
-    error = error_of(kernel, kind, arguments.rounds)
-    how: Named = {"stream": stream, "precision": "input" if arguments.rounds else "float32"}
-    if "backward" in kernel:
-        wrong = gradient_failure(kind, partial(_gradients, **how), error=error)
-    else:
-        lengths = lengths_of(kind, kernel)
-        wrong = failure(kind, partial(_attend, **how, kernel=kernel), partial(_attend, stream=mx.cpu), lengths, error)
-    if not wrong:
-        return ""
-    where = f"{mx.device_info(stream.device)['device_name']}, mlx {mx.__version__}"  # type: ignore[attr-defined]
-    wrong = f"{kernel} fails its check on {where}: {wrong}"
-    if report := _ext.keep("failed", wrong, ""):
-        wrong += f". Please send us the file {report}"
-    warnings.warn(wrong, KernelWarning, stacklevel=2)
-    return wrong
+_ON_CPU = _ext.Variant(_ext.Kernel.cpu_prefill)  # stands for the kernel that a CPU's call has anyway
 
 
-def _attend(*, stream: Any, **arguments: Any) -> tuple[mx.array, mx.array]:
-    outputs: tuple[mx.array, mx.array] = _ext.attention_by_table(lowered(**arguments), True, stream)
+def _attend(*, stream: Any, variant: _ext.Variant = _ON_CPU, **arguments: Any) -> tuple[mx.array, mx.array]:
+    outputs: tuple[mx.array, mx.array] = _ext.unchecked_attention(lowered(**arguments), variant, True, stream)
     return outputs
 
 
@@ -93,37 +80,37 @@ def come_back(arguments: Named) -> list[mx.array]:
 
 
 def gradient_failure(
-    kind: Kind, gradients: Attention, lengths: Lengths | None = None, error: float | None = None
+    call: _ext.Call, gradients: Attention, lengths: Lengths | None = None, error: float | None = None
 ) -> str:
-    """Compares the function `gradients` with the CPU's gradients in kind.dtype. Returns the error, or ""."""
+    """Compares the function `gradients` with the CPU's gradients in call.dtype. Returns the error, or ""."""
 
     def on_cpu(**arguments: Any) -> tuple[mx.array, ...]:
-        rows = _with_rows(arguments, lambda x: x.astype(kind.dtype))  # failure() passes float32
+        rows = _with_rows(arguments, lambda x: x.astype(call.dtype))  # failure() passes float32
         with mx.stream(mx.cpu):
             return tuple(x.astype(mx.float32) for x in _gradients(**rows, stream=mx.cpu))
 
-    error = error or error_of("backward", kind, False)
-    return failure(kind, gradients, on_cpu, lengths, error, _GRADIENTS)
+    error = error or max(_GRADIENT_ERROR, float(mx.finfo(call.dtype).eps))
+    return failure(call, gradients, on_cpu, lengths, error, _GRADIENTS)
 
 
 def failure(
-    kind: Kind,
+    call: _ext.Call,
     attention: Attention,
     on_cpu: Attention,
     lengths: Lengths | None = None,
     error: float = ERROR,
     names: Sequence[str] = ("out", "lse"),
 ) -> str:
-    """Compares `attention` with `on_cpu` for calls of the kind. Returns the first error, or "".
+    """Compares `attention` with `on_cpu` for such calls. Returns the first error, or "".
 
-    lengths: pairs of a number of queries and a number of keys. None means lengths_of(kind).
+    lengths: pairs of a number of queries and a number of keys. None means lengths_of(call).
     error: the allowed error of a result before the result is rounded to its dtype. It is relative to the larger of
     size_of() and the expected number. The error allowed for lse is always ERROR.
     names: the names of the results.
 
     Raises MemoryError if there is too little memory for the check. This says nothing about the kernel.
     """
-    for case in cases(kind, lengths or lengths_of(kind)):
+    for case in cases(call, lengths or lengths_of(call)):
         expected = on_cpu(**exactly(case.arguments))
         for layout in case.layouts:
             try:
@@ -150,34 +137,35 @@ def size_of(name: str, expected: mx.array) -> float:
         return float(mx.sqrt(mx.mean(finite * finite)))
 
 
-def error_of(kernel: str, kind: Kind, rounds: bool) -> float:
+def error_of(variant: _ext.Variant, call: _ext.Call) -> float:
     """The allowed error of out, or of a gradient, before rounding to its dtype. A kernel that rounds probabilities to
     16 bits may change each of them, and therefore out, by eps / 2. Backward kernels round P and dS."""
-    eps = float(mx.finfo(kind.dtype).eps)
-    if "backward" in kernel:
-        return max(_GRADIENT_ERROR, 8 * eps if rounds else eps)
-    return max(ERROR, eps / 2) if rounds and kernel.startswith("cuda_prefill") and not kind.bits else ERROR
+    eps = float(mx.finfo(call.dtype).eps)
+    if "backward" in variant.kernel.name:
+        return max(_GRADIENT_ERROR, 8 * eps if variant.rounds else eps)
+    return max(ERROR, eps / 2) if variant.rounds else ERROR
 
 
-def lengths_of(kind: Kind, kernel: str = "") -> Lengths:
+def lengths_of(call: _ext.Call, variant: _ext.Variant | None = None) -> Lengths:
     """Pairs of a number of queries and a number of keys to check the kernel with."""
-    if kind.query_len <= _ext.few_queries:
-        return [(kind.query_len, keys) for keys in FEW_KEYS]
-    sharing = [_ext.checked_sharing] if kernel.startswith("cuda_prefill") else []
+    backend = variant.kernel.name.partition("_")[0] if variant else "cpu"
+    if call.query_len <= _ext.max_exact_queries(backend):
+        return [(call.query_len, keys) for keys in FEW_KEYS]
+    sharing = [_ext.checked_sharing] if variant and variant.kernel is _ext.Kernel.cuda_prefill else []
     return [*_ext.checked_lengths, *sharing]
 
 
-def cases(kind: Kind, lengths: Lengths) -> Iterator[Case]:
-    """Draws calls of the kind with these lengths. Their arrays are contiguous."""
+def cases(call: _ext.Call, lengths: Lengths) -> Iterator[Case]:
+    """Draws such calls with these lengths. Their arrays are contiguous."""
     # cuda_prefill splits keys only in a last wave that would leave multiprocessors idle. So the call that checks this
     # has one sequence and one key/value head.
     few: dict[tuple[int, int], Any] = {_ext.checked_sharing: {"batch": 1, "kv_heads": 1}}
     for query_len, key_len in lengths:
-        drawn_call = drawn(kind, query_len, key_len, **few.get((query_len, key_len), {}))
+        drawn_call = drawn(call, query_len, key_len, **few.get((query_len, key_len), {}))
         yield Case(f"{query_len} queries, {key_len} keys", drawn_call, LAYOUTS)
-    if any(name in HIDES for name in kind.given):
+    if any(name in HIDES for name in call.given):
         for pair in {lengths[0], *(pair for pair in lengths if pair in few)}:
-            yield Case("NaN in hidden keys", drawn(kind, *pair, hidden_nan=True, **few.get(pair, {})), LAYOUTS[:1])
+            yield Case("NaN in hidden keys", drawn(call, *pair, hidden_nan=True, **few.get(pair, {})), LAYOUTS[:1])
 
 
 def difference(got: mx.array, expected: mx.array, error: float = ERROR, size: float = 1.0) -> str:

@@ -1,43 +1,25 @@
-"""Draws random calls, which `check.py` and `contest.py` run."""
+"""Draws random arguments for a call."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 
-from . import _ext
-from .masks import And, Causal, KeyRange, Mask, SlidingWindow, Tree
+from .. import _ext
+from ..masks import And, Causal, KeyRange, Mask, SlidingWindow, Tree
 
 Named = dict[str, Any]
 
-_WINDOW, _SOFTCAP = 21, 5.0
+_WINDOW, _SOFTCAP, _FEW_QUERIES = 21, 5.0, 16
 
 # With one of these masks, drawn() hides one key from all rows. A causal mask alone shows that key to the last row.
 HIDES = ("causal", "key_start", "key_stop", "visible", "bias")
 
 
-@dataclass(frozen=True)
-class Kind:
-    """The properties of a call that kernels are compiled for. The batch size, for example, is not among them.
-
-    `given` maps the names of optional inputs to dtypes, and the names of options to None. See csrc/call/inputs.def.
-    """
-
-    dtype: mx.Dtype
-    head_dim: int
-    value_dim: int
-    group: int  # query heads per key/value head
-    query_len: int
-    given: Mapping[str, mx.Dtype | None] = field(default_factory=dict)
-    bits: int = 0  # of quantised keys and values; 0: not quantised
-    group_size: int = 0
-
-
 def drawn(
-    kind: Kind,
+    call: _ext.Call,
     query_len: int,
     key_len: int,
     *,
@@ -52,40 +34,40 @@ def drawn(
     window: 0 means _WINDOW. With few queries it means 5/6 of the keys, so that kernels split the keys into chunks.
     hidden_nan: whether the hidden key (see HIDES) and the hidden value are NaN.
     """
-    given = kind.given
-    window = window or (_WINDOW if query_len > _ext.few_queries else key_len * 5 // 6)
+    given = call.given
+    window = window or (_WINDOW if query_len > _FEW_QUERIES else key_len * 5 // 6)
     with mx.stream(stream):
         keys = iter(mx.random.split(mx.random.key(query_len), 16))
 
-        def numbers(*shape: int, dtype: mx.Dtype = kind.dtype) -> mx.array:
+        def numbers(*shape: int, dtype: mx.Dtype = call.dtype) -> mx.array:
             # The variance is about 1. uniform() is faster than normal().
             return mx.random.uniform(-1.7, 1.7, shape, key=next(keys)).astype(dtype)
 
-        heads = kv_heads * kind.group
-        query = numbers(batch, heads, query_len, kind.head_dim)
-        key = numbers(batch, kv_heads, key_len, kind.head_dim)
-        value = numbers(batch, kv_heads, key_len, kind.value_dim)
+        heads = kv_heads * (call.heads // call.kv_heads)
+        query = numbers(batch, heads, query_len, call.head_dim)
+        key = numbers(batch, kv_heads, key_len, call.head_dim)
+        value = numbers(batch, kv_heads, key_len, call.value_dim)
         if hidden_nan:
             at_the_beginning = "key_start" in given or "window" in given
             hidden = mx.arange(key_len)[:, None] == (0 if at_the_beginning else key_len - 1)
-            key, value = (mx.where(hidden, mx.nan, x).astype(kind.dtype) for x in (key, value))
-        call: Named = {"query": query, "key": key, "value": value}
-        if kind.bits:
-            how: Named = {"bits": kind.bits, "group_size": kind.group_size}
+            key, value = (mx.where(hidden, mx.nan, x).astype(call.dtype) for x in (key, value))
+        named: Named = {"query": query, "key": key, "value": value}
+        if call.bits:
+            how: Named = {"bits": call.bits, "group_size": call.group_size}
             for name in ("key", "value"):
-                call[name] = mx.quantize(call[name].astype(_dtype(given, "key_scales")), **how)
-            call |= how
+                named[name] = mx.quantize(named[name].astype(_dtype(given, "key_scales")), **how)
+            named |= how
         mask = _mask(given, batch, query_len, key_len, window, numbers, next(keys))
         if mask is not None:
-            call["mask"] = mask
+            named["mask"] = mask
         if "softcap" in given:
-            call["softcap"] = _SOFTCAP
+            named["softcap"] = _SOFTCAP
         # Slopes are small, because rounding a score in the hundreds would exceed the allowed error.
         for name, most in (("sinks", 1), ("alibi_slopes", 1 / 16)):
             if name in given:
-                call[name] = mx.abs(numbers(heads, dtype=_dtype(given, name))) * most
-        mx.eval(call)
-        return call
+                named[name] = mx.abs(numbers(heads, dtype=_dtype(given, name))) * most
+        mx.eval(named)
+        return named
 
 
 def _mask(

@@ -1,0 +1,42 @@
+// One attention call as plain data: its sizes, options and dtypes, and which inputs it has. choose() reads it, kernels are
+// compiled for it, and launches are made from it.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "dtype.h"
+#include "inputs.h"
+#include "params.h"
+#include "precision.h"
+
+namespace flashattn {
+
+struct Call {
+  AttentionParams params = {};  // the strides are 0 until MLX has evaluated the arrays
+  Dtype dtype = Dtype::float32;        // of query and out, and of key and value if they are not quantised
+  Dtype bias_dtype = Dtype::float32;   // of bias
+  Dtype sinks_dtype = Dtype::float32;  // of sinks
+  Dtype group_dtype = Dtype::float32;  // of scales and biases
+  Precision precision = Precision::float32;    // as the caller asked
+  std::array<bool, kNumInputs> given = {};     // which inputs the call has
+  bool is_traced = false;                      // whether somebody may ask for the call's gradient
+
+  bool has(Input input) const { return given[index(input)]; }
+};
+
+enum class Backend { cpu, metal, cuda };
+
+struct Costs;
+
+// What a call runs on. Without a GPU, multiprocessors and shared_memory are those of an H100.
+struct Device {
+  Backend backend = Backend::cpu;
+  int index = 0;               // MLX's number of the GPU
+  int compute_capability = 0;  // of an NVIDIA GPU: 90 for 9.0; 0: unknown
+  int multiprocessors = 132;
+  int shared_memory = 227 * 1024;  // how many bytes a block can have at most
+  const Costs* tuned = nullptr;    // what `mlxlm-flash tune` measured on this GPU; null: nothing
+};
+
+}  // namespace flashattn

@@ -1,0 +1,184 @@
+"""choose() says which kernel computes a call on a device, and whether MLX's own attention is faster."""
+
+import mlx.core as mx
+import pytest
+from flashattn_core import NoKernelError, _ext, plan
+from flashattn_core.arguments import lowered
+from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree
+
+from tests.core.oracle import draw
+
+H100, A100, METAL = _ext.Device("cuda", 90), _ext.Device("cuda", 80), _ext.Device("metal")
+
+
+def call(length=100, key_len=300, mask="causal", dtype=mx.bfloat16, dim=64, value_dim=None, heads=(4, 2), **options):
+    query = mx.zeros((1, heads[0], length, dim), dtype)
+    key, value = (mx.zeros((1, heads[1], key_len, columns), dtype) for columns in (dim, value_dim or dim))
+    return lowered(query, key, value, None, mask, **{"precision": "input", **options}).call
+
+
+def traced(**sizes):
+    found = []
+
+    def function(query):
+        key = mx.zeros((1, 2, 300, 64), mx.bfloat16)
+        found.append(lowered(query, key, key, None, "causal", **sizes).call)
+        return query.sum()
+
+    mx.grad(function)(mx.zeros((1, 4, 100, 64), mx.bfloat16))
+    return found[0]
+
+
+# --- Our estimate and MLX's ---------------------------------------------------------------------------------
+
+
+def test_the_pairs_of_a_causal_call():
+    choice = _ext.choose(call(3, 5), A100)
+    assert choice.ours.pairs == choice.mlx.pairs == 4 * (3 + 4 + 5)
+    assert (choice.ours.cost, choice.ours.source, choice.mlx.cost) == (1.5, "never measured", 1)
+
+
+def test_a_kernel_computes_the_pairs_that_its_window_shows_and_mlx_all():
+    choice = _ext.choose(call(100, 300, SlidingWindow(7)), A100)
+    assert (choice.ours.pairs, choice.mlx.pairs) == (4 * 100 * 7, 4 * 100 * 300)
+
+
+PLAIN = {"causal": {}, "no mask": {"mask": None}, "one query": {"length": 1}, "sinks": {"sinks": mx.zeros(4)}}
+OURS = {
+    "window": {"mask": SlidingWindow(9)},
+    "padding": {"length": 300, "mask": Causal() & KeyRange(mx.array([3]))},
+    "soft-cap": {"softcap": 5.0},
+    "slopes": {"alibi_slopes": mx.zeros(4)},
+    "a tree": {"mask": Tree(mx.ones((3, 3), mx.bool_))},
+    "an array": {"mask": mx.ones((100, 300), mx.bool_)},
+    "a wide head": {"dim": 320},
+    "precision": {"precision": "float32"},
+}
+
+
+@pytest.mark.parametrize("device", [A100, METAL], ids=["cuda", "metal"])
+class TestAGpuThatNobodyHasMeasured:
+    @pytest.mark.parametrize("how", PLAIN)
+    def test_plain_calls_are_left_to_mlx(self, device, how):
+        assert _ext.choose(call(**PLAIN[how]), device).is_left
+
+    @pytest.mark.parametrize("how", OURS)
+    def test_all_else_is_ours(self, device, how):
+        assert not _ext.choose(call(**OURS[how]), device).is_left
+
+    def test_a_kernel_by_name_is_ours(self, device):
+        kernel = _ext.choose(call(), device).variant.kernel
+        assert not _ext.choose(call(), device, kernel).is_left
+
+    def test_quantised_keys_are_ours(self, device):
+        given = dict.fromkeys(("key_scales", "key_biases", "value_scales", "value_biases"), mx.bfloat16)
+        quantised = _ext.Call(mx.bfloat16, 64, given=given, bits=8, group_size=64, rounds=True)
+        assert not _ext.choose(quantised, device).is_left
+
+
+@pytest.mark.parametrize("how", PLAIN)
+def test_on_an_h100_no_kernel_is_slower_than_mlxs_own(how):
+    choice = _ext.choose(call(**PLAIN[how]), H100)
+    assert not choice.is_left
+    assert choice.ours.source == "H100 80GB HBM3, docs/nvidia.md"
+
+
+@pytest.mark.parametrize(("device", "left"), [(A100, True), (METAL, False)], ids=["cuda", "metal"])
+def test_a_traced_call_is_compared_with_its_gradient(device, left):
+    """On Metal, MLX's own attention is not fused under mx.grad."""
+    assert _ext.choose(traced(precision="input"), device).is_left == left
+
+
+FUSED = {  # what MLX 0.32 has a fused kernel for: on CUDA, on Metal
+    "head_dim 64": ({}, True, True),
+    "head_dim 72": ({"dim": 72}, True, True),
+    "head_dim 100": ({"dim": 100}, False, False),
+    "head_dim 256": ({"dim": 256}, False, False),
+    "another value_dim": ({"dim": 64, "value_dim": 128}, True, False),
+    "float32": ({"dtype": mx.float32}, False, True),
+    "float32, one query": ({"dtype": mx.float32, "length": 1}, True, True),
+    "one query, head_dim 72": ({"length": 1, "dim": 72}, False, False),
+    "one query, a range of keys": ({"length": 1, "mask": KeyRange(3)}, False, True),
+    "more queries than keys": ({"length": 301}, False, False),
+    "eight queries of sixteen heads of a group": ({"length": 8, "heads": (16, 1)}, True, False),
+}
+
+
+@pytest.mark.parametrize("what", FUSED)
+def test_what_mlx_fuses(what):
+    how, cuda, metal = FUSED[what]
+    assert [_ext.choose(call(**how), device).mlx is not None for device in (A100, METAL)] == [cuda, metal]
+
+
+@pytest.mark.parametrize("shape", [(4, 100, 64), (2, 1, 4, 100, 64)])
+def test_mlx_takes_four_dimensions(shape):
+    arguments = lowered(*[mx.zeros(shape, mx.bfloat16)] * 3, precision="input")
+    assert _ext.choose(arguments.call, A100).mlx is None
+
+
+# --- Costs that `mlxlm-flash tune` measured -----------------------------------------------------------------
+
+LINE = '{Kernel::cuda_prefill, 80, 0.7, "A100, tuned"},\n'
+
+
+def test_measured_costs_replace_the_table():
+    tuned = _ext.Device("cuda", 80, costs=LINE)
+    choice = _ext.choose(call(), tuned)
+    assert (choice.ours.cost, choice.ours.source, choice.is_left) == (0.7, "A100, tuned", False)
+    assert _ext.choose(call(1), tuned).is_left  # another kernel
+
+
+@pytest.mark.parametrize("line", ["cuda_prefill 0.7", LINE.replace("0.7", "-1"), LINE.replace("0.7", "nan")])
+def test_a_wrong_line_is_refused(line):
+    with pytest.raises(ValueError, match="a line of measured costs is '"):
+        _ext.costs_of(line)
+
+
+# --- Which kernel -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dim", "length", "keys", "mask", "precision", "small"),
+    [
+        (128, 512, 512, "causal", "float32", True),
+        (128, 2048, 2048, "causal", "float32", False),
+        (128, 4096, 4096, "causal", "float32", False),
+        (128, 512, 9000, "causal", "float32", True),
+        (128, 1000, 9000, "causal", "float32", False),  # the keys of the last blocks are split
+        (64, 512, 512, "causal", "input", True),
+        (64, 1024, 1024, "causal", "input", True),
+        (64, 1024, 1024, None, "input", False),
+        (64, 2048, 2048, "causal", "input", False),
+        (64, 4096, 4096, SlidingWindow(128), "input", True),
+        (64, 512, 9000, "causal", "input", False),
+        (64, 512, 9000, "array", "input", True),  # with an array mask, no block's keys are split
+        (64, 32, 9000, "causal", "input", True),
+        (64, 2080, 2080, None, "input", True),  # the last block of each head has 32 rows
+        (64, 256, 256, None, "input", True),  # too few keys to split
+        (64, 512, 512, "causal", "float32", False),  # for this precision and head_dim there is one size
+    ],
+)
+def test_few_blocks_have_fewer_rows_on_hopper(dim, length, keys, mask, precision, small):
+    """Smaller blocks must be chosen if larger ones leave many of 132 multiprocessors idle, or many rows unused."""
+    if mask == "array":
+        mask = mx.ones((length, keys), mx.bool_)
+    asked = call(length, keys, mask, mx.float16, dim, heads=(28, 4), precision=precision)
+    assert _ext.choose(asked, H100).variant.small_blocks == small
+
+
+def test_what_no_kernel_covers_is_an_error():
+    with pytest.raises(NoKernelError, match="cuda_decode takes up to 16 queries, found 100"):
+        _ext.choose(call(), A100, _ext.Kernel.cuda_decode)
+
+
+def test_plan_says_both_estimates(rng):
+    arrays = draw(rng, heads=4, kv_heads=2, length=100, key_len=300, dim=64, dtype="bfloat16")
+    answer = plan(*arrays, mask="causal", device="metal", precision="input")
+    assert (answer.ours.pairs, answer.ours.cost, answer.ours.source) == (answer.mlx.pairs, 1.5, "never measured")
+    assert answer.is_left
+    assert str(answer).endswith(
+        "; estimates: 1e+05 pairs x 1.5, never measured; MLX's own: 1e+05 pairs; the patch leaves it to MLX"
+    )
+    assert "MLX's own is not fused" in str(plan(*arrays, softcap=5.0, device="metal"))
+    answer = plan(*arrays, device="cpu")
+    assert (answer.ours, answer.mlx, answer.is_left) == (None, None, False)
