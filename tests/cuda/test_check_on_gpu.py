@@ -1,12 +1,13 @@
-"""On a GPU, the first of several similar calls checks kernels and chooses one. Later calls run the chosen kernel."""
+"""On a GPU, the first call that needs a program checks it. Later calls run without asking Python."""
 
 import itertools
 import threading
 
 import mlx.core as mx
 import pytest
-from flashattn_core import NoKernelError, _ext, attention, check, contest, flash_attention, plan, reset_stats, stats
+from flashattn_core import NoKernelError, _ext, check, flash_attention, plan, reset_stats, stats
 from flashattn_core.arguments import lowered
+from flashattn_core.check import compare
 
 pytestmark = pytest.mark.usefixtures("requires_gpu")
 
@@ -17,6 +18,7 @@ DIMS = itertools.count(24, 8)  # each test has its own head_dim, because the pro
 def arrays(tmp_path, monkeypatch):
     monkeypatch.setenv("FLASHATTN_CACHE", str(tmp_path))
     monkeypatch.setenv("FLASHATTN_CHECK", "once")
+    monkeypatch.setattr(check, "_tested", dict)
     dim = next(DIMS)
     drawn = [mx.random.normal((1, heads, 40, dim), mx.float16, key=mx.random.key(heads)) for heads in (4, 2, 2)]
     mx.eval(drawn)  # in this thread, because MLX does not let other threads evaluate them
@@ -26,13 +28,13 @@ def arrays(tmp_path, monkeypatch):
 @pytest.fixture
 def checked(monkeypatch):
     """A list to which each check adds the name of the checked kernel."""
-    names, of_call = [], check.of_call
+    names, of_call = [], compare.of_call
 
-    def noted(arguments, kernel, stream):
-        names.append(kernel)
-        return of_call(arguments, kernel, stream)
+    def noted(call, variant, stream):
+        names.append(variant.kernel.name)
+        return of_call(call, variant, stream)
 
-    monkeypatch.setattr(check, "of_call", noted)
+    monkeypatch.setattr(compare, "of_call", noted)
     return names
 
 
@@ -97,13 +99,13 @@ def test_the_first_calls_come_from_two_threads(arrays, checked):
 
 
 def test_without_memory_for_a_check_the_next_call_is_checked(arrays, monkeypatch, checked):
-    noted = check.of_call
+    noted = compare.of_call
 
     def has_none(*arguments):
-        monkeypatch.setattr(check, "of_call", noted)
+        monkeypatch.setattr(compare, "of_call", noted)
         raise MemoryError("no memory to check a kernel")
 
-    monkeypatch.setattr(check, "of_call", has_none)
+    monkeypatch.setattr(compare, "of_call", has_none)
     with pytest.raises(NoKernelError, match="no memory to check a kernel"):
         attend(*arrays)
     assert matches(attend(*arrays), arrays)
@@ -113,57 +115,39 @@ def test_without_memory_for_a_check_the_next_call_is_checked(arrays, monkeypatch
 # --- Calls after the first one ----------------------------------------------------------------------------------
 
 
-def test_calls_like_one_that_was_settled_ask_nobody(arrays, checked, monkeypatch):
+def test_calls_that_need_no_new_program_ask_nobody(arrays, checked, monkeypatch):
     attend(*arrays)
-    monkeypatch.setattr(attention, "decide", lambda *args: pytest.fail("a call that was settled asks Python"))
+    monkeypatch.setattr(check, "wrong_with", lambda *args: pytest.fail("a call that needs no new program asks Python"))
     query, key, value = arrays
-    for few in (arrays, (query, key[:, :, :38], value[:, :, :38])):  # 40 and 38 round up to the same power of two
+    for few in (arrays, (query[:, :, :17], key, value), (query, key[:, :, :38], value[:, :, :38])):
         assert matches(attend(*few), few)
         out, _ = attend(*few, return_lse=True, stream=mx.new_stream(mx.gpu))
         assert matches(out, few)
 
 
-def test_plan_says_what_was_settled(arrays, checked):
-    before = plan(*arrays, mask="causal")
-    attend(*arrays)
-    after = plan(*arrays, mask="causal")
-    assert (after.kernel, after.reason) == (before.kernel, "an earlier call of this kind chose this kernel")
+def test_deciding_makes_no_stream(arrays):
+    """MLX numbers its streams. A decision in a thread must not make that thread's default stream."""
+    numbers = []
+
+    def on_own_stream():
+        before = mx.new_stream(mx.gpu)
+        attend(*arrays, stream=before)
+        numbers.append(mx.new_stream(mx.gpu).index - before.index)
+
+    thread = threading.Thread(target=on_own_stream)
+    thread.start()
+    thread.join()
+    assert numbers[0] <= 2  # the next number, or one more: the check computes on the thread's CPU stream
 
 
-def settle(arrays, kernel="cuda_prefill", wrong="", left=None, precision="input"):
-    call = lowered(*arrays, precision=precision)
-    _ext.settle(call, mx.default_device(), kernel, [], wrong, left, "a kind")
-
-
-def quick(arrays, is_input_precision, may_leave):
-    """Calls _ext.quick(): False leaves the call to MLX, which is faster. None means that no kernel is chosen yet."""
-    return _ext.quick(*arrays, None, None, None, is_input_precision, may_leave)
-
-
-def test_what_nobody_settled_goes_the_long_way(arrays):
-    assert quick(arrays, True, True) is None
-
-
-def test_what_mlxs_own_is_faster_at_is_left_to_it_and_counted(arrays):
-    _ext.reset_left_calls()
-    settle(arrays, left=(0.001, 0.002))
-    settle(arrays, precision="float32")
-    assert [quick(arrays, True, True) for _ in range(2)] == [False, False]
-    assert _ext.left_calls() == [("a kind", 0.001, 0.002, 2)]
-    assert isinstance(quick(arrays, True, False), mx.array)
-    assert isinstance(quick(arrays, False, True), mx.array)
-    assert isinstance(flash_attention(*arrays, precision="input"), mx.array)
-    assert _ext.left_calls() == [("a kind", 0.001, 0.002, 2)]
-    _ext.reset_left_calls()
-
-
-def test_where_no_kernel_is_left_calls_and_plan_say_why(arrays):
-    settle(arrays, None, wrong="cuda_prefill is wrong")
+@pytest.mark.filterwarnings("ignore::flashattn_core.check.KernelWarning")
+def test_where_no_kernel_is_left_calls_and_plan_say_why(arrays, monkeypatch):
+    monkeypatch.setattr(compare, "of_call", lambda call, variant, stream: "it differs")
     for _ in range(2):
-        with pytest.raises(NoKernelError, match=r"^\[flash_attention\] cuda_prefill is wrong$"):
+        with pytest.raises(NoKernelError, match=r"cuda_prefill fails its check on .*: it differs"):
             flash_attention(*arrays, precision="input")
     answer = plan(*arrays, precision="input")
-    assert (answer.kernel, answer.reason) == (None, "cuda_prefill is wrong")
+    assert (answer.kernel, answer.reason) == (None, "there is no kernel for CUDA")
 
 
 def test_a_shapeless_function_of_other_lengths(arrays, checked):
@@ -178,59 +162,27 @@ def test_a_shapeless_function_of_other_lengths(arrays, checked):
     assert ran == {"cuda_prefill": 2, "cuda_decode": 1}
 
 
-# --- Timing -----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def timed(monkeypatch):
-    """A list to which each call of contest.times() appends its contestants (names of kernels, or contest.MLX)."""
-    names, times = [], contest.times
-
-    def noted(call, contestants, stream):
-        names.append(list(contestants))
-        return times(call, contestants, stream)
-
-    monkeypatch.setattr(contest, "times", noted)
-    return names
-
-
-@pytest.fixture
-def of_a_model(arrays):
-    """Arrays of a head_dim for which MLX has a fused kernel."""
-    return [mx.random.normal((1, heads, 200, 128), mx.bfloat16, key=mx.random.key(heads)) for heads in (4, 2, 2)]
-
-
-def test_mlxs_own_is_timed_for_the_inputs_precision_alone(of_a_model, timed):
-    """MLX must be timed only for precision="input", and only for the first of equal calls."""
-    mx.eval(attend(*of_a_model))
-    assert timed == []
-    compiled = mx.compile(lambda *arrays: attend(*arrays, precision="input"))
-    for _ in range(2):
-        mx.eval(attend(*of_a_model, precision="input"), compiled(*of_a_model))
-    contestants = [[name.partition("@")[0] for name in names] for names in timed]  # without the tiling's number
-    # The plain call has a contest, and so has the compiled call, because it may need a gradient.
-    assert contestants == [["cuda_prefill", contest.MLX]] * 2
-
-
-def test_what_mlx_does_not_fuse_is_not_timed(of_a_model, timed):
-    mx.eval(flash_attention(*of_a_model, softcap=5.0, precision="input"))
-    assert timed == []
-
-
-def test_a_call_that_mlxs_own_raises_for_is_ours(arrays, monkeypatch):
-    def refuses(*args, **kwargs):
-        if kwargs.get("force_fused"):
-            return
-        raise RuntimeError("[scaled_dot_product_attention] no")
-
-    monkeypatch.setattr(contest, "mlx_attention", refuses)
-    assert matches(attend(*arrays, precision="input"), arrays)
-
-
-def test_first_calls_of_two_threads_are_timed(of_a_model, timed):
-    def is_finite():
-        out = flash_attention(*of_a_model, sinks=mx.zeros(4, mx.bfloat16), precision="input")
-        return bool(mx.isfinite(out).all())
-
-    mx.eval(of_a_model)
-    assert in_two_threads(is_finite) == [True, True]
+def test_what_mlx_fuses_is_what_choose_says():
+    """choose() has MLX's rules for CUDA. MLX itself says what it fuses by raising an error for `force_fused`."""
+    device = _ext.device_of(mx.default_device())
+    wrong = []
+    for dtype, dim, value_dim, length, causal, group in itertools.product(
+        (mx.bfloat16, mx.float32),
+        (64, 72, 80, 100, 128, 192, 256),
+        (None, 64),
+        (1, 3, 4, 8, 100),
+        (False, True),
+        (1, 7),
+    ):
+        query = mx.zeros((1, 2 * group, length, dim), dtype)
+        key, value = mx.zeros((1, 2, 50, dim), dtype), mx.zeros((1, 2, 50, value_dim or dim), dtype)
+        mask = "causal" if causal else None
+        call = lowered(query, key, value, 1.0, mask, precision="input").call
+        try:
+            mx.fast.scaled_dot_product_attention(query, key, value, scale=1.0, mask=mask, force_fused=True)
+            is_fused = True
+        except ValueError:
+            is_fused = False
+        if is_fused != (_ext.choose(call, device).mlx is not None):
+            wrong.append((str(dtype), dim, value_dim, length, causal, group, is_fused))
+    assert wrong == []

@@ -1,0 +1,105 @@
+"""Checks the CUDA kernels' programs on this GPU, and lists those that passed. Users' machines skip their check.
+
+    python packages/evals/scripts/list_tested_programs.py packages/flashattn-core/src/flashattn_core/check/tested.txt
+
+The programs are those that well-known models need, in bfloat16 and with both precisions: head_dim 64, 128 and 256;
+prompts, decode steps and training; causal, windows, padding, sinks, soft-cap, and quantised caches. The file has the
+checksums of program texts, so it must be written anew after a change to a kernel. Other programs are checked on the
+user's machine. Lines for other architectures and compilers stay.
+"""
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import mlx.core as mx
+from flashattn_core import _ext, check
+from flashattn_core.check import compare
+
+GIVEN: tuple[tuple[str, ...], ...] = (
+    (),
+    ("causal",),
+    ("causal", "key_start"),
+    ("causal", "window"),
+    ("causal", "window", "key_start"),
+    ("key_start",),
+    ("key_start", "key_stop"),
+)
+DTYPES = {"key_start": mx.int32, "key_stop": mx.int32, "sinks": mx.bfloat16}
+STORED = ("key_scales", "key_biases", "value_scales", "value_biases")
+
+
+def calls() -> Iterator[_ext.Call]:
+    for dim in (128, 64, 256):
+        for names in GIVEN:
+            for more in ((), ("sinks",), ("softcap",)):
+                if (more and dim == 128) or (more == ("sinks",) and dim != 64) or (more == ("softcap",) and dim != 256):
+                    continue  # gpt-oss has sinks and head_dim 64, Gemma 2 has a soft-cap and head_dim 256
+                given = {name: DTYPES.get(name) for name in (*names, *more)}
+                for query_len in (100, 1):
+                    if query_len == 1 and "causal" in names:
+                        continue
+                    for rounds in (True, False):
+                        for is_traced in (False, True) if query_len > 1 else (False,):
+                            yield _ext.Call(
+                                mx.bfloat16, dim, heads=14, kv_heads=2, query_len=query_len, key_len=100, given=given,
+                                rounds=rounds, is_traced=is_traced,
+                            )  # fmt: skip
+    for bits in (8, 4):
+        for names in ((), ("causal",), ("key_start",), ("causal", "key_start")):
+            given = {name: DTYPES.get(name) for name in names} | dict.fromkeys(STORED, mx.bfloat16)
+            for query_len in (100, 1):
+                if (query_len == 1) != ("causal" in names):
+                    yield _ext.Call(
+                        mx.bfloat16, 128, heads=14, kv_heads=2, query_len=query_len, key_len=100, given=given,
+                        bits=bits, group_size=64, rounds=True,
+                    )  # fmt: skip
+
+
+def variants(call: _ext.Call, device: _ext.Device) -> Iterator[_ext.Variant]:
+    if call.is_traced and (gradient := _ext.backward_variant(call, device)):
+        yield gradient
+    chosen = _ext.choose(call, device).variant
+    yield chosen
+    if chosen.small_blocks:
+        yield _ext.Variant(chosen.kernel, chosen.rounds)
+
+
+def main(file: Path) -> None:
+    stream = mx.default_stream(mx.gpu)
+    device, software = _ext.device_of(stream.device), _ext.software(stream.device)
+    compiler = check.compiler_of(software)
+    began, passed, failed = time.perf_counter(), set[str](), 0
+    for call in calls():
+        for variant in variants(call, device):
+            sums = {line.split()[-1] for line in _ext.programs(call, variant, device)}
+            if sums <= passed:
+                continue
+            try:
+                _ext.compile(call, variant, stream.device, True)
+                wrong = compare.of_call(call, variant, stream)
+            except _ext.NoKernelError as error:
+                wrong = str(error)
+            if wrong:
+                failed += 1
+            else:
+                passed |= sums
+            print(
+                f"{time.perf_counter() - began:6.1f} s",
+                variant.kernel.name,
+                call.head_dim,
+                list(call.given),
+                wrong,
+                flush=True,
+            )
+    header = [line for line in file.read_text().splitlines() if line.startswith("#")]
+    others = {name: sums for name, sums in check._tested().items() if name != compiler}
+    lines = [*header]
+    for name, sums in sorted({**others, compiler: passed}.items()):
+        lines += [name, *sorted(sums)]
+    file.write_text("\n".join(lines) + "\n")
+    print(f"{software}: {len(passed)} programs passed, {failed} checks failed")
+
+
+main(Path(sys.argv[1]))
