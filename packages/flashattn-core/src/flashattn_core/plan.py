@@ -60,7 +60,8 @@ def plan(
     """
     where = _backend("plan", device, options.get("stream"))
     quantised = isinstance(key, tuple | list)
-    storage = {"group_size": group_size, "bits": types.positive("bits", bits)} if quantised else {}
+    types.boolean("return_lse", return_lse)
+    storage = {"group_size": group_size, "bits": bits} if quantised else {}
     chosen, reason, rounds = _ext.plan(lowered(query, key, value, scale, mask, **storage, **options), where)
     heads, length, head_dim = query.shape[-3:]
     kv_heads, key_length = (key if isinstance(key, mx.array) else key[0]).shape[-3:-1]
