@@ -25,7 +25,13 @@ MACOS = PACKAGE / "macos"
 LIBMLX_ON_LINUX = ("mlx-cpu", "mlx-cuda-12", "mlx-cuda-13")
 MACOS_VERSIONS = ("14.0", "15.0", "26.0")  # MLX publishes a libmlx for each of these
 ENCODER = "_ZN3mlx4core2cu19get_command_encoderENS0_6StreamE"
-NAMING = ("pyproject.toml", "packages/flashattn-core/pyproject.toml", "examples/README.md", "docs/support.md")  # contain MLX's version
+# These files contain MLX's version.
+NAMING = (
+    "pyproject.toml",
+    "packages/flashattn-core/pyproject.toml",
+    "examples/README.md",
+    "docs/support.md",
+)
 SUITES = ("tests/core", "tests/patch")
 
 # Prints the nanobind ABI of mlx.core. A key in the interpreter's dict contains it.

@@ -113,7 +113,8 @@ def _decode(data: bytes, of: type[Result]) -> Result:
 
 
 def _said(error: BaseException) -> str:
-    return error.message if isinstance(error, EvalError) else f"{type(error).__name__}: {one_line(error)}"
+    said = error.message if isinstance(error, EvalError) else f"{type(error).__name__}: {one_line(error)}"
+    return said.encode(errors="replace").decode()  # a file's name may hold what UTF-8 cannot encode
 
 
 def shared(command: Callable[..., None]) -> Callable[..., None]:
