@@ -135,9 +135,9 @@ def settle(arrays, kernel="cuda_prefill", wrong="", left=None, precision="input"
     _ext.settle(call, mx.default_device(), kernel, [], wrong, left, "a kind")
 
 
-def quick(arrays, is_input_precision, may_leave):
+def quick(arrays, is_input_precision, instead_of_mlx):
     """Calls _ext.quick(): False leaves the call to MLX, which is faster. None means that no kernel is chosen yet."""
-    return _ext.quick(*arrays, None, None, None, is_input_precision, may_leave)
+    return _ext.quick(*arrays, 0.125, None, None, is_input_precision, instead_of_mlx)
 
 
 def test_what_nobody_settled_goes_the_long_way(arrays):

@@ -23,10 +23,10 @@ def asked(monkeypatch):
     seen = []
     own_quick, own_flash_or_faster = _ext.quick, router.flash_or_faster
 
-    def quick(queries, keys, values, scale, mask, sinks, rounds, may_leave):
-        assert may_leave == rounds, "only calls that may round may go to MLX's own attention"
+    def quick(queries, keys, values, scale, mask, sinks, rounds, instead_of_mlx):
+        assert instead_of_mlx
         seen.append(("quick", "input" if rounds else "float32"))
-        return own_quick(queries, keys, values, scale, mask, sinks, rounds, may_leave)
+        return own_quick(queries, keys, values, scale, mask, sinks, rounds, instead_of_mlx)
 
     def flash_or_faster(call):
         seen.append(("long", "input" if call.rounds else "float32"))
@@ -43,11 +43,11 @@ def gpu(monkeypatch):
     counts = Counter()
     own_quick, own_flash_or_faster = _ext.quick, router.flash_or_faster
 
-    def quick(queries, keys, values, scale, mask, sinks, rounds, may_leave):
-        if may_leave and queries.shape[-2] > 1:
+    def quick(queries, keys, values, scale, mask, sinks, rounds, instead_of_mlx):
+        if rounds and queries.shape[-2] > 1:
             counts[f"a prompt of {queries.shape[-2]}"] += 1
             return False
-        return own_quick(queries, keys, values, scale, mask, sinks, rounds, may_leave)
+        return own_quick(queries, keys, values, scale, mask, sinks, rounds, instead_of_mlx)
 
     def flash_or_faster(call):
         out = own_flash_or_faster(call)  # called first, because it raises errors for bad arguments. `out` is lazy

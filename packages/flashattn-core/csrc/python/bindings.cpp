@@ -67,7 +67,7 @@ nb::object decided_attention(const Arguments& arguments, bool with_lse, mx::Stre
   mx::Stream stream = mx::to_stream(where);
   std::optional<Decision> decision = decided(arguments, checked(arguments, stream), stream.device);
   if (!decision) return nb::none();
-  if (may_leave && decision->left && Inputs(arguments).query().ndim() == 4) {  // MLX's attention takes only 4-D arrays
+  if (may_leave && decision->left) {
     ++*decision->left;
     return nb::bool_(false);
   }
@@ -103,18 +103,18 @@ bool add_mask(Arguments& arguments, nb::handle mask) {
 }
 
 nb::object quick(nb::handle query, nb::handle key, nb::handle value, nb::handle scale, nb::handle mask,
-                 nb::handle sinks, bool rounds, bool may_leave) {
+                 nb::handle sinks, bool rounds, bool instead_of_mlx) {
   const mx::array *q = as_array(query), *k = as_array(key), *v = as_array(value), *s = as_array(sinks);
   bool is_plain = q && k && v && (s || sinks.is_none()) && (scale.is_none() || PyFloat_CheckExact(scale.ptr())) &&
                   q->dtype() == k->dtype() && q->dtype() == v->dtype();
-  if (!is_plain) return nb::none();
+  if (!is_plain || (instead_of_mlx && (q->ndim() != 4 || scale.is_none()))) return nb::none();
   Arguments arguments = {{*q, *k, *v}};
   if (!add_mask(arguments, mask)) return nb::none();
   if (s) arguments.inputs[index(Input::sinks)] = *s;
   if (!scale.is_none()) arguments.options.scale = static_cast<float>(PyFloat_AsDouble(scale.ptr()));
   if (!std::isfinite(arguments.options.scale.value_or(1))) return nb::none();  // flash_attention() raises the error
   arguments.precision = rounds ? Precision::input : Precision::float32;
-  return decided_attention(arguments, false, {}, may_leave);
+  return decided_attention(arguments, false, {}, instead_of_mlx && rounds);
 }
 
 }  // namespace
@@ -230,9 +230,10 @@ NB_MODULE(_ext, m) {
       "stream_of", [](mx::StreamOrDevice where) { return mx::to_stream(where); }, "stream"_a.none(),
       "The stream that an op with this `stream` argument runs on.");
   m.def("quick", &quick, "query"_a.none(), "key"_a.none(), "value"_a.none(), "scale"_a.none(), "mask"_a.none(),
-        "sinks"_a.none(), "rounds"_a, "may_leave"_a,
-        "attention() on the default stream for arguments that need no conversion: returns out. False, only with\n"
-        "may_leave: as attention(). None: a conversion is needed or there is no decision yet; call attention().");
+        "sinks"_a.none(), "rounds"_a, "instead_of_mlx"_a,
+        "attention() on the default stream for arguments that need no conversion: returns out. None: a conversion is\n"
+        "needed or there is no decision yet; call attention(). instead_of_mlx: returns None also for what MLX's own\n"
+        "attention refuses: no scale, and arrays that are not 4-D. With rounds, may_leave is true.");
 
   m.def(
       "plan",

@@ -46,11 +46,18 @@ def quick(
     mask: object,
     sinks: object,
     rounds: bool,
-    may_leave: Literal[False],
+    instead_of_mlx: Literal[False],
 ) -> mx.array | None: ...
 @overload
 def quick(
-    query: object, key: object, value: object, scale: object, mask: object, sinks: object, rounds: bool, may_leave: bool
+    query: object,
+    key: object,
+    value: object,
+    scale: object,
+    mask: object,
+    sinks: object,
+    rounds: bool,
+    instead_of_mlx: bool,
 ) -> mx.array | Literal[False] | None: ...
 def plan(arguments: Arguments, device: str) -> tuple[str | None, str, bool]: ...
 def stream_of(stream: Where) -> mx.Stream: ...

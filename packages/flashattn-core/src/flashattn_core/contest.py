@@ -23,7 +23,20 @@ MLX = "mlx"  # the name of the contestant that is MLX's own attention
 Times = dict[str, list[float]]  # contestant -> seconds per call, one number for each result of _ways()
 ROWS = ("query", "key", "value")
 
-mlx_attention = mx.fast.scaled_dot_product_attention  # saved before mlxlm_flash_patch replaces it
+
+def is_mlx_attention(function: Any) -> bool:
+    """Whether `function` is MLX's own attention. Another library's function may have its names, but not its type."""
+    own = ("mlx.core.fast", "scaled_dot_product_attention")
+    return type(function).__module__ == "nanobind" and (function.__module__, function.__name__) == own
+
+
+def _find_mlx_attention() -> Callable[..., mx.array]:
+    """MLX's own attention, also if another library has replaced it. If that library dropped it, the library's own."""
+    current: Callable[..., mx.array] = mx.fast.scaled_dot_product_attention
+    return current if is_mlx_attention(current) else next(filter(is_mlx_attention, gc.get_objects()), current)
+
+
+mlx_attention = _find_mlx_attention()  # saved before mlxlm_flash_patch replaces it
 
 _MOST_WORK = 1e11  # multiply-adds of a trial call: a few milliseconds on a laptop's GPU
 _MOST_WORK_ON_CUDA = 1e12  # the same for CUDA: a few milliseconds on a data-centre GPU

@@ -6,15 +6,15 @@ this function, but passes a _Gemma2 object as `self` and as `cache`. MLX is lazy
 function only if the call falls back.
 """
 
-import contextlib
 import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
+from flashattn_core import contest
 
-from .router import Function, active, attend, flash_or, is_active, plain_call, state
+from .router import Function, attend, flash_or, is_active, plain_call, state
 
 
 def _replacement(original: Function, flash: Callable[..., mx.array | None]) -> Function:
@@ -42,7 +42,8 @@ def quantised(original: Function) -> Function:
 def any_cache(original: Function) -> Function:
     """Replaces the attention function that most models call.
 
-    The replacement also takes sinks with quantised caches, for which mlx-lm's function raises an error.
+    The replacement also takes sinks with quantised caches, for which mlx-lm's function raises an error. It does not if
+    another library has replaced the attention over such caches, because that library may store them in another way.
     """
 
     @functools.wraps(original)
@@ -53,14 +54,13 @@ def any_cache(original: Function) -> Function:
             # If mx.fast has the patch's function, `original` would reach plain_call() through that function. Calling
             # plain_call() directly is faster.
             out = plain_call(queries, keys, values, scale, mask, sinks) if state.outermost else None
-            if out is not None and out is not False:
-                return out
-            # If MLX's own attention is faster, plain_call() has counted the call and returned False. active(False) then
-            # keeps the patch's function from counting the call again.
-            with active(False) if out is False else contextlib.nullcontext():
+            if out is None:
                 return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
-        if sinks is None:
-            return original(queries, keys, values, cache, scale, mask)
+            if out is False:  # MLX's own attention is faster
+                return contest.mlx_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
+            return out
+        if sinks is None or not _is_ours(original.__globals__["quantized_scaled_dot_product_attention"]):
+            return original(queries, keys, values, cache, scale, mask, sinks)
         storage = {"group_size": cache.group_size, "bits": cache.bits}
         return flash_or(
             lambda: original(queries, keys, values, cache, scale, mask, sinks),
@@ -68,6 +68,10 @@ def any_cache(original: Function) -> Function:
         )
 
     return scaled_dot_product_attention
+
+
+def _is_ours(function: object) -> bool:
+    return getattr(function, "__globals__", None) is globals()
 
 
 class _Gemma2:

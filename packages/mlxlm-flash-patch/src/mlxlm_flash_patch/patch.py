@@ -29,7 +29,6 @@ from .patch_points import HOMES, POINTS, is_ours, lock
 from .router import active, is_active, state
 
 DISTRIBUTIONS = ("mlx", "mlx-lm", "flashattn-core", "mlxlm-flash-patch")
-NEVER_CALLED = "no call of mx.fast.scaled_dot_product_attention was evaluated"
 
 
 class FlashNeverRanError(RuntimeError):
@@ -92,7 +91,8 @@ def enable(*, strict: bool = False, precision: Precision = "input") -> None:
         back. No call is left to MLX for speed. On the CPU, both values give the same bits.
 
     A second enable() replaces the arguments of the first, and resets no count.
-    enable() does not replace functions of mlx-lm that this version was not tested with, and warns of them.
+    enable() does not replace other libraries' functions, nor functions of mlx-lm that this version was not tested with.
+    It warns of both.
     A function that mx.compile has already traced keeps the attention that it was traced with.
 
     Raises ValueError, and changes nothing, if `precision` is neither ``"input"`` nor ``"float32"``.
@@ -110,8 +110,8 @@ def disable() -> None:
     """Switches the patch off: restores MLX's and mlx-lm's own functions, and ends open enabled() blocks early.
 
     Does nothing unless enable() or an enabled() block is in force.
-    Models given to patch_model() stay patched. If another library has wrapped a function of the patch, the wrapper
-    stays, and status() names it. The patch's function inside the wrapper then calls the original function.
+    Models given to patch_model() stay patched. Another library's function stays. If it has saved the patch's function,
+    that function then calls the original one.
 
     Raises FlashNeverRanError, after restoring everything, if strict was on but no call ran as flash attention and
     none was left to MLX because MLX is faster. A call counts as run when MLX has evaluated its result.
@@ -250,8 +250,11 @@ class Status:
             how = f"{'on' if self.enabled else 'off'}{', strict' if self.strict else ''}"
             where = f"{count(len(self.patched), 'function')}, {count(self.instances, 'model instance')}"
             first = f"flash attention {how}: {where}"
-        others = (f"another library has replaced {name} with {holder}" for name, holder in self.foreign.items())
-        return "\n".join((first, f"calls: {self.counts()}", *others, joined(self.versions)))
+        return "\n".join((first, f"calls: {self.counts()}", *self.replaced(), joined(self.versions)))
+
+    def replaced(self) -> list[str]:
+        """A text for each function in `foreign`."""
+        return [f"another library has replaced {name} with {holder}" for name, holder in self.foreign.items()]
 
     def counts(self) -> str:
         """A text with the numbers of calls that ran, fell back, or were left to MLX because MLX is faster."""
@@ -345,9 +348,12 @@ def _end(requests: list[Request]) -> None:
         _requests[:] = [r for r in _requests if r not in ended]
         _settle()
     if any(r.strict and r.never_ran() for r in ended):
-        fallbacks = status().fallbacks
+        now = status()
+        none = f"no call of {patch_points.MX_ATTENTION.name} was evaluated"
         compiled = "functions that mx.compile traced earlier keep MLX's own attention"
-        why = f"every call fell back: {tally(fallbacks)}" if fallbacks else f"{NEVER_CALLED}; {compiled}"
+        why = "; ".join(now.replaced() or (none, compiled))
+        if now.fallbacks:
+            why = f"every call fell back: {tally(now.fallbacks)}"
         raise FlashNeverRanError(f"strict: flash attention never ran while the patch was on: {why}")
 
 
@@ -412,8 +418,9 @@ def _patched(cls: Any) -> Any:
                 return super().__call__(*arguments, **options)
             if id(self) not in _patched_modules:  # a copy of a patched module
                 with lock:
-                    _serve([self])
-            with active(True):
+                    left = _serve([self])
+                patch_points.warn_of(left)
+            with active():
                 return super().__call__(*arguments, **options)
 
         def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
