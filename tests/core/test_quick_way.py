@@ -13,8 +13,8 @@ from flashattn_core.attention import _attention
 from tests.core.oracle import DTYPES, assert_same_bits, draw
 
 
-def quick(query, key, value, scale=None, mask=None, sinks=None, rounds=False, may_leave=False):
-    return _ext.quick(query, key, value, scale, mask, sinks, rounds, may_leave)
+def quick(query, key, value, scale=None, mask=None, sinks=None, rounds=False, mlx=None):
+    return _ext.quick(query, key, value, scale, mask, sinks, rounds, mlx, mask)
 
 
 @pytest.fixture
@@ -22,13 +22,14 @@ def arrays(rng):
     return draw(rng, heads=4, kv_heads=2, length=20, key_len=30)
 
 
+OWN = mx.fast.scaled_dot_product_attention
 CALLS = {
     "plain": {},
     "causal": {"mask": "causal"},
     "scale": {"scale": 0.3},
     "sinks": {"sinks": mx.array([0.5, -3.0, 8.0, 2.0])},
     "rounds": {"rounds": True},
-    "may leave": {"may_leave": True},
+    "instead of MLX's": {"mlx": OWN, "scale": 0.3},
     "all": {"mask": "causal", "scale": -0.3, "sinks": mx.zeros(4), "rounds": True},
 }
 
@@ -37,13 +38,14 @@ CALLS = {
 @pytest.mark.parametrize("call", CALLS)
 def test_the_same_bits(rng, call, dtype):
     arrays = draw(rng, heads=4, kv_heads=2, length=20, key_len=30, dtype=dtype)
-    given = {name: value for name, value in CALLS[call].items() if name not in ("rounds", "may_leave")}
+    given = {name: value for name, value in CALLS[call].items() if name not in ("rounds", "mlx")}
     if "sinks" in given:
         given["sinks"] = given["sinks"].astype(arrays[0].dtype)
     expected = _attention(lowered(*arrays, **given), False, None)
     assert_same_bits(quick(*arrays, **CALLS[call] | given), expected)
 
 
+INSTEAD = {"mlx": OWN}
 OTHERS = {
     "a whole number": {"scale": 1},
     "numpy's number": {"scale": np.float64(0.5)},
@@ -54,6 +56,8 @@ OTHERS = {
     "a list of sinks": {"sinks": [0.0] * 4},
     "numpy's query": {"query": np.zeros((1, 4, 20, 16))},
     "no key": {"key": None},
+    "three dimensions instead of MLX's": {**{n: mx.zeros((2, 4, 16)) for n in ("query", "key", "value")}, **INSTEAD},
+    "no scale instead of MLX's": INSTEAD,
     "another dtype": {"value": mx.zeros((1, 2, 30, 16), mx.float16)},
 }
 
@@ -93,8 +97,8 @@ def test_it_is_lazy_and_runs_on_the_default_stream(arrays):
 
 def test_on_the_cpu_nothing_is_left_to_mlx(arrays):
     flash_attention(*arrays, precision="input")
-    assert quick(*arrays, rounds=True, may_leave=True) is not False
-    assert _ext.left_calls() == []
+    assert isinstance(quick(*arrays, 0.3, rounds=True, mlx=OWN), mx.array)
+    assert _ext.left_calls() == {}
 
 
 def test_a_compiled_function_and_a_gradient_go_it_too(arrays):

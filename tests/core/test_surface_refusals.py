@@ -1,7 +1,8 @@
 """If an argument is wrong, the call and plan() compute nothing. They raise a ValueError or TypeError with its name.
 
-The tests draw a legal call and break one argument. The message must begin with `[flash_attention]` and contain the
-argument's name. A mask with a wrong part cannot be made: its constructor raises an error with the mask's name.
+The tests draw a legal call and break one argument. The message must be one line that begins with `[flash_attention]`
+and contains the argument's name. A mask with a wrong part cannot be made: its constructor raises an error with the
+mask's name.
 """
 
 import math
@@ -32,7 +33,16 @@ class Hostile:
 HUGE = [10**400, -(10**400), 10**5000, -(10**5000)]  # Python refuses to print the last two: they have 5,001 digits
 NOT_ARRAYS = [1.0, 3, True, "x", b"x", [1.0], (), {}, np.zeros((1, 2, 3, 4)), np.float32(1), mx.float32, Hostile()]
 NOT_NUMBERS = ["1", b"1", bytearray(b"1"), [1.0], (), {}, 1j, math.nan, math.inf, -math.inf, 1e39, *HUGE, Hostile()]
-NOT_NUMBERS += [np.float64("nan"), np.array([1.0, 2.0]), mx.array([1.0, 2.0]), mx.zeros(0), mx.array(math.nan)]
+NOT_NUMBERS += [
+    np.complex64(1j),
+    np.array(1j),
+    mx.array(1j),
+    np.float64("nan"),
+    np.array([1.0, 2.0]),
+    mx.array([1.0, 2.0]),
+    mx.zeros(0),
+    mx.array(math.nan),
+]
 NOT_COUNTS = [0, -1, 1.0, 1.5, math.nan, math.inf, "4", b"4", True, [4], (4,), -(10**400), -(10**5000), Hostile()]
 NOT_COUNTS += [None, np.float64(4), np.True_, np.array(4.0), np.array([4]), np.array([4, 4]), mx.array(4)]
 NOT_MASKS = ["", "Causal", "causal\0", "\udcff", b"causal", True, False, 0, 1.5, math.nan, [], (), (None,), {}]
@@ -43,6 +53,7 @@ NOT_TREES += [mx.ones(shape, mx.bool_) for shape in [(3, 4), (0, 0)]]
 NOT_TREES += [mx.ones(shape, mx.uint32) for shape in [(3, 2), (33, 1)]]
 NOT_PARENTS = [None, 5, [], (), "ab", [0], [-2], [-1, 1], [-1, 0.0], [None], [True], [-1, [0]], [mx.array(-1)]]
 NOT_PARENTS += [Hostile(), [-(10**5000)], np.array([[-1, 0]]), np.array([-1.0]), mx.array([-1, 0]), {}, iter([-1])]
+NOT_PARENTS += [np.array(-1), mx.array(-1)]
 BAD = {
     "query": [None, *NOT_ARRAYS],
     "key": [None, *NOT_ARRAYS],
@@ -56,6 +67,7 @@ BAD = {
     "precision": [*NOT_KERNELS, "auto", "float16", "Input", mx.float32, mx.zeros(3), Hostile()],
     "stream": ["cpu", "", 0, 1, True, 1.0, [], {}, mx.float32, np.zeros(3), mx.zeros(3), Hostile()],
     "bits": [*NOT_COUNTS, 7, 9, 16, 32, 2**31, 2**70, 10**5000],
+    "return_lse": [None, 0, 1, "", "x", (), [True], math.nan, np.ones(2), mx.ones(2), mx.array(True), *HUGE, Hostile()],
     "group_size": [*NOT_COUNTS, 1, 31, 63, 256, 2**31, 2**70, 10**5000],
 }
 
@@ -177,6 +189,8 @@ def test_one_broken_argument_is_named(name, data):
             function(**arguments)
         message = str(refused.value)
         assert message.startswith("[flash_attention] ")
+        assert len(message) < 700
+        assert "\n" not in message
         assert re.search(rf"\b({'|'.join(names)})\b", message), message
     assert not any(stats().values())
 

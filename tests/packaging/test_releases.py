@@ -117,6 +117,7 @@ def test_following_a_release_adds_its_row(repository, monkeypatch, tmp_path):
     added = follow.releases()[-1]
     assert (added.mlx, added.nanobind_abi, added.cuda) == ("0.99.1", "v22", True)
     assert '"mlx>=' + EACH[0] + ',<=0.99.1"' in (repository / "packages/flashattn-core/pyproject.toml").read_text()
+    assert '"mlx==0.99.1"' in (repository / "pyproject.toml").read_text()
     assert "| 0.99.1 | 3.11 and newer | run | built, not run | built |" in (repository / "docs/support.md").read_text()
     assert "mlx[cpu]==0.99.1" in (repository / "examples/README.md").read_text()
 

@@ -60,6 +60,7 @@ def test_pins(distribution):
     found = [re.match(r"([\w-]+)(?:\[\w+\])?([^;]*)", line).groups() for line in requirements]
     assert [(name, pin) for name, pin in found if pin != PINS.get(name, pin)] == []
     assert f"nanobind=={NEWEST.nanobind}" in WORKSPACE["dependency-groups"]["dev"]
+    assert f"mlx=={NEWEST.mlx}" in WORKSPACE["project"]["dependencies"]  # for which the workspace builds its module
 
 
 def test_who_needs_which_mlx_lm():

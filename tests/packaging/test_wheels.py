@@ -76,6 +76,12 @@ def test_tags(wheel, distribution):
 
 
 @each
+def test_a_packager_builds_it_in_a_clone(distribution, tmp_path):
+    uv("build", "--wheel", "--out-dir", tmp_path, ROOT / "packages" / PACKAGES[distribution])
+    assert len([*tmp_path.glob(f"{distribution.replace('-', '_')}-{VERSION}-*.whl")]) == 1
+
+
+@each
 def test_metadata(wheel, distribution):
     said = metadata(wheel(distribution))
     assert (said["Name"], said["Version"], said["Requires-Python"]) == (distribution, VERSION, ">=3.11")

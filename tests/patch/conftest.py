@@ -13,9 +13,9 @@ import mlx_lm.models
 import mlxlm_flash_patch as flash
 import pytest
 from flashattn_core import _ext
-from flashattn_core.contest import mlx_attention
 from mlx_lm.models import base, cache, gear, gemma2, phi3small
 from mlxlm_flash_patch import patch, router
+from mlxlm_flash_patch.mlx_own import mlx_attention
 from mlxlm_flash_patch.patch_points import POINTS
 
 from tests.patch.model_configs import ARCHITECTURES, config, random_model

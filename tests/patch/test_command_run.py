@@ -14,7 +14,6 @@ import mlxlm_flash_patch as flash
 import pytest
 from mlxlm_flash_patch import cli
 from mlxlm_flash_patch import run as running
-from mlxlm_flash_patch.patch import NEVER_CALLED
 
 from tests.patch.arms import ATTEND, LATER
 
@@ -199,6 +198,9 @@ def test_streams(run_script):
 
 
 RAN = "cpu_prefill 1 · fallbacks: none"
+MLXS = "mx.fast.scaled_dot_product_attention"
+THEIRS_RAN = f"none · fallbacks: none · another library has replaced {MLXS} with __main__.f"
+REPLACED = f"import mlx.core as mx\ndef f(q, *_, **__): return q\n{MLXS} = f\n"
 
 
 @pytest.mark.rotate(1, default=2)
@@ -208,14 +210,15 @@ RAN = "cpu_prefill 1 · fallbacks: none"
         (f"{ATTEND}import sys\nsys.exit(3)", None, 3, RAN),
         (LATER, "strict", 0, RAN),
         (f"{ATTEND}raise ValueError('the reason')", None, 1, RAN),
-        ("print('done')", None, 0, f"none · fallbacks: none · {NEVER_CALLED}"),
+        ("print('done')", None, 0, "none · fallbacks: none"),
+        (f"{REPLACED}{ATTEND}", None, 0, THEIRS_RAN),
     ],
-    ids=["exit code", "a thread that outlives the main one", "ValueError", "no attention"],
+    ids=["exit code", "a thread that outlives the main one", "ValueError", "no attention", "another library's"],
 )
 def test_patched_to_the_end(run_script, text, flash, code, ran):
     """mlxlm-flash prints the first and the last line of stderr, however the program ends.
 
-    The last line says which attention ran, also in threads, or why flash attention did not run.
+    The last line says which attention ran, also in threads, and names functions of other libraries.
     """
     done = run_script(text, flash=flash)
     assert done.returncode == code
@@ -232,6 +235,14 @@ def test_strict_and_flash_never_ran(run_script):
     assert (done.returncode, done.stdout) == (1, "0\n")
     assert done.stderr.startswith(f"{OWN}flash attention on, strict: ")
     assert done.stderr.count(f"{OWN}strict: flash attention never ran\n") == 1  # only the parent prints it
+
+
+def test_a_program_that_only_starts_others(run):
+    """With strict, too, mlx.launch keeps its exit code. A line names the command that patches its child processes."""
+    done = run("mlx.launch", "--", sys.executable, "-c", "print('a child')", flash="strict")
+    assert (done.returncode, done.stdout) == (0, "a child\n")
+    [line] = [line for line in done.stderr.splitlines() if line.startswith(f"{OWN}flash attention")]
+    assert line.endswith("are not patched; to patch each of them: mlx.launch OPTIONS -- mlxlm-flash run COMMAND")
 
 
 @pytest.mark.parametrize(

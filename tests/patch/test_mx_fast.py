@@ -7,6 +7,8 @@ import mlx.core as mx
 import mlxlm_flash_patch as flash
 import numpy as np
 import pytest
+from flashattn_core.masks import Causal
+from mlxlm_flash_patch.mx_fast import flash_instead_of
 
 from tests.patch.arms import normal, off_and_on
 
@@ -71,6 +73,13 @@ REFUSED = {
     "heads that are no multiple": ((Q[:, :3], K, V), {"scale": 0.25}),
     "int queries": (of(mx.int32, Q, K, V), {"scale": 0.25}),
     "complex queries": ((*of(mx.complex64, Q), K, V), {"scale": 0.25}),
+    "three dimensions": ((Q[0], K[0], V[0]), {"scale": 0.25}),
+    "five dimensions": ((Q[None], K[None], V[None]), {"scale": 0.25, "mask": "causal"}),
+    "keys with one": ((Q, K[0, 0, 0], V), {"scale": 0.25, "mask": SEEN}),
+    "a description of a mask": ((Q, K, V), {"scale": 0.25, "mask": Causal()}),
+    "force_fused=None": ((Q, K, V), {"scale": 0.25, "force_fused": None}),
+    "queries with three": ((Q[:1, 0], K[:1, :1], V[:1, :1]), {"scale": 0.25}),
+    "a word as a scale": ((Q, K, V), {"scale": "0.25"}),
     "a tuple as keys": ((Q, (K, K, K), V), {"scale": 0.25}),
     "no stream": ((Q, K, V), {"scale": 0.25, "stream": "cpu"}),
 }
@@ -133,7 +142,7 @@ def test_bad_arguments_have_mlx_s_own_error(arrays, options, strict):
     assert flash.status().fallbacks == {}
 
 
-def test_an_argument_that_a_later_mlx_takes(monkeypatch):
+def test_an_argument_that_a_later_mlx_takes():
     """A call with an unknown argument goes to MLX's own function."""
     given = {}
 
@@ -141,11 +150,8 @@ def test_an_argument_that_a_later_mlx_takes(monkeypatch):
         given.update(options)
         return arrays[0]
 
-    with monkeypatch.context() as exchanged:
-        exchanged.setattr(mx.fast, "scaled_dot_product_attention", later)
-        with flash.enabled(), pytest.warns(flash.FlashFallbackWarning, match="does not support the arguments window"):
-            attention((Q, K, V), {"scale": 0.25, "window": 4})
-        flash.disable()
+    with flash.enabled(), pytest.warns(flash.FlashFallbackWarning, match="does not support the arguments window"):
+        flash_instead_of(later)(Q, K, V, scale=0.25, window=4)
     assert given == {"scale": 0.25, "window": 4}
 
 

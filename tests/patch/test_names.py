@@ -3,6 +3,8 @@
 import importlib
 import importlib.util
 import json
+import os
+import subprocess
 import sys
 import threading
 import types
@@ -66,6 +68,61 @@ def test_a_name_of_another_package(module, text, before):
     assert calls_of(lambda: IMPORTS[text](made)) == 0
     names = vars(made).keys() - {"__builtins__"}
     assert all(vars(made)[name] is expected[name] for name in names)
+
+
+BLOCKS = """
+import sys, types
+import mlx.core as mx, mlxlm_flash_patch as flash
+from mlx_lm.models import llama
+from mlxlm_flash_patch import patch_points
+
+theirs, held = types.ModuleType("theirs"), []
+sys.modules["theirs"] = theirs
+searches, search = [], patch_points._search_modules
+patch_points._search_modules = lambda pairs: (searches.append(pairs), search(pairs))
+
+def ours():
+    values = [*vars(theirs).values(), llama.scaled_dot_product_attention, mx.fast.scaled_dot_product_attention]
+    return {patch_points.is_ours(value) for value in values if callable(value)}
+
+def check(expected, during=lambda: None):
+    searches.clear()
+    with flash.enabled():
+        assert ours() == {True}
+        during()
+    assert ours() == {False}
+    assert bool(searches) == expected, (bool(searches), held, vars(theirs))
+
+check(True)
+check(False)
+theirs.name = llama.scaled_dot_product_attention
+check(True)
+check(False)
+theirs.name, theirs.other = None, theirs.name  # as many references as before
+check(True)
+check(False)
+check(True, lambda: setattr(theirs, "bound_meanwhile", mx.fast.scaled_dot_product_attention))
+check(False)
+check(True, lambda: held.append(mx.fast.scaled_dot_product_attention))
+check(True, lambda: setattr(theirs, "put_back", held.pop()))  # as many references as before
+check(False)
+held.append(mx.fast.scaled_dot_product_attention)
+check(True)
+check(True)  # modules are searched as long as something unknown refers to a function
+theirs.another = held.pop()
+check(True)
+check(False)
+print("fine")
+"""
+
+
+def test_a_block_searches_modules_only_if_there_may_be_new_names(light):
+    """The first block searches all modules. A later one does so only if something new refers to a function.
+
+    A search takes milliseconds. Names that a module got between the blocks or meanwhile are exchanged and restored.
+    """
+    done = subprocess.run([sys.executable, "-c", BLOCKS], env={**os.environ, **light}, capture_output=True, text=True)
+    assert done.stdout == "fine\n", done.stderr
 
 
 def test_what_is_held_elsewhere_passes_calls_on():

@@ -1,19 +1,29 @@
-"""Another library may replace a function that the patch replaces. Both can be switched on and off in any order."""
+"""Another library may replace a function that the patch replaces. Its function stays, whichever is switched on first.
 
+status() names the library's function. Where the patch finds it when it goes in, it warns once. Both can be switched on
+and off in any order.
+"""
+
+import contextlib
+import functools
 import itertools
+import subprocess
 import sys
 import threading
 import types
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import mlx.core as mx
 import mlxlm_flash_patch as flash
 import pytest
-from mlx_lm.models import base
+from mlx_lm.models import base, gemma2
+from mlxlm_flash_patch.patch_points import MX_ATTENTION, POINTS
 
 from tests.patch.arms import calls_of
 
 Q = mx.random.normal((1, 2, 12, 16))
+theirs_stays = pytest.warns(flash.FlashFallbackWarning, match="another library's function, .*theirs, is in its place")
 
 
 class Library:
@@ -84,20 +94,24 @@ class Patch:
 
 
 @pytest.mark.rotate(1, default=8)
+@pytest.mark.filterwarnings("ignore::mlxlm_flash_patch.FlashFallbackWarning")
 @pytest.mark.parametrize("order", list(itertools.product("lp", repeat=5)), ids="".join)
 def test_every_order(library, order, mlx_own):
     """Each letter of `order` switches the library (l) or the patch (p) on or off.
 
-    While the patch is on, calls are flash attention. While the library is off, no call reaches the library.
+    While the library is on, calls reach it. If it then calls the patch's function, or one that the patch has exchanged,
+    and the patch is on, calls are flash attention.
     """
     patch = Patch()
     for name in order:
         one = {"l": library, "p": patch}[name]
         one.off() if one.is_on else one.on()
         before = library.calls
-        assert ran() == int(patch.is_on), name
+        reaches_the_patch = isinstance(library, Early) or not library.is_on or library.saved is not mlx_own
+        assert ran() == int(patch.is_on and reaches_the_patch), name
+        assert library.calls - before == int(library.is_on)
+        assert (MX_ATTENTION.name in flash.status().foreign) == library.is_on
         if not library.is_on:
-            assert library.calls == before
             assert (mx.fast.scaled_dot_product_attention is mlx_own) != patch.is_on
     for one in (library, patch):
         if one.is_on:
@@ -109,7 +123,7 @@ def test_every_order(library, order, mlx_own):
 def test_theirs_is_on_top_where_it_comes_last(library):
     flash.enable()
     library.on()
-    with flash.enabled():  # the block does not displace the library's function
+    with theirs_stays, flash.enabled():  # the block does not displace the library's function
         assert mx.fast.scaled_dot_product_attention is library.function
     assert ran() == 1
     assert library.calls == 1
@@ -120,6 +134,104 @@ def test_theirs_is_on_top_where_it_comes_last(library):
     assert ran() == 0
     assert library.calls == 2
     library.off()
+
+
+def theirs(*arguments, **options):
+    raise NotImplementedError
+
+
+class Callable:
+    def __call__(self, *arguments, **options):
+        raise NotImplementedError
+
+
+FOREIGN = {
+    "a function": lambda own: theirs,
+    "a function with the same names": lambda own: functools.wraps(own)(lambda *arguments: own(*arguments)),
+    "a partial function": functools.partial,
+    "an object": lambda own: Callable(),
+}
+SWITCHES = {
+    "enable": lambda stack, model: flash.enable(),
+    "enabled": lambda stack, model: stack.enter_context(flash.enabled()),
+    "patch_model": lambda stack, model: flash.patch_model(model),
+}
+
+
+@pytest.mark.rotate(1, default=9)
+@pytest.mark.parametrize("switch", SWITCHES)
+@pytest.mark.parametrize("kind", FOREIGN)
+@pytest.mark.parametrize("point", POINTS, ids=lambda point: point.name)
+def test_theirs_stays_where_it_came_first(point, kind, switch, tiny, monkeypatch):
+    """The patch leaves the library's function where it is, names it, warns once, and replaces all other functions."""
+    theirs = FOREIGN[kind](point.current)
+    monkeypatch.setattr(point.owner, point.attribute, theirs)
+    model = tiny()
+    with contextlib.ExitStack() as stack, warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        SWITCHES[switch](stack, model)
+        with flash.enabled():
+            flash.patch_model(model)
+        [line] = [str(each.message) for each in warned]
+        assert line.startswith(f"{point.name} was not replaced: another library's function, ")
+        assert point.current is theirs
+        assert list(flash.status().foreign) == [point.name]
+        assert set(flash.status().patched) == {each.name for each in POINTS if each is not point}
+    flash.unpatch_model(model)
+    flash.disable()
+    assert point.current is theirs
+
+
+FIRST_OF_ALL = """
+import mlx.core as mx
+own, q = mx.fast.scaled_dot_product_attention, mx.ones((1, 1, 4, 8))
+
+def theirs(*arrays, own=own, **options):
+    return 2 * own(*arrays, **options)
+
+mx.fast.scaled_dot_product_attention = theirs
+import mlxlm_flash_patch as flash
+flash.enable()
+print(mx.fast.scaled_dot_product_attention(q, q, q, scale=1.0).max().item(), flash.status().foreign)
+mx.eval(own(q, q, q, scale=1.0))
+print(flash.status().calls)
+"""
+
+
+def test_theirs_was_there_before_the_patch_was_imported():
+    """The patch still finds MLX's own function, and exchanges it where a module holds it, here as `own`."""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", FIRST_OF_ALL], capture_output=True, text=True)
+    first, second = done.stdout.splitlines()
+    assert first == "2.0 {'mx.fast.scaled_dot_product_attention': '__main__.theirs'}", done.stderr
+    assert second == "{'cpu_decode': 1}"
+
+
+def test_sinks_over_their_quantised_caches(monkeypatch):
+    """If another library computes attention over quantised caches, calls with sinks get mlx-lm's own error."""
+    packed = mx.quantize(mx.ones((1, 1, 4, 64)), 32, 8)
+    stored = types.SimpleNamespace(bits=8, group_size=32)
+    monkeypatch.setattr(base, "quantized_scaled_dot_product_attention", theirs)
+    q, sinks = mx.ones((1, 1, 2, 64)), mx.zeros(1)
+    with theirs_stays, flash.enabled(), pytest.raises(ValueError, match="does not support attention sinks"):
+        base.scaled_dot_product_attention(q, packed, packed, stored, 1.0, None, sinks=sinks)
+
+
+def test_strict_names_theirs(monkeypatch):
+    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", theirs)
+    with theirs_stays:
+        flash.enable(strict=True)
+    with pytest.raises(flash.FlashNeverRanError, match=r"has replaced mx\.fast.* with .*\.theirs"):
+        flash.disable()
+
+
+def test_their_class_that_inherits_the_method(monkeypatch):
+    """The patch replaces the method of mlx-lm's class, so flash attention runs in the library's class, too."""
+    own, theirs = gemma2.Attention, type("Attention", (gemma2.Attention,), {})
+    monkeypatch.setattr(gemma2, "Attention", theirs)
+    with flash.enabled():
+        assert "mlx_lm.models.gemma2.Attention.__call__" in flash.status().patched
+        assert own.__call__.__module__ == theirs.__call__.__module__
+    assert "__call__" not in vars(theirs)
 
 
 def test_mlx_lm_s_calls_reach_a_library_that_wraps_the_patch(library):
@@ -140,7 +252,8 @@ def test_a_fallback_is_theirs_and_counted_once(library):
     flash.enable()
     library.on()
     flash.disable()
-    flash.enable()  # now the patch wraps the library's function, which wraps the patch's earlier function
+    with theirs_stays:
+        flash.enable()
     with pytest.warns(flash.FlashFallbackWarning, match="head_dim over 512"):
         mx.eval(mx.fast.scaled_dot_product_attention(q, q, q, scale=0.25))
     assert flash.status().fallbacks == {"head_dim over 512": 1}
@@ -149,37 +262,8 @@ def test_a_fallback_is_theirs_and_counted_once(library):
     library.off()
 
 
-def test_an_older_wrapper_gets_what_was_given(monkeypatch):
-    """The patch passes on only the arguments that the caller gave. A library's wrapper may lack the newer `sinks`."""
-
-    def theirs(q, k, v, *, scale, mask=None):
-        return own(q, k, v, scale=scale, mask=mask)
-
-    own, q = mx.fast.scaled_dot_product_attention, mx.ones((1, 1, 3, 600))
-    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", theirs)
-    with flash.enabled(), pytest.warns(flash.FlashFallbackWarning):
-        mx.eval(mx.fast.scaled_dot_product_attention(q, q, q, scale=0.25))
-
-
-def test_a_function_of_mlx_lm_that_is_theirs(monkeypatch):
-    """If another library has replaced a function of mlx-lm, the patch warns, and replaces all other functions."""
-
-    def theirs(*args, **kwargs):
-        return mask(*args, **kwargs)
-
-    mask = base.create_causal_mask
-    theirs.__module__, theirs.__name__, theirs.__wrapped__ = mask.__module__, mask.__name__, mask
-    monkeypatch.setattr(base, "create_causal_mask", theirs)
-    with pytest.warns(flash.FlashFallbackWarning, match=r"base\.create_causal_mask was not replaced: its source"):
-        flash.enable()
-    assert base.create_causal_mask is theirs
-    assert list(flash.status().foreign) == ["mlx_lm.models.base.create_causal_mask"]
-    assert ran() == 1
-    flash.disable()
-    assert base.create_causal_mask is theirs
-
-
 @pytest.mark.slow("2 seconds")
+@pytest.mark.filterwarnings("ignore::mlxlm_flash_patch.FlashFallbackWarning")
 def test_threads_that_switch_both(mlx_own):
     """Threads switch two libraries and the patch all the time. When they end, MLX's own function is back."""
 
@@ -203,41 +287,3 @@ def test_threads_that_switch_both(mlx_own):
     assert not any(each.exception() for each in work)
     assert mx.fast.scaled_dot_product_attention is mlx_own
     assert type(mx.fast) is type(mx)
-
-
-class SwitchedTwice(Library):
-    """If mx.fast has another function, such as the patch's, on() saves it and installs the library's function."""
-
-    def __init__(self):
-        super().__init__()
-
-        def theirs(*arrays, **options):
-            self.calls += 1
-            return self.saved(*arrays, **options)
-
-        self.function = theirs
-
-    def on(self):
-        if mx.fast.scaled_dot_product_attention is not self.function:
-            self.saved = mx.fast.scaled_dot_product_attention
-            mx.fast.scaled_dot_product_attention = self.function
-
-
-def test_a_library_that_is_switched_on_twice(mlx_own):
-    """The library's and the patch's function each call the other. Fallbacks still end at MLX's own function."""
-    library = SwitchedTwice()
-    try:
-        library.on()
-        flash.enable()
-        library.on()
-        assert ran() == 1
-        q = mx.ones((1, 1, 3, 600))
-        with pytest.warns(flash.FlashFallbackWarning, match="head_dim over 512"):
-            mx.eval(mx.fast.scaled_dot_product_attention(q, q, q, scale=0.25))
-        assert flash.status().fallbacks == {"head_dim over 512": 1}
-        flash.disable()
-        assert ran() == 0
-        assert library.calls
-    finally:
-        flash.disable()
-        mx.fast.scaled_dot_product_attention = mlx_own

@@ -105,6 +105,35 @@ def test_keys_that_are_not_stored_as_the_cache_says(given):
     assert flash.status().fallbacks == {}
 
 
+@pytest.mark.parametrize("name", ["bits", "group_size"])
+@pytest.mark.parametrize(
+    "given", [(8, 4), [8], "8", 8.5, {}, np.array([8]), mx.array([8])], ids=lambda x: type(x).__name__
+)
+def test_a_cache_whose_bits_are_no_number(name, given):
+    """The error is one line that names what is wrong, with MLX's error, which lists signatures, as its cause."""
+    cache, keys, values = filled()
+    setattr(cache, name, given)
+    with pytest.raises(TypeError, match="incompatible function arguments"):
+        attend(normal(3, 1, 6, 5, 128), (cache, keys, values))
+    with flash.enabled(), pytest.raises(TypeError, match=f"{name} of the KV cache is .*, expected a whole") as error:
+        attend(normal(3, 1, 6, 5, 128), (cache, keys, values))
+    assert "\n" not in str(error.value)
+    assert "incompatible function arguments" in str(error.value.__cause__)
+    assert flash.status().fallbacks == {}
+
+
+def test_three_dimensions():
+    """mlx-lm's functions raise their own errors for arrays that flash attention would take."""
+    cache, keys, values = filled()
+    x, packed = normal(3, 6, 5, 128), [[array[0] for array in arrays] for arrays in (keys, values)]
+    for given in ((None, x, x), (cache, *packed)):
+        with pytest.raises(ValueError, match=r"rank 4|not enough values") as off:
+            attend(x, given)
+        with flash.enabled(), pytest.raises(ValueError, match=r"rank 4|not enough values") as on:
+            attend(x, given)
+        assert str(on.value) == str(off.value)
+
+
 @pytest.mark.parametrize("model_type", ["plamo2", "phi3small"])
 def test_a_model_that_takes_no_quantised_cache_says_so(model_type, tokens):
     """The model fails with the same error as without the patch. The patch adds a note to the error."""

@@ -25,7 +25,13 @@ MACOS = PACKAGE / "macos"
 LIBMLX_ON_LINUX = ("mlx-cpu", "mlx-cuda-12", "mlx-cuda-13")
 MACOS_VERSIONS = ("14.0", "15.0", "26.0")  # MLX publishes a libmlx for each of these
 ENCODER = "_ZN3mlx4core2cu19get_command_encoderENS0_6StreamE"
-NAMING = ("packages/flashattn-core/pyproject.toml", "examples/README.md", "docs/support.md")  # contain MLX's version
+# These files contain MLX's version.
+NAMING = (
+    "pyproject.toml",
+    "packages/flashattn-core/pyproject.toml",
+    "examples/README.md",
+    "docs/support.md",
+)
 SUITES = ("tests/core", "tests/patch")
 
 # Prints the nanobind ABI of mlx.core. A key in the interpreter's dict contains it.
@@ -177,7 +183,7 @@ def attention_of(python: Path, metal: Path) -> list[str]:
 
 def compare_attention(before: Release, mlx: str, work: Path) -> str:
     """Returns the changes of MLX's own attention since the release `before`. The changes may change timings, but they
-    break nothing, because contest.py asks MLX itself which calls are fused. Raises Stop if the new release has no
+    break nothing, but csrc/call/mlx_fused.h may have to follow. Raises Stop if the new release has no
     `force_fused` argument, because contest.py asks with it."""
     old = work / "before"
     uv("venv", "--quiet", "--clear", "--no-project", "--python", sys.executable, old / "plain")

@@ -4,17 +4,31 @@ from . import PATCH, Mutation
 
 MUTATIONS: list[Mutation] = [
     Mutation(
-        "an inner block pushes another library's function aside",
+        "the patch pushes another library's function aside",
         f"{PATCH}/patch_points.py",
-        "not begins and is_foreign(point, current)",
+        "if is_foreign(self, original):",
+        "if False:",
+        "patch/test_nesting.py::test_theirs_stays_where_it_came_first",
+    ),
+    Mutation(
+        "sinks over another library's quantised cache are taken for ours",
+        f"{PATCH}/mlx_lm_functions.py",
+        'not _is_ours(original.__globals__["quantized_scaled_dot_product_attention"])',
         "False",
-        "patch/test_nesting.py::test_theirs_is_on_top_where_it_comes_last",
+        "patch/test_nesting.py::test_sinks_over_their_quantised_caches",
+    ),
+    Mutation(
+        "a name that a module got since the last block is not exchanged",
+        f"{PATCH}/patch_points.py",
+        "if elsewhere := _held_elsewhere(pairs):",
+        "if elsewhere := () if _places else pairs:",
+        "patch/test_names.py::test_a_block_searches_modules_only_if_there_may_be_new_names",
     ),
     Mutation(
         "what another library saved while the patch was on comes back when it is off",
         f"{PATCH}/patch_points.py",
-        "                value = original  # a library had",
-        "                pass  # a library had",
+        "value = original_of(value)  # a library may",
+        "pass  # a library may",
         "patch/test_nesting.py::test_every_order",
     ),
     Mutation(
@@ -27,8 +41,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "a scale that is no float is ignored",
         f"{PATCH}/mx_fast.py",
-        "float(scale), mask, sinks)",
-        "1.0, mask, sinks)",
+        "attend(q, k, v, scale, mask, sinks)",
+        "attend(q, k, v, 1.0, mask, sinks)",
         "patch/test_mx_fast.py::test_all_that_mlx_takes",
     ),
     Mutation(

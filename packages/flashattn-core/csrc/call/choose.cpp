@@ -185,15 +185,8 @@ Estimate estimate(const Call& call, const Device& device, Kernel kernel) {
   const AttentionParams& p = call.params;
   double pairs = static_cast<double>(visible_pairs(p.causal, p.window, p.query_len, p.key_len));
   pairs *= static_cast<double>(p.batch_size * p.num_heads);
-  if (device.tuned && device.tuned->cost[static_cast<int>(kernel)] > 0) {
-    return {pairs, device.tuned->cost[static_cast<int>(kernel)], device.tuned->source};
-  }
-  for (const CostRow& row : kCosts) {
-    if (row.kernel == kernel && device.compute_capability == row.compute_capability) return {pairs, row.cost, row.source};
-  }
-  // One thread per score is many times slower than tensor cores, on every GPU.
-  bool is_rowwise = kernel == Kernel::cuda_rowwise || kernel == Kernel::metal_rowwise;
-  return {pairs, is_rowwise ? 20.0 : 1.5, "never measured"};
+  auto [cost, source] = cost_of(kernel, device);
+  return {pairs, cost, source};
 }
 
 // MLX skips what a causal mask hides, but computes all pairs under a mask array.
@@ -230,6 +223,18 @@ Backend backend_of(std::string_view name) {
   }
   throw std::invalid_argument("[flash_attention] device is '" + std::string(name) +
                               "', expected 'cpu', 'metal' or 'cuda'");
+}
+
+Cost cost_of(Kernel kernel, const Device& device) {
+  if (device.tuned && device.tuned->cost[static_cast<int>(kernel)] > 0) {
+    return {device.tuned->cost[static_cast<int>(kernel)], device.tuned->source};
+  }
+  for (const CostRow& row : kCosts) {
+    if (row.kernel == kernel && device.compute_capability == row.compute_capability) return {row.cost, row.source};
+  }
+  // One thread per score is many times slower than tensor cores, on every GPU.
+  bool is_rowwise = kernel == Kernel::cuda_rowwise || kernel == Kernel::metal_rowwise;
+  return {is_rowwise ? 20.0 : 1.5, "never measured"};
 }
 
 std::optional<Kernel> kernel_named(std::string_view name) {

@@ -113,7 +113,7 @@ nb::object quick(nb::handle query, nb::handle key, nb::handle value, nb::handle 
   const mx::array *q = as_array(query), *k = as_array(key), *v = as_array(value), *s = as_array(sinks);
   bool is_plain = q && k && v && (s || sinks.is_none()) && (scale.is_none() || PyFloat_CheckExact(scale.ptr())) &&
                   q->dtype() == k->dtype() && q->dtype() == v->dtype();
-  if (!is_plain) return nb::none();
+  if (!is_plain || (!mlx.is_none() && (q->ndim() != 4 || scale.is_none()))) return nb::none();
   Arguments arguments = {{*q, *k, *v}};
   if (!add_mask(arguments, mask)) return nb::none();
   if (s) arguments.inputs[index(Input::sinks)] = *s;
@@ -190,7 +190,8 @@ NB_MODULE(_ext, m) {
       "The stream that an op with this `stream` argument runs on.");
   m.def("quick", &quick, "query"_a.none(), "key"_a.none(), "value"_a.none(), "scale"_a.none(), "mask"_a.none(),
         "sinks"_a.none(), "rounds"_a, "mlx"_a = nb::none(), "mlx_mask"_a = nb::none(),
-        "attention() on the default stream for arguments that need no conversion. None: they need one.");
+        "attention() on the default stream for arguments that need no conversion. None: they need one, or `mlx` is given\n"
+        "and MLX's own attention refuses them: no scale, and arrays that are not 4-D.");
 
   m.def(
       "backend_of", [](const mx::Device& device) { return std::string(name(backend_of(device))); }, "device"_a,

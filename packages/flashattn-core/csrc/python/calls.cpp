@@ -277,6 +277,13 @@ void bind_calls(nb::module_& m) {
       "Compiles for CUDA: all programs that such calls may need, or those for contiguous arrays of these lengths.");
   m.def("software", &software, "device"_a, "The device, and the versions of software that may change results.");
   m.def(
+      "cost_of",
+      [](Kernel kernel, const Device& device) {
+        Cost cost = cost_of(kernel, device);
+        return std::pair(cost.cost, std::string(cost.source));
+      },
+      "kernel"_a, "device"_a, "What a pair costs the kernel, relative to MLX's own fused kernel, and the number's source.");
+  m.def(
       "left_calls",
       [] {
         nb::dict result;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 from typing import Any
@@ -56,10 +57,10 @@ def finite(name: str, given: Any) -> float:
     such number."""
     if type(given) is float and -_FLOAT32_MAX <= given <= _FLOAT32_MAX:  # the usual case, which must be fast
         return given
-    try:
-        number = math.fsum([given])  # not float(), which also parses text
-    except (TypeError, ValueError, OverflowError):
-        number = None
+    number = None
+    if getattr(getattr(given, "dtype", None), "kind", "") != "c":  # fsum() would drop the imaginary part of numpy's
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            number = math.fsum([given])  # not float(), which also parses text
     if number is None or not abs(number) <= _FLOAT32_MAX:
         what = describe(given if number is None else number)
         raise ValueError(f"[flash_attention] {name} is {what}, expected a finite number")
@@ -74,6 +75,13 @@ def rounds(precision: object) -> bool:
         if precision == "input":
             return True
     raise ValueError(f"[flash_attention] precision is {describe(precision)}, expected 'float32' or 'input'")
+
+
+def boolean(name: str, given: object) -> bool:
+    """Returns `given`. Raises ValueError unless it is True or False."""
+    if not isinstance(given, bool):
+        raise ValueError(f"[flash_attention] {name} is {describe(given)}, expected True or False")
+    return given
 
 
 def array(name: str, given: object) -> mx.array:

@@ -10,6 +10,7 @@ from . import _ext
 from . import argument_types as types
 from .masks import Mask, lower
 
+_NOT_QUANTISED: Any = object()
 _SMALLEST_SOFTCAP = 1e-20  # with a smaller softcap, scores / softcap could overflow float32
 
 Quantized = tuple[mx.array, mx.array, mx.array]  # weights, scales, biases
@@ -42,11 +43,11 @@ def lowered(
     precision: str = "float32",
     stream: Any = None,
     group_size: int = 0,
-    bits: int | None = None,
+    bits: int = _NOT_QUANTISED,
 ) -> _ext.Arguments:
     """Converts the arguments to ``_ext.Arguments``. C++ checks shapes and dtypes later. Ignores `stream`.
 
-    `bits`: bits per element of quantised keys and values, or None if key and value are arrays.
+    `bits`: bits per element of quantised keys and values; not given if key and value are arrays.
     """
     types.array("query", query)
     given: Any = lower(mask)  # holds only the arguments that are used, because each entry costs time
@@ -56,12 +57,12 @@ def lowered(
         given["sinks"] = types.array("sinks", sinks)
     if alibi_slopes is not None:
         given["alibi_slopes"] = types.array("alibi_slopes", alibi_slopes)
-    if bits is not None:
+    if bits is not _NOT_QUANTISED:
+        given |= {"bits": types.positive("bits", bits), "group_size": types.positive("group_size", group_size)}
         key, given["key_scales"], given["key_biases"] = _quantized("key", key)
         value, given["value_scales"], given["value_biases"] = _quantized("value", value)
-        given |= {"bits": bits, "group_size": types.positive("group_size", group_size)}
-    # The name becomes a std::string, which cannot hold surrogates. An error's what() would end at a NUL.
-    if not isinstance(kernel, str) or not kernel.isprintable():
+    # The name becomes a std::string, which cannot hold surrogates, and part of an error's what(), which ends at a NUL.
+    if not isinstance(kernel, str) or not kernel.isprintable() or len(kernel) > 100:
         raise ValueError(f"[flash_attention] kernel is {types.describe(kernel)}, expected 'auto' or a kernel's name")
     if scale is not None:
         given["scale"] = types.finite("scale", scale)

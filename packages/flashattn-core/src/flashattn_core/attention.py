@@ -95,7 +95,7 @@ def flash_attention(
       ValueError: a bad argument; the text names it, what was expected and what was given.
       NoKernelError: (a ValueError) no kernel covers the call; the text is the reason that :func:`plan` gives.
     """
-    is_plain = softcap is None and alibi_slopes is None and stream is None and not return_lse
+    is_plain = softcap is None and alibi_slopes is None and stream is None and return_lse is False
     if is_plain and isinstance(kernel, str) and kernel == "auto":
         out = _ext.quick(query, key, value, scale, for_quick(mask), sinks, types.rounds(precision))
         if out is not None:
@@ -172,7 +172,6 @@ def quantized_flash_attention(
     Raises:
       ValueError, NoKernelError: as :func:`flash_attention`.
     """
-    bits = types.positive("bits", bits)
     call = lowered(query, key, value, scale, mask, group_size=group_size, bits=bits, **options)
     return _attention(call, return_lse, options.get("stream"))
 
@@ -182,5 +181,6 @@ def _attention(call: _ext.Arguments, return_lse: bool, stream: Any) -> mx.array 
         device = types.device_of(stream)
         if _ext.backend_of(device) == "metal" and not mx.metal.is_available():
             raise _ext.NoKernelError("[flash_attention] stream is on a GPU, but this MLX has neither Metal nor CUDA")
-    out: mx.array | tuple[mx.array, mx.array] = _ext.attention(call, bool(return_lse), stream)
+    with_lse = types.boolean("return_lse", return_lse)
+    out: mx.array | tuple[mx.array, mx.array] = _ext.attention(call, with_lse, stream)
     return out

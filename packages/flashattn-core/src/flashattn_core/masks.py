@@ -132,7 +132,8 @@ class Tree(Mask):
 
         Each node sees itself and its ancestors. Raises ValueError for a parent that is not an earlier node.
         """
-        if not hasattr(parents, "__len__") or not hasattr(parents, "__iter__"):
+        is_sequence = hasattr(parents, "__len__") and hasattr(parents, "__iter__")
+        if not is_sequence or getattr(parents, "ndim", 1) == 0:  # a single number's array has both methods, too
             raise ValueError(f"[Tree] parents is {describe(parents)}, expected a sequence of whole numbers")
         rows: list[list[bool]] = []
         for node, given in enumerate(parents):

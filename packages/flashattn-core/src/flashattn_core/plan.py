@@ -85,7 +85,8 @@ def plan(
     """
     where = _backend("plan", device, options.get("stream"))
     quantised = isinstance(key, tuple | list)
-    storage = {"group_size": group_size, "bits": types.positive("bits", bits)} if quantised else {}
+    types.boolean("return_lse", return_lse)
+    storage = {"group_size": group_size, "bits": bits} if quantised else {}
     call = lowered(query, key, value, scale, mask, **storage, **options)
     chosen, reason = None, ""
     try:

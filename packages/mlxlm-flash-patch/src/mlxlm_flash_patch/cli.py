@@ -93,8 +93,7 @@ def run(precision: "Precision | None", command: str, arguments: tuple[str, ...])
 
     COMMAND is a command that a package in this environment installs, such as mlx_lm.generate. SCRIPT is a Python
     file, MODULE a module that `python -m` runs. The program gets ARGS, and keeps its exit code and streams.
-    mlxlm-flash prints the settings to stderr at the start, and at the end which attention ran, or why flash attention
-    did not.
+    mlxlm-flash prints the settings to stderr at the start, and at the end which attention ran.
 
     \b
       mlxlm-flash run mlx_lm.generate --model DIR --prompt "Hello"
@@ -211,9 +210,14 @@ def main() -> None:
         from . import run
         from .blas import REFERENCE, blas
 
-        strict = mode.endswith("strict")
+        on = mode != "0" and not program.is_launcher
+        strict = on and mode.endswith("strict")
         if mode == "0":
             run.say("flash attention off: MLXLM_FLASH=0", sys.stderr)
+        elif program.is_launcher:
+            what = "the child processes of mlx.launch are not patched"
+            cure = "to patch each of them: mlx.launch OPTIONS -- mlxlm-flash run COMMAND"
+            run.say(f"flash attention off: {what}; {cure}", sys.stderr)
         else:
             run.switch_on(strict, precision or ("float32" if mode.startswith("float32") else "input"))
         if blas() == "reference":
@@ -226,4 +230,4 @@ def main() -> None:
     except (ImportError, RuntimeError, ValueError) as error:
         click.ClickException(str(error)).show()
         sys.exit(1)
-    run.start(program, mode != "0", strict)
+    run.start(program, on, strict)

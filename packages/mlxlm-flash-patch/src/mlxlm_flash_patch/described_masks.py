@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 from flashattn_core import _ext, array_id
+from flashattn_core.argument_types import describe
 from flashattn_core.masks import Causal, KeyRange, Mask, SlidingWindow
 
 Function = Callable[..., Any]
@@ -34,8 +35,12 @@ def description_of(mask: Any, query: mx.array, key_len: int) -> Any:
     """The description of `mask` if it has one for these lengths and this batch shape, else `mask` itself.
 
     An evaluated mask counts as an array, because a program may have written to its memory through a NumPy view.
+    Raises TypeError for a description, because MLX's function and mlx-lm's take none.
     """
     if not isinstance(mask, mx.array):
+        if isinstance(mask, Mask):
+            what = f"mask is {describe(mask)}, expected None, 'causal' or an array"
+            raise TypeError(f"[scaled_dot_product_attention] {what}")
         return mask
     known = _remembered.get(array_id(mask))
     if known is None or known.lengths != (query.shape[-2], key_len) or not _ext.is_unevaluated(mask):

@@ -318,8 +318,10 @@ def seam() -> Iterator[Finding]:
     for said in caught:
         if not issubclass(said.category, FlashFallbackWarning):
             continue
-        what = f"{said.message} · note: a later mlxlm-flash-patch may replace this function"
         [changed] = [point for point in POINTS if str(said.message).startswith(f"{point.name} ")]
+        if changed.name in now.foreign:
+            continue
+        what = f"{said.message} · note: a later mlxlm-flash-patch may replace this function"
         text = fingerprint(changed.current)
         yield warning("mlx-lm", what + (f" (fingerprint of its source: {text})" if text else ""))
     for name, holder in now.foreign.items():

@@ -6,7 +6,6 @@ this function, but passes a _Gemma2 object as `self` and as `cache`. MLX is lazy
 function only if the call falls back.
 """
 
-import contextlib
 import functools
 import inspect
 from collections.abc import Callable
@@ -14,10 +13,10 @@ from typing import Any
 
 import mlx.core as mx
 
-from .router import Function, active, attend, flash_or, is_active, plain_call, state
+from .router import Function, attend, flash_or, is_active, plain_call, state
 
 
-def _replacement(original: Function, flash: Callable[..., mx.array | None]) -> Function:
+def _replacement(original: Function, flash: Callable[..., mx.array]) -> Function:
     """Returns a function with the parameters of `flash`. For each call, flash_or() chooses `flash` or `original`."""
 
     @functools.wraps(original)
@@ -33,7 +32,7 @@ def quantised(original: Function) -> Function:
 
     def flash(
         queries: mx.array, q_keys: Any, q_values: Any, scale: float, mask: Any, group_size: int = 64, bits: int = 8
-    ) -> mx.array | None:
+    ) -> mx.array:
         return attend(queries, q_keys, q_values, scale, mask, storage={"group_size": group_size, "bits": bits})
 
     return _replacement(original, flash)
@@ -42,7 +41,8 @@ def quantised(original: Function) -> Function:
 def any_cache(original: Function) -> Function:
     """Replaces the attention function that most models call.
 
-    The replacement also takes sinks with quantised caches, for which mlx-lm's function raises an error.
+    The replacement also takes sinks with quantised caches, for which mlx-lm's function raises an error. It does not if
+    another library has replaced the attention over such caches, because that library may store them in another way.
     """
 
     @functools.wraps(original)
@@ -53,14 +53,11 @@ def any_cache(original: Function) -> Function:
             # If mx.fast has the patch's function, `original` would reach plain_call() through that function. Calling
             # plain_call() directly is faster.
             out = plain_call(queries, keys, values, scale, mask, sinks) if state.outermost else None
-            if out is not None and out is not False:
-                return out
-            # If MLX's own attention is faster, plain_call() has counted the call and returned False. active(False) then
-            # keeps the patch's function from counting the call again.
-            with active(False) if out is False else contextlib.nullcontext():
+            if out is None:
                 return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
-        if sinks is None:
-            return original(queries, keys, values, cache, scale, mask)
+            return out
+        if sinks is None or not _is_ours(original.__globals__["quantized_scaled_dot_product_attention"]):
+            return original(queries, keys, values, cache, scale, mask, sinks)
         storage = {"group_size": cache.group_size, "bits": cache.bits}
         return flash_or(
             lambda: original(queries, keys, values, cache, scale, mask, sinks),
@@ -68,6 +65,10 @@ def any_cache(original: Function) -> Function:
         )
 
     return scaled_dot_product_attention
+
+
+def _is_ours(function: object) -> bool:
+    return getattr(function, "__globals__", None) is globals()
 
 
 class _Gemma2:
@@ -127,7 +128,7 @@ def gemma2(original: Function) -> Function:
 def gear(original: Function) -> Function:
     """Replaces GEAR's attention, which has a softcap."""
 
-    def flash(queries: mx.array, keys: Any, values: Any, scale: float, softcap: float, mask: Any) -> mx.array | None:
+    def flash(queries: mx.array, keys: Any, values: Any, scale: float, softcap: float, mask: Any) -> mx.array:
         return attend(queries, keys, values, scale, mask, softcap=softcap)
 
     return _replacement(original, flash)
@@ -136,7 +137,7 @@ def gear(original: Function) -> Function:
 def phi3small(original: Function) -> Function:
     """Replaces the attention of Phi-3-small's block-sparse layers."""
 
-    def flash(self: Any, queries: mx.array, keys: Any, values: Any, scale: float, mask: Any) -> mx.array | None:
+    def flash(self: Any, queries: mx.array, keys: Any, values: Any, scale: float, mask: Any) -> mx.array:
         if isinstance(keys, mx.array):  # if they are quantised, attend() raises an error that says so
             _, visible = self._block_sparse_mask(queries.shape[2], keys.shape[2])
             visible = visible.reshape(-1, *visible.shape[-2:])  # (H_kv, group, L, S) -> (H, L, S)

@@ -29,7 +29,6 @@ from .patch_points import HOMES, POINTS, is_ours, lock
 from .router import active, is_active, state
 
 DISTRIBUTIONS = ("mlx", "mlx-lm", "flashattn-core", "mlxlm-flash-patch")
-NEVER_CALLED = "no call of mx.fast.scaled_dot_product_attention was evaluated"
 
 
 class FlashNeverRanError(RuntimeError):
@@ -44,7 +43,7 @@ class Counts:
 
     def __init__(self) -> None:
         self.kernels = flashattn_core.stats()
-        self.left = sum(calls for *_, calls in _ext.left_calls())
+        self.left = sum(_ext.left_calls().values())
 
     def calls_since(self) -> dict[str, int]:
         """Maps each kernel to the number of calls that it ran since this object was made."""
@@ -92,7 +91,8 @@ def enable(*, strict: bool = False, precision: Precision = "input") -> None:
         back. No call is left to MLX for speed. On the CPU, both values give the same bits.
 
     A second enable() replaces the arguments of the first, and resets no count.
-    enable() does not replace functions of mlx-lm that this version was not tested with, and warns of them.
+    enable() does not replace other libraries' functions, nor functions of mlx-lm that this version was not tested with.
+    It warns of both.
     A function that mx.compile has already traced keeps the attention that it was traced with.
 
     Raises ValueError, and changes nothing, if `precision` is neither ``"input"`` nor ``"float32"``.
@@ -110,8 +110,8 @@ def disable() -> None:
     """Switches the patch off: restores MLX's and mlx-lm's own functions, and ends open enabled() blocks early.
 
     Does nothing unless enable() or an enabled() block is in force.
-    Models given to patch_model() stay patched. If another library has wrapped a function of the patch, the wrapper
-    stays, and status() names it. The patch's function inside the wrapper then calls the original function.
+    Models given to patch_model() stay patched. Another library's function stays. If it has saved the patch's function,
+    that function then calls the original one.
 
     Raises FlashNeverRanError, after restoring everything, if strict was on but no call ran as flash attention and
     none was left to MLX because MLX is faster. A call counts as run when MLX has evaluated its result.
@@ -204,19 +204,6 @@ def observe(observer: Callable[..., mx.array]) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Left:
-    """The number of similar calls left to MLX because MLX is faster, and the seconds per call with either attention."""
-
-    calls: int
-    mlx_seconds: float
-    flash_seconds: float
-
-    def __str__(self) -> str:
-        mlx, flash = 1e3 * self.mlx_seconds, 1e3 * self.flash_seconds
-        return f"{count(self.calls, 'call')} (MLX {mlx:.3g} ms, flash attention {flash:.3g} ms)"
-
-
-@dataclass(frozen=True)
 class Status:
     """The state of the patch, which `str()` formats for people. Counts begin when the patch is switched on.
 
@@ -227,7 +214,7 @@ class Status:
       instances: how many models given to patch_model() are alive.
       calls: kernel → calls that ran (were evaluated).
       fallbacks: reason → calls that flash attention could not compute.
-      left: description of similar calls → how many went to MLX's own attention, because it is faster for them.
+      left: reason → calls left to MLX's own attention, because it is estimated to be faster than our kernel.
       foreign: function → another library's function that replaces it, or that wraps the patch's function.
       versions: distribution → its version.
     """
@@ -238,7 +225,7 @@ class Status:
     instances: int
     calls: Mapping[str, int]
     fallbacks: Mapping[str, int]
-    left: Mapping[str, Left]
+    left: Mapping[str, int]
     foreign: Mapping[str, str]
     versions: Mapping[str, str]
 
@@ -250,14 +237,16 @@ class Status:
             how = f"{'on' if self.enabled else 'off'}{', strict' if self.strict else ''}"
             where = f"{count(len(self.patched), 'function')}, {count(self.instances, 'model instance')}"
             first = f"flash attention {how}: {where}"
-        others = (f"another library has replaced {name} with {holder}" for name, holder in self.foreign.items())
-        return "\n".join((first, f"calls: {self.counts()}", *others, joined(self.versions)))
+        return "\n".join((first, f"calls: {self.counts()}", *self.replaced(), joined(self.versions)))
+
+    def replaced(self) -> list[str]:
+        """A text for each function in `foreign`."""
+        return [f"another library has replaced {name} with {holder}" for name, holder in self.foreign.items()]
 
     def counts(self) -> str:
         """A text with the numbers of calls that ran, fell back, or were left to MLX because MLX is faster."""
         ran = f"{tally(self.calls)} · fallbacks: {tally(self.fallbacks)}"
-        left = "; ".join(map(str, sorted(self.left.values(), key=lambda each: -each.calls)))
-        return f"{ran} · left to MLX's own attention: {left}" if left else ran
+        return f"{ran} · left to MLX's own attention: {tally(self.left)}" if self.left else ran
 
     def nothing_ran(self) -> bool:
         """True if no call ran as flash attention and none was left to MLX because MLX is faster."""
@@ -278,10 +267,15 @@ def status() -> Status:
             instances=len(_patched_models),
             calls=_began.calls_since(),
             fallbacks=dict(state.fallbacks),
-            left={words: Left(calls, mlx, flash) for words, mlx, flash, calls in _ext.left_calls()},
+            left={_why_left(kernel): calls for kernel, calls in _ext.left_calls().items()},
             foreign=patch_points.foreign(),
             versions=installed,
         )
+
+
+def _why_left(kernel: str) -> str:
+    cost, source = _ext.cost_of(getattr(_ext.Kernel, kernel), _ext.device_of(mx.default_device()))
+    return f"{kernel} is estimated at {cost:.3g} times MLX's time per pair ({source})"
 
 
 def versions() -> dict[str, str]:
@@ -345,9 +339,12 @@ def _end(requests: list[Request]) -> None:
         _requests[:] = [r for r in _requests if r not in ended]
         _settle()
     if any(r.strict and r.never_ran() for r in ended):
-        fallbacks = status().fallbacks
+        now = status()
+        none = f"no call of {patch_points.MX_ATTENTION.name} was evaluated"
         compiled = "functions that mx.compile traced earlier keep MLX's own attention"
-        why = f"every call fell back: {tally(fallbacks)}" if fallbacks else f"{NEVER_CALLED}; {compiled}"
+        why = "; ".join(now.replaced() or (none, compiled))
+        if now.fallbacks:
+            why = f"every call fell back: {tally(now.fallbacks)}"
         raise FlashNeverRanError(f"strict: flash attention never ran while the patch was on: {why}")
 
 
@@ -412,8 +409,9 @@ def _patched(cls: Any) -> Any:
                 return super().__call__(*arguments, **options)
             if id(self) not in _patched_modules:  # a copy of a patched module
                 with lock:
-                    _serve([self])
-            with active(True):
+                    left = _serve([self])
+                patch_points.warn_of(left)
+            with active():
                 return super().__call__(*arguments, **options)
 
         def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:

@@ -1,32 +1,34 @@
 """Lists the functions that the patch replaces, and replaces them, also in every module that imported them.
 
-`put_in()` and `take_out()` may be called at any time and repeatedly, because they look up the current functions. If
-another library has wrapped the patch's function, the wrapper stays. While the patch is off, the patch's function inside
-the wrapper calls the original function.
+`put_in()` and `take_out()` may be called at any time and repeatedly, because they look up the current functions. A
+function of another library stays, whether it was there before the patch or came later. If it wraps the patch's
+function, and the patch is off, the patch's function inside the wrapper calls the original function.
 """
 
+import gc
 import hashlib
 import inspect
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 import mlx.core as mx
-from flashattn_core.contest import mlx_attention
 
-from . import described_masks, mlx_lm_functions, mx_fast
+from . import described_masks, mlx_lm_functions, mlx_own, mx_fast
+from .mlx_own import is_mlx_attention, mlx_attention
 from .router import MLX_LM_BASE, FlashFallbackWarning, frames_of_libraries, state
 
 _original_of = WeakKeyDictionary[Any, Any]()  # the patch's function -> the function that it replaces
 _replacement_of = WeakValueDictionary[tuple[str, int], Any]()  # (PatchPoint.name, id(original)) -> replacement
+_last: dict[str, Any] = {}  # PatchPoint.name -> its last replacement, kept for the next time that the patch goes in
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +52,8 @@ class PatchPoint:
         owner: Any = sys.modules.get(self.module)
         for name in self.path.split(".")[:-1]:
             owner = names_in(owner).get(name)
+        if isinstance(owner, type):  # another library's subclass may inherit the method
+            owner = next((cls for cls in owner.__mro__ if self.attribute in vars(cls)), owner)
         return owner if self.attribute in names_in(owner) else None
 
     @property
@@ -75,13 +79,18 @@ class PatchPoint:
         if made is None:
             made = _replacement_of[key] = self.replacement(original)
             _original_of[made] = original
+        _last[self.name] = made
         return made
 
     def why_not(self, original: Any) -> str | None:
         """The reason why the patch must not replace this function; None if it may."""
+        if is_foreign(self, original):
+            return f"another library's function, {_described(original)}, is in its place"
         if self is MX_ATTENTION:
             return None
         if not self.texts:
+            if (self.name, id(original)) in _replacement_of:  # compared when the replacement was made
+                return None
             try:
                 known = _signature(original) == _signature(self.replacement(original), follow_wrapped=False)
             except (TypeError, ValueError):
@@ -102,7 +111,7 @@ def names_in(owner: Any) -> Mapping[str, Any]:
         names = object.__getattribute__(owner, "__dict__")
     except AttributeError:
         return {}
-    return names if isinstance(names, Mapping) else {}
+    return names if isinstance(names, (dict, Mapping)) else {}  # for a dict, the check is then quick
 
 
 def is_ours(function: Any) -> bool:
@@ -116,9 +125,15 @@ def original_of(function: Any) -> Any:
 
 def fingerprint(function: Any) -> str | None:
     """A hash of a function's source text, because bytecode differs between versions of Python. None without source."""
-    try:  # for a wrapper, getsource(function) would return the wrapped function's source
-        return hashlib.sha256(inspect.getsource(function.__code__).strip().encode()).hexdigest()[:16]
-    except (AttributeError, OSError):
+    # For a wrapper, getsource(function) would return the wrapped function's source.
+    return _hash_of_text(function.__code__) if hasattr(function, "__code__") else None
+
+
+@lru_cache(maxsize=64)  # because reading the text takes longer than all else that a block of enabled() does
+def _hash_of_text(code: CodeType) -> str | None:
+    try:
+        return hashlib.sha256(inspect.getsource(code).strip().encode()).hexdigest()[:16]
+    except OSError:
         return None
 
 
@@ -128,7 +143,7 @@ def _signature(function: Any, follow_wrapped: bool = True) -> list[tuple[str, An
     return [(p.name, p.kind, p.default) for p in parameters]
 
 
-OWN_PACKAGES = ("flashattn_core", "mlxlm_flash_patch")
+OWN_MODULES = (mlx_own.__name__, __name__)  # these keep MLX's own function
 BASE, CACHE = MLX_LM_BASE, "mlx_lm.models.cache"
 MX_ATTENTION = PatchPoint("mlx.core.fast", "scaled_dot_product_attention", mx_fast.flash_instead_of)
 
@@ -166,6 +181,7 @@ POINTS: Sequence[PatchPoint] = (
 lock = threading.RLock()
 _in_force = False
 _left_alone: dict[int, Any] = {}  # by id: functions that put_in() has rejected
+_places: set[tuple[str, str]] = set()  # (module, name): where exchange() has found functions that it replaces
 
 
 def watch_imports() -> None:
@@ -182,25 +198,26 @@ def put_in() -> dict[str, str]:
         mx.fast.__class__ = _Watched
         watch_imports()
     left: dict[str, str] = {}
-    pairs: list[tuple[Any, Any]] = []
-    for point in POINTS:
-        current = point.current
-        if current is None or is_ours(current) or id(current) in _left_alone:
-            continue
-        if not begins and is_foreign(point, current):
-            continue  # another library put `current` there while the patch was on, so it stays
-        if why := point.why_not(current):
-            _left_alone[id(current)] = current
-            left[point.name] = why
-            continue
-        point.put(point.ours(current))
-        pairs.append((current, point.ours(current)))
-    if begins:  # a module may hold MLX's own function even if mx.fast holds another library's
+    pairs = [pair for point in POINTS if (pair := _put_in(point, left))]
+    if begins and is_mlx_attention(mlx_attention):  # a module may hold it even if mx.fast holds another library's
         pairs.append((mlx_attention, MX_ATTENTION.ours(mlx_attention)))
     if pairs:
         exchange(pairs)
     state.outermost = is_ours(MX_ATTENTION.current)
     return left
+
+
+def _put_in(point: PatchPoint, left: dict[str, str]) -> tuple[Any, Any] | None:
+    """Returns (old, new) if it has replaced the point's function. If it has rejected it, adds the reason to `left`."""
+    current = point.current
+    if current is None or is_ours(current) or id(current) in _left_alone:
+        return None
+    if why := point.why_not(current):
+        _left_alone[id(current)] = current
+        left[point.name] = why
+        return None
+    point.put(point.ours(current))
+    return current, point.ours(current)
 
 
 def take_out() -> None:
@@ -212,8 +229,8 @@ def take_out() -> None:
         sys.meta_path.remove(_finder)
     for point in POINTS:
         for owner in (point.owner, *point.owners):  # `owners` also has classes from before a module was reloaded
-            if owner is not None and is_ours(held := vars(owner).get(point.attribute)):
-                setattr(owner, point.attribute, original_of(held))
+            if owner is not None and is_ours(vars(owner).get(point.attribute)):
+                setattr(owner, point.attribute, original_of(vars(owner)[point.attribute]))
         point.owners.clear()
     exchange(list(_original_of.items()))
     # If mx.fast has another library's function, _Watched stays. The library may later put the patch's function back.
@@ -226,13 +243,64 @@ def exchange(pairs: Sequence[tuple[Any, Any]]) -> None:
 
     A library may have saved `old` under such a name, to restore the function later. It then restores `new`.
     """
-    instead = {id(before): after for before, after in pairs}
-    types = {type(before) for before, _ in pairs}  # comparing types before ids halves the time
-    for module_name, module in list(sys.modules.items()):
-        names = names_in(module)
-        if isinstance(names, dict) and module_name.partition(".")[0] not in OWN_PACKAGES:
-            found = [(name, held) for name, held in list(names.items()) if type(held) in types and id(held) in instead]
-            names.update({name: instead[id(held)] for name, held in found})
+    instead = {id(old): new for old, new in pairs}
+    for module, name in tuple(_places):
+        if module in sys.modules:
+            _rebind(names_in(sys.modules[module]), name, instead)
+        else:
+            _places.discard((module, name))
+    if elsewhere := _held_elsewhere(pairs):
+        _search_modules(elsewhere)
+
+
+def _rebind(names: Any, name: str, instead: dict[int, Any]) -> None:
+    held = names.get(name)
+    if id(held) in instead:
+        names[name] = instead[id(held)]
+
+
+def _held_elsewhere(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """The pairs whose `old` is held by anything but this package. Usually there are none.
+
+    Python counts the references to each object, so this takes microseconds. To search all modules takes milliseconds.
+    """
+    functions = [*(old for old, _ in pairs), object()]  # the object shows the count of what only this list holds
+    made = list(_original_of)
+    holders: list[Any] = [functions, made, *pairs, _last, vars(_original_of)["data"], vars(mlx_own), globals()]
+    holders += [holder for function in made for holder in (vars(function), *function.__closure__)]
+    elsewhere = [n - m for n, m in zip(_references(functions), _references_from(holders, functions), strict=True)]
+    return [pair for pair, n in zip(pairs, elsewhere, strict=False) if n != elsewhere[-1]]
+
+
+def _references(functions: Iterable[Any]) -> list[int]:
+    return list(map(sys.getrefcount, functions))
+
+
+def _references_from(holders: Iterable[Any], functions: Sequence[Any]) -> list[int]:
+    """How often the holders refer to each function. Must not get a holder twice."""
+    before = _references(functions)
+    referents = gc.get_referents(*holders)  # this list refers to a function once more for each reference of a holder
+    counts = [after - n for after, n in zip(_references(functions), before, strict=True)]
+    del referents
+    return counts
+
+
+def _search_modules(pairs: Sequence[tuple[Any, Any]]) -> None:
+    """Does what exchange() does, and remembers the places."""
+    modules = [
+        (module, names)
+        for module, names in ((name, names_in(module)) for name, module in list(sys.modules.items()))
+        if isinstance(names, dict) and module not in OWN_MODULES
+    ]
+    if not any(_references_from((names for _, names in modules), [old for old, _ in pairs])):
+        return
+    instead = {id(old): new for old, new in pairs}
+    types = {type(old) for old, _ in pairs}  # comparing types before ids halves the time
+    for module, names in modules:
+        found = [name for name, held in list(names.items()) if type(held) in types and id(held) in instead]
+        for name in found:
+            _places.add((module, name))
+            _rebind(names, name, instead)
 
 
 def foreign() -> dict[str, str]:
@@ -249,11 +317,13 @@ def is_foreign(point: PatchPoint, function: Any) -> bool:
     if function is None or is_ours(function):
         return False
     if point is MX_ATTENTION:
-        return function is not mlx_attention
+        return not is_mlx_attention(function)
     return not (isinstance(function, FunctionType) and function.__globals__ is vars(sys.modules[point.module]))
 
 
 def _described(function: Any) -> str:
+    if isinstance(function, FunctionType):  # functools.wraps does not copy these names
+        return f"{function.__globals__.get('__name__', '?')}.{function.__code__.co_qualname}"
     return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', type(function).__qualname__)}"
 
 
@@ -269,11 +339,9 @@ class _Watched(ModuleType):
             ModuleType.__setattr__(self, name, value)  # super() would fail if another thread has changed the class
             return
         with lock:
-            original = original_of(value)
-            if not _in_force:
-                value = original  # a library had saved the patch's function while the patch was on
-            elif original is mlx_attention or original is original_of(MX_ATTENTION.current):
-                value = MX_ATTENTION.ours(original)  # a library put the original back while the patch is on
+            value = original_of(value)  # a library may have saved the patch's function while the patch was on
+            if _in_force and is_mlx_attention(value):
+                value = MX_ATTENTION.ours(value)
             ModuleType.__setattr__(self, name, value)
             state.outermost = _in_force and is_ours(value)
             if not _in_force and not is_foreign(MX_ATTENTION, value):

@@ -20,11 +20,11 @@ from typing import Any
 import flashattn_core
 import mlx.core as mx
 from flashattn_core import NoKernelError, _ext
-from flashattn_core.argument_types import describe
+from flashattn_core.argument_types import describe, integer
 from flashattn_core.arguments import Precision, lowered
-from flashattn_core.attention import flash_or_faster
 from flashattn_core.masks import for_quick
 
+from . import mlx_own
 from .described_masks import description_of
 
 Function = Callable[..., mx.array]
@@ -34,6 +34,10 @@ MLX_LM_BASE = "mlx_lm.models.base"  # the module whose functions most models cal
 
 class FlashFallbackWarning(UserWarning):
     """Warns, once for each reason, that a call fell back or that a function was not replaced."""
+
+
+class CacheError(TypeError):
+    """No attention can compute the call, and MLX's error would list signatures without saying what is wrong."""
 
 
 class FlashFallbackError(RuntimeError):
@@ -54,39 +58,37 @@ class State:
 
 state = State()
 observers: list[Callable[[_ext.Arguments], None]] = []  # one for each open observed() block
-# True during a call of a model given to patch_model(), False during a fallback. If None, state.on decides.
-here: ContextVar[bool | None] = ContextVar("mlxlm_flash_patch: whether attention is flash attention", default=None)
+in_model = ContextVar("mlxlm_flash_patch: whether a call of a model given to patch_model() runs", default=False)
 
 
 def is_active() -> bool:
     """Whether a call made now should be flash attention."""
-    marked = here.get()
-    return state.on if marked is None else marked
+    return state.on or in_model.get()
 
 
 @contextmanager
-def active(mark: bool) -> Iterator[None]:
-    """Inside the block, is_active() returns `mark` in this thread or asyncio task."""
-    before = here.get()
+def active() -> Iterator[None]:
+    """Inside the block, is_active() returns True in this thread or asyncio task."""
+    before = in_model.get()
     try:  # includes set(), because Ctrl-C may come right after set()
-        here.set(mark)
+        in_model.set(True)
         yield
     finally:
-        here.set(before)
+        in_model.set(before)
 
 
-def plain_call(query: Any, key: Any, value: Any, scale: Any, mask: Any, sinks: Any) -> Any:
-    """Computes most attention calls with a single call into C++. Returns the output.
+def plain_call(query: Any, key: Any, value: Any, scale: Any, mask: Any, sinks: Any) -> mx.array | None:
+    """Computes most attention calls with a single call into C++, which may leave the call to MLX's own attention.
 
-    Returns False if MLX's own attention is faster on this GPU, and None if the patch is off or the call needs attend().
+    Returns None if the patch is off or the call needs attend().
     """
-    rounds, marked = state.precision == "input", here.get()
-    if observers or not (state.on if marked is None else marked):  # is_active() inlined, to save time
+    if observers or not (state.on or in_model.get()):  # is_active() inlined, to save time
         return None
     try:
         described = mask if mask is None else for_quick(description_of(mask, query, key.shape[-2]))
-        return _ext.quick(query, key, value, scale, described, sinks, rounds, rounds)
-    except (AttributeError, TypeError, ValueError):
+        rounds = state.precision == "input"
+        return _ext.quick(query, key, value, scale, described, sinks, rounds, mlx_own.mlx_attention, mask)
+    except (AttributeError, LookupError, TypeError, ValueError):
         return None
 
 
@@ -99,8 +101,8 @@ def attend(
     sinks: mx.array | None = None,
     softcap: float | None = None,
     storage: dict[str, int] | None = None,
-) -> mx.array | None:
-    """Computes flash attention. Returns None if MLX's own attention is faster on this GPU.
+) -> mx.array:
+    """Computes flash attention, or leaves the call to MLX's own attention if that is estimated to be faster.
 
     Args:
       storage: {"group_size", "bits"} if key and value are tuples of a quantised cache; else None.
@@ -109,37 +111,42 @@ def attend(
       NoKernelError: (a ValueError) flash attention cannot compute this call; the text is the reason.
       TypeError, ValueError: bad arguments.
     """
+    for name, given in (storage or {}).items():
+        if integer(given) is None:
+            what = f"{name} of the KV cache is {describe(given)}, expected a whole number"
+            raise CacheError(f"[scaled_dot_product_attention] {what}")
     query, key, value = _in_one_dtype(query, key, value, storage)
-    mask = description_of(mask, query, (key[0] if storage else key).shape[-2])
+    if scale is None:  # as for flash_attention(), but MLX's function has no default
+        raise TypeError("[scaled_dot_product_attention] scale is None, expected a number")
+    mlx_mask, mask = mask, description_of(mask, query, (key[0] if storage else key).shape[-2])
     _require_kernel(query, key, value, mask, sinks, storage)
     options: Any = {"sinks": sinks, "softcap": softcap, "precision": state.precision, **(storage or {})}
     call = lowered(query, key, value, scale, mask, **options)
     for observe in observers:
         observe(call)
-    return flash_or_faster(call)
+    out: mx.array = _ext.attention(call, False, None, mlx_own.mlx_attention, mlx_mask)
+    return out
 
 
-def flash_or(
-    original: Callable[[], mx.array], flash: Callable[[], mx.array | None], whose: str = "mlx-lm's own"
-) -> mx.array:
+def flash_or(original: Callable[[], mx.array], flash: Callable[[], mx.array], whose: str = "mlx-lm's own") -> mx.array:
     """Returns the result of `flash`, which calls attend(), or of `original`, which calls the replaced function.
 
-    `original` is called if the patch is off, if MLX's own attention is faster, or if `flash` raises an error. Only the
-    last case is a fallback. The first fallback for each reason warns that `whose` attention computed the call. Under
-    strict, every fallback raises FlashFallbackError. If both `flash` and `original` raise, the arguments are bad. The
-    caller then gets the error of `original`, and no fallback is counted.
+    `original` is called if the patch is off, or if `flash` raises an error, which is a fallback. The first fallback for
+    each reason warns that `whose` attention computed the call. Under strict, every fallback raises FlashFallbackError.
+    If both `flash` and `original` raise, the arguments are bad. The caller then gets the error of `original`, except
+    where `flash` raised a CacheError. No fallback is counted.
     """
-    reason = None
+    reason, is_bad_cache = None, False
     if is_active():
         try:
-            out = flash()
-            if out is not None:
-                return out
-        except (AttributeError, TypeError, ValueError) as error:
-            reason = str(error)
+            return flash()
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            reason, is_bad_cache = str(error), isinstance(error, CacheError)
     try:
         out = original()
     except Exception as error:
+        if is_bad_cache:
+            raise CacheError(reason) from error
         if reason is not None:
             error.add_note(f"flash attention cannot compute this call either: {reason}")
         raise
@@ -157,11 +164,11 @@ def flash_or(
 
 
 def frames_of_libraries(frame: FrameType | None) -> int:
-    """Counts the frames, from `frame` up, that belong to this package or to mlx-lm's base module."""
+    """Counts the frames, from `frame` up, that belong to this package, to mlx-lm's base module or to contextlib."""
     count = 0
     while frame is not None and (
         os.path.dirname(frame.f_code.co_filename) == os.path.dirname(__file__)
-        or frame.f_globals.get("__name__") == MLX_LM_BASE
+        or frame.f_globals.get("__name__") in (MLX_LM_BASE, "contextlib")
     ):
         count, frame = count + 1, frame.f_back
     return count
@@ -219,5 +226,8 @@ def _in_one_dtype(query: mx.array, key: Any, value: Any, storage: dict[str, int]
             cure = ": this attention takes no quantised KV cache, so run it without --kv-bits"
             message = f"{name} is {describe(given)}, expected an array{cure if isinstance(given, list | tuple) else ''}"
             raise TypeError(f"[scaled_dot_product_attention] {message}")
+        if given.ndim != 4:  # flash attention takes other arrays, too, but MLX's function and mlx-lm's do not
+            message = f"{name} has shape {given.shape}, expected (B, heads, length, dim)"
+            raise ValueError(f"[scaled_dot_product_attention] {message}")
     dtype = mx.result_type(query, *rows)
     return (query.astype(dtype), *((key, value) if storage else (key.astype(dtype), value.astype(dtype))))

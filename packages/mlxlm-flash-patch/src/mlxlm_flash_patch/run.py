@@ -23,7 +23,7 @@ from typing import TextIO
 import flashattn_core
 from flashattn_core.arguments import Precision
 
-from .patch import NEVER_CALLED, enable, joined, status, versions
+from .patch import enable, joined, status, versions
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,11 @@ class Program:
     argv: list[str]
     folder: str  # becomes sys.path[0]
     start: Callable[[], object]
+
+    @property
+    def is_launcher(self) -> bool:
+        """Whether the program computes no attention itself, but starts processes that may do so."""
+        return os.path.basename(self.argv[0]) == "mlx.launch"
 
 
 def find(command: str, arguments: Sequence[str]) -> Program:
@@ -127,5 +132,4 @@ def _set_folder(folder: str) -> None:
 def _say_what_ran(stream: TextIO, process: int) -> None:
     if os.getpid() == process:  # not in a child that the program forked
         now = status()
-        why = f" · {NEVER_CALLED}" if now.nothing_ran() and not now.fallbacks else ""
-        say(f"flash attention ran: {now.counts()}{why}", stream)
+        say(" · ".join([f"flash attention ran: {now.counts()}", *now.replaced()]), stream)

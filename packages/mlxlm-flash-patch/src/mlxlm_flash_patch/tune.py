@@ -18,7 +18,7 @@ import mlx.core as mx
 from flashattn_core import _ext, flash_attention
 from flashattn_core.check.drawn import drawn
 
-from .mx_fast import mlx_attention
+from . import mlx_own
 
 CAUSAL: dict[str, mx.Dtype | None] = {"causal": None}
 # Calls of Qwen2.5 0.5B and 7B, and of Llama 3, each in the form in which MLX has a fused kernel. Metal has a decode
@@ -78,7 +78,7 @@ def measured() -> Iterator[Measured]:
 def costs(found: Sequence[Measured]) -> str:
     """The text of the file, in the form of flashattn_core's csrc/call/costs.def. A kernel's cost is its highest."""
     device = mx.default_device()
-    name = mx.device_info(device)["device_name"]  # type: ignore[attr-defined]
+    name = mx.device_info(device)["device_name"]
     capability = _ext.device_of(device).compute_capability
     highest = {each.kernel: max(one.cost for one in found if one.kernel == each.kernel) for each in found}
     lines = (
@@ -105,7 +105,7 @@ def _ours(query: mx.array, key: mx.array, value: mx.array, mask: Any) -> mx.arra
 
 
 def _mlx(query: mx.array, key: mx.array, value: mx.array, mask: Any) -> mx.array:
-    return mlx_attention(query, key, value, scale=query.shape[-1] ** -0.5, mask=mask)
+    return mlx_own.mlx_attention(query, key, value, scale=query.shape[-1] ** -0.5, mask=mask)
 
 
 def _calls(call: _ext.Call, attend: Callable[..., mx.array]) -> Calls:

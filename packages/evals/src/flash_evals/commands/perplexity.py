@@ -164,7 +164,7 @@ def command(
 
     kept = (save or resume) if ranks.rank == 0 else None
     with score_file.appending(kept, header, planned.windows, resume=bool(resume)) as (held, keep):
-        before = ranks.all(lambda: held)[0]
+        before = ranks.all(lambda: held, list[Batch])[0]
         resumed = score_file.windows_in(before)
         if resumed > len(windows):
             raise EvalError(f"--resume {resume} holds {resumed:,} windows, more than --max-windows {max_windows}")

@@ -13,9 +13,9 @@ from typing import Any
 import flashattn_core
 import mlx.core as mx
 import numpy as np
-from flashattn_core import contest
 from flashattn_core.arguments import Precision
 from flashattn_core.masks import Causal, SlidingWindow
+from mlxlm_flash_patch import mlx_own
 
 from flash_evals.results.workload import GROUP_SIZE, Inputs, Pass, Workload
 from flash_evals.work import machine
@@ -127,7 +127,7 @@ def mlx(workload: Workload, _: Precision) -> Attention:
     how: dict[str, Any] = {"scale": workload.head_dim**-0.5}
     how["mask"] = "causal" if workload.causal and not workload.window else _mlx_mask(workload)
     if not workload.kv_bits:
-        return partial(contest.mlx_attention, **how)  # MLX's own attention, even if the patch is on
+        return partial(mlx_own.mlx_attention, **how)  # MLX's own attention, even if the patch is on
     # MLX has no attention over quantised keys. mlx-lm's scales the query in place, so it gets a copy of the query.
     attention = import_module("mlx_lm.models.base").quantized_scaled_dot_product_attention
     how |= {"group_size": GROUP_SIZE, "bits": workload.kv_bits}

@@ -101,7 +101,7 @@ def attention_share(name: Arm, work: Callable[[], object], precision: Precision 
 def _counts() -> tuple[Counter[str], Counter[str], Counter[str]]:
     """Returns three counts since the process began: kernel -> calls, reason -> fallbacks, kind -> calls left to MLX."""
     now = flash.status()
-    left = Counter({kind: left.calls for kind, left in now.left.items()})
+    left = Counter(now.left)
     return Counter(flashattn_core.stats()), Counter(now.fallbacks), left
 
 

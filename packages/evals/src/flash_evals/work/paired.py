@@ -64,7 +64,7 @@ def batches(
         work([first], order=which)
     for number, begin in enumerate(range(0, len(planned), ranks.size)):
         order = [name for name in arms(number) if name in which]
-        yield from ranks.each(partial(work, order=order), planned[begin : begin + ranks.size])
+        yield from ranks.each(partial(work, order=order), planned[begin : begin + ranks.size], Batch)
 
 
 def _measure(

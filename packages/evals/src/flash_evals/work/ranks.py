@@ -4,15 +4,16 @@ All ranks do the same steps in the same order, and exchange messages after each 
 in this exchange, because otherwise the others would wait for it forever. Only rank 0 prints and writes.
 """
 
-import pickle
+import io
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
 from types import FrameType, TracebackType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import mlx.core as mx
+import msgspec
 import numpy as np
 
 from flash_evals.results.errors import EvalError, one_line
@@ -21,8 +22,8 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class _Message(NamedTuple):
-    value: Any = None
+class _Message(msgspec.Struct):
+    value: bytes = b""  # encoded
     interrupted: bool = False
     left: str = ""  # why this rank has left the run; empty if it has not
 
@@ -39,8 +40,9 @@ class Ranks:
         self._interrupted = False  # in this rank
         self._stop = False  # whether any rank was interrupted; the same in all ranks
 
-    def all(self, work: Callable[[], Result]) -> list[Result]:
-        """Runs the work in each rank. Returns all ranks' results, in the ranks' order, to each rank.
+    def all(self, work: Callable[[], Result], of: type[Result]) -> list[Result]:
+        """Runs the work in each rank. Returns all ranks' results, in the ranks' order, to each rank. `of` is the type
+        of a result. It consists of Records, NumPy arrays and what msgspec knows.
 
         If another rank has left the run, raises EvalError with its reason. If any rank was interrupted before its
         previous call of all() ended, raises KeyboardInterrupt.
@@ -49,23 +51,25 @@ class Ranks:
             return [work()]
         if self._stop:
             raise KeyboardInterrupt
-        told = self._exchange(_Message(work(), self._interrupted))
+        told = self._exchange(_Message(_encode(work()), self._interrupted))
         for rank, message in enumerate(told):
             if message.left:
                 raise EvalError(f"rank {rank}: {message.left}")
         self._stop = any(message.interrupted for message in told)
-        return [message.value for message in told]
+        return [_decode(message.value, of) for message in told]
 
     def agree(self, value: Any, what: str) -> None:
         """Raises an EvalError that names `what` if `value` is not the same in all ranks."""
-        for rank, other in enumerate(self.all(lambda: value)):
-            if other != value:
+        mine = _encode(value)
+        for rank, other in enumerate(self.all(lambda: mine, bytes)):
+            if other != mine:
                 raise EvalError(f"rank {rank} differs from rank {self.rank} in {what}")
 
-    def each(self, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    def each(self, work: Callable[[Item], Result], items: Sequence[Item], of: type[Result]) -> list[Result]:
         """Rank n applies `work` to items[n] (at most one item for each rank). Every rank gets all results, in order."""
         mine = items[self.rank : self.rank + 1]
-        return [result for results in self.all(lambda: [work(item) for item in mine]) for result in results]
+        told = self.all(lambda: [work(item) for item in mine], list[of])  # type: ignore[valid-type]
+        return [result for results in told for result in results]
 
     def __enter__(self) -> "Ranks":
         if self.size > 1:
@@ -89,14 +93,28 @@ class Ranks:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     def _exchange(self, message: _Message) -> list[_Message]:
-        mine = np.frombuffer(pickle.dumps(message), np.uint8)
+        mine = np.frombuffer(_encode(message), np.uint8)
         lengths = np.array(mx.distributed.all_gather(mx.array([mine.size])))
         rows = mx.distributed.all_gather(mx.array(np.pad(mine, (0, lengths.max() - mine.size))[None]))
-        return [pickle.loads(row[:length].tobytes()) for row, length in zip(np.array(rows), lengths, strict=True)]
+        return [_decode(row[:length].tobytes(), _Message) for row, length in zip(np.array(rows), lengths, strict=True)]
+
+
+def _encode(value: object) -> bytes:
+    def array(given: np.ndarray) -> bytes:
+        file = io.BytesIO()
+        np.save(file, given, allow_pickle=False)
+        return file.getvalue()
+
+    return msgspec.msgpack.encode(value, enc_hook=array)
+
+
+def _decode(data: bytes, of: type[Result]) -> Result:
+    return msgspec.msgpack.decode(data, type=of, dec_hook=lambda _, array: np.load(io.BytesIO(array)))
 
 
 def _said(error: BaseException) -> str:
-    return error.message if isinstance(error, EvalError) else f"{type(error).__name__}: {one_line(error)}"
+    said = error.message if isinstance(error, EvalError) else f"{type(error).__name__}: {one_line(error)}"
+    return said.encode(errors="replace").decode()  # a file's name may hold what UTF-8 cannot encode
 
 
 def shared(command: Callable[..., None]) -> Callable[..., None]:
