@@ -187,6 +187,24 @@ def test_a_kernel_passes():
     assert check.of_call(arguments(), "cpu_prefill", mx.default_stream(mx.cpu)) == ""
 
 
+def test_of_a_traced_call_exact_out_is_checked_too(tmp_path, monkeypatch):
+    def wrong(**arguments):
+        out, lse, exact_out = attend(**arguments)
+        return out, lse, exact_out if arguments["stream"] == mx.cpu else exact_out * 1.01
+
+    def call(query):
+        arguments = lowered(query, key := mx.zeros((1, 2, 100, 24), mx.float16), key)
+        assert check.of_call(arguments, "cpu_prefill", mx.default_stream(mx.cpu)) == ""
+        return query.sum()
+
+    monkeypatch.setenv("FLASHATTN_CACHE", str(tmp_path))
+    attend, query = check._attend, mx.zeros((1, 4, 77, 24), mx.float16)
+    mx.grad(call)(query)
+    monkeypatch.setattr(check, "_attend", wrong)
+    with pytest.raises(KernelWarning, match="exact_out is wrong"):
+        mx.grad(call)(query)
+
+
 def test_a_kernel_fails_with_a_warning_and_a_file(tmp_path, monkeypatch):
     monkeypatch.setenv("FLASHATTN_CACHE", str(tmp_path))
     with pytest.warns(KernelWarning, match="cpu_decode fails its check on .*77 queries.* takes up to 8 queries"):

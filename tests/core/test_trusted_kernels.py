@@ -119,15 +119,16 @@ def test_what_no_kernel_covers_is_an_error_and_nothing_is_checked():
     assert check.asked == []
 
 
-def traced(check, device="metal", dim=64):
-    key = mx.zeros((1, 2, 300, dim))
+def traced(check, device="metal", dim=64, dtype=mx.float32, precision="float32"):
+    key = mx.zeros((1, 2, 300, dim), dtype)
     decisions = []
 
     def call(query):
-        decisions.append(launches.decision(lowered(query, key, key, None, "causal"), device, check=check)[0])
+        arguments = lowered(query, key, key, None, "causal", precision=precision)
+        decisions.append(launches.decision(arguments, device, check=check)[0])
         return query.sum()
 
-    mx.grad(call)(mx.zeros((1, 4, 100, dim)))
+    mx.grad(call)(mx.zeros((1, 4, 100, dim), dtype))
     return decisions[0]
 
 
@@ -137,6 +138,16 @@ def test_of_a_call_that_is_traced_the_gradient_is_checked_too(device):
     decision(check, device=device, dtype=mx.float32)
     kernel = traced(check, device).kernel
     assert check.asked == [kernel, f"{device}_backward_dq"]
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "saves"), [("metal", "float32", True), ("cuda", "float32", True), ("cuda", "input", False)]
+)
+def test_a_kernel_that_saves_exact_out_is_checked(device, precision, saves):
+    check = Check()
+    decision(check, device=device, precision=precision)
+    kernel = traced(check, device, dtype=mx.float16, precision=precision).kernel
+    assert check.asked == [kernel, *[kernel] * saves, f"{device}_backward_dq"]
 
 
 def test_of_a_call_whose_gradient_is_wrong_that_is_the_reason():

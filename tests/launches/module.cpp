@@ -174,7 +174,7 @@ struct PrimitiveInputs {
   Inputs named() const { return Inputs(arrays, present); }
 };
 
-nb::list forward(const Arguments& arguments, const std::string& device, bool with_lse) {
+nb::list forward(const Arguments& arguments, const std::string& device, bool with_lse, bool with_exact_out) {
   Backend backend = backend_of(device);
   PrimitiveInputs inputs(arguments, backend);
   Inputs named = inputs.named();
@@ -185,7 +185,9 @@ nb::list forward(const Arguments& arguments, const std::string& device, bool wit
   stats.push_back(2);
   mx::array out = not_allocated(wide, named.query().dtype()), lse = not_allocated(rows, mx::float32);
   mx::array row_stats = not_allocated(stats, mx::float32);
-  Outputs outputs = {out, with_lse ? &lse : nullptr, with_lse ? &row_stats : nullptr};
+  mx::array exact_out = not_allocated(wide, mx::float32);
+  Outputs outputs = {out, with_lse ? &lse : nullptr, with_lse ? &row_stats : nullptr,
+                     with_exact_out ? &exact_out : nullptr};
   gpu::Work work = forward_work(variant, named, arguments.options, outputs);
   nb::list result = described(work, backend);
   for (nb::handle launch : result) {
@@ -207,12 +209,15 @@ nb::list backward(const Arguments& arguments, const mx::array& out, const mx::ar
   Inputs named = inputs.named();
   CallShape shape = call_shape(named, arguments.options, backend, arguments.precision);
   check_backward(backend, shape);
-  mx::array query = not_allocated(named.query().shape(), out.dtype());
-  mx::array key = not_allocated(named.key().shape(), out.dtype());
-  mx::array value = not_allocated(named.value().shape(), out.dtype());
+  mx::Dtype dtype = named.query().dtype();
+  mx::array query = not_allocated(named.query().shape(), dtype);
+  mx::array key = not_allocated(named.key().shape(), dtype);
+  mx::array value = not_allocated(named.value().shape(), dtype);
   mx::array delta = not_allocated(lse.shape(), mx::float32);
   return described(backward_work(backward_variant(backend, shape), named, arguments.options,
-                                 {{out, &lse, &row_stats}, out_gradient, lse_gradient ? &*lse_gradient : nullptr},
+                                 {{out, &lse, &row_stats, out.dtype() == dtype ? nullptr : &out},
+                                  out_gradient,
+                                  lse_gradient ? &*lse_gradient : nullptr},
                                  {query, key, value, delta}),
                    backend);
 }
@@ -248,7 +253,7 @@ nb::list block_map(mx::array mask, const std::string& device) {
 NB_MODULE(flashattn_launches, m) {
   nb::module_::import_("flashattn_core");  // registers the arguments' type
   m.def("sources", &metal::sources, "The Metal kernels' texts by the name of their file.");
-  m.def("forward", &forward, "arguments"_a, "device"_a = "metal", "with_lse"_a = true,
+  m.def("forward", &forward, "arguments"_a, "device"_a = "metal", "with_lse"_a = true, "with_exact_out"_a = false,
         "The launches of a call. Raises what the call raises.");
   m.def(
       "exchange_gpu",
@@ -267,9 +272,11 @@ NB_MODULE(flashattn_launches, m) {
   m.def(
       "set_refuses", [](bool refuses) { cuda::refuses = refuses; }, "refuses"_a,
       "Sets whether NVRTC and the driver refuse to build functions.");
-  m.def("backward", &backward, "arguments"_a, "out"_a, "lse"_a, "row_stats"_a, "out_gradient"_a,
-        "lse_gradient"_a.none(), "device"_a = "metal",
-        "The launches of a call's gradients. lse_gradient: None means zeros.");
+  m.def(
+      "backward", &backward, "arguments"_a, "out"_a, "lse"_a, "row_stats"_a, "out_gradient"_a, "lse_gradient"_a.none(),
+      "device"_a = "metal",
+      "The launches of a call's gradients. out: exact_out if it is float32 and query is not. lse_gradient: None means\n"
+      "zeros.");
   m.def("looked_up", &looked_up, "arguments"_a, "device"_a, "may_leave"_a = false,
         "(The kernel that was settled for such calls, whether MLX's own attention is faster); None if nothing was\n"
         "settled. Raises what the call raises. may_leave: count the call as left to MLX if MLX is faster.");

@@ -41,6 +41,7 @@ struct CallAndWork {
     set(Binding::out, outputs.out);
     if (outputs.lse) set(Binding::lse, *outputs.lse);
     if (outputs.row_stats) set(Binding::row_stats, *outputs.row_stats);
+    if (outputs.exact_out) set(Binding::exact_out, *outputs.exact_out);
   }
 
   void set(Binding binding, const mx::array& array) {
@@ -85,9 +86,10 @@ void mark_block_map(Backend backend, gpu::Call& call) {
 }
 
 // Describes the call as if its arrays were contiguous.
-gpu::Call contiguous_call(Variant variant, const Inputs& inputs, const Options& options) {
+gpu::Call contiguous_call(Variant variant, const Inputs& inputs, const Options& options, bool has_exact_out) {
   const mx::array &query = inputs.query(), &key = inputs.key();
   gpu::Call call = CallAndWork(variant, inputs, options, {query, nullptr, nullptr}).call;  // query in place of out
+  call.present[index(Binding::exact_out)] = has_exact_out;
   call.aligned.fill(true);
   AttentionParams& p = call.params;
   p.query = contiguous(p.num_heads, p.query_len, p.head_dim);
@@ -129,7 +131,8 @@ gpu::Work forward_work(Variant variant, const Inputs& inputs, const Options& opt
   return std::move(both.work);
 }
 
-std::vector<gpu::Launch> pipelines_of(Variant variant, const Inputs& inputs, const Options& options) {
+std::vector<gpu::Launch> pipelines_of(Variant variant, const Inputs& inputs, const Options& options,
+                                      bool has_exact_out) {
   std::vector<gpu::Launch> pipelines;
   const auto add = [&](const gpu::Call& call) {
     for (const gpu::Launch& launch : launches_of(variant.kernel, call)) {
@@ -140,7 +143,7 @@ std::vector<gpu::Launch> pipelines_of(Variant variant, const Inputs& inputs, con
   std::vector<std::pair<int, int>> lengths(std::begin(kChecked), std::end(kChecked));
   if (variant.kernel == Kernel::cuda_prefill) lengths.push_back(kCheckedSharing);
   for (auto [query_len, key_len] : lengths) {
-    gpu::Call contiguous = contiguous_call(variant, inputs, options);
+    gpu::Call contiguous = contiguous_call(variant, inputs, options, has_exact_out);
     if (contiguous.params.query_len > kFew) contiguous.params.query_len = query_len;
     contiguous.params.key_len = key_len;
     mark_block_map(backend_of(variant.kernel), contiguous);
@@ -156,8 +159,10 @@ std::string source_text(const gpu::Launch& launch, Backend backend) {
   return backend == Backend::metal ? metal::source_text(launch) : cuda::source_text(launch);
 }
 
-void prepare_for_cuda(Variant variant, const Inputs& inputs, const Options& options, int device) try {
-  for (const gpu::Launch& launch : launches_of(variant.kernel, contiguous_call(variant, inputs, options))) {
+void prepare_for_cuda(Variant variant, const Inputs& inputs, const Options& options, bool has_exact_out,
+                      int device) try {
+  gpu::Call call = contiguous_call(variant, inputs, options, has_exact_out);
+  for (const gpu::Launch& launch : launches_of(variant.kernel, call)) {
     cuda::function_of(launch, device);
   }
 } catch (const std::runtime_error& error) {

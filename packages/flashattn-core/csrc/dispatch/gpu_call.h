@@ -23,13 +23,15 @@ constexpr std::pair<int, int> kChecked[] = {{77, 330}, {192, 128}, {300, 128}, {
 constexpr std::pair<int, int> kCheckedSharing = {77, 2100};
 
 // Returns a launch for each instantiation that the kernel may need, for any lengths, strides and alignment. If the
-// kernel is a backward kernel, returns the launches of all backward kernels of its backend.
-std::vector<gpu::Launch> pipelines_of(Variant variant, const Inputs& inputs, const Options& options);
+// kernel is a backward kernel, returns the launches of all backward kernels of its backend. has_exact_out: whether the
+// call saves exact_out, see Outputs.
+std::vector<gpu::Launch> pipelines_of(Variant variant, const Inputs& inputs, const Options& options,
+                                      bool has_exact_out);
 std::string source_text(const gpu::Launch& launch, Backend backend);
 
 // Compiles the CUDA kernels of the call, for contiguous arrays. Throws NoKernelError if compilation fails. Call this
 // before the call becomes part of a graph, because afterwards no other kernel can be chosen.
-void prepare_for_cuda(Variant variant, const Inputs& inputs, const Options& options, int device);
+void prepare_for_cuda(Variant variant, const Inputs& inputs, const Options& options, bool has_exact_out, int device);
 
 // Makes the work that computes the block map of a mask, see call/block_map.h.
 gpu::Work block_map_work(Backend backend, const mx::array& mask, const ArrayParams& params, const mx::array& map);

@@ -216,16 +216,20 @@ NB_MODULE(_ext, m) {
       "may_leave: MLX's own attention is faster, and the caller must run it; the call is counted in left_calls().");
   m.def(
       "attention_by_table",
-      [](Arguments arguments, bool return_lse, mx::StreamOrDevice where, const OptionalArray& query) {
+      [](Arguments arguments, bool return_lse, mx::StreamOrDevice where, const OptionalArray& query,
+         bool return_exact_out) -> nb::object {
         if (query) arguments.inputs[index(Input::query)] = *query;
         mx::Stream stream = mx::to_stream(where);
         Decision decision = by_table(arguments, checked(arguments, stream));
         decision.is_counted = false;
-        return as_python(attention(arguments, decision, return_lse, stream), return_lse);
+        std::vector<mx::array> outputs = attention(arguments, decision, return_lse, stream, return_exact_out);
+        if (return_exact_out) return nb::make_tuple(outputs[0], outputs[1], outputs[3]);
+        return as_python(outputs, return_lse);
       },
-      "arguments"_a, "return_lse"_a, "stream"_a.none(), "query"_a = nb::none(),
+      "arguments"_a, "return_lse"_a, "stream"_a.none(), "query"_a = nb::none(), "return_exact_out"_a = false,
       "Like attention(), with the kernel that the arguments name or the kernel table prefers, whatever checks and\n"
-      "timings found. stats() does not count the call. query: replaces the arguments' query.");
+      "timings found. stats() does not count the call. query: replaces the arguments' query. return_exact_out: return\n"
+      "(out, lse, out before it is rounded to 16 bits).");
   m.def(
       "stream_of", [](mx::StreamOrDevice where) { return mx::to_stream(where); }, "stream"_a.none(),
       "The stream that an op with this `stream` argument runs on.");

@@ -69,7 +69,8 @@ auto with_variant(const Arguments& arguments, const std::string& kernel, const s
 std::vector<std::string> pipelines(const Arguments& arguments, const std::string& kernel, const std::string& backend) {
   return with_variant(arguments, kernel, backend, [&](Variant variant, const Inputs& inputs, Backend backend) {
     std::vector<std::string> lines;
-    for (const gpu::Launch& launch : pipelines_of(variant, inputs, arguments.options)) {
+    bool has_exact_out = saves_exact_out(arguments, backend);
+    for (const gpu::Launch& launch : pipelines_of(variant, inputs, arguments.options, has_exact_out)) {
       lines.push_back(launch.specialisation + " " + gpu::sum_of(source_text(launch, backend)));
     }
     return lines;
@@ -79,11 +80,12 @@ std::vector<std::string> pipelines(const Arguments& arguments, const std::string
 void compile(const Arguments& arguments, const std::string& kernel, mx::Device device, bool all) {
   with_variant(arguments, kernel, "cuda", [&](Variant variant, const Inputs& inputs, Backend) {
     nb::gil_scoped_release others_run;
-    if (!all) return prepare_for_cuda(variant, inputs, arguments.options, device.index);
+    bool has_exact_out = saves_exact_out(arguments, Backend::cuda);
+    if (!all) return prepare_for_cuda(variant, inputs, arguments.options, has_exact_out, device.index);
     // Compiles all pipelines at the same time, because each takes about a second. Ignores errors. check.py compiles
     // again and reports them.
     std::vector<std::future<CUfunction>> functions;
-    for (const gpu::Launch& launch : pipelines_of(variant, inputs, arguments.options)) {
+    for (const gpu::Launch& launch : pipelines_of(variant, inputs, arguments.options, has_exact_out)) {
       functions.push_back(std::async(std::launch::async, cuda::function_of, launch, device.index));
     }
   });
@@ -125,6 +127,12 @@ void bind_decisions(nb::module_& m) {
         "[(kernel that can run the call, whether to time it)]. Raises NoKernelError if there is none.");
   m.def("backward_kernel", &backward_kernel, "arguments"_a, "backend"_a,
         "The name that stands for all kernels of the gradient; None if they do not cover the call.");
+  m.def(
+      "saves_exact_out",
+      [](const Arguments& arguments, const std::string& backend_name) {
+        return saves_exact_out(arguments, backend_of(backend_name));
+      },
+      "arguments"_a, "backend"_a, "Whether the call keeps out, before it is rounded to 16 bits, for its gradient.");
   m.def("pipelines", &pipelines, "arguments"_a, "kernel"_a, "backend"_a,
         "A line for each pipeline that the kernel needs in calls of this kind: its constants and its text's checksum.");
   m.def("compile", &compile, "arguments"_a, "kernel"_a, "device"_a, "all"_a,

@@ -130,4 +130,10 @@ bool is_traced(const Arguments& arguments) {
   return std::any_of(inputs.begin(), inputs.end(), [](const auto& input) { return input && input->is_tracer(); });
 }
 
+bool saves_exact_out(const Arguments& arguments, Backend backend) {
+  bool rounds = backend == Backend::cuda && arguments.precision == Precision::input;
+  bool has_gradient = arguments.options.bits == 0;  // quantised keys and values have none
+  return has_gradient && !rounds && Inputs(arguments).query().itemsize() == 2 && is_traced(arguments);
+}
+
 }  // namespace flashattn

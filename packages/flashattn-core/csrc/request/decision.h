@@ -79,4 +79,8 @@ Variant variant_for(const Decision& decision, const Inputs& inputs, const Option
 // Whether mx.grad, mx.vjp, mx.vmap or mx.compile is tracing the call. Only then can anyone ask for its gradient.
 bool is_traced(const Arguments& arguments);
 
+// Whether the forward pass saves exact_out, see Outputs. The gradient needs it if its errors must be those of float32:
+// where one key has nearly all of a row's weight, delta and dP cancel, and the rounding error of out would be left.
+bool saves_exact_out(const Arguments& arguments, Backend backend);
+
 }  // namespace flashattn

@@ -56,7 +56,11 @@ def of_call(arguments: _ext.Arguments, kernel: str, stream: mx.Stream) -> str:
         wrong = gradient_failure(kind, partial(_gradients, **how), error=error)
     else:
         lengths = lengths_of(kind, kernel)
-        wrong = failure(kind, partial(_attend, **how, kernel=kernel), partial(_attend, stream=mx.cpu), lengths, error)
+        # exact_out is compared with what the CPU computes in float32, where out is not rounded.
+        exact_out = _ext.saves_exact_out(arguments, _ext.backend_of(stream.device))
+        attend = partial(_attend, **how, kernel=kernel, exact_out=exact_out)
+        names = ("out", "lse", "exact_out")
+        wrong = failure(kind, attend, partial(_attend, stream=mx.cpu, exact_out=exact_out), lengths, error, names)
     if not wrong:
         return ""
     where = f"{mx.device_info(stream.device)['device_name']}, mlx {mx.__version__}"  # type: ignore[attr-defined]
@@ -67,8 +71,11 @@ def of_call(arguments: _ext.Arguments, kernel: str, stream: mx.Stream) -> str:
     return wrong
 
 
-def _attend(*, stream: Any, **arguments: Any) -> tuple[mx.array, mx.array]:
-    outputs: tuple[mx.array, mx.array] = _ext.attention_by_table(lowered(**arguments), True, stream)
+def _attend(*, stream: Any, exact_out: bool = False, **arguments: Any) -> tuple[mx.array, ...]:
+    """(out, lse), or (out, lse, out before it is rounded) if exact_out."""
+    outputs: tuple[mx.array, ...] = _ext.attention_by_table(
+        lowered(**arguments), True, stream, return_exact_out=exact_out
+    )
     return outputs
 
 
@@ -76,7 +83,7 @@ def _gradients(*, stream: Any, **arguments: Any) -> tuple[mx.array, ...]:
     """Gradients of query, key, value, and of sinks if given."""
     names = [name for name in ("query", "key", "value", "sinks") if name in arguments]
 
-    def outputs(*changed: mx.array) -> tuple[mx.array, mx.array]:
+    def outputs(*changed: mx.array) -> tuple[mx.array, ...]:
         of_them: Named = dict(zip(names, changed, strict=True))
         return _attend(**arguments | of_them, stream=stream)
 
