@@ -2,7 +2,8 @@
 
 The error against float64 may be at most twice the error of the unfused gradient, plus 1e-5. The float64 gradient is
 computed from the inputs alone. The unfused gradient computes each step in float32, keeps all scores in memory, and
-rounds `out` and the gradients to the call's dtype.
+rounds the gradients to the call's dtype. Only with `rounds_out` it takes delta from `out` in the call's dtype, as
+kernels may do that run with precision="input".
 
 If a gradient has few numbers, as for two sinks, its unfused error may be small by luck. So the unfused gradient is
 computed 2 * ORDERS times, and the largest error counts. Sums are taken in ORDERS orders. For each order, out and lse
@@ -55,10 +56,6 @@ class Call:
             query, key, value, self.scale, self.mask, softcap=self.softcap, sinks=sinks, alibi_slopes=slopes
         )
 
-    def rounded(self, out: np.ndarray, lse: np.ndarray) -> tuple[mx.array, mx.array]:
-        """Returns out in the call's dtype and lse in float32, as a forward pass does."""
-        return mx.array(out.astype(np.float32)).astype(self.query.dtype), mx.array(lse.astype(np.float32))
-
 
 @dataclass(frozen=True)
 class Gradients:
@@ -101,10 +98,13 @@ def flash_gradients(call: Call) -> Gradients:
     return flash(call)[1]
 
 
-def unfused_gradients(call: Call, dtype=np.float64, after_a_forward: bool = False) -> Gradients:
-    """Computes the gradients by the unfused formula in `dtype`. In float32, `out` is rounded to the call's dtype.
+def unfused_gradients(
+    call: Call, dtype=np.float64, after_a_forward: bool = False, rounds_out: bool = False
+) -> Gradients:
+    """Computes the gradients by the unfused formula in `dtype`.
 
     after_a_forward: out and lse come from a forward pass in float64. Otherwise they are computed in `dtype`.
+    rounds_out: rounds out to the call's dtype before its product with dout.
     """
     cast = lambda a: np.asarray(a, dtype)  # noqa: E731
     query, key, value, dout = (cast(to_numpy(a)) for a in (call.query, call.key, call.value, call.dout))
@@ -139,7 +139,7 @@ def unfused_gradients(call: Call, dtype=np.float64, after_a_forward: bool = Fals
         row_sum = np.where(sees_any, cast(row_sum), 1)
         probabilities, sink_probabilities = weights / row_sum, sink_weights / row_sum
         out = weighted_sum(probabilities, value) if out is None else cast(out)
-        if dtype == np.float32:
+        if rounds_out:
             out = to_numpy(mx.array(out).astype(call.query.dtype))
         delta = (dout * out).sum(axis=-1, keepdims=True)
         if call.dlse is not None:
@@ -208,14 +208,14 @@ def assert_equal_weights(call: Call, got: Gradients) -> None:
         np.testing.assert_allclose(to_numpy(getattr(got, name)), truth, atol=1e-5, err_msg=name)
 
 
-def assert_obeys_the_rule(call: Call, got: Gradients | None = None) -> None:
+def assert_obeys_the_rule(call: Call, got: Gradients | None = None, rounds_out: bool = False) -> None:
     """All gradients must obey the rule of this file. got: the gradients; None: those of flash_attention()."""
     got = got or flash_gradients(call)
     expected = unfused_gradients(call)
 
     @functools.cache
     def by_steps(way: tuple[int, bool]) -> Gradients:
-        return unfused_in_order(call, *way)
+        return unfused_in_order(call, *way, rounds_out)
 
     inputs = (call.query, call.key, call.value, call.sinks, call.alibi_slopes, bias_of(call))
     for field, given in zip(fields(Gradients), inputs, strict=True):
@@ -239,7 +239,7 @@ def assert_both_ways(*args, **options) -> None:
     assert_obeys_the_rule(call_of(np.random.default_rng(0), *args, **options))
 
 
-def unfused_in_order(call: Call, order: int, after_a_forward: bool) -> Gradients:
+def unfused_in_order(call: Call, order: int, after_a_forward: bool, rounds_out: bool) -> Gradients:
     """unfused_gradients() in float32, with shuffled columns, so that sums over columns are taken in another order.
 
     order: the seed of the shuffle; 0: not shuffled.
@@ -254,7 +254,7 @@ def unfused_in_order(call: Call, order: int, after_a_forward: bool) -> Gradients
         value=of(call.value, value_dims),
         dout=of(call.dout, value_dims),
     )
-    result = unfused_gradients(shuffled, np.float32, after_a_forward)
+    result = unfused_gradients(shuffled, np.float32, after_a_forward, rounds_out)
     back, value_back = np.argsort(dims), np.argsort(value_dims)
     return replace(result, dq=result.dq[..., back], dk=result.dk[..., back], dv=result.dv[..., value_back])
 

@@ -118,6 +118,12 @@ def assert_within_rule(
     assert error <= allowed, f"{what}: error {error:.3g}, allowed {allowed:.3g}"
 
 
+def roundings(got: mx.array, exact: np.ndarray) -> float:
+    """The root mean square error of `got`, divided by that of the exact result rounded to the same dtype."""
+    rounded = to_numpy(mx.array(exact.astype(np.float32)).astype(got.dtype))
+    return float(np.sqrt(np.mean((to_numpy(got) - exact) ** 2) / np.mean((rounded - exact) ** 2)))
+
+
 def packs_one_bit() -> bool:
     """Whether mx.quantize() supports one bit. Releases of MLX before 0.32.4 do not."""
     try:

@@ -195,6 +195,17 @@ def test_a_kernel_passes():
     assert compare.of_call(given_call(), PREFILL, CPU) == ""
 
 
+def test_of_a_traced_call_exact_out_is_checked_too(monkeypatch):
+    def wrong(**arguments):
+        out, lse, exact_out = attend(**arguments)
+        return out, lse, exact_out if arguments["stream"] == mx.cpu else exact_out * 1.01
+
+    call, attend = _ext.Call(mx.float16, 24, heads=2, query_len=77, key_len=100, is_traced=True), compare._attend
+    assert compare.of_call(call, PREFILL, CPU) == ""
+    monkeypatch.setattr(compare, "_attend", wrong)
+    assert "exact_out is wrong" in compare.of_call(call, PREFILL, CPU)
+
+
 def test_a_check_within_a_traced_function():
     def traced(x):
         assert compare.of_call(given_call(), PREFILL, CPU) == ""

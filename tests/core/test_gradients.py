@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from flashattn_core import flash_attention
-from flashattn_core.masks import Causal, KeyRange
+from flashattn_core.masks import Causal, KeyRange, SlidingWindow
 
 from tests.core.gradient_oracle import (
     Call,
@@ -41,6 +41,31 @@ def assert_equal(got, expected):
 def assert_same_bits(call, other):
     got, expected = flash_gradients(call), flash_gradients(other)
     assert_equal([got.dq, got.dk, got.dv], [expected.dq, expected.dk, expected.dv])
+
+
+@pytest.mark.parametrize(("length", "key_len"), [(1, 700), (8, 33), (70, 97)])
+@pytest.mark.parametrize("scale", [0.2, 5.0])  # with 5.0, one key has nearly all of a row's weight
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_16_bit_gradients_are_those_of_float32_rounded_once(rng, dtype, scale, length, key_len):
+    sizes = {"heads": 6, "kv_heads": 2, "length": length, "key_len": key_len, "dim": 24, "value_dim": 40}
+    call = replace(draw_call(rng, **sizes, dtype=dtype), scale=scale)
+    call = replace(call, sinks=mx.array(rng.standard_normal(6, dtype=np.float32)).astype(call.query.dtype))
+    for mask in (None, "causal", SlidingWindow(20)):
+        names = ("query", "key", "value", "dout", "sinks")
+        wide = {name: getattr(call, name).astype(mx.float32) for name in names}
+        got, expected = (flash_gradients(replace(each, mask=mask)) for each in (call, replace(call, **wide)))
+        for name in ("dq", "dk", "dv", "dsinks"):
+            assert mx.array_equal(getattr(got, name), getattr(expected, name).astype(call.query.dtype)), name
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_row_in_which_one_key_has_nearly_all_of_the_weight(dtype):
+    """The gradient is -exp(-7) = -0.00091. If delta came from the rounded out, dq would be 6 or 100 times as large."""
+    query, key, value = (
+        mx.array(numbers, DTYPES[dtype]).reshape(1, 1, -1, 1) for numbers in ([-7.0], [100.0, 101.0], [1.0, 0.0])
+    )
+    dq = mx.grad(lambda query: flash_attention(query, key, value, 1.0).sum())(query)
+    assert dq.item() == pytest.approx(-np.exp(-7) / (1 + np.exp(-7)) ** 2, rel=0.01)
 
 
 @pytest.mark.rotate(4)

@@ -135,15 +135,16 @@ def test_a_call_without_elements_is_not_checked(dim):
     assert check.asked == []
 
 
-def traced(check, dim, device="metal"):
-    key = mx.zeros((1, 2, 300, dim))
+def traced(check, dim, device="metal", dtype=mx.float32, precision="float32"):
+    key = mx.zeros((1, 2, 300, dim), dtype)
     found = []
 
     def call(query):
-        found.append(launches.selected(lowered(query, key, key, None, "causal"), device, check))
+        arguments = lowered(query, key, key, None, "causal", precision=precision)
+        found.append(launches.selected(arguments, device, check))
         return query.sum()
 
-    mx.grad(call)(mx.zeros((1, 4, 100, dim)))
+    mx.grad(call)(mx.zeros((1, 4, 100, dim), dtype))
     return found[0]
 
 
@@ -153,6 +154,16 @@ def test_of_a_call_that_is_traced_the_gradient_is_checked_too(device, dim):
     selected(check, dim, device=device, dtype=mx.float32)
     kernel = traced(check, dim, device)
     assert check.asked == [kernel, f"{device}_backward_dq"]
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "saves"), [("metal", "float32", True), ("cuda", "float32", True), ("cuda", "input", False)]
+)
+def test_a_kernel_that_saves_exact_out_is_checked(device, precision, saves, dim):
+    check = Check()
+    selected(check, dim, device=device, precision=precision)
+    kernel = traced(check, dim, device, mx.float16, precision)
+    assert check.asked == [kernel, *[kernel] * saves, f"{device}_backward_dq"]
 
 
 def test_of_a_call_whose_gradient_is_wrong_that_is_the_reason(dim):

@@ -3,13 +3,12 @@
 from dataclasses import replace
 
 import mlx.core as mx
-import numpy as np
 import pytest
 from flashattn_core.reference import reference_attention
 
 from tests import launches
 from tests.core.gradient_oracle import draw_call, unfused_gradients
-from tests.core.oracle import assert_matches_reference, assert_same_bits, draw, to_numpy
+from tests.core.oracle import assert_matches_reference, assert_same_bits, draw, roundings, to_numpy
 from tests.cuda.cuda_attention import flash_attention, run_backward
 
 pytestmark = [pytest.mark.rotate(4), pytest.mark.usefixtures("requires_clang")]
@@ -22,12 +21,6 @@ GRADIENTS = ("dq", "dk", "dv")
 
 def unchanged(source: str) -> str:
     return source
-
-
-def roundings(got: mx.array, exact: np.ndarray) -> float:
-    """The root mean square error of `got`, divided by that of the exact result rounded to the same dtype."""
-    rounded = to_numpy(mx.array(exact.astype(np.float32)).astype(got.dtype))
-    return float(np.sqrt(np.mean((to_numpy(got) - exact) ** 2) / np.mean((rounded - exact) ** 2)))
 
 
 def is_exact(error: float) -> bool:

@@ -1,10 +1,11 @@
-"""A result has the same bits whatever the order of threads is, and with or without lse."""
+"""A result has the same bits whatever the order of threads is, and whichever outputs are saved beside it."""
 
 import mlx.core as mx
 import pytest
 
 from tests.core.oracle import draw
 from tests.cuda.cuda_attention import flash_attention, run
+from tests.metal.test_metal_kernels import assert_exact_out
 
 SCHEDULES = ["forward", "reverse", "greedy", "random:1", "random:2"]
 pytestmark = [pytest.mark.rotate(3), pytest.mark.usefixtures("requires_clang")]
@@ -42,3 +43,26 @@ def test_a_call_that_nobody_asks_for_lse_of(case):
     arrays, options = case
     out, _ = flash_attention(*arrays, **options, return_lse=True)
     assert mx.array_equal(flash_attention(*arrays, **options), out)
+
+
+EXACT_OUT = {  # kernel, queries, keys, dtype, head_dim, value_dim
+    "a chunk": ("cuda_decode", 3, 100, "float16", 64, 64),
+    "chunks": ("cuda_decode", 2, 300, "bfloat16", 64, 40),
+    "chunks, a large head": ("cuda_decode", 1, 300, "bfloat16", 320, 64),
+    "tensor cores": ("cuda_prefill", 40, 70, "float16", 64, 64),
+    "tensor cores, padded columns": ("cuda_prefill", 40, 70, "bfloat16", 64, 39),
+    "warpgroups": ("cuda_prefill_hopper", 140, 150, "bfloat16", 64, 64),
+    "warpgroups that share keys": ("cuda_prefill_hopper", 20, 2100, "float16", 64, 64),
+    "threads": ("cuda_rowwise", 40, 70, "bfloat16", 64, 40),
+}
+
+
+@pytest.mark.parametrize("name", EXACT_OUT)
+def test_a_call_whose_gradient_may_be_asked_for(rng, name):
+    assert_exact_out(rng, run, *EXACT_OUT[name])
+
+
+def test_exact_out_changes_no_bit(case):
+    arrays, options = case
+    if options["bits"] is None and arrays[0].dtype != mx.float32:  # other calls have no exact_out
+        assert mx.array_equal(run(*arrays, **options, exact_out=True).out, run(*arrays, **options).out)

@@ -161,7 +161,7 @@ struct PrimitiveInputs {
   Inputs named() const { return Inputs(arrays, present); }
 };
 
-nb::list forward(const Arguments& arguments, const std::string& backend, bool with_lse,
+nb::list forward(const Arguments& arguments, const std::string& backend, bool with_lse, bool with_exact_out,
                  std::optional<bool> small_blocks) {
   Device device = device_named(backend);
   PrimitiveInputs inputs(arguments, device.backend);
@@ -174,7 +174,9 @@ nb::list forward(const Arguments& arguments, const std::string& backend, bool wi
   stats.push_back(2);
   mx::array out = not_allocated(wide, named.query().dtype()), lse = not_allocated(rows, mx::float32);
   mx::array row_stats = not_allocated(stats, mx::float32);
-  Outputs outputs = {out, with_lse ? &lse : nullptr, with_lse ? &row_stats : nullptr};
+  mx::array exact_out = not_allocated(wide, mx::float32);
+  Outputs outputs = {out, with_lse ? &lse : nullptr, with_lse ? &row_stats : nullptr,
+                     with_exact_out ? &exact_out : nullptr};
   gpu::Work work = forward_work(variant, call, device, named, outputs);
   nb::list result = described(work, device.backend);
   for (nb::handle launch : result) {
@@ -195,12 +197,15 @@ nb::list backward(const Arguments& arguments, const mx::array& out, const mx::ar
   mx::eval(given);
   Inputs named = inputs.named();
   Call call = describe(named, arguments.options, arguments.precision, true);
-  mx::array query = not_allocated(named.query().shape(), out.dtype());
-  mx::array key = not_allocated(named.key().shape(), out.dtype());
-  mx::array value = not_allocated(named.value().shape(), out.dtype());
+  mx::Dtype dtype = named.query().dtype();
+  mx::array query = not_allocated(named.query().shape(), dtype);
+  mx::array key = not_allocated(named.key().shape(), dtype);
+  mx::array value = not_allocated(named.value().shape(), dtype);
   mx::array delta = not_allocated(lse.shape(), mx::float32);
   return described(backward_work(backward_variant(call, device), call, device, named,
-                                 {{out, &lse, &row_stats}, out_gradient, lse_gradient ? &*lse_gradient : nullptr},
+                                 {{out, &lse, &row_stats, out.dtype() == dtype ? nullptr : &out},
+                                  out_gradient,
+                                  lse_gradient ? &*lse_gradient : nullptr},
                                  {query, key, value, delta}),
                    device.backend);
 }
@@ -248,7 +253,7 @@ nb::list block_map(mx::array mask, const std::string& device) {
 NB_MODULE(flashattn_launches, m) {
   nb::module_::import_("flashattn_core");  // registers the arguments' type
   m.def("sources", &metal::sources, "The Metal kernels' texts by the name of their file.");
-  m.def("forward", &forward, "arguments"_a, "device"_a = "metal", "with_lse"_a = true,
+  m.def("forward", &forward, "arguments"_a, "device"_a = "metal", "with_lse"_a = true, "with_exact_out"_a = false,
         "small_blocks"_a = nb::none(),
         "The launches of a call. Raises what the call raises. small_blocks: None means that a call by name has large\n"
         "blocks, and that the call's sizes decide for others.");
@@ -265,9 +270,11 @@ NB_MODULE(flashattn_launches, m) {
         "The kernel that the op selects; None if it leaves the call to MLX. check(kernel, has small blocks): what is\n"
         "wrong with it.");
   m.def("programs", &programs, "arguments"_a, "device"_a, "The programs that such calls may need.");
-  m.def("backward", &backward, "arguments"_a, "out"_a, "lse"_a, "row_stats"_a, "out_gradient"_a,
-        "lse_gradient"_a.none(), "device"_a = "metal",
-        "The launches of a call's gradients. lse_gradient: None means zeros.");
+  m.def(
+      "backward", &backward, "arguments"_a, "out"_a, "lse"_a, "row_stats"_a, "out_gradient"_a, "lse_gradient"_a.none(),
+      "device"_a = "metal",
+      "The launches of a call's gradients. out: exact_out if it is float32 and query is not. lse_gradient: None means\n"
+      "zeros.");
   m.def(
       "sinks_gradient",
       [](const mx::array& sinks, const mx::array& lse, const mx::array& row_stats, const mx::array& delta) {

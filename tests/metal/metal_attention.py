@@ -39,13 +39,14 @@ class Run:
     out: mx.array
     lse: mx.array
     row_stats: mx.array
+    exact_out: mx.array | None
     counts: tuple[Counts, ...]  # one per launch
     chunks: int  # how many chunks of keys the kernel has
 
     @property
     def saved(self) -> tuple[mx.array, mx.array, mx.array]:
         """The results that the backward pass needs."""
-        return self.out, self.lse, self.row_stats
+        return self.out if self.exact_out is None else self.exact_out, self.lse, self.row_stats
 
 
 def run(
@@ -59,6 +60,7 @@ def run(
     bits: int | None = None,
     kernel: str = "auto",
     return_lse: bool = True,
+    exact_out: bool = False,
     schedule: str = "forward",
     edit=lambda source: source,
     device: str = "metal",
@@ -66,32 +68,36 @@ def run(
 ) -> Run:
     """Runs one call. If `bits` is given, key and value are quantised, and each is a tuple (weights, scales, biases).
 
-    Without `return_lse`, CUDA's kernels get no array for lse. `edit` changes the source before it is compiled, to plant
-    a fault. `schedule` is the emulator's order of threads; a GPU ignores it. `options`: softcap, sinks, alibi_slopes.
+    Without `return_lse`, CUDA's kernels get no array for lse. With `exact_out`, the kernels write it, as in a traced
+    call. `edit` changes the source before it is compiled, to plant a fault. `schedule` is the emulator's order of
+    threads; a GPU ignores it. `options`: softcap, sinks, alibi_slopes.
     """
     if bits is not None:
         options |= {"group_size": group_size, "bits": bits}
     if device == "metal" and mx.metal.is_available():
         attention = flashattn_core.flash_attention if bits is None else flashattn_core.quantized_flash_attention
         call = {"return_lse": True, "kernel": kernel, "stream": mx.gpu, **options}
-        return Run(*attention(query, key, value, scale, mask, **call), mx.zeros(0), (), 0)
+        return Run(*attention(query, key, value, scale, mask, **call), mx.zeros(0), None, (), 0)
     kernel, precision, gpu = launches.form(kernel)
     arguments = lowered(query, key, value, scale, mask, kernel=kernel, **precision, **options)
     value_dim = value.shape[-1] if bits is None else value[0].shape[-1] * 32 // bits
     rows = query.shape[:-1]
     if min(query.shape) == 0:  # on a GPU, eval_gpu() launches nothing either
-        return Run(mx.zeros((*rows, value_dim), query.dtype), mx.zeros(rows), mx.zeros(0), (), 0)
+        return Run(mx.zeros((*rows, value_dim), query.dtype), mx.zeros(rows), mx.zeros(0), None, (), 0)
     with_lse = return_lse or device == "metal"  # Metal's kernels always write lse
     with gpu:
-        described = launches.forward(arguments, device, with_lse)
+        described = launches.forward(arguments, device, with_lse, exact_out)
     written: dict[str, Buffer] = {"out": Undefined((*rows, value_dim), NUMPY_DTYPES[query.dtype])}
     if with_lse:
         written["lse"] = Undefined(rows, np.float32)
         written["row_stats"] = Undefined((*rows, 2), np.float32)
+    if exact_out:
+        written["exact_out"] = Undefined((*rows, value_dim), np.float32)
     counts = execute(described, written, schedule, edit, device)
     out = to_mlx(written["out"], query.dtype)
     lse, row_stats = (mx.array(written.get(name, np.zeros(0))) for name in ("lse", "row_stats"))
-    return Run(out, lse, row_stats, counts, described[0]["split"][2])
+    exact = mx.array(written["exact_out"]) if exact_out else None
+    return Run(out, lse, row_stats, exact, counts, described[0]["split"][2])
 
 
 def execute(described, written: dict[str, Buffer], schedule: str, edit, device: str) -> tuple[Counts, ...]:

@@ -15,7 +15,7 @@ from tests.emulators.metal_on_cpu.program import Buffer
 from tests.metal.metal_attention import NUMPY_DTYPES, TYPES, execute, to_mlx
 
 Saved = tuple[mx.array, mx.array, mx.array]
-"""out, lse and row_stats, as the forward kernels leave them."""
+"""out (or exact_out, if the call saves it), lse and row_stats, as the forward kernels leave them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +23,8 @@ class CountedGradients(Gradients):
     counts: dict[str, Counts]  # by the kernel's file name
 
 
-def exactly_saved(call: Call) -> Saved:
-    """Returns (out, lse, row_stats) as an exact forward pass saves them.
+def exactly_saved(call: Call, precision: str = "float32") -> Saved:
+    """Returns (out, lse, row_stats) as an exact forward pass saves them. With precision="input", out is rounded.
 
     row_stats holds a number near each row's maximum, and the sum of exponentials relative to this number. Here the
     number is lse - 2, so the sum is exp(2).
@@ -33,13 +33,15 @@ def exactly_saved(call: Call) -> Saved:
     row_max = (lse - 2).astype(np.float32)
     with np.errstate(invalid="ignore"):
         row_sum = np.where(lse == -np.inf, 0, np.exp(lse - row_max))
-    return *call.rounded(out, lse), mx.array(np.stack([row_max, row_sum], axis=-1).astype(np.float32))
+    saved = (mx.array(array.astype(np.float32)) for array in (out, lse, np.stack([row_max, row_sum], axis=-1)))
+    exact_out, *others = saved
+    return exact_out.astype(call.query.dtype) if precision == "input" else exact_out, *others
 
 
 def described(call: Call, saved: Saved | None = None, device: str = "metal", precision: str = "float32"):
     options = {"softcap": call.softcap, "sinks": call.sinks, "alibi_slopes": call.alibi_slopes, "precision": precision}
     arguments = lowered(call.query, call.key, call.value, call.scale, call.mask, **options)
-    return launches.backward(arguments, *(saved or exactly_saved(call)), call.dout, call.dlse, device)
+    return launches.backward(arguments, *(saved or exactly_saved(call, precision)), call.dout, call.dlse, device)
 
 
 def run(
@@ -55,7 +57,7 @@ def run(
     The other arguments are those of metal_attention.run().
     """
     dtype = call.query.dtype
-    saved = saved or exactly_saved(call)
+    saved = saved or exactly_saved(call, precision)
     each = described(call, saved, device, precision)
     tensors = {"dq": call.query, "dk": call.key, "dv": call.value}
     written: dict[str, Buffer] = {name: Undefined(like.shape, NUMPY_DTYPES[dtype]) for name, like in tensors.items()}

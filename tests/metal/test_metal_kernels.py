@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flashattn_core.reference import reference_attention
 
-from tests.core.oracle import assert_matches_reference, draw, to_numpy
+from tests.core.oracle import assert_matches_reference, assert_same_bits, draw, to_numpy
 from tests.core.test_grid import MASK_KINDS, in_dtype, mask_kinds, option_kinds
 from tests.gpu_calls import described
 from tests.metal.metal_attention import flash_attention, run
@@ -101,6 +101,25 @@ def test_head_dims(rng, kernel, dims):
             sizes = {"length": length, "key_len": key_len, "dim": dims[0], "value_dim": dims[1]}
             query, key, value = draw(rng, heads=4, dtype=dtype, **sizes)
             assert_matches_reference(query, key, value, mask="causal", kernel=kernel, attention=flash_attention)
+
+
+def assert_exact_out(rng, run, kernel, length, key_len, dtype="bfloat16", dim=64, value_dim=64) -> None:
+    """exact_out, which traced calls save for their gradient, is `out` before it is rounded."""
+    query, key, value = draw(rng, heads=4, length=length, key_len=key_len, dim=dim, value_dim=value_dim, dtype=dtype)
+    hidden = mx.arange(key_len) == key_len // 2
+    poisoned = [mx.where(hidden[:, None], mx.nan, x).astype(x.dtype) for x in (key, value)]
+    for mask, stored in (("causal", (key, value)), (~hidden, poisoned)):
+        got = run(query, *stored, mask=mask, kernel=kernel, exact_out=True)
+        exact, _ = reference_attention(*map(to_numpy, (query, *stored)), None, mask)
+        np.testing.assert_allclose(np.asarray(got.exact_out), exact, rtol=0, atol=1e-5)
+        assert_same_bits(got.out, got.exact_out)
+
+
+@pytest.mark.rotate(2)
+@pytest.mark.parametrize(("dtype", "value_dim"), [("float16", 64), ("bfloat16", 40)])
+@pytest.mark.parametrize("kernel", CASES)
+def test_exact_out(rng, kernel, dtype, value_dim):
+    assert_exact_out(rng, run, kernel, *CASES[kernel][-1], dtype, value_dim=value_dim)
 
 
 # --- Plain and quantised keys and values ------------------------------------------------------------------

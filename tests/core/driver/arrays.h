@@ -85,10 +85,19 @@ void for_each_input(Args& args, Visit visit) {
 template <typename Args, typename Visit>
 void for_each_output(Args& args, Visit visit) {
   auto& p = args.params;
-  visit(Array{"out", args.out, InputDtype::tensor, p.out, p.num_heads, p.query_len, p.value_dim}, args.out, p.out);
+  Array out = {"out", args.out, InputDtype::tensor, p.out, p.num_heads, p.query_len, p.value_dim};
+  Array exact_out = {"exact_out", args.exact_out, kFloat32, p.out, p.num_heads, p.query_len, p.value_dim};
+  visit(out, args.out, p.out);
+  if (args.exact_out) visit(exact_out, args.exact_out, p.out);  // has the strides of out
   visit(Array{"lse", args.lse, kFloat32, p.lse, p.num_heads, p.query_len, 1}, args.lse, p.lse);
   visit(Array{"row_stats", args.row_stats, kFloat32, p.row_stats, p.num_heads, p.query_len, 2}, args.row_stats,
         p.row_stats);
+}
+
+// The output of the forward pass from which backward() computes delta.
+inline Array exact_out_of(const BackwardArgs& args) {
+  const AttentionParams& p = args.forward.params;
+  return {"exact_out", args.exact_out, kFloat32, p.out, p.num_heads, p.query_len, p.value_dim};
 }
 
 // Calls visit(array, pointer, strides) for the gradient of out and, unless it is null, for that of lse.

@@ -36,6 +36,13 @@ class Result {
 
   void* first() { return layout_.first(memory_, format(dtype_).bytes); }
   const Strides& strides() const { return layout_.strides; }
+  // Another array of this shape and these strides.
+  Result in_dtype(Dtype dtype) const {
+    Result other = *this;
+    other.dtype_ = dtype;
+    other.memory_.assign(layout_.numbers.size() * format(dtype).bytes + kMargin, kUntouched);
+    return other;
+  }
   void overwrite() { std::fill(memory_.begin(), memory_.end(), kUntouched); }
 
   std::vector<double> numbers() const {
@@ -71,15 +78,17 @@ class Result {
   std::vector<uint8_t> memory_;
 };
 
-// The forward pass of a case. `args` points to the memory of the other members.
+// The forward pass of a case. `args` points to the memory of the other members. It writes exact_out only if
+// `for_gradient`, and only for 16-bit inputs.
 struct CpuCall {
   bool decode;
-  Result out, lse, row_stats;
+  Result out, exact_out, lse, row_stats;
   cpu::AttentionArgs args = {};
 
-  CpuCall(const Case& c, const Inputs& in, Draw& draw)
+  CpuCall(const Case& c, const Inputs& in, Draw& draw, bool for_gradient = false)
       : decode(c.decode),
         out(c, any_tensor(c, draw, c.heads(), c.query_len, c.value_dim), c.heads(), c.query_len, c.value_dim, c.dtype),
+        exact_out(out.in_dtype(Dtype::float32)),
         lse(c, any_tensor(c, draw, c.heads(), c.query_len, 1), c.heads(), c.query_len, 1, Dtype::float32),
         row_stats(c, Tensor(c.batch, c.heads(), c.query_len, 2, kGaps), c.heads(), c.query_len, 2, Dtype::float32) {
     AttentionParams& p = args.params;
@@ -88,6 +97,7 @@ struct CpuCall {
     args.bias_dtype = c.bias_dtype;
     args.group_dtype = c.group_dtype;
     args.out = out.first();
+    if (for_gradient && c.dtype != Dtype::float32) args.exact_out = static_cast<float*>(exact_out.first());
     args.lse = static_cast<float*>(lse.first());
     args.row_stats = static_cast<float*>(row_stats.first());
     p.out = out.strides();

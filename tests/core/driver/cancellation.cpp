@@ -49,7 +49,7 @@ struct Cancelled {
     return c;
   }
   Cancelled(Program program, Dtype dtype, int batch, int query_len, int key_len)
-      : program(program), c(make_case(program, dtype, batch, query_len, key_len)), call(c, all_zeros(c), draw) {
+      : program(program), c(make_case(program, dtype, batch, query_len, key_len)), call(c, all_zeros(c), draw, true) {
     if (program != Program::backward) return;
     gradient.emplace(c, call, Cotangents{zeros(c, c.heads(), query_len, c.value_dim), zeros(c, 1, 1, 1), false});
   }
@@ -61,7 +61,8 @@ struct Cancelled {
   }
   std::vector<Result*> outputs() {
     if (gradient) return gradient->results();
-    return {&call.out, &call.lse, &call.row_stats};
+    if (c.dtype == Dtype::float32) return {&call.out, &call.lse, &call.row_stats};
+    return {&call.out, &call.exact_out, &call.lse, &call.row_stats};
   }
 };
 

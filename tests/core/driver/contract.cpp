@@ -184,7 +184,7 @@ class Memory {
   }
 
   const AttentionArgs& args_;
-  std::array<Range, kNumInputs + 9> ranges_;  // backward has 3 forward outputs, 2 cotangents, 4 results
+  std::array<Range, kNumInputs + 11> ranges_;  // backward has 4 forward outputs, exact_out, 2 cotangents, 4 results
   int count_ = 0;
 };
 
@@ -222,6 +222,7 @@ void check(const BackwardArgs& args) {
   }
   const auto read = [&](const Array& array, auto&...) { memory.input(array); };
   for_each_output(forward, read);
+  read(exact_out_of(args));
   for_each_cotangent(args, read);
 
   int64_t rows = p.batch_size * p.num_heads * p.query_len, keys = p.batch_size * p.num_kv_heads * p.key_len;

@@ -127,7 +127,7 @@ struct Gradients {
   std::vector<double> delta;              // (batch, head, row)
 };
 
-// `out` is the kernel's result in the case's dtype. This function computes lse itself, in Real.
+// `out` is the result of plain_attention<Real>(). This function computes lse itself.
 template <typename Real>
 Gradients plain_gradients(const Case& c, const Inputs& in, const Cotangents& cotangents,
                           const std::vector<double>& out) {

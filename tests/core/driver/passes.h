@@ -49,6 +49,7 @@ struct GradientCall {
         delta(row_major(c, c.heads(), c.query_len, 1, Dtype::float32)) {
     args.forward = call.args;
     args.decoded = c.decode;
+    args.exact_out = c.dtype == Dtype::float32 ? static_cast<const float*>(call.args.out) : call.args.exact_out;
     args.out_gradient = cotangents.out.first(of_out, format(c.dtype).bytes);
     args.out_gradient_strides = cotangents.out.strides;
     if (cotangents.of_lse) args.lse_gradient = reinterpret_cast<const float*>(cotangents.lse.first(of_lse, 4));
@@ -76,13 +77,16 @@ inline void check_backward(const Case& c, const Inputs& in, Draw& draw, Check& c
   // Allows about eight more units in float32's last place, because the unfused formula's error may be small by luck.
   // That happens if one key or row has all of the weight, because a gradient then has only a few large sums.
   constexpr double kRelative = 1e-6;
-  CpuCall call(c, in, draw);
+  CpuCall call(c, in, draw, true);
   call.run();
+  Outputs exact_outputs = plain_attention<double>(c, in), unfused_outputs = plain_attention<float>(c, in);
+  if (c.dtype != Dtype::float32) {
+    check.compare("exact_out", call.exact_out, exact_outputs.out, unfused_outputs.out, Dtype::float32);
+  }
   GradientCall gradients(c, call, draw_cotangents(c, draw));
   gradients.run();
-  std::vector<double> out = call.out.numbers();
-  Gradients truth = plain_gradients<double>(c, in, gradients.cotangents, out),
-            unfused = plain_gradients<float>(c, in, gradients.cotangents, out);
+  Gradients truth = plain_gradients<double>(c, in, gradients.cotangents, exact_outputs.out),
+            unfused = plain_gradients<float>(c, in, gradients.cotangents, unfused_outputs.out);
   check.compare("query's gradient", gradients.query, truth.query, unfused.query, c.dtype, kRelative);
   check.compare("key's gradient", gradients.key, truth.key, unfused.key, c.dtype, kRelative);
   check.compare("value's gradient", gradients.value, truth.value, unfused.value, c.dtype, kRelative);

@@ -32,7 +32,7 @@ struct Legal {
     if (quantised) c.bits = 4, c.group_size = 32;
     return c;
   }
-  Legal(bool quantised, Draw& draw) : c(make_case(quantised)), in(draw_inputs(c, draw)), call(c, in, draw) {
+  Legal(bool quantised, Draw& draw) : c(make_case(quantised)), in(draw_inputs(c, draw)), call(c, in, draw, !quantised) {
     call.run();
   }
 };
@@ -121,6 +121,9 @@ void pointers(const cpu::AttentionArgs& legal) {
   REFUSED("sinks is at address", a.sinks = reinterpret_cast<const float*>(reinterpret_cast<const char*>(a.sinks) + 2));
   REFUSED("out shares memory with query", a.out = const_cast<void*>(a.query));
   REFUSED("out shares memory with bias", a.bias = a.out);
+  REFUSED("exact_out shares memory with", a.exact_out = static_cast<float*>(a.out));
+  REFUSED("exact_out is at address", a.exact_out = reinterpret_cast<float*>(reinterpret_cast<char*>(a.exact_out) + 2));
+  ACCEPTED(a.exact_out = nullptr);
   REFUSED("lse shares memory with out", a.lse = static_cast<float*>(a.out) + 10);
   ACCEPTED(a.key = a.query);
 }
@@ -166,6 +169,7 @@ void backward(const cpu::BackwardArgs& legal, const cpu::AttentionArgs& quantise
   REFUSED("num_heads is 3", a.forward.params.num_heads = 3);
   REFUSED("bits is 4, expected 0: quantised keys and values have no gradient", a.forward = quantised);
   REFUSED("out is null", a.forward.out = nullptr);
+  REFUSED("exact_out is null", a.exact_out = nullptr);
   ACCEPTED(a.forward.params.out.row = 0);  // the backward pass reads `out`, but does not write it
   REFUSED("out_gradient is null", a.out_gradient = nullptr);
   ACCEPTED(a.out_gradient_strides = {});

@@ -198,6 +198,7 @@ std::vector<Slot> slots_of(cpu::BackwardArgs& backward, Draw& draw, bool with_gr
     const auto add_gradient = [&](auto& pointer, InputDtype dtype, int64_t h, int64_t rows, int64_t columns) {
       add({"", pointer, dtype, row_major(h, rows, columns), h, rows, columns}, pointer, nullptr);
     };
+    add_input(cpu::exact_out_of(backward), backward.exact_out, backward.forward.params.out);
     cpu::for_each_cotangent(backward, add_input);
     add_gradient(backward.query_gradient, InputDtype::tensor, p.num_heads, p.query_len, p.head_dim);
     add_gradient(backward.key_gradient, InputDtype::tensor, p.num_kv_heads, p.key_len, p.head_dim);
@@ -270,7 +271,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (!changed) {
       with_gradient ? check_backward(c, in, draw, check) : check_forward(c, in, draw, check);
     } else {
-      CpuCall call(c, in, draw);
+      CpuCall call(c, in, draw, with_gradient);
       cpu::BackwardArgs args = {};
       args.forward = call.args;
       if (with_gradient) {

@@ -81,6 +81,13 @@ MUTATIONS: list[Mutation] = [
         "core/test_export.py::test_shapeless",
     ),
     Mutation(
+        "delta comes from the rounded out",
+        f"{CPP}/op/gradient.cpp",
+        "const mx::array& out = outputs.size() > 3 ? outputs[3] : outputs[0];",
+        "mx::array out = mx::astype(outputs[0], mx::float32, stream);",
+        "core/test_gradients.py::test_16_bit_gradients_are_those_of_float32_rounded_once",
+    ),
+    Mutation(
         "the gradient of out is read by the strides of out",
         f"{CPP}/dispatch/cpu_call.cpp",
         ".out_gradient_strides = strides_of(further.out_gradient, batch_dims, kTensorAxes),",

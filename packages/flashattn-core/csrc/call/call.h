@@ -27,6 +27,14 @@ struct Call {
 
 enum class Backend { cpu, metal, cuda };
 
+// Whether the forward pass saves exact_out: out in float32, before it is rounded to 16 bits. The gradient needs it if its
+// errors must be those of float32: where one key has nearly all of a row's weight, delta and dP cancel, and the rounding
+// error of out would be left. Quantised keys and values have no gradient.
+constexpr bool saves_exact_out(const Call& call, Backend backend) {
+  bool rounds = backend == Backend::cuda && call.precision == Precision::input;
+  return call.is_traced && !rounds && call.params.bits == 0 && size_of(call.dtype) == 2;
+}
+
 struct Costs;
 
 // What a call runs on. Without a GPU, multiprocessors and shared_memory are those of an H100.

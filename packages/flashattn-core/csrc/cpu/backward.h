@@ -6,8 +6,9 @@
 namespace flashattn::cpu {
 
 struct BackwardArgs {
-  AttentionArgs forward;  // arguments of the forward pass, with the outputs that it wrote
-  bool decoded;           // true if decode() ran the forward pass, false if prefill() ran it
+  AttentionArgs forward;   // arguments of the forward pass, with the outputs that it wrote
+  bool decoded;            // true if decode() ran the forward pass, false if prefill() ran it
+  const float* exact_out;  // the forward pass's exact_out, or its out if that is float32
 
   const void* out_gradient;   // of out's dtype
   const float* lse_gradient;  // null stands for a gradient of zero
@@ -17,8 +18,9 @@ struct BackwardArgs {
   void* query_gradient;
   void* key_gradient;
   void* value_gradient;
-  // Row-major (*B, H_q, L): the sum over columns of out * out_gradient, minus lse_gradient. The gradient of sinks is
-  // computed from delta and row_stats.
+  // Row-major (*B, H_q, L): the sum over columns of exact_out * out_gradient, minus lse_gradient. The gradient of sinks
+  // is computed from delta and row_stats. In a row where one key has nearly all of the weight, the gradient of a score
+  // is the small difference of two large numbers, and delta is one of them. So out must not be rounded.
   float* delta;
 };
 

@@ -377,8 +377,7 @@ void compute_delta(const BackwardArgs& args, int64_t first, int64_t last) {
   const Strides& strides = args.out_gradient_strides;
   for (int64_t row = first; row < last; ++row) {
     int64_t query = row % p.query_len, head = row / p.query_len % p.num_heads, batch = row / p.query_len / p.num_heads;
-    const T* out =
-        static_cast<const T*>(args.forward.out) + batch_offset(p, p.out, batch) + head * p.out.head + query * p.out.row;
+    const float* out = args.exact_out + batch_offset(p, p.out, batch) + head * p.out.head + query * p.out.row;
     const T* gradient = static_cast<const T*>(args.out_gradient) + batch_offset(p, strides, batch) +
                         head * strides.head + query * strides.row;
     vfloat sum = {};

@@ -175,6 +175,9 @@ void leave_nan(const AttentionArgs& args) {
   };
   int64_t rows = p.batch_size * p.num_heads * p.query_len;
   fill_with_nan(args.dtype, args.out, rows, p.value_dim, p.out.column, rows_of(p.out));
+  if (args.exact_out) {
+    fill_with_nan(Dtype::float32, args.exact_out, rows, p.value_dim, p.out.column, rows_of(p.out));
+  }
   fill_with_nan(Dtype::float32, args.lse, rows, 1, 0, rows_of(p.lse));
   fill_with_nan(Dtype::float32, args.row_stats, rows, 2, p.row_stats.column, rows_of(p.row_stats));
 }

@@ -31,6 +31,7 @@ struct AttentionArgs {
 
   FLASHATTN_INPUTS(FLASHATTN_CPU_POINTER)  // null for absent inputs
   void* out = nullptr;
+  float* exact_out = nullptr;  // out before it is rounded, with out's strides; null if no gradient needs it
   float* lse = nullptr;
   float* row_stats = nullptr;  // row_max and row_sum, sinks included, for backward()
 

@@ -220,12 +220,12 @@ void attend_rows(Scratch& scratch, const AttentionArgs& args, const RowBlock& bl
   }
 }
 
-// Adds the sinks to row_sum, divides the outputs by it, and writes out, lse and row_stats.
+// Adds the sinks to row_sum, divides the outputs by it, and writes out, exact_out, lse and row_stats.
 void finish_rows(Scratch& scratch, const AttentionArgs& args, const RowBlock& block) {
   const AttentionParams& p = args.params;
   with_dtype(args.dtype, [&](auto type) {
     using T = decltype(type);
-    T* out = static_cast<T*>(args.out) + batch_offset(p, p.out, block.batch);
+    int64_t out_offset = batch_offset(p, p.out, block.batch);
     float* lse = args.lse + batch_offset(p, p.lse, block.batch);
     float* row_stats = args.row_stats + batch_offset(p, p.row_stats, block.batch);
     for (int r = 0; r < block.rows(); ++r) {
@@ -243,10 +243,14 @@ void finish_rows(Scratch& scratch, const AttentionArgs& args, const RowBlock& bl
       }
       float normalise = saw_nothing ? 0.0f : output_scale / row_sum;
       const float* output = scratch.output + int64_t{r} * scratch.value_columns;
-      T* target = out + row.head * p.out.head + row.query * p.out.row;
-      for (int c = 0; c < p.value_dim; c += kWidth) {
-        store_part(target, p.out.column, c, p.value_dim, load(output + c) * normalise);
-      }
+      const auto store_output = [&](auto* target) {
+        target += out_offset + row.head * p.out.head + row.query * p.out.row;
+        for (int c = 0; c < p.value_dim; c += kWidth) {
+          store_part(target, p.out.column, c, p.value_dim, load(output + c) * normalise);
+        }
+      };
+      store_output(static_cast<T*>(args.out));
+      if (args.exact_out) store_output(args.exact_out);
       lse[row.head * p.lse.head + row.query * p.lse.row] = saw_nothing ? -kInfinity : row_max + __builtin_logf(row_sum);
       float* stats = row_stats + row.head * p.row_stats.head + row.query * p.row_stats.row;
       stats[0] = row_max;

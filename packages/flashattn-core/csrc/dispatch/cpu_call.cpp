@@ -35,6 +35,7 @@ cpu::AttentionArgs forward_args(const Call& call, const Inputs& inputs, const Ou
 #undef FLASHATTN_SET_POINTER
   // The forward pass writes these arrays, the backward pass only reads them.
   args.out = const_cast<void*>(outputs.out.data<void>());
+  if (outputs.exact_out) args.exact_out = const_cast<float*>(outputs.exact_out->data<float>());
   args.lse = const_cast<float*>(outputs.lse->data<float>());
   args.row_stats = const_cast<float*>(outputs.row_stats->data<float>());
   return args;
@@ -48,6 +49,7 @@ cpu::BackwardArgs backward_args(Kernel forward_kernel, const Call& call, const I
   return {
       .forward = forward,
       .decoded = forward_kernel == Kernel::cpu_decode,
+      .exact_out = further.saved.out.data<float>(),
       .out_gradient = further.out_gradient.data<void>(),
       .lse_gradient = lse_gradient ? lse_gradient->data<float>() : nullptr,
       .out_gradient_strides = strides_of(further.out_gradient, batch_dims, kTensorAxes),

@@ -43,6 +43,7 @@ struct CallAndWork {
     set(Binding::out, outputs.out);
     if (outputs.lse) set(Binding::lse, *outputs.lse);
     if (outputs.row_stats) set(Binding::row_stats, *outputs.row_stats);
+    if (outputs.exact_out) set(Binding::exact_out, *outputs.exact_out);
   }
 
   void set(Binding binding, const mx::array& array) {
@@ -90,6 +91,7 @@ void mark_block_map(Backend backend, gpu::GpuCall& call) {
 gpu::GpuCall contiguous_call(Variant variant, const Call& described, const Device& device) {
   gpu::GpuCall call = on_gpu(variant, described, device);
   call.present[index(Binding::out)] = true;
+  call.present[index(Binding::exact_out)] = saves_exact_out(described, device.backend);
   call.aligned.fill(true);
   AttentionParams& p = call.params;
   const auto columns = [&](int dim) { return p.bits == 0 ? dim : dim * p.bits / 32; };  // words, if quantised

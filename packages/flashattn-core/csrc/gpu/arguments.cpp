@@ -84,6 +84,7 @@ std::vector<Constant> constants(const GpuCall& call, bool packed, bool whole_row
       {"whole_keys", whole_keys},  // the last tile of keys is full
       {"has_dlse", call.has(Binding::dlse)},
       {"extreme_softcap", has_extreme_softcap(p)},
+      {"has_exact_out", call.has(Binding::exact_out)},
   };
 #define FLASHATTN_HAS_OPTION(type, name) result.push_back({"has_" #name, p.name != type{}});
 #define FLASHATTN_HAS_INPUT(name, ...) result.push_back({"has_" #name, call.has(Binding::name)});
@@ -120,6 +121,7 @@ std::vector<Argument> whole_call(const GpuCall& call) {
   if (call.has(Binding::lse)) result.push_back({Binding::lse, Role::output});
   if (call.has(Binding::row_stats)) result.push_back({Binding::row_stats, Role::output});
   add_masks_and_groups(result, call);
+  if (call.has(Binding::exact_out)) result.push_back({Binding::exact_out, Role::output});
   add_if_present(result, call, {Binding::sinks});
   return result;
 }

@@ -49,7 +49,10 @@ namespace flashattn::gpu {
   /* Arguments of the kernel that computes a mask's block map. */                 \
   X(array_params) /* ArrayParams of the mask */                                   \
   X(mask)                                                                         \
-  X(found_blocks)
+  X(found_blocks)                                                                 \
+  /* Optional output of the forward pass: out in float32, before it is rounded.   \
+     It has the strides of out. The gradient's kernels get it as `out`. */        \
+  X(exact_out)
 
 #define FLASHATTN_ENUMERATOR(name, ...) name,
 enum class Binding { FLASHATTN_INPUTS(FLASHATTN_ENUMERATOR) FLASHATTN_FURTHER_BINDINGS(FLASHATTN_ENUMERATOR) count };

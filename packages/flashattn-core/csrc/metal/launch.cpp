@@ -113,6 +113,7 @@ Launches decode_split(const GpuCall& call) {
   }
   auto of_merge = arguments({Binding::partials}, {Binding::out, Binding::lse, Binding::row_stats},
                             {Binding::params, Binding::split});
+  if (call.has(Binding::exact_out)) of_merge.push_back({Binding::exact_out, Role::output});
   add_if_present(of_merge, call, {Binding::sinks});
   Instance merge = {.function = "decode_merge",
                     .sizes = {{"value_dim", value_dim}},

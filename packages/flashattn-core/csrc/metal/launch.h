@@ -15,13 +15,15 @@ gpu::Launches backward_launches(const gpu::GpuCall& call, const BackwardParams& 
 
 // The buffer index of an argument. Metal has only 31 indices, so arguments of different kernels share some. The
 // gradient's own arguments begin at the index of `partials`. The arguments of the block_map kernel begin at 0.
+// exact_out has the last index.
 constexpr int buffer_of(gpu::Binding binding) {
+  if (binding == gpu::Binding::exact_out) return 30;
   constexpr int kShared = gpu::index(gpu::Binding::partials), kGradient = gpu::index(gpu::Binding::dout);
   constexpr int kBlockMap = gpu::index(gpu::Binding::array_params);
   int number = gpu::index(binding);
   return number >= kBlockMap ? number - kBlockMap : number >= kGradient ? number - kGradient + kShared : number;
 }
-static_assert(buffer_of(gpu::Binding::backward) < 31 && buffer_of(gpu::Binding::split) < 31);
+static_assert(buffer_of(gpu::Binding::backward) < 30 && buffer_of(gpu::Binding::split) < 30);
 
 // The ASCII text that Metal compiles for a launch: first the constants and buffer indices, then the kernel's file with
 // its includes, then one instantiation.

@@ -21,8 +21,8 @@ namespace flashattn {
 namespace {
 
 Outputs by_name(const std::vector<mx::array>& outputs) {
-  bool out_alone = outputs.size() == 1;
-  return {outputs[0], out_alone ? nullptr : &outputs[1], out_alone ? nullptr : &outputs[2]};
+  const auto at = [&](size_t i) { return i < outputs.size() ? &outputs[i] : nullptr; };
+  return {outputs[0], at(1), at(2), at(3)};
 }
 
 }  // namespace
@@ -36,23 +36,26 @@ void require_device(Backend backend, mx::Device device) {
 }
 
 std::vector<mx::array> attention(const Arguments& arguments, const Selection& selection, bool with_lse,
-                                 const mx::Stream& stream) {
+                                 const mx::Stream& stream, bool with_exact_out) {
   Backend backend = backend_of(stream.device);
   std::vector<mx::array> inputs = primitive_inputs(arguments, backend, stream);
-  if (is_traced(arguments) && is_exporting()) {
+  bool traced = is_traced(arguments);
+  if (traced && is_exporting()) {
     return unfused_attention(arguments.options, present_in(arguments), stream)(inputs);
   }
   Present present = present_in(arguments);
   add_block_map(arguments, inputs, present, backend, stream);
-  // The gradient of a traced call may be requested later, and it also reads lse and row_stats.
-  bool out_alone = !with_lse && !is_traced(arguments);
-  auto primitive = std::make_shared<FlashAttention>(stream, arguments.options, selection, present, out_alone);
+  // The gradient of a traced call may be requested later, and it also reads the other outputs.
+  with_exact_out = with_exact_out || (traced && saves_exact_out(flashattn::describe(arguments), backend));
+  int num_outputs = with_exact_out ? 4 : with_lse || traced ? 3 : 1;
+  auto primitive = std::make_shared<FlashAttention>(stream, arguments.options, selection, present, num_outputs);
   std::vector<mx::Shape> shapes = shapes_of_outputs(Inputs(arguments), arguments.options);
-  mx::Dtype dtype = inputs[0].dtype();
-  if (out_alone) {  // one output takes MLX half as long to build and free as three
+  if (num_outputs == 1) {  // one output takes MLX half as long to build and free as three
+    mx::Dtype dtype = inputs[0].dtype();
     return {mx::array(std::move(shapes[0]), dtype, std::move(primitive), std::move(inputs))};
   }
-  return mx::array::make_arrays(std::move(shapes), {dtype, mx::float32, mx::float32}, primitive, inputs);
+  shapes.resize(num_outputs);
+  return mx::array::make_arrays(std::move(shapes), primitive->output_dtypes(inputs), primitive, inputs);
 }
 
 std::vector<mx::Shape> shapes_of_outputs(const Inputs& inputs, const Options& options) {
@@ -61,12 +64,12 @@ std::vector<mx::Shape> shapes_of_outputs(const Inputs& inputs, const Options& op
   mx::Shape out = lse, row_stats = lse;
   out.push_back(columns_of(inputs.value(), options));
   row_stats.push_back(2);
-  return {out, lse, row_stats};
+  return {out, lse, row_stats, out};
 }
 
 std::vector<mx::array> FlashAttention::allocated(const Inputs& inputs, const std::vector<mx::array>& outputs) {
   std::vector<mx::array> all = outputs;
-  if (out_alone_ && backend_of(stream().device) != Backend::cuda) {
+  if (num_outputs_ == 1 && backend_of(stream().device) != Backend::cuda) {
     std::vector<mx::Shape> shapes = shapes_of_outputs(inputs, options_);
     all.emplace_back(std::move(shapes[1]), mx::float32, nullptr, std::vector<mx::array>{});
     all.emplace_back(std::move(shapes[2]), mx::float32, nullptr, std::vector<mx::array>{});
@@ -115,11 +118,13 @@ void FlashAttention::eval_gpu(const std::vector<mx::array>& inputs, std::vector<
 std::vector<mx::array> FlashAttention::jvp(const std::vector<mx::array>& primals,
                                            const std::vector<mx::array>& tangents, const std::vector<int>& argnums) {
   std::vector<mx::array> result = jvp_of(unfused_attention(options_, present_, stream()), primals, tangents, argnums);
-  if (out_alone_) {
+  if (num_outputs_ == 1) {
     return {result[0]};
   }
-  // The tangent of row_stats is not needed. sinks_gradient() reads row_stats, but takes derivatives only of lse.
-  result.push_back(mx::zeros(shapes_of_outputs(Inputs(primals, present_), options_)[2], mx::float32));
+  // The tangents of row_stats and exact_out are not needed. sinks_gradient() reads row_stats, but takes derivatives
+  // only of lse. The gradient's own derivatives do not read saved outputs.
+  std::vector<mx::Shape> shapes = shapes_of_outputs(Inputs(primals, present_), options_);
+  for (int i = 2; i < num_outputs_; ++i) result.push_back(mx::zeros(shapes[i], mx::float32));
   return result;
 }
 
@@ -135,20 +140,22 @@ std::vector<mx::Shape> FlashAttention::output_shapes(const std::vector<mx::array
   check_shapes(named, options_);
   variant_for(selection_, describe(named), device_of(stream().device));  // throws if no kernel covers the shapes
   std::vector<mx::Shape> shapes = shapes_of_outputs(named, options_);
-  return {shapes.begin(), shapes.begin() + (out_alone_ ? 1 : 3)};
+  return {shapes.begin(), shapes.begin() + num_outputs_};
 }
 
 std::shared_ptr<AttentionPrimitive> FlashAttention::copy() {
-  return std::make_shared<FlashAttention>(stream(), options_, selection_, present_, out_alone_);
+  return std::make_shared<FlashAttention>(stream(), options_, selection_, present_, num_outputs_);
 }
 
 bool FlashAttention::is_equivalent(const mx::Primitive& other) const {
-  return AttentionPrimitive::is_equivalent(other) && out_alone_ == static_cast<const FlashAttention&>(other).out_alone_;
+  return AttentionPrimitive::is_equivalent(other) &&
+         num_outputs_ == static_cast<const FlashAttention&>(other).num_outputs_;
 }
 
 std::vector<mx::Dtype> FlashAttention::output_dtypes(const std::vector<mx::array>& inputs) const {
-  std::vector<mx::Dtype> dtypes = {inputs[0].dtype(), mx::float32, mx::float32};
-  return {dtypes.begin(), dtypes.begin() + (out_alone_ ? 1 : 3)};
+  std::vector<mx::Dtype> dtypes(num_outputs_, mx::float32);
+  dtypes[0] = inputs[0].dtype();
+  return dtypes;
 }
 
 }  // namespace flashattn

@@ -9,23 +9,25 @@
 
 namespace flashattn {
 
-// The op. Returns {out, lse, row_stats}, see Outputs. Returns {out} if lse is not requested and the call is not traced,
-// and {out, lse} during mx.export_function. The caller must have run check_arguments() and require_device().
+// The op. Returns the first of {out, lse, row_stats, exact_out}, see Outputs: out alone if lse is not requested and the
+// call is not traced, and all four if with_exact_out or saves_exact_out(). Returns {out, lse} during
+// mx.export_function. The caller must have run check_arguments() and require_device().
 std::vector<mx::array> attention(const Arguments& arguments, const Selection& selection, bool with_lse,
-                                 const mx::Stream& stream);
+                                 const mx::Stream& stream, bool with_exact_out = false);
 
 // Throws std::invalid_argument for wrong environment variables, and NoKernelError for an unsuitable GPU. Both are
 // checked before evaluation, because a caller cannot catch errors during evaluation.
 void require_device(Backend backend, mx::Device device);
 
+// The shapes of out, lse, row_stats and exact_out.
 std::vector<mx::Shape> shapes_of_outputs(const Inputs& inputs, const Options& options);
 
-// Outputs: out, lse and row_stats, or out alone.
+// Outputs: the first num_outputs of out, lse, row_stats and exact_out. num_outputs: 1, 3 or 4.
 class FlashAttention : public AttentionPrimitive {
  public:
   FlashAttention(mx::Stream stream, const Options& options, const Selection& selection, const Present& present,
-                 bool out_alone)
-      : AttentionPrimitive(stream, options, selection, present), out_alone_(out_alone) {}
+                 int num_outputs)
+      : AttentionPrimitive(stream, options, selection, present), num_outputs_(num_outputs) {}
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
   void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
@@ -38,17 +40,17 @@ class FlashAttention : public AttentionPrimitive {
   const char* name() const override { return "FlashAttention"; }
   bool is_equivalent(const mx::Primitive& other) const override;
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override;
+  std::vector<mx::Dtype> output_dtypes(const std::vector<mx::array>& inputs) const override;
 
  protected:
   std::shared_ptr<AttentionPrimitive> copy() override;
-  std::vector<mx::Dtype> output_dtypes(const std::vector<mx::array>& inputs) const override;
 
  private:
   // Allocates `outputs`. On the CPU and on Metal, also allocates lse and row_stats if `outputs` lacks them, because the
-  // kernels always write all three outputs.
+  // kernels always write these.
   std::vector<mx::array> allocated(const Inputs& inputs, const std::vector<mx::array>& outputs);
 
-  bool out_alone_;
+  int num_outputs_;
 };
 
 }  // namespace flashattn

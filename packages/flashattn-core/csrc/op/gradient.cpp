@@ -18,13 +18,15 @@
 namespace flashattn {
 namespace {
 
-// The order of the gradient's last inputs, which follow the inputs of the forward pass. row_stats has no cotangent,
-// because callers do not get row_stats.
+// The order of the gradient's last inputs, which follow the inputs of the forward pass. The first is exact_out if the
+// forward pass saved it, otherwise out. row_stats and exact_out have no cotangents, because callers do not get them.
 enum Further { kOut, kLse, kRowStats, kOutGradient, kLseGradient, kNumFurther };
 
 GradientInputs further_inputs(const std::vector<mx::array>& inputs) {
   const mx::array* further = &inputs[inputs.size() - kNumFurther];
-  return {{further[kOut], &further[kLse], &further[kRowStats]}, further[kOutGradient], &further[kLseGradient]};
+  const mx::array& out = further[kOut];
+  const mx::array* exact_out = out.dtype() == inputs[0].dtype() ? nullptr : &out;
+  return {{out, &further[kLse], &further[kRowStats], exact_out}, further[kOutGradient], &further[kLseGradient]};
 }
 
 Gradients named(std::vector<mx::array>& outputs) {
@@ -45,8 +47,8 @@ std::vector<mx::array> kernels_gradients(const mx::Stream& stream, const Options
   Inputs named(inputs, present);
   backward_variant(describe(named, options, selection.precision, true), device_of(stream.device));  // throws if none fits
   std::vector<mx::array> all = inputs;
-  all.insert(all.end(), outputs.begin(), outputs.end());
-  all.insert(all.end(), {cotangents[0], cotangents[1]});
+  const mx::array& out = outputs.size() > 3 ? outputs[3] : outputs[0];
+  all.insert(all.end(), {out, outputs[1], outputs[2], cotangents[0], cotangents[1]});
   auto primitive = std::make_shared<FlashAttentionGradient>(stream, options, selection, present);
   std::vector<mx::Shape> shapes = primitive->output_shapes(all);
   return mx::array::make_arrays(std::move(shapes), primitive->output_dtypes(all), primitive, all);
@@ -57,16 +59,17 @@ std::vector<mx::array> kernels_gradients(const mx::Stream& stream, const Options
 Function unfused_gradient(const Options& options, const Present& present, const mx::Stream& s) {
   return [=](const std::vector<mx::array>& all) {
     Function attention = unfused_attention(options, present, s);
+    const auto exact = [&](const mx::array& array) { return mx::astype(array, mx::float32, s); };
     const auto of_tensors = [&](const std::vector<mx::array>& tensors) {
       std::vector<mx::array> inputs(all.begin(), all.end() - kNumFurther);
-      std::copy(tensors.begin(), tensors.end(), inputs.begin());
+      std::transform(tensors.begin(), tensors.end(), inputs.begin(), exact);  // so that out is not rounded
       return attention(inputs);
     };
     GradientInputs further = further_inputs(all);
+    mx::array out_gradient = exact(further.out_gradient);
     auto [outputs, gradients] =
-        mx::vjp(of_tensors, {all.begin(), all.begin() + kNumTensors}, {further.out_gradient, *further.lse_gradient});
-    const auto exact = [&](const mx::array& array) { return mx::astype(array, mx::float32, s); };
-    mx::array products = mx::multiply(exact(further.out_gradient), exact(outputs[0]), s);
+        mx::vjp(of_tensors, {all.begin(), all.begin() + kNumTensors}, {out_gradient, *further.lse_gradient});
+    mx::array products = mx::multiply(out_gradient, outputs[0], s);
     gradients.push_back(mx::subtract(mx::sum(products, -1, false, s), *further.lse_gradient, s));
     return gradients;
   };

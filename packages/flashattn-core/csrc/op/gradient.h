@@ -15,7 +15,8 @@ std::vector<mx::array> gradients(const mx::Stream& stream, const Options& option
                                  const std::vector<mx::array>& outputs, const std::vector<mx::array>& cotangents,
                                  const std::vector<int>& argnums);
 
-// Inputs: the inputs of FlashAttention, then the outputs of FlashAttention, then the cotangents of out and lse.
+// Inputs: the inputs of FlashAttention, then its outputs out (or exact_out if it has that), lse and row_stats, then the
+// cotangents of out and lse.
 // Outputs: the gradients of query, key and value, then delta, see cpu/backward.h.
 class FlashAttentionGradient : public AttentionPrimitive {
  public:

@@ -173,18 +173,22 @@ NB_MODULE(_ext, m) {
         "function, returns mlx(query, key, value, scale=, mask=mlx_mask, sinks=); the call is counted in left_calls().");
   m.def(
       "unchecked_attention",
-      [](const Arguments& arguments, Variant variant, bool return_lse, mx::StreamOrDevice where) {
+      [](const Arguments& arguments, Variant variant, bool return_lse, mx::StreamOrDevice where,
+         bool return_exact_out) -> nb::object {
         mx::Stream stream = mx::to_stream(where);
-        bool is_forward = pass_of(variant.kernel) == Pass::forward && checked(arguments, stream) == backend_of(variant.kernel);
+        Backend backend = checked(arguments, stream);
+        bool is_forward = pass_of(variant.kernel) == Pass::forward && backend == backend_of(variant.kernel);
         Selection selection = {.kernel = is_forward ? std::optional(variant.kernel) : std::nullopt,
                                .precision = arguments.precision,
                                .is_counted = false,
                                .small_blocks = variant.small_blocks};
-        return as_python(attention(arguments, selection, return_lse, stream), return_lse);
+        std::vector<mx::array> outputs = attention(arguments, selection, return_lse, stream, return_exact_out);
+        if (return_exact_out) return nb::make_tuple(outputs[0], outputs[1], outputs[3]);
+        return as_python(outputs, return_lse);
       },
-      "arguments"_a, "variant"_a, "return_lse"_a, "stream"_a.none(),
+      "arguments"_a, "variant"_a, "return_lse"_a, "stream"_a.none(), "return_exact_out"_a = false,
       "Like attention(), with this variant if it is one of the stream's forward kernels, whatever its check has found.\n"
-      "stats() does not count the call.");
+      "stats() does not count the call. return_exact_out: return (out, lse, out before it is rounded to 16 bits).");
   m.def(
       "stream_of", [](mx::StreamOrDevice where) { return mx::to_stream(where); }, "stream"_a.none(),
       "The stream that an op with this `stream` argument runs on.");

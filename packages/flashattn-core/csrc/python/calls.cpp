@@ -265,6 +265,10 @@ void bind_calls(nb::module_& m) {
       },
       "call"_a, "device"_a, "The variant of the first backward kernel, which stands for all; None if none covers it.");
   m.def("device_of", &device_of, "device"_a, "What MLX runs this device's streams on.");
+  m.def(
+      "saves_exact_out",
+      [](const Call& call, const std::string& backend) { return saves_exact_out(call, backend_of(backend)); }, "call"_a,
+      "backend"_a, "Whether the call keeps out, before it is rounded to 16 bits, for its gradient.");
   m.def("programs", &programs, "call"_a, "variant"_a, "device"_a,
         "A line for each program that such calls may need: its constants and its text's checksum.");
   m.def(

@@ -22,6 +22,7 @@ ProgramKey program_key(Variant variant, const Call& call, const Device& device) 
   return {static_cast<int32_t>(variant.kernel),
           static_cast<int32_t>(variant.precision),
           variant.small_blocks,
+          saves_exact_out(call, device.backend),
           device.index,
           static_cast<int32_t>(call.dtype),
           static_cast<int32_t>(call.bias_dtype),

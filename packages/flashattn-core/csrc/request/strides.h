@@ -6,15 +6,16 @@
 
 namespace flashattn {
 
-// The forward pass's outputs, which the backward pass reads. lse and row_stats are null if they are not requested.
+// The forward pass's outputs, which the backward pass reads. A pointer is null if the call does not have the output.
 struct Outputs {
   const mx::array& out;
   const mx::array *lse, *row_stats;
+  const mx::array* exact_out = nullptr;  // out in float32, before it is rounded to 16 bits; has the strides of out
 };
 
 // The backward pass reads these arrays and the forward pass's inputs.
 struct GradientInputs {
-  Outputs saved;                  // the forward pass's outputs
+  Outputs saved;                  // the forward pass's outputs; with exact_out, out is the same array
   const mx::array& out_gradient;  // the cotangent of out
   const mx::array* lse_gradient;  // the cotangent of lse; null if it is zero
 };

@@ -4,11 +4,17 @@
 using namespace flashattn;
 
 // Computes ROWS dot products on LANES lanes: a[r] . b[r] for each r. Always sums in the same order.
-template <int LANES, int ROWS, typename T>
+template <int LANES, int ROWS, typename A, typename T>
 struct ProductsOfRows {
   static constexpr int kAtOnce = 16 / sizeof(T);
 
-  const T *a[ROWS], *b[ROWS];
+  template <typename U>
+  struct alignas(16) Piece {
+    U numbers[kAtOnce];
+  };
+
+  const A* a[ROWS];
+  const T* b[ROWS];
   int64_t a_step, b_step;
 
   // Reads 16 bytes at a time where alignment allows. In each step, all loads are issued before a result is used.
@@ -19,40 +25,58 @@ struct ProductsOfRows {
       addresses |= reinterpret_cast<unsigned long long>(a[r]) | reinterpret_cast<unsigned long long>(b[r]);
     }
     if (a_step == 1 && b_step == 1 && addresses % 16 == 0 && value_dim % kAtOnce == 0) {
-      add(sums, lane, [](const T* row, int64_t, int column) { return *reinterpret_cast<const float4*>(row + column); });
+      add<true>(sums, lane);
     } else {
-      add(sums, lane, [](const T* row, int64_t step, int column) {
-        float4 piece;
-        FLASHATTN_UNROLL
-        for (int i = 0; i < kAtOnce; ++i) {
-          reinterpret_cast<T*>(&piece)[i] = column + i < value_dim ? row[(column + i) * step] : T(0.0f);
-        }
-        return piece;
-      });
+      add<false>(sums, lane);
     }
     FLASHATTN_UNROLL
     for (int r = 0; r < ROWS; ++r) sums[r] = lane_sum<LANES>(sums[r]);
   }
 
  private:
-  template <typename F>
-  FLASHATTN_FUNC void add(float (&sums)[ROWS], int lane, F load) const {
+  template <bool WHOLE, typename U>
+  static FLASHATTN_FUNC Piece<U> load(const U* row, int64_t step, int column) {
+    if constexpr (WHOLE) {
+      return *reinterpret_cast<const Piece<U>*>(row + column);
+    } else {
+      Piece<U> piece;
+      FLASHATTN_UNROLL
+      for (int i = 0; i < kAtOnce; ++i) {
+        piece.numbers[i] = column + i < value_dim ? row[(column + i) * step] : U(0.0f);
+      }
+      return piece;
+    }
+  }
+
+  // WHOLE: whether one load reads several neighbouring numbers.
+  template <bool WHOLE>
+  FLASHATTN_FUNC void add(float (&sums)[ROWS], int lane) const {
     FLASHATTN_UNROLL
     for (int column = lane * kAtOnce; column < value_dim; column += LANES * kAtOnce) {
-      float4 of_a[ROWS], of_b[ROWS];
+      Piece<A> of_a[ROWS];
+      Piece<T> of_b[ROWS];
       FLASHATTN_UNROLL
       for (int r = 0; r < ROWS; ++r) {
-        of_a[r] = load(a[r], a_step, column);
-        of_b[r] = load(b[r], b_step, column);
+        of_a[r] = load<WHOLE>(a[r], a_step, column);
+        of_b[r] = load<WHOLE>(b[r], b_step, column);
       }
       FLASHATTN_UNROLL
       for (int i = 0; i < ROWS * kAtOnce; ++i) {
         int r = i / kAtOnce, e = i % kAtOnce;
-        const T *x = reinterpret_cast<const T*>(&of_a[r]), *y = reinterpret_cast<const T*>(&of_b[r]);
-        sums[r] = multiply_add(float(x[e]), float(y[e]), sums[r]);
+        sums[r] = multiply_add(float(of_a[r].numbers[e]), float(of_b[r].numbers[e]), sums[r]);
       }
     }
   }
+};
+
+// The type of the array `out`, which is exact_out if the call has it.
+template <typename T, bool HAS_EXACT_OUT>
+struct SavedOut {
+  using Number = T;
+};
+template <typename T>
+struct SavedOut<T, true> {
+  using Number = float;
 };
 
 // Eight lanes share two queries. Each head and batch element has one block per WARPS * 8 queries, counting the padding
@@ -60,9 +84,10 @@ struct ProductsOfRows {
 template <typename T, typename Sizes>
 FLASHATTN_KERNEL backward_delta(const cuda::BackwardArguments& arguments) {
   constexpr int WARPS = Sizes::warps;
+  using Out = typename SavedOut<T, has_exact_out>::Number;
   FLASHATTN_VALUE(AttentionParams, params);
   FLASHATTN_VALUE(BackwardParams, backward);
-  FLASHATTN_READ(T, out);
+  FLASHATTN_READ(Out, out);
   FLASHATTN_READ(T, dout);
   FLASHATTN_READ(float, dlse);
   FLASHATTN_READ(float, row_stats);
@@ -72,7 +97,7 @@ FLASHATTN_KERNEL backward_delta(const cuda::BackwardArguments& arguments) {
   BlockPosition block = block_position(params, params.num_heads);
   int batch = block.batch, head = block.head, lane = threadIdx.x % kLanes;
   int first = block.part * kStep * kRows + int(threadIdx.x) / kLanes;
-  ProductsOfRows<kLanes, kRows, T> products = {{}, {}, params.out.column, backward.dout.column};
+  ProductsOfRows<kLanes, kRows, Out, T> products = {{}, {}, params.out.column, backward.dout.column};
   FLASHATTN_UNROLL
   for (int r = 0; r < kRows; ++r) {
     int read = minimum(first + r * kStep, params.query_len - 1);

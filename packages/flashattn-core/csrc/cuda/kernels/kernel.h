@@ -25,9 +25,10 @@
   FLASHATTN_READ(K, value) FLASHATTN_MASKS(FLASHATTN_OPTIONAL) FLASHATTN_GROUPS(FLASHATTN_OPTIONAL)
 
 // Declares the outputs and the input `sinks`. A kernel reads `sinks` when it writes a row of the output.
-#define FLASHATTN_OUTPUT_ARGUMENTS(T) \
-  FLASHATTN_WRITTEN(T, out);          \
-  FLASHATTN_WRITTEN(float, lse);      \
+#define FLASHATTN_OUTPUT_ARGUMENTS(T)  \
+  FLASHATTN_WRITTEN(T, out);           \
+  FLASHATTN_WRITTEN(float, lse);       \
+  FLASHATTN_WRITTEN(float, exact_out); \
   FLASHATTN_WRITTEN(float, row_stats) FLASHATTN_SINKS(FLASHATTN_OPTIONAL)
 
 namespace flashattn {

@@ -30,6 +30,7 @@ struct Rescaling {
 //   kBelowMax    by how many powers of two row_max stays below the maximum
 //   probe(h, lane)    NaN if a number of the lane's output in row h is not finite, otherwise 0
 //   write(row, h, factor, finite, lane)    writes the lane's output times factor if `finite`; all lanes call it
+//   write_exactly(row, h, factor, lane)    writes it in float32, for calls with exact_out
 //
 // Until finish(), row_max is already multiplied by log2(e), so a score needs only one multiply-add before exp2. row_max
 // is rounded, but the multiply-add does not round its product. This error changes all probabilities of a row by the
@@ -129,6 +130,11 @@ struct LaneRows {
       bool exists = query < params.query_len, finite = lane_sum<LANES, STEP>(probe) == 0;
       not_finite |= uint(exists && !finite) << Own::own_row(h, lane);
       own.write(outputs.out_row(params, batch, head, query), h, result.normalise * from_max[h], exists && finite, lane);
+      if constexpr (has_exact_out) {
+        if (exists && finite) {
+          own.write_exactly(outputs.exact_row(params, batch, head, query), h, result.normalise * from_max[h], lane);
+        }
+      }
       if (exists && finite && is_first(lane)) outputs.store_result(params, batch, head, query, result);
     }
     return __reduce_or_sync(~0u, not_finite);

@@ -34,6 +34,11 @@ FLASHATTN_FUNC void store_slice(const MergedSlice& merged, int column, RowOutput
   T* row = outputs.out_row(params, batch, position.head, position.query);
   FLASHATTN_UNROLL
   for (int i = 0; i < kSlice; ++i) row[column + i] = T(merged.slice.columns[i] * result.normalise);
+  if (has_exact_out) {
+    float* exact = outputs.exact_row(params, batch, position.head, position.query);
+    FLASHATTN_UNROLL
+    for (int i = 0; i < kSlice; ++i) exact[column + i] = merged.slice.columns[i] * result.normalise;
+  }
   if (column == 0) outputs.store_result(params, batch, position.head, position.query, result);
 }
 

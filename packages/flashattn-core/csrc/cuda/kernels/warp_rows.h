@@ -119,6 +119,20 @@ struct WarpRows : LaneRows<WarpRows<T, DV, KEYS, E>, 2, kRowLanes, 1> {
     }
   }
 
+  FLASHATTN_FUNC void write_exactly(float* row, int h, float factor, int lane) const {
+    FLASHATTN_UNROLL
+    for (int c = 0; c < DV / 8; ++c) {
+      int column = output_column<E>(c, lane);
+      float2 pair = {output[c][2 * h] * factor, output[c][2 * h + 1] * factor};
+      if constexpr (DV == value_dim) {
+        *reinterpret_cast<float2*>(row + column) = pair;
+      } else {
+        if (column < value_dim) row[column] = pair.x;
+        if (column + 1 < value_dim) row[column + 1] = pair.y;
+      }
+    }
+  }
+
   // Writes the lane's columns of its row h to scratch, in float32.
   FLASHATTN_FUNC void leave_row(float* row, int h, int lane) const {
     constexpr int kStep = sizeof(E) == 2 ? 1 : 4;  // see output_column()

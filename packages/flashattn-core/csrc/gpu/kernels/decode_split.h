@@ -151,6 +151,9 @@ FLASHATTN_FUNC void decode_merge_body(RowOutputs<T> outputs, FLASHATTN_UNIFORM A
   }
   RowResult result = finish_row(whole, sinks, params, batch, head);
   store_lane_columns(outputs.out_row(params, batch, head, query), output, result.normalise, lane);
+  if (has_exact_out) {
+    store_lane_columns(outputs.exact_row(params, batch, head, query), output, result.normalise, lane);
+  }
   if (lane == 0) {
     outputs.store_result(params, batch, head, query, result);
   }

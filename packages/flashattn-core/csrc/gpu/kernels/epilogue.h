@@ -29,17 +29,23 @@ FLASHATTN_FUNC RowResult finish_row(OnlineSoftmax softmax, const FLASHATTN_DEVIC
   return RowResult{normalise / softmax.row_sum, lse, softmax};
 }
 
-// A kernel's outputs. On CUDA lse and row_stats are null if the call does not need them.
+// A kernel's outputs. On CUDA lse and row_stats are null if the call does not need them. The constant has_exact_out
+// tells whether the kernel must write exact_out: out before it is rounded.
 template <typename T>
 struct RowOutputs {
   FLASHATTN_DEVICE T* out;
   FLASHATTN_DEVICE float* lse;
   FLASHATTN_DEVICE float* row_stats;
+  FLASHATTN_DEVICE float* exact_out;
 
   // Where the output row of a query begins.
   FLASHATTN_FUNC FLASHATTN_DEVICE T* out_row(FLASHATTN_UNIFORM AttentionParams& params, int batch, int head,
                                              int query) const FLASHATTN_THREAD {
     return row_of(out, params, params.out, batch, head, query);
+  }
+  FLASHATTN_FUNC FLASHATTN_DEVICE float* exact_row(FLASHATTN_UNIFORM AttentionParams& params, int batch, int head,
+                                                   int query) const FLASHATTN_THREAD {
+    return row_of(exact_out, params, params.out, batch, head, query);
   }
   // Writes lse and row_stats.
   FLASHATTN_FUNC void store_result(FLASHATTN_UNIFORM AttentionParams& params, int batch, int head, int query,
@@ -53,6 +59,6 @@ struct RowOutputs {
     stats[params.row_stats.column] = result.softmax.row_sum;
   }
 };
-#define FLASHATTN_ROW_OUTPUTS(T) (RowOutputs<T>{out, lse, row_stats})
+#define FLASHATTN_ROW_OUTPUTS(T) (RowOutputs<T>{out, lse, row_stats, exact_out})
 
 }  // namespace flashattn

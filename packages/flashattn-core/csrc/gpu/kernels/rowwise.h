@@ -105,7 +105,9 @@ FLASHATTN_FUNC void rowwise_body(const FLASHATTN_DEVICE T* query, StoredInputs<K
   for (int chunk = 0; chunk < kValueChunks; ++chunk) {
     int column = chunk * FLASHATTN_LANES + int(lane);
     if (DV == value_dim || column < value_dim) {
-      target[column] = T(output[chunk] * result.normalise);
+      float number = output[chunk] * result.normalise;
+      target[column] = T(number);
+      if (has_exact_out) outputs.exact_row(params, batch, row.head, row.query)[column] = number;
     }
   }
   if (lane == 0) {

@@ -28,6 +28,9 @@ FLASHATTN_FUNC void store_row(FLASHATTN_THREAD Rows& row, RowOutputs<T> outputs,
   int head = row.first.head, query = row.first.query;
   RowResult result = finish_row(row.softmax[0], sinks, params, batch, head);
   store_lane_columns(outputs.out_row(params, batch, head, query), row.output[0], result.normalise, lane);
+  if (has_exact_out) {
+    store_lane_columns(outputs.exact_row(params, batch, head, query), row.output[0], result.normalise, lane);
+  }
   if (lane == 0) {
     outputs.store_result(params, batch, head, query, result);
   }

@@ -25,9 +25,10 @@
       FLASHATTN_READ(K, value) FLASHATTN_MASKS(FLASHATTN_OPTIONAL) FLASHATTN_GROUPS(FLASHATTN_OPTIONAL)
 
 // Declares the outputs and the input `sinks`. A kernel reads `sinks` when it writes a row of the output.
-#define FLASHATTN_OUTPUT_ARGUMENTS(T)                       \
-  FLASHATTN_WRITTEN(T, out), FLASHATTN_WRITTEN(float, lse), \
-      FLASHATTN_WRITTEN(float, row_stats) FLASHATTN_SINKS(FLASHATTN_OPTIONAL)
+#define FLASHATTN_OUTPUT_ARGUMENTS(T)                                                            \
+  FLASHATTN_WRITTEN(T, out), FLASHATTN_WRITTEN(float, lse), FLASHATTN_WRITTEN(float, row_stats), \
+      device float* exact_out                                                                    \
+      [[buffer(FLASHATTN_BUFFER_exact_out), function_constant(has_exact_out)]] FLASHATTN_SINKS(FLASHATTN_OPTIONAL)
 
 // These arguments tell which thread this is. Every kernel has them.
 #define FLASHATTN_POSITION                                                                        \

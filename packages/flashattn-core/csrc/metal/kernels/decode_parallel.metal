@@ -70,6 +70,7 @@ decode_parallel(FLASHATTN_INPUT_ARGUMENTS(T, K), FLASHATTN_OUTPUT_ARGUMENTS(T), 
         int column = int(simdgroup) * Rows::kValueColumns + pass + i;
         if (lane == 0 && column < value_dim) {
           row[column] = T(merged);
+          if (has_exact_out) outputs.exact_row(params, batch, head, 0)[column] = merged;
         }
       }
     }

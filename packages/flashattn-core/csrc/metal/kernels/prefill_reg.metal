@@ -144,6 +144,9 @@ prefill_reg(FLASHATTN_INPUT_ARGUMENTS(T, K), FLASHATTN_OUTPUT_ARGUMENTS(T), FLAS
   RowOutputs<T> outputs = FLASHATTN_ROW_OUTPUTS(T);
   device T* target = outputs.out_row(params, batch, head, row.query);
   store_row<DV>(target, output, result.normalise, fragment_c, value_dim);
+  if (has_exact_out) {
+    store_row<DV>(outputs.exact_row(params, batch, head, row.query), output, result.normalise, fragment_c, value_dim);
+  }
   if (fragment_c == 0) {
     outputs.store_result(params, batch, head, row.query, result);
   }

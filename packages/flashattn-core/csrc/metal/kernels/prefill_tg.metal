@@ -188,7 +188,9 @@ prefill_tg(FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_OUTPUT_ARGUMENTS(T), FLASH
       for (int e = 0; e < 2; ++e) {
         int column = (c * kSimdgroups + int(simdgroup)) * 8 + fragment_c + e;
         if (column < value_dim) {
-          target[column] = T(output[i][c][e] * factor);
+          float number = output[i][c][e] * factor;
+          target[column] = T(number);
+          if (has_exact_out) outputs.exact_row(params, batch, rows[i].head, rows[i].query)[column] = number;
         }
       }
     }

@@ -48,14 +48,20 @@ def of_call(call: _ext.Call, variant: _ext.Variant, stream: mx.Stream) -> str:
     how: Named = {"stream": stream, "variant": variant, "precision": "input" if call.rounds else "float32"}
     if "backward" in variant.kernel.name:
         return gradient_failure(call, partial(_gradients, **how), error=error)
-    return failure(call, partial(_attend, **how), partial(_attend, stream=mx.cpu), lengths_of(call, variant), error)
+    # exact_out is compared with what the CPU computes in float32, where out is not rounded.
+    exact_out = _ext.saves_exact_out(call, _ext.backend_of(stream.device))
+    attend, on_cpu = partial(_attend, **how, exact_out=exact_out), partial(_attend, stream=mx.cpu, exact_out=exact_out)
+    return failure(call, attend, on_cpu, lengths_of(call, variant), error, ("out", "lse", "exact_out"))
 
 
 _ON_CPU = _ext.Variant(_ext.Kernel.cpu_prefill)  # stands for the kernel that a CPU's call has anyway
 
 
-def _attend(*, stream: Any, variant: _ext.Variant = _ON_CPU, **arguments: Any) -> tuple[mx.array, mx.array]:
-    outputs: tuple[mx.array, mx.array] = _ext.unchecked_attention(lowered(**arguments), variant, True, stream)
+def _attend(
+    *, stream: Any, variant: _ext.Variant = _ON_CPU, exact_out: bool = False, **arguments: Any
+) -> tuple[mx.array, ...]:
+    """(out, lse), or (out, lse, out before it is rounded) if exact_out."""
+    outputs: tuple[mx.array, ...] = _ext.unchecked_attention(lowered(**arguments), variant, True, stream, exact_out)
     return outputs
 
 
@@ -63,7 +69,7 @@ def _gradients(*, stream: Any, **arguments: Any) -> tuple[mx.array, ...]:
     """Gradients of query, key, value, and of sinks if given."""
     names = [name for name in ("query", "key", "value", "sinks") if name in arguments]
 
-    def outputs(*changed: mx.array) -> tuple[mx.array, mx.array]:
+    def outputs(*changed: mx.array) -> tuple[mx.array, ...]:
         of_them: Named = dict(zip(names, changed, strict=True))
         return _attend(**arguments | of_them, stream=stream)
 
