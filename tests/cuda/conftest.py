@@ -5,7 +5,7 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from flashattn_core import _ext, contest
+from flashattn_core import _ext
 
 from tests.demanded import lacking
 
@@ -17,12 +17,6 @@ os.environ["MLX_ENABLE_TF32"] = "0"
 def requires_gpu():
     if not mx.cuda.is_available():
         pytest.skip("no NVIDIA GPU, or MLX's build for the CPU: make cuda-check brings the other")
-
-
-@pytest.fixture
-def nothing_is_left(monkeypatch):
-    """Makes our kernels run every call, even where MLX's own attention is faster, because tests count our calls."""
-    monkeypatch.setattr(contest, "mlx_is_fused", lambda *_: False)
 
 
 @pytest.fixture

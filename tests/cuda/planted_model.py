@@ -27,4 +27,5 @@ with warnings.catch_warnings(record=True) as caught, flash.enabled():
     on = tokens()
 status = flash.status()
 said = [f"{said.category.__name__}: {said.message}" for said in caught]
-print(json.dumps({"off": off, "on": on, "said": said, "calls": status.calls, "left": sum(status.fallbacks.values())}))
+left = sum(status.fallbacks.values()) + sum(status.left.values())
+print(json.dumps({"off": off, "on": on, "said": said, "calls": status.calls, "left": left}))

@@ -15,7 +15,7 @@ from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
 from tests.patch.arms import batch_caches, close, normal, off_and_on
 from tests.patch.model_configs import config, random_model
 
-pytestmark = pytest.mark.usefixtures("requires_gpu", "nothing_is_left")
+pytestmark = pytest.mark.usefixtures("requires_gpu")
 
 PROMPT, STEPS, PADDING = 100, 4, [0, 17, 70]
 # In this order, the models have grouped heads; normalised queries and keys; soft-cap; windows; windows and sinks;

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import mlx.core as mx
 import pytest
-from flashattn_core import flash_attention, plan, quantized_flash_attention
+from flashattn_core import _ext, flash_attention, plan, quantized_flash_attention
+from flashattn_core.arguments import lowered
 from flashattn_core.reference import reference_attention
 
 from tests.core.gradient_oracle import draw_call, unfused_gradients
@@ -19,6 +20,12 @@ pytestmark = pytest.mark.usefixtures("requires_gpu")
 PRECISIONS = ("float32", "input")
 
 
+def prefill(query, key, value, precision, small_blocks):
+    variant = _ext.Variant(_ext.Kernel.cuda_prefill, precision == "input", small_blocks)
+    call = lowered(query, key, value, mask="causal", precision=precision)
+    return _ext.unchecked_attention(call, variant, False, None)
+
+
 def unreadable(x):
     """Stores the rows in reverse order, which Hopper's version of the kernel cannot read. Another version then runs."""
     return mx.contiguous(x[..., ::-1, :])[..., ::-1, :]
@@ -27,13 +34,12 @@ def unreadable(x):
 @pytest.mark.parametrize("layout", [lambda x: x, unreadable], ids=["contiguous", "in reverse"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("dim", [64, 128, 256])
-@pytest.mark.parametrize("kernel", ["cuda_prefill", "cuda_prefill@1"])
-def test_the_error_is_that_of_one_rounding(rng, kernel, dim, dtype, layout):
+@pytest.mark.parametrize("small_blocks", [False, True])
+def test_the_error_is_that_of_one_rounding(rng, small_blocks, dim, dtype, layout):
     query, key, value = draw(rng, heads=4, length=300, key_len=500, dim=dim, dtype=dtype)
     exact, _ = reference_attention(*map(to_numpy, (query, key, value)), None, "causal")
     by_float32, by_input = (
-        roundings(flash_attention(query, layout(key), value, mask="causal", precision=precision, kernel=kernel), exact)
-        for precision in PRECISIONS
+        roundings(prefill(query, layout(key), value, precision, small_blocks), exact) for precision in PRECISIONS
     )
     assert is_exact(by_float32)
     assert is_rounded_once(by_input)

@@ -14,7 +14,7 @@ from mlx_lm.tuner.callbacks import TrainingCallback
 from tests.patch.arms import off_and_on
 from tests.patch.model_folders import write_model
 
-pytestmark = pytest.mark.usefixtures("requires_gpu", "nothing_is_left")
+pytestmark = pytest.mark.usefixtures("requires_gpu")
 
 LAYERS, STEPS, LONGEST = 3, 8, 700
 QWEN2 = {  # the numbers of heads and the head_dim are those of Qwen2-0.5B

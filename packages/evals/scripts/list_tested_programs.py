@@ -70,6 +70,8 @@ def main(file: Path) -> None:
     stream = mx.default_stream(mx.gpu)
     device, software = _ext.device_of(stream.device), _ext.software(stream.device)
     compiler = check.compiler_of(software)
+    header = [line for line in file.read_text().splitlines() if line.startswith("#")]
+    others = {name: sums for name, sums in check._tested().items() if name != compiler}
     began, passed, failed = time.perf_counter(), set[str](), 0
     for call in calls():
         for variant in variants(call, device):
@@ -81,25 +83,16 @@ def main(file: Path) -> None:
                 wrong = compare.of_call(call, variant, stream)
             except _ext.NoKernelError as error:
                 wrong = str(error)
-            if wrong:
-                failed += 1
-            else:
-                passed |= sums
-            print(
-                f"{time.perf_counter() - began:6.1f} s",
-                variant.kernel.name,
-                call.head_dim,
-                list(call.given),
-                wrong,
-                flush=True,
-            )
-    header = [line for line in file.read_text().splitlines() if line.startswith("#")]
-    others = {name: sums for name, sums in check._tested().items() if name != compiler}
-    lines = [*header]
-    for name, sums in sorted({**others, compiler: passed}.items()):
-        lines += [name, *sorted(sums)]
-    file.write_text("\n".join(lines) + "\n")
+            failed += bool(wrong)
+            passed |= set() if wrong else sums
+            seconds = f"{time.perf_counter() - began:6.1f} s"
+            print(seconds, variant.kernel.name, call.head_dim, list(call.given), wrong, flush=True)
+            lines = [*header]  # written after each check, so that Ctrl-C keeps what has passed
+            for name, tested in sorted({**others, compiler: passed}.items()):
+                lines += [name, *sorted(tested)]
+            file.write_text("\n".join(lines) + "\n")
     print(f"{software}: {len(passed)} programs passed, {failed} checks failed")
 
 
-main(Path(sys.argv[1]))
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
