@@ -48,8 +48,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "an argument that MLX does not take is passed over",
         f"{PATCH}/mx_fast.py",
-        "    if others or later or scale is None:",
-        "    if others or scale is None:",
+        "    if others or later or not",
+        "    if others or not",
         "patch/test_mx_fast.py::test_bad_arguments_have_mlx_s_own_error",
     ),
     Mutation(

@@ -237,8 +237,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "with the patch every call is in float32",
         f"{PATCH}/router.py",
-        'rounds, marked = state.precision == "input", here.get()',
-        "rounds, marked = False, here.get()",
+        'described, sinks, state.precision == "input", True)',
+        "described, sinks, False, True)",
         "patch/test_patched_precision.py::test_each_precision_reaches_flash_attention",
     ),
     Mutation(
