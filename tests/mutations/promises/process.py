@@ -237,8 +237,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "with the patch every call is in float32",
         f"{PATCH}/router.py",
-        'described, sinks, state.precision == "input", True)',
-        "described, sinks, False, True)",
+        'mask, sinks, state.precision == "input", True)',
+        "mask, sinks, False, True)",
         "patch/test_patched_precision.py::test_each_precision_reaches_flash_attention",
     ),
     Mutation(

@@ -85,8 +85,9 @@ def plain_call(query: Any, key: Any, value: Any, scale: Any, mask: Any, sinks: A
     if observers or not (state.on or in_model.get()):  # is_active() inlined, to save time
         return None
     try:
-        described = mask if mask is None else for_quick(description_of(mask, query, key.shape[-2]))
-        return _ext.quick(query, key, value, scale, described, sinks, state.precision == "input", True)
+        if mask is not None and not isinstance(mask, str):
+            mask = for_quick(description_of(mask, query, key.shape[-2]))
+        return _ext.quick(query, key, value, scale, mask, sinks, state.precision == "input", True)
     except (AttributeError, LookupError, TypeError, ValueError):
         return None
 
