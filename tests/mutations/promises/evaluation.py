@@ -83,8 +83,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "the batches of several ranks come in another order",
         f"{EVALS}/work/ranks.py",
-        "for results in self.all(lambda: [work(item) for item in mine])",
-        "for results in self.all(lambda: [work(item) for item in mine])[::-1]",
+        "for results in told for",
+        "for results in told[::-1] for",
         "evals/test_ranks.py::test_the_same_scores",
     ),
     Mutation(

@@ -48,8 +48,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "an argument that MLX does not take is passed over",
         f"{PATCH}/mx_fast.py",
-        "    if others or later or scale is None:",
-        "    if others or scale is None:",
+        "    if others or later or not",
+        "    if others or not",
         "patch/test_mx_fast.py::test_bad_arguments_have_mlx_s_own_error",
     ),
     Mutation(
@@ -139,8 +139,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "scaled in the model's dtype",
         f"{PATCH}/router.py",
-        "_ext.quick(query, key, value, scale, described,",
-        "_ext.quick(query * scale, key, value, 1.0, described,",
+        "_ext.quick(query, key, value, scale, mask,",
+        "_ext.quick(query * scale, key, value, 1.0, mask,",
         "patch/test_bits.py::test_bits_of_float32",
     ),
     Mutation(

@@ -209,8 +209,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "with the patch every call is in float32",
         f"{PATCH}/router.py",
-        'rounds, marked = state.precision == "input", here.get()',
-        "rounds, marked = False, here.get()",
+        'mask, sinks, state.precision == "input", True)',
+        "mask, sinks, False, True)",
         "patch/test_patched_precision.py::test_each_precision_reaches_flash_attention",
     ),
     Mutation(

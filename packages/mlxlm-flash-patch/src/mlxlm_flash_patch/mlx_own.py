@@ -9,8 +9,8 @@ import mlx.core as mx
 
 def is_mlx_attention(function: Any) -> bool:
     """Whether `function` is MLX's own attention. Another library's function may have its names, but not its type."""
-    own = ("mlx.core.fast", "scaled_dot_product_attention")
-    return type(function).__module__ == "nanobind" and (function.__module__, function.__name__) == own
+    names = (getattr(function, "__module__", None), getattr(function, "__name__", None))
+    return type(function).__module__ == "nanobind" and names == ("mlx.core.fast", "scaled_dot_product_attention")
 
 
 def _find() -> Callable[..., mx.array]:

@@ -85,8 +85,9 @@ def plain_call(query: Any, key: Any, value: Any, scale: Any, mask: Any, sinks: A
     if observers or not (state.on or in_model.get()):  # is_active() inlined, to save time
         return None
     try:
-        described = mask if mask is None else for_quick(description_of(mask, query, key.shape[-2]))
-        rounds = state.precision == "input"
+        described, rounds = mask, state.precision == "input"
+        if mask is not None and not isinstance(mask, str):
+            described = for_quick(description_of(mask, query, key.shape[-2]))
         return _ext.quick(query, key, value, scale, described, sinks, rounds, mlx_own.mlx_attention, mask)
     except (AttributeError, LookupError, TypeError, ValueError):
         return None
