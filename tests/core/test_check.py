@@ -54,6 +54,11 @@ def test_nothing_is_found_in_what_is_right(query_len, given):
     assert failure(kind(query_len, given), attention, attention) == ""
 
 
+def test_a_mask_of_whole_numbers_hides_nothing():
+    of_kind = Kind(mx.float16, 24, 24, 2, 70, {"bias": mx.int32})
+    assert failure(of_kind, attention, attention) == ""
+
+
 IN_THE_MASK = {
     "causal": lambda part: isinstance(part, Causal),
     "window": lambda part: isinstance(part, SlidingWindow),

@@ -18,6 +18,7 @@
 #include "../op/block_map.h"
 #include "../op/counts.h"
 #include "../op/forward.h"
+#include "../op/tree.h"
 #include "../request/checks.h"
 #include "decisions.h"
 #include "interrupt.h"
@@ -312,6 +313,10 @@ NB_MODULE(_ext, m) {
   m.def("keep_block_maps", &keep_block_maps, "mask"_a,
         "Keeps this mask's block maps for later calls, until forget_block_maps() has been called as often as this.");
   m.def("forget_block_maps", &forget_block_maps, "mask_id"_a, "Undoes one keep_block_maps(). mask_id: array_id().");
+
+  m.def(
+      "pack_tree", [](const mx::array& visible) { return pack_tree(visible); }, "visible"_a,
+      "The uint32 words of a bool array of Tree: see csrc/op/tree.h.");
 
   bind_decisions(m);
 

@@ -104,6 +104,8 @@ std::optional<Decision> decided(const Arguments& arguments, Backend backend, mx:
                   .precision = arguments.precision,
                   .query_len = inputs.query().shape(kRow),
                   .key_len = inputs.key().shape(kRow),
+                  .head_dim = inputs.query().shape(kColumn),
+                  .value_dim = columns_of(inputs.value(), arguments.options),
                   .by_name = arguments.kernel != "auto",
                   .failed = settled->failed,
                   .left = settled->left ? &settled->left_calls : nullptr};
@@ -116,12 +118,16 @@ Decision by_table(const Arguments& arguments, Backend backend) {
           .precision = arguments.precision,
           .query_len = shape.query_len,
           .key_len = shape.key_len,
+          .head_dim = shape.head_dim,
+          .value_dim = shape.value_dim,
           .by_name = arguments.kernel != "auto"};
 }
 
 Variant variant_for(const Decision& decision, const Inputs& inputs, const Options& options, Backend backend) {
   CallShape shape = call_shape(inputs, options, backend, decision.precision);
-  if (shape.query_len == decision.query_len && shape.key_len == decision.key_len) return decision.variant;
+  bool same_sizes = shape.query_len == decision.query_len && shape.key_len == decision.key_len &&
+                    shape.head_dim == decision.head_dim && shape.value_dim == decision.value_dim;
+  if (same_sizes) return decision.variant;
   return chosen_variant(choose(backend, shape, decision.by_name ? name(decision.variant) : "auto", decision.failed));
 }
 

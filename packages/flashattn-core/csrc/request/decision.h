@@ -14,13 +14,13 @@
 
 namespace flashattn {
 
-// The kernel that was chosen for query_len and key_len. Shapeless compilation may give the primitive other lengths.
+// The kernel that was chosen for these sizes. Shapeless compilation may give the primitive other sizes.
 struct Decision {
   Variant variant;
   Precision precision;  // as requested
-  int query_len, key_len;
+  int query_len, key_len, head_dim, value_dim;
   bool by_name = false;
-  // Kernels that failed their check. "auto" does not take them for other lengths either, see variant_for().
+  // Kernels that failed their check. "auto" does not take them for other sizes either, see variant_for().
   Kernels failed = 0;
   bool is_counted = true;                 // whether stats() counts the call
   std::atomic<uint64_t>* left = nullptr;  // number of calls that MLX's own attention ran; null if MLX's is not faster
@@ -72,7 +72,7 @@ std::optional<Decision> decided(const Arguments& arguments, Backend backend, mx:
 // call.
 Decision by_table(const Arguments& arguments, Backend backend);
 
-// Returns the decision's variant if the inputs still have the decision's lengths. Otherwise returns the kernel table's
+// Returns the decision's variant if the inputs still have the decision's sizes. Otherwise returns the kernel table's
 // choice. Throws NoKernelError if no kernel covers the call.
 Variant variant_for(const Decision& decision, const Inputs& inputs, const Options& options, Backend backend);
 

@@ -17,7 +17,7 @@ import mlx.core as mx
 
 from . import _ext
 from .arguments import lowered
-from .drawn import HIDES, Kind, Named, drawn
+from .drawn import Kind, Named, drawn
 
 # The allowed relative error. Tensor cores truncate sums, and kernels add in different orders.
 ERROR = 1e-5
@@ -175,7 +175,7 @@ def cases(kind: Kind, lengths: Lengths) -> Iterator[Case]:
     for query_len, key_len in lengths:
         drawn_call = drawn(kind, query_len, key_len, **few.get((query_len, key_len), {}))
         yield Case(f"{query_len} queries, {key_len} keys", drawn_call, LAYOUTS)
-    if any(name in HIDES for name in kind.given):
+    if kind.hides():
         for pair in {lengths[0], *(pair for pair in lengths if pair in few)}:
             yield Case("NaN in hidden keys", drawn(kind, *pair, hidden_nan=True, **few.get(pair, {})), LAYOUTS[:1])
 

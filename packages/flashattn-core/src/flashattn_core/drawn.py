@@ -15,9 +15,6 @@ Named = dict[str, Any]
 
 _WINDOW, _SOFTCAP = 21, 5.0
 
-# With one of these masks, drawn() hides one key from all rows. A causal mask alone shows that key to the last row.
-HIDES = ("causal", "key_start", "key_stop", "visible", "bias")
-
 
 @dataclass(frozen=True)
 class Kind:
@@ -35,6 +32,13 @@ class Kind:
     bits: int = 0  # of quantised keys and values; 0: not quantised
     group_size: int = 0
 
+    def hides(self) -> bool:
+        """Whether drawn() hides one key from all rows. A causal mask alone shows that key to the last row."""
+        bias = self.given.get("bias")
+        if bias is not None and mx.issubdtype(bias, mx.floating):
+            return True
+        return not self.given.keys().isdisjoint(("causal", "key_start", "key_stop", "visible"))
+
 
 def drawn(
     kind: Kind,
@@ -50,7 +54,7 @@ def drawn(
     """Random arguments of flash_attention() or of the quantised op. MLX's global random state does not change.
 
     window: 0 means _WINDOW. With few queries it means 5/6 of the keys, so that kernels split the keys into chunks.
-    hidden_nan: whether the hidden key (see HIDES) and the hidden value are NaN.
+    hidden_nan: whether the hidden key (see Kind.hides) and the hidden value are NaN.
     """
     given = kind.given
     window = window or (_WINDOW if query_len > _ext.few_queries else key_len * 5 // 6)
@@ -113,7 +117,9 @@ def _mask(
     if "visible" in given:
         parts.append((mx.random.uniform(shape=scores, key=random) < 0.7) & seen)
     if "bias" in given:
-        parts.append(mx.where(seen, numbers(*scores), -mx.inf).astype(_dtype(given, "bias")))
+        dtype, bias = _dtype(given, "bias"), numbers(*scores)
+        bias = mx.where(seen, bias, -mx.inf) if mx.issubdtype(dtype, mx.floating) else mx.abs(bias)
+        parts.append(bias.astype(dtype))
     return And(tuple(parts)) if parts else None
 
 

@@ -67,7 +67,7 @@ def _attend(
     if others or later or scale is None:
         raise TypeError(f"flash attention does not support the arguments {', '.join(later) or 'of this call'}")
     with nullcontext() if stream is None else mx.stream(stream):
-        return attend(q, k, v, float(scale), mask, sinks)
+        return attend(q, k, v, scale, mask, sinks)
 
 
 def _call(original: Function, arrays: tuple[Any, ...], **options: Any) -> mx.array:
