@@ -109,6 +109,17 @@ class TestFoundOnce:
         assert before != now
         assert now == again
 
+    @pytest.mark.parametrize("after", ["evaluation", "nothing"])
+    def test_written_through_a_view_it_is_another(self, rng, call, after):
+        mask = mx.zeros((100, 333), mx.bool_)
+        mx.eval(mask)
+        first = flash_attention(*call, mask=mask)
+        if after == "evaluation":
+            mx.eval(first)
+        np.array(mask, copy=False)[:, 40:75] = True
+        now = mx.array(np.array(mask))
+        assert_same_bits(flash_attention(*call, mask=mask), flash_attention(*call, mask=now))
+
     def test_as_long_as_the_mask_lives(self, call):
         gc.collect()  # frees the masks of earlier tests
         before = len(masks._kept)

@@ -1,5 +1,6 @@
 """Machine code is cached on disk. A process loads it only if GPU, compiler and source text are the same."""
 
+import os
 import resource
 from concurrent.futures import ThreadPoolExecutor
 
@@ -52,6 +53,34 @@ def test_a_file_of_something_else_is_not_used(kept):
     file.write_bytes(other.read_bytes())
     assert said() == COMPILED
     assert file.read_bytes() == whole
+
+
+@pytest.mark.parametrize("writable", [0o020, 0o002], ids=["by its group", "by everybody"])
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_what_others_may_write_to_is_not_used(kept, what, writable):
+    file, said = kept
+    path = file if what == "file" else file.parent
+    path.chmod(path.stat().st_mode | writable)
+    assert said() == COMPILED
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file away")
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_what_another_user_owns_is_not_used(kept, what):
+    file, said = kept
+    os.chown(file if what == "file" else file.parent, 12345, -1)
+    assert said() == COMPILED
+
+
+def test_only_its_user_may_read_it(tmp_path):
+    before = os.umask(0)
+    try:
+        fake_gpu.said(FLASHATTN_CACHE=str(tmp_path / "new" / "cache"))
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "new").rglob("*") if path.is_dir()}
+    assert modes == {"cache": 0o700, "cubins": 0o700}
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.rglob("*") if path.is_file()} == {0o600}
 
 
 @pytest.mark.parametrize("difference", [{"MINOR": "1"}, {"MAJOR": "8"}, {"kernel": "other"}])

@@ -37,22 +37,15 @@ def test_what_is_missing_is_refused_before_the_graph(case):
 
 
 @pytest.mark.parametrize("case", AFTER)
-def test_what_cannot_be_built_is_tried_once(case):
+def test_what_cannot_be_built_is_tried_again_at_the_next_call(case):
     answers, last, error = AFTER[case]
     before, after = fake_gpu.said(**answers).split("runtime_error: [flash_attention] ")
     assert before.rpartition("\n")[0].rpartition("\n")[2].startswith(last)
-    assert before.count("compiles ") <= 1
-    assert before.count("loads ") <= 1
+    assert not last or before.count(f"{last} ") == 2
     assert after == (
         f"{error}\nThis happened while building kernel for sm_90a, driver for CUDA 12.2, NVRTC 13.0. "
         'Try a newer driver, or kernel="cuda_rowwise".\n'
     )
-
-
-def test_what_found_no_memory_is_tried_again():
-    said = fake_gpu.said(cuModuleLoadData="2")
-    assert said.count("compiles ") == 2
-    assert said.endswith("runtime_error: [flash_attention] cuModuleLoadData: it says why\n")
 
 
 @pytest.mark.parametrize(("major", "architecture"), [("8", "sm_80"), ("9", "sm_90a")])

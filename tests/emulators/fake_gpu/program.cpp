@@ -27,7 +27,7 @@ int main(int, char** arguments) try {
     cuda::function_of(launch, 0);
   } catch (const std::runtime_error&) {
   }
-  cuda::function_of(launch, 0);  // finds the kernel, or the error, in the cache
+  cuda::function_of(launch, 0);  // finds the kernel in the cache, or tries again
 } catch (const NoKernelError& error) {
   std::printf("NoKernelError: %s\n", error.what());
 } catch (const std::runtime_error& error) {

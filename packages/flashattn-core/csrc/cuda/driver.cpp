@@ -82,8 +82,6 @@ CUfunction built(const gpu::Launch& launch, int device) try {
     FLASHATTN_CALL(cuFuncSetAttribute, function, kMaxDynamicShared, static_cast<int>(launch.dynamic_shared));
   }
   return function;
-} catch (const NoMemory&) {
-  throw;
 } catch (const std::runtime_error& error) {
   throw std::runtime_error(error.what() + ("\nThis happened while building " + launch.function) + " for " +
                            describe(device) + ". Try a newer driver, or kernel=\"cuda_rowwise\".");
@@ -143,9 +141,9 @@ CUfunction function_of(const gpu::Launch& launch, int device) {
   std::shared_future<CUfunction> wanted = kernel->second;
   lock.unlock();
   try {
-    return wanted.get();  // the first thread builds the kernel; if this fails, the future keeps the error
-  } catch (const NoMemory&) {
-    lock.lock();
+    return wanted.get();  // the first thread builds the kernel; the others wait, and get its error if it fails
+  } catch (const std::runtime_error&) {
+    lock.lock();  // A later call tries again, because the reason may have gone: too little memory, or a driver's error.
     kernels[device].erase(launch.specialisation);
     throw;
   }

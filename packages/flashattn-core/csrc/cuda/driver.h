@@ -16,8 +16,7 @@ void check_device(int device);
 std::string describe(int device);
 
 // Returns the compiled kernel, and keeps it in memory and on disk. If NVRTC or the driver fails, throws a
-// std::runtime_error that names their versions. Later calls for this kernel throw the same error, but after NoMemory
-// they try again.
+// std::runtime_error that names their versions. A later call tries again.
 CUfunction function_of(const gpu::Launch& launch, int device);
 
 }  // namespace flashattn::cuda

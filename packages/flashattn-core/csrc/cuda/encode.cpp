@@ -20,14 +20,14 @@ namespace {
 
 using namespace gpu;
 
-// The scratch arrays that the calling thread keeps for later calls. The int in the key is the number of a copy: kept()
+// The scratch arrays that the calling thread keeps for later calls. The number in the key is that of a copy: kept()
 // makes several copies of a small array.
-thread_local std::map<std::tuple<mx::Stream, Binding, int>, mx::array> kept_scratch;
+thread_local std::map<std::tuple<mx::Stream, Binding, uint32_t>, mx::array> kept_scratch;
 
 // Returns scratch for one call. Two calls that use the same scratch never overlap, because each counts as a writer of
 // it. So a small array has kCopies copies, which successive calls use in turn. A call can then start before the
 // previous call has ended.
-const mx::array& kept(const Scratch& wanted, mx::Stream stream, int call) {
+const mx::array& kept(const Scratch& wanted, mx::Stream stream, uint32_t call) {
   constexpr int64_t kRow = 1024;
   constexpr int kCopies = 4;
   constexpr int64_t kSmall = 1 << 20;
@@ -102,8 +102,8 @@ void encode(const Work& work, mx::Stream stream) {
   const Launches& launches = *work.launches;
   std::array<std::optional<mx::array>, kNumBindings> scratch;
   std::vector<mx::array> alive = work.temporaries;  // kept until the GPU is done
-  thread_local int calls = 0;
-  int call = launches.scratch.empty() ? 0 : calls++;
+  thread_local uint32_t calls = 0;
+  uint32_t call = launches.scratch.empty() ? 0 : calls++;
   for (const Scratch& wanted : launches.scratch) {
     alive.push_back(scratch[index(wanted.binding)].emplace(kept(wanted, stream, call)));
   }

@@ -57,19 +57,12 @@ inline std::string in_words(CUresult error) {
   return words ? words : "error " + std::to_string(error);
 }
 
-// Thrown if memory was short. The same call may succeed later.
-struct NoMemory : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
-
 // Calls a function of NVRTC or the driver, and throws std::runtime_error if it returns an error.
 #define FLASHATTN_CALL(function, ...) ::flashattn::cuda::check(function(__VA_ARGS__), #function)
 template <typename Result>
 void check(Result result, const char* function) {
   if (result != Result{}) {
-    std::string error = std::string("[flash_attention] ") + function + ": " + in_words(result);
-    if (std::is_same_v<Result, CUresult> && static_cast<int>(result) == 2) throw NoMemory(error);
-    throw std::runtime_error(error);
+    throw std::runtime_error(std::string("[flash_attention] ") + function + ": " + in_words(result));
   }
 }
 

@@ -15,8 +15,8 @@ struct Recent {
   size_t next = 0;
 
   template <typename F>
-  const T* find(F is_wanted) const {
-    for (const std::optional<T>& one : made) {
+  T* find(F is_wanted) {
+    for (std::optional<T>& one : made) {
       if (one && is_wanted(*one)) return &*one;
     }
     return nullptr;

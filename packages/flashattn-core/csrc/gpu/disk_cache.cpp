@@ -2,8 +2,10 @@
 // follow. A file with a wrong checksum is ignored.
 #include "disk_cache.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
@@ -20,6 +22,20 @@ namespace fs = std::filesystem;
 fs::path file_of(const std::string& folder, const std::string& key) {
   fs::path all = cache_folder();
   return all.empty() ? all : all / folder / sum_of(key);
+}
+
+// Makes a folder, and those above it that are missing, for this user alone.
+void make_folder(const fs::path& path) {
+  if (path.empty() || ::mkdir(path.c_str(), S_IRWXU) == 0 || errno != ENOENT) return;
+  make_folder(path.parent_path());
+  ::mkdir(path.c_str(), S_IRWXU);
+}
+
+// Whether nobody but this user and root may have written there. Only then the bytes may be run as machine code.
+bool is_private(const fs::path& path) {
+  struct stat found = {};
+  return stat(path.c_str(), &found) == 0 && (found.st_uid == geteuid() || found.st_uid == 0) &&
+         (found.st_mode & (S_IWGRP | S_IWOTH)) == 0;
 }
 
 std::string sums_of(const std::string& key, const std::string& bytes) {
@@ -47,7 +63,9 @@ std::string cache_folder() {
 }
 
 std::string read_kept(const std::string& folder, const std::string& key) {
-  std::ifstream file(file_of(folder, key), std::ios::binary);
+  fs::path path = file_of(folder, key);
+  if (!is_private(path.parent_path()) || !is_private(path)) return "";
+  std::ifstream file(path, std::ios::binary);
   std::string sums;
   std::getline(file, sums);
   std::stringstream rest;
@@ -64,10 +82,12 @@ std::string keep(const std::string& folder, const std::string& key, const std::s
   }
   unfinished += "." + std::to_string(getpid());
   std::error_code failed;
-  fs::create_directories(file.parent_path(), failed);
+  make_folder(file.parent_path());
+  if (!is_private(file.parent_path())) return "";
   std::ofstream out(unfinished, std::ios::binary);
   out << sums_of(key, bytes) << "\n" << key << bytes;
   out.close();
+  fs::permissions(unfinished, fs::perms::owner_read | fs::perms::owner_write, failed);
   if (out) {
     fs::rename(unfinished, file, failed);  // atomic, so that another process sees the whole file or none
   }

@@ -1,4 +1,5 @@
-// A cache on disk that keeps byte strings for later processes. Its folder is cache_folder().
+// A cache on disk that keeps byte strings for later processes. Its folder is cache_folder(). Only this user may read it:
+// folders are made with mode 0700. Folders and files that another user, except root, owns or may write to are not used.
 #pragma once
 
 #include <string>
@@ -12,7 +13,7 @@ std::string sum_of(const std::string& text);
 // and not empty. Returns "" if there is none.
 std::string cache_folder();
 
-// Returns the bytes that keep() wrote for the key, or "" if the file is missing or broken.
+// Returns the bytes that keep() wrote for the key, or "" if the file is missing, broken or not private.
 std::string read_kept(const std::string& folder, const std::string& key);
 
 // Writes the bytes to a file and returns its path, or "" if that fails.

@@ -21,7 +21,8 @@
 namespace flashattn {
 namespace {
 
-// A map is used only in the thread that made it, because two threads must not evaluate the same array.
+// Calls share a map until it is evaluated: after that, somebody may have written to the mask's memory, for example through
+// a NumPy view. A map is used only in the thread that made it, because two threads must not evaluate the same array.
 struct KeptMap {
   mx::Stream stream;
   std::thread::id thread;
@@ -50,7 +51,7 @@ mx::array make_map(const mx::array& mask, const mx::Stream& s) {
   return mx::array(std::move(shape), mx::uint8, std::move(primitive), {std::move(whole)});
 }
 
-// Returns a stored map for the caller's mask `given`, or makes one. `read` is the same mask in the dtype that kernels
+// Returns a kept map for the caller's mask `given`, or makes one. `read` is the same mask in the dtype that kernels
 // read.
 mx::array map_of(const mx::array& given, const mx::array& read, const mx::Stream& stream) {
   if (given.is_tracer()) return make_map(read, stream);
@@ -59,11 +60,15 @@ mx::array map_of(const mx::array& given, const mx::array& read, const mx::Stream
   if (found == kept().masks.end()) return make_map(read, stream);
   Recent<KeptMap>& maps = found->second.maps;
   std::thread::id thread = std::this_thread::get_id();
-  const KeptMap* known = maps.find(
+  KeptMap* known = maps.find(
       [&](const KeptMap& one) { return one.stream == stream && one.thread == thread && one.dtype == read.dtype(); });
-  if (known) return known->map;
+  if (known && known->map.status() == mx::array::Status::unscheduled) return known->map;
   mx::array map = make_map(read, stream);
-  maps.keep({stream, thread, read.dtype(), map});
+  if (known) {
+    known->map = map;
+  } else {
+    maps.keep({stream, thread, read.dtype(), map});
+  }
   return map;
 }
 

@@ -301,6 +301,9 @@ NB_MODULE(_ext, m) {
       "array_id(array) -> int\n\n"
       "MLX's own id of an array, unique while the array lives. Evaluation keeps the id; an operator that writes to\n"
       "the Python object in place changes it.");
+  m.def(
+      "is_unevaluated", [](const mx::array& a) { return a.status() == mx::array::Status::unscheduled; }, "a"_a,
+      "Whether nobody has evaluated the array. Only then nobody can have written to its memory.");
 
   m.def(
       "block_map",
@@ -311,7 +314,8 @@ NB_MODULE(_ext, m) {
       },
       "arguments"_a, "The block map of the array masks, even if kernels do not use it: see csrc/call/block_map.h.");
   m.def("keep_block_maps", &keep_block_maps, "mask"_a,
-        "Keeps this mask's block maps for later calls, until forget_block_maps() has been called as often as this.");
+        "Lets the calls of one evaluation share this mask's block maps, until forget_block_maps() has been called as\n"
+        "often as this.");
   m.def("forget_block_maps", &forget_block_maps, "mask_id"_a, "Undoes one keep_block_maps(). mask_id: array_id().");
 
   m.def(

@@ -227,7 +227,7 @@ _keeping = threading.Lock()
 
 
 def _keep_block_maps(mask: mx.array) -> None:
-    """Lets layers that share a mask share its block map, until the array is freed or written to in place."""
+    """Lets layers that share a mask share its block map, until the map is evaluated or the array changes or is freed."""
     key, array_id = id(mask), _ext.array_id(mask)
     kept = _kept.get(key)
     if (kept is not None and kept.array_id == array_id) or _ext.is_tracing(mask):

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import mlx.core as mx
-from flashattn_core import array_id
+from flashattn_core import _ext, array_id
 from flashattn_core.masks import Causal, KeyRange, Mask, SlidingWindow
 
 Function = Callable[..., Any]
@@ -31,11 +31,14 @@ _remembered: dict[int, _Remembered] = {}  # key: array_id(), which changes when 
 
 
 def description_of(mask: Any, query: mx.array, key_len: int) -> Any:
-    """The description of `mask` if it has one for these lengths and this batch shape, else `mask` itself."""
+    """The description of `mask` if it has one for these lengths and this batch shape, else `mask` itself.
+
+    An evaluated mask counts as an array, because a program may have written to its memory through a NumPy view.
+    """
     if not isinstance(mask, mx.array):
         return mask
     known = _remembered.get(array_id(mask))
-    if known is None or known.lengths != (query.shape[-2], key_len):
+    if known is None or known.lengths != (query.shape[-2], key_len) or not _ext.is_unevaluated(mask):
         return mask
     return known.description if known.batch is None or known.batch == query.shape[:-3] else mask
 
