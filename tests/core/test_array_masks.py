@@ -59,6 +59,22 @@ def test_additive_dtype_must_promote_to_querys(rng, dtype, mask_dtype):
 
 
 @pytest.mark.parametrize("length", [1, 33])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("kind", "largest"), [("int16", 258), ("int32", 70_000), ("uint32", 2**24 + 2), ("int64", 2**40), ("uint64", 2**63)]
+)
+def test_whole_numbers_are_added_in_float32(length, dtype, kind, largest):
+    """float16 and bfloat16 would round these numbers, or make them infinite."""
+    numbers = np.array([0, largest - 1, largest], kind)
+    query, key = (mx.zeros((1, 1, n, 8), DTYPES[dtype]) for n in (length, 3))
+    value = mx.eye(3, dtype=key.dtype)[None, None]
+    weights = np.exp(numbers.astype(np.float32) - np.float64(np.float32(largest)))
+    expected = mx.array(weights / weights.sum()).astype(key.dtype)
+    got = flash_attention(query, key, value, mask=mx.array(numbers))
+    assert mx.allclose(got, expected, rtol=mx.finfo(key.dtype).eps, atol=1e-7)
+
+
+@pytest.mark.parametrize("length", [1, 33])
 def test_minus_infinity_hides(rng, length):
     query, key, value = draw(rng, length=length, key_len=70)
     visible = mx.array(rng.random((length, 70)) > 0.4)

@@ -79,6 +79,23 @@ def test_arguments(function, changed, words):
         function(**{**arrays(), **changed})
 
 
+@pytest.mark.parametrize(
+    ("name", "cure"), [("scale", "multiply query by the array"), ("softcap", "compute it outside of the function")]
+)
+def test_a_traced_number_is_refused_because_it_would_have_no_gradient(name, cure):
+    """Concrete arrays are numbers, also in functions that MLX traces or recomputes."""
+    given = arrays()
+    attend = lambda number: flash_attention(**given, **{name: number}).sum()  # noqa: E731
+    number, one = mx.array(0.5), mx.array(1.0)
+    transforms = [mx.grad(attend), mx.vmap(attend), mx.compile(attend), mx.grad(mx.checkpoint(attend))]
+    for transformed in [*transforms, lambda x: mx.jvp(attend, [x], [one])]:
+        with pytest.raises(ValueError, match=rf"{name} is an array of float32 .* does not trace: {cure}"):
+            transformed(number if transformed is not transforms[1] else number[None])
+    key, value = given["key"], given["value"]
+    of_query = lambda q: flash_attention(q, key, value, **{name: number}).sum()  # noqa: E731
+    mx.eval(mx.grad(mx.checkpoint(of_query))(given["query"]), mx.compile(of_query)(given["query"]))
+
+
 def test_a_named_kernel_that_does_not_cover_the_call_is_no_silent_other():
     with pytest.raises(NoKernelError, match=r"cpu_decode takes up to 8 queries, found 9"):
         flash_attention(mx.zeros((1, 1, 9, 8)), mx.zeros((1, 1, 9, 8)), mx.zeros((1, 1, 9, 8)), kernel="cpu_decode")

@@ -6,7 +6,7 @@ test_surface_transforms.py tests compile, vmap and checkpoint with drawn calls.
 import mlx.core as mx
 import pytest
 from flashattn_core import array_id, flash_attention, is_tracing, reset_stats, stats
-from flashattn_core.masks import KeyRange, SlidingWindow
+from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree
 
 from tests.core.oracle import draw
 
@@ -19,6 +19,70 @@ def test_compile_shapeless(rng, mask):
         arrays = draw(rng, batch=(2,), length=length, key_len=key_len, dim=dim, value_dim=24)
         mx.eval(compiled(*arrays))
         assert mx.array_equal(compiled(*arrays), function(*arrays))
+
+
+@pytest.mark.parametrize("form", ["bool", "packed"])
+@pytest.mark.parametrize("transform", ["none", "vmap", "grad", "jvp"])
+def test_compile_shapeless_follows_the_size_of_a_tree(rng, form, transform):
+    def attend(x, tree):
+        return flash_attention(x, x, x, mask=Tree(tree) & Causal())
+
+    function = {
+        "none": attend,
+        "vmap": mx.vmap(attend),
+        "grad": lambda x, tree: mx.grad(lambda x: attend(x, tree).square().sum())(x),
+        "jvp": lambda x, tree: mx.jvp(lambda x: attend(x, tree), [x], [x])[1][0],
+    }[transform]
+    compiled = mx.compile(function, shapeless=True)
+    for batch, size in [(1, 5), (2, 6), (1, 32), (1, 5), (2, 33), (3, 1), (1, 65)]:
+        x = draw(rng, batch=(batch,) if transform != "vmap" else (batch, 2), length=size, key_len=size)[0]
+        seen = mx.array(rng.random((batch, size, size)) > 0.5)
+        tree = Tree(seen).bits if form == "packed" else seen
+        assert mx.allclose(compiled(x, tree), function(x, tree), atol=1e-6)
+
+
+def total(query, key, value, bias, slopes, sinks):
+    options = {"mask": Causal() & bias, "alibi_slopes": slopes, "sinks": sinks, "return_lse": True}
+    out, lse = flash_attention(query, key, value, **options)
+    return out.square().sum() + mx.logaddexp(lse, mx.array(0.0)).sum()
+
+
+def gradient(*arrays):
+    return mx.grad(total, argnums=range(6))(*arrays)
+
+
+def tangents(*arrays):
+    return mx.jvp(lambda *x: flash_attention(*x[:3], mask=x[3], sinks=x[5]), list(arrays), list(arrays))[1]
+
+
+def second_derivative(*arrays):
+    along = lambda *x: sum((g * a).sum() for g, a in zip(gradient(*x), arrays, strict=True))  # noqa: E731
+    return mx.grad(along, argnums=range(6))(*arrays)
+
+
+@pytest.mark.parametrize("function", [gradient, tangents, second_derivative])
+def test_compile_shapeless_follows_all_shapes_in_derivatives(rng, function):
+    """MLX's own operations compute most of these derivatives. Heads, head_dim, lengths and batches change."""
+    compiled = mx.compile(function, shapeless=True)
+    shapes = [(2, 4, 2, 5, 7, 8, 6), (1, 2, 2, 1, 3, 64, 5), (3, 6, 1, 33, 9, 16, 24), (2, 4, 4, 9, 65, 2, 2)]
+    for batch, heads, kv_heads, length, key_len, dim, value_dim in [*shapes, shapes[0]]:
+        sizes = {"heads": heads, "kv_heads": kv_heads, "length": length, "key_len": key_len, "dim": dim}
+        arrays = [*draw(rng, batch=(batch,), value_dim=value_dim, **sizes)]
+        numbers = lambda *shape: mx.array(rng.random(shape, dtype="float32"))  # noqa: E731
+        arrays += [numbers(1, heads, 1, key_len), numbers(heads), numbers(heads)]
+        for got, expected in zip(compiled(*arrays), function(*arrays), strict=True):
+            assert got.shape == expected.shape
+            assert mx.allclose(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_compile_shapeless_refuses_cotangents_of_other_shapes(rng):
+    """The kernels would read them outside of their memory."""
+    compiled = mx.compile(
+        lambda q, k, v: mx.vjp(flash_attention, [q, k, v], [mx.ones((1, 2, 3, 16))])[1], shapeless=True
+    )
+    mx.eval(compiled(*draw(rng, length=3, key_len=9)))
+    with pytest.raises(ValueError, match=r"the cotangent of out has shape \(1,2,3,16\), expected \(1,2,99,16\)"):
+        compiled(*draw(rng, length=99, key_len=9))
 
 
 def test_compile_merges_equal_calls_and_keeps_different_ones(rng):
@@ -113,6 +177,11 @@ def test_compile_shapeless_checks_the_new_shapes(rng):
     mx.eval(compiled(*draw(rng, length=9, key_len=33)))
     with pytest.raises(ValueError, match=r"mask has shape \(33\), expected one that broadcasts to"):
         mx.eval(compiled(*draw(rng, length=9, key_len=34)))
+    compiled = mx.compile(lambda *x: mx.jvp(lambda *y: flash_attention(*y), x, x)[1], shapeless=True)
+    mx.eval(compiled(*draw(rng, length=9, key_len=9)))
+    query, key, value = draw(rng, length=9, key_len=9)
+    with pytest.raises(ValueError, match="key has head_dim 3, expected query's 16"):
+        compiled(query, key[..., :3], value)
     compiled = mx.compile(lambda q, k, v: flash_attention(q, k, v, kernel="cpu_decode"), shapeless=True)
     mx.eval(compiled(*draw(rng, length=8, key_len=33)))
     with pytest.raises(ValueError, match="cpu_decode takes up to 8 queries, found 9"):

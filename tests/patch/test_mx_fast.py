@@ -122,6 +122,24 @@ def test_what_mlx_alone_takes_is_a_counted_fallback(arrays, options, reason):
         attention(arrays, options)
 
 
+def test_a_traced_scale_falls_back():
+    """MLX takes the array's value, whose gradient is 0, or raises. Our op would refuse it."""
+    attend = lambda scale: attention((Q, K, V), {"scale": scale})  # noqa: E731
+
+    def gradient():
+        return mx.value_and_grad(lambda scale: attend(scale).sum())(mx.array(0.25))
+
+    off = gradient()
+    with flash.enabled(), pytest.warns(flash.FlashFallbackWarning, match="scale is an array of float32"):
+        on = gradient()
+    assert [x.item() for x in on] == [x.item() for x in off]
+    assert sum(flash.status().fallbacks.values()) == 1
+    for transformed in (mx.compile(attend), lambda scale: mx.vmap(attend)(scale[None])):
+        for arm in (nullcontext(), flash.enabled()):
+            with arm, pytest.raises(TypeError, match="incompatible function arguments"):
+                transformed(mx.array(0.25))
+
+
 @pytest.mark.rotate(1, default=6)
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize(("arrays", "options"), REFUSED.values(), ids=REFUSED)

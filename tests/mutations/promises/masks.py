@@ -47,10 +47,17 @@ MUTATIONS: list[Mutation] = [
     ),
     Mutation(
         "the bits of a tree are packed from the other end",
-        f"{CORE}/masks.py",
-        "mx.array(1, mx.uint32), mx.arange(32, dtype=mx.uint32)",
-        "mx.array(1, mx.uint32), mx.arange(31, -1, -1, dtype=mx.uint32)",
+        f"{CPP}/op/tree.cpp",
+        "mx::add(first, mx::arange(kBits, mx::int32, s), s)",
+        "mx::add(first, mx::arange(kBits - 1, -1, -1, mx::int32, s), s)",
         "core/test_masks.py::test_tree",
+    ),
+    Mutation(
+        "an additive mask of whole numbers is rounded to 16 bits",
+        f"{CPP}/request/arguments.cpp",
+        "mx::astype(given, mx::float32, stream)",
+        "mx::astype(given, dtype == InputDtype::additive ? mx::bfloat16 : mx::float32, stream)",
+        "core/test_array_masks.py::test_whole_numbers_are_added_in_float32",
     ),
     Mutation(
         "an array's dimension of 1 is not broadcast",

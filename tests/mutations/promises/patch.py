@@ -41,8 +41,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "a scale that is no float is ignored",
         f"{PATCH}/mx_fast.py",
-        "attend(q, k, v, scale, mask, sinks)",
-        "attend(q, k, v, 1.0, mask, sinks)",
+        "return attend(q, k, v, scale, mask, sinks)",
+        "return attend(q, k, v, 1.0, mask, sinks)",
         "patch/test_mx_fast.py::test_all_that_mlx_takes",
     ),
     Mutation(

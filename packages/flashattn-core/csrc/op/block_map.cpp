@@ -45,7 +45,7 @@ KeptMasks& kept() {
 
 mx::array make_map(const mx::array& mask, const mx::Stream& s) {
   mx::array whole = mask.is_tracer() ? mx::stop_gradient(mask, s) : mask;
-  if (whole.ndim() < 2) whole = mx::reshape(whole, {1, whole.ndim() == 0 ? 1 : whole.shape(0)}, s);
+  while (whole.ndim() < 2) whole = mx::expand_dims(whole, 0, s);
   auto primitive = std::make_shared<BlockMap>(s);
   mx::Shape shape = primitive->output_shapes({whole})[0];
   return mx::array(std::move(shape), mx::uint8, std::move(primitive), {std::move(whole)});

@@ -1,6 +1,7 @@
 // The forward pass: the op, which builds lazy arrays, and its primitive, which queues kernels on each backend.
 #include "forward.h"
 
+#include "../call/fail.h"
 #include "../cpu/threads.h"
 #include "../cuda/driver.h"
 #include "../dispatch/cpu_call.h"
@@ -14,6 +15,8 @@
 #include "exporting.h"
 #include "gradient.h"
 #include "mlx/ops.h"
+#include "mlx/utils.h"
+#include "shapeless.h"
 #include "unfused.h"
 
 namespace flashattn {
@@ -41,6 +44,11 @@ std::vector<mx::array> attention(const Arguments& arguments, const Selection& se
   std::vector<mx::array> inputs = primitive_inputs(arguments, backend, stream);
   bool traced = is_traced(arguments);
   if (traced && is_exporting()) {
+    Inputs given(arguments);
+    if (is_shapeless() && (given.query().size() == 0 || given.key().size() == 0)) {
+      fail("query and key have shapes ", given.query().shape(), " and ", given.key().shape(),
+           ", expected some elements where MLX exports a shapeless function");
+    }
     return unfused_attention(arguments.options, present_in(arguments), stream)(inputs);
   }
   Present present = present_in(arguments);
@@ -117,15 +125,20 @@ void FlashAttention::eval_gpu(const std::vector<mx::array>& inputs, std::vector<
 
 std::vector<mx::array> FlashAttention::jvp(const std::vector<mx::array>& primals,
                                            const std::vector<mx::array>& tangents, const std::vector<int>& argnums) {
-  std::vector<mx::array> result = jvp_of(unfused_attention(options_, present_, stream()), primals, tangents, argnums);
-  if (num_outputs_ == 1) {
-    return {result[0]};
-  }
-  // The tangents of row_stats and exact_out are not needed. sinks_gradient() reads row_stats, but takes derivatives
-  // only of lse. The gradient's own derivatives do not read saved outputs.
-  std::vector<mx::Shape> shapes = shapes_of_outputs(Inputs(primals, present_), options_);
-  for (int i = 2; i < num_outputs_; ++i) result.push_back(mx::zeros(shapes[i], mx::float32));
-  return result;
+  const auto outputs = [unfused = unfused_attention(options_, present_, stream()), count = num_outputs_,
+                        stream = stream()](const std::vector<mx::array>& inputs) {
+    std::vector<mx::array> outputs = unfused(inputs);
+    if (count == 1) {
+      outputs.pop_back();
+      return outputs;
+    }
+    // The tangents of row_stats and exact_out are not needed, so both may be constant. sinks_gradient() reads row_stats,
+    // but takes derivatives only of lse. The gradient's own derivatives do not read saved outputs.
+    outputs.push_back(mx::zeros_like(mx::stack({outputs[1], outputs[1]}, -1, stream), stream));
+    if (count == 4) outputs.push_back(mx::zeros_like(mx::astype(outputs[0], mx::float32, stream), stream));
+    return outputs;
+  };
+  return jvp_of(outputs, primals, tangents, argnums, stream());
 }
 
 std::vector<mx::array> FlashAttention::vjp(const std::vector<mx::array>& primals,

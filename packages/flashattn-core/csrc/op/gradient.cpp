@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <optional>
+#include <tuple>
 
+#include "../call/fail.h"
 #include "../dispatch/cpu_call.h"
 #include "../dispatch/gpu_call.h"
 #include "../dispatch/gpu_stream.h"
@@ -12,6 +14,7 @@
 #include "derivatives.h"
 #include "mlx/ops.h"
 #include "mlx/transforms.h"
+#include "mlx/utils.h"
 #include "sinks_gradient.h"
 #include "unfused.h"
 
@@ -44,8 +47,6 @@ std::vector<mx::array> kernels_gradients(const mx::Stream& stream, const Options
                                          const Present& present, const std::vector<mx::array>& inputs,
                                          const std::vector<mx::array>& outputs,
                                          const std::vector<mx::array>& cotangents) {
-  Inputs named(inputs, present);
-  backward_variant(describe(named, options, selection.precision, true), device_of(stream.device));  // throws if none fits
   std::vector<mx::array> all = inputs;
   const mx::array& out = outputs.size() > 3 ? outputs[3] : outputs[0];
   all.insert(all.end(), {out, outputs[1], outputs[2], cotangents[0], cotangents[1]});
@@ -94,14 +95,18 @@ std::vector<mx::array> gradients(const mx::Stream& stream, const Options& option
   if (!of_kernels.empty()) {
     std::vector<mx::array> computed =
         kernels_gradients(stream, options, selection, present, inputs, outputs, cotangents);
-    Outputs saved = {outputs[0], &outputs[1], &outputs[2]};
+    const auto of_sinks = [stream](const std::vector<mx::array>& given) {
+      return std::vector{sinks_gradient(given[0], {given[1], &given[2], &given[3]}, given[4], stream)};
+    };
     for (int argument : of_kernels) {
       by_argument[argument] =
-          argument < kNumTensors ? computed[argument] : sinks_gradient(*sinks, saved, computed[3], stream);
+          argument < kNumTensors
+              ? computed[argument]
+              : deferred(of_sinks, {*sinks, outputs[0], outputs[1], outputs[2], computed[3]}, stream)[0];
     }
   }
   std::vector<mx::array> of_masks =
-      vjp_of(unfused_attention(options, present, stream), inputs, {cotangents[0], cotangents[1]}, of_graph);
+      vjp_of(unfused_attention(options, present, stream), inputs, {cotangents[0], cotangents[1]}, of_graph, stream);
   for (size_t i = 0; i < of_graph.size(); ++i) {
     by_argument[of_graph[i]] = of_masks[i];
   }
@@ -137,16 +142,25 @@ void FlashAttentionGradient::eval_gpu(const std::vector<mx::array>& inputs, std:
 std::vector<mx::array> FlashAttentionGradient::vjp(const std::vector<mx::array>& primals,
                                                    const std::vector<mx::array>& cotangents,
                                                    const std::vector<int>& argnums, const std::vector<mx::array>&) {
-  return vjp_of(unfused_gradient(options_, present_, stream()), primals, cotangents, argnums);
+  return vjp_of(unfused_gradient(options_, present_, stream()), primals, cotangents, argnums, stream());
 }
 
 std::vector<mx::array> FlashAttentionGradient::jvp(const std::vector<mx::array>& primals,
                                                    const std::vector<mx::array>& tangents,
                                                    const std::vector<int>& argnums) {
-  return jvp_of(unfused_gradient(options_, present_, stream()), primals, tangents, argnums);
+  return jvp_of(unfused_gradient(options_, present_, stream()), primals, tangents, argnums, stream());
 }
 
 std::vector<mx::Shape> FlashAttentionGradient::output_shapes(const std::vector<mx::array>& inputs) {
+  backward_variant(describe(Inputs(inputs, present_)), device_of(stream().device));  // throws if none covers the call
+  // In a shapeless function, the caller's cotangents may have other shapes than the outputs.
+  GradientInputs further = further_inputs(inputs);
+  for (auto [name, given, expected] : {std::tuple("out", &further.out_gradient, &further.saved.out),
+                                       std::tuple("lse", further.lse_gradient, further.saved.lse)}) {
+    if (given->shape() != expected->shape() && expected->size() > 0) {
+      fail("the cotangent of ", name, " has shape ", given->shape(), ", expected ", expected->shape());
+    }
+  }
   return {inputs[0].shape(), inputs[1].shape(), inputs[2].shape(), further_inputs(inputs).saved.lse->shape()};
 }
 

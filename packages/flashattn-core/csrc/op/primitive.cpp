@@ -3,6 +3,7 @@
 
 #include "../call/fail.h"
 #include "../call/params.h"
+#include "deferred.h"
 #include "mlx/ops.h"
 
 namespace flashattn {
@@ -28,12 +29,8 @@ std::vector<InputDims> input_dims(const Present& present) {
 // `whole` input is repeated along a new first dimension.
 std::vector<mx::array> mapped_inputs(const std::vector<mx::array>& inputs, const std::vector<int>& axes,
                                      const std::vector<InputDims>& dims, const mx::Stream& stream) {
-  int size = 1;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    if (axes[i] >= 0) {
-      size = inputs[i].shape(axes[i]);
-    }
-  }
+  size_t mapped_input = 0;
+  while (axes[mapped_input] < 0) ++mapped_input;
   int batch_dims = static_cast<int>(inputs[0].ndim()) - (axes[0] >= 0 ? 1 : 0) - dims[0].own;
   if (batch_dims + 1 > kMaxBatchDims) {
     fail("vmap makes ", batch_dims + 1, " batch dimensions, expected at most ", kMaxBatchDims);
@@ -52,9 +49,12 @@ std::vector<mx::array> mapped_inputs(const std::vector<mx::array>& inputs, const
         input = mx::expand_dims(input, missing, stream);
       }
     } else if (dims[i].whole) {
-      mx::Shape shape = input.shape();
-      shape.insert(shape.begin(), size);
-      input = mx::broadcast_to(input, shape, stream);
+      const auto repeated = [axis = axes[mapped_input], stream](const std::vector<mx::array>& given) {
+        mx::Shape shape = given[0].shape();
+        shape.insert(shape.begin(), given[1].shape(axis));
+        return std::vector{mx::broadcast_to(given[0], shape, stream)};
+      };
+      input = deferred(repeated, {input, inputs[mapped_input]}, stream)[0];
     }
     mapped.push_back(std::move(input));
   }

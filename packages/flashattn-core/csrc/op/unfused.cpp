@@ -2,12 +2,14 @@
 // head.
 #include "unfused.h"
 
-#include <cmath>
 #include <limits>
 #include <optional>
 
+#include "../request/checks.h"
 #include "forward.h"
 #include "mlx/ops.h"
+#include "shapeless.h"
+#include "tree.h"
 
 namespace flashattn {
 namespace {
@@ -28,13 +30,41 @@ mx::array grouped(const mx::array& array, const Inputs& inputs, const mx::Stream
     return array;
   }
   int heads = inputs.query().shape(kHead), kv_heads = inputs.key().shape(kHead);
-  return array.shape(kHead) == heads ? mx::unflatten(array, kHead, {kv_heads, heads / kv_heads}, s)
-                                     : mx::expand_dims(array, kHead, s);
+  return array.shape(kHead) == 1 || heads == kv_heads ? mx::expand_dims(array, kHead, s)
+                                                      : mx::unflatten(array, kHead, {kv_heads, heads / kv_heads}, s);
+}
+
+// Undoes grouped() for an output, in which the axis of size G is `group`.
+mx::array ungrouped(const mx::array& array, int group, const Inputs& inputs, const mx::Stream& s) {
+  return inputs.query().shape(kHead) == inputs.key().shape(kHead) ? mx::squeeze(array, group, s)
+                                                                  : mx::flatten(array, group - 1, group, s);
 }
 
 // Reshapes an array with one number per query head, so that it broadcasts to the scores.
 mx::array of_each_head(const mx::array& numbers, const Inputs& inputs, const mx::Stream& s) {
   return grouped(mx::expand_dims(as_float32(numbers, s), {-2, -1}, s), inputs, s);
+}
+
+// Repeats an array along the axes of the scores, from `last` on forwards. In a shapeless function, MLX's own
+// broadcasts sum a gradient over the axes that they repeated in the first call.
+mx::array repeated(mx::array array, int last, const Inputs& inputs, const mx::Stream& s) {
+  const mx::array &query = inputs.query(), &key = inputs.key();
+  int dims = static_cast<int>(query.ndim()) + 1;
+  while (static_cast<int>(array.ndim()) < dims) {
+    array = mx::expand_dims(array, 0, s);
+  }
+  for (int axis = last; axis >= -dims; --axis) {
+    // The axis G keeps its size, and so does H_kv unless G is 1.
+    if (axis == -3 || (axis == -4 && query.shape(kHead) != key.shape(kHead))) continue;
+    mx::array numbers = axis == -1   ? numbered(key, kRow, false, s)
+                        : axis == -2 ? numbered(query, kRow, false, s)
+                                     : numbered(query, axis + 1, false, s);
+    for (int after = axis; after < -1; ++after) {
+      numbers = mx::expand_dims(numbers, -1, s);
+    }
+    array = taken(array, numbers, axis, s);
+  }
+  return array;
 }
 
 // Keys or values in float32, reshaped to (*B, H_kv, 1, S, D), so that they broadcast to the grouped queries.
@@ -45,52 +75,45 @@ mx::array of_each_group(const Inputs& inputs, Input tensor, Input scales, Input 
     elements = mx::dequantize(elements, as_float32(*inputs[scales], s), as_float32(*inputs[biases], s),
                               options.group_size, options.bits, "affine", std::nullopt, std::nullopt, s);
   }
-  return mx::expand_dims(as_float32(elements, s), -3, s);
-}
-
-// Returns mx::any() of two concatenated copies of the array, because MLX 0.32.4 crashes if a function that was exported
-// without shapes reduces only axes of one element.
-mx::array any_of(const mx::array& array, const std::vector<int>& axes, bool keep, const mx::Stream& s) {
-  return mx::any(mx::concatenate({array, array}, axes.back(), s), axes, keep, s);
-}
-
-// Numbers the rows of a tensor from 0: forwards, or backwards if `after` is true. Uses a cumulative sum, because
-// mx::arange() would fix the number of rows in a function that is exported without shapes.
-mx::array count_rows(const mx::array& tensor, bool after, const mx::Stream& s) {
-  std::vector<int> others;
-  for (int axis = 0; axis < static_cast<int>(tensor.ndim()); ++axis) {
-    if (axis != static_cast<int>(tensor.ndim()) + kRow) {
-      others.push_back(axis);
-    }
+  elements = as_float32(elements, s);
+  if (is_shapeless() && inputs.query().shape(kHead) == inputs.key().shape(kHead)) {
+    // The function may be called with other numbers of heads, so each query head gets its own keys.
+    const auto divided = [&](const mx::array& a, const mx::array& b) {
+      return mx::floor_divide(a, mx::maximum(b, whole_number(1), s), s);
+    };
+    mx::array group = divided(size_of(inputs.query(), kHead, mx::int32, s), size_of(inputs.key(), kHead, mx::int32, s));
+    mx::array of_head = divided(numbered(inputs.query(), kHead, false, s), group);
+    elements = taken(elements, mx::expand_dims(of_head, {-2, -1}, s), kHead, s);
   }
-  mx::array any = any_of(mx::stop_gradient(tensor, s), others, false, s);
-  mx::array ones = mx::astype(mx::logical_or(any, mx::logical_not(any, s), s), mx::int32, s);
-  return mx::cumsum(ones, 0, after, /*inclusive=*/false, s);
+  return mx::expand_dims(elements, -3, s);
 }
 
-// Returns a bool array (*B, L, S) that says which keys each query sees. The last keys are the nodes of a tree. One
-// matrix product picks each query's row of `tree`, and another picks each key's column. A gather would fix L and S in a
-// function that is exported without shapes.
-mx::array seen_of_tree(const mx::array& tree, const mx::array& keys_after, const mx::array& queries_after,
-                       const mx::Stream& s) {
-  int size = tree.shape(kRow);
-  std::vector<uint32_t> powers;
-  for (int bit = 0; bit < 32; ++bit) {
-    powers.push_back(uint32_t{1} << bit);
-  }
-  // Divides instead of shifting, because MLX 0.32.4 reads out of bounds if mx.vmap maps only one operand of a shift.
-  mx::array bits = mx::floor_divide(mx::expand_dims(tree, -1, s), mx::array(powers.begin(), {32}), s);
-  bits = as_float32(mx::flatten(mx::remainder(bits, mx::array(2, mx::uint32), s), -2, -1, s), s);
+// The size of D in a shapeless function is known only when the function runs.
+mx::array scale_of(const Inputs& inputs, const Options& options, const mx::Stream& s) {
+  if (options.scale) return mx::array(*options.scale);
+  return mx::divide(mx::array(1.0f), mx::sqrt(size_of(inputs.query(), kColumn, mx::float32, s), s), s);
+}
 
-  const auto node_of = [&](const mx::array& after) {  // negative for rows before the tree
-    return mx::expand_dims(mx::subtract(mx::array(size - 1, mx::int32), after, s), -1, s);
+// Returns `query` unchanged. grouped() keeps the numbers of heads in an exported function. If they change when the
+// function runs, MLX refuses to reshape the heads' numbers.
+mx::array with_heads_checked(const mx::array& query, const Inputs& inputs, const mx::Stream& s) {
+  int heads = inputs.query().shape(kHead), kv_heads = inputs.key().shape(kHead);
+  if (heads == kv_heads) return query;  // of_each_group() follows other numbers of heads
+  const auto checked = [&](const mx::array& tensor, mx::Shape shape) {
+    mx::array numbers = mx::reshape(numbered(tensor, kHead, false, s), std::move(shape), s);
+    return any_of(mx::greater_equal(numbers, mx::array(0), s), {0, 1}, false, s);
   };
-  mx::array query_node = node_of(queries_after), key_node = node_of(keys_after);
-  mx::array is_query = as_float32(mx::equal(query_node, mx::arange(size, mx::int32, s), s), s);
-  mx::array is_key = as_float32(mx::equal(key_node, mx::arange(bits.shape(kColumn), mx::int32, s), s), s);
-  mx::array seen = mx::matmul(mx::matmul(is_query, bits, s), mx::swapaxes(is_key, -2, -1, s), s);
-  mx::array before_tree = mx::squeeze(mx::less(key_node, mx::array(0, mx::int32), s), -1, s);
-  return mx::logical_or(mx::not_equal(seen, mx::array(0.0f), s), before_tree, s);
+  mx::array both = mx::logical_and(checked(inputs.query(), {1, heads}), checked(inputs.key(), {1, kv_heads}), s);
+  return mx::where(both, query, mx::array(0.0f), s);
+}
+
+// Appends two hidden keys. MLX 0.32.4 crashes if a shapeless function takes logsumexp() of no scores, or its
+// derivative of one score. `keys` numbers the keys, and has as many dimensions as `scores`.
+mx::array with_hidden_keys(const mx::array& scores, const mx::array& keys, const mx::Stream& s) {
+  mx::array shape = mx::isnan(mx::stop_gradient(scores, s), s), column = any_of(shape, {-1}, true, s);
+  mx::array hidden =
+      mx::full_like(mx::concatenate({shape, column, column}, -1, s), mx::array(-kInfinity), mx::float32, s);
+  return mx::put_along_axis(hidden, keys, scores, -1, s);
 }
 
 struct Positions {
@@ -99,8 +122,9 @@ struct Positions {
 };
 
 Positions positions_of(const Inputs& inputs, const mx::Stream& s) {
-  mx::array keys_after = count_rows(inputs.key(), true, s), queries_after = count_rows(inputs.query(), true, s);
-  return {count_rows(inputs.key(), false, s), keys_after, queries_after,
+  mx::array keys_after = numbered(inputs.key(), kRow, true, s);
+  mx::array queries_after = numbered(inputs.query(), kRow, true, s);
+  return {numbered(inputs.key(), kRow, false, s), keys_after, queries_after,
           mx::subtract(keys_after, mx::expand_dims(queries_after, -1, s), s)};
 }
 
@@ -124,7 +148,7 @@ std::optional<mx::array> visible_of(const Inputs& inputs, const Options& options
     show(mx::less(positions.keys_before, bound(*stop), s));
   }
   if (const mx::array* tree = inputs[Input::tree]) {
-    mx::array seen = seen_of_tree(*tree, positions.keys_after, positions.queries_after, s);
+    mx::array seen = seen_in_tree(*tree, positions.keys_after, positions.queries_after, s);
     show(mx::expand_dims(seen, {-4, -3}, s));
   }
   if (const mx::array* array = inputs[Input::visible]) {
@@ -140,6 +164,7 @@ std::optional<mx::array> visible_of(const Inputs& inputs, const Options& options
 }
 
 std::vector<mx::array> attend(const Inputs& inputs, const Options& options, const mx::Stream& s) {
+  check_shapes(inputs, options);
   mx::array zero(0.0f), minus_infinity(-kInfinity);
   if (inputs.query().size() == 0 || inputs.key().size() == 0) {  // MLX takes no maximum over an empty axis
     std::vector<mx::Shape> shapes = shapes_of_outputs(inputs, options);
@@ -148,6 +173,7 @@ std::vector<mx::array> attend(const Inputs& inputs, const Options& options, cons
   mx::array query = grouped(as_float32(inputs.query(), s), inputs, s);
   mx::array key = of_each_group(inputs, Input::key, Input::key_scales, Input::key_biases, options, s);
   mx::array value = of_each_group(inputs, Input::value, Input::value_scales, Input::value_biases, options, s);
+  if (is_shapeless()) query = with_heads_checked(query, inputs, s);
   Positions positions = positions_of(inputs, s);
   std::optional<mx::array> visible = visible_of(inputs, options, positions, s);
   if (visible) {
@@ -159,8 +185,7 @@ std::vector<mx::array> attend(const Inputs& inputs, const Options& options, cons
     value = mx::where(seen, value, zero, s);
   }
 
-  float scale = options.scale.value_or(1 / std::sqrt(static_cast<float>(inputs.query().shape(kColumn))));
-  mx::array scores = mx::matmul(mx::multiply(query, mx::array(scale), s), mx::swapaxes(key, -2, -1, s), s);
+  mx::array scores = mx::matmul(mx::multiply(query, scale_of(inputs, options, s), s), mx::swapaxes(key, -2, -1, s), s);
   if (options.softcap != 0) {
     mx::array cap(options.softcap), most(kTanhIsOne);
     mx::array bounded = mx::clip(mx::divide(scores, cap, s), mx::negative(most, s), most, s);
@@ -168,19 +193,27 @@ std::vector<mx::array> attend(const Inputs& inputs, const Options& options, cons
   }
   // Slopes and bias are multiplied by `rows`, a column of ones. So their gradients are summed over keys first, and over
   // queries afterwards. A single float32 sum would be less precise, because on the CPU MLX adds term after term.
+  bool shapeless = is_shapeless();
   mx::array rows = mx::expand_dims(mx::equal(positions.queries_after, positions.queries_after, s), -1, s);
+  const auto over_rows = [&](const mx::array& array) {
+    return shapeless ? repeated(array, -1, inputs, s) : mx::multiply(array, rows, s);
+  };
   if (const mx::array* slopes = inputs[Input::alibi_slopes]) {
-    mx::array slope = mx::multiply(of_each_head(*slopes, inputs, s), rows, s);
+    mx::array slope = over_rows(of_each_head(*slopes, inputs, s));
     scores = mx::subtract(scores, mx::multiply(slope, as_float32(mx::abs(positions.distance, s), s), s), s);
   }
   if (const mx::array* bias = inputs[Input::bias]) {
     mx::array added = grouped(as_float32(*bias, s), inputs, s);
     added = mx::where(mx::isneginf(added, s), zero, added, s);
-    scores = mx::add(scores, mx::multiply(added, rows, s), s);
+    scores = mx::add(scores, over_rows(added), s);
   }
   if (visible) {
     scores = mx::where(*visible, scores, minus_infinity, s);
   }
+
+  mx::array keys = positions.keys_before;
+  while (keys.ndim() < scores.ndim()) keys = mx::expand_dims(keys, 0, s);
+  if (shapeless) scores = with_hidden_keys(scores, keys, s);
 
   // The logarithm of the softmax's denominator is kept as two numbers, top + rest. In one float32 number a large top
   // would round a small rest away.
@@ -190,6 +223,7 @@ std::vector<mx::array> attend(const Inputs& inputs, const Options& options, cons
   std::optional<mx::array> sinks;
   if (inputs[Input::sinks]) {
     sinks = of_each_head(*inputs[Input::sinks], inputs, s);
+    if (shapeless) sinks = repeated(*sinks, kRow, inputs, s);
     top = mx::maximum(top, mx::stop_gradient(*sinks, s), s);
   }
   top = mx::where(sees_nothing, zero, top, s);
@@ -198,11 +232,13 @@ std::vector<mx::array> attend(const Inputs& inputs, const Options& options, cons
   if (sinks) {
     rest = mx::logaddexp(rest, mx::where(sees_nothing, zero, mx::subtract(*sinks, top, s), s), s);
   }
-  mx::array out = mx::matmul(mx::exp(mx::subtract(scores, rest, s), s), value, s);
+  mx::array weights = mx::exp(mx::subtract(scores, rest, s), s);
+  if (shapeless) weights = mx::take_along_axis(weights, keys, -1, s);
+  mx::array out = mx::matmul(weights, value, s);
   out = mx::where(sees_nothing, zero, out, s);
   mx::array lse = mx::where(sees_nothing, minus_infinity, mx::add(top, rest, s), s);
-  return {mx::flatten(mx::astype(out, inputs.query().dtype(), s), -4, -3, s),
-          mx::flatten(mx::squeeze(lse, -1, s), -3, -2, s)};
+  return {ungrouped(mx::astype(out, inputs.query().dtype(), s), -3, inputs, s),
+          ungrouped(mx::squeeze(lse, -1, s), -2, inputs, s)};
 }
 
 }  // namespace

@@ -9,7 +9,7 @@ namespace flashattn {
 
 // Returns a function from a primitive's inputs to {out, lse}. The function computes in float32. `out` has query's
 // dtype. A row that sees nothing gets out 0, lse -inf and gradients 0. Keys that no query sees, and queries that see
-// nothing, may hold NaN. If the function was exported without its shapes, it may be called with other shapes.
+// nothing, may hold NaN. In an exported shapeless function, the numbers of heads may change only if H_kv was H_q.
 Function unfused_attention(const Options& options, const Present& present, const mx::Stream& stream);
 
 }  // namespace flashattn

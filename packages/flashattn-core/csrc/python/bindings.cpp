@@ -18,6 +18,7 @@
 #include "../op/block_map.h"
 #include "../op/counts.h"
 #include "../op/forward.h"
+#include "../op/tree.h"
 #include "../request/checks.h"
 #include "../request/select.h"
 #include "calls.h"
@@ -267,6 +268,10 @@ NB_MODULE(_ext, m) {
         "Lets the calls of one evaluation share this mask's block maps, until forget_block_maps() has been called as\n"
         "often as this.");
   m.def("forget_block_maps", &forget_block_maps, "mask_id"_a, "Undoes one keep_block_maps(). mask_id: array_id().");
+
+  m.def(
+      "pack_tree", [](const mx::array& visible) { return pack_tree(visible); }, "visible"_a,
+      "The uint32 words of a bool array of Tree: see csrc/op/tree.h.");
 
   bind_calls(m);
 

@@ -17,14 +17,11 @@
 namespace flashattn {
 namespace {
 
-mx::array as_kernels_read_it(const mx::array& given, InputDtype dtype, mx::Dtype query_dtype, Backend backend,
-                             const mx::Stream& stream) {
+mx::array as_kernels_read_it(const mx::array& given, InputDtype dtype, Backend backend, const mx::Stream& stream) {
   bool whole_numbers = !mx::issubdtype(given.dtype(), mx::floating);
-  bool is_read_unconverted = backend != Backend::cpu && !whole_numbers;
-  if (dtype == InputDtype::slopes || (dtype == InputDtype::logits && !is_read_unconverted)) {
-    return mx::astype(given, mx::float32, stream);
-  }
-  return dtype == InputDtype::additive && whole_numbers ? mx::astype(given, query_dtype, stream) : given;
+  bool is_cast = dtype == InputDtype::slopes || (dtype == InputDtype::additive && whole_numbers) ||
+                 (dtype == InputDtype::logits && (whole_numbers || backend == Backend::cpu));
+  return is_cast ? mx::astype(given, mx::float32, stream) : given;
 }
 
 }  // namespace
@@ -39,10 +36,9 @@ Present present_in(const Arguments& arguments) {
 
 std::vector<mx::array> primitive_inputs(const Arguments& arguments, Backend backend, const mx::Stream& stream) {
   std::vector<mx::array> inputs;
-  mx::Dtype query_dtype = arguments.inputs[index(Input::query)]->dtype();
   for (const InputRule& rule : kInputRules) {
     if (const auto& given = arguments.inputs[index(rule.input)]) {
-      inputs.push_back(as_kernels_read_it(*given, rule.dtype, query_dtype, backend, stream));
+      inputs.push_back(as_kernels_read_it(*given, rule.dtype, backend, stream));
     }
   }
   return inputs;
@@ -70,7 +66,8 @@ int columns_of(const mx::array& tensor, const Options& options) {
 }
 
 Dtype dtype_of(const mx::array* array) {
-  if (!array || array->dtype() == mx::float32) {
+  // primitive_inputs() casts whole numbers to float32.
+  if (!array || array->dtype() == mx::float32 || !mx::issubdtype(array->dtype(), mx::floating)) {
     return Dtype::float32;
   }
   return array->dtype() == mx::float16 ? Dtype::float16 : Dtype::bfloat16;

@@ -126,10 +126,7 @@ mx::Shape target_of(const InputRule& rule, const Inputs& inputs) {
   mx::Shape target = batch_shape(query);
   switch (rule.axes) {
     case Axes::batch: break;
-    case Axes::tree:
-      target.push_back(given.shape(-2));
-      target.push_back((given.shape(-2) + 31) / 32);
-      break;
+    case Axes::tree: target.insert(target.end(), {given.shape(-2), given.shape(-1)}); break;
     case Axes::scores: target.insert(target.end(), {query.shape(kHead), query.shape(kRow), key.shape(kRow)}); break;
     case Axes::blocks:
       target.insert(target.end(), {query.shape(kHead), blocks_of(query.shape(kRow)), blocks_of(key.shape(kRow))});
@@ -146,9 +143,13 @@ void check_broadcast_shapes(const Inputs& inputs) {
     if (!given || rule.axes == Axes::tensor) {
       continue;
     }
-    if (rule.axes == Axes::tree && (given->ndim() < 2 || given->shape(-2) > inputs.key().shape(kRow))) {
-      fail(rule.called, " has shape ", given->shape(), ", expected (*B, T, T) with T at most key's length, ",
-           inputs.key().shape(kRow));
+    if (rule.axes == Axes::tree) {
+      int size = given->ndim() < 2 ? 0 : given->shape(-2), key_len = inputs.key().shape(kRow);
+      if (size < 1 || size > key_len || int64_t{given->shape(-1)} * 32 < size) {
+        fail(rule.called, " has shape ", given->shape(),
+             ", expected (*B, T, T), or packed (*B, T, ceil(T / 32)), with T at least 1 and T at most key's length, ",
+             key_len);
+      }
     }
     mx::Shape target = target_of(rule, inputs);
     if (!broadcasts(given->shape(), target)) {

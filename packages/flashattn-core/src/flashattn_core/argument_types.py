@@ -9,6 +9,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from . import _ext
+
 INT32_MAX = 2**31 - 1
 _FLOAT32_MAX = 3.4028234663852886e38
 
@@ -52,11 +54,18 @@ def positive(name: str, given: object) -> int:
     return number
 
 
-def finite(name: str, given: Any) -> float:
+def finite(name: str, given: Any, cure: str) -> float:
     """`given` as a float. Raises ValueError unless it is a finite number in float32's range, or an array that holds one
-    such number."""
+    such number.
+
+    Raises ValueError for an array that MLX traces, because its gradient would silently be 0. The text ends with `cure`.
+    """
     if type(given) is float and -_FLOAT32_MAX <= given <= _FLOAT32_MAX:  # the usual case, which must be fast
         return given
+    # While MLX recomputes a function of mx.checkpoint, it calls every array traced. Then the forward pass has checked.
+    if isinstance(given, mx.array) and _ext.is_tracing(given) and not _ext.is_tracing(mx.array(0)):
+        expected = "a number that mx.grad, mx.jvp, mx.vmap or mx.compile does not trace"
+        raise ValueError(f"[flash_attention] {name} is {describe(given)}, expected {expected}: {cure}")
     number = None
     if getattr(getattr(given, "dtype", None), "kind", "") != "c":  # fsum() would drop the imaginary part of numpy's
         with contextlib.suppress(TypeError, ValueError, OverflowError):

@@ -65,9 +65,10 @@ def lowered(
     if not isinstance(kernel, str) or not kernel.isprintable() or len(kernel) > 100:
         raise ValueError(f"[flash_attention] kernel is {types.describe(kernel)}, expected 'auto' or a kernel's name")
     if scale is not None:
-        given["scale"] = types.finite("scale", scale)
+        given["scale"] = types.finite("scale", scale, "multiply query by the array, and pass scale=1.0")
     if softcap is not None:
-        given["softcap"] = softcap = types.finite("softcap", softcap)
+        softcap = types.finite("softcap", softcap, "compute it outside of the function that MLX traces")
+        given["softcap"] = softcap
         if softcap < _SMALLEST_SOFTCAP:
             raise ValueError(f"[flash_attention] softcap is {softcap}, expected at least {_SMALLEST_SOFTCAP}")
     return _ext.Arguments(query, types.array("key", key), types.array("value", value), **given)

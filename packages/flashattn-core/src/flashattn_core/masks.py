@@ -123,7 +123,7 @@ class Tree(Mask):
             raise ValueError(
                 f"[Tree] visible has shape {visible.shape}, expected (*B, T, T), or (*B, T, ceil(T / 32)) packed"
             )
-        bits = visible if visible.dtype == mx.uint32 else _pack_bits(visible)
+        bits = visible if visible.dtype == mx.uint32 else _ext.pack_tree(visible)
         object.__setattr__(self, "bits", bits)
 
     @classmethod
@@ -265,15 +265,3 @@ def _int32(bound: int | mx.array) -> mx.array:
         lowest = -INT32_MAX if bound.dtype == mx.int64 else 0
         bound = mx.clip(bound, lowest, INT32_MAX)
     return bound if bound.dtype == mx.int32 else bound.astype(mx.int32)
-
-
-def _pack_bits(visible: mx.array) -> mx.array:
-    # This calls neither pad() nor reshape(), because mx.compile(shapeless=True) must be able to infer the shapes.
-    size = visible.shape[-1]
-    bits = visible.astype(mx.uint32)
-    if size % 32:
-        bits = mx.concatenate([bits, mx.zeros((*visible.shape[:-1], -size % 32), mx.uint32)], axis=-1)
-    words = mx.unflatten(bits, -1, ((size + 31) // 32, 32))
-    # A product instead of a shift, because MLX 0.32.4 reads out of bounds if mx.vmap maps only one operand of a shift.
-    powers = mx.left_shift(mx.array(1, mx.uint32), mx.arange(32, dtype=mx.uint32))
-    return (words * powers).sum(axis=-1).astype(mx.uint32)

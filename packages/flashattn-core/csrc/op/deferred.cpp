@@ -1,0 +1,143 @@
+// Defines the primitive that builds and evaluates a graph.
+#include "deferred.h"
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <unordered_set>
+#include <utility>
+
+#include "../dispatch/gpu_stream.h"
+#include "derivatives.h"
+#include "exporting.h"
+#include "mlx/backend/cpu/encoder.h"
+#include "mlx/ops.h"
+#include "mlx/primitives.h"
+#include "mlx/transforms.h"
+#include "mlx/utils.h"
+#include "shapeless.h"
+
+namespace flashattn {
+namespace {
+
+// Returns all arrays that `results` are computed from, each after its inputs. Outputs of one primitive appear once.
+std::vector<mx::array> in_order(const std::vector<mx::array>& results) {
+  std::vector<mx::array> order;
+  std::unordered_set<std::uintptr_t> seen;
+  const std::function<void(const mx::array&)> visit = [&](const mx::array& array) {
+    if (array.status() != mx::array::Status::unscheduled || !seen.insert(array.id()).second) return;
+    for (const mx::array& sibling : array.siblings()) seen.insert(sibling.id());
+    for (const mx::array& input : array.inputs()) visit(input);
+    order.push_back(array);
+  };
+  for (const mx::array& result : results) visit(result);
+  return order;
+}
+
+// Keeps the arrays' memory until the stream has run the work that is queued now.
+void keep_alive(std::vector<mx::array> arrays, const mx::Stream& stream) {
+  if (stream.device == mx::Device::cpu) {
+    std::vector<std::shared_ptr<mx::array::Data>> buffers;
+    for (const mx::array& array : arrays) buffers.push_back(array.data_shared_ptr());
+    mx::cpu::get_command_encoder(stream).dispatch([buffers = std::move(buffers)] {});
+  } else {
+    run_on_gpu({.launches = std::make_shared<gpu::Launches>(), .arrays = {}, .temporaries = std::move(arrays)}, stream);
+  }
+}
+
+// Queues the primitives of a graph. MLX's evaluator cannot run inside of a primitive: on Metal it would commit the
+// command buffer that the evaluator around it still uses.
+void evaluate(const std::vector<mx::array>& results, const mx::Stream& stream) {
+  for (mx::array& next : in_order(results)) {
+    mx::array array = std::move(next);  // the last use of an array frees its memory
+    std::vector<mx::array> outputs = array.outputs();
+    mx::Primitive& primitive = array.primitive();
+    if (primitive.stream() != stream) {
+      throw std::logic_error(std::string(primitive.name()) + " is on another stream than the graph around it");
+    }
+    stream.device == mx::Device::cpu ? primitive.eval_cpu(array.inputs(), outputs)
+                                     : primitive.eval_gpu(array.inputs(), outputs);
+    for (const mx::array& output : outputs) output.set_status(mx::array::Status::evaluated);
+    outputs.insert(outputs.end(), array.inputs().begin(), array.inputs().end());
+    keep_alive(std::move(outputs), stream);
+    array.detach();
+  }
+}
+
+class Deferred : public mx::Primitive {
+ public:
+  Deferred(mx::Stream stream, Function function) : mx::Primitive(stream), function_(std::move(function)) {}
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    eval(inputs, outputs);
+  }
+  void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    eval(inputs, outputs);
+  }
+
+  std::vector<mx::array> jvp(const std::vector<mx::array>& primals, const std::vector<mx::array>& tangents,
+                             const std::vector<int>& argnums) override {
+    return jvp_of(function_, primals, tangents, argnums, stream());
+  }
+  std::vector<mx::array> vjp(const std::vector<mx::array>& primals, const std::vector<mx::array>& cotangents,
+                             const std::vector<int>& argnums, const std::vector<mx::array>&) override {
+    return vjp_of(function_, primals, cotangents, argnums, stream());
+  }
+  std::pair<std::vector<mx::array>, std::vector<int>> vmap(const std::vector<mx::array>& inputs,
+                                                           const std::vector<int>& axes) override {
+    std::vector<mx::array> results = deferred(mx::vmap(function_, axes), inputs, stream());
+    return {results, std::vector<int>(results.size(), 0)};
+  }
+
+  const char* name() const override { return "FlashAttentionGraph"; }
+
+  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+    std::vector<mx::Shape> shapes;
+    for (const mx::array& result : results(inputs, false)) shapes.push_back(result.shape());
+    return shapes;
+  }
+
+  // Builds the graph from stand-ins for `inputs`, which have the inputs' elements if `with_elements` is true. The
+  // stand-ins are neither traced nor computed from anything.
+  std::vector<mx::array> results(const std::vector<mx::array>& inputs, bool with_elements) {
+    std::vector<mx::array> given;
+    for (const mx::array& input : inputs) {
+      mx::array& stand_in = given.emplace_back(input.shape(), input.dtype(), nullptr, std::vector<mx::array>{});
+      if (with_elements) {
+        stand_in.copy_shared_buffer(input);
+        stand_in.set_status(mx::array::Status::available);
+      }
+    }
+    std::optional<mx::StreamContext> context;  // MLX's derivatives use the default stream in places
+    if (mx::to_stream({}) != stream()) context.emplace(stream());
+    return function_(given);
+  }
+
+ private:
+  void eval(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
+    std::vector<mx::array> computed = results(inputs, true);
+    evaluate(computed, stream());
+    for (size_t i = 0; i < outputs.size(); ++i) outputs[i].copy_shared_buffer(computed[i]);
+  }
+
+  Function function_;
+};
+
+}  // namespace
+
+std::vector<mx::array> deferred(const Function& function, const std::vector<mx::array>& inputs,
+                                const mx::Stream& stream) {
+  if (!is_shapeless() || is_exporting()) return function(inputs);
+  auto primitive = std::make_shared<Deferred>(stream, function);
+  std::vector<mx::Shape> shapes;
+  std::vector<mx::Dtype> dtypes;
+  for (const mx::array& result : primitive->results(inputs, false)) {
+    shapes.push_back(result.shape());
+    dtypes.push_back(result.dtype());
+  }
+  return mx::array::make_arrays(std::move(shapes), dtypes, primitive, inputs);
+}
+
+}  // namespace flashattn
