@@ -261,7 +261,8 @@ NB_MODULE(flashattn_launches, m) {
       "exchange_gpu",
       [](int shared_memory, int compute_capability) {
         Device before = asked_about;
-        asked_about = {.backend = Backend::cuda, .compute_capability = compute_capability, .shared_memory = shared_memory};
+        asked_about = {
+            .backend = Backend::cuda, .compute_capability = compute_capability, .shared_memory = shared_memory};
         return std::pair(before.shared_memory, before.compute_capability);
       },
       "shared_memory"_a, "compute_capability"_a,

@@ -8,6 +8,7 @@
 #include <nanobind/stl/vector.h>
 #include <sys/utsname.h>
 
+#include <algorithm>
 #include <future>
 
 #include "../cuda/driver.h"
@@ -120,10 +121,22 @@ std::string software(mx::Device device) {
          ", flashattn-core " FLASHATTN_VERSION;
 }
 
+// The text without its comments, which change no machine code.
+std::string without_comments(const std::string& text) {
+  std::string code;
+  for (size_t at = 0; at < text.size();) {
+    size_t end = std::min(text.find('\n', at), text.size()), comment = text.find("//", at);
+    code.append(text, at, std::min(comment, end) - at);
+    code += '\n';
+    at = end + 1;
+  }
+  return code;
+}
+
 std::vector<std::string> programs(const Call& call, Variant variant, const Device& device) {
   std::vector<std::string> lines;
   for (const gpu::Launch& launch : programs_of(variant, call, device)) {
-    lines.push_back(launch.specialisation + " " + gpu::sum_of(source_text(launch, device.backend)));
+    lines.push_back(launch.specialisation + " " + gpu::sum_of(without_comments(source_text(launch, device.backend))));
   }
   return lines;
 }
