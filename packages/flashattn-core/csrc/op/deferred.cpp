@@ -60,7 +60,7 @@ void evaluate(const std::vector<mx::array>& results, const mx::Stream& stream) {
     stream.device == mx::Device::cpu ? primitive.eval_cpu(array.inputs(), outputs)
                                      : primitive.eval_gpu(array.inputs(), outputs);
     for (const mx::array& output : outputs) output.set_status(mx::array::Status::evaluated);
-    // `array` itself stays alive for those that read it. Its memory must have no other owner, so that they may reuse it.
+    // The arrays that read `array` keep it alive. Its memory has no other owner, so that the last of them may reuse it.
     std::vector<mx::array> others = array.inputs();
     others.insert(others.end(), array.siblings().begin(), array.siblings().end());
     std::erase_if(others, [&](const auto& other) { return other.data_shared_ptr() == array.data_shared_ptr(); });
