@@ -60,9 +60,12 @@ void evaluate(const std::vector<mx::array>& results, const mx::Stream& stream) {
     stream.device == mx::Device::cpu ? primitive.eval_cpu(array.inputs(), outputs)
                                      : primitive.eval_gpu(array.inputs(), outputs);
     for (const mx::array& output : outputs) output.set_status(mx::array::Status::evaluated);
-    outputs.insert(outputs.end(), array.inputs().begin(), array.inputs().end());
-    keep_alive(std::move(outputs), stream);
+    // The arrays that read `array` keep it alive. Its memory has no other owner, so that the last of them may reuse it.
+    std::vector<mx::array> others = array.inputs();
+    others.insert(others.end(), array.siblings().begin(), array.siblings().end());
+    std::erase_if(others, [&](const auto& other) { return other.data_shared_ptr() == array.data_shared_ptr(); });
     array.detach();
+    keep_alive(std::move(others), stream);
   }
 }
 
