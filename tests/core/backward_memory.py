@@ -61,10 +61,10 @@ class Call:
     def needed(self) -> int:
         """Bytes beyond the inputs, as docs/training.md counts them.
 
-        These are `made`, delta and, in 16-bit calls, half of the float32 sum of query's gradient. The memory of the
-        gradient itself holds the other half.
+        These are `made`, delta and, in 16-bit calls, out in float32 and half of the float32 sum of query's gradient.
+        The memory of the gradient itself holds the other half.
         """
-        return self.made + self._rows + (self._queries if self.dtype != "float32" else 0)
+        return self.made + self._rows + (3 * self._queries if self.dtype != "float32" else 0)
 
 
 def peak_extra(call: Call) -> tuple[int, int]:

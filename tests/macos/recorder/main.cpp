@@ -59,15 +59,16 @@ gpu::Work work_of(const std::string& kernel, int query_len, int key_len, int bit
   set(Input::key, key);
   set(Input::value, key);
   mx::array out = allocated(rows, mx::float16), lse = allocated(numbers, mx::float32);
-  mx::array row_stats = allocated({1, 4, query_len, 2}, mx::float32);
+  mx::array row_stats = allocated({1, 4, query_len, 2}, mx::float32), exact_out = allocated(rows, mx::float32);
   Device metal = {.backend = Backend::metal};
   if (kernel != "backward") {
-    return forward_work({kernel_called(kernel)}, describe(call), metal, Inputs(call), {out, &lse, &row_stats});
+    return forward_work({kernel_called(kernel)}, describe(call), metal, Inputs(call),
+                        {out, &lse, &row_stats, bits == 0 ? &exact_out : nullptr});
   }
   mx::array dout = second_half(rows), dlse = allocated(numbers, mx::float32), delta = allocated(numbers, mx::float32);
   mx::array dq = allocated(rows, mx::float16), dk = allocated(keys, mx::float16), dv = allocated(keys, mx::float16);
   return backward_work({Kernel::metal_backward_dq}, describe(call), metal, Inputs(call),
-                       {{out, &lse, &row_stats}, dout, &dlse}, {dq, dk, dv, delta});
+                       {{exact_out, &lse, &row_stats, &exact_out}, dout, &dlse}, {dq, dk, dv, delta});
 }
 
 std::string text_of(const gpu::Size& size) {

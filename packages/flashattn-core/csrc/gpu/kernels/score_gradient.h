@@ -2,6 +2,8 @@
 //
 //   P = exp(score - row_max) / row_sum   dP = dO V^T   delta = sum(dO * O) - dlse   dS = P (dP - delta)
 //
+// O is out in float32, see exact_out in gpu/launch.h; with precision="input" on CUDA it is the rounded out.
+//
 // Hidden scores, and rows that see no key, get P = 0 and dS = 0 even if a key, value or query holds NaN. Matrix
 // products with P and dS must handle NaN in the other operand separately, see finite.h.
 #pragma once
