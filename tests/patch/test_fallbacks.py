@@ -51,7 +51,7 @@ def test_no_kernel(monkeypatch):
         raise NoKernelError("no kernels for the moon")
 
     monkeypatch.setattr(router._ext, "quick", lambda *_: None)  # as on a GPU's first call, so attend() gets the call
-    monkeypatch.setattr(router, "flash_or_faster", refuse)
+    monkeypatch.setattr(router._ext, "attention", refuse)
     off = attention()
     with flash.enabled(), pytest.warns(flash.FlashFallbackWarning, match="no kernels for the moon"):
         assert mx.array_equal(attention(), off)

@@ -56,8 +56,8 @@ def test_installing_changes_nothing():
 
 
 ORDER = (
-    *("described_masks", "router", "mlx_lm_functions", "mx_fast", "patch_points", "patch"),
-    *("blas", "run", "tune", "doctor", "cli", "__main__"),
+    *("mlx_own", "described_masks", "router", "mlx_lm_functions", "mx_fast", "patch_points", "patch"),
+    *("coverage", "blas", "run", "tune", "doctor", "cli", "__main__"),
 )
 
 

@@ -83,8 +83,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "what a call's kernel is told is not freed",
         f"{CPP}/op/forward.cpp",
-        "cpu::AttentionArgs args = forward_args(named, options_, by_name(outputs));",
-        "cpu::AttentionArgs& args = *new auto(forward_args(named, options_, by_name(outputs)));",
+        "cpu::AttentionArgs args = forward_args(call, named, by_name(outputs));",
+        "cpu::AttentionArgs& args = *new auto(forward_args(call, named, by_name(outputs)));",
         "core/test_memory.py::test_nothing_grows",
     ),
 ]

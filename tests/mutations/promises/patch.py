@@ -139,8 +139,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "scaled in the model's dtype",
         f"{PATCH}/router.py",
-        "_ext.quick(query, key, value, scale, mask,",
-        "_ext.quick(query * scale, key, value, 1.0, mask,",
+        "_ext.quick(query, key, value, scale, described,",
+        "_ext.quick(query * scale, key, value, 1.0, described,",
         "patch/test_bits.py::test_bits_of_float32",
     ),
     Mutation(

@@ -64,14 +64,14 @@ MUTATIONS: list[Mutation] = [
         f"{CPP}/call/choose.cpp",
         "return {is_rowwise ? 20.0 : 1.5,",
         "return {is_rowwise ? 20.0 : 0.9,",
-        "core/test_choice.py::TestAGpuThatNobodyHasMeasured",
+        "core/test_choice.py::TestAGpuThatNobodyHasMeasured::test_plain_calls_are_left_to_mlx",
     ),
     Mutation(
         "calls in float32 are left to MLX's own attention",
         f"{CPP}/call/choose.cpp",
         "choice.is_left = call.precision == Precision::input && ",
         "choice.is_left = ",
-        "core/test_choice.py::TestAGpuThatNobodyHasMeasured",
+        "core/test_choice.py::TestAGpuThatNobodyHasMeasured::test_all_else_is_ours",
     ),
     Mutation(
         "measured costs are not read",
@@ -209,14 +209,14 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "with the patch every call is in float32",
         f"{PATCH}/router.py",
-        'mask, sinks, state.precision == "input", True)',
-        "mask, sinks, False, True)",
+        "described, sinks, rounds, mlx_own.mlx_attention, mask)",
+        "described, sinks, False, mlx_own.mlx_attention, mask)",
         "patch/test_patched_precision.py::test_each_precision_reaches_flash_attention",
     ),
     Mutation(
         "status() does not say which calls were left to MLX",
         f"{PATCH}/patch.py",
-        """return f"{ran} · left to MLX's own attention: {left}" if left else ran""",
+        """return f"{ran} · left to MLX's own attention: {tally(self.left)}" if self.left else ran""",
         "return ran",
         "patch/test_patched_precision.py::test_what_is_faster_there_is_left",
     ),
@@ -235,18 +235,11 @@ MUTATIONS: list[Mutation] = [
         "patch/test_patched_precision.py::test_observers_see_calls_that_are_left",
     ),
     Mutation(
-        "mlxlm-flash tune ends at a call that has no kernel",
+        "mlxlm-flash tune takes the fastest of a kernel's calls for its cost",
         f"{PATCH}/tune.py",
-        "            continue\n        ordered",
-        "            return\n        ordered",
-        "patch/test_tune.py::test_a_call_without_a_kernel_is_said_and_passed_over",
-    ),
-    Mutation(
-        "mlxlm-flash tune names a kernel where calls are left to MLX",
-        f"{PATCH}/tune.py",
-        '"MLX\'s own attention" if decision.left() else',
-        '"MLX\'s own attention" if decision.kernel is None else',
-        "patch/test_tune.py::test_a_line_names_what_calls_take_and_the_times",
+        "max(one.cost for one",
+        "min(one.cost for one",
+        "patch/test_tune.py::test_a_kernel_costs_what_its_slowest_call_does",
     ),
     Mutation(
         "a tile of the gradient goes a turn too early",
@@ -272,8 +265,8 @@ MUTATIONS: list[Mutation] = [
     Mutation(
         "the op is made in an assertion, which -O leaves out",
         f"{CORE}/attention.py",
-        "        out = _ext.quick(query, key, value, scale, for_quick(mask), sinks, types.rounds(precision), False)\n",
-        "        how = scale, for_quick(mask), sinks, types.rounds(precision), False\n"
+        "        out = _ext.quick(query, key, value, scale, for_quick(mask), sinks, types.rounds(precision))\n",
+        "        how = scale, for_quick(mask), sinks, types.rounds(precision)\n"
         "        assert [out := _ext.quick(query, key, value, *how)]\n",
         "core/test_process.py::test_import_and_call",
     ),

@@ -83,7 +83,7 @@ MUTATIONS: list[Mutation] = [
     ),
     Mutation(
         "the default scale is that of the values' size",
-        f"{CPP}/request/strides.cpp",
+        f"{CPP}/request/arguments.cpp",
         "std::sqrt(static_cast<float>(params.head_dim))",
         "std::sqrt(static_cast<float>(params.value_dim))",
         "core/test_properties.py::test_agrees_with_the_reference",
