@@ -16,7 +16,7 @@ from flash_evals.work import machine, measure
 from flash_evals.work.measure import run
 from flashattn_core import _ext
 from mlx_lm.models import base, qwen2
-from mlxlm_flash_patch import router
+from mlxlm_flash_patch import patch, router
 
 from tests.evals.trial_peaks import MB, nine_peaks
 
@@ -92,13 +92,14 @@ def test_the_precision_reaches_the_patch_and_the_settings(run_command, small_run
 def test_calls_that_are_left_to_mlx_are_counted_apart_from_fallbacks(loaded, monkeypatch):
     counts = [3]
 
-    def quick(*_):
+    def quick(query, key, value, scale, described, sinks, rounds, mlx_attention, mask):
         counts[0] += 1
-        return False
+        return mlx_attention(query, key, value, scale=scale, mask=mask)
 
     monkeypatch.setattr(_ext, "quick", quick)
     monkeypatch.setattr(_ext, "reset_left_calls", lambda: None)
-    monkeypatch.setattr(_ext, "left_calls", lambda: [("a prompt", 1.0, 2.0, counts[0])])
+    monkeypatch.setattr(_ext, "left_calls", lambda: {"a prompt": counts[0]})
+    monkeypatch.setattr(patch, "_why_left", str)
     flash = Flash(left={"a step": 1000})
     run("on", partial(forward, loaded), 16, flash)
     layers = loaded.config["num_hidden_layers"]

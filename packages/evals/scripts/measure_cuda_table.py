@@ -165,7 +165,7 @@ def as_patched(call: Call, sinks: mx.array | None) -> Attention:
     scale = call.head_dim**-0.5
     if isinstance(mask, Causal):
         mask = "causal"
-    elif mask is not None:  # an array that nobody evaluates, with the description that the patch has for mlx-lm's arrays
+    elif mask is not None:  # an array that nobody evaluates, and the patch's description of it
         description, mask = mask, call.seen(mx.arange(call.query_len))
         described_masks._remember(mask, description)
     if call.softcap is None:

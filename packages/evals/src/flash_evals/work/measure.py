@@ -99,7 +99,7 @@ def attention_share(name: Arm, work: Callable[[], object], precision: Precision 
 
 
 def _counts() -> tuple[Counter[str], Counter[str], Counter[str]]:
-    """Returns three counts since the process began: kernel -> calls, reason -> fallbacks, kind -> calls left to MLX."""
+    """Returns counts since the process began: kernel -> calls, reason -> fallbacks, reason -> calls left to MLX."""
     now = flash.status()
     left = Counter(now.left)
     return Counter(flashattn_core.stats()), Counter(now.fallbacks), left
