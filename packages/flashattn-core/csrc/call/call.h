@@ -1,5 +1,5 @@
-// One attention call as plain data: its sizes, options and dtypes, and which inputs it has. choose() reads it, kernels are
-// compiled for it, and launches are made from it.
+// One attention call as plain data: its sizes, options and dtypes, and which inputs it has. choose() reads it, kernels
+// are compiled for it, and launches are made from it.
 #pragma once
 
 #include <array>
@@ -13,23 +13,23 @@
 namespace flashattn {
 
 struct Call {
-  AttentionParams params = {};  // the strides are 0 until MLX has evaluated the arrays
-  Dtype dtype = Dtype::float32;        // of query and out, and of key and value if they are not quantised
-  Dtype bias_dtype = Dtype::float32;   // of bias
-  Dtype sinks_dtype = Dtype::float32;  // of sinks
-  Dtype group_dtype = Dtype::float32;  // of scales and biases
-  Precision precision = Precision::float32;    // as the caller asked
-  std::array<bool, kNumInputs> given = {};     // which inputs the call has
-  bool is_traced = false;                      // whether somebody may ask for the call's gradient
+  AttentionParams params = {};               // the strides are 0 until MLX has evaluated the arrays
+  Dtype dtype = Dtype::float32;              // of query and out, and of key and value if they are not quantised
+  Dtype bias_dtype = Dtype::float32;         // of bias
+  Dtype sinks_dtype = Dtype::float32;        // of sinks
+  Dtype group_dtype = Dtype::float32;        // of scales and biases
+  Precision precision = Precision::float32;  // as the caller asked
+  std::array<bool, kNumInputs> given = {};   // which inputs the call has
+  bool is_traced = false;                    // whether somebody may ask for the call's gradient
 
   bool has(Input input) const { return given[index(input)]; }
 };
 
 enum class Backend { cpu, metal, cuda };
 
-// Whether the forward pass saves exact_out: out in float32, before it is rounded to 16 bits. The gradient needs it if its
-// errors must be those of float32: where one key has nearly all of a row's weight, delta and dP cancel, and the rounding
-// error of out would be left. Quantised keys and values have no gradient.
+// Whether the forward pass saves exact_out: out in float32, before it is rounded to 16 bits. The gradient needs it if
+// its errors must be those of float32: where one key has nearly all of a row's weight, delta and dP cancel, and the
+// rounding error of out would be left. Quantised keys and values have no gradient.
 constexpr bool saves_exact_out(const Call& call, Backend backend) {
   bool rounds = backend == Backend::cuda && call.precision == Precision::input;
   return call.is_traced && !rounds && call.params.bits == 0 && size_of(call.dtype) == 2;

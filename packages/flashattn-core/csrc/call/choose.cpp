@@ -146,8 +146,8 @@ bool has_small_blocks(const Call& call, const Device& device) {
   int dim = widest(call);
   if (device.compute_capability != 90 || size_of(call.dtype) != 2 || p.bits != 0 || dim > 128) return false;
   int64_t heads = p.batch_size * p.num_heads;
-  bool is_even = !call.has(Input::visible) && !call.has(Input::bias) &&
-                 sees_evenly(p.causal, p.window, p.query_len, p.key_len);
+  bool is_even =
+      !call.has(Input::visible) && !call.has(Input::bias) && sees_evenly(p.causal, p.window, p.query_len, p.key_len);
   if (dim <= 64) {
     if (call.precision == Precision::float32) return false;
     constexpr int64_t kRows = 256;

@@ -1,5 +1,5 @@
-// Chooses the kernel for a call: choose() is a pure function of the call and the device. On a GPU it also estimates whether
-// MLX's own fused kernel is faster.
+// Chooses the kernel for a call: choose() is a pure function of the call and the device. On a GPU it also estimates
+// whether MLX's own fused kernel is faster.
 #pragma once
 
 #include <cstdint>
@@ -70,8 +70,8 @@ struct Variant {
 
 // How long a kernel takes for a call, relative to other estimates for this call.
 struct Estimate {
-  double pairs;  // the pairs of a query and a key that the kernel computes
-  double cost;   // of one pair, relative to MLX's own fused kernel
+  double pairs;             // the pairs of a query and a key that the kernel computes
+  double cost;              // of one pair, relative to MLX's own fused kernel
   std::string_view source;  // where the cost comes from
 
   double time() const { return pairs * cost; }
@@ -79,14 +79,14 @@ struct Estimate {
 
 struct Choice {
   Variant variant;
-  std::string_view why;                   // why this kernel was chosen
+  std::string_view why;  // why this kernel was chosen
   Estimate ours = {};
-  std::optional<Estimate> mlx = {};       // of MLX's own attention; none if it has no fused kernel for the call
-  bool is_left = false;                   // whether MLX's own attention should compute the call
+  std::optional<Estimate> mlx = {};  // of MLX's own attention; none if it has no fused kernel for the call
+  bool is_left = false;              // whether MLX's own attention should compute the call
 };
 
-// Chooses a kernel that can run the call: `wanted`, or if there is none, the first of the table that is not in `failed`.
-// Throws NoKernelError if there is no such kernel.
+// Chooses a kernel that can run the call: `wanted`, or if there is none, the first of the table that is not in
+// `failed`. Throws NoKernelError if there is no such kernel.
 Choice choose(const Call& call, const Device& device, std::optional<Kernel> wanted = {}, Kernels failed = 0);
 
 // What a pair costs this kernel, relative to MLX's own fused kernel, and where the number comes from.
@@ -96,8 +96,9 @@ struct Cost {
 };
 Cost cost_of(Kernel kernel, const Device& device);
 
-// Returns the backend's backward kernels. A backward pass runs all of them. backward_variant() returns the first, and the
-// precision in which all of them compute the call's gradient. It throws NoKernelError if one of them cannot run the call.
+// Returns the backend's backward kernels. A backward pass runs all of them. backward_variant() returns the first, and
+// the precision in which all of them compute the call's gradient. It throws NoKernelError if one of them cannot run the
+// call.
 std::vector<Kernel> backward_kernels(Backend backend);
 Variant backward_variant(const Call& call, const Device& device);
 

@@ -1,5 +1,6 @@
-// The calls for which MLX 0.32 has a fused kernel of its own. For all others it writes the score matrix to memory, so our
-// kernel computes them. Source: use_fallback() in MLX's backend/cuda and backend/metal, scaled_dot_product_attention.cpp.
+// The calls for which MLX 0.32 has a fused kernel of its own. For all others it writes the score matrix to memory, so
+// our kernel computes them. Source: use_fallback() in MLX's backend/cuda and backend/metal,
+// scaled_dot_product_attention.cpp.
 #pragma once
 
 #include <algorithm>

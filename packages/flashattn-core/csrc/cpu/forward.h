@@ -4,8 +4,8 @@
 
 #include <string>
 
-#include "../call/dtype.h"
 #include "../call/choose.h"
+#include "../call/dtype.h"
 #include "../call/params.h"
 #include "cancellation.h"
 

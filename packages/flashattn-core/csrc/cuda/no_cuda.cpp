@@ -21,7 +21,6 @@ FLASHATTN_MISSING(CUfunction function_of(const gpu::Launch&, int))
 FLASHATTN_MISSING(std::string describe(int))
 FLASHATTN_MISSING(Device properties(int))
 
-
 void release_scratch() {}
 
 }  // namespace flashattn::cuda

@@ -25,10 +25,8 @@ cpu::Cancellable cancellation_of(const AttentionParams& params) {
 }
 
 cpu::AttentionArgs forward_args(const Call& call, const Inputs& inputs, const Outputs& outputs) {
-  cpu::AttentionArgs args = {.params = call.params,
-                             .dtype = call.dtype,
-                             .bias_dtype = call.bias_dtype,
-                             .group_dtype = call.group_dtype};
+  cpu::AttentionArgs args = {
+      .params = call.params, .dtype = call.dtype, .bias_dtype = call.bias_dtype, .group_dtype = call.group_dtype};
   set_strides(args.params, inputs, outputs);
 #define FLASHATTN_SET_POINTER(name, ...) set_pointer(args.name, inputs[Input::name]);
   FLASHATTN_INPUTS(FLASHATTN_SET_POINTER)

@@ -24,8 +24,8 @@ constexpr std::pair<int, int> kChecked[] = {{77, 330}, {192, 128}, {300, 128}, {
 // check, several blocks split the keys of the same queries.
 constexpr std::pair<int, int> kCheckedSharing = {77, 2100};
 
-// Returns a launch for each program that the kernel may need, for any lengths, strides and alignment. If the kernel is a
-// backward kernel, returns the launches of all backward kernels of its backend.
+// Returns a launch for each program that the kernel may need, for any lengths, strides and alignment. If the kernel is
+// a backward kernel, returns the launches of all backward kernels of its backend.
 std::vector<gpu::Launch> programs_of(Variant variant, const Call& call, const Device& device);
 // The same for the call's own lengths and contiguous arrays.
 std::vector<gpu::Launch> usual_programs_of(Variant variant, const Call& call, const Device& device);

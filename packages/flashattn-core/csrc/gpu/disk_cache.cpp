@@ -78,7 +78,8 @@ std::string costs_file(const std::string& gpu) {
 }
 
 std::string read_kept(const std::string& folder, const std::string& key) {
-  std::string text = read_private(file_of(folder, key)), bytes = text.substr(std::min(text.find('\n'), text.size() - 1) + 1);
+  std::string text = read_private(file_of(folder, key)),
+              bytes = text.substr(std::min(text.find('\n'), text.size() - 1) + 1);
   std::string sums = text.substr(0, text.find('\n'));
   bytes.erase(0, bytes.starts_with(key) ? key.size() : bytes.size());
   return sums == sums_of(key, bytes) ? bytes : "";

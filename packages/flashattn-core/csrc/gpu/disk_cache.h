@@ -1,5 +1,6 @@
-// A cache on disk that keeps byte strings for later processes. Its folder is cache_folder(). Only this user may read it:
-// folders are made with mode 0700. Folders and files that another user, except root, owns or may write to are not used.
+// A cache on disk that keeps byte strings for later processes. Its folder is cache_folder(). Only this user may read
+// it: folders are made with mode 0700. Folders and files that another user, except root, owns or may write to are not
+// used.
 #pragma once
 
 #include <string>
@@ -19,7 +20,8 @@ std::string read_private(const std::string& file);
 // Returns the bytes that keep() wrote for the key, or "" if the file is missing, broken or not private.
 std::string read_kept(const std::string& folder, const std::string& key);
 
-// The file in which `mlxlm-flash tune` stores the costs of kernels on the GPU with this name; "" without a cache folder.
+// The file in which `mlxlm-flash tune` stores the costs of kernels on the GPU with this name; "" without a cache
+// folder.
 std::string costs_file(const std::string& gpu);
 
 // Writes the bytes to a file and returns its path, or "" if that fails.

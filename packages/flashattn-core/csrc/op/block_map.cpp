@@ -21,8 +21,9 @@
 namespace flashattn {
 namespace {
 
-// Calls share a map until it is evaluated: after that, somebody may have written to the mask's memory, for example through
-// a NumPy view. A map is used only in the thread that made it, because two threads must not evaluate the same array.
+// Calls share a map until it is evaluated: after that, somebody may have written to the mask's memory, for example
+// through a NumPy view. A map is used only in the thread that made it, because two threads must not evaluate the same
+// array.
 struct KeptMap {
   mx::Stream stream;
   std::thread::id thread;

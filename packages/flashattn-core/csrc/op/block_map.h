@@ -20,8 +20,8 @@ std::optional<mx::array> block_map_of(const Arguments& arguments, const Inputs& 
 void add_block_map(const Arguments& arguments, std::vector<mx::array>& inputs, Present& present, Backend backend,
                    const mx::Stream& stream);
 
-// Lets the calls of one evaluation share this mask's block maps. Call forget_block_maps() once for each call of this function. The last
-// call of forget_block_maps() frees the maps.
+// Lets the calls of one evaluation share this mask's block maps. Call forget_block_maps() once for each call of this
+// function. The last call of forget_block_maps() frees the maps.
 void keep_block_maps(const mx::array& mask);
 void forget_block_maps(std::uintptr_t mask_id);
 

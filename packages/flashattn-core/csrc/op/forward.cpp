@@ -132,8 +132,8 @@ std::vector<mx::array> FlashAttention::jvp(const std::vector<mx::array>& primals
       outputs.pop_back();
       return outputs;
     }
-    // The tangents of row_stats and exact_out are not needed, so both may be constant. sinks_gradient() reads row_stats,
-    // but takes derivatives only of lse. The gradient's own derivatives do not read saved outputs.
+    // The tangents of row_stats and exact_out are not needed, so both may be constant. sinks_gradient() reads
+    // row_stats, but takes derivatives only of lse. The gradient's own derivatives do not read saved outputs.
     outputs.push_back(mx::zeros_like(mx::stack({outputs[1], outputs[1]}, -1, stream), stream));
     if (count == 4) outputs.push_back(mx::zeros_like(mx::astype(outputs[0], mx::float32, stream), stream));
     return outputs;

@@ -65,8 +65,8 @@ Backend checked(const Arguments& arguments, const mx::Stream& stream) {
   return backend;
 }
 
-// Runs the op, or returns mlx(query, key, value, scale=, mask=mlx_mask, sinks=) if MLX's own attention should compute the
-// call. mlx: a Python function, or None.
+// Runs the op, or returns mlx(query, key, value, scale=, mask=mlx_mask, sinks=) if MLX's own attention should compute
+// the call. mlx: a Python function, or None.
 nb::object attend(const Arguments& arguments, bool with_lse, mx::StreamOrDevice where, nb::handle mlx,
                   nb::handle mlx_mask) {
   mx::Stream stream = mx::to_stream(where);
@@ -168,10 +168,11 @@ NB_MODULE(_ext, m) {
           },
           nb::kw_only(), FLASHATTN_MASKS(FLASHATTN_INPUT_KEYWORD) "causal"_a = false, "window"_a = 0);
 
-  m.def("attention", &attend, "arguments"_a, "return_lse"_a, "stream"_a.none(), "mlx"_a = nb::none(),
-        "mlx_mask"_a = nb::none(),
-        "The op: returns out, or (out, lse), lazy. If MLX's own attention should compute the call, and `mlx` is a\n"
-        "function, returns mlx(query, key, value, scale=, mask=mlx_mask, sinks=); the call is counted in left_calls().");
+  m.def(
+      "attention", &attend, "arguments"_a, "return_lse"_a, "stream"_a.none(), "mlx"_a = nb::none(),
+      "mlx_mask"_a = nb::none(),
+      "The op: returns out, or (out, lse), lazy. If MLX's own attention should compute the call, and `mlx` is a\n"
+      "function, returns mlx(query, key, value, scale=, mask=mlx_mask, sinks=); the call is counted in left_calls().");
   m.def(
       "unchecked_attention",
       [](const Arguments& arguments, Variant variant, bool return_lse, mx::StreamOrDevice where,
@@ -188,14 +189,16 @@ NB_MODULE(_ext, m) {
         return as_python(outputs, return_lse);
       },
       "arguments"_a, "variant"_a, "return_lse"_a, "stream"_a.none(), "return_exact_out"_a = false,
-      "Like attention(), with this variant if it is one of the stream's forward kernels, whatever its check has found.\n"
+      "Like attention(), with this variant if it is one of the stream's forward kernels, whatever its check has "
+      "found.\n"
       "stats() does not count the call. return_exact_out: return (out, lse, out before it is rounded to 16 bits).");
   m.def(
       "stream_of", [](mx::StreamOrDevice where) { return mx::to_stream(where); }, "stream"_a.none(),
       "The stream that an op with this `stream` argument runs on.");
   m.def("quick", &quick, "query"_a.none(), "key"_a.none(), "value"_a.none(), "scale"_a.none(), "mask"_a.none(),
         "sinks"_a.none(), "rounds"_a, "mlx"_a = nb::none(), "mlx_mask"_a = nb::none(),
-        "attention() on the default stream for arguments that need no conversion. None: they need one, or `mlx` is given\n"
+        "attention() on the default stream for arguments that need no conversion. None: they need one, or `mlx` is "
+        "given\n"
         "and MLX's own attention refuses them: no scale, and arrays that are not 4-D.");
 
   m.def(

@@ -67,9 +67,8 @@ nb::dict given(const Call& call) {
 Call made(mx::Dtype dtype, int head_dim, std::optional<int> value_dim, int heads, int kv_heads, int query_len,
           int key_len, int batch_size, int window, const nb::dict& given, int bits, int group_size, bool rounds,
           bool is_traced) {
-  Call call = {.dtype = of_kernels(dtype),
-               .precision = rounds ? Precision::input : Precision::float32,
-               .is_traced = is_traced};
+  Call call = {
+      .dtype = of_kernels(dtype), .precision = rounds ? Precision::input : Precision::float32, .is_traced = is_traced};
   AttentionParams& p = call.params;
   p.batch_dims = 1;
   p.batch_shape[0] = batch_size;
@@ -88,11 +87,11 @@ Call made(mx::Dtype dtype, int head_dim, std::optional<int> value_dim, int heads
   p.softcap = given.contains("softcap") ? 1 : 0;
   p.tree_size = given.contains("tree") ? 1 : 0;
   for (Input tensor : {Input::query, Input::key, Input::value}) call.given[index(tensor)] = true;
-#define FLASHATTN_SET_INPUT(name, called, dtype, axes)                                     \
-  if (given.contains(#name)) {                                                             \
-    call.given[index(Input::name)] = true;                                                 \
-    Dtype* field = dtype_field(call, InputDtype::dtype);                                   \
-    if (field) *field = of_kernels(nb::cast<mx::Dtype>(given[#name]));                     \
+#define FLASHATTN_SET_INPUT(name, called, dtype, axes)                 \
+  if (given.contains(#name)) {                                         \
+    call.given[index(Input::name)] = true;                             \
+    Dtype* field = dtype_field(call, InputDtype::dtype);               \
+    if (field) *field = of_kernels(nb::cast<mx::Dtype>(given[#name])); \
   }
   FLASHATTN_OPTIONAL_INPUTS(FLASHATTN_SET_INPUT)
   return call;
@@ -158,8 +157,7 @@ void compile(const std::vector<gpu::Launch>& launches, int device) {
 }  // namespace
 
 std::string wrong_with(const Call& call, Variant variant, const mx::Stream& stream) {
-  return nb::cast<std::string>(
-      nb::module_::import_("flashattn_core.check").attr("wrong_with")(call, variant, stream));
+  return nb::cast<std::string>(nb::module_::import_("flashattn_core.check").attr("wrong_with")(call, variant, stream));
 }
 
 void bind_calls(nb::module_& m) {
@@ -202,8 +200,8 @@ void bind_calls(nb::module_& m) {
                                  given, bits, group_size, rounds, is_traced));
           },
           "dtype"_a, "head_dim"_a, "value_dim"_a = nb::none(), "heads"_a = 1, "kv_heads"_a = 1, "query_len"_a = 1,
-          "key_len"_a = 1, "batch_size"_a = 1, "window"_a = 0, "given"_a = nb::dict(), "bits"_a = 0,
-          "group_size"_a = 0, "rounds"_a = false, "is_traced"_a = false)
+          "key_len"_a = 1, "batch_size"_a = 1, "window"_a = 0, "given"_a = nb::dict(), "bits"_a = 0, "group_size"_a = 0,
+          "rounds"_a = false, "is_traced"_a = false)
       .def_prop_ro("dtype", [](const Call& call) { return of_mlx(call.dtype); })
       .def_prop_ro("head_dim", [](const Call& call) { return call.params.head_dim; })
       .def_prop_ro("value_dim", [](const Call& call) { return call.params.value_dim; })
@@ -299,7 +297,8 @@ void bind_calls(nb::module_& m) {
         Cost cost = cost_of(kernel, device);
         return std::pair(cost.cost, std::string(cost.source));
       },
-      "kernel"_a, "device"_a, "What a pair costs the kernel, relative to MLX's own fused kernel, and the number's source.");
+      "kernel"_a, "device"_a,
+      "What a pair costs the kernel, relative to MLX's own fused kernel, and the number's source.");
   m.def(
       "left_calls",
       [] {
@@ -319,16 +318,18 @@ void bind_calls(nb::module_& m) {
   m.def("read_kept", &gpu::read_kept, "folder"_a, "key"_a,
         "What keep() stored; empty if nothing was stored or the file is damaged.");
   m.def(
-      "max_exact_queries", [](const std::string& backend) { return max_exact_queries(backend_of(backend)); }, "backend"_a,
-      "A program may be compiled for exactly this number of queries, or for fewer.");
+      "max_exact_queries", [](const std::string& backend) { return max_exact_queries(backend_of(backend)); },
+      "backend"_a, "A program may be compiled for exactly this number of queries, or for fewer.");
   m.def(
       "costs_file",
       [](mx::Device device) {
         return gpu::costs_file(std::get<std::string>(mx::device_info(device).at("device_name")));
       },
-      "device"_a, "The file from which choose() reads the costs of kernels on this GPU; empty if the system defines none.");
-  m.def("costs_of", [](const std::string& text) { return read_costs(text).source; }, "text"_a,
-        "Checks the text of such a file. Returns its source. Raises ValueError for a wrong line.");
+      "device"_a,
+      "The file from which choose() reads the costs of kernels on this GPU; empty if the system defines none.");
+  m.def(
+      "costs_of", [](const std::string& text) { return read_costs(text).source; }, "text"_a,
+      "Checks the text of such a file. Returns its source. Raises ValueError for a wrong line.");
   m.attr("checked_lengths") = std::vector<std::pair<int, int>>(std::begin(kChecked), std::end(kChecked));
   m.attr("checked_sharing") = kCheckedSharing;
 }

@@ -5,8 +5,8 @@
 #include <optional>
 #include <vector>
 
-#include "../call/inputs.h"
 #include "../call/choose.h"
+#include "../call/inputs.h"
 #include "mlx/array.h"
 #include "mlx/device.h"
 #include "mlx/stream.h"
