@@ -47,7 +47,7 @@ NOT_RUN = {
     "uv run pytest tests/metal | tee metal.log": "make test-metal runs it",
     "uv run ruff …": "make lint runs it",
     "uv run packages/flashattn-core/macos/build.py …": "downloads 150 MB; tests/macos/test_wheel.py runs it",
-    "mlxlm-flash tune …": "needs a GPU; tests/patch/test_tune.py runs it",
+    "mlxlm-flash tune": "needs a GPU; tests/patch/test_tune.py runs it",
     "mlxlm-flash run --blas auto …": "needs OpenBLAS; tests/patch/test_blas.py runs it",
     'pip install "./packages/…': "brings another build of MLX than this environment's",
     "MLX_ENABLE_TF32=0 python packages/evals/scripts/measure_cuda_table.py": "needs an NVIDIA GPU",
