@@ -318,7 +318,7 @@ def test_a_model_without_flash_attention(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text(json.dumps({**config("llama"), "head_dim": 600}))
     model = ("--model", str(tmp_path))
     found("! model: 0 attention calls of a prompt use flash attention; others do not: head_dim over 512 2", *model)
-    monkeypatch.setattr(coverage, "attention_of", lambda name: ([], {}))
+    monkeypatch.setattr(coverage, "attention_of", lambda name: ([], 0, {}))
     found("! model: no attention call of a prompt uses flash attention", *model)
 
 

@@ -180,12 +180,10 @@ constexpr CostRow kCosts[] = {
 };
 
 Estimate estimate(const Call& call, const Device& device, Kernel kernel) {
-  // A traced call is compared with its gradient.
-  if (call.is_traced && call.params.bits == 0) kernel = backward_kernels(device.backend).front();
   const AttentionParams& p = call.params;
   double pairs = static_cast<double>(visible_pairs(p.causal, p.window, p.query_len, p.key_len));
   pairs *= static_cast<double>(p.batch_size * p.num_heads);
-  auto [cost, source] = cost_of(kernel, device);
+  auto [cost, source] = cost_of(compared_kernel(call, kernel), device);
   return {pairs, cost, source};
 }
 
@@ -223,6 +221,11 @@ Backend backend_of(std::string_view name) {
   }
   throw std::invalid_argument("[flash_attention] device is '" + std::string(name) +
                               "', expected 'cpu', 'metal' or 'cuda'");
+}
+
+Kernel compared_kernel(const Call& call, Kernel forward) {
+  bool has_gradient = call.is_traced && call.params.bits == 0;
+  return has_gradient ? backward_kernels(backend_of(forward)).front() : forward;
 }
 
 Cost cost_of(Kernel kernel, const Device& device) {

@@ -102,6 +102,10 @@ Cost cost_of(Kernel kernel, const Device& device);
 std::vector<Kernel> backward_kernels(Backend backend);
 Variant backward_variant(const Call& call, const Device& device);
 
+// The kernel whose cost is compared with MLX's, if `forward` computes the call: a traced call is compared with its
+// gradient.
+Kernel compared_kernel(const Call& call, Kernel forward);
+
 // The largest head_dim that some kernel of the backend takes; 0 if there is no such kernel.
 int max_head_dim(Backend backend, Pass pass, bool quantised);
 

@@ -309,7 +309,7 @@ void bind_calls(nb::module_& m) {
         }
         return result;
       },
-      "Calls left to MLX's own attention, by the kernel that could have computed them.");
+      "Calls left to MLX's own attention, by the kernel whose cost decided.");
   m.def("reset_left_calls", &reset_left_calls, "Sets the counts of left_calls() to 0.");
   m.def("cache_folder", &gpu::cache_folder, "The user's cache folder; empty if the system defines none.");
   m.def("keep", &gpu::keep, "folder"_a, "key"_a, "text"_a,

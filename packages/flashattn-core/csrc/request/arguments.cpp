@@ -121,7 +121,14 @@ const Costs* tuned_costs(const std::string& gpu) {
   static auto& all = *new std::map<std::string, Costs>;  // never destroyed: calls may outlive static destruction
   std::lock_guard lock(mutex);
   auto found = all.find(gpu);
-  if (found == all.end()) found = all.emplace(gpu, read_costs(gpu::read_private(gpu::costs_file(gpu)))).first;
+  if (found == all.end()) {
+    std::string file = gpu::costs_file(gpu);
+    try {
+      found = all.emplace(gpu, read_costs(gpu::read_private(file))).first;
+    } catch (const std::invalid_argument& error) {
+      throw std::invalid_argument(std::string(error.what()) + " Delete " + file + ", or run `mlxlm-flash tune` again.");
+    }
+  }
   return found->second.source.empty() ? nullptr : &found->second;
 }
 

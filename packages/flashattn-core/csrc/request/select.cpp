@@ -87,7 +87,7 @@ std::optional<Selection> select(const Arguments& arguments, const Call& call, co
     }
     if (device.backend == Backend::cpu || Inputs(arguments).query().size() == 0) return selection;
     if (may_leave && choice.is_left) {
-      left[static_cast<int>(choice.variant.kernel)].fetch_add(1, std::memory_order_relaxed);
+      left[static_cast<int>(compared_kernel(call, choice.variant.kernel))].fetch_add(1, std::memory_order_relaxed);
       return std::nullopt;
     }
     std::string wrong = verdict(choice.variant, call, device, check);

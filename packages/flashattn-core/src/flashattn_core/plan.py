@@ -37,7 +37,8 @@ class Plan:
     ``kernel``: the kernel's name, or None if no kernel covers the call on ``device``. ``precision``: the kernel's
     precision. ``reason``: why it was chosen, in words. ``shape``: the call's sizes and dtype, in words. On a GPU,
     ``ours`` and ``mlx`` are the estimates of the kernel and of MLX's own attention; ``mlx`` is None if MLX has no fused
-    kernel for the call. ``is_left``: whether the patch leaves the call to MLX.
+    kernel for the call. A call that names its kernel has neither. ``is_left``: whether the patch leaves the call
+    to MLX.
     """
 
     device: str

@@ -172,9 +172,9 @@ def doctor(ctx: click.Context, model: str | None, kernels: bool, tune: bool, fil
 def tune() -> None:
     """Measure what flash attention costs on this GPU, beside MLX's own attention.
 
-    Later programs leave a call to MLX where MLX's own attention is faster. The costs of an NVIDIA H100 are known. On
-    other GPUs plain calls are left to MLX until you run this command. It takes a minute, and writes a file into your
-    cache folder. To undo it, delete the file. On a CPU there is nothing to measure.
+    Later programs leave a call to MLX where MLX's own attention is estimated to be faster. The costs of an NVIDIA H100
+    and H200 are known. On other GPUs plain calls are left to MLX until you run this command. It takes a minute, and
+    writes a file into your cache folder. To undo it, delete the file. On a CPU there is nothing to measure.
     """
     _require_package()
     from .tune import costs, measured, write

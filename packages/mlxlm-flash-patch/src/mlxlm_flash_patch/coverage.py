@@ -13,8 +13,11 @@ from .patch import enabled, status
 from .router import FlashFallbackWarning, observed
 
 
-def attention_of(name: str) -> tuple[list[_ext.Call], dict[str, int]]:
-    """Builds a model and lets it read a prompt. Returns its flash attention calls, and its fallbacks: reason -> number.
+def attention_of(name: str) -> tuple[list[_ext.Call], int, dict[str, int]]:
+    """Builds a model and lets it read a prompt.
+
+    Returns the calls that flash attention covers, how many of them are left to MLX's own attention because it is
+    estimated to be faster, and the fallbacks: reason -> number.
 
     The model needs no weights, because its outputs are not evaluated. Only the checks of kernels evaluate attention.
 
@@ -39,9 +42,11 @@ def attention_of(name: str) -> tuple[list[_ext.Call], dict[str, int]]:
     seen: list[_ext.Call] = []
     with enabled(), observed(lambda arguments: seen.append(arguments.call)), warnings.catch_warnings():
         warnings.simplefilter("ignore", FlashFallbackWarning)  # this function returns the reasons
-        before = Counter(status().fallbacks)
+        before = status()
         model(mx.zeros((1, 1 + _longest_window(config)), mx.int32))
-        return seen, dict(Counter(status().fallbacks) - before)
+        now = status()
+        left = sum(now.left.values()) - sum(before.left.values())
+        return seen, left, dict(Counter(now.fallbacks) - Counter(before.fallbacks))
 
 
 def _configuration(model: str) -> Path:

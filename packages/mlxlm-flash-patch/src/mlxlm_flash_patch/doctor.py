@@ -261,7 +261,7 @@ def times() -> Iterator[Finding]:
         for each in measured():
             found.append(each)
             yield ok("tune", str(each))
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         yield problem("tune", str(error), "please report this finding")
     yield ok("tune", " ".join(costs(found).split("\n")).strip())
 
@@ -337,7 +337,7 @@ def coverage(model: str) -> Iterator[Finding]:
     from .patch import tally
 
     try:
-        seen, fallbacks = attention_of(model)
+        seen, left, fallbacks = attention_of(model)
     except PermissionError as error:
         cure = "run the model with `mlxlm-flash run`, whose last line names the attention that ran"
         yield warning("model", str(error), cure)
@@ -347,8 +347,11 @@ def coverage(model: str) -> Iterator[Finding]:
         yield problem("model", str(error), cure)
         return
     if fallbacks:
-        what = f"{len(seen)} attention calls of a prompt use flash attention; others do not: {tally(fallbacks)}"
+        what = f"{len(seen) - left} attention calls of a prompt use flash attention; others do not: {tally(fallbacks)}"
         yield warning("model", f"{what} · note: MLX's own attention computes the others")
+    elif left:
+        faster = f"{left} are left to MLX's own attention, which is estimated to be faster"
+        yield ok("model", f"{len(seen) - left} attention calls of a prompt use flash attention, {faster}")
     elif seen:
         yield ok("model", f"all {len(seen)} attention calls of a prompt use flash attention")
     else:

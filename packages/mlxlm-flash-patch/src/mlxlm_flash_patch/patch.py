@@ -34,12 +34,12 @@ DISTRIBUTIONS = ("mlx", "mlx-lm", "flashattn-core", "mlxlm-flash-patch")
 class FlashNeverRanError(RuntimeError):
     """Raised with strict=True if no call ran as flash attention while the patch was on.
 
-    It is not raised if a call was left to MLX because MLX is faster.
+    It is not raised if a call was left to MLX because MLX is estimated to be faster.
     """
 
 
 class Counts:
-    """A snapshot of two counts: each kernel's calls, and the calls that were left to MLX because MLX is faster."""
+    """A snapshot of two counts: each kernel's calls, and the calls that were left to MLX."""
 
     def __init__(self) -> None:
         self.kernels = flashattn_core.stats()
@@ -84,9 +84,10 @@ def enable(*, strict: bool = False, precision: Precision = "input") -> None:
 
     Args:
       strict: a call that flash attention cannot compute raises FlashFallbackError. disable() raises FlashNeverRanError
-        if no call ran as flash attention and none was left to MLX because MLX is faster.
+        if no call ran as flash attention and none was left to MLX because MLX is estimated to be faster.
       precision: with ``"input"``, 16-bit results are as accurate as those of MLX's own attention. A call goes to MLX if
-        MLX's own fused attention is faster for it on this GPU. status() does not count such calls as fallbacks.
+        MLX's own fused attention is estimated to be faster for it on this GPU. status() does not count such calls as
+        fallbacks.
         With ``"float32"``, every result of flash attention is that of casting to float32, computing, and casting
         back. No call is left to MLX for speed. On the CPU, both values give the same bits.
 
@@ -114,7 +115,7 @@ def disable() -> None:
     that function then calls the original one.
 
     Raises FlashNeverRanError, after restoring everything, if strict was on but no call ran as flash attention and
-    none was left to MLX because MLX is faster. A call counts as run when MLX has evaluated its result.
+    none was left to MLX because MLX is estimated to be faster. A call counts as run when MLX has evaluated its result.
     """
     _end(list(_requests))
 
@@ -244,12 +245,12 @@ class Status:
         return [f"another library has replaced {name} with {holder}" for name, holder in self.foreign.items()]
 
     def counts(self) -> str:
-        """A text with the numbers of calls that ran, fell back, or were left to MLX because MLX is faster."""
+        """A text with the numbers of calls that ran, fell back, or were left to MLX."""
         ran = f"{tally(self.calls)} · fallbacks: {tally(self.fallbacks)}"
         return f"{ran} · left to MLX's own attention: {tally(self.left)}" if self.left else ran
 
     def nothing_ran(self) -> bool:
-        """True if no call ran as flash attention and none was left to MLX because MLX is faster."""
+        """True if no call ran as flash attention and none was left to MLX because MLX is estimated to be faster."""
         return not self.calls and not self.left
 
 
@@ -274,7 +275,7 @@ def status() -> Status:
 
 
 def _why_left(kernel: str) -> str:
-    cost, source = _ext.cost_of(getattr(_ext.Kernel, kernel), _ext.device_of(mx.default_device()))
+    cost, source = _ext.cost_of(getattr(_ext.Kernel, kernel), _ext.device_of(mx.Device(mx.gpu)))
     return f"{kernel} is estimated at {cost:.3g} times MLX's time per pair ({source})"
 
 

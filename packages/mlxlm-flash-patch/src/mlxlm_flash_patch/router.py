@@ -123,9 +123,9 @@ def attend(
     _require_kernel(query, key, value, mask, sinks, storage)
     options: Any = {"sinks": sinks, "softcap": softcap, "precision": state.precision, **(storage or {})}
     call = lowered(query, key, value, scale, mask, **options)
+    out: mx.array = _ext.attention(call, False, None, mlx_own.mlx_attention, mlx_mask)
     for observe in observers:
         observe(call)
-    out: mx.array = _ext.attention(call, False, None, mlx_own.mlx_attention, mlx_mask)
     return out
 
 

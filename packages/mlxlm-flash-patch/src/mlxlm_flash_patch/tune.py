@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -71,7 +72,8 @@ def measured() -> Iterator[Measured]:
             continue
         kernel = _ext.backward_variant(call, on) if call.is_traced else choice.variant
         if kernel is not None:
-            ours, mlx = _in_turns(_calls(call, _ours), _calls(call, _mlx))
+            named = partial(_ours, kernel=choice.variant.kernel.name)  # raises if the kernel fails its check
+            ours, mlx = _in_turns(_calls(call, named), _calls(call, _mlx))
             yield Measured(call, kernel.kernel.name, ours, mlx)
 
 
@@ -94,14 +96,16 @@ def write(text: str) -> Path:
     if not file:
         raise OSError("there is no cache folder: set FLASHATTN_CACHE or HOME")
     path = Path(file)
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as out:
+    for folder in (path.parent.parent, path.parent):  # parents=True would give the first its default mode
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    unfinished = path.with_suffix(f".{os.getpid()}")  # a program that starts now reads a whole file
+    with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as out:
         out.write(text)
-    return path
+    return unfinished.replace(path)
 
 
-def _ours(query: mx.array, key: mx.array, value: mx.array, mask: Any) -> mx.array:
-    return flash_attention(query, key, value, mask=mask, precision="input")
+def _ours(query: mx.array, key: mx.array, value: mx.array, mask: Any, kernel: str = "auto") -> mx.array:
+    return flash_attention(query, key, value, mask=mask, kernel=kernel, precision="input")
 
 
 def _mlx(query: mx.array, key: mx.array, value: mx.array, mask: Any) -> mx.array:
@@ -129,14 +133,14 @@ def _calls(call: _ext.Call, attend: Callable[..., mx.array]) -> Calls:
     return gradients if call.is_traced else chain
 
 
-def _in_turns(*contestants: Calls) -> list[float]:
+def _in_turns(*sides: Calls) -> list[float]:
     """Median seconds per call. Each trial repeats short calls until they take TRIAL_SECONDS."""
-    for calls in contestants:
+    for calls in sides:
         _seconds(calls, 1)  # compiles
-    repeats = [max(1, min(MOST_CALLS, math.ceil(TRIAL_SECONDS / _seconds(calls, 1)))) for calls in contestants]
-    trials: list[list[float]] = [[] for _ in contestants]
+    repeats = [max(1, min(MOST_CALLS, math.ceil(TRIAL_SECONDS / _seconds(calls, 1)))) for calls in sides]
+    trials: list[list[float]] = [[] for _ in sides]
     for _ in range(TRIALS):
-        for calls, count, seconds in zip(contestants, repeats, trials, strict=True):
+        for calls, count, seconds in zip(sides, repeats, trials, strict=True):
             seconds.append(_seconds(calls, count) / count)
     return [median(seconds) for seconds in trials]
 

@@ -20,7 +20,7 @@ from flash_evals.work.scoring import Window
 
 Forward = Callable[[mx.array], mx.array]  # a model, which maps tokens (sequences, length) to logits
 
-WARM_UP_ON_CPU = 256  # tokens; few are enough, because a CPU kernel's first call neither compiles nor times it
+WARM_UP_ON_CPU = 256  # tokens; few are enough, because a CPU kernel's first call compiles nothing
 ROWS_AT_ONCE = 64  # rows of logits; for a vocabulary of 150,000, about 0.3 GB of intermediate results
 
 
