@@ -22,8 +22,8 @@ def check(found):
 def test_kernels(kernel, bits, dtype):
     lengths = {"metal_decode_split": (1, 8), "metal_prefill_reg": (60, 70), "metal_prefill_tg": (1, 16)}
     for length in lengths.get(kernel, (1,)):
-        sizes = {"heads": 7, "kv_heads": 1, "length": length, "dtype": DTYPES[dtype], "bits": bits, "group_size": 64}
-        check(described(kernel, **sizes, mask=None))
+        storage = {"bits": bits, "group_size": 64} if bits else {}
+        check(described(kernel, heads=7, kv_heads=1, length=length, dtype=DTYPES[dtype], mask=None, **storage))
 
 
 def test_wide_queries_that_are_not_kept_in_registers():
