@@ -20,7 +20,7 @@ def test_both_compute_the_same(name, monkeypatch):
     call = (TABLE | STORED)[name]
     lengths = {"query_len": small(call.query_len), "seq_len": small(call.seq_len)}
     call = replace(call, **lengths, window=call.window and 5, padding=tuple(n // 128 for n in call.padding))
-    with router.active(True):
+    with router.active():
         found = measured(call, trials=1)
     bound = (1e-6, 1e-6) if call.dtype == "float32" else (60 if call.kv_bits else 5, 1.01)
     for errors, larger in ((found["errors"], 1), (found["peaked"], PEAKED)):

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 CSRC = ROOT / "packages/flashattn-core/csrc"
 MLX = Path(mx.__file__).parent
 SOURCES = {
-    "call": ["kernel_table"],
+    "call": ["choose"],
     "gpu": ["arguments", "disk_cache", "instance", "launch"],
     "metal": ["encode", "launch"],
     "cuda": ["launch", "no_cuda"],

@@ -11,7 +11,6 @@ from flashattn_core.reference import reference_attention
 
 from tests.core.oracle import assert_matches_reference, assert_same_bits, draw, to_numpy
 from tests.core.test_grid import MASK_KINDS, in_dtype, mask_kinds, option_kinds
-from tests.gpu_calls import described
 from tests.metal.metal_attention import flash_attention, run
 
 SCHEDULES = ["forward", "reverse", "greedy", "random:1", "random:2"]
@@ -47,33 +46,6 @@ def test_grid(rng, kernel, dtype, group):
         options = option_kinds(rng, group)[(turn + 3 * i) % 8]
         how = {"kernel": kernel, "attention": flash_attention, "schedule": SCHEDULES[(turn + i) % len(SCHEDULES)]}
         assert_matches_reference(query, key, value, **in_dtype(query.dtype, mask, options), **how)
-
-
-# Tilings that `mlxlm-flash tune` may prefer to the default tiles.
-TILINGS = {
-    f"{kernel}@{number}": CASES[kernel]
-    for kernel, count in (("metal_decode_split", 2), ("metal_prefill_tg", 1), ("metal_prefill_reg", 3))
-    for number in range(1, count + 1)
-}
-
-
-@pytest.mark.rotate(9)
-@pytest.mark.parametrize("dim", [64, 128, 256])
-@pytest.mark.parametrize("kernel", TILINGS)
-def test_tilings(rng, kernel, dim):
-    for i, (length, key_len) in enumerate(TILINGS[kernel][3::4]):
-        dtype = ("float32", "float16", "bfloat16")[i % 3]
-        query, key, value = draw(rng, heads=4, kv_heads=2, dtype=dtype, length=length, key_len=key_len, dim=dim)
-        assert_matches_reference(query, key, value, mask="causal", kernel=kernel, attention=flash_attention)
-
-
-@pytest.mark.parametrize("kernel", TILINGS)
-def test_a_tiling_is_another_launch(kernel):
-    wanted, built_in = (
-        [(launch["grid"], launch["function"]) for launch in described(name, length=4, keys=8192, dtype=mx.float32)]
-        for name in (kernel, kernel.split("@")[0])
-    )
-    assert wanted != built_in
 
 
 HEAD_DIMS = [(1, 1), (5, 7), (80, 96), (128, 128), (192, 128), (64, 200), (256, 256), (33, 8)]

@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "call/kernel_table.h"
+#include "call/choose.h"
 #include "cuda/driver.h"
 #include "cuda/launch.h"
 
