@@ -187,8 +187,20 @@ def test_what_a_call_is():
     given = {"causal": None, "window": None, "softcap": None, "key_start": mx.int32, "sinks": mx.float32}
     assert (found.dtype, found.head_dim, found.value_dim, found.heads, found.kv_heads) == (mx.float32, 24, 24, 4, 2)
     assert (found.query_len, found.key_len, found.batch_size, found.window, found.given) == (77, 100, 1, 9, given)
-    step = found.next_step()
-    assert (step.query_len, step.window, step.given) == (1, 0, {k: given[k] for k in ("softcap", "key_start", "sinks")})
+
+
+def test_what_usually_follows_a_prompt():
+    def names(*others):
+        return {"softcap", "sinks", *others}
+
+    step, *others = given_call().usual_next()
+    assert (step.query_len, step.window, set(step.given)) == (1, 0, names("key_start"))
+    masks = {"causal", "window"}
+    assert [(each.query_len, set(each.given)) for each in others] == [
+        (length, names(*padding, *(masks if length > 1 else ())))
+        for padding in (("key_start",), ())
+        for length in (32, 4096, 1)
+    ]
 
 
 def test_a_kernel_passes():

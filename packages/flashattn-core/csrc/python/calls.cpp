@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <future>
+#include <utility>
 
 #include "../cuda/driver.h"
 #include "../dispatch/gpu_call.h"
@@ -95,6 +96,33 @@ Call made(mx::Dtype dtype, int head_dim, std::optional<int> value_dim, int heads
   }
   FLASHATTN_OPTIONAL_INPUTS(FLASHATTN_SET_INPUT)
   return call;
+}
+
+std::vector<Call> usual_next(const Call& prompt) {
+  constexpr int kShort = 32, kLong = 4096;  // queries; kernels may have a program for each, see Variant::small_blocks
+  Call alone = prompt;
+  alone.is_traced = false;
+  bool has_arrays = false;
+  for (Input input : {Input::visible, Input::bias, Input::block_map, Input::tree}) {
+    has_arrays |= std::exchange(alone.given[index(input)], false);
+  }
+  std::vector<Call> result;
+  const auto add = [&](Call call, int length) {
+    call.params.query_len = length;
+    call.params.key_len = std::max(length, call.params.key_len);
+    if (length == 1) {  // it sees all keys
+      call.params.causal = false;
+      call.params.window = 0;
+    }
+    result.push_back(call);
+  };
+  add(alone, 1);
+  if (has_arrays || prompt.is_traced) return result;
+  for (bool is_padded : {alone.has(Input::key_start), !alone.has(Input::key_start)}) {
+    alone.given[index(Input::key_start)] = is_padded;
+    for (int length : {kShort, kLong, 1}) add(alone, length);
+  }
+  return result;
 }
 
 // The device on which plan() runs nothing: the GPU that MLX uses if it is of this backend, else an unknown one.
@@ -225,19 +253,9 @@ void bind_calls(nb::module_& m) {
             return call;
           },
           "query_len"_a, "key_len"_a)
-      .def(
-          "next_step",
-          [](Call call) {
-            call.params.query_len = 1;
-            call.params.causal = false;  // a single query sees all keys
-            call.params.window = 0;
-            call.is_traced = false;
-            for (Input input : {Input::visible, Input::bias, Input::block_map, Input::tree}) {
-              call.given[index(input)] = false;
-            }
-            return call;
-          },
-          "The call of the decode step after this prompt.");
+      .def("usual_next", &usual_next,
+           "The calls that usually follow this prompt: first the decode step; then prompts of other lengths, alone and\n"
+           "in padded batches, and the steps after these.");
   nb::class_<Estimate>(m, "Estimate", "How long a kernel takes for a call, relative to other estimates for the call.")
       .def_ro("pairs", &Estimate::pairs)
       .def_ro("cost", &Estimate::cost)

@@ -100,6 +100,8 @@ Call describe(const Inputs& inputs, const Options& options, Precision precision,
 #define FLASHATTN_SET_OPTION(type, name) params.name = options.name;
   FLASHATTN_OPTIONS(FLASHATTN_SET_OPTION)
 #undef FLASHATTN_SET_OPTION
+  // The only query is the last one and sees all keys, so one program serves both steps with and without the flag.
+  if (params.query_len == 1 && params.window == 0) params.causal = false;
   for (const InputRule& rule : kInputRules) call.given[index(rule.input)] = inputs[rule.input] != nullptr;
   return call;
 }

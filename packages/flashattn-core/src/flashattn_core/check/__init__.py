@@ -12,6 +12,7 @@ import os
 import threading
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.resources import files
 from typing import Literal, cast
@@ -97,20 +98,20 @@ def _tested() -> dict[str, frozenset[str]]:
 
 
 def compile_soon(call: _ext.Call, variant: _ext.Variant, device: mx.Device) -> None:
-    """Compiles the programs of this call and of the decode step after it in other threads, while MLX builds its graph.
+    """Compiles the programs of this call, and of those that usually follow it, in other threads while MLX computes.
 
     MLX waits for a program when it needs it, and raises the compiler's error there.
     """
     wanted = [(call, variant)]
     if "backward" not in variant.kernel.name and call.query_len > _ext.max_exact_queries("cuda"):
-        step = call.next_step()
-        wanted.append((step, _ext.choose(step, _ext.device_of(device)).variant))
-    for each, its_variant in wanted:
-        threading.Thread(target=_compile, args=(each, its_variant, device)).start()
+        wanted += [(each, _ext.choose(each, _ext.device_of(device)).variant) for each in call.usual_next()]
+    for part in (wanted[:1], wanted[1:2], wanted[2:]):  # what is needed first has threads of its own
+        threading.Thread(target=_compile, args=(part, device)).start()
 
 
-def _compile(call: _ext.Call, variant: _ext.Variant, device: mx.Device) -> None:
-    try:
-        _ext.compile(call, variant, device, False)
-    except _ext.NoKernelError:  # the call itself raises the error
-        return
+def _compile(wanted: Sequence[tuple[_ext.Call, _ext.Variant]], device: mx.Device) -> None:
+    for call, variant in wanted:
+        if not threading.main_thread().is_alive():  # the program ends and would wait for this thread
+            return
+        with suppress(_ext.NoKernelError):  # the call itself raises the error
+            _ext.compile(call, variant, device, False)
