@@ -57,11 +57,6 @@ def test_no_report_of_the_pool(sanitized_drivers):
     run(sanitized_drivers / "pool", FLASHATTN_NUM_THREADS="4", TSAN_OPTIONS="die_after_fork=0")
 
 
-@pytest.mark.nightly("half a minute")
-def test_no_report_of_calls_that_are_cancelled(sanitized_drivers):
-    run(sanitized_drivers / "cancellation", FLASHATTN_NUM_THREADS="2")
-
-
 @pytest.fixture(scope="module")
 def sanitized_python(build, tmp_path_factory):
     """Returns a function that runs Python with a flashattn_core that is built with the memory sanitizer."""

@@ -170,10 +170,7 @@ def test_how_it_ends(run_script, command, tmp_path, end):
 
 @pytest.mark.parametrize("flash", ["0", "1"])
 def test_control_c(tmp_path, flash):
-    """After Ctrl-C, the process dies of SIGINT, so a shell loop around the command ends, too.
-
-    While flash attention is on, flashattn_core.interruptible() handles SIGINT, so that Ctrl-C stops long calls.
-    """
+    """After Ctrl-C, the process dies of SIGINT, so a shell loop around the command ends, too."""
     script = tmp_path / "script.py"
     script.write_text(
         "import signal, time\n"
@@ -183,7 +180,7 @@ def test_control_c(tmp_path, flash):
     arguments = [Path(sys.executable).parent / "mlxlm-flash", "run", script]
     env = {**os.environ, "MLXLM_FLASH": flash}
     with subprocess.Popen(arguments, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == f"{flash == '0'}\n"
+        assert process.stdout.readline() == "True\n"
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=30)
     assert process.returncode == -signal.SIGINT
@@ -254,7 +251,7 @@ def test_strict_overrules_success_only(monkeypatch, tmp_path, code, mode, expect
     monkeypatch.setattr(sys, "path", list(sys.path))
     program = running.Program(["program"], str(tmp_path), lambda: sys.exit(code))
     with flash.enabled(), pytest.raises(SystemExit) as end:
-        running.start(program, mode != "0", mode == "strict")
+        running.start(program, mode == "strict")
     assert end.value.code == expected
 
 

@@ -44,12 +44,10 @@ class LazyGroup(click.Group):
             from mlxlm_flash_patch import enable  # noqa: F401  raises where MLX or flashattn_core does not load
         except ImportError as error:
             raise EvalError(one_line(error)) from error
-        from flashattn_core import interruptible
 
         before = signal.signal(signal.SIGTERM, _terminate)
         try:
-            with interruptible():  # Ctrl-C ends long calls; with several processes, class Ranks handles Ctrl-C
-                return super().invoke(ctx)
+            return super().invoke(ctx)
         except KeyboardInterrupt as stopped:
             # Commands that already have results catch KeyboardInterrupt themselves.
             click.echo("Interrupted.", err=True)

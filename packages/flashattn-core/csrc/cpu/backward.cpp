@@ -10,8 +10,8 @@
 
 #include "backward_kernels.h"
 #include "batch.h"
-#include "cancellation.h"
 #include "threads.h"
+#include "whole_or_nan.h"
 
 namespace flashattn::cpu {
 namespace {
@@ -113,10 +113,8 @@ void compute_gradients(const BackwardArgs& args) {
   const BackwardKernels& isa = kernels().backward;
   int64_t rows = p.batch_size * p.num_heads * p.query_len;
   constexpr int64_t kRowsAtOnce = 256;
-  parallel_for((rows + kRowsAtOnce - 1) / kRowsAtOnce, [&](int64_t i) {
-    stop_if(args.forward.cancellation);
-    isa.delta(args, i * kRowsAtOnce, std::min(rows, (i + 1) * kRowsAtOnce));
-  });
+  parallel_for((rows + kRowsAtOnce - 1) / kRowsAtOnce,
+               [&](int64_t i) { isa.delta(args, i * kRowsAtOnce, std::min(rows, (i + 1) * kRowsAtOnce)); });
 
   int64_t heads = p.batch_size * p.num_kv_heads;
   std::unique_ptr<uint16_t[]> lower;

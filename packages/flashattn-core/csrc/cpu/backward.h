@@ -25,7 +25,7 @@ struct BackwardArgs {
 };
 
 // Writes delta, and the gradients of query, key and value. It recomputes probabilities from row_stats, so it needs no
-// memory of size L * S. A cancelled call leaves NaN in everything that it writes.
+// memory of size L * S. A call that fails leaves NaN in everything that it writes.
 void backward(const BackwardArgs& args);
 
 }  // namespace flashattn::cpu

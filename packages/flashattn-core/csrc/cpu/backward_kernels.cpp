@@ -293,7 +293,6 @@ void attend_backward(const BackwardArgs& args, const KeyTile& keys, Turns& turns
     const RowBand& band = keys.bands[b];
     int turn = keys.index - band.first_tile;
     if (turn < 0 || turn >= band.tile_count) continue;
-    stop_if(forward.cancellation);
     QueryRows queries = query_rows(band.block, 0, band.block.rows());
     bool shows = false;
     for (int i = keys.begin / kBlockSize; i * kBlockSize < keys.end; ++i) {

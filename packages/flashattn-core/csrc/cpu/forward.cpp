@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "batch.h"
-#include "cancellation.h"
 #include "kernels.h"
 #include "threads.h"
+#include "whole_or_nan.h"
 
 namespace flashattn::cpu {
 namespace {

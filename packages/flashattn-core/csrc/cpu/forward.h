@@ -7,7 +7,6 @@
 #include "../call/choose.h"
 #include "../call/dtype.h"
 #include "../call/params.h"
-#include "cancellation.h"
 
 namespace flashattn::cpu {
 
@@ -34,14 +33,12 @@ struct AttentionArgs {
   float* exact_out = nullptr;  // out before it is rounded, with out's strides; null if no gradient needs it
   float* lse = nullptr;
   float* row_stats = nullptr;  // row_max and row_sum, sinks included, for backward()
-
-  Cancellable cancellation = {};
 };
 
 #undef FLASHATTN_CPU_POINTER
 
 // prefill() and decode() compute the same function: prefill() splits the work over queries, decode() over keys. Several
-// threads may call them at the same time. A cancelled call leaves NaN in its outputs.
+// threads may call them at the same time. A call that fails leaves NaN in its outputs.
 void prefill(const AttentionArgs& args);
 void decode(const AttentionArgs& args);
 

@@ -212,7 +212,6 @@ void attend_rows(Scratch& scratch, const AttentionArgs& args, const RowBlock& bl
   Span remaining = {larger(any.begin, block.key_begin), smaller(any.end, block.key_end)};
   QueryRows rows = query_rows(block, 0, block.rows());
   for (Span tile; remaining.begin < remaining.end; remaining.begin = tile.end) {
-    stop_if(args.cancellation);
     tile = next_visible(args, rows, remaining, kKeyTile, block.decoded);
     if (tile.begin >= tile.end) break;
     with_rows(scratch, args, block, tile,

@@ -1,8 +1,6 @@
 // Collects the pointers of a call's arrays, and registers the arrays with MLX's CPU encoder.
 #include "cpu_call.h"
 
-#include <atomic>
-
 namespace flashattn {
 namespace {
 
@@ -11,18 +9,7 @@ void set_pointer(const T*& pointer, const mx::array* array) {
   pointer = array ? static_cast<const T*>(array->data<void>()) : nullptr;
 }
 
-std::atomic<CancellationSource> cancellation_source{nullptr};
-
 }  // namespace
-
-void set_cancellation_source(CancellationSource source) {
-  cancellation_source = source;
-}
-
-cpu::Cancellable cancellation_of(const AttentionParams& params) {
-  CancellationSource source = cancellation_source.load(std::memory_order_relaxed);
-  return source ? source(params) : cpu::Cancellable{};
-}
 
 cpu::AttentionArgs forward_args(const Call& call, const Inputs& inputs, const Outputs& outputs) {
   cpu::AttentionArgs args = {

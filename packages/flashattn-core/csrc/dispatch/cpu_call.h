@@ -11,11 +11,6 @@ cpu::AttentionArgs forward_args(const Call& call, const Inputs& inputs, const Ou
 cpu::BackwardArgs backward_args(Kernel forward_kernel, const Call& call, const Inputs& inputs,
                                 const GradientInputs& further, const Gradients& gradients);
 
-// Sets the function that makes calls cancellable. If it is null, no call can be cancelled. See python/interrupt.h.
-using CancellationSource = cpu::Cancellable (*)(const AttentionParams& params);
-void set_cancellation_source(CancellationSource source);
-cpu::Cancellable cancellation_of(const AttentionParams& params);
-
 // Tells the stream's encoder which arrays its next job reads and writes, and returns the encoder.
 mx::cpu::CommandEncoder& cpu_encoder(const mx::Stream& stream, const std::vector<mx::array>& inputs,
                                      std::vector<mx::array>& outputs);

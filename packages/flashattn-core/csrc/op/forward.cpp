@@ -96,7 +96,6 @@ void FlashAttention::eval_cpu(const std::vector<mx::array>& given_inputs, std::v
   Kernel kernel = variant_for(selection_, call, {}).kernel;
   if (selection_.is_counted) count(kernel);
 
-  args.cancellation = cancellation_of(args.params);
   auto& encoder = cpu_encoder(stream(), inputs, outputs);
   encoder.add_temporaries({outputs.begin() + static_cast<ptrdiff_t>(given_outputs.size()), outputs.end()});
   if (outputs[0].size() == 0) {

@@ -125,7 +125,6 @@ void FlashAttentionGradient::eval_cpu(const std::vector<mx::array>& given_inputs
   Kernel forward = variant_for(selection_, call, {}).kernel;
   cpu::BackwardArgs args = backward_args(forward, call, forward_inputs, further_inputs(inputs), named(outputs));
   if (selection_.is_counted) count_backward(Backend::cpu);
-  args.forward.cancellation = cancellation_of(args.forward.params);
   cpu_encoder(stream(), inputs, outputs).dispatch([args] { cpu::backward(args); });
 }
 

@@ -22,7 +22,6 @@
 #include "../request/checks.h"
 #include "../request/select.h"
 #include "calls.h"
-#include "interrupt.h"
 #include "mlx/device.h"
 #include "mlx/ops.h"
 #include "mlx/version.h"
@@ -277,9 +276,4 @@ NB_MODULE(_ext, m) {
       "The uint32 words of a bool array of Tree: see csrc/op/tree.h.");
 
   bind_calls(m);
-
-  m.def("watch_interrupts", &watch_interrupts, "From now on, SIGINT ends long calls that the main thread waits for.");
-  m.def("stop_watching_interrupts", &stop_watching_interrupts, "Undoes watch_interrupts().");
-  m.def("forget_interrupt", &forget_interrupt,
-        "Call when the main thread waits no longer: calls so far run to their end.");
 }

@@ -253,9 +253,10 @@ void bind_calls(nb::module_& m) {
             return call;
           },
           "query_len"_a, "key_len"_a)
-      .def("usual_next", &usual_next,
-           "The calls that usually follow this prompt: first the decode step; then prompts of other lengths, alone and\n"
-           "in padded batches, and the steps after these.");
+      .def(
+          "usual_next", &usual_next,
+          "The calls that usually follow this prompt: first the decode step; then prompts of other lengths, alone and\n"
+          "in padded batches, and the steps after these.");
   nb::class_<Estimate>(m, "Estimate", "How long a kernel takes for a call, relative to other estimates for the call.")
       .def_ro("pairs", &Estimate::pairs)
       .def_ro("cost", &Estimate::cost)

@@ -24,7 +24,6 @@ from . import _ext as _ext  # the package's other modules import it from here
 from . import masks
 from ._ext import NoKernelError, array_id, peak_flops, read_bandwidth, release_scratch, reset_stats, stats
 from .attention import flash_attention, quantized_flash_attention
-from .interrupt import interruptible
 from .plan import Plan, max_head_dim, plan
 
 __version__ = "0.1.0"
@@ -35,7 +34,6 @@ __all__ = [
     "array_id",
     "backends",
     "flash_attention",
-    "interruptible",
     "is_tracing",
     "masks",
     "max_head_dim",

@@ -89,8 +89,6 @@ def flash_attention(
     the gradients of additive masks and ALiBi slopes, ``mx.jvp``, second derivatives, and exported functions, in
     memory that grows with L * S.
 
-    Ctrl-C waits for a call that runs on the CPU to end, except inside :func:`interruptible`.
-
     Raises:
       ValueError: a bad argument; the text names it, what was expected and what was given.
       NoKernelError: (a ValueError) no kernel covers the call; the text is the reason that :func:`plan` gives.

@@ -210,8 +210,7 @@ def main() -> None:
         from . import run
         from .blas import REFERENCE, blas
 
-        on = mode != "0" and not program.is_launcher
-        strict = on and mode.endswith("strict")
+        strict = mode.endswith("strict") and not program.is_launcher
         if mode == "0":
             run.say("flash attention off: MLXLM_FLASH=0", sys.stderr)
         elif program.is_launcher:
@@ -230,4 +229,4 @@ def main() -> None:
     except (ImportError, RuntimeError, ValueError) as error:
         click.ClickException(str(error)).show()
         sys.exit(1)
-    run.start(program, on, strict)
+    run.start(program, strict)

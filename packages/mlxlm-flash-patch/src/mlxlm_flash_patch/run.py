@@ -71,17 +71,13 @@ def switch_on(strict: bool, precision: Precision) -> None:
     atexit.register(_say_what_ran, sys.stderr, os.getpid())
 
 
-def start(program: Program, on: bool, strict: bool) -> None:
-    """Runs the program. If `on`, Ctrl-C ends long flash attention calls.
-
-    With `strict`, a program that succeeds without flash attention exits with status 1.
-    """
+def start(program: Program, strict: bool) -> None:
+    """Runs the program. With `strict`, a program that succeeds without flash attention exits with status 1."""
     sys.argv[:] = program.argv
     _set_folder(program.folder)
     process = os.getpid()
     try:
-        with flashattn_core.interruptible() if on else contextlib.nullcontext():
-            program.start()
+        program.start()
     except SystemExit as end:
         if not strict or end.code not in (None, 0) or os.getpid() != process:
             raise
