@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.core.programs import python, run
+from tests.promises import promise
 
 pytestmark = pytest.mark.slow("compiles a library")
 
@@ -81,6 +82,7 @@ def failing_allocations(tmp_path_factory):
     return str(library)
 
 
+@promise("a lack of memory is an exception, and the process goes on")
 @on_linux
 @pytest.mark.parametrize(
     ("case", "fewest"),

@@ -16,6 +16,7 @@ from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree
 from tests.core.array_cases import NAMES, as_array, expected_map, map_of, visible
 from tests.core.gradient_oracle import assert_both_ways
 from tests.core.oracle import DTYPES, assert_same_bits, draw
+from tests.promises import promise
 
 LENGTHS = [(40, 300), (100, 333), (300, 300)]
 
@@ -34,6 +35,7 @@ def test_the_rules_hold(rng, name, kind):
     assert_both_ways(query, key, value, mask=as_array(kind, visible(name, rng, length, key_len), rng))
 
 
+@promise("a block map changes no result, beside every other mask")
 @pytest.mark.rotate(1, default=3)
 @pytest.mark.parametrize("other", ["causal", "window", "key range", "tree", "bias", "sinks"])
 def test_beside_other_masks(rng, call, other):
@@ -49,6 +51,7 @@ def test_beside_other_masks(rng, call, other):
     assert_both_ways(*call, mask=beside & as_array("bool", visible("documents", rng, 100, 333), rng), **options)
 
 
+@promise("an array's block map agrees with it")
 @pytest.mark.parametrize("dtype", ["bool", *DTYPES])
 @pytest.mark.parametrize(
     "shape", [(333,), (1, 333), (100, 1), (100, 333), (4, 100, 333), (2, 1, 1, 333), (2, 4, 100, 333)], ids=str
@@ -63,6 +66,7 @@ def test_what_it_says(rng, shape, dtype):
     np.testing.assert_array_equal(found, expected_map(mask.reshape(1, -1) if mask.ndim < 2 else mask))
 
 
+@promise("a block map takes a byte for each block of 32 rows and 32 keys")
 def test_its_memory():
     mask = mx.ones((1000, 1000), mx.bool_)
     assert map_of(mask, 1000, 1000).nbytes == 32 * 32
@@ -87,6 +91,7 @@ def test_what_is_broadcast_is_read_once(rng):
 
 
 class TestFoundOnce:
+    @promise("the layers of one evaluation share a block map")
     @pytest.mark.parametrize("dtype", [mx.bool_, mx.int32])
     def test_of_one_array(self, dtype):
         mask = mx.ones((300, 300), dtype)
@@ -109,6 +114,7 @@ class TestFoundOnce:
         assert before != now
         assert now == again
 
+    @promise("an array mask written in place or through a view gets a new block map")
     @pytest.mark.parametrize("after", ["evaluation", "nothing"])
     def test_written_through_a_view_it_is_another(self, rng, call, after):
         mask = mx.zeros((100, 333), mx.bool_)

@@ -7,6 +7,7 @@ from flashattn_core.arguments import lowered
 from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree
 
 from tests.core.oracle import draw
+from tests.promises import promise
 
 H100, A100, METAL = _ext.Device("cuda", 90), _ext.Device("cuda", 80), _ext.Device("metal")
 
@@ -58,6 +59,7 @@ OURS = {
 
 @pytest.mark.parametrize("device", [A100, METAL], ids=["cuda", "metal"])
 class TestAGpuThatNobodyHasMeasured:
+    @promise("a call is left to MLX only if MLX's fused kernel is estimated to be faster")
     @pytest.mark.parametrize("how", PLAIN)
     def test_plain_calls_are_left_to_mlx(self, device, how):
         assert _ext.choose(call(**PLAIN[how]), device).is_left
@@ -121,6 +123,7 @@ def test_mlx_takes_four_dimensions(shape):
 LINE = '{Kernel::cuda_prefill, 80, 0.7, "A100, tuned"},\n'
 
 
+@promise("measured costs replace the table's")
 def test_measured_costs_replace_the_table():
     tuned = _ext.Device("cuda", 80, costs=LINE)
     choice = _ext.choose(call(), tuned)

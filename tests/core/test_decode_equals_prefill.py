@@ -10,6 +10,7 @@ from flashattn_core import flash_attention, quantized_flash_attention
 from flashattn_core.masks import Causal, KeyRange, SlidingWindow
 
 from tests.core.oracle import draw, to_numpy
+from tests.promises import promise
 
 OPTIONS = {
     "plain": {},
@@ -26,6 +27,7 @@ MASKS = {
 }
 
 
+@promise("a decode step equals the same row of a prefill, with every option")
 @pytest.mark.rotate(5)
 @pytest.mark.parametrize("steps", [1, 3, 8])
 @pytest.mark.parametrize("option", OPTIONS)
@@ -57,6 +59,7 @@ def test_long_sums_keep_their_digits(length):
     np.testing.assert_allclose(to_numpy(out), 1, rtol=0, atol=2 * bound)
 
 
+@promise("each of up to 8 queries gets the bits that it gets alone")
 @pytest.mark.rotate(5)
 @pytest.mark.parametrize("mask", ["causal", SlidingWindow(70), SlidingWindow(600) & KeyRange(4)], ids=str)
 @pytest.mark.parametrize("heads", [(2, 2), (4, 2), (14, 2), (40, 1)])

@@ -10,6 +10,7 @@ from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree
 
 from tests.core.oracle import DTYPES, draw
 from tests.core.programs import run
+from tests.promises import promise
 
 ALONE = """
 import sys
@@ -42,6 +43,7 @@ def assert_agree(got, expected, tolerance=1e-5):
         assert mx.allclose(a, b, rtol=tolerance, atol=tolerance)
 
 
+@promise("exported functions give the same results without this package")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_it_is_read_without_this_package(rng, dtype, tmp_path):
     """The call has every mask and option that fits into one call."""
@@ -73,6 +75,7 @@ def test_of_a_gradient(rng, tmp_path):
     assert_agree(imported(tmp_path, *arrays), gradient(*arrays))
 
 
+@promise("shapeless exported functions work for other shapes")
 @pytest.mark.parametrize(
     "mask",
     [

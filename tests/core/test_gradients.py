@@ -22,6 +22,7 @@ from tests.core.gradient_oracle import (
 from tests.core.oracle import DTYPES, draw, to_numpy
 from tests.core.test_grid import in_dtype, mask_kinds, option_kinds
 from tests.core.test_strides import cache_slice, column_major, reversed_rows, strided_columns, transposed
+from tests.promises import promise
 
 
 def with_options(call: Call, mask, options) -> Call:
@@ -43,6 +44,7 @@ def assert_same_bits(call, other):
     assert_equal([got.dq, got.dk, got.dv], [expected.dq, expected.dk, expected.dv])
 
 
+@promise("16-bit gradients equal float32 gradients rounded once")
 @pytest.mark.parametrize(("length", "key_len"), [(1, 700), (8, 33), (70, 97)])
 @pytest.mark.parametrize("scale", [0.2, 5.0])  # with 5.0, one key has nearly all of a row's weight
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -92,6 +94,7 @@ def test_broadcast(rng):
     assert_same_bits(replace(call, **views), replace(call, **{name: mx.contiguous(a) for name, a in views.items()}))
 
 
+@promise("gradients of query, key, value and sinks agree with finite differences")
 @pytest.mark.rotate(7)
 @pytest.mark.parametrize("mask_turn", range(12))
 @pytest.mark.parametrize("option_turn", range(8))
@@ -120,6 +123,7 @@ def test_by_finite_differences(rng, mask_turn, option_turn):
         np.testing.assert_allclose(to_numpy(getattr(kernel, name)), slopes, rtol=0, atol=1e-5, err_msg=name)
 
 
+@promise("rows that see nothing have zero gradients")
 @pytest.mark.parametrize("mask", [KeyRange(5, 5), mx.array(False), KeyRange(0, 10) & KeyRange(20)], ids=str)
 @pytest.mark.parametrize("length", [1, 70])
 def test_rows_that_see_nothing_have_zero_gradients(rng, mask, length):
@@ -152,6 +156,7 @@ class TestAdversarial:
         key = call.key * mx.where((mx.arange(300) == 7)[:, None], 100, 1)
         assert_obeys_the_rule(replace(call, key=key.astype(call.key.dtype), mask=mask))
 
+    @promise("no gradient overflows, however low or high lse is")
     @pytest.mark.parametrize("sign", [-1, 1])
     def test_lse_beyond_what_exp_can_take(self, rng, dtype, mask, sign):
         # All scores are around -120 or 120. In float32 exp(-lse) overflows where lse < -88.7.
@@ -178,6 +183,7 @@ def test_a_sink_beside_a_score_as_large(score):
     assert dsinks.item() == pytest.approx(-0.25, abs=1e-7)
 
 
+@promise("a sink's gradient is exact beside logits of any size")
 @pytest.mark.rotate(1, default=3)
 @pytest.mark.parametrize("offset", [20.0, 60.0, -750.0])
 def test_sinks_beside_logits_with_an_offset(rng, offset):
@@ -218,6 +224,7 @@ def test_additive_mask_of_the_lowest_float(rng):
     assert_obeys_the_rule(replace(call, mask=mask))
 
 
+@promise("NaN or infinity in a hidden key reaches no gradient")
 @pytest.mark.parametrize("poison", [mx.nan, mx.inf, -mx.inf])
 @pytest.mark.parametrize("where", ["key", "value"])
 @pytest.mark.parametrize("length", [1, 33, 97])

@@ -16,6 +16,7 @@ import pytest
 
 from tests.core.programs import python
 from tests.core.programs import run as run_program
+from tests.promises import promise
 
 pytestmark = pytest.mark.slow("waits for long calls")
 
@@ -145,6 +146,7 @@ def test_what_a_cancelled_call_leaves(drivers):
     run_program(drivers / "cancellation", FLASHATTN_NUM_THREADS="2")
 
 
+@promise("in interruptible() Ctrl-C ends long CPU calls, with NaN and never half a result")
 @pytest.mark.rotate(2)
 @pytest.mark.parametrize("call", LONG)
 def test_a_long_call_ends_and_leaves_nan(call):
@@ -178,6 +180,7 @@ assert stats()["cpu_prefill"] == 40
 """)
 
 
+@promise("a process that goes on after Ctrl-C computes as before")
 def test_the_process_is_as_it_was():
     assert_ends_soon("""
 calls = evaluated(mx.random.normal, (2, 4, 300, 64), (2, 2, 300, 64), (2, 2, 300, 64)), small_but_watched()
@@ -229,6 +232,7 @@ assert_right(out)
     )
 
 
+@promise("Ctrl-C ends no other call")
 def test_what_nobody_waits_for_is_not_cut():
     """An mx.async_eval must finish after Ctrl-C, even if Ctrl-C ends another call that the main thread waits for."""
     assert_ends_soon("""

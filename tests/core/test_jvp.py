@@ -12,6 +12,7 @@ from tests.core.gradient_oracle import draw_call
 from tests.core.oracle import DTYPES, assert_within_rule, draw, to_numpy, unfused
 from tests.core.test_gradients import with_options
 from tests.core.test_grid import mask_kinds, option_kinds
+from tests.promises import promise
 
 STEP = 1e-5
 
@@ -50,6 +51,7 @@ def assert_tangents_obey_the_rule(rng, call):
         assert_within_rule(to_numpy(got[number]), expected, [lambda base=base: np.nan_to_num(base)], name)
 
 
+@promise("mx.jvp works with every mask and option")
 @pytest.mark.rotate(7)
 @pytest.mark.parametrize("mask_turn", range(12))
 @pytest.mark.parametrize("option_turn", range(8))

@@ -10,6 +10,7 @@ from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree
 from tests.core.gradient_oracle import Call, Gradients, assert_obeys_the_rule, draw_call
 from tests.core.oracle import DTYPES, draw
 from tests.core.test_quantised import normal
+from tests.promises import promise
 
 SHAPES = [(33, 65), (65,), (1,), (2, 4, 33, 65), (2, 1, 33, 1), (4, 1, 65), (1, 4, 1, 1)]
 
@@ -43,6 +44,7 @@ def test_additive_mask(rng, shape, dtype):
     assert_obeys_the_rule(replace(call, mask=bias), got)
 
 
+@promise("additive masks and ALiBi slopes have gradients")
 @pytest.mark.parametrize(
     ("mask", "options"),
     [
@@ -74,6 +76,7 @@ MASKS_THAT_HIDE = {
 }
 
 
+@promise("masks that only hide have gradients of zero")
 @pytest.mark.parametrize("kind", MASKS_THAT_HIDE)
 def test_what_only_hides_has_zeros(rng, kind):
     of, given = MASKS_THAT_HIDE[kind]
@@ -85,6 +88,7 @@ def test_what_only_hides_has_zeros(rng, kind):
         assert not gradient.any()
 
 
+@promise("checkpointed functions may take masks as arguments")
 @pytest.mark.parametrize("kind", [*MASKS_THAT_HIDE, "additive"])
 @pytest.mark.parametrize("compiled", [False, True], ids=["", "compiled"])
 def test_checkpoints_take_masks_as_arguments(rng, kind, compiled):
@@ -101,6 +105,7 @@ def test_checkpoints_take_masks_as_arguments(rng, kind, compiled):
     assert mx.array_equal(checkpointed(x, given), mx.grad(lambda x: attend(x, given).square().sum())(x))
 
 
+@promise("a mask's gradient that nobody evaluates takes no memory")
 def test_a_gradient_that_nobody_evaluates_takes_no_memory(rng):
     x, mask = draw(rng, heads=8, kv_heads=8, length=1024, key_len=1024)[0], normal(rng, 1024, 1024)
     attend = mx.checkpoint(lambda x, m: flash_attention(x, x, x, mask=m))

@@ -6,6 +6,8 @@ import pytest
 from flashattn_core import flash_attention
 from flashattn_core.masks import Causal, KeyRange, Mask, SlidingWindow, Tree, lower
 
+from tests.promises import promise
+
 SIZES = [(1, 1), (1, 70), (3, 5), (5, 3), (33, 64), (64, 33), (65, 65), (8, 130), (9, 130)]
 
 
@@ -20,6 +22,7 @@ def by_sentence(length, key_len, sees):
     return np.array([[[sees(i, j) for j in range(key_len)] for i in range(length)]])
 
 
+@promise("causal is aligned at the lower right, for any L and S")
 @pytest.mark.parametrize(("length", "key_len"), SIZES)
 @pytest.mark.parametrize("mask", ["causal", Causal()], ids=str)
 def test_causal(length, key_len, mask):
@@ -27,6 +30,7 @@ def test_causal(length, key_len, mask):
     np.testing.assert_array_equal(seen_by_kernel(mask, length, key_len), expected)
 
 
+@promise("a window of W is the query itself and W - 1 keys before it")
 @pytest.mark.rotate(4)
 @pytest.mark.parametrize(
     ("length", "key_len", "window"),
@@ -49,6 +53,7 @@ def test_key_range(length, key_len, start, stop):
     np.testing.assert_array_equal(seen_by_kernel(KeyRange(start, stop), length, key_len), expected)
 
 
+@promise("key ranges work, one for all or one per element of the batch")
 @pytest.mark.parametrize("dtype", [mx.int8, mx.uint8, mx.int16, mx.uint16, mx.int32, mx.uint32, mx.int64, mx.uint64])
 def test_key_range_of_each_batch_element(dtype):
     starts, stops = [0, 2, 60, 5], [70, 64, 61, 5]
@@ -64,6 +69,7 @@ def test_key_range_beyond_int32_is_cut_off_not_wrapped():
     assert seen_by_kernel(KeyRange(-(2**80), 2**80), 1, 5).all()
 
 
+@promise("trees work as bool arrays, packed bits or parents")
 @pytest.mark.parametrize(
     ("length", "key_len", "size"),
     [(5, 5, 5), (5, 70, 5), (2, 70, 5), (9, 70, 5), (40, 140, 40), (1, 1, 1)]
@@ -103,6 +109,7 @@ def test_tree_from_parents_sees_itself_and_ancestors():
     assert tree.visible.tolist() == [[j in seen for j in range(6)] for seen in ancestors]
 
 
+@promise("`&` shows a key if all its masks show it")
 def test_composition_shows_what_all_show(rng):
     length, key_len = 33, 97
     array = mx.array(rng.random((length, key_len)) > 0.3)

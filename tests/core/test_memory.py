@@ -13,6 +13,7 @@ import pytest
 
 from tests.core.backward_memory import Call, peak_extra
 from tests.core.programs import python
+from tests.promises import promise
 
 # print_peak() prints by how many bytes the process grows during a call, and the bytes of the call's output.
 PRINT_PEAK = """
@@ -38,6 +39,7 @@ print_peak(lambda: flash_attention(q, k, v, mask={mask}))
 """
 
 
+@promise("a call allocates no array of size L * S, only its outputs and scratch per thread")
 @pytest.mark.rotate(1, default=3)
 @pytest.mark.parametrize(
     "mask", ["None", "'causal'", "SlidingWindow(300)", "KeyRange(mx.array([5]))", "mx.arange(L) > 3"]
@@ -66,6 +68,7 @@ assert plan(query, query, query, device="cpu").kernel == "cpu_decode"
 """
 
 
+@promise("a decode step keeps only a few partial results")
 @pytest.mark.rotate(1, default=4)
 @pytest.mark.parametrize(
     "shape",  # batch, heads, key/value heads, queries, keys, head_dim of values
@@ -140,6 +143,7 @@ print(json.dumps({name: number - before[name] for name, number in held().items()
 """
 
 
+@promise("calls and gradients leave no memory, threads or files behind")
 @pytest.mark.skipif("sys.platform != 'linux'", reason="/proc; run this test on Linux")
 def test_nothing_grows(everything):
     """Runs 10,000 calls; 100,000 with --all."""
@@ -223,6 +227,7 @@ def assert_keeps_the_account(call):
         assert extra - scratch < (1.2 if call.dtype == "float32" else 1.6) * call.held
 
 
+@promise("forward and backward take memory linear in L, as docs/training.md accounts for it")
 @pytest.mark.slow("starts processes")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("length", [4096, 8192, pytest.param(32768, marks=pytest.mark.nightly("a minute"))])

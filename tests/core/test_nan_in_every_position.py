@@ -16,6 +16,7 @@ from flashattn_core.reference import visible_and_bias
 from tests.core.gradient_oracle import Call, draw_call, flash
 from tests.core.oracle import to_numpy
 from tests.core.test_quantised import normal, quantised
+from tests.promises import promise
 
 POISONS = [np.nan, np.inf, -np.inf]
 POSITIONS = 8  # the largest number of elements that are tried in each input
@@ -121,6 +122,7 @@ def bits(a: mx.array) -> mx.array:
     return a.view(mx.uint32 if a.dtype.size == 4 else mx.uint16)
 
 
+@promise("NaN reaches all that depends on it, forward and backward, and nothing else")
 @pytest.mark.rotate(7)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("mask", MASKS)

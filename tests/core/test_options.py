@@ -8,6 +8,7 @@ from flashattn_core.reference import reference_attention
 
 from tests.core.gradient_oracle import assert_both_ways
 from tests.core.oracle import draw, to_numpy, unfused
+from tests.promises import promise
 
 LENGTHS = [(1, 1), (1, 130), (8, 33), (9, 64), (65, 97), (130, 31)]
 OPTIONS = {
@@ -20,6 +21,7 @@ OPTIONS = {
 }
 
 
+@promise("softcap, sinks, ALiBi and scale agree with the reference, and none is ignored")
 @pytest.mark.parametrize(("length", "key_len"), LENGTHS)
 @pytest.mark.parametrize("mask", [None, "causal"])
 @pytest.mark.parametrize("option", OPTIONS)

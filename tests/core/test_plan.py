@@ -8,6 +8,7 @@ import pytest
 from flashattn_core import NoKernelError, backends, flash_attention, max_head_dim, plan, reset_stats, stats
 
 from tests.core.oracle import draw
+from tests.promises import promise
 
 
 @pytest.mark.parametrize(
@@ -61,6 +62,7 @@ def test_a_gpu_can_be_asked_about_anywhere(rng, length, key_len, dim, kernel):
     assert plan(query, key, value, device=device, kernel=kernel).reason == "the call names this kernel"
 
 
+@promise("plan() names the precision that a call gets")
 @pytest.mark.parametrize(
     ("device", "length", "dtype", "bits", "rounds"),
     [
@@ -124,6 +126,7 @@ def test_backends():
     assert "thread" in backends()["cpu"]
 
 
+@promise("backends() names what CUDA lacks, with the cure")
 def test_what_is_missing_of_cuda_stands_there_with_its_cure(monkeypatch, tmp_path):
     """The test imitates MLX's CPU build without and with an NVIDIA GPU, and its CUDA build with and without NVRTC."""
     monkeypatch.setattr(mx.cuda, "is_available", lambda: False)

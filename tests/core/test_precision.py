@@ -7,8 +7,10 @@ from hypothesis import given
 
 from tests.core.oracle import DTYPES, assert_same_bits, draw
 from tests.core.strategies import cases
+from tests.promises import promise
 
 
+@promise("on the CPU both precisions give the same bits")
 @given(cases() | cases(quantised=True))
 def test_the_same_bits(case):
     by_default = case.run()

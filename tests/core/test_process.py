@@ -15,10 +15,12 @@ import pytest
 from flashattn_core import _ext, _releases
 
 from tests.core.programs import python, run
+from tests.promises import promise
 
 SUFFIX = EXTENSION_SUFFIXES[-1]  # .so
 
 
+@promise("beside a release of MLX without a module the import raises at once, and names the cure")
 @pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run this test on Linux")
 @pytest.mark.parametrize(
     "code",
@@ -73,6 +75,7 @@ def test_a_release_without_a_module_for_this_python_is_refused(package, release)
     )
 
 
+@promise("the number of threads follows the affinity mask")
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="affinity masks are Linux's")
 def test_threads_follow_the_affinity_mask():
     code = """
@@ -95,6 +98,7 @@ except ValueError:
 """
 
 
+@promise("the import works under python -I, -O, -X dev and with warnings as errors")
 @pytest.mark.rotate(1, default=3)
 @pytest.mark.parametrize(
     "flags", [["-I"], ["-O"], ["-OO"], ["-X", "dev"], ["-W", "error", "-bb"], ["-B", "-P"]], ids=str
@@ -131,6 +135,7 @@ mx.async_eval(outs)
 }
 
 
+@promise("the interpreter ends with the program's exit code, whatever is at work")
 @pytest.mark.rotate(5, default=3)
 @pytest.mark.parametrize("state", ENDS)
 @pytest.mark.parametrize(("end", "code"), [("", 0), ("sys.exit(7)", 7), ("raise KeyError('planned')", 1)], ids=str)
@@ -160,6 +165,7 @@ sys.meta_path.insert(0, NoLibrary())
 }
 
 
+@promise("without an mlx that loads, the import says what to install")
 @pytest.mark.parametrize("what", LACKING)
 def test_the_import_says_what_to_install(what):
     done = python(LACKING[what] + "\nimport flashattn_core", exit_code=1)

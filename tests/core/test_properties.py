@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from tests.core.gradient_oracle import Call, assert_obeys_the_rule
 from tests.core.oracle import DTYPES, assert_matches_reference, to_numpy
 from tests.core.strategies import cases, seeds, tensors
+from tests.promises import promise
 
 
+@promise("random shapes, strides, masks and options stay within the same bound")
 @given(cases())
 def test_agrees_with_the_reference(case):
     assert_matches_reference(**case.arguments())
@@ -52,6 +54,7 @@ def test_lse_changes_no_output(case):
     assert mx.array_equal(case.function(**case.arguments()), case.run()[0])
 
 
+@promise("gradients of random calls stay within the same bound")
 @given(cases(max_dim=80), st.data())
 def test_gradients_agree_with_the_reference(case, data):
     arguments = case.arguments()

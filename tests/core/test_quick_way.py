@@ -11,6 +11,7 @@ from flashattn_core.arguments import lowered
 from flashattn_core.attention import _attention
 
 from tests.core.oracle import DTYPES, assert_same_bits, draw
+from tests.promises import promise
 
 
 def quick(query, key, value, scale=None, mask=None, sinks=None, rounds=False, mlx=None):
@@ -34,6 +35,7 @@ CALLS = {
 }
 
 
+@promise("the fast path of plain calls gives the bits of the long path")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("call", CALLS)
 def test_the_same_bits(rng, call, dtype):
@@ -62,6 +64,7 @@ OTHERS = {
 }
 
 
+@promise("the fast path takes no other calls")
 @pytest.mark.parametrize("what", OTHERS)
 def test_all_else_goes_the_long_way(arrays, what):
     call = dict(zip(("query", "key", "value"), arrays, strict=True)) | OTHERS[what]

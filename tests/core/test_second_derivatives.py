@@ -12,6 +12,7 @@ from tests.core.oracle import draw, to_numpy
 from tests.core.test_gradients import with_options
 from tests.core.test_grid import mask_kinds, option_kinds
 from tests.core.test_jvp import function_of, normal_like, with_lse
+from tests.promises import promise
 
 STEP = 3e-4
 
@@ -37,6 +38,7 @@ def reverse_over_forward(loss, primals, tangents):
 ORDERS = [reverse_over_reverse, forward_over_reverse, reverse_over_forward]
 
 
+@promise("second derivatives work in every order, with every mask and option")
 @pytest.mark.rotate(7)
 @pytest.mark.parametrize("mask_turn", range(12))
 @pytest.mark.parametrize("option_turn", range(8))

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests.core.oracle import DTYPES, assert_within_rule, to_numpy, unfused
 from tests.core.strategies import dims, layouts, lengths, seeds, tensors
+from tests.promises import promise
 
 NUMBERS = [mx.bool_, mx.uint8, mx.int8, mx.int32, mx.int64, mx.float64, mx.complex64, *DTYPES.values()]
 
@@ -64,6 +65,7 @@ def calls(draw):
     return query, key, value, arguments
 
 
+@promise("the op takes all arguments of MLX's own attention, with the same results")
 @given(calls())
 def test_takes_what_mlx_takes_and_agrees(call):
     query, key, value, arguments = call

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from tests.core.oracle import DTYPES
 from tests.core.strategies import cases
+from tests.promises import promise
 
 
 class Hostile:
@@ -172,6 +173,7 @@ def broken_calls(draw, name):
     return case, arguments, names
 
 
+@promise("the call and plan() name any single wrong argument before a kernel runs")
 @pytest.mark.rotate(1, default=5)
 @pytest.mark.parametrize("name", BAD)
 @given(st.data())

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests.core.oracle import to_numpy
 from tests.core.strategies import cases, seeds
+from tests.promises import promise
 
 any_case = cases() | cases(quantised=True)
 
@@ -35,6 +36,7 @@ def calls():
     return {kernel: n for kernel, n in stats().items() if n}
 
 
+@promise("a call repeated gives the same bits, and leaves its inputs alone")
 @given(any_case)
 def test_twice_the_same_bits_and_inputs_untouched(case):
     before = [np.array(a.astype(mx.float32)) for a in case.arrays.values()]
@@ -45,6 +47,7 @@ def test_twice_the_same_bits_and_inputs_untouched(case):
         np.testing.assert_array_equal(np.array(a.astype(mx.float32)), values)
 
 
+@promise("the kernel that plan() names runs, or an error has the reason that plan() names")
 @given(any_case, st.sampled_from(KERNELS))
 def test_plan_names_the_kernel_that_runs_or_the_reason_why_none_does(case, kernel):
     case.made_of["kernel"] = lambda a: kernel
@@ -63,12 +66,14 @@ def test_plan_names_the_kernel_that_runs_or_the_reason_why_none_does(case, kerne
     assert calls() == {planned.kernel: 1}
 
 
+@promise("mx.compile changes no bit of a call")
 @given(any_case, st.booleans())
 def test_compile(case, shapeless):
     compiled = mx.compile(of_arrays(case), shapeless=shapeless)
     assert equal(compiled(*case.arrays.values()), case.run())
 
 
+@promise("mx.vmap changes no bit of a call")
 @given(any_case, st.data())
 def test_vmap(case, data):
     """mx.vmap must work over any of the arrays (tensors, masks, ranges, trees, sinks), along any axis of each."""
@@ -91,6 +96,7 @@ def test_vmap(case, data):
         assert equal((out[i], lse[i]), case.run(arrays))
 
 
+@promise("mx.checkpoint changes no bit of a call")
 @given(cases(max_dim=80), seeds)
 def test_checkpoint(case, seed):
     """mx.checkpoint must change no bit of out, of lse, or of the gradient of any array (masks are among the arrays)."""

@@ -9,6 +9,7 @@ from flashattn_core import array_id, flash_attention, is_tracing, reset_stats, s
 from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree
 
 from tests.core.oracle import draw
+from tests.promises import promise
 
 
 @pytest.mark.parametrize("mask", ["causal", SlidingWindow(5), KeyRange(1)], ids=str)
@@ -60,6 +61,7 @@ def second_derivative(*arrays):
     return mx.grad(along, argnums=range(6))(*arrays)
 
 
+@promise("shapeless functions follow every shape, also in derivatives")
 @pytest.mark.parametrize("function", [gradient, tangents, second_derivative])
 def test_compile_shapeless_follows_all_shapes_in_derivatives(rng, function):
     """MLX's own operations compute most of these derivatives. Heads, head_dim, lengths and batches change."""
@@ -123,6 +125,7 @@ def test_vmap_nests(rng):
     assert mx.array_equal(nested(*arrays), flash_attention(*arrays, mask=mask))
 
 
+@promise("a call runs on the stream that it names")
 def test_streams(rng):
     arrays = draw(rng, heads=14, kv_heads=2, length=100, key_len=300, dim=64)
     expected = flash_attention(*arrays)

@@ -11,6 +11,7 @@ from flashattn_core import NoKernelError, _ext
 from flashattn_core.arguments import lowered
 
 from tests import launches
+from tests.promises import promise
 
 DIMS = itertools.count(17)  # each test has its own head_dim, because the process remembers the results of checks
 
@@ -36,6 +37,7 @@ def selected(check, dim, *, device="cuda", length=100, key_len=300, dtype=mx.flo
     return launches.selected(lowered(query, key, key, None, "causal", **how), device, check, may_leave)
 
 
+@promise("a failed kernel is not used for other lengths")
 @pytest.mark.parametrize(("device", "kernel"), [("cuda", "cuda_prefill"), ("metal", "metal_prefill_reg")])
 def test_a_kernel_is_checked_once_whatever_the_lengths(device, kernel, dim):
     check = Check()
@@ -52,6 +54,7 @@ def test_each_small_number_of_queries_has_programs_of_its_own(device, exact, dim
     assert len(check.asked) == 3
 
 
+@promise("a kernel is checked in each precision in which it runs")
 def test_each_precision_is_checked(dim):
     check = Check()
     for precision in ("float32", "input"):
@@ -85,6 +88,7 @@ def test_what_calls_of_any_lengths_run_is_checked(form):
             assert runs <= set(launches.programs(call, device))
 
 
+@promise("a GPU's kernel that differs from the CPU's is not used")
 def test_what_fails_is_not_used(dim):
     check = Check("cuda_decode", "cuda_prefill")
     for _ in range(2):
@@ -148,6 +152,7 @@ def traced(check, dim, device="metal", dtype=mx.float32, precision="float32"):
     return found[0]
 
 
+@promise("traced calls have their gradient checked, too")
 @pytest.mark.parametrize("device", ["metal", "cuda"])
 def test_of_a_call_that_is_traced_the_gradient_is_checked_too(device, dim):
     check = Check()
@@ -156,6 +161,7 @@ def test_of_a_call_that_is_traced_the_gradient_is_checked_too(device, dim):
     assert check.asked == [kernel, f"{device}_backward_dq"]
 
 
+@promise("what the forward pass saves for a gradient is checked")
 @pytest.mark.parametrize(
     ("device", "precision", "saves"), [("metal", "float32", True), ("cuda", "float32", True), ("cuda", "input", False)]
 )

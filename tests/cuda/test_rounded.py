@@ -10,6 +10,7 @@ from tests import launches
 from tests.core.gradient_oracle import draw_call, unfused_gradients
 from tests.core.oracle import assert_matches_reference, assert_same_bits, draw, roundings, to_numpy
 from tests.cuda.cuda_attention import flash_attention, run_backward
+from tests.promises import promise
 
 pytestmark = [pytest.mark.rotate(4), pytest.mark.usefixtures("requires_clang")]
 
@@ -72,6 +73,7 @@ def test_the_error_of_gradients_is_that_of_one_rounding(rng, capability, dtype):
     assert all(map(is_rounded_once, errors_of_gradients(rng, capability, "input", dtype)))
 
 
+@promise('on CUDA the errors of 16-bit gradients in precision="input" have bounds')
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_gradients_of_peaked_rows(rng, capability, dtype):

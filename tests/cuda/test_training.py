@@ -13,6 +13,7 @@ from mlx_lm.tuner.callbacks import TrainingCallback
 
 from tests.patch.arms import off_and_on
 from tests.patch.model_folders import write_model
+from tests.promises import promise
 
 pytestmark = pytest.mark.usefixtures("requires_gpu")
 
@@ -81,6 +82,7 @@ def apart(losses, others):
     return max(abs(a - b) for a, b in zip(losses, others, strict=True))
 
 
+@promise("training on CUDA gives the same losses")
 @pytest.mark.parametrize(
     ("dtype", "fine_tune_type", "compiled"),
     [(dtype, how, False) for dtype in DTYPES for how in ("lora", "full")] + [(mx.float32, "lora", True)],

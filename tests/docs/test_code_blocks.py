@@ -30,6 +30,8 @@ from flash_evals.results import claims
 from flash_evals.work import contest, implementations
 from flash_evals.work.models import DEMO_MODEL
 
+from tests.promises import promise
+
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     str(page.relative_to(ROOT))
@@ -70,8 +72,6 @@ NOT_RUN = {
     "flash-eval perplexity --model M --dataset W …": "needs that model and text; docs/flash-eval.md has the same",
     "flash-eval speed --blas auto …": "needs OpenBLAS; tests/evals/test_blas_option.py runs it",
     "flash-eval finetune --blas auto …": "needs OpenBLAS; tests/evals/test_blas_option.py runs it",
-    "uv run python tests/mutations": "builds and tests the code once for each line that it breaks",
-    "uv run python -m tests.patch.soak --minutes 30": "takes half an hour; tests/patch/test_soak.py runs it, too",
 }
 
 SMALLEST = {
@@ -151,6 +151,7 @@ TO_RUN = [
 ]
 
 
+@promise("commands in the docs run, and print the output shown")
 @pytest.mark.usefixtures("_quick")
 @pytest.mark.parametrize("page", TO_RUN)
 def test_the_blocks_run(page, repository, monkeypatch):

@@ -11,6 +11,7 @@ from flash_evals.results.claims import LEGEND, MARK, NOTHING, Ratio
 from msgspec import convert
 
 from tests.evals.report_page import answer
+from tests.promises import promise
 
 # Seconds per trial. Two lists differ clearly if their ranges from the 20th to the 80th percentile do not overlap. The
 # range of OVERLAPPING overlaps that of OFF, and the range of APART does not. The median of OFF is 2.5, and the medians
@@ -81,6 +82,7 @@ def timed(results, command, on):
     return result
 
 
+@promise("every page claims a difference only if the arms' trials do not overlap")
 @pytest.mark.rotate(1, default=2)
 @pytest.mark.parametrize("command", ["perplexity", "speed", "finetune", "kernels"])
 @pytest.mark.parametrize("apart", [True, False])

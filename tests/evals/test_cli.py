@@ -13,6 +13,8 @@ from flash_evals.cli import COMMANDS
 from flash_evals.work import machine
 from flash_evals.work.models import DEMO_MODEL
 
+from tests.promises import promise
+
 FLASH_EVAL = Path(sys.executable).parent / "flash-eval"
 
 
@@ -53,6 +55,7 @@ def test_a_full_disk_leaves_the_page_and_says_so(invoke, perplexity):
     assert page.stderr == "Error: cannot write /dev/full: No space left on device\n"
 
 
+@promise("SIGTERM keeps the measurements, and ends with 143")
 @pytest.mark.slow("5 seconds")
 def test_a_batch_system_s_signal_keeps_what_is_measured(perplexity, tmp_path):
     """SIGTERM, which batch systems send, does the same as Ctrl-C, except for the exit code."""
@@ -77,6 +80,7 @@ def test_it_comes_before_anything_is_measured(invoke, monkeypatch):
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # the handler is restored
 
 
+@promise("the defaults need no network, and both arms agree")
 @pytest.mark.slow("14 seconds")
 def test_the_defaults_need_no_network(in_fresh_process, tmp_path):
     out, cache = tmp_path / "out.json", tmp_path / "hf"

@@ -7,6 +7,8 @@ from flash_evals.work import machine
 from msgspec import to_builtins
 from msgspec.structs import replace
 
+from tests.promises import promise
+
 
 @pytest.fixture
 def run_arm(run_command, tmp_path):
@@ -85,6 +87,7 @@ def test_the_same_arm_of_another_machine_and_model(run_command, run_arm, make_mo
     assert re.split("  +", result["page"].splitlines()[2].strip()) == ["patch on, on.jsonl", "patch on", "difference"]
 
 
+@promise("--compare refuses another text, other tokens and other windows")
 def test_a_file_of_something_else_is_refused(refused, run_arm, make_model, perplexity, text_file, tmp_path):
     """--compare refuses a file with other windows, another text or other tokens, and a file with too few windows."""
     other, path = tmp_path / "other.txt", run_arm("off")["file"]

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from tests.evals.loopback_hub import Repo, dataset, serve
+from tests.promises import promise
 
 pytestmark = pytest.mark.slow("imports datasets and starts a server")
 
@@ -173,6 +174,7 @@ def test_what_the_hub_does_not_have(hub, run):
         assert message in line
 
 
+@promise("without a network and a cached file, a command names commands that work")
 @pytest.mark.slow("2 seconds")
 def test_no_network_and_nothing_cached(hub, run):
     """The error is one line, with two commands that need no network. The clients do not spend 30 s on retries."""

@@ -12,6 +12,7 @@ from flash_evals.work import machine
 from mlxlm_flash_patch.blas import REFERENCE, blas
 
 from tests.patch.two_ranks import PROGRAMS, launch
+from tests.promises import promise
 
 pytestmark = pytest.mark.slow("processes that import for seconds")
 
@@ -48,6 +49,7 @@ def scores(path):
     return [json.loads(line)["scores"] for line in path.read_text().splitlines()[1:]]
 
 
+@promise("scores do not depend on the number of ranks")
 def test_the_same_scores(invoke, perplexity, same_scores, tmp_path):
     """Two ranks share three batches, and get the scores of a single process, bit for bit."""
     one, two = (
@@ -71,6 +73,7 @@ def test_the_same_scores(invoke, perplexity, same_scores, tmp_path):
     assert shared["ranks"]["tokens_per_s"]["on"] == pytest.approx(sum(medians))
 
 
+@promise("a rank that fails ends all ranks and keeps the measurements")
 def test_an_error_in_one_rank_ends_all_and_keeps_what_is_measured(perplexity):
     stdout, stderr = launch(sys.executable, "-c", DRIVER, "bug", *perplexity)
     assert "Error: rank 1: ZeroDivisionError: of rank 1" in stderr

@@ -8,6 +8,7 @@ from flash_evals.commands.report import Result
 from msgspec import convert
 
 from tests.evals.report_page import head, rows
+from tests.promises import promise
 
 ARMS = ("off", "on")
 UNITS = {"ms": 1e-3, "µs": 1e-6, "%": 1e-2}
@@ -35,6 +36,7 @@ def arms_and_ratio(of, key):
     return [[off], [on], [on / off]]
 
 
+@promise("flash-eval report shows the files' numbers")
 def test_perplexity(report, results):
     result = results["perplexity"]
     page, paired = report(result), result["paired"]

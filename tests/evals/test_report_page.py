@@ -13,6 +13,7 @@ from flash_evals.commands.report import Result
 from flash_evals.results.claims import LEGEND
 
 from tests.evals.report_page import HOSTILE, answer, head, hostile, mapped, parse, rows
+from tests.promises import promise
 
 
 def test_a_file_read_back_is_what_was_written(results):
@@ -198,6 +199,7 @@ def test_settings_and_machine_are_in_a_fold(page, results):
     assert (pairs["max seconds"], pairs["interrupted"], pairs["blas"]) == ("30.0", "no", "openblas")
 
 
+@promise("flash-eval report writes one file without network or script")
 def test_it_is_self_contained(page):
     """The page loads nothing and runs nothing. Its links lead to its own sections."""
     assert page.all("script") == page.all("link") == []

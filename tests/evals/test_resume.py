@@ -13,6 +13,8 @@ import pytest
 from flash_evals.work import machine, paired
 from msgspec.structs import replace
 
+from tests.promises import promise
+
 COMMAND = ("perplexity", "--batch-size", 2)
 
 # Runs flash-eval as if MLX used OpenBLAS, as this process does. A run resumes only files of runs with the same BLAS.
@@ -34,6 +36,7 @@ def lines(path):
     return path.read_text().splitlines(keepends=True)
 
 
+@promise("a run that is stopped and resumed ends with the same scores")
 @pytest.mark.rotate(1, default=7)
 @pytest.mark.parametrize(("whole", "half"), [(0, 0), (0, 5), (0, 300), (1, 0), (1, 20), (2, 20), (4, 0)])
 def test_it_goes_on_behind_what_the_file_holds(run_command, path, same_scores, monkeypatch, whole, half):
@@ -133,6 +136,7 @@ def test_a_broken_file_is_refused_and_left_alone(run_command, refused, perplexit
         assert path.read_text() == text
 
 
+@promise("a full disk is reported and loses no results")
 @pytest.mark.slow("9 seconds")
 @pytest.mark.parametrize("fitting", [0, 2])
 def test_a_disk_that_fills_up_keeps_the_results_so_far(run_command, invoke, perplexity, path, fitting):

@@ -24,6 +24,7 @@ from tests.core.test_strides import column_major, reversed_rows, transposed
 from tests.metal import metal_attention
 from tests.metal.metal_backward import described, exactly_saved, run
 from tests.metal.test_metal_kernels import CASES, SCHEDULES
+from tests.promises import promise
 
 LENGTHS = [*CASES["metal_prefill_reg"], (1, 33), (9, 129)]
 GRADIENTS = ("dq", "dk", "dv")
@@ -43,6 +44,7 @@ def in_numpy(got):
 # --- Correctness ---------------------------------------------------------------------------------------
 
 
+@promise("Metal's gradients agree with float64")
 @pytest.mark.rotate(18)
 @pytest.mark.parametrize("group", [1, 2, 7])
 @pytest.mark.parametrize("dtype", DTYPES)

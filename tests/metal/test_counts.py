@@ -15,6 +15,7 @@ from tests.emulators.metal_on_cpu import Counts
 from tests.metal.beside_mlx import GROUP, HEAD_DIMS, decode, gradient, prefill, total, visible_eighths
 from tests.metal.metal_attention import run
 from tests.metal.metal_backward import run as run_backward
+from tests.promises import promise
 
 
 def assert_no_more(ours: Counts, theirs: Counts, row_bytes: int = 0) -> None:
@@ -25,6 +26,7 @@ def assert_no_more(ours: Counts, theirs: Counts, row_bytes: int = 0) -> None:
     assert ours.barriers <= theirs.barriers
 
 
+@promise("Metal's prefill needs no more matrix products, bytes and barriers than MLX's own")
 @pytest.mark.rotate(10)
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("length", [256, 512])
@@ -35,6 +37,7 @@ def test_prefill_beside_steel_attention(rng, model, dtype, length, causal):
     assert_no_more(counts["ours"], counts["steel_attention"])
 
 
+@promise("Metal's decode step needs no more bytes and barriers than MLX's own")
 @pytest.mark.rotate(6)
 @pytest.mark.parametrize("key_len", [512, 2048])
 @pytest.mark.parametrize("dtype", DTYPES)

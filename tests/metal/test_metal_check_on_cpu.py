@@ -8,6 +8,7 @@ from tests.checked_kinds import call, nan_where, quantised, rules
 from tests.core.gradient_oracle import Call
 from tests.metal import metal_backward
 from tests.metal.metal_attention import run
+from tests.promises import promise
 
 pytestmark = pytest.mark.rotate(6)
 
@@ -62,6 +63,7 @@ FAULTS = {
 }
 
 
+@promise("the check finds an error of one percent in a gradient")
 @pytest.mark.parametrize("name", FAULTS)
 def test_one_percent_in_a_gradient_is_found(name):
     def edit(source):

@@ -7,6 +7,7 @@ import sys
 import tomllib
 
 from tests.packaging.build_wheels import ROOT
+from tests.promises import promise
 
 LIMIT = 0.05  # seconds of processor time, which other programs do not affect
 CODE = """
@@ -24,6 +25,7 @@ def measured():
     return json.loads(subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True).stdout)
 
 
+@promise("importing flashattn_core takes under 50 ms beyond mlx")
 def test_under_50_ms():
     assert min(measured()[0] for _ in range(5)) < LIMIT
 

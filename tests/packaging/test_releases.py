@@ -11,6 +11,7 @@ from release_table import numbers, releases
 
 from tests.packaging.build_wheels import PACKAGES, ROOT
 from tests.packaging.virtual_environment import Environment
+from tests.promises import promise
 
 EACH = [release.mlx for release in releases()]
 NEEDED = ("hypothesis", "pytest", "filelock", "pytest-xdist", "cmake", "ninja", "pyyaml")
@@ -50,6 +51,7 @@ def test_the_command_of_the_readme(beside):
     assert "Same predictions" in beside.check("flash-eval", "perplexity", "--max-windows", "2")
 
 
+@promise("the wheel works beside each release of MLX in the table")
 @takes_minutes
 @pytest.mark.parametrize("suite", SUITES)
 def test_a_short_suite(beside, suite):
@@ -122,6 +124,7 @@ def test_following_a_release_adds_its_row(repository, monkeypatch, tmp_path):
     assert "mlx[cpu]==0.99.1" in (repository / "examples/README.md").read_text()
 
 
+@promise("make follow adds only a release that works")
 def test_what_cannot_be_followed_changes_nothing(repository, monkeypatch, tmp_path):
     def fails(*_):
         raise follow.Stop("a test fails")

@@ -11,6 +11,7 @@ import yaml
 from release_table import releases
 
 from tests.packaging.build_wheels import PACKAGES, ROOT
+from tests.promises import promise
 
 OLDEST, *_, NEWEST = releases()
 MLX = f">={OLDEST.mlx},<={NEWEST.mlx}"
@@ -49,6 +50,7 @@ def test_uv_builds_again_after_a_change_of_any_source():
     assert {file for file in package.glob("csrc/**/*") if file.is_file()} - known == set()
 
 
+@promise("pins and versions are the same everywhere")
 @pytest.mark.parametrize("distribution", PACKAGES)
 def test_pins(distribution):
     """Requirements name one exact version of nanobind-backend and of this project's packages, because packages that

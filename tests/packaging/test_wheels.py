@@ -18,6 +18,7 @@ from release_table import releases
 
 from tests.packaging.build_wheels import PACKAGES, ROOT, uv
 from tests.packaging.virtual_environment import metadata
+from tests.promises import promise
 
 TWINE = ("run", "--no-project", "--with", "twine==7.0.0", "twine", "--no-color", "check", "--strict")
 CLASSIFIERS = ("--no-project", "--with", "trove-classifiers==2026.9.21.13", "python", "-c")
@@ -111,6 +112,7 @@ def test_the_index_finds_it(wheel, distribution):
     assert classifiers == sorted(classifiers)
 
 
+@promise("wheels hold the packages' files and nothing else")
 @each
 def test_files(wheel, distribution):
     """A wheel has the files of src/, the extension and the metadata, but no C++ sources, no tests and no libmlx."""
@@ -147,6 +149,7 @@ def test_the_extension_needs_nothing_but_the_system_s_libraries(module):
     assert sorted(needed) == ["libflashattn_kernels.so", "libmlx.so"]
 
 
+@promise("one wheel serves MLX's CPU build and both of its CUDA builds")
 @on_linux
 def test_what_only_mlx_s_builds_for_cuda_have_is_weak(module):
     """The extension refers weakly to symbols that only MLX's builds for CUDA have, so it loads with any build."""
@@ -163,6 +166,7 @@ def test_no_fault_can_be_planted_in_it(wheel):
     assert not [name for name, content in contents(wheel(CORE)).items() if b"FLASHATTN_PLANT" in content]
 
 
+@promise("wheels hold nothing of the building machine")
 @each
 def test_no_folder_of_the_machine_that_built_it(wheel, distribution):
     places = [str(ROOT), str(Path.home()), "/tmp/", "sdists-v", "builds-v"]

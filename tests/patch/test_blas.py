@@ -17,6 +17,7 @@ from mlxlm_flash_patch import run as running
 
 from tests.patch.two_ranks import PROGRAMS
 from tests.patch.two_ranks import launch as on_two_ranks
+from tests.promises import promise
 
 pytestmark = pytest.mark.slow("processes that import for seconds")
 
@@ -104,6 +105,7 @@ def test_none_on_a_gpu(monkeypatch):
     assert blas.blas() is None
 
 
+@promise("--blas restarts the program once, with the library")
 @LINUX
 @pytest.mark.parametrize(
     "start",
@@ -191,6 +193,7 @@ def test_no_library(tmp_path):
         assert refused(choice) == f"--blas takes auto or the file of a library, not {str(choice)!r}"
 
 
+@promise("a BLAS library that MLX cannot call is an error")
 @LINUX
 def test_a_library_that_mlx_cannot_call(library):
     plain, long = library(cblas="scipy_cblas_sgemm"), library(config="OpenBLAS 0.3 USE64BITINT")

@@ -16,6 +16,7 @@ from mlxlm_flash_patch import cli
 from mlxlm_flash_patch import run as running
 
 from tests.patch.arms import ATTEND, LATER
+from tests.promises import promise
 
 OWN = "[mlxlm-flash] "
 WHO_AM_I = """
@@ -76,6 +77,7 @@ def other_lines(stderr):
     return [line for line in stderr.splitlines() if not line.startswith(OWN)]
 
 
+@promise("under mlxlm-flash run a program's arguments are its own")
 @pytest.mark.rotate(1, default=3)
 @pytest.mark.parametrize(
     ("program", "arguments"),
@@ -157,6 +159,7 @@ ENDS = {
 }
 
 
+@promise("under mlxlm-flash run a program's streams and exit code are its own")
 @pytest.mark.rotate(1, default=5)
 @pytest.mark.parametrize("end", ENDS)
 def test_how_it_ends(run_script, command, tmp_path, end):
@@ -168,6 +171,7 @@ def test_how_it_ends(run_script, command, tmp_path, end):
         assert other_lines(done.stderr) == other_lines(expected.stderr)
 
 
+@promise("under mlxlm-flash run signals are the program's own")
 @pytest.mark.parametrize("flash", ["0", "1"])
 def test_control_c(tmp_path, flash):
     """After Ctrl-C, the process dies of SIGINT, so a shell loop around the command ends, too.
@@ -311,6 +315,7 @@ def main():
 """
 
 
+@promise("mlxlm-flash run starts any installed command")
 @pytest.mark.parametrize("how", [("mlxlm-flash",), ("python", "-m", "mlxlm_flash_patch")], ids=" ".join)
 def test_a_command_of_any_package(command, tmp_path, how):
     """The command here, theirs.generate, calls MLX's attention function, and does not import mlx-lm."""

@@ -18,6 +18,7 @@ from mlx_lm.generate import stream_generate
 from mlx_lm.utils import load
 
 from tests.patch.two_ranks import PROGRAMS
+from tests.promises import promise
 
 pytestmark = pytest.mark.slow("starts servers")
 
@@ -76,6 +77,7 @@ def served(chat_folder, tmp_path):
     return serve
 
 
+@promise("a server gives several clients mlx-lm's own answers")
 @pytest.mark.rotate(2)
 @pytest.mark.parametrize(
     ("options", "number", "returncodes"),

@@ -14,6 +14,8 @@ from mlx_lm.models.cache import RotatingKVCache
 from mlxlm_flash_patch import described_masks
 from mlxlm_flash_patch.described_masks import description_of
 
+from tests.promises import promise
+
 HEADS, HEAD_DIM = 2, 32
 
 
@@ -79,6 +81,7 @@ def patched():
 
 @pytest.mark.usefixtures("patched")
 class TestWhatIsRemembered:
+    @promise("a mask's description is used only for its own call")
     def test_for_the_lengths_that_the_mask_was_made_for(self):
         mask = described_mask(6, 9)
         assert knows(mask, 6, 9)

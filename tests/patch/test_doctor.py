@@ -21,6 +21,7 @@ from mlxlm_flash_patch.cli import cli
 from release_table import releases
 
 from tests.patch.model_configs import config
+from tests.promises import promise
 
 
 @pytest.fixture(autouse=True)
@@ -103,6 +104,7 @@ def installed(monkeypatch):
     return pretend
 
 
+@promise("mlxlm-flash doctor names the cure for another version")
 @pytest.mark.parametrize(
     ("package", "number", "line"),
     [
@@ -132,6 +134,7 @@ def test_the_cure_for_another_mlx_keeps_its_libmlx(monkeypatch, installed, libml
     found(f"{OTHER_MLX} 'mlx[{extra}]=={NEWEST}'")
 
 
+@promise("mlxlm-flash doctor names what an NVIDIA GPU lacks")
 def test_an_nvidia_gpu_that_is_not_used(monkeypatch):
     """With MLX's CPU build, doctor warns and goes on. With MLX's CUDA build, doctor stops at the unusable GPU."""
     backends = {"cpu": "AVX2, 2 threads", "metal": "not in this MLX build", "cuda": "NVRTC is not there: reinstall it"}
@@ -262,6 +265,7 @@ def test_where_mlx_brings_another_blas(monkeypatch):
     assert not any("BLAS" in line for line in examined()[0])
 
 
+@promise("mlxlm-flash doctor finds wrong numbers")
 def test_wrong_numbers(monkeypatch):
     right = flashattn_core.flash_attention
     monkeypatch.setattr(flashattn_core, "flash_attention", lambda *args, **kwargs: right(*args, **kwargs) + 0.01)

@@ -14,6 +14,7 @@ from mlx_lm.models import base, llama, qwen2
 from mlxlm_flash_patch.patch_points import PatchPoint
 
 from tests.patch.arms import is_in
+from tests.promises import promise
 
 
 def test_an_inner_block_does_not_switch_off_an_outer_one():
@@ -49,6 +50,7 @@ def test_an_inner_block_may_be_stricter_but_not_laxer(tiny, tokens):
         assert not flash.status().strict
 
 
+@promise("blocks nest, and end in any order")
 def test_blocks_that_end_out_of_order():
     first, second = flash.enabled(), flash.enabled(strict=True)
     first.__enter__()
@@ -70,6 +72,7 @@ def test_an_exception_inside(error, strict, original):
     assert qwen2.scaled_dot_product_attention is original
 
 
+@promise("an interrupt while functions are exchanged restores all of them")
 @pytest.mark.parametrize("strict", [False, True])
 def test_an_interrupt_while_functions_are_exchanged(strict, monkeypatch, original):
     """If Ctrl-C comes while enabled() replaces functions, MLX and mlx-lm get all their own functions back."""
@@ -128,6 +131,7 @@ def switching():
     assert not any(each.exception() for each in switches)
 
 
+@promise("blocks work in several threads")
 @pytest.mark.usefixtures("restless")
 def test_many_threads(original):
     """If threads' blocks overlap at random, the patch is on while any block is open, and off after the last."""

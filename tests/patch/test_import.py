@@ -7,6 +7,8 @@ from pathlib import Path
 import mlxlm_flash_patch
 import pytest
 
+from tests.promises import promise
+
 
 def test_what_is_loaded_by_it(command):
     """Besides MLX, the import, status() and disable() load only the packages in `ours`. mlx-lm is not among them."""
@@ -23,6 +25,7 @@ print(*{m.split(".")[0] for m in sys.modules} - bare - sys.stdlib_module_names)
     assert {"mlxlm_flash_patch"} <= set(command("python", "-c", code).stdout.split()) <= ours
 
 
+@promise("importing the patch changes nothing")
 @pytest.mark.slow("7 seconds")
 def test_nothing_is_changed_by_it(command):
     """The import changes nothing in MLX and mlx-lm. Python's import system, warnings and hooks stay as they are."""
@@ -48,6 +51,7 @@ print(mlxlm_flash_patch.status().patched, (contents(), python()) == before)
     assert command("python", "-c", code).stdout == "True\n() True\n"
 
 
+@promise("installing the patch changes nothing")
 def test_installing_changes_nothing():
     """The package runs no code when Python starts. The .pth file of an editable install only names a folder."""
     files = [file for file in importlib.metadata.files("mlxlm-flash-patch") if file.suffix == ".pth"]

@@ -11,6 +11,7 @@ from flashattn_core.masks import Causal
 from mlxlm_flash_patch.mx_fast import flash_instead_of
 
 from tests.patch.arms import normal, off_and_on
+from tests.promises import promise
 
 Q, K, V = normal(0, 2, 4, 9, 16), normal(1, 2, 2, 9, 16), normal(2, 2, 2, 9, 16)
 SEEN = mx.array(np.random.RandomState(0).rand(2, 1, 9, 9) > 0.4) | mx.eye(9).astype(mx.bool_)
@@ -89,6 +90,7 @@ def attention(arrays, options):
     return mx.fast.scaled_dot_product_attention(*arrays, **options)
 
 
+@promise("the patched function takes all that MLX's takes, with the same results")
 @pytest.mark.rotate(1, default=4)
 @pytest.mark.parametrize(("arrays", "options"), TAKEN.values(), ids=TAKEN)
 def test_all_that_mlx_takes(arrays, options):
@@ -109,6 +111,7 @@ def test_a_fused_kernel_that_is_asked_for():
     assert mx.allclose(on, attention((Q, K, V), {"scale": 0.25}), atol=1e-5)
 
 
+@promise("what MLX alone takes is a counted fallback")
 @pytest.mark.parametrize(("arrays", "options", "reason"), FALLS_BACK.values(), ids=FALLS_BACK)
 def test_what_mlx_alone_takes_is_a_counted_fallback(arrays, options, reason):
     off = attention(arrays, options)
@@ -140,6 +143,7 @@ def test_a_traced_scale_falls_back():
                 transformed(mx.array(0.25))
 
 
+@promise("bad arguments raise MLX's own error, and are no fallback")
 @pytest.mark.rotate(1, default=6)
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize(("arrays", "options"), REFUSED.values(), ids=REFUSED)

@@ -23,6 +23,7 @@ from mlxlm_flash_patch import patch, patch_points
 
 from tests.patch.arms import calls, calls_of, close
 from tests.patch.model_configs import config, random_model
+from tests.promises import promise
 
 Q = mx.ones((1, 2, 12, 8))
 IMPORTS = {
@@ -52,6 +53,7 @@ def module(monkeypatch):
     return make
 
 
+@promise("every module's name for the function is flash attention only while the patch is on")
 @pytest.mark.rotate(1, default=4)
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 @pytest.mark.parametrize("text", IMPORTS)
@@ -136,6 +138,7 @@ def test_what_is_held_elsewhere_passes_calls_on():
             assert calls_of(lambda: held[0](Q, Q, Q, scale=1.0)) == 1
 
 
+@promise("modules that are imported later are patched, and given back")
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gear", "phi3small", "gemma3_text"])
 def test_a_model_that_is_imported_while_the_patch_is_on(late, tokens, name):
     with flash.enabled(strict=True):

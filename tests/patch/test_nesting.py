@@ -21,6 +21,7 @@ from mlx_lm.models import base, gemma2
 from mlxlm_flash_patch.patch_points import MX_ATTENTION, POINTS
 
 from tests.patch.arms import calls_of
+from tests.promises import promise
 
 Q = mx.random.normal((1, 2, 12, 16))
 theirs_stays = pytest.warns(flash.FlashFallbackWarning, match="another library's function, .*theirs, is in its place")
@@ -93,6 +94,7 @@ class Patch:
         self.is_on = False
 
 
+@promise("other libraries that exchange the same function nest in any order")
 @pytest.mark.rotate(1, default=8)
 @pytest.mark.filterwarnings("ignore::mlxlm_flash_patch.FlashFallbackWarning")
 @pytest.mark.parametrize("order", list(itertools.product("lp", repeat=5)), ids="".join)
@@ -158,6 +160,7 @@ SWITCHES = {
 }
 
 
+@promise("another library's function stays, and is named")
 @pytest.mark.rotate(1, default=9)
 @pytest.mark.parametrize("switch", SWITCHES)
 @pytest.mark.parametrize("kind", FOREIGN)

@@ -18,6 +18,7 @@ from mlx_lm.tuner.trainer import grad_checkpoint
 
 from tests.patch.arms import calls_of, close
 from tests.patch.model_configs import ARCHITECTURES, config, random_model
+from tests.promises import promise
 
 
 def arrays(model):
@@ -47,6 +48,7 @@ def x(tokens):
     return x
 
 
+@promise("patch_model() changes this model and no other")
 @pytest.mark.rotate(1, default=4)
 @pytest.mark.parametrize("model_type", [*ARCHITECTURES, "gemma2", "gear", "phi3small", "plamo2", "deepseek_v41"])
 def test_this_model_and_no_other(model_type, x):

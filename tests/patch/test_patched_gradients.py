@@ -13,6 +13,7 @@ from mlx_lm.tuner.trainer import grad_checkpoint
 
 from tests.patch.arms import off_and_on
 from tests.patch.model_configs import config, random_model
+from tests.promises import promise
 
 
 def loss(model, x):
@@ -53,6 +54,7 @@ def checkpoint(model, monkeypatch):
     return model
 
 
+@promise("training with the patch gives the same losses, step by step")
 @pytest.mark.rotate(1, default=4)
 @pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])
 @pytest.mark.parametrize("checkpointed", [False, True], ids=["", "checkpointed"])

@@ -12,6 +12,7 @@ from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
 from mlxlm_flash_patch import mlx_own, router, run
 
 from tests.patch.arms import is_in
+from tests.promises import promise
 
 WHY = "cuda_prefill is estimated at 1.5 times MLX's time per pair (never measured)"
 LEFT = f"left to MLX's own attention: {WHY} 2"
@@ -84,6 +85,7 @@ def precisions(asked):
     return {precision for _, precision in asked}
 
 
+@promise("the precision of enable() reaches every call")
 @pytest.mark.parametrize("options", [{}, {"precision": "input"}, {"precision": "float32"}], ids=str)
 def test_each_precision_reaches_flash_attention(asked, options):
     with flash.enabled(**options):
@@ -103,6 +105,7 @@ def test_it_reaches_quantised_caches_and_soft_caps(asked, precision):
     assert asked == [("long", precision)] * 2
 
 
+@promise('precision="float32" wins where blocks nest')
 def test_float32_wins_where_blocks_nest(asked):
     with flash.enabled(precision="float32"), flash.enabled(precision="input"):
         attention()
@@ -154,6 +157,7 @@ def test_on_the_cpu_both_have_the_same_bits_and_nothing_is_left(tiny, tokens, dt
 # --- Calls that MLX's own attention computes faster ------------------------------------------------------------
 
 
+@promise("calls left to MLX are counted apart from fallbacks, and named by status()")
 def test_what_is_faster_there_is_left(gpu, tiny, tokens):
     model = tiny()
     off = of(model, tokens())
@@ -190,6 +194,7 @@ def test_counts_begin_anew_when_it_is_switched_on(gpu):
         assert flash.status().left == {WHY: 1}
 
 
+@promise("strict allows calls that are left to MLX")
 def test_strict_is_about_fallbacks_alone(gpu):
     flash.enable(strict=True)
     attention()
@@ -243,6 +248,7 @@ def test_the_quick_way_is_not_for(asked):
     assert asked == [("long", "input")]
 
 
+@promise("observers see every call, also one left to MLX")
 def test_observers_see_calls_that_are_left(gpu):
     seen, around = [], []
 

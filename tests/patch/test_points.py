@@ -21,8 +21,10 @@ from mlxlm_flash_patch.patch_points import POINTS
 
 from tests.patch.arms import calls_of
 from tests.patch.model_configs import config, random_model
+from tests.promises import promise
 
 
+@promise("disable() puts MLX's and mlx-lm's own objects back in every module")
 def test_all_are_exchanged_and_restored():
     before = {point.name: point.current for point in POINTS}
     assert None not in before.values()
@@ -32,6 +34,7 @@ def test_all_are_exchanged_and_restored():
     assert {point.name: point.current for point in POINTS} == before
 
 
+@promise("the patch changes nothing but the names of the functions that it replaces")
 def test_nothing_else_changes():
     """In mlx-lm's modules and classes, the patch rebinds only the names of functions that it replaces."""
     names = {f"mlx_lm.models.{info.name}" for info in pkgutil.iter_modules(mlx_lm.models.__path__)}
@@ -68,6 +71,7 @@ def reads(monkeypatch):
     return instead
 
 
+@promise("an unknown function of mlx-lm is not replaced, with one warning")
 def test_an_edited_gemma2_is_left_alone(reads, tokens):
     """The patch does not replace an edited function, and warns in one line. It still patches other models."""
     own = gemma2.Attention.__call__
@@ -163,6 +167,7 @@ with flash.enabled(strict=True):
 """
 
 
+@promise("without mlx-lm the patch serves the calls it can")
 def test_without_mlx_lm():
     done = subprocess.run([sys.executable, "-c", WITHOUT_MLX_LM], capture_output=True, text=True)
     assert done.stdout == "{'cpu_prefill': 1} ('mx.fast.scaled_dot_product_attention',)\n", done.stderr

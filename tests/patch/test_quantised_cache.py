@@ -12,6 +12,7 @@ from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
 
 from tests.patch.arms import error, normal, off_and_on
 from tests.patch.model_configs import config, random_model
+from tests.promises import promise
 
 MASKS = {
     "none": lambda length, offset: None,
@@ -35,6 +36,7 @@ def attend(queries, filled, mask=None, **options):
     return base.scaled_dot_product_attention(mx.array(queries), keys, values, cache, 0.09, mask, **options)
 
 
+@promise("attention over quantised caches gives mlx-lm's results")
 @pytest.mark.rotate(1, default=13)
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 @pytest.mark.parametrize("length", [1, 5, 17])

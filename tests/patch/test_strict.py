@@ -6,7 +6,10 @@ import mlxlm_flash_patch as flash
 import pytest
 from mlx_lm.models import base
 
+from tests.promises import promise
 
+
+@promise("under strict a fallback raises")
 def test_a_fallback_raises(original):
     q = mx.zeros((1, 2, 3, 600))
     with pytest.raises(flash.FlashFallbackError, match="head_dim over 512"), flash.enabled(strict=True):
@@ -14,6 +17,7 @@ def test_a_fallback_raises(original):
     assert base.scaled_dot_product_attention is original
 
 
+@promise("under strict an end without flash attention raises")
 def test_disable_raises_if_flash_never_ran(original):
     flash.enable(strict=True)
     with pytest.raises(flash.FlashNeverRanError, match="never ran"):

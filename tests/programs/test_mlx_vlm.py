@@ -4,6 +4,7 @@ import pytest
 
 from tests.packaging.build_wheels import ROOT
 from tests.programs.environments import SCRIPTS, kernels_of
+from tests.promises import promise
 
 pytestmark = pytest.mark.nightly("installs mlx-vlm")
 
@@ -31,6 +32,7 @@ def arms(arms_of):
     return arms_of("mlx_vlm_models", PROGRAM)
 
 
+@promise("other programs give the same results")
 @pytest.mark.parametrize("case", KERNELS)
 def test_the_same_results(arms, case):
     """The largest difference seen was 8e-6, for gemma3."""

@@ -107,7 +107,6 @@ bool same_bits(const Case& c, const Inputs& in, Draw& draw) {
   size_t outputs = moved.size();
   cpu::for_each_input(args, move);
   for (size_t i = 0; i < outputs; ++i) moved[i].overwrite();
-  cpu::check(args);
   c.decode ? cpu::decode(args) : cpu::prefill(args);
   bool same = std::all_of(moved.begin(), moved.begin() + outputs, [](const FarRows& output) { return output.same(); });
   if (c.bits > 0) return same;  // quantised keys and values have no gradient
@@ -121,7 +120,6 @@ bool same_bits(const Case& c, const Inputs& in, Draw& draw) {
   gradient.exact_out = c.dtype == Dtype::float32 ? static_cast<const float*>(args.out) : args.exact_out;
   cpu::for_each_cotangent(gradient, move);
   for (Result* result : near.results()) result->overwrite();
-  cpu::check(gradient);
   cpu::backward(gradient);
   for (Result* result : near.results()) found.push_back(result->numbers());
   for (size_t i = 0; i < found.size(); ++i) {
