@@ -6,7 +6,6 @@ import statistics
 import pytest
 from flash_evals.commands.report import DESCRIBE, Result
 from flash_evals.pages import units
-from flash_evals.results import claims
 from flash_evals.results.claims import LEGEND, MARK, NOTHING, Ratio
 from msgspec import convert
 
@@ -41,20 +40,6 @@ APART, OVERLAPPING = [1.8, 1.9, 2.0, 2.1, 2.2], [1.0, 1.5, 2.0, 2.5, 3.0]
 def test_the_rule(value, one, other, sign, shown):
     ratio = Ratio.of(value, one, other)
     assert (ratio.sign, units.ratio(ratio)) == (sign, shown)
-
-
-@pytest.mark.parametrize(
-    ("speed", "memory", "sentence"),
-    [
-        (Ratio(1.25, True), Ratio(0.5, True), "1.25x the speed, 0.50x the memory"),
-        (Ratio(1.25, False), Ratio(0.5, True), "0.50x the memory, no clear difference in speed"),
-        (Ratio(1.25, False), Ratio(0.5, False), "no clear difference in speed and memory"),
-        (Ratio(1.25, True), Ratio(None, True), "1.25x the speed"),
-        (Ratio(1.25, True), Ratio(0.0, True), "1.25x the speed, 0.00x the memory"),
-    ],
-)
-def test_a_sentence(speed, memory, sentence):
-    assert claims.sentence({"speed": speed, "memory": memory}) == sentence
 
 
 def figures(seconds):

@@ -18,20 +18,6 @@ from tests.promises import promise
 FLASH_EVAL = Path(sys.executable).parent / "flash-eval"
 
 
-@pytest.mark.rotate(1, default=2)
-@pytest.mark.parametrize(
-    ("program", "absent"),
-    [
-        ("from flash_evals.cli import main; main(['-h'], standalone_mode=False)", {"mlx", "numpy", "transformers"}),
-        ("from flash_evals.commands import finetune, kernels, report", {"matplotlib"}),
-    ],
-    ids=["help", "matplotlib"],
-)
-def test_what_is_slow_to_import_waits_for_its_use(program, absent):
-    check = f"import sys; assert not {absent} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", f"{program}\n{check}"], check=True, capture_output=True)
-
-
 def test_what_is_said_at_once(invoke):
     for option in ("-h", "--help"):
         page = invoke(option)
@@ -40,12 +26,6 @@ def test_what_is_said_at_once(invoke):
     assert invoke("--version").stdout.split()[-1] == version("flash-evals")
     assert invoke("demo-model").stdout == f"{DEMO_MODEL}\n"
     assert invoke("nonsense").exit_code == 2
-
-
-def test_python_m_is_the_command():
-    command = [sys.executable, "-m", "flash_evals", "demo-model"]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert done.stdout == f"{DEMO_MODEL}\n"
 
 
 def test_a_full_disk_leaves_the_page_and_says_so(invoke, perplexity):

@@ -27,26 +27,6 @@ def test_the_text_is_split_by_whole_topics_and_nothing_held_out_is_learned():
     assert len(held_out & trained) / len(held_out) < 0.005
 
 
-def test_it_is_a_grouped_query_qwen2_of_a_million_float32(capfd):
-    model, tokenizer, config = load(str(DEMO_MODEL), return_config=True)
-    expected = {"model_type": "qwen2", "torch_dtype": "float32", "tie_word_embeddings": True, "bos_token_id": 0}
-    assert config.items() >= {**expected, "eos_token_id": 0, "max_position_embeddings": 8192}.items()
-    assert config["num_attention_heads"] == 2 * config["num_key_value_heads"]
-    assert type(model).__module__ == "mlx_lm.models.qwen2"
-    assert tokenizer.eos_token_ids == {0}
-    assert capfd.readouterr() == ("", "")
-    file = DEMO_MODEL / "model.safetensors"
-    assert file.stat().st_size < 4092 * 1024  # takes less than 4,096 KB on a disk with blocks of 4 KB
-    weights, metadata = mx.load(str(file), return_metadata=True)
-    assert metadata == {"format": "mlx"}
-    assert {weight.dtype for weight in weights.values()} == {mx.float32}
-    assert 1_000_000 <= sum(weight.size for weight in weights.values()) <= 1_045_000
-    assert "lm_head.weight" not in weights
-    biases = [weight for name, weight in weights.items() if name.endswith("_proj.bias")]
-    assert len(biases) == 3 * config["num_hidden_layers"]
-    assert all(mx.any(bias != 0).item() for bias in biases)
-
-
 TEXTS = [
     "",
     "  leading and trailing  tabs\tand\r\nboth\n\n\nline ends\n",

@@ -192,22 +192,3 @@ def test_no_network_and_nothing_cached(hub, run):
         assert line == f"Error: {what} {NOT_CACHED}{use}"
     # Each run made one request. The hub's client adds a request about "agent-harnesses", which does not count.
     assert sum("agent-harnesses" not in request for request in hub.requests) == len(works)
-
-
-@pytest.mark.nightly("huggingface_hub tries again for 15 seconds")
-def test_a_transfer_that_breaks_off(hub, run, text_file):
-    """If a transfer breaks off, the client tries again. If every try breaks off, the error is one line. An incomplete
-    file is never used.
-    """
-    repos = f"--dataset {text_file} --model someone/tiny-qwen2", "--dataset wikitext"
-    hub.breaks_off.update({"model.safetensors": 99, "test-00000-of-00001.parquet": 99})
-    for line, what in zip(run(hub.address, *repos), ("model someone/tiny-", "dataset Salesforce/wiki"), strict=True):
-        assert line.startswith(f"Error: cannot read {what}")
-        assert ": peer closed connection" in line
-    assert all(NOT_CACHED in line for line in run(NOWHERE, *repos))
-    hub.breaks_off.clear()
-    hub.breaks_off.update({"model.safetensors": 1, "test-00000-of-00001.parquet": 1})
-    of_model, of_dataset, local = run(hub.address, *repos, f"--dataset {text_file}")
-    assert hub.breaks_off.total() == 0
-    assert of_dataset["dataset"].items() >= described(ROWS).items()
-    assert of_model["off"]["ppl"] == local["off"]["ppl"]

@@ -4,8 +4,6 @@ import re
 from copy import deepcopy
 
 import pytest
-from flash_evals.commands.report import Result
-from msgspec import convert
 
 from tests.evals.report_page import head, rows
 from tests.promises import promise
@@ -90,16 +88,3 @@ def test_finetune(report, results):
         ratios += [length["memory_ratio"], length["max_abs_dloss"]]
         expected[f"{length['seq_len']} on/off"] = [[ratio] for ratio in ratios] + [[]]
     assert shown(report(results["finetune"])) == expected
-
-
-@pytest.mark.parametrize("command", ["perplexity", "speed", "finetune", "kernels"])
-def test_a_file_without_a_precision_is_of_float32(results, command):
-    """The files of older releases have no precision, because they had only float32."""
-    found = deepcopy(results[command])
-    for entry in found if command == "kernels" else [found]:
-        del entry["settings"]["precision"]
-        if command != "kernels":
-            del entry["flash"]["left"]
-    read = convert(found, Result)
-    settings = [entry.settings for entry in (read if command == "kernels" else [read])]
-    assert {each.precision for each in settings} == {"float32"}

@@ -3,11 +3,7 @@
 import errno
 import fcntl
 import os
-import random
 import resource
-import subprocess
-import sys
-import time
 
 import pytest
 from flash_evals.work import machine, paired
@@ -16,14 +12,6 @@ from msgspec.structs import replace
 from tests.promises import promise
 
 COMMAND = ("perplexity", "--batch-size", 2)
-
-# Runs flash-eval as if MLX used OpenBLAS, as this process does. A run resumes only files of runs with the same BLAS.
-WITH_OPENBLAS = """
-from flash_evals import cli
-from flash_evals.work import machine
-machine.blas = lambda: "openblas"
-cli.main()
-"""
 
 
 @pytest.fixture
@@ -61,22 +49,6 @@ def test_it_goes_on_behind_what_the_file_holds(run_command, path, same_scores, m
     same_scores(again, at_once)
     assert again["trials"] == resumed["trials"]
     assert again["ranks"] == {"size": 1, "tokens_per_s": {}}  # this run has read no tokens
-
-
-@pytest.mark.nightly("a process for each kill, which imports for seconds")
-def test_killed_at_a_random_moment(run_command, perplexity, path, same_scores):
-    """SIGKILL ends four runs, each when the file has grown a little. A fifth run finishes with the right scores."""
-    flash_eval = [sys.executable, "-c", WITH_OPENBLAS, *map(str, perplexity), "--stride", "3"]
-    for _ in range(4):
-        before = path.stat().st_size if path.exists() else 0
-        with subprocess.Popen([*flash_eval, "--resume", str(path)], stdout=subprocess.DEVNULL) as process:
-            while process.poll() is None and not (path.exists() and path.stat().st_size > before + 3000):
-                time.sleep(0.001)
-            time.sleep(random.uniform(0, 0.02))
-            process.kill()
-    resumed = run_command(*COMMAND, "--stride", 3, "--resume", path)
-    assert 0 < resumed["windows"]["resumed"] < resumed["windows"]["planned"]
-    same_scores(resumed, run_command(*COMMAND, "--stride", 3))
 
 
 def test_the_file_of_another_run_is_refused(run_command, refused, perplexity, path, monkeypatch, make_model):
