@@ -5,8 +5,6 @@ import json
 import re
 import subprocess
 import sys
-import warnings
-from types import SimpleNamespace
 
 import flashattn_core
 import mlx.core as mx
@@ -125,15 +123,6 @@ def test_another_version(installed, package, number, line):
     found(line)
 
 
-@pytest.mark.parametrize(
-    ("libmlx", "extra"), [("mlx-cpu", "cpu"), ("mlx-cuda-12", "cuda12"), ("mlx-cuda-13", "cuda13")]
-)
-def test_the_cure_for_another_mlx_keeps_its_libmlx(monkeypatch, installed, libmlx, extra):
-    monkeypatch.setattr(doctor, "distributions", lambda: [SimpleNamespace(name="mlx"), SimpleNamespace(name=libmlx)])
-    installed("mlx", "0.1")
-    found(f"{OTHER_MLX} 'mlx[{extra}]=={NEWEST}'")
-
-
 @promise("mlxlm-flash doctor names what an NVIDIA GPU lacks")
 def test_an_nvidia_gpu_that_is_not_used(monkeypatch):
     """With MLX's CPU build, doctor warns and goes on. With MLX's CUDA build, doctor stops at the unusable GPU."""
@@ -180,33 +169,6 @@ def test_an_extension_made_for_another_mlx(command, light, examined_with, tmp_pa
     assert done.stderr.splitlines()[-1].startswith(f"ImportError: {why}")
 
 
-@pytest.mark.slow("2 seconds")
-def test_mlx_s_build_for_cuda_that_does_not_load(command, light, tmp_path):
-    """MLX does not load if the driver is missing or too old. Importing mlx a second time then ends the process."""
-    (tmp_path / "mlx").mkdir()
-    once = "import os, sys\nif hasattr(sys, 'tried'): os._exit(70)\nsys.tried = True\n"
-    (tmp_path / "mlx/core.py").write_text(f"{once}raise ImportError('cudaInit failed')\n")
-    env = {**light, "PYTHONPATH": str(tmp_path), "HF_HUB_OFFLINE": "1"}
-    why = (
-        "flashattn_core needs mlx, which does not load: cudaInit failed. MLX's build for CUDA needs a GPU and NVIDIA's"
-    )
-    done = command("mlxlm-flash", "doctor", env=env)
-    assert (done.returncode, done.stderr) == (1, "")
-    assert why in done.stdout
-    assert "cure: pip install 'flashattn-core[cpu]'" in done.stdout
-    for words in ("mlxlm-flash status", "mlxlm-flash run mlx_lm.generate", "flash-eval speed"):
-        done = command(*words.split(), env=env)
-        assert done.returncode in (1, 2)
-        [line] = done.stderr.splitlines()
-        assert line.startswith(f"Error: {why}")
-
-
-def test_no_extension(monkeypatch):
-    monkeypatch.delattr(flash, "enable")
-    lines = found("✗ extension: cannot import name 'enable'")
-    assert lines[-3].endswith(" · cure: pip install --force-reinstall --no-deps flashattn-core")
-
-
 # nanobind 3 and nanobind 2 spell this name in different ways.
 @pytest.mark.parametrize("spelling", ["__nb_internals_some_abi_v21_mlx__", "__nb_internals_v21_some_abi_mlx__"])
 def test_two_versions_of_nanobind_s_abi(monkeypatch, spelling):
@@ -223,19 +185,6 @@ def test_nonsense_in_the_environment(examined_with, name):
     [line] = [line for line in lines if line.startswith("✗ ")]
     assert line.startswith(f"✗ cpu: {name} is 'nonsense', expected ")
     assert line.endswith(f" · cure: unset {name}")
-
-
-@pytest.mark.slow("3 seconds")
-def test_a_forced_instruction_set_and_number_of_threads(examined_with):
-    free = flashattn_core.backends()["cpu"]
-    lines, code = examined_with({"FLASHATTN_CPU_ISA": "baseline", "FLASHATTN_NUM_THREADS": "3"})
-    assert code == 0, lines
-    settings = "FLASHATTN_CPU_ISA=baseline, FLASHATTN_NUM_THREADS=3 is set"
-    cure = "unset FLASHATTN_CPU_ISA FLASHATTN_NUM_THREADS"
-    assert f"! cpu: {settings}; by default the CPU backend would be {free} · cure: {cure}" in lines
-    assert any("3 threads" in line for line in lines)
-    lines, _ = examined_with({"FLASHATTN_NUM_THREADS": free.split(", ")[1].split()[0]})  # the default number
-    assert not any("! cpu" in line for line in lines)
 
 
 def test_a_process_that_may_not_use_all_cores(monkeypatch):
@@ -258,11 +207,6 @@ def test_the_reference_blas(monkeypatch, library, cure):
     monkeypatch.setattr(blas, "openblas", lambda: library)
     [line] = [line for line in found("! BLAS: MLX uses the slow reference BLAS") if "BLAS" in line]
     assert f" · cure: {cure}" in line
-
-
-def test_where_mlx_brings_another_blas(monkeypatch):
-    monkeypatch.setattr(blas, "blas", lambda: None)
-    assert not any("BLAS" in line for line in examined()[0])
 
 
 @promise("mlxlm-flash doctor finds wrong numbers")
@@ -288,16 +232,6 @@ def test_a_function_that_is_not_known(monkeypatch):
     monkeypatch.setattr(base, "create_causal_mask", base.create_causal_mask)
     exec("def create_causal_mask(n): ...", vars(base))
     found("! mlx-lm: mlx_lm.models.base.create_causal_mask was not replaced: its source is not available")
-
-
-def test_another_library_in_the_same_place(monkeypatch):
-    def theirs(*args):
-        return None
-
-    monkeypatch.setattr(base, "create_causal_mask", theirs)
-    lines = found("! mlx-lm: another library has replaced mlx_lm.models.base.create_causal_mask with ")
-    [line] = [line for line in lines if "create_causal_mask" in line]
-    assert "theirs off if only flash attention should replace " in line
 
 
 @pytest.mark.parametrize(
@@ -339,24 +273,6 @@ def test_a_model_that_is_not_here(name):
     assert f" · cure: give --model a folder that mlx-lm can load, or run `hf download {name}` first" in lines[-3]
 
 
-def test_a_folder_that_holds_no_model(tmp_path):
-    found(f"✗ model: [Errno 2] No such file or directory: '{tmp_path / 'config.json'}'", "--model", str(tmp_path))
-
-
-def test_a_hub_id_of_which_the_cache_knows(monkeypatch, tmp_path):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    repository = tmp_path / "models--someone--model"
-    (repository / "snapshots" / "c0ffee").mkdir(parents=True)
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text("c0ffee")
-    (repository / "snapshots" / "c0ffee" / "config.json").write_text(json.dumps(config("qwen2")))
-    found("✓ model: all 2 attention calls", "--model", "someone/model")
-
-
-def test_the_kernels_of_the_cpu_are_not_checked():
-    found("✓ kernels: nothing to compare", "--kernels")
-
-
 def test_a_kernel_that_is_wrong_on_this_machine(monkeypatch):
     monkeypatch.setattr(flashattn_core._ext, "backend_of", lambda device: "cuda")
     wrong = "77 queries: out is wrong"
@@ -378,10 +294,6 @@ def test_how_long_kernels_take(monkeypatch):
         "✗ tune: the GPU is gone · cure: please report this finding",
         "✓ tune: 1 line",
     ]
-
-
-def test_on_a_cpu_nothing_is_timed():
-    found("✓ tune: on a CPU there is nothing to time", "--tune")
 
 
 def test_checks_before():
@@ -418,14 +330,3 @@ def test_a_file_that_cannot_be_written_is_said_first(tmp_path):
     assert code == 2
     assert "No such file or directory" in lines[-1]
     assert not any(line.startswith("✓") for line in lines)
-
-
-def test_a_warning_of_another_package_is_not_ours(monkeypatch):
-    enabled = flash.enabled
-
-    def warns():
-        warnings.warn("something else is deprecated", DeprecationWarning, stacklevel=1)
-        return enabled()
-
-    monkeypatch.setattr(flash, "enabled", warns)
-    assert [finding.subject for finding in doctor.seam()] == ["attention"]

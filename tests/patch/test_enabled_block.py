@@ -6,10 +6,8 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import mlx.core as mx
 import mlxlm_flash_patch as flash
 import pytest
-from mlx_lm.generate import generate_step
 from mlx_lm.models import base, llama, qwen2
 from mlxlm_flash_patch.patch_points import PatchPoint
 
@@ -91,16 +89,6 @@ def test_an_interrupt_while_functions_are_exchanged(strict, monkeypatch, origina
     assert base.scaled_dot_product_attention is qwen2.scaled_dot_product_attention is original
 
 
-def test_as_decorator():
-    @flash.enabled()
-    def inside():
-        return is_in()
-
-    assert inside()
-    assert inside()
-    assert not is_in()
-
-
 @pytest.fixture
 def restless():
     """Makes Python switch between threads as often as it can."""
@@ -147,22 +135,6 @@ def test_many_threads(original):
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, [qwen2, llama] * 4))
     assert not is_in()
-
-
-@pytest.mark.usefixtures("restless")
-def test_threads_that_generate_meanwhile(tiny, tokens, original):
-    """Each thread generates the same tokens as it does alone, although other threads switch the patch on and off."""
-    models = [tiny(seed=seed) for seed in range(2)]
-    prompt = tokens(1, 16)[0].tolist()
-
-    def generate(model):
-        return [token for token, _ in generate_step(mx.array(prompt), model, max_tokens=24)]
-
-    expected = [generate(model) for model in models]
-    with switching(), ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(generate, models * 2)) == expected * 2
-    assert flash.status().fallbacks == {}
-    assert base.scaled_dot_product_attention is qwen2.scaled_dot_product_attention is original
 
 
 @pytest.mark.usefixtures("restless")

@@ -9,7 +9,7 @@ import pytest
 from flashattn_core import _ext
 from mlx_lm.models import base
 from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
-from mlxlm_flash_patch import mlx_own, router, run
+from mlxlm_flash_patch import mlx_own, router
 
 from tests.patch.arms import is_in
 from tests.promises import promise
@@ -114,21 +114,6 @@ def test_float32_wins_where_blocks_nest(asked):
     assert precisions(asked) == {"float32"}
 
 
-def test_a_block_ends_with_the_precision_around_it(asked):
-    with flash.enabled(precision="input"):
-        with flash.enabled(precision="float32"):
-            pass
-        attention()
-    assert precisions(asked) == {"input"}
-
-
-def test_a_model_that_was_given_to_patch_model_has_the_default(asked, tiny, tokens):
-    model = tiny()
-    flash.patch_model(model)
-    of(model, tokens())
-    assert precisions(asked) == {"input"}
-
-
 @pytest.mark.parametrize("word", ["float16", "", None, 32], ids=repr)
 @pytest.mark.parametrize("enabled", [False, True])
 def test_another_word(word, enabled):
@@ -139,19 +124,6 @@ def test_another_word(word, enabled):
         with pytest.raises(ValueError, match=rf"\[enable\] precision is {word!r}, expected 'float32' or 'input'"):
             switch(precision=word)
     assert is_in() == enabled
-
-
-@pytest.mark.rotate(1, default=3)
-@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
-def test_on_the_cpu_both_have_the_same_bits_and_nothing_is_left(tiny, tokens, dtype):
-    results = []
-    for precision in ("input", "float32"):
-        with flash.enabled(precision=precision):
-            results.append(of(tiny(dtype=dtype), tokens()))
-        assert flash.status().left == {}
-        assert "left" not in str(flash.status())
-        assert flash.status().calls == {"cpu_prefill": 2, "cpu_decode": 4}
-    assert all(mx.array_equal(one, other) for one, other in zip(*results, strict=True))
 
 
 # --- Calls that MLX's own attention computes faster ------------------------------------------------------------
@@ -180,20 +152,6 @@ def test_float32_leaves_nothing(gpu, tiny, tokens):
     assert flash.status().calls == {"cpu_prefill": 2, "cpu_decode": 4}
 
 
-def test_the_last_line_of_run_says_it(gpu, tiny, tokens, capsys):
-    with flash.enabled():
-        of(tiny(), tokens())
-    run._say_what_ran(run.sys.stderr, run.os.getpid())
-    assert capsys.readouterr().err == f"[mlxlm-flash] flash attention ran: cpu_decode 4 · fallbacks: none · {LEFT}\n"
-
-
-def test_counts_begin_anew_when_it_is_switched_on(gpu):
-    for _ in range(2):
-        with flash.enabled():
-            attention()
-        assert flash.status().left == {WHY: 1}
-
-
 @promise("strict allows calls that are left to MLX")
 def test_strict_is_about_fallbacks_alone(gpu):
     flash.enable(strict=True)
@@ -201,21 +159,6 @@ def test_strict_is_about_fallbacks_alone(gpu):
     assert flash.status().calls == {}
     assert not flash.status().nothing_ran()
     flash.disable()  # raises no FlashNeverRanError, because a call went to MLX
-
-
-def test_a_strict_block_within_in_which_nothing_ran(gpu):
-    """A strict block raises if neither flash attention nor MLX's attention ran in it. Earlier calls do not count."""
-    with flash.enabled():
-        attention()
-        with pytest.raises(flash.FlashNeverRanError), flash.enabled(strict=True):
-            pass
-
-
-def test_a_second_enable_counts_on(gpu):
-    flash.enable()
-    attention()
-    flash.enable(strict=True)
-    flash.disable()  # does not raise, because a call went to MLX after the first enable()
 
 
 def test_a_call_that_is_left_has_mlx_lms_own_gradient(gpu):
@@ -232,22 +175,6 @@ def test_a_call_that_is_left_has_mlx_lms_own_gradient(gpu):
 # --- plain_call() or attend() ----------------------------------------------------------------------------------
 
 
-def test_a_plain_call_takes_the_quick_way(asked):
-    with flash.enabled():
-        attention()
-    assert asked[0] == ("quick", "input")
-
-
-def test_the_quick_way_is_not_for(asked):
-    """While an observer is registered, calls go through attend() and not through plain_call().
-
-    Calls with a softcap or a quantised cache always go through attend().
-    """
-    with flash.enabled(), router.observed(lambda call: None):
-        attention()
-    assert asked == [("long", "input")]
-
-
 @promise("observers see every call, also one left to MLX")
 def test_observers_see_calls_that_are_left(gpu):
     seen, around = [], []
@@ -261,9 +188,3 @@ def test_observers_see_calls_that_are_left(gpu):
     assert [arguments.call.query_len for arguments in seen] == [20]
     assert len(around) == 1
     assert [*flash.status().left.values()] == [1]
-
-
-def test_arguments_are_checked_first(gpu):
-    query, key = mx.ones((1, 4, 1, 32)), mx.ones((1, 0, 20, 32))
-    with flash.enabled(), pytest.raises(ValueError, match="heads"):
-        base.scaled_dot_product_attention(query, key, key, None, 1.0, None)
