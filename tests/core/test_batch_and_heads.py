@@ -18,18 +18,6 @@ def test_leading_dimensions(rng, batch, length):
     assert_both_ways(query, key, value, mask="causal")
 
 
-def test_leading_dimensions_that_cannot_be_flattened(rng):
-    query, key, value = draw(rng, batch=(4, 3), heads=4, kv_heads=2, length=33, key_len=65)
-    query, key, value = (a.swapaxes(0, 1)[:, ::2] for a in (query, key, value))
-    assert_both_ways(query, key, value)
-
-
-def test_nine_leading_dimensions_are_refused(rng):
-    query, key, value = draw(rng, batch=(1,) * 9, length=1, key_len=1)
-    with pytest.raises(ValueError, match=r"query has shape .* 3 to 11 dimensions"):
-        flash_attention(query, key, value)
-
-
 def test_masks_follow_the_batch(rng):
     query, key, value = draw(rng, batch=(2, 3), heads=2, length=9, key_len=65)
     start = mx.array([[0, 1, 2], [40, 50, 60]])

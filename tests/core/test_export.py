@@ -67,14 +67,6 @@ def test_it_is_read_without_this_package(rng, dtype, tmp_path):
     assert_agree(got, expected, {"float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2}[dtype])
 
 
-def test_of_a_gradient(rng, tmp_path):
-    arrays = draw(rng, heads=4, kv_heads=2, length=5, key_len=12)
-    loss = lambda *x: flash_attention(*x, mask="causal", sinks=mx.zeros(4)).square().sum()  # noqa: E731
-    gradient = mx.grad(loss, argnums=(0, 1, 2))
-    mx.export_function(str(tmp_path / "f.mlxfn"), gradient, *arrays)
-    assert_agree(imported(tmp_path, *arrays), gradient(*arrays))
-
-
 @promise("shapeless exported functions work for other shapes")
 @pytest.mark.parametrize(
     "mask",
@@ -133,20 +125,6 @@ def test_shapeless_refuses_other_groups(rng, tmp_path):
             mx.import_function(path)(*draw(rng, heads=heads, kv_heads=kv_heads, length=5, key_len=7))
     with pytest.raises(ValueError, match="expected some elements where MLX exports a shapeless function"):
         mx.export_function(path, flash_attention, *draw(rng, length=5, key_len=0), shapeless=True)
-
-
-@pytest.mark.parametrize("transform", [mx.compile, mx.vmap, mx.checkpoint])
-def test_of_a_transformed_function(rng, transform, tmp_path):
-    arrays = draw(rng, batch=(3, 2), length=5, key_len=7)
-    attend = transform(lambda q, k, v: flash_attention(q, k, v, mask="causal"))
-    mx.eval(attend(*arrays))  # mx.compile compiles here, before the export
-    path = str(tmp_path / "f.mlxfn")
-    if transform is mx.checkpoint:
-        with pytest.raises(ValueError, match="Unable to serialize primitive CustomTransforms"):  # MLX's error
-            mx.export_function(path, attend, *arrays)
-        return
-    mx.export_function(path, attend, *arrays)
-    assert_agree(mx.import_function(path)(*arrays), [attend(*arrays)])
 
 
 def test_exporter(rng, tmp_path):

@@ -11,11 +11,6 @@ from tests.promises import promise
 PRINT_SET = "import flashattn_core; print(flashattn_core.backends()['cpu'])"
 
 
-@each_set
-def test_each_one_from_python(name):
-    assert python(PRINT_SET, FLASHATTN_CPU_ISA=name).stdout.startswith(f"{NAMES[name]}, ")
-
-
 def test_the_best_is_taken():
     assert python(PRINT_SET).stdout.startswith(f"{NAMES[sets_here()[0]]}, ")
 
@@ -66,19 +61,9 @@ def test_arm_over_the_options(neon_drivers, name, direction, first, cases):
     assert_each_case_matches(name, first, cases, "qemu-aarch64", neon_drivers / "passes", direction)
 
 
-def test_arm_takes_neon(neon_drivers):
-    require("qemu-aarch64", "qemu-user")
-    assert run("qemu-aarch64", neon_drivers / "passes", "forward", 1).startswith("NEON, ")
-
-
 @each_set
 def test_exp2_and_tanh(drivers, name):
     assert run(drivers / f"simd_functions_{name}").startswith(f"{NAMES[name]}: ")
-
-
-def test_exp2_and_tanh_of_neon(neon_drivers):
-    require("qemu-aarch64", "qemu-user")
-    assert run("qemu-aarch64", neon_drivers / "simd_functions_neon").startswith("NEON: ")
 
 
 @promise("a processor runs its best instruction set, and no instruction that it lacks")

@@ -136,25 +136,6 @@ def test_vmap(rng, axes):
             assert mx.allclose(got[i], expected, rtol=1e-5, atol=1e-5)
 
 
-def test_batch_dimensions_that_vmap_adds_are_summed_over(rng):
-    """mx.grad is outside of mx.vmap, so the mask's gradient has no axis for the mapped calls."""
-    queries = normal(rng, 3, 1, 4, 5, 16)
-    key, value = draw(rng, heads=4, kv_heads=2, length=5, key_len=7)[1:]
-
-    given = normal(rng, 4, 1, 7), normal(rng, 4)
-
-    def gradient(for_all):
-        def loss(bias, slopes):
-            return for_all(lambda q: flash_attention(q, key, value, mask=bias, alibi_slopes=slopes)).square().sum()
-
-        return mx.grad(loss, argnums=(0, 1))(*given)
-
-    mapped = gradient(lambda attend: mx.vmap(attend)(queries))
-    each = gradient(lambda attend: mx.stack([attend(query) for query in queries]))
-    for got, expected in zip(mapped, each, strict=True):
-        assert mx.allclose(got, expected, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("poison", [mx.nan, mx.inf])
 @pytest.mark.parametrize("where", ["query", "key", "value"])
 def test_hidden_nan_reaches_nothing(rng, where, poison):

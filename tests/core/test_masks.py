@@ -142,20 +142,3 @@ def test_composition_shows_what_all_show(rng):
 def test_bad_masks_say_what_was_expected(make, words):
     with pytest.raises(ValueError, match=words):
         make()
-
-
-@pytest.mark.parametrize("swap", [False, True])
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (KeyRange(5), KeyRange(3)),
-        (KeyRange(0, 5), KeyRange(0, 9)),
-        (SlidingWindow(2), SlidingWindow(5)),
-        (Causal(), SlidingWindow(3)),
-        (KeyRange(mx.array([2])), KeyRange(4, mx.array([9]))),
-    ],
-)
-def test_two_of_a_kind_intersect(one, other, swap):
-    both = other & one if swap else one & other
-    expected = seen_by_kernel(one, 9, 12) & seen_by_kernel(other, 9, 12)
-    np.testing.assert_array_equal(seen_by_kernel(both, 9, 12), expected)

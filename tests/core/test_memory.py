@@ -4,11 +4,7 @@ The tests measure whole processes.
 """
 
 import json
-import threading
 
-import flashattn_core
-import mlx.core as mx
-import numpy as np
 import pytest
 
 from tests.core.backward_memory import Call, peak_extra
@@ -192,27 +188,6 @@ def test_scratch_is_what_the_calls_since_the_last_release_needed():
     python(IN_ONE_THREAD, FLASHATTN_NUM_THREADS="1")
 
 
-def test_scratch_is_released_when_calls_under_way_have_finished():
-    query, key, value = mx.random.normal((3, 1, 4, 700, 64))
-
-    def attend() -> np.ndarray:
-        return np.array(flashattn_core.flash_attention(query, key, value, mask="causal"))
-
-    def release() -> None:
-        while not done.is_set():
-            flashattn_core.release_scratch()
-
-    expected, done = attend(), threading.Event()
-    thread = threading.Thread(target=release)
-    thread.start()
-    try:
-        for _ in range(20):
-            np.testing.assert_array_equal(attend(), expected)
-    finally:
-        done.set()
-        thread.join()
-
-
 def test_a_forked_child_forgets_its_parents_scratch():
     python(IN_A_FORKED_CHILD)
 
@@ -241,9 +216,3 @@ def test_forward_and_backward(length, dtype):
 @pytest.mark.parametrize("length", [2047, 8191])
 def test_forward_and_backward_with_masks(length, mask):
     assert_keeps_the_account(Call(length, heads=2, kv_heads=2, dtype="float32", mask=mask))
-
-
-@pytest.mark.slow("starts processes")
-def test_many_query_heads_of_one_key_head():
-    """Query's gradient takes most of the memory here. A float32 array for its sum would be twice as large."""
-    assert_keeps_the_account(Call(8192, heads=7, kv_heads=1, dtype="bfloat16", mask="window"))

@@ -145,12 +145,6 @@ def test_exit_code_and_streams_are_the_program_s(state, end, code):
     assert done.stderr == "" if code != 1 else done.stderr.endswith("KeyError: 'planned'\n")
 
 
-def test_arrays_that_outlive_the_interpreter_s_modules():
-    """An exit handler must be able to evaluate a call, although the interpreter is already shutting down."""
-    done = python(SET_UP + "import atexit; atexit.register(lambda: print(mx.isfinite(attend()).all().item()))")
-    assert (done.stdout, done.stderr) == ("True\n", "")
-
-
 # Code that makes the import of mlx fail, as if the distribution mlx (or only the library libmlx) were missing.
 LACKING = {
     "mlx": "import sys; sys.modules['mlx'] = None",

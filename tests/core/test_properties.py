@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.core.gradient_oracle import Call, assert_obeys_the_rule
-from tests.core.oracle import DTYPES, assert_matches_reference, to_numpy
+from tests.core.oracle import DTYPES, assert_matches_reference, assert_same_bits, to_numpy
 from tests.core.strategies import cases, seeds, tensors
 from tests.promises import promise
 
@@ -47,6 +47,16 @@ def test_16_bits_outside_are_float32_inside(case):
     wide_out, wide_lse = case.run(wide)
     assert mx.array_equal(out, wide_out.astype(out.dtype))
     assert mx.array_equal(lse, wide_lse)
+
+
+@promise("on the CPU both precisions give the same bits")
+@given(cases() | cases(quantised=True))
+def test_the_precision_changes_no_bit(case):
+    by_default = case.run()
+    for precision in ("float32", "input"):
+        case.made_of["precision"] = lambda arrays, precision=precision: precision
+        for got, expected in zip(case.run(), by_default, strict=True):
+            assert_same_bits(got, expected)
 
 
 @given(cases() | cases(quantised=True))

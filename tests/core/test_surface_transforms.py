@@ -8,8 +8,7 @@ import tempfile
 import mlx.core as mx
 import numpy as np
 import pytest
-from flashattn_core import NoKernelError, flash_attention, plan, reset_stats, stats
-from flashattn_core.masks import Tree
+from flashattn_core import NoKernelError, plan, reset_stats, stats
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -121,12 +120,3 @@ def test_export(case, shapeless):
         assert a.dtype == b.dtype
         assert a.shape == b.shape
         np.testing.assert_allclose(to_numpy(a), to_numpy(b), rtol=2 * mx.finfo(b.dtype).eps, atol=1e-4)
-
-
-def test_vmap_over_trees_of_one_node(rng):
-    """Inside of the function that vmap maps, Tree() must pack the bits of one tree."""
-    query = mx.array(rng.standard_normal((2, 1, 1, 8), np.float32))
-    seen = mx.vmap(lambda x, tree: flash_attention(x[None], x[None], x[None], mask=Tree(tree)))(
-        query, mx.ones((2, 1, 1), mx.bool_)
-    )
-    assert mx.array_equal(seen[:, 0], query)  # each query sees only its own key

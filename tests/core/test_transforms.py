@@ -108,23 +108,6 @@ def test_compile_merges_equal_calls_and_keeps_different_ones(rng):
     assert calls({"mask": SlidingWindow(2)}, {"mask": SlidingWindow(3)}) == 2
 
 
-def test_calls_with_and_without_lse_in_one_graph(rng):
-    """The compiled function has a call with one output and a call with three. Neither depends on the traced `x`."""
-    arrays = draw(rng, length=9, key_len=33)
-    out, lse = flash_attention(*arrays, return_lse=True)
-    compiled = mx.compile(lambda x: (x + flash_attention(*arrays), flash_attention(*arrays, return_lse=True)[1]))
-    both = compiled(mx.zeros_like(out))
-    assert mx.array_equal(both[0], out)
-    assert mx.array_equal(both[1], lse)
-
-
-def test_vmap_nests(rng):
-    arrays = draw(rng, batch=(2, 3, 2), length=9, key_len=33)
-    mask = KeyRange(mx.array([1, 2]))
-    nested = mx.vmap(mx.vmap(lambda q, k, v: flash_attention(q, k, v, mask=mask)))
-    assert mx.array_equal(nested(*arrays), flash_attention(*arrays, mask=mask))
-
-
 @promise("a call runs on the stream that it names")
 def test_streams(rng):
     arrays = draw(rng, heads=14, kv_heads=2, length=100, key_len=300, dim=64)
@@ -162,11 +145,6 @@ def test_array_id():
     assert array_id(array) == before
     array += 1
     assert array_id(array) != before == array_id(same)
-
-
-def test_graphs_show_its_name(rng, tmp_path):
-    mx.export_to_dot(str(tmp_path / "graph.dot"), flash_attention(*draw(rng, length=9, key_len=9)))
-    assert "FlashAttention" in (tmp_path / "graph.dot").read_text()
 
 
 def test_compile_shapeless_checks_the_new_shapes(rng):
