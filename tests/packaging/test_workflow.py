@@ -9,7 +9,7 @@ import yaml
 from mlxlm_flash_patch.cli import cli
 
 from tests.docs.test_code_blocks import options_exist
-from tests.packaging.build_wheels import PACKAGES, ROOT
+from tests.packaging.build_wheels import ROOT
 
 WORKFLOWS = RELEASE, RELEASES, WHEELS = sorted((ROOT / ".github/workflows").iterdir())
 STOP_UNLESS_THE_TAG_IS_THE_VERSION = 'test -f "dist/$FILES-${GITHUB_REF_NAME#v}.tar.gz"'
@@ -60,43 +60,6 @@ def test_commands_exist(steps):
             options_exist(cli, command.partition("mlxlm-flash ")[2].split())
         else:
             assert command in SIMPLE
-
-
-def test_each_day_looks_for_releases_of_mlx_and_at_mlx_lm_s_main():
-    assert "schedule" in yaml.safe_load(RELEASES.read_text())[True]  # YAML reads the key "on" as True
-    commands = [[step.get("run") for step in job["steps"]] for job in jobs(RELEASES).values()]
-    assert commands[0][-1] == "make newer"
-    assert [command.split()[-1] for command in commands[1][-2:]] == [MLX_LM, "tests/patch"]
-
-
-def test_linux_and_macos_build_and_test():
-    platforms = {entry["name"] for entry in jobs(WHEELS)["wheels"]["strategy"]["matrix"]["include"]}
-    assert platforms == {"linux-x86_64", "linux-aarch64", "macos-arm64"}
-    for system, image in (("linux", "ubuntu-"), ("macos", "macos-")):
-        assert jobs(WHEELS)[f"tests-on-{system}"]["runs-on"].startswith(image)
-    assert ".ci/run" in [step.get("run") for step in jobs(WHEELS)["tests-on-linux"]["steps"]]
-
-
-def test_on_macos_the_kernels_run_first_and_the_report_is_kept():
-    steps = jobs(WHEELS)["tests-on-macos"]["steps"]
-    [doctor] = [n for n, step in enumerate(steps) if step.get("run", "").startswith(DOCTOR)]
-    report, tests = steps[doctor + 1 :]
-    assert "--kernels" in steps[doctor]["run"].split()
-    assert steps[doctor]["run"].endswith(f"--json {report['with']['path']}")
-    assert report["uses"].startswith("actions/upload-artifact@")
-    assert tests["run"] == "uv run pytest tests"
-    assert {report["if"], tests["if"]} == {"${{ !cancelled() }}"}
-
-
-def test_the_release_publishes_what_the_wheels_workflow_has_tested():
-    release = jobs(RELEASE)
-    publish = release["publish"]
-    assert release["wheels"]["uses"] == "./.github/workflows/wheels.yml"
-    assert publish["needs"] == "wheels"
-    downloaded = [step["with"]["name"] for step in publish["steps"] if "download-artifact" in step.get("uses", "")]
-    built = [entry["name"] for entry in jobs(WHEELS)["wheels"]["strategy"]["matrix"]["include"]]
-    assert sorted(downloaded) == sorted(built)
-    assert [entry["package"] for entry in publish["strategy"]["matrix"]["include"]] == list(PACKAGES)
 
 
 def test_only_the_release_may_act_for_the_repository():

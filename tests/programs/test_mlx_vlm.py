@@ -45,18 +45,6 @@ def test_a_tower_of_vision_takes_less_memory(arms):
     assert off - on > 0.95 * 16 * 2048**2 * 4 / 1e6
 
 
-def test_its_command(environment_of, tmp_path):
-    """mlx_vlm.generate writes the same text about an image."""
-    environment = environment_of(PROGRAM)
-    environment.check("python", SCRIPTS / "write_mlx_vlm_model.py", tmp_path)
-    options = ("--image", tmp_path / "image.png", "--prompt", "What is this?", "--max-tokens", 8, "--temperature", 0)
-    generate = ("mlx_vlm.generate", "--model", tmp_path, *options)
-    off, on = environment.check(*generate), environment.check("mlxlm-flash", "run", *generate)
-    assert off.stdout.strip()
-    assert on.stdout == off.stdout
-    assert kernels_of(on) == {"cpu_prefill": 2 + 1, "cpu_decode": 9 * 2}
-
-
 def test_the_example(environment_of):
     """Flash attention runs in two layers of the vision tower and in two of the language model."""
     printed = environment_of(PROGRAM).check("python", ROOT / "examples/vision_model.py").stdout
