@@ -1,7 +1,6 @@
 """On a GPU, the first call that needs a program checks it. Later calls run without asking Python."""
 
 import itertools
-import re
 import threading
 
 import mlx.core as mx
@@ -67,16 +66,6 @@ def test_the_first_call_is_compiled(arrays, checked, shapeless):
     assert "cuda_backward_dq" in checked
 
 
-def test_the_first_call_is_mapped(arrays, checked):
-    assert matches(mx.vmap(attend)(*(x[None] for x in arrays))[0], arrays)
-    assert checked
-
-
-def test_the_first_call_has_a_stream_of_its_own(arrays, checked):
-    assert matches(attend(*arrays, stream=mx.new_stream(mx.gpu)), arrays)
-    assert len(checked) == 1
-
-
 def in_two_threads(call):
     """Two threads run call() at once, each on its own stream. Returns both results."""
     results = []
@@ -99,20 +88,6 @@ def test_the_first_calls_come_from_two_threads(arrays, checked):
     assert 1 <= len(checked) <= 2
 
 
-def test_without_memory_for_a_check_the_next_call_is_checked(arrays, monkeypatch, checked):
-    noted = compare.of_call
-
-    def has_none(*arguments):
-        monkeypatch.setattr(compare, "of_call", noted)
-        raise MemoryError("no memory to check a kernel")
-
-    monkeypatch.setattr(compare, "of_call", has_none)
-    with pytest.raises(NoKernelError, match="no memory to check a kernel"):
-        attend(*arrays)
-    assert matches(attend(*arrays), arrays)
-    assert len(checked) == 1
-
-
 # --- Calls after the first one ----------------------------------------------------------------------------------
 
 
@@ -124,22 +99,6 @@ def test_calls_that_need_no_new_program_ask_nobody(arrays, checked, monkeypatch)
         assert matches(attend(*few), few)
         out, _ = attend(*few, return_lse=True, stream=mx.new_stream(mx.gpu))
         assert matches(out, few)
-
-
-def test_deciding_makes_no_stream(arrays):
-    """MLX numbers its streams. A decision in a thread must not make that thread's default stream."""
-    numbers = []
-
-    def on_own_stream():
-        own = mx.new_stream(mx.gpu)
-        attend(*arrays, stream=own)
-        before, after = (int(re.findall(r"\d+", str(stream))[-1]) for stream in (own, mx.new_stream(mx.gpu)))
-        numbers.append(after - before)
-
-    thread = threading.Thread(target=on_own_stream)
-    thread.start()
-    thread.join()
-    assert numbers[0] <= 2  # the next number, or one more: the check computes on the thread's CPU stream
 
 
 @pytest.mark.filterwarnings("ignore::flashattn_core.check.KernelWarning")

@@ -52,14 +52,6 @@ def unsorted_experts(monkeypatch):
     monkeypatch.setattr(mx, "gather_mm", lambda *args, sorted_indices, **options: gather_mm(*args, **options))
 
 
-@pytest.mark.xfail(raises=AssertionError, strict=True, reason="MLX's own. Once this passes, unsorted_experts can go.")
-def test_sorted_experts():
-    """gather_mm must read the right rows if the axis before the last has length one and stride 1."""
-    x, weights, expert = normal(0, 40, 48), normal(1, 4, 48, 64), mx.arange(40) // 10
-    right = x[:, None] @ weights[expert]
-    assert close(gather_mm(x[:, None], weights, rhs_indices=expert, sorted_indices=True), right)
-
-
 def small(family, dtype=mx.float32, **changes):
     return random_model(family, {**config(family), **FAMILIES[family], **changes}, dtype)
 
@@ -164,28 +156,6 @@ def test_quantised_cache(monkeypatch, bits, dtype):
     else:
         assert mx.linalg.norm(on - off) <= 0.01 * mx.linalg.norm(off)
     assert_kernels_ran(prefill="cuda_rowwise" if dtype == mx.float32 else "cuda_prefill")
-
-
-def fails_in_mlx(error):
-    return pytest.mark.xfail(raises=error, strict=True, reason="MLX's own. Once it passes, this mark can go.")
-
-
-# A cache of 256 keys is full. A cache of 300 keys has room for 512.
-@pytest.mark.parametrize(
-    "keys", [pytest.param(256, marks=fails_in_mlx(AssertionError)), pytest.param(300, marks=fails_in_mlx(RuntimeError))]
-)
-def test_mlx_lms_own_quantised_attention(keys):
-    """Each query head must see the keys of its own key head, whether the cache is full or not."""
-    query = normal(0, 1, 4, 1, 128, dtype=mx.bfloat16)
-    key, value = (normal(seed, 1, 2, keys, 128, dtype=mx.bfloat16) for seed in (1, 2))
-    stored = QuantizedKVCache(64, 8).update_and_fetch(key, value)
-    exact = [mx.dequantize(*x, group_size=64, bits=8).astype(mx.float32) for x in stored]
-    exact = mx.fast.scaled_dot_product_attention(query.astype(mx.float32), *exact, scale=128**-0.5)
-    ours = flashattn_core.quantized_flash_attention(query, *stored, bits=8)
-    if mx.linalg.norm(ours - exact) > 0.01 * mx.linalg.norm(exact):
-        pytest.fail("ours is wrong")
-    own = base.quantized_scaled_dot_product_attention(query[:], *stored, 128**-0.5, None, bits=8)
-    assert mx.linalg.norm(own - exact) <= 0.05 * mx.linalg.norm(exact)
 
 
 @pytest.mark.parametrize("work", [with_async_eval, on_two_streams], ids=lambda f: f.__name__)

@@ -11,7 +11,7 @@ from mlxlm_flash_patch.cli import cli
 from tests.docs.test_code_blocks import options_exist
 from tests.packaging.build_wheels import ROOT
 
-WORKFLOWS = RELEASE, RELEASES, WHEELS = sorted((ROOT / ".github/workflows").iterdir())
+WORKFLOWS = RELEASE, _, WHEELS = sorted((ROOT / ".github/workflows").iterdir())
 STOP_UNLESS_THE_TAG_IS_THE_VERSION = 'test -f "dist/$FILES-${GITHUB_REF_NAME#v}.tar.gz"'
 TAKE_A_PACKAGE_S_FILES = 'mkdir publish && mv "dist/$FILES-"* publish/'
 DOCTOR = "uv run mlxlm-flash doctor"

@@ -3,7 +3,6 @@
 import pytest
 
 from tests.packaging.build_wheels import ROOT
-from tests.programs.environments import SCRIPTS, kernels_of
 from tests.promises import promise
 
 pytestmark = pytest.mark.nightly("installs mlx-vlm")
