@@ -164,6 +164,7 @@ def test_nothing_is_found_in_gradients_that_are_right(given):
     assert gradient_failure(call(70, given), partial(compare._gradients, stream=mx.cpu)) == ""
 
 
+@promise("the check finds an error of one percent in a gradient")
 @pytest.mark.parametrize("number", range(4))
 def test_a_gradient_that_is_wrong_is_found(number):
     def wrong(**arguments):
