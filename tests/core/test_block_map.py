@@ -170,22 +170,6 @@ class TestTransforms:
         for got, each in zip(mapped, (mask, ~mask, mx.ones_like(mask)), strict=True):
             assert_same_bits(got, flash_attention(*call, mask=each))
 
-    def test_checkpoint(self, call, mask):
-        def loss(q, k, v, m):
-            return (flash_attention(q, k, v, mask=m) * q).sum()
-
-        plain = mx.grad(loss, argnums=(0, 1, 2))(*call, mask)
-        for got, expected in zip(mx.grad(mx.checkpoint(loss), argnums=(0, 1, 2))(*call, mask), plain, strict=True):
-            assert_same_bits(got, expected)
-
-    def test_the_gradient_of_an_additive_mask(self, rng, call):
-        bias = as_array("additive", visible("gap", rng, 100, 333), rng)
-        gradient = mx.grad(lambda b: (flash_attention(*call, mask=b) * call[0]).sum())(bias)
-        hidden = np.array(bias) == -np.inf
-        assert np.isfinite(np.array(gradient)).all()
-        assert not np.array(gradient)[hidden].any()
-        assert np.array(gradient)[~hidden].any()
-
 
 @pytest.mark.parametrize(("length", "key_len", "has_map"), [(9, 257, True), (8, 4096, False), (100, 256, False)])
 def test_few_keys_or_queries_have_none(tmp_path, length, key_len, has_map):

@@ -117,30 +117,6 @@ def test_shapeless_gradients_and_trees(rng, first, tmp_path):
         assert_agree(function(*inputs), gradient(*inputs), 1e-4)
 
 
-def test_shapeless_refuses_other_groups(rng, tmp_path):
-    path = str(tmp_path / "f.mlxfn")
-    mx.export_function(path, flash_attention, *draw(rng, heads=4, kv_heads=2, length=5, key_len=7), shapeless=True)
-    for heads, kv_heads in [(6, 2), (4, 4), (1, 1)]:
-        with pytest.raises(ValueError, match=r"Cannot reshape array of size \d into shape"):  # MLX's error
-            mx.import_function(path)(*draw(rng, heads=heads, kv_heads=kv_heads, length=5, key_len=7))
-    with pytest.raises(ValueError, match="expected some elements where MLX exports a shapeless function"):
-        mx.export_function(path, flash_attention, *draw(rng, length=5, key_len=0), shapeless=True)
-
-
-def test_exporter(rng, tmp_path):
-    """mx.exporter writes several signatures into one file. A call between two exports must run the kernel."""
-    attend = lambda q, k, v: flash_attention(q, k, v)  # noqa: E731
-    path, each = str(tmp_path / "f.mlxfn"), [draw(rng, length=n, key_len=7) for n in (1, 5)]
-    with mx.exporter(path, attend) as export:
-        for arrays in each:
-            export(*arrays)
-            reset_stats()
-            mx.eval(mx.compile(lambda q, k, v: flash_attention(q, k, v))(*arrays))
-            assert sum(stats().values()) == 1
-    for arrays in each:
-        assert_agree(mx.import_function(path)(*arrays), [attend(*arrays)])
-
-
 def test_another_thread_exports(rng, tmp_path):
     """A function that this thread compiles during another thread's export must run the kernel."""
     arrays = draw(rng, length=5, key_len=7)

@@ -59,19 +59,6 @@ def test_of_out_and_lse(rng, mask_turn, option_turn):
         assert_tangents_obey_the_rule(rng, call)
 
 
-@pytest.mark.parametrize("transform", [mx.compile, mx.vmap, mx.checkpoint])
-def test_under_other_transforms(rng, transform):
-    primals = draw(rng, batch=(3, 2), heads=4, kv_heads=2, length=5, key_len=7)
-    tangents = normal_like(rng, primals)
-    attend = lambda q, k, v: flash_attention(q, k, v, mask="causal")  # noqa: E731
-
-    def derivative(*given):
-        return mx.jvp(attend, list(given[:3]), list(given[3:]))[1][0]
-
-    got = transform(derivative)(*primals, *tangents)
-    assert mx.allclose(got, derivative(*primals, *tangents), rtol=1e-5, atol=1e-6)
-
-
 def test_quantised_keys_and_values(rng):
     query, key, value = draw(rng, heads=4, kv_heads=2, length=5, key_len=7, dim=64)
     packed = [mx.quantize(x, 32, 4) for x in (key, value)]

@@ -209,10 +209,3 @@ def assert_keeps_the_account(call):
 def test_forward_and_backward(length, dtype):
     # At 8k one array of all scores would take 268 MB, at 32k 4.3 GB.
     assert_keeps_the_account(Call(length, heads=1, kv_heads=1, dtype=dtype))
-
-
-@pytest.mark.slow("starts processes")
-@pytest.mark.parametrize("mask", ["window", "keys"])
-@pytest.mark.parametrize("length", [2047, 8191])
-def test_forward_and_backward_with_masks(length, mask):
-    assert_keeps_the_account(Call(length, heads=2, kv_heads=2, dtype="float32", mask=mask))

@@ -40,15 +40,6 @@ def test_quantised_agrees_with_the_reference(case):
     assert_matches_reference(**arguments, **floats, attention=attention)
 
 
-@given(cases() | cases(quantised=True))
-def test_16_bits_outside_are_float32_inside(case):
-    out, lse = case.run()
-    wide = {name: a.astype(mx.float32) if a.dtype in DTYPES.values() else a for name, a in case.arrays.items()}
-    wide_out, wide_lse = case.run(wide)
-    assert mx.array_equal(out, wide_out.astype(out.dtype))
-    assert mx.array_equal(lse, wide_lse)
-
-
 @promise("on the CPU both precisions give the same bits")
 @given(cases() | cases(quantised=True))
 def test_the_precision_changes_no_bit(case):

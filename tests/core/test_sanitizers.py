@@ -55,11 +55,6 @@ def test_no_report_of_the_pool(sanitized_drivers):
     run(sanitized_drivers / "pool", FLASHATTN_NUM_THREADS="4", TSAN_OPTIONS="die_after_fork=0")
 
 
-@pytest.mark.nightly("half a minute")
-def test_no_report_of_calls_that_are_cancelled(sanitized_drivers):
-    run(sanitized_drivers / "cancellation", FLASHATTN_NUM_THREADS="2")
-
-
 @pytest.fixture(scope="module")
 def sanitized_python(build, tmp_path_factory):
     """Returns a function that runs Python with a flashattn_core that is built with the memory sanitizer."""
@@ -112,15 +107,3 @@ def test_the_extension(sanitized_python, feature):
     """
     tests = HERE / f"test_{feature}.py"
     sanitized_python("-m", "pytest", "-q", "-p", "no:cacheprovider", tests, "-k", "not environment")
-
-
-@takes_minutes
-@on_linux
-def test_the_sanitizer_watches_the_arrays_of_mlx(sanitized_python):
-    code = """
-import ctypes, mlx.core as mx, numpy as np
-mx.set_default_device(mx.cpu)
-memory = np.asarray(memoryview(mx.zeros(1000)))
-ctypes.memset(memory.ctypes.data, 0, memory.nbytes + 64)
-"""
-    assert "AddressSanitizer: heap-buffer-overflow" in sanitized_python("-c", code, exit_code=1).stderr

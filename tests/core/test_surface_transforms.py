@@ -3,8 +3,6 @@
 Exported calls may differ by rounding.
 """
 
-import tempfile
-
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -12,7 +10,6 @@ from flashattn_core import NoKernelError, plan, reset_stats, stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.core.oracle import to_numpy
 from tests.core.strategies import cases, seeds
 from tests.promises import promise
 
@@ -105,18 +102,3 @@ def test_checkpoint(case, seed):
     plain = mx.vjp(function, primals, cotangents)
     checkpointed = mx.vjp(mx.checkpoint(function), primals, cotangents)
     assert all(equal(a, b) for a, b in zip(checkpointed, plain, strict=True))
-
-
-@given(any_case, st.booleans())
-def test_export(case, shapeless):
-    """An exported function must return the same numbers as the call, apart from rounding."""
-    arrays = case.arrays.values()
-    with tempfile.TemporaryDirectory() as folder:
-        file = f"{folder}/f.mlxfn"
-        mx.export_function(file, of_arrays(case), *arrays, shapeless=shapeless)
-        got = mx.import_function(file)(*arrays)
-        mx.eval(got)
-    for a, b in zip(got, case.run(), strict=True):
-        assert a.dtype == b.dtype
-        assert a.shape == b.shape
-        np.testing.assert_allclose(to_numpy(a), to_numpy(b), rtol=2 * mx.finfo(b.dtype).eps, atol=1e-4)

@@ -5,21 +5,11 @@ test_surface_transforms.py tests compile, vmap and checkpoint with drawn calls.
 
 import mlx.core as mx
 import pytest
-from flashattn_core import array_id, flash_attention, is_tracing, reset_stats, stats
-from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree
+from flashattn_core import flash_attention, reset_stats, stats
+from flashattn_core.masks import Causal, SlidingWindow, Tree
 
 from tests.core.oracle import draw
 from tests.promises import promise
-
-
-@pytest.mark.parametrize("mask", ["causal", SlidingWindow(5), KeyRange(1)], ids=str)
-def test_compile_shapeless(rng, mask):
-    function = lambda q, k, v: flash_attention(q, k, v, mask=mask)  # noqa: E731
-    compiled = mx.compile(function, shapeless=True)
-    for length, key_len, dim in [(33, 65, 16), (1, 9, 16), (8, 8, 5), (9, 700, 64), (1, 0, 16)]:
-        arrays = draw(rng, batch=(2,), length=length, key_len=key_len, dim=dim, value_dim=24)
-        mx.eval(compiled(*arrays))
-        assert mx.array_equal(compiled(*arrays), function(*arrays))
 
 
 @pytest.mark.parametrize("form", ["bool", "packed"])
@@ -119,32 +109,6 @@ def test_streams(rng):
     with mx.stream(streams[0]):
         assert mx.array_equal(flash_attention(*arrays), expected)
     assert mx.array_equal(flash_attention(*arrays, stream=mx.cpu), expected)
-
-
-def test_is_tracing(rng):
-    query, key, value = draw(rng, length=9, key_len=9)
-    seen = []
-
-    def record(q):
-        seen.append((is_tracing(q), is_tracing(key, value), is_tracing(key, q)))
-        return q.sum()
-
-    record(query)
-    mx.grad(record)(query)
-    mx.compile(record)(query)
-    assert seen == [(False, False, False), (True, False, True), (True, False, True)]
-
-
-def test_array_id():
-    """The id must belong to the MLX array, not to the Python object that refers to it."""
-    array = mx.arange(5) + 1
-    before, same, equal = array_id(array), array.astype(mx.int32), mx.array(array)
-    assert array_id(same) == before
-    assert array_id(equal) != before
-    mx.eval(array)
-    assert array_id(array) == before
-    array += 1
-    assert array_id(array) != before == array_id(same)
 
 
 def test_compile_shapeless_checks_the_new_shapes(rng):

@@ -5,7 +5,7 @@ import threading
 
 import mlx.core as mx
 import pytest
-from flashattn_core import NoKernelError, _ext, check, flash_attention, plan, reset_stats, stats
+from flashattn_core import _ext, check, flash_attention, reset_stats, stats
 from flashattn_core.arguments import lowered
 from flashattn_core.check import compare
 
@@ -99,16 +99,6 @@ def test_calls_that_need_no_new_program_ask_nobody(arrays, checked, monkeypatch)
         assert matches(attend(*few), few)
         out, _ = attend(*few, return_lse=True, stream=mx.new_stream(mx.gpu))
         assert matches(out, few)
-
-
-@pytest.mark.filterwarnings("ignore::flashattn_core.check.KernelWarning")
-def test_where_no_kernel_is_left_calls_and_plan_say_why(arrays, monkeypatch):
-    monkeypatch.setattr(compare, "of_call", lambda call, variant, stream: "it differs")
-    for _ in range(2):
-        with pytest.raises(NoKernelError, match=r"cuda_prefill fails its check on .*: it differs"):
-            flash_attention(*arrays, precision="input")
-    answer = plan(*arrays, precision="input")
-    assert (answer.kernel, answer.reason) == (None, "there is no kernel for CUDA")
 
 
 def test_a_shapeless_function_of_other_lengths(arrays, checked):

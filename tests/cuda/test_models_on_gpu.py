@@ -2,9 +2,7 @@
 
 import functools
 from collections import Counter
-from itertools import cycle
 
-import flashattn_core
 import mlx.core as mx
 import mlxlm_flash_patch as flash
 import numpy as np
@@ -12,7 +10,7 @@ import pytest
 from mlx_lm.models import base
 from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
 
-from tests.patch.arms import batch_caches, close, normal, off_and_on
+from tests.patch.arms import batch_caches, close, off_and_on
 from tests.patch.model_configs import config, random_model
 
 pytestmark = pytest.mark.usefixtures("requires_gpu")
@@ -68,23 +66,6 @@ def parts(x):
 
 def logits(model, x, caches):
     return mx.concatenate([model(part, cache=caches) for part in parts(x)], axis=1)
-
-
-def with_async_eval(model, x, caches):
-    out = []
-    for part in parts(x):
-        out.append(model(part, cache=caches))
-        mx.async_eval(out[-1])
-    return mx.concatenate(out, axis=1)
-
-
-def on_two_streams(model, x, caches):
-    """Runs the model on two streams in turn. Each step reads from the cache what the other stream has written."""
-    out = []
-    for part, stream in zip(parts(x), cycle([mx.new_stream(mx.default_device()) for _ in range(2)])):
-        with mx.stream(stream):
-            out.append(model(part, cache=caches))
-    return mx.concatenate(out, axis=1)
 
 
 def assert_kernels_ran(prefill="cuda_prefill"):
@@ -156,29 +137,6 @@ def test_quantised_cache(monkeypatch, bits, dtype):
     else:
         assert mx.linalg.norm(on - off) <= 0.01 * mx.linalg.norm(off)
     assert_kernels_ran(prefill="cuda_rowwise" if dtype == mx.float32 else "cuda_prefill")
-
-
-@pytest.mark.parametrize("work", [with_async_eval, on_two_streams], ids=lambda f: f.__name__)
-def test_streams_change_no_logits(work):
-    model, x = small("gemma3_text"), tokens()
-    off = logits(model, x, make_prompt_cache(model))
-    mx.eval(off)
-    _, on = off_and_on(lambda: work(model, x, make_prompt_cache(model)))
-    assert close(on, off)
-    assert_kernels_ran()
-
-
-def test_compiled_calls():
-    """A compiled call must give the same bits as an uncompiled call."""
-    mx.enable_compile()
-    q, k, v = (normal(seed, 1, heads, PROMPT, 64) for seed, heads in enumerate((4, 2, 2)))
-
-    def attend(q, k, v):
-        return flashattn_core.flash_attention(q + 1, k, v, mask="causal") + 1
-
-    flashattn_core.reset_stats()
-    assert mx.array_equal(mx.compile(attend)(q, k, v), attend(q, k, v))
-    assert flashattn_core.stats()["cuda_prefill"] == 2
 
 
 def test_compiled_models():

@@ -5,21 +5,6 @@ import zipfile
 import pytest
 
 
-# Up to MLX 0.31.1, the encoder came from a function of the device, not from get_command_encoder(Stream).
-@pytest.mark.parametrize(
-    ("version", "missing"),
-    [
-        ("0.31.1", "mlx::core::metal::get_command_encoder(mlx::core::Stream)"),
-        ("0.32.0", "mlx::core::array::set_data(mlx::core::allocator::Data)"),
-    ],
-)
-def test_another_mlx_lacks_a_symbol(built, run, tmp_path, version, missing):
-    assert run("download.py", tmp_path, f"mlx=={version}", f"mlx-metal=={version}").returncode == 0
-    done = run("check.py", built.wheel, "--mlx", tmp_path / "mlx")
-    assert done.returncode == 1
-    assert f"not there: {missing}\n" in done.stdout
-
-
 def unchanged(module):
     return module
 

@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from flashattn_core import NoKernelError
-from flashattn_core.masks import Causal, KeyRange, SlidingWindow
+from flashattn_core.masks import Causal, KeyRange
 
 from tests.core import gradient_oracle, test_gradients
 from tests.core.array_cases import hiding_most
@@ -152,7 +152,6 @@ def through_metal(monkeypatch):
 
 TestAdversarial = test_gradients.TestAdversarial
 test_strided = test_gradients.test_strided
-test_broadcast = test_gradients.test_broadcast
 test_empty = test_gradients.test_empty
 test_rows_that_see_nothing_have_zero_gradients = test_gradients.test_rows_that_see_nothing_have_zero_gradients
 
@@ -165,16 +164,6 @@ def test_saved_results_of_any_strides(rng):
 
 
 # --- Hidden keys, and NaN or infinity ------------------------------------------------------------------
-
-
-def test_keys_that_no_row_sees_have_zero_gradients(rng):
-    call = replace(draw_call(rng, length=33, key_len=150), mask=SlidingWindow(20) & KeyRange(5, 140))
-    got = run(call)
-    assert_obeys_the_rule(call, got)
-    seen = np.arange(150)
-    unseen = (seen < 150 - 33 - 19) | (seen >= 140)
-    assert not to_numpy(got.dk)[:, :, unseen].any()
-    assert not to_numpy(got.dv)[:, :, unseen].any()
 
 
 def assert_close(got, clean):

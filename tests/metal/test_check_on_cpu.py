@@ -49,6 +49,13 @@ CASES += [
 ]
 
 
+def name(case):
+    """The name of a kernel, or what is unlike in the calls of CASES."""
+    if isinstance(case, str):
+        return case
+    return f"{case.dtype.size * 8} bits, {case.bits} of keys, {' '.join(sorted(case.given))}"
+
+
 def on_cpu(*, bits=None, **arguments):
     attention = flash_attention if bits is None else functools.partial(quantized_flash_attention, bits=bits)
     return attention(**arguments, return_lse=True, stream=mx.cpu)
@@ -71,7 +78,7 @@ def found(kernel, call, edit=lambda source: source):
     return failure(call, attention, on_cpu, lengths, error_of(variant, call))
 
 
-@pytest.mark.parametrize(("kernel", "call"), CASES, ids=str)
+@pytest.mark.parametrize(("kernel", "call"), CASES, ids=name)
 def test_nothing_is_found(kernel, call):
     assert found(kernel, call) == ""
 

@@ -10,7 +10,6 @@ from flashattn_core.masks import KeyRange, SlidingWindow
 
 from tests.core.gradient_oracle import draw_call
 from tests.core.oracle import DTYPES, draw
-from tests.core.test_quantised import normal, quantised
 from tests.emulators.metal_on_cpu import Counts
 from tests.metal.beside_mlx import GROUP, HEAD_DIMS, decode, gradient, prefill, total, visible_eighths
 from tests.metal.metal_attention import run
@@ -58,30 +57,6 @@ def test_decode_split_reads_each_key_and_value_once(rng, dtype, group, length):
     result = run(query, key, value, kernel="metal_decode_split")
     assert result.chunks > 1
     assert result.counts[0].device_read == key.nbytes + value.nbytes + result.chunks * query.nbytes
-
-
-@pytest.mark.rotate(18)
-@pytest.mark.parametrize("length", [1, 8])  # with 8 queries of 7 heads, the kernel needs threadgroup memory
-@pytest.mark.parametrize("group", [1, 7])
-@pytest.mark.parametrize("dim", [64, 128])
-@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
-def test_decode_split_reads_quantised_keys_and_values_once(rng, bits, dim, group, length):
-    key, value = (quantised(rng, 1, 1, 300, dim, bits=bits, dtype=mx.float16) for _ in range(2))
-    query = normal(rng, 1, group, length, dim, dtype=mx.float16)
-    result = run(query, key, value, kernel="metal_decode_split", bits=bits)
-    # A lane loads `run_of` neighbouring elements at a time, and reads every byte that holds bits of these elements.
-    through_registers = group * length <= 8
-    run_of = 2 if dim == 64 and through_registers else 4
-    words = 2 * 300 * sum(bytes_of(first * bits, run_of * bits) for first in range(0, dim, run_of))
-    assert words == key[0].nbytes + value[0].nbytes or run_of * bits % 8 != 0
-    # Loads into registers read scales and biases once. Loads into threadgroup memory read them every `run_of` elements.
-    of_groups = sum(x.nbytes for x in (*key[1:], *value[1:])) if through_registers else 2 * 300 * dim // run_of * 4
-    assert result.counts[0].device_read == words + of_groups + result.chunks * query.nbytes
-
-
-def bytes_of(first, count):
-    """The number of bytes that hold the bits from `first` to `first + count - 1`."""
-    return (first + count + 7) // 8 - first // 8
 
 
 @pytest.mark.rotate(6)
@@ -183,15 +158,3 @@ def test_what_the_gradient_keeps_in_threadgroup_memory(rng, dtype, dim):
     assert dq.barriers == row_tiles * 4 * key_len // 32
     assert dkv.barriers == key_tiles * 2 * GROUP * length // rows
     assert counts["backward_delta"].threadgroup_written == counts["backward_delta"].barriers == 0
-
-
-@pytest.mark.rotate(10)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("dims", "products"), [((64, 64), 7), ((128, 128), 7), ((136, 128), 8), ((256, 256), 8)])
-def test_two_threadgroups_for_large_heads_repeat_the_scores(rng, dims, products, dtype):
-    call = draw_call(rng, heads=1, kv_heads=1, length=64, key_len=64, dim=dims[0], value_dim=dims[1], dtype=dtype)
-    counts = run_backward(call).counts
-    # S, dQ and dK each take `query_like` products of 8 x 8 matrices. dP and dV each take `value_like`.
-    query_like, value_like = (8 * 8 * dim // 8 for dim in dims)
-    assert counts["backward_dq"].mma == 2 * query_like + value_like
-    assert counts["backward_dkv"].mma == (2 + products - 7) * query_like + 2 * value_like

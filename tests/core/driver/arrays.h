@@ -24,21 +24,11 @@ struct Array {
   Strides strides;
   int64_t heads, rows, columns;
 
-  bool is_empty(const AttentionParams& p) const { return p.batch_size == 0 || !heads || !rows || !columns; }
   int64_t element_size(const AttentionArgs& args) const {
     bool is_byte = dtype == InputDtype::boolean || dtype == InputDtype::bytes;
     return is_byte ? 1 : size_of(float_dtype(args, dtype));  // int32 and uint32 have the size of float32
   }
 };
-
-// Calls visit(size, stride) for each dimension of the array.
-template <typename Visit>
-void for_each_dimension(const AttentionParams& p, const Array& array, Visit visit) {
-  for (int d = 0; d < p.batch_dims; ++d) visit(p.batch_shape[d], array.strides.batch[d]);
-  visit(array.heads, array.strides.head);
-  visit(array.rows, array.strides.row);
-  visit(array.columns, array.strides.column);
-}
 
 inline Array input_array(const AttentionArgs& args, const InputRule& rule, const char* name, const void* data,
                          const Strides& strides) {
@@ -92,12 +82,6 @@ void for_each_output(Args& args, Visit visit) {
   visit(Array{"lse", args.lse, kFloat32, p.lse, p.num_heads, p.query_len, 1}, args.lse, p.lse);
   visit(Array{"row_stats", args.row_stats, kFloat32, p.row_stats, p.num_heads, p.query_len, 2}, args.row_stats,
         p.row_stats);
-}
-
-// The output of the forward pass from which backward() computes delta.
-inline Array exact_out_of(const BackwardArgs& args) {
-  const AttentionParams& p = args.forward.params;
-  return {"exact_out", args.exact_out, kFloat32, p.out, p.num_heads, p.query_len, p.value_dim};
 }
 
 // Calls visit(array, pointer, strides) for the gradient of out and, unless it is null, for that of lse.
