@@ -169,13 +169,6 @@ def test_control_c(tmp_path, flash):
     assert other_lines(stderr)[-1] == "KeyboardInterrupt"
 
 
-def test_streams(run_script):
-    text = "import sys\nsys.stdout.write(sys.stdin.read().upper())\nsys.stderr.write('to stderr\\n')\n"
-    done = run_script(text, input="from stdin\n", flash="0")
-    assert done.stdout == "FROM STDIN\n"
-    assert other_lines(done.stderr) == ["to stderr"]
-
-
 RAN = "cpu_prefill 1 · fallbacks: none"
 MLXS = "mx.fast.scaled_dot_product_attention"
 THEIRS_RAN = f"none · fallbacks: none · another library has replaced {MLXS} with __main__.f"

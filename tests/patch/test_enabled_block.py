@@ -1,7 +1,5 @@
 """enabled() blocks nest, end after exceptions, and work in several threads."""
 
-import contextlib
-import importlib
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -98,27 +96,6 @@ def restless():
     sys.setswitchinterval(before)
 
 
-@contextlib.contextmanager
-def switching():
-    """During the block, two threads switch the patch on and off all the time, by enable() and by enabled()."""
-    done = threading.Event()
-
-    def switch():
-        while not done.is_set():
-            flash.enable()
-            with flash.enabled():
-                flash.status()
-            flash.disable()
-
-    with ThreadPoolExecutor(2) as pool:
-        switches = [pool.submit(switch) for _ in range(2)]
-        try:
-            yield
-        finally:
-            done.set()
-    assert not any(each.exception() for each in switches)
-
-
 @promise("blocks work in several threads")
 @pytest.mark.usefixtures("restless")
 def test_many_threads(original):
@@ -135,14 +112,3 @@ def test_many_threads(original):
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, [qwen2, llama] * 4))
     assert not is_in()
-
-
-@pytest.mark.usefixtures("restless")
-def test_threads_that_import_meanwhile(original):
-    """Modules that are imported while threads switch the patch have mlx-lm's own function after the patch is off."""
-    names = [f"mlx_lm.models.{name}" for name in ("olmo2", "phi", "starcoder2", "qwen3", "cohere")]
-    with switching():
-        for name in names * 4:
-            sys.modules.pop(name, None)
-            importlib.import_module(name)
-    assert [sys.modules[name].scaled_dot_product_attention is original for name in names] == [True] * len(names)

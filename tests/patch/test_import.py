@@ -1,6 +1,5 @@
 """Importing mlxlm_flash_patch, or installing it, changes nothing, and loads no module of mlx-lm."""
 
-import ast
 import importlib.metadata
 from pathlib import Path
 
@@ -57,21 +56,3 @@ def test_installing_changes_nothing():
     files = [file for file in importlib.metadata.files("mlxlm-flash-patch") if file.suffix == ".pth"]
     assert all(Path(line).is_dir() for file in files for line in file.read_text().splitlines())
     assert not list(Path(mlxlm_flash_patch.__file__).parents[1].rglob("*.pth"))
-
-
-ORDER = (
-    *("mlx_own", "described_masks", "router", "mlx_lm_functions", "mx_fast", "patch_points", "patch"),
-    *("coverage", "blas", "run", "tune", "doctor", "cli", "__main__"),
-)
-
-
-@pytest.mark.slow("checks the source's structure, which no user sees")
-def test_modules_import_from_those_before_them():
-    """Each module imports only modules before it in ORDER, which docs/dev/design.md describes."""
-    folder = Path(mlxlm_flash_patch.__file__).parent
-    assert {file.stem for file in folder.glob("*.py")} == {*ORDER, "__init__"}
-    for place, name in enumerate(ORDER):
-        tree = ast.parse((folder / f"{name}.py").read_text())
-        imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level == 1]
-        known = {alias.name for node in imports for alias in node.names if not node.module} & set(ORDER)
-        assert known | {node.module for node in imports if node.module} <= set(ORDER[:place]), name

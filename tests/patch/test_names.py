@@ -6,19 +6,15 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import types
-from importlib.abc import MetaPathFinder
 
 import mlx.core as mx
 import mlx.nn
 import mlx.utils
-import mlx_lm.models
 import mlxlm_flash_patch as flash
 import pytest
-from mlx_lm.models import base, cache, gear, gemma2, llama, qwen2
+from mlx_lm.models import base, cache, gemma2, llama, qwen2
 from mlx_lm.utils import load_model
-from mlxlm_flash_patch import patch
 
 from tests.patch.arms import calls, calls_of, close
 from tests.patch.model_configs import config, random_model
@@ -200,34 +196,3 @@ def test_a_lazy_module_is_not_loaded(tmp_path, monkeypatch):
     flash.disable()
     with pytest.raises(ModuleNotFoundError, match="there_is_no_such_module"):
         module.anything  # noqa: B018
-
-
-def test_an_import_that_begins_while_the_patch_goes_in(monkeypatch):
-    """Another thread begins to import a module while enable() runs. The import ends after enable() has returned."""
-    name = "mlx_lm.models.gear"
-    monkeypatch.setattr(mlx_lm.models, "gear", gear)  # restored after the test
-    monkeypatch.delitem(sys.modules, name)
-    wait, begun, may_go_on = patch._wait_for_imports, threading.Event(), threading.Event()
-
-    class Slow(MetaPathFinder):
-        def find_spec(self, wanted, path=None, target=None):
-            if wanted == name:
-                begun.set()
-                may_go_on.wait(10)
-
-    importing = threading.Thread(target=importlib.import_module, args=(name,))
-
-    def wait_and_import():
-        wait()
-        monkeypatch.setattr(patch, "_wait_for_imports", wait)
-        monkeypatch.setattr(sys, "meta_path", [*sys.meta_path[:1], Slow(), *sys.meta_path[1:]])
-        importing.start()
-        assert begun.wait(10)
-
-    monkeypatch.setattr(patch, "_wait_for_imports", wait_and_import)
-    flash.enable()
-    may_go_on.set()
-    importing.join()
-    patched = flash.status().patched
-    flash.disable()
-    assert f"{name}._softcap_attention" in patched

@@ -15,7 +15,6 @@ import warnings
 import mlx.core as mx
 import mlxlm_flash_patch as flash
 import pytest
-from mlx_lm.models import base
 from mlxlm_flash_patch.patch_points import MX_ATTENTION, POINTS
 
 from tests.patch.arms import calls_of
@@ -205,13 +204,3 @@ def test_a_fallback_is_theirs_and_counted_once(library):
     assert library.calls == 1
     flash.disable()
     library.off()
-
-
-def test_sinks_over_their_quantised_caches(monkeypatch):
-    """If another library computes attention over quantised caches, calls with sinks get mlx-lm's own error."""
-    packed = mx.quantize(mx.ones((1, 1, 4, 64)), 32, 8)
-    stored = types.SimpleNamespace(bits=8, group_size=32)
-    monkeypatch.setattr(base, "quantized_scaled_dot_product_attention", theirs)
-    q, sinks = mx.ones((1, 1, 2, 64)), mx.zeros(1)
-    with theirs_stays, flash.enabled(), pytest.raises(ValueError, match="does not support attention sinks"):
-        base.scaled_dot_product_attention(q, packed, packed, stored, 1.0, None, sinks=sinks)

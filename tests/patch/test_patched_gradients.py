@@ -84,22 +84,6 @@ def test_checkpointed_layers_get_masks_as_arguments(kind, tokens, monkeypatch, c
     assert flash.status().calls["cpu_backward"] > 0
 
 
-def test_checkpointed_layers_of_a_padded_batch(tiny, tokens, monkeypatch):
-    padding, model = mx.array([0, 7]), checkpoint(tiny(), monkeypatch)
-    real = mx.arange(20) >= padding[:, None]
-
-    def padded_loss(model, x):
-        hidden, mask = model.model.embed_tokens(x), base.create_causal_mask(20, left_padding=padding)
-        for layer in model.layers:
-            hidden = layer(hidden, mask, None)
-        return mx.where(real[..., None], hidden, 0).square().mean()
-
-    off, on = off_and_on(lambda: nn.value_and_grad(model, padded_loss)(model, tokens(2, 20)))
-    assert on[0].item() == pytest.approx(off[0].item(), rel=1e-5)
-    assert_close(on[1], off[1])
-    assert flash.status().calls == {"cpu_prefill": 4, "cpu_backward": 2}
-
-
 @pytest.mark.parametrize("name", ["queries", "keys", "values", "mask", "sinks"])
 def test_the_gradient_of_one_argument_alone(name):
     """A program may train one argument alone: for example sinks, or a mask that is a positional bias, as in T5."""

@@ -90,13 +90,6 @@ def test_an_edited_gemma2_is_left_alone(reads, tokens):
         pass
 
 
-def test_a_function_without_source(reads):
-    reads(gemma2.Attention.__call__, None)
-    with pytest.warns(flash.FlashFallbackWarning, match="gemma2.* was not replaced: its source is not available"):
-        flash.enable()
-    assert "mlx_lm.models.base.scaled_dot_product_attention" in flash.status().patched
-
-
 def test_another_signature(monkeypatch):
     """The source of mlx-lm's attention over quantised caches differs between releases, so the signature is compared."""
     name = "quantized_scaled_dot_product_attention"

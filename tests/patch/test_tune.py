@@ -129,18 +129,3 @@ def test_layers_of_several_kinds(seen):
     window = config("gpt_oss")["sliding_window"]
     assert {(call.window, "sinks" in call.given) for call in seen("gpt_oss")} == {(0, True), (window, True)}
     assert all("softcap" in call.given for call in seen("gemma2"))
-
-
-@pytest.mark.parametrize(
-    ("configuration", "says"),
-    [
-        ({"model_type": "no_such"}, "no_such"),
-        ({"model_type": "mamba"}, "mlx-lm cannot build a model from "),
-        ({}, "model_type"),
-    ],
-    ids=str,
-)
-def test_a_model_that_is_none(tmp_path, configuration, says):
-    (tmp_path / "config.json").write_text(json.dumps(configuration))
-    with pytest.raises(ValueError, match=says):
-        coverage.attention_of(str(tmp_path))
