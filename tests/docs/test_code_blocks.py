@@ -235,20 +235,6 @@ def lines(text):
     return {line.strip() for line in text.splitlines() if line.strip()}
 
 
-@pytest.mark.parametrize("row", NOT_RUN)
-def test_what_is_not_run_is_in_the_docs(row):
-    assert any(row in not_run(command) for page in PAGES for block in blocks(page) for command in commands(block))
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_blocks_of_commands_are_marked(page):
-    """Only blocks with drawings may have no language. A block that begins with a program's name must have one."""
-    programs = {command.split()[0] for page in PAGES for block in blocks(page) for command in commands(block)}
-    for block in blocks(page):
-        assert block.language in ("", "sh", "console", "text", "python"), block
-        assert block.language or block.text.split()[0] not in {*programs, "$", "python", "make", "git"}, block
-
-
 # Commands in a line of text do not run. Their names, options and files must exist.
 INLINE = re.compile(
     r"(?:uv run |mlx\.launch -n \w+ |\w+=\S+ )*(?:flash-eval|mlxlm-flash|pytest|python|make|\S+\.py) \S"

@@ -145,13 +145,6 @@ def test_revisions_of_a_model(hub, folders, run, text_file):
     assert hub.downloads["model.safetensors"] == 2
 
 
-def test_every_command_takes_a_revision_and_names_the_commit(hub, in_fresh_process, tmp_path):
-    model = ["--model", "someone/tiny-qwen2", "--revision", "v1"]
-    speed, finetune = ["speed", *model, "-p", 8, "-g", 0, "-d", 0, "-r", 1], ["finetune", *model, "-p", 8, "-r", 1]
-    for outcome in in_fresh_process(speed, finetune, HF_ENDPOINT=hub.address, HF_HOME=str(tmp_path)):
-        assert outcome.stdout.startswith(f"tiny-qwen2, {FIRST}, ")
-
-
 @pytest.mark.slow("3 seconds")
 def test_what_the_hub_does_not_have(hub, run):
     nobody = "f" * 40

@@ -174,17 +174,6 @@ def page(report, results):
     return report(*results.values())
 
 
-def test_settings_and_machine_are_in_a_fold(page, results):
-    for result, fold in zip(results.values(), page.all("details"), strict=True):
-        assert fold.all("summary")[0].text == "Settings and machine"
-        pairs = {name.text: value.text for name, value in zip(fold.all("dt"), fold.all("dd"), strict=True)}
-        about = result[0] if isinstance(result, list) else result
-        versions = {f"versions {name}": version for name, version in about["machine"]["versions"].items()}
-        assert pairs == pairs | versions | {"cores": str(about["machine"]["cores"])}
-        assert pairs["memory"] == about["settings"]["memory"]
-    assert (pairs["max seconds"], pairs["interrupted"], pairs["blas"]) == ("30.0", "no", "openblas")
-
-
 @promise("flash-eval report writes one file without network or script")
 def test_it_is_self_contained(page):
     """The page loads nothing and runs nothing. Its links lead to its own sections."""

@@ -149,37 +149,6 @@ def test_a_model_that_drafts_for_itself_is_always_right(run_command, model_folde
     assert [line.split()[-2:] for line in lines[:4]] == [["–", "–"], ["100%", "100%"]] * 2
 
 
-@pytest.mark.rotate(1, default=4)
-@pytest.mark.parametrize("count", [1, 2, 7, 20])
-@pytest.mark.parametrize("ahead", [1, 3])
-def test_tokens_are_those_of_the_model_and_guesses_are_counted(loaded, make_model, monkeypatch, count, ahead):
-    """With a draft model and a filled cache, the model generates the same tokens as without a draft model. Each step of
-    the draft model counts as one guess.
-    """
-    prompt, draft = np.array([7]), models.load(str(make_model(num_hidden_layers=1)))
-    filled = [generation.filled_cache(model, np.arange(10)) for model in (loaded, draft)]
-    own = {"max_tokens": count, "prompt_cache": generation._copy(filled[0])}
-    alone = [token for token, _ in generation.generate_step(mx.array(prompt), loaded.model, **own)]
-    steps, guesses = [], []
-    generate, call = generation.speculative_generate_step, type(draft.model).__call__
-
-    def spy(*arguments, **others):
-        for step in generate(*arguments, **others):
-            steps.append(step)
-            yield step
-
-    def counted(self, *arguments, **others):
-        guesses.extend([self] if self is draft.model else [])
-        return call(self, *arguments, **others)
-
-    monkeypatch.setattr(generation, "speculative_generate_step", spy)
-    monkeypatch.setattr(type(draft.model), "__call__", counted)
-    work = generation.prepared([loaded, draft], ahead, Case("generation", count, 10, 1), prompt[None], filled)
-    assert work() == (len(guesses), sum(was_drafted for _, _, was_drafted in steps))
-    assert [token for token, _, _ in steps] == alone
-    assert [layer.offset for cache in filled for layer in cache] == [10, 10, 10]  # unchanged for the next trial
-
-
 def test_models_that_cannot_draft_for_each_other_are_refused(refused, loaded, monkeypatch):
     other = dataclasses.replace(loaded, tokenizer=SimpleNamespace(vocab_size=9))
     caches = SimpleNamespace(make_cache=lambda: [KVCache(), ArraysCache.__new__(ArraysCache)])

@@ -65,18 +65,6 @@ def test_pins(distribution):
     assert f"mlx=={NEWEST.mlx}" in WORKSPACE["project"]["dependencies"]  # for which the workspace builds its module
 
 
-def test_who_needs_which_mlx_lm():
-    """The patch accepts any release since the oldest tested one. flash-evals accepts releases of one minor version."""
-    needs = {
-        name: [need for need in read(name)["project"]["dependencies"] if need.startswith("mlx-lm")] for name in PROJECTS
-    }
-    assert needs == {
-        "flashattn-core": [],
-        "mlxlm-flash-patch": ["mlx-lm>=0.31.3"],
-        "flash-evals": ["mlx-lm>=0.32.0,<0.33"],
-    }
-
-
 def test_the_build_takes_the_installed_mlx(monkeypatch, tmp_path):
     """The build looks for MLX in its own environment, then in that of the Python that runs pip. It takes the first
     release that it finds, or the newest release if it finds none.

@@ -14,15 +14,10 @@ PROGRAM = "mlx-vlm==0.7.10"
 # attention in the last layer.
 KERNELS = {
     "qwen2_vl": {"cpu_prefill": 2 * 2 + 2},  # two images
-    "qwen2_vl_gradient": {"cpu_prefill": 2 + 2, "cpu_backward": 2 + 2},
     "qwen2_vl_generates": {"cpu_prefill": 2 + 1, "cpu_decode": 13 * 2},
     "qwen2_vl_generates_with_a_rotating_cache": {"cpu_prefill": 2 + 1, "cpu_decode": 13 * 2},
-    "qwen3_vl": {"cpu_prefill": 2 + 2},
     "vision_tower": {"cpu_prefill": 1},
-    "llava": {"cpu_prefill": 1 + 2},
     "gemma3": {"cpu_prefill": 2 + 6},
-    # mlx-vlm computes attention over its quantised caches by matrix products and softmax, not by MLX's attention.
-    "qwen2_vl_generates_with_a_quantised_cache": {"cpu_prefill": 2 + 1},
 }
 
 
