@@ -7,15 +7,15 @@ from flashattn_core.arguments import lowered
 from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree
 
 from tests.core.oracle import draw
+from tests.gpu_calls import lowered_call
 from tests.promises import promise
 
 H100, A100, METAL = _ext.Device("cuda", 90), _ext.Device("cuda", 80), _ext.Device("metal")
 
 
-def call(length=100, key_len=300, mask="causal", dtype=mx.bfloat16, dim=64, value_dim=None, heads=(4, 2), **options):
-    query = mx.zeros((1, heads[0], length, dim), dtype)
-    key, value = (mx.zeros((1, heads[1], key_len, columns), dtype) for columns in (dim, value_dim or dim))
-    return lowered(query, key, value, None, mask, **{"precision": "input", **options}).call
+def call(length=100, keys=300, mask="causal", dtype=mx.bfloat16, dim=64, **options):
+    sizes = {"length": length, "keys": keys, "mask": mask, "dtype": dtype, "dim": dim}
+    return lowered_call(**sizes, **{"precision": "input", **options}).call
 
 
 def traced(**sizes):
@@ -102,7 +102,7 @@ FUSED = {  # what MLX 0.32 has a fused kernel for: on CUDA, on Metal
     "one query, head_dim 72": ({"length": 1, "dim": 72}, False, False),
     "one query, a range of keys": ({"length": 1, "mask": KeyRange(3)}, False, True),
     "more queries than keys": ({"length": 301}, False, False),
-    "eight queries of sixteen heads of a group": ({"length": 8, "heads": (16, 1)}, True, False),
+    "eight queries of sixteen heads of a group": ({"length": 8, "heads": 16, "kv_heads": 1}, True, False),
 }
 
 
@@ -165,7 +165,7 @@ def test_few_blocks_have_fewer_rows_on_hopper(dim, length, keys, mask, precision
     """Smaller blocks must be chosen if larger ones leave many of 132 multiprocessors idle, or many rows unused."""
     if mask == "array":
         mask = mx.ones((length, keys), mx.bool_)
-    asked = call(length, keys, mask, mx.float16, dim, heads=(28, 4), precision=precision)
+    asked = call(length, keys, mask, mx.float16, dim, heads=28, kv_heads=4, precision=precision)
     assert _ext.choose(asked, H100).variant.small_blocks == small
 
 

@@ -1,4 +1,4 @@
-"""The compiled kernels of each instruction set multiply whole registers. Without their set's flags they would be slow."""
+"""The kernels of each instruction set multiply whole registers. Without the flags of their set they would be slow."""
 
 import re
 from pathlib import Path

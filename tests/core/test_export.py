@@ -1,7 +1,6 @@
 """mx.export_function writes attention to a file. MLX alone can run the file, and gets the same results."""
 
 import sys
-import threading
 
 import mlx.core as mx
 import pytest
@@ -115,24 +114,3 @@ def test_shapeless_gradients_and_trees(rng, first, tmp_path):
     for sizes in [first, (2, 4, 2, 6, 9), (1, 3, 3, 33, 40), (1, 6, 1, 65, 65), (2, 4, 4, 1, 7), (1, 1, 1, 1, 1)]:
         inputs = arrays(*sizes)
         assert_agree(function(*inputs), gradient(*inputs), 1e-4)
-
-
-def test_another_thread_exports(rng, tmp_path):
-    """A function that this thread compiles during another thread's export must run the kernel."""
-    arrays = draw(rng, length=5, key_len=7)
-    tracing, go_on = threading.Event(), threading.Event()
-
-    def attend(q, k, v):
-        tracing.set()
-        assert go_on.wait(60)
-        return flash_attention(q, k, v)
-
-    exporting = threading.Thread(target=mx.export_function, args=(str(tmp_path / "f.mlxfn"), attend, *arrays))
-    exporting.start()
-    assert tracing.wait(60)
-    reset_stats()
-    mx.eval(mx.compile(lambda q, k, v: flash_attention(q, k, v))(*arrays))
-    assert sum(stats().values()) == 1
-    go_on.set()
-    exporting.join()
-    assert_agree(mx.import_function(str(tmp_path / "f.mlxfn"))(*arrays), [flash_attention(*arrays)])

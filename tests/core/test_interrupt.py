@@ -208,19 +208,6 @@ assert_right(out)
     )
 
 
-def test_by_default_a_call_is_waited_for():
-    assert_is_waited_for(
-        """
-call, assert_right = call_of_3_seconds()
-out = call()
-with interrupted():
-    mx.eval(out)
-assert_right(out)
-""",
-        before="",
-    )
-
-
 @promise("Ctrl-C ends no other call")
 def test_what_nobody_waits_for_is_not_cut():
     """An mx.async_eval must finish after Ctrl-C, even if Ctrl-C ends another call that the main thread waits for."""

@@ -11,6 +11,7 @@ from flashattn_core import NoKernelError, _ext
 from flashattn_core.arguments import lowered
 
 from tests import launches
+from tests.gpu_calls import lowered_call
 from tests.promises import promise
 
 DIMS = itertools.count(17)  # each test has its own head_dim, because the process remembers the results of checks
@@ -32,9 +33,8 @@ class Check:
         return f"{kernel} is wrong" if kernel in self.bad else ""
 
 
-def selected(check, dim, *, device="cuda", length=100, key_len=300, dtype=mx.float16, may_leave=False, **how):
-    query, key = (mx.zeros((1, heads, rows, dim), dtype) for heads, rows in ((4, length), (2, key_len)))
-    return launches.selected(lowered(query, key, key, None, "causal", **how), device, check, may_leave)
+def selected(check, dim, device="cuda", may_leave=False, dtype=mx.float16, **how):
+    return launches.selected(lowered_call(dim=dim, dtype=dtype, **how), device, check, may_leave)
 
 
 @promise("a failed kernel is not used for other lengths")
@@ -42,7 +42,7 @@ def selected(check, dim, *, device="cuda", length=100, key_len=300, dtype=mx.flo
 def test_a_kernel_is_checked_once_whatever_the_lengths(device, kernel, dim):
     check = Check()
     for length, key_len in ((100, 300), (101, 7), (128, 300), (777, 3000)):
-        assert selected(check, dim, device=device, length=length, key_len=key_len) == kernel
+        assert selected(check, dim, device=device, length=length, keys=key_len) == kernel
     assert check.asked == [kernel]
 
 
@@ -99,7 +99,7 @@ def test_what_fails_is_not_used(dim):
 def test_what_fails_is_left_to_mlx_where_that_is_faster(dim):
     check = Check("cuda_prefill")
     for _ in range(2):
-        assert selected(check, 64, key_len=301, precision="input", may_leave=True, softcap=None) is None
+        assert selected(check, 64, keys=301, precision="input", may_leave=True, softcap=None) is None
     assert selected(check, dim, precision="input", may_leave=True) == "cuda_rowwise"  # MLX fuses no such head_dim
 
 

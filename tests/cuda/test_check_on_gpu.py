@@ -1,7 +1,6 @@
 """On a GPU, the first call that needs a program checks it. Later calls run without asking Python."""
 
 import itertools
-import threading
 
 import mlx.core as mx
 import pytest
@@ -64,28 +63,6 @@ def test_the_first_call_is_compiled(arrays, checked, shapeless):
         assert matches(compiled(*arrays), arrays)
     assert len(checked) == 2
     assert "cuda_backward_dq" in checked
-
-
-def in_two_threads(call):
-    """Two threads run call() at once, each on its own stream. Returns both results."""
-    results = []
-
-    def on_own_stream():
-        with mx.stream(mx.new_stream(mx.gpu)):
-            results.append(call())
-
-    threads = [threading.Thread(target=on_own_stream) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
-
-
-def test_the_first_calls_come_from_two_threads(arrays, checked):
-    right = in_two_threads(lambda: bool(matches(attend(*arrays), arrays)))
-    assert right == [True, True]
-    assert 1 <= len(checked) <= 2
 
 
 # --- Calls after the first one ----------------------------------------------------------------------------------

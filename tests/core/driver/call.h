@@ -127,9 +127,7 @@ struct CpuCall {
   }
   CpuCall(const CpuCall&) = delete;
 
-  void run() {
-    decode ? cpu::decode(args) : cpu::prefill(args);
-  }
+  void run() { decode ? cpu::decode(args) : cpu::prefill(args); }
 
  private:
   inline static const Layout kGaps = {kRowMajor.order, 1};
