@@ -163,6 +163,7 @@ class TestTransforms:
         for arrays, each in [(call, mask), (shorter, mask[:60, :290]), (call, mask[0]), (shorter, mask[0, :290])]:
             assert_same_bits(function(*arrays, each), flash_attention(*arrays, mask=each))
 
+    @promise("a block map works under mx.compile and mx.vmap")
     @pytest.mark.parametrize("axis", [0, 1, 2])
     def test_vmap_over_masks(self, call, mask, axis):
         stacked = mx.stack([mask, ~mask, mx.ones_like(mask)], axis)
