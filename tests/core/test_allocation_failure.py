@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.core.programs import python, run
+from tests.core.programs import library, python
 from tests.promises import promise
 
 pytestmark = pytest.mark.slow("compiles a library")
@@ -76,10 +76,8 @@ for number in range(1000):
 @pytest.fixture(scope="session")
 def failing_allocations(tmp_path_factory):
     """A library that makes allocations of the extension fail."""
-    library = tmp_path_factory.mktemp("failing") / "allocations.so"
-    source = Path(__file__).with_name("failing_allocations.cpp")
-    run("c++", "-std=c++20", "-shared", "-fPIC", source, "-o", library)
-    return str(library)
+    text = Path(__file__).with_name("failing_allocations.cpp").read_text()
+    return library(tmp_path_factory.mktemp("failing") / "allocations.so", text)
 
 
 @promise("a lack of memory is an exception, and the process goes on")

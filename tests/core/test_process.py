@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from flashattn_core import _ext, _releases
 
-from tests.core.programs import python, run
+from tests.core.programs import ANOTHER_MLX, library, python
 from tests.promises import promise
 
 SUFFIX = EXTENSION_SUFFIXES[-1]  # .so
@@ -32,10 +32,11 @@ SUFFIX = EXTENSION_SUFFIXES[-1]  # .so
 )
 def test_another_mlx_is_refused_before_anything_runs(tmp_path, code):
     """The extension module must refuse another release of MLX, even if it is imported without the package around it."""
-    source, library = tmp_path / "other.cpp", tmp_path / "other.so"
-    source.write_text('namespace mlx::core { const char* version() { return "0.99.1"; } }')
-    run("c++", "-shared", "-fPIC", source, "-o", library)
-    last = python(code, exit_code=1, LD_PRELOAD=str(library)).stderr.strip().splitlines()[-1]
+    last = (
+        python(code, exit_code=1, LD_PRELOAD=library(tmp_path / "other.so", ANOTHER_MLX))
+        .stderr.strip()
+        .splitlines()[-1]
+    )
     assert last.startswith(f"ImportError: flashattn_core was built for mlx {version('mlx')}, but found mlx 0.99.1.")
     assert f"pip install 'mlx[cpu]=={version('mlx')}'" in last
 

@@ -2,10 +2,9 @@
 
 import json
 import re
-import subprocess
-import sys
 import tomllib
 
+from tests.core.programs import python
 from tests.packaging.build_wheels import ROOT
 from tests.promises import promise
 
@@ -22,7 +21,7 @@ print(json.dumps([seconds, sorted(packages - sys.stdlib_module_names)]))
 
 
 def measured():
-    return json.loads(subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True).stdout)
+    return json.loads(python(CODE).stdout)
 
 
 @promise("importing flashattn_core takes under 50 ms beyond mlx")

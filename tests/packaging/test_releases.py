@@ -8,6 +8,7 @@ import pytest
 import release_table
 from release_table import releases
 
+from tests.core.programs import library
 from tests.packaging.build_wheels import PACKAGES, ROOT
 from tests.packaging.virtual_environment import Environment
 from tests.promises import promise
@@ -61,14 +62,12 @@ def test_beside_mlx_for_cuda_without_its_encoder(beside, tmp_path):
     """The CUDA kernels need MLX's command encoder, which older releases do not export. With an older release,
     backends() says which release to install. A preloaded library makes MLX's CPU build report that it has CUDA.
     """
-    source, library = tmp_path / "cuda.cpp", tmp_path / "cuda.so"
-    source.write_text("namespace mlx::core::cu { bool is_available() { return true; } }")
-    subprocess.run(["c++", "-shared", "-fPIC", source, "-o", library], check=True)
+    has_cuda = library(tmp_path / "cuda.so", "namespace mlx::core::cu { bool is_available() { return true; } }")
     oldest = next(release.mlx for release in releases() if release.cuda)
     if release_table.release(beside.mlx).cuda:
         pytest.skip(f"mlx {beside.mlx} exports its encoder; tests/cuda runs on a GPU")
     code = "import flashattn_core; print(flashattn_core.backends()['cuda'])"
-    said = beside.check("python", "-c", code, LD_PRELOAD=str(library)).strip()
+    said = beside.check("python", "-c", code, LD_PRELOAD=has_cuda).strip()
     assert said == (
         f"the CUDA kernels need mlx {oldest} or newer, but this is mlx {beside.mlx}: "
         f"pip install 'mlx[cuda13]=={oldest}', or [cuda12]"

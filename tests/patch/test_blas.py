@@ -6,7 +6,6 @@ Most tests use a fake OpenBLAS, a library with the same function names.
 import atexit
 import json
 import os
-import subprocess
 import sys
 
 import mlx.core as mx
@@ -14,6 +13,7 @@ import pytest
 from mlxlm_flash_patch import blas, cli
 from mlxlm_flash_patch import run as running
 
+from tests.core import programs
 from tests.promises import promise
 
 pytestmark = pytest.mark.slow("processes that import for seconds")
@@ -44,9 +44,7 @@ def library(tmp_path_factory):
         file.parent.mkdir(exist_ok=True)
         text = f'extern "C" {{ void {cblas}() {{}} int openblas_get_parallel() {{ return {threads}; }}'
         text += f' const char* openblas_get_config() {{ return "{config}"; }} }}'
-        build = ["c++", "-shared", "-fPIC", "-x", "c++", "-", "-o", file]
-        subprocess.run(build, input=text, text=True, check=True)
-        return str(file)
+        return programs.library(file, text)
 
     return make
 

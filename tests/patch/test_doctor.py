@@ -3,7 +3,6 @@
 import importlib.metadata
 import json
 import re
-import subprocess
 import sys
 
 import flashattn_core
@@ -18,6 +17,7 @@ from mlxlm_flash_patch import blas, coverage, doctor, tune
 from mlxlm_flash_patch.cli import cli
 from release_table import releases
 
+from tests.core.programs import ANOTHER_MLX, library
 from tests.patch.model_configs import config
 from tests.promises import promise
 
@@ -145,10 +145,7 @@ def test_a_variable_that_means_nothing(monkeypatch, value):
 @pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run this test on Linux")
 def test_an_extension_made_for_another_mlx(command, light, examined_with, tmp_path):
     """doctor runs although the extension does not load. Other commands fail, and print the reason in one line."""
-    source, library = tmp_path / "other.cpp", tmp_path / "other.so"
-    source.write_text('namespace mlx::core { const char* version() { return "0.99.1"; } }')
-    subprocess.run(["c++", "-shared", "-fPIC", source, "-o", library], check=True)
-    env = {**light, "LD_PRELOAD": str(library)}
+    env = {**light, "LD_PRELOAD": library(tmp_path / "other.so", ANOTHER_MLX)}
 
     lines, code = examined_with(env)
     assert code == 1

@@ -3,8 +3,6 @@
 import importlib
 import importlib.util
 import json
-import os
-import subprocess
 import sys
 import types
 
@@ -16,6 +14,7 @@ import pytest
 from mlx_lm.models import base, cache, gemma2, llama, qwen2
 from mlx_lm.utils import load_model
 
+from tests.core.programs import python
 from tests.patch.arms import calls, calls_of, close
 from tests.patch.model_configs import config, random_model
 from tests.promises import promise
@@ -118,8 +117,7 @@ def test_a_block_searches_modules_only_if_there_may_be_new_names(light):
 
     A search takes milliseconds. Names that a module got between the blocks or meanwhile are exchanged and restored.
     """
-    done = subprocess.run([sys.executable, "-c", BLOCKS], env={**os.environ, **light}, capture_output=True, text=True)
-    assert done.stdout == "fine\n", done.stderr
+    assert python(BLOCKS, **light).stdout == "fine\n"
 
 
 def test_what_is_held_elsewhere_passes_calls_on():

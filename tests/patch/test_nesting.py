@@ -7,7 +7,6 @@ and off in any order.
 import contextlib
 import functools
 import itertools
-import subprocess
 import sys
 import types
 import warnings
@@ -17,6 +16,7 @@ import mlxlm_flash_patch as flash
 import pytest
 from mlxlm_flash_patch.patch_points import MX_ATTENTION, POINTS
 
+from tests.core.programs import python
 from tests.patch.arms import calls_of
 from tests.promises import promise
 
@@ -184,9 +184,8 @@ print(flash.status().calls)
 
 def test_theirs_was_there_before_the_patch_was_imported():
     """The patch still finds MLX's own function, and exchanges it where a module holds it, here as `own`."""
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", FIRST_OF_ALL], capture_output=True, text=True)
-    first, second = done.stdout.splitlines()
-    assert first == "2.0 {'mx.fast.scaled_dot_product_attention': '__main__.theirs'}", done.stderr
+    first, second = python(FIRST_OF_ALL, "-W", "ignore").stdout.splitlines()
+    assert first == "2.0 {'mx.fast.scaled_dot_product_attention': '__main__.theirs'}"
     assert second == "{'cpu_decode': 1}"
 
 
