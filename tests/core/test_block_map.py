@@ -5,7 +5,6 @@ whether the mask hides a key or adds a number there.
 """
 
 import gc
-from concurrent.futures import ThreadPoolExecutor
 
 import mlx.core as mx
 import numpy as np
@@ -127,29 +126,6 @@ class TestFoundOnce:
         del mask
         gc.collect()
         assert len(masks._kept) == before
-
-    def test_nothing_is_evaluated_early(self, call):
-        mx.eval(call)
-        before = mx.get_active_memory()
-        flash_attention(*call, mask=mx.ones((100, 333), mx.bool_))
-        assert mx.get_active_memory() == before
-
-    def test_threads_have_their_own(self, rng, call):
-        mask = as_array("bool", visible("documents", rng, 100, 333), rng)
-        mx.eval(mask, call)
-        expected = flash_attention(*call, mask=mask)
-        mx.eval(expected)
-
-        def run(_):
-            with mx.stream(mx.new_stream(mx.cpu)):
-                out = [flash_attention(*call, mask=mask) for _ in range(20)]
-                mx.eval(out)
-                return out
-
-        with ThreadPoolExecutor(4) as threads:
-            for results in threads.map(run, range(4)):
-                for result in results:
-                    assert_same_bits(result, expected)
 
 
 class TestTransforms:

@@ -89,28 +89,3 @@ def test_shapeless(rng, mask, tmp_path):
     for batch, length, key_len in lengths + ([(1, 1, 1), (1, 3, 1), (1, 3, 0)] if mask == "causal" else []):
         arrays = draw(rng, batch=(batch,), length=length, key_len=key_len, dim=7 * length)
         assert_agree(function(*arrays), [attend(*arrays)])
-
-
-@pytest.mark.parametrize("first", [(1, 1, 1, 1, 1), (2, 4, 4, 5, 7)], ids=str)
-def test_shapeless_gradients_and_trees(rng, first, tmp_path):
-    """Sizes may be 1 in the exported call or in a later one. Heads that had no groups may have some later."""
-
-    def gradient(query, key, value, tree, bias, sinks):
-        def total(query, key, value, bias, sinks):
-            out = flash_attention(query, key, value, mask=Tree(tree) & bias, sinks=sinks, alibi_slopes=sinks)
-            return out.square().sum()
-
-        return mx.grad(total, argnums=range(5))(query, key, value, bias, sinks)
-
-    def arrays(batch, heads, kv_heads, length, key_len):
-        drawn = draw(rng, batch=(batch,), heads=heads, kv_heads=kv_heads, length=length, key_len=key_len)
-        size = min(length, key_len)
-        bias, sinks = (mx.array(rng.random(shape, dtype="float32")) for shape in ((1, heads, 1, key_len), heads))
-        return [*drawn, mx.array(rng.random((size, size)) > 0.4), bias, sinks]
-
-    path = str(tmp_path / "f.mlxfn")
-    mx.export_function(path, gradient, *arrays(*first), shapeless=True)
-    function = mx.import_function(path)
-    for sizes in [first, (2, 4, 2, 6, 9), (1, 3, 3, 33, 40), (1, 6, 1, 65, 65), (2, 4, 4, 1, 7), (1, 1, 1, 1, 1)]:
-        inputs = arrays(*sizes)
-        assert_agree(function(*inputs), gradient(*inputs), 1e-4)

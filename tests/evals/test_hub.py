@@ -111,24 +111,6 @@ def test_datasets(hub, run):
 
 
 @pytest.mark.slow("11 seconds")
-def test_datasets_from_the_cache(hub, run):
-    """Without the hub, a cached text is used if its name and revision match. Other revisions are refused."""
-    wikitext, revision = "--dataset wikitext", "--dataset wikitext --dataset-revision"
-    for read, others in (
-        ([wikitext, f"{revision} main", f"{revision} {SECOND}", "--dataset someone/plain"], [f"{revision} {FIRST}"]),
-        ([f"{revision} v1", f"{revision} {FIRST}"], [wikitext, f"{revision} {SECOND}"]),
-    ):
-        online, offline = run(hub.address, *read), run(NOWHERE, *read, *others)
-        for from_hub, from_cache in zip(online, offline, strict=False):
-            assert from_cache["dataset"] == from_hub["dataset"]
-            assert from_cache["off"]["ppl"] == from_hub["off"]["ppl"]
-        assert all(NOT_CACHED in line for line in offline[len(read) :])
-    run(hub.address, "--dataset wikitext-103")
-    [unclear] = run(NOWHERE, "--dataset Salesforce/wikitext")
-    assert "without a network: There are multiple 'Salesforce/wikitext' configurations in the cache: wiki" in unclear
-
-
-@pytest.mark.slow("11 seconds")
 def test_revisions_of_a_model(hub, folders, run, text_file):
     """A revision of a model gives the same results from the hub, from the cache and from a folder with its files."""
     repo = f"--dataset {text_file} --model someone/tiny-qwen2"
