@@ -16,7 +16,7 @@ test-metal:
 test-cuda:
 	$(PYTEST) --rotate tests/cuda
 test-docs:
-	$(PYTEST) --rotate tests/docs tests/test_reliability.py
+	$(PYTEST) --rotate tests/docs
 test-packaging:
 	$(PYTEST) --rotate tests/packaging tests/programs
 
@@ -66,16 +66,6 @@ newer:
 wheels:
 	uv run python -m tests.packaging.build_wheels dist $(PYTHONS)
 	WHEELS=dist PYTHONS="$(PYTHONS)" uv run pytest tests/packaging --all
-
-# Searches for calls that break the CPU kernels, see tests/core/fuzz/fuzz.cpp; needs clang-19. What reaches new code
-# goes to build/fuzz/found at once, and a call that fails to build/fuzz/crash-*: Ctrl-C loses nothing.
-SECONDS = 600
-.PHONY: fuzz
-fuzz:
-	uv run cmake -S tests/core/fuzz -B build/fuzz -G Ninja -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_COMPILER=clang++-19
-	uv run cmake --build build/fuzz
-	mkdir -p build/fuzz/found
-	build/fuzz/fuzz -max_total_time=$(SECONDS) -max_len=96 -artifact_prefix=build/fuzz/ build/fuzz/found tests/core/fuzz/corpus
 
 # The CPU kernels and the extension under all sanitizers, as `make nightly` runs them: half an hour.
 .PHONY: sanitize

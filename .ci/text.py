@@ -88,6 +88,7 @@ def copies() -> Iterator[str]:
     import measure_cuda_table
     import write_help
 
+    from tests import promises
     from tests.patch import write_model_table
 
     if write_help.DOCUMENT.read_text(encoding="utf-8") != write_help.document():
@@ -95,6 +96,9 @@ def copies() -> Iterator[str]:
     models = write_model_table.PAGE.read_text(encoding="utf-8")
     if write_model_table.with_table(models) != models:
         yield "docs/models.md: uv run python -m tests.patch.write_model_table"
+    reliability = promises.PAGE.read_text(encoding="utf-8")
+    if promises.with_table(reliability) != reliability:
+        yield "docs/dev/reliability.md: uv run python -m tests.promises"
     nvidia = (ROOT / "docs/nvidia.md").read_text(encoding="utf-8")
     calls = re.findall(r"^\| (.*?) \| .* \| \d+% / \d+% \| .* \|$", nvidia, re.M)
     training = nvidia.partition("| call | backward alone, ms |")[2].partition("\n\n")[0]

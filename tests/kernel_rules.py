@@ -29,11 +29,9 @@ NOT_OF_THE_KERNELS = {
     "test_nothing_but_the_outputs_is_allocated",  # measures MLX's allocator
     "test_the_cpu_copies_views_that_begin_in_the_middle_of_an_element",  # measures MLX's allocator
     # The calls in these tests raise before a kernel is chosen.
-    "test_transforms",
     "test_there_is_no_gradient",
     "test_plan",
     "test_errors",
-    "test_flash_attention_takes_no_tuples",
 }
 
 

@@ -25,9 +25,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 LEFT_OUT = pytest.StashKey[dict[str, int]]()
-# These files start first, because they take long, or because other files wait for their builds. If they started late,
-# other processes would idle at the end.
-FIRST = ("test_contract.py", "test_soak.py")
+# This file starts first, because other files wait for its build.
+FIRST = ("test_instruction_sets.py",)
 
 
 settings.register_profile("default", deadline=None, max_examples=20, derandomize=True)
@@ -45,6 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow(reason): not among the default tests")
     config.addinivalue_line("markers", "nightly(reason): runs only with --all")
+    config.addinivalue_line("markers", "promise(text): the test holds this promise, see tests/promises.py")
     config.addinivalue_line("markers", "rotate(n, default=n, nightly=1): every n-th case runs")
     level = next((level for level in ("all", "rotate") if config.getoption(f"--{level}")), "default")
     if not config.getoption("--hypothesis-profile"):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 NAMES = {"avx512": "AVX-512", "avx2": "AVX2", "neon": "NEON", "baseline": "baseline"}  # best first
+ANOTHER_MLX = 'namespace mlx::core { const char* version() { return "0.99.1"; } }'  # text for library()
 ARM = platform.machine() in ("arm64", "aarch64")
 SETS = ["neon", "baseline"] if ARM else ["avx512", "avx2", "baseline"]
 
@@ -76,8 +77,17 @@ def cmake(sources: Path, folder: Path, *options: str, target: str = "all") -> No
     run("cmake", "--build", folder, "--target", target, seconds=None, PATH=path)
 
 
+def library(file: Path, text: str) -> str:
+    """Compiles C++ text to a shared library at this path. Returns the path."""
+    source = file.with_suffix(".cpp")
+    source.write_text(text)
+    run("c++", "-std=c++20", "-shared", "-fPIC", source, "-o", file)
+    return str(file)
+
+
 def python(code: str, *flags: str, exit_code: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
     """Runs Python code in a fresh process, which can import the tests' helpers."""
-    path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    before = environment.pop("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    path = os.pathsep.join([before, str(Path(__file__).parents[2])])
     command = [sys.executable, *flags, "-c", code]
     return finished(*command, exit_code=exit_code, seconds=120, PYTHONPATH=path, **environment)

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.core.programs import python, run
+from tests.core.programs import library, python
+from tests.promises import promise
 
 pytestmark = pytest.mark.slow("compiles a library")
 
@@ -75,12 +76,11 @@ for number in range(1000):
 @pytest.fixture(scope="session")
 def failing_allocations(tmp_path_factory):
     """A library that makes allocations of the extension fail."""
-    library = tmp_path_factory.mktemp("failing") / "allocations.so"
-    source = Path(__file__).with_name("failing_allocations.cpp")
-    run("c++", "-std=c++20", "-shared", "-fPIC", source, "-o", library)
-    return str(library)
+    text = Path(__file__).with_name("failing_allocations.cpp").read_text()
+    return library(tmp_path_factory.mktemp("failing") / "allocations.so", text)
 
 
+@promise("a lack of memory is an exception, and the process goes on")
 @on_linux
 @pytest.mark.parametrize(
     ("case", "fewest"),
@@ -100,29 +100,6 @@ def test_each_allocation(failing_allocations, case, fewest):
     # varies, and there may be no attempt in which a thread fails to start.
     threads = set() if "True" in case else {"fewer threads"}
     assert {"MemoryError: std::bad_alloc", no_memory} | threads <= set(outcomes)
-
-
-@on_linux
-def test_what_a_call_needs_beside_its_results():
-    """A decode step must raise if it cannot get memory for its partial results."""
-    code = """
-import resource, mlx.core as mx
-from flashattn_core import flash_attention
-x = mx.random.normal((1, 1, 1, 512))
-query = mx.broadcast_to(x, (1, 512, 8, 512))
-expected = flash_attention(x, x, x)
-mx.eval(query, expected)
-size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (size + (32 << 20),) * 2)  # leaves 32 MB; the partial results are 72 MB
-keys = mx.broadcast_to(x, (1, 1, 1 << 20, 512))
-try:
-    mx.eval(flash_attention(query, keys, keys))
-except (MemoryError, RuntimeError) as error:
-    print(type(error).__name__, error)
-print(mx.array_equal(flash_attention(x, x, x), expected).item())
-"""
-    expected = "RuntimeError [flash_attention] no memory for the kernel's working arrays\nTrue\n"
-    assert python(code, FLASHATTN_NUM_THREADS="2").stdout == expected
 
 
 @pytest.mark.parametrize("length", [1, 1 << 10])

@@ -22,6 +22,8 @@ from flashattn_core.check.compare import (
 )
 from flashattn_core.masks import And, Causal, KeyRange, SlidingWindow, Tree
 
+from tests.promises import promise
+
 GIVEN = {
     "causal": None,
     "softcap": None,
@@ -65,6 +67,7 @@ IN_THE_MASK = {
 }
 
 
+@promise("the check finds a kernel that ignores an argument")
 @pytest.mark.parametrize("name", [*GIVEN, "window"])
 @pytest.mark.parametrize("query_len", [4, 70])
 def test_a_kernel_that_ignores_what_is_given_is_found(name, query_len):
@@ -93,6 +96,7 @@ NO_ROW_SEES = [(70, name) for name in ("causal", "key_start", "key_stop", "visib
 NO_ROW_SEES += [(query_len, name) for query_len in (1, 5) for name in ("key_start", "key_stop", "visible", "window")]
 
 
+@promise("the check finds a kernel that lets NaN through")
 @pytest.mark.parametrize(("query_len", "name"), NO_ROW_SEES)
 def test_nan_in_a_key_that_no_row_sees(query_len, name):
     def adds_nothing_to_it(*, value, **arguments):
@@ -160,6 +164,7 @@ def test_nothing_is_found_in_gradients_that_are_right(given):
     assert gradient_failure(call(70, given), partial(compare._gradients, stream=mx.cpu)) == ""
 
 
+@promise("the check finds an error of one percent in a gradient")
 @pytest.mark.parametrize("number", range(4))
 def test_a_gradient_that_is_wrong_is_found(number):
     def wrong(**arguments):
@@ -281,6 +286,7 @@ def test_each_program_is_checked_once_on_a_machine(verdict):
     assert verdict(Gpu("b 2", "c 3")) == ("", 1)
 
 
+@promise("a passed check counts only for the same device, driver, versions and text")
 @pytest.mark.parametrize("change", [{"software": "an H100, sm_90a, a newer driver, NVRTC 13.0"}, {"backend": "metal"}])
 def test_other_software_is_checked(verdict, change):
     verdict(Gpu("a 1"))
@@ -288,6 +294,7 @@ def test_other_software_is_checked(verdict, change):
     assert verdict(Gpu("a 4"))[1] == 1  # another text
 
 
+@promise("a program that we have tested with the same compiler and architecture is not checked")
 def test_what_we_have_tested_is_not_checked(verdict, monkeypatch):
     monkeypatch.setattr(check, "_tested", lambda: {"sm_90a, NVRTC 13.0": frozenset({"1"})})
     tested = Gpu("a 1")
@@ -302,6 +309,7 @@ def test_for_a_check_all_programs_are_compiled_first(verdict):
     assert gpu.compiled == [True]
 
 
+@promise("a kernel that fails its check is named in a warning and a file")
 def test_what_fails_warns_leaves_a_file_and_is_checked_by_the_next_process(verdict, tmp_path):
     with pytest.warns(KernelWarning, match="cpu_prefill fails its check on .*: it differs"):
         wrong, _ = verdict(Gpu("a 1"), lambda: "it differs")

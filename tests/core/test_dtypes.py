@@ -6,10 +6,12 @@ import pytest
 from flashattn_core import flash_attention
 
 from tests.core.oracle import DTYPES, assert_same_bits, draw
+from tests.promises import promise
 
 LENGTHS = [(1, 1), (1, 700), (8, 97), (9, 65), (65, 130)]
 
 
+@promise("on the CPU 16-bit results equal float32 attention rounded once")
 @pytest.mark.parametrize(("length", "key_len"), LENGTHS)
 @pytest.mark.parametrize("mask", [None, "causal"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -43,6 +45,7 @@ def test_stores_round_as_mlx_casts_do(rng, dtype):
     assert_same_bits(flash_attention(query, key, value), wide)
 
 
+@promise("float16 scores do not overflow")
 def test_float16_scores_do_not_overflow():
     # The sum of 64 products of 60 * 60 exceeds float16's largest number. The kernel computes it in float32.
     query = key = mx.full((1, 1, 9, 64), 60.0, mx.float16)

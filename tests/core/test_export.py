@@ -1,7 +1,6 @@
 """mx.export_function writes attention to a file. MLX alone can run the file, and gets the same results."""
 
 import sys
-import threading
 
 import mlx.core as mx
 import pytest
@@ -10,6 +9,7 @@ from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree
 
 from tests.core.oracle import DTYPES, draw
 from tests.core.programs import run
+from tests.promises import promise
 
 ALONE = """
 import sys
@@ -42,6 +42,7 @@ def assert_agree(got, expected, tolerance=1e-5):
         assert mx.allclose(a, b, rtol=tolerance, atol=tolerance)
 
 
+@promise("exported functions give the same results without this package")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_it_is_read_without_this_package(rng, dtype, tmp_path):
     """The call has every mask and option that fits into one call."""
@@ -65,14 +66,7 @@ def test_it_is_read_without_this_package(rng, dtype, tmp_path):
     assert_agree(got, expected, {"float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2}[dtype])
 
 
-def test_of_a_gradient(rng, tmp_path):
-    arrays = draw(rng, heads=4, kv_heads=2, length=5, key_len=12)
-    loss = lambda *x: flash_attention(*x, mask="causal", sinks=mx.zeros(4)).square().sum()  # noqa: E731
-    gradient = mx.grad(loss, argnums=(0, 1, 2))
-    mx.export_function(str(tmp_path / "f.mlxfn"), gradient, *arrays)
-    assert_agree(imported(tmp_path, *arrays), gradient(*arrays))
-
-
+@promise("shapeless exported functions work for other shapes")
 @pytest.mark.parametrize(
     "mask",
     [
@@ -95,87 +89,3 @@ def test_shapeless(rng, mask, tmp_path):
     for batch, length, key_len in lengths + ([(1, 1, 1), (1, 3, 1), (1, 3, 0)] if mask == "causal" else []):
         arrays = draw(rng, batch=(batch,), length=length, key_len=key_len, dim=7 * length)
         assert_agree(function(*arrays), [attend(*arrays)])
-
-
-@pytest.mark.parametrize("first", [(1, 1, 1, 1, 1), (2, 4, 4, 5, 7)], ids=str)
-def test_shapeless_gradients_and_trees(rng, first, tmp_path):
-    """Sizes may be 1 in the exported call or in a later one. Heads that had no groups may have some later."""
-
-    def gradient(query, key, value, tree, bias, sinks):
-        def total(query, key, value, bias, sinks):
-            out = flash_attention(query, key, value, mask=Tree(tree) & bias, sinks=sinks, alibi_slopes=sinks)
-            return out.square().sum()
-
-        return mx.grad(total, argnums=range(5))(query, key, value, bias, sinks)
-
-    def arrays(batch, heads, kv_heads, length, key_len):
-        drawn = draw(rng, batch=(batch,), heads=heads, kv_heads=kv_heads, length=length, key_len=key_len)
-        size = min(length, key_len)
-        bias, sinks = (mx.array(rng.random(shape, dtype="float32")) for shape in ((1, heads, 1, key_len), heads))
-        return [*drawn, mx.array(rng.random((size, size)) > 0.4), bias, sinks]
-
-    path = str(tmp_path / "f.mlxfn")
-    mx.export_function(path, gradient, *arrays(*first), shapeless=True)
-    function = mx.import_function(path)
-    for sizes in [first, (2, 4, 2, 6, 9), (1, 3, 3, 33, 40), (1, 6, 1, 65, 65), (2, 4, 4, 1, 7), (1, 1, 1, 1, 1)]:
-        inputs = arrays(*sizes)
-        assert_agree(function(*inputs), gradient(*inputs), 1e-4)
-
-
-def test_shapeless_refuses_other_groups(rng, tmp_path):
-    path = str(tmp_path / "f.mlxfn")
-    mx.export_function(path, flash_attention, *draw(rng, heads=4, kv_heads=2, length=5, key_len=7), shapeless=True)
-    for heads, kv_heads in [(6, 2), (4, 4), (1, 1)]:
-        with pytest.raises(ValueError, match=r"Cannot reshape array of size \d into shape"):  # MLX's error
-            mx.import_function(path)(*draw(rng, heads=heads, kv_heads=kv_heads, length=5, key_len=7))
-    with pytest.raises(ValueError, match="expected some elements where MLX exports a shapeless function"):
-        mx.export_function(path, flash_attention, *draw(rng, length=5, key_len=0), shapeless=True)
-
-
-@pytest.mark.parametrize("transform", [mx.compile, mx.vmap, mx.checkpoint])
-def test_of_a_transformed_function(rng, transform, tmp_path):
-    arrays = draw(rng, batch=(3, 2), length=5, key_len=7)
-    attend = transform(lambda q, k, v: flash_attention(q, k, v, mask="causal"))
-    mx.eval(attend(*arrays))  # mx.compile compiles here, before the export
-    path = str(tmp_path / "f.mlxfn")
-    if transform is mx.checkpoint:
-        with pytest.raises(ValueError, match="Unable to serialize primitive CustomTransforms"):  # MLX's error
-            mx.export_function(path, attend, *arrays)
-        return
-    mx.export_function(path, attend, *arrays)
-    assert_agree(mx.import_function(path)(*arrays), [attend(*arrays)])
-
-
-def test_exporter(rng, tmp_path):
-    """mx.exporter writes several signatures into one file. A call between two exports must run the kernel."""
-    attend = lambda q, k, v: flash_attention(q, k, v)  # noqa: E731
-    path, each = str(tmp_path / "f.mlxfn"), [draw(rng, length=n, key_len=7) for n in (1, 5)]
-    with mx.exporter(path, attend) as export:
-        for arrays in each:
-            export(*arrays)
-            reset_stats()
-            mx.eval(mx.compile(lambda q, k, v: flash_attention(q, k, v))(*arrays))
-            assert sum(stats().values()) == 1
-    for arrays in each:
-        assert_agree(mx.import_function(path)(*arrays), [attend(*arrays)])
-
-
-def test_another_thread_exports(rng, tmp_path):
-    """A function that this thread compiles during another thread's export must run the kernel."""
-    arrays = draw(rng, length=5, key_len=7)
-    tracing, go_on = threading.Event(), threading.Event()
-
-    def attend(q, k, v):
-        tracing.set()
-        assert go_on.wait(60)
-        return flash_attention(q, k, v)
-
-    exporting = threading.Thread(target=mx.export_function, args=(str(tmp_path / "f.mlxfn"), attend, *arrays))
-    exporting.start()
-    assert tracing.wait(60)
-    reset_stats()
-    mx.eval(mx.compile(lambda q, k, v: flash_attention(q, k, v))(*arrays))
-    assert sum(stats().values()) == 1
-    go_on.set()
-    exporting.join()
-    assert_agree(mx.import_function(str(tmp_path / "f.mlxfn"))(*arrays), [flash_attention(*arrays)])

@@ -7,6 +7,7 @@ from flashattn_core import flash_attention
 from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree
 
 from tests.core.oracle import assert_same_bits, assert_same_but_for_order, draw, to_numpy
+from tests.promises import promise
 
 MASKS = {
     "key range": KeyRange(10, 60),
@@ -18,6 +19,7 @@ MASKS = {
 }
 
 
+@promise("NaN or infinity in a hidden key reaches no output")
 @pytest.mark.rotate(13)
 @pytest.mark.parametrize("options", [{}, {"softcap": 3.0}, {"alibi_slopes": mx.array([1.0, 0.5])}], ids=str)
 @pytest.mark.parametrize("poison", [mx.nan, mx.inf, -mx.inf])
@@ -90,15 +92,6 @@ def test_a_key_of_minus_infinity_has_no_weight(rng):
     key[..., 0, :] = -mx.inf
     expected = mx.fast.scaled_dot_product_attention(query, key, value, scale=1.0)
     np.testing.assert_allclose(to_numpy(flash_attention(query, key, value, 1.0)), to_numpy(expected), atol=1e-5)
-
-
-@pytest.mark.parametrize("length", [8, 97])
-def test_in_the_last_column_of_wide_values(rng, length):
-    query, key, value = draw(rng, length=length, key_len=97, value_dim=200)
-    poisoned = mx.where((mx.arange(97)[:, None] == 50) & (mx.arange(200) == 199), mx.nan, value)
-    mask = mx.arange(97) != 50
-    out = flash_attention(query, key, poisoned, mask=mask)
-    assert_same_bits(out, flash_attention(query, key, value, mask=mask))
 
 
 @pytest.mark.parametrize("length", [1, 8, 33])

@@ -10,6 +10,7 @@ from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree
 from tests.core.gradient_oracle import Call, Gradients, assert_obeys_the_rule, draw_call
 from tests.core.oracle import DTYPES, draw
 from tests.core.test_quantised import normal
+from tests.promises import promise
 
 SHAPES = [(33, 65), (65,), (1,), (2, 4, 33, 65), (2, 1, 33, 1), (4, 1, 65), (1, 4, 1, 1)]
 
@@ -43,6 +44,7 @@ def test_additive_mask(rng, shape, dtype):
     assert_obeys_the_rule(replace(call, mask=bias), got)
 
 
+@promise("additive masks and ALiBi slopes have gradients")
 @pytest.mark.parametrize(
     ("mask", "options"),
     [
@@ -74,6 +76,7 @@ MASKS_THAT_HIDE = {
 }
 
 
+@promise("masks that only hide have gradients of zero")
 @pytest.mark.parametrize("kind", MASKS_THAT_HIDE)
 def test_what_only_hides_has_zeros(rng, kind):
     of, given = MASKS_THAT_HIDE[kind]
@@ -85,6 +88,7 @@ def test_what_only_hides_has_zeros(rng, kind):
         assert not gradient.any()
 
 
+@promise("checkpointed functions may take masks as arguments")
 @pytest.mark.parametrize("kind", [*MASKS_THAT_HIDE, "additive"])
 @pytest.mark.parametrize("compiled", [False, True], ids=["", "compiled"])
 def test_checkpoints_take_masks_as_arguments(rng, kind, compiled):
@@ -101,6 +105,7 @@ def test_checkpoints_take_masks_as_arguments(rng, kind, compiled):
     assert mx.array_equal(checkpointed(x, given), mx.grad(lambda x: attend(x, given).square().sum())(x))
 
 
+@promise("a mask's gradient that nobody evaluates takes no memory")
 def test_a_gradient_that_nobody_evaluates_takes_no_memory(rng):
     x, mask = draw(rng, heads=8, kv_heads=8, length=1024, key_len=1024)[0], normal(rng, 1024, 1024)
     attend = mx.checkpoint(lambda x, m: flash_attention(x, x, x, mask=m))
@@ -109,45 +114,6 @@ def test_a_gradient_that_nobody_evaluates_takes_no_memory(rng):
     mx.reset_peak_memory()
     mx.eval(mx.grad(lambda x: attend(x, mask).sum())(x))
     assert mx.get_peak_memory() - before < 8 * 1024 * 1024 * 4  # the scores of all heads would take this much
-
-
-@pytest.mark.parametrize("axes", [(0, None, 0), (0, 0, None), (None, 1, None), (0, 0, 0)], ids=str)
-def test_vmap(rng, axes):
-    """Under vmap, an argument that is not mapped must get one gradient for each mapped call."""
-    key, value = draw(rng, batch=(2,), heads=4, kv_heads=2, length=5, key_len=7)[1:]
-    mapped = [
-        normal(rng, *(shape if axis is None else (*shape[:axis], 3, *shape[axis:])))
-        for shape, axis in zip([(2, 4, 5, 16), (4, 1, 7), (4,)], axes, strict=True)
-    ]
-
-    def loss(query, bias, slopes):
-        return flash_attention(query, key, value, mask=Causal() & bias, alibi_slopes=slopes).square().sum()
-
-    gradient = mx.grad(loss, argnums=(0, 1, 2))
-    together = mx.vmap(gradient, in_axes=axes)(*mapped)
-    for i in range(3):
-        alone = [a if n is None else mx.take(a, mx.array(i), axis=n) for a, n in zip(mapped, axes, strict=True)]
-        for got, expected in zip(together, gradient(*alone), strict=True):
-            assert mx.allclose(got[i], expected, rtol=1e-5, atol=1e-5)
-
-
-def test_batch_dimensions_that_vmap_adds_are_summed_over(rng):
-    """mx.grad is outside of mx.vmap, so the mask's gradient has no axis for the mapped calls."""
-    queries = normal(rng, 3, 1, 4, 5, 16)
-    key, value = draw(rng, heads=4, kv_heads=2, length=5, key_len=7)[1:]
-
-    given = normal(rng, 4, 1, 7), normal(rng, 4)
-
-    def gradient(for_all):
-        def loss(bias, slopes):
-            return for_all(lambda q: flash_attention(q, key, value, mask=bias, alibi_slopes=slopes)).square().sum()
-
-        return mx.grad(loss, argnums=(0, 1))(*given)
-
-    mapped = gradient(lambda attend: mx.vmap(attend)(queries))
-    each = gradient(lambda attend: mx.stack([attend(query) for query in queries]))
-    for got, expected in zip(mapped, each, strict=True):
-        assert mx.allclose(got, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("poison", [mx.nan, mx.inf])
@@ -164,14 +130,6 @@ def test_hidden_nan_reaches_nothing(rng, where, poison):
     assert mx.array_equal(got.dbias, clean.dbias)
     assert mx.array_equal(got.dslopes, clean.dslopes)
     assert (mx.where(seen, 0, got.dbias) == 0).all()
-
-
-@pytest.mark.parametrize("shape", [(5, 0), (0, 5)], ids=str)
-def test_without_keys_or_queries(rng, shape):
-    call = draw_call(rng, length=shape[0], key_len=shape[1], dim=8)
-    got = mask_gradients(replace(call, alibi_slopes=mx.ones(2)), None, mx.zeros((1, 1)))
-    assert got.dbias.tolist() == [[0]]
-    assert got.dslopes.tolist() == [0, 0]
 
 
 def test_with_quantised_keys_and_values(rng):

@@ -14,11 +14,13 @@ from pathlib import Path
 import pytest
 from flashattn_core import _ext, _releases
 
-from tests.core.programs import python, run
+from tests.core.programs import ANOTHER_MLX, library, python
+from tests.promises import promise
 
 SUFFIX = EXTENSION_SUFFIXES[-1]  # .so
 
 
+@promise("beside a release of MLX without a module the import raises at once, and names the cure")
 @pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run this test on Linux")
 @pytest.mark.parametrize(
     "code",
@@ -30,10 +32,11 @@ SUFFIX = EXTENSION_SUFFIXES[-1]  # .so
 )
 def test_another_mlx_is_refused_before_anything_runs(tmp_path, code):
     """The extension module must refuse another release of MLX, even if it is imported without the package around it."""
-    source, library = tmp_path / "other.cpp", tmp_path / "other.so"
-    source.write_text('namespace mlx::core { const char* version() { return "0.99.1"; } }')
-    run("c++", "-shared", "-fPIC", source, "-o", library)
-    last = python(code, exit_code=1, LD_PRELOAD=str(library)).stderr.strip().splitlines()[-1]
+    last = (
+        python(code, exit_code=1, LD_PRELOAD=library(tmp_path / "other.so", ANOTHER_MLX))
+        .stderr.strip()
+        .splitlines()[-1]
+    )
     assert last.startswith(f"ImportError: flashattn_core was built for mlx {version('mlx')}, but found mlx 0.99.1.")
     assert f"pip install 'mlx[cpu]=={version('mlx')}'" in last
 
@@ -73,6 +76,7 @@ def test_a_release_without_a_module_for_this_python_is_refused(package, release)
     )
 
 
+@promise("the number of threads follows the affinity mask")
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="affinity masks are Linux's")
 def test_threads_follow_the_affinity_mask():
     code = """
@@ -95,6 +99,7 @@ except ValueError:
 """
 
 
+@promise("the import works under python -I, -O, -X dev and with warnings as errors")
 @pytest.mark.rotate(1, default=3)
 @pytest.mark.parametrize(
     "flags", [["-I"], ["-O"], ["-OO"], ["-X", "dev"], ["-W", "error", "-bb"], ["-B", "-P"]], ids=str
@@ -131,6 +136,7 @@ mx.async_eval(outs)
 }
 
 
+@promise("the interpreter ends with the program's exit code, whatever is at work")
 @pytest.mark.rotate(5, default=3)
 @pytest.mark.parametrize("state", ENDS)
 @pytest.mark.parametrize(("end", "code"), [("", 0), ("sys.exit(7)", 7), ("raise KeyError('planned')", 1)], ids=str)
@@ -138,12 +144,6 @@ def test_exit_code_and_streams_are_the_program_s(state, end, code):
     done = python(SET_UP + ENDS[state] + f"\nprint('last line')\n{end}\n", exit_code=code, FLASHATTN_NUM_THREADS="3")
     assert done.stdout == "last line\n"
     assert done.stderr == "" if code != 1 else done.stderr.endswith("KeyError: 'planned'\n")
-
-
-def test_arrays_that_outlive_the_interpreter_s_modules():
-    """An exit handler must be able to evaluate a call, although the interpreter is already shutting down."""
-    done = python(SET_UP + "import atexit; atexit.register(lambda: print(mx.isfinite(attend()).all().item()))")
-    assert (done.stdout, done.stderr) == ("True\n", "")
 
 
 # Code that makes the import of mlx fail, as if the distribution mlx (or only the library libmlx) were missing.
@@ -160,6 +160,7 @@ sys.meta_path.insert(0, NoLibrary())
 }
 
 
+@promise("without an mlx that loads, the import says what to install")
 @pytest.mark.parametrize("what", LACKING)
 def test_the_import_says_what_to_install(what):
     done = python(LACKING[what] + "\nimport flashattn_core", exit_code=1)

@@ -8,10 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.core.gradient_oracle import Call, assert_obeys_the_rule
-from tests.core.oracle import DTYPES, assert_matches_reference, to_numpy
+from tests.core.oracle import DTYPES, assert_matches_reference, assert_same_bits, to_numpy
 from tests.core.strategies import cases, seeds, tensors
+from tests.promises import promise
 
 
+@promise("random shapes, strides, masks and options stay within the same bound")
 @given(cases())
 def test_agrees_with_the_reference(case):
     assert_matches_reference(**case.arguments())
@@ -38,13 +40,14 @@ def test_quantised_agrees_with_the_reference(case):
     assert_matches_reference(**arguments, **floats, attention=attention)
 
 
+@promise("on the CPU both precisions give the same bits")
 @given(cases() | cases(quantised=True))
-def test_16_bits_outside_are_float32_inside(case):
-    out, lse = case.run()
-    wide = {name: a.astype(mx.float32) if a.dtype in DTYPES.values() else a for name, a in case.arrays.items()}
-    wide_out, wide_lse = case.run(wide)
-    assert mx.array_equal(out, wide_out.astype(out.dtype))
-    assert mx.array_equal(lse, wide_lse)
+def test_the_precision_changes_no_bit(case):
+    by_default = case.run()
+    for precision in ("float32", "input"):
+        case.made_of["precision"] = lambda arrays, precision=precision: precision
+        for got, expected in zip(case.run(), by_default, strict=True):
+            assert_same_bits(got, expected)
 
 
 @given(cases() | cases(quantised=True))
@@ -52,6 +55,7 @@ def test_lse_changes_no_output(case):
     assert mx.array_equal(case.function(**case.arguments()), case.run()[0])
 
 
+@promise("gradients of random calls stay within the same bound")
 @given(cases(max_dim=80), st.data())
 def test_gradients_agree_with_the_reference(case, data):
     arguments = case.arguments()

@@ -6,10 +6,11 @@ import re
 import mlx.core as mx
 import numpy as np
 import pytest
-from flashattn_core import flash_attention, plan, quantized_flash_attention
+from flashattn_core import plan, quantized_flash_attention
 from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree
 
 from tests.core.oracle import DTYPES, assert_matches_reference, packs_one_bit
+from tests.promises import promise
 
 BITS = [1, 2, 3, 4, 5, 6, 8]
 GROUP_SIZES = [32, 64, 128]
@@ -62,6 +63,7 @@ def masks_and_options(rng, heads, length, key_len):
     return masks, [{}, {"softcap": 4.0}, {"sinks": sinks}, {"alibi_slopes": slopes}, {"sinks": sinks, "softcap": 2.0}]
 
 
+@promise("quantised keys and values give the dequantised ones' result, with every option")
 @pytest.mark.rotate(4, default=12)
 @pytest.mark.parametrize("group_size", GROUP_SIZES)
 @each_bits
@@ -108,14 +110,7 @@ def test_hidden_scales_reach_nothing(rng, bad, length):
             np.testing.assert_array_equal(np.array(a), np.array(b))
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-def test_a_decode_step_equals_the_row_of_a_prefill(rng, bits):
-    query, packed = normal(rng, 1, 14, 90, 64), quantised(rng, 1, 2, 1200, 64, bits=bits)
-    whole = quantized_flash_attention(query, packed, packed, mask="causal", bits=bits)
-    last = quantized_flash_attention(query[:, :, -1:], packed, packed, mask="causal", bits=bits)
-    np.testing.assert_allclose(np.array(last), np.array(whole[:, :, -1:]), atol=2e-6)
-
-
+@promise("with quantised keys and values, a gradient of query, key or value raises")
 def test_there_is_no_gradient(rng):
     packed = quantised(rng, 1, 2, 40, 64)
     with pytest.raises(ValueError, match="no kernel computes the gradient with quantised keys and values"):
@@ -185,8 +180,3 @@ ERRORS = [
 def test_errors(changed, words):
     with pytest.raises(ValueError, match=re.escape(words)):
         quantized_flash_attention(**{"query": mx.zeros((1, 4, 2, 64)), "key": PACKED, "value": PACKED, **changed})
-
-
-def test_flash_attention_takes_no_tuples():
-    with pytest.raises(ValueError, match=r"key is a list of 3, expected an mx\.array"):
-        flash_attention(mx.zeros((1, 4, 2, 64)), PACKED, PACKED)

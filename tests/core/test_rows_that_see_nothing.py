@@ -7,6 +7,7 @@ from flashattn_core.masks import Causal, KeyRange, SlidingWindow
 
 from tests.core.gradient_oracle import assert_both_ways
 from tests.core.oracle import draw
+from tests.promises import promise
 
 HIDING_ALL = {
     "bool array": mx.array(False),
@@ -19,6 +20,7 @@ HIDING_ALL = {
 }
 
 
+@promise("a row that sees nothing gives 0 and lse -inf, never NaN")
 @pytest.mark.rotate(7)
 @pytest.mark.parametrize(
     "options", [{}, {"softcap": 2.0}, {"sinks": mx.array([1.0, -1.0])}, {"alibi_slopes": mx.array([1.0, 2.0])}], ids=str
@@ -50,6 +52,7 @@ def test_padded_rows_at_tile_multiples(rng):
         assert_both_ways(query, key, value, mask=Causal() & KeyRange(padding))
 
 
+@promise("L = 0 gives an empty output, S = 0 gives 0 and -inf")
 @pytest.mark.parametrize("mask", [None, "causal", SlidingWindow(3), KeyRange(0, 4)], ids=str)
 @pytest.mark.parametrize("length", [1, 9])
 def test_no_keys(mask, length):

@@ -5,6 +5,7 @@ import subprocess
 import pytest
 
 from tests.core.programs import run
+from tests.promises import promise
 
 CASES = {
     # (kernel, query_len, key_len, causal, window, start, stop), (the first visible key, the key after the last)
@@ -25,6 +26,7 @@ CASES = {
 }
 
 
+@promise("hidden tiles are not read, for descriptions and arrays")
 @pytest.mark.parametrize("case", CASES)
 def test_hidden_memory_is_not_touched(drivers, case):
     """Only the memory of visible keys, values and mask elements is accessible. Any other read ends the program."""

@@ -10,17 +10,20 @@ from flashattn_core import flash_attention
 
 from tests.core.oracle import draw
 from tests.core.programs import python, run
+from tests.promises import promise
 
 THREADS, ROUNDS = 8, 12
 LENGTHS = (1, 7, 33, 130)
 
 
+@promise("idle threads sleep, and a forked child has threads of its own")
 @pytest.mark.parametrize("threads", ["2", "3", "7"])
 def test_promises(drivers, threads):
     """driver/pool.cpp tests the promises of the thread pool."""
     run(drivers / "pool", FLASHATTN_NUM_THREADS=threads)
 
 
+@promise("a system that gives no more threads is no error")
 def test_a_system_without_more_threads(drivers):
     run(drivers / "pool", "no more threads", FLASHATTN_NUM_THREADS="1024")
 
@@ -32,6 +35,7 @@ def results(arrays, stream):
         return [np.array(a) for a in (*outputs, *gradients)]
 
 
+@promise("many threads may call at once, each with the bits that it gets alone")
 def test_many_threads_with_many_streams(rng):
     """With many threads, each call must return the same bits as when it runs alone."""
     calls = [draw(rng, heads=6, length=length, key_len=600, dim=40) for length in LENGTHS]
@@ -73,6 +77,7 @@ print(flashattn_core.backends()["cpu"].split(", ")[1])
 """
 
 
+@promise("every run and any number of threads give the same bits, forward and backward")
 @pytest.mark.slow("8 seconds")
 def test_any_number_of_threads():
     lines = [python(PRINT_BITS, FLASHATTN_NUM_THREADS=n).stdout.splitlines() for n in ("1", "2", "7")]

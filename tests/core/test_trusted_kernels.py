@@ -11,6 +11,8 @@ from flashattn_core import NoKernelError, _ext
 from flashattn_core.arguments import lowered
 
 from tests import launches
+from tests.gpu_calls import lowered_call
+from tests.promises import promise
 
 DIMS = itertools.count(17)  # each test has its own head_dim, because the process remembers the results of checks
 
@@ -31,16 +33,16 @@ class Check:
         return f"{kernel} is wrong" if kernel in self.bad else ""
 
 
-def selected(check, dim, *, device="cuda", length=100, key_len=300, dtype=mx.float16, may_leave=False, **how):
-    query, key = (mx.zeros((1, heads, rows, dim), dtype) for heads, rows in ((4, length), (2, key_len)))
-    return launches.selected(lowered(query, key, key, None, "causal", **how), device, check, may_leave)
+def selected(check, dim, device="cuda", may_leave=False, dtype=mx.float16, **how):
+    return launches.selected(lowered_call(dim=dim, dtype=dtype, **how), device, check, may_leave)
 
 
+@promise("a failed kernel is not used for other lengths")
 @pytest.mark.parametrize(("device", "kernel"), [("cuda", "cuda_prefill"), ("metal", "metal_prefill_reg")])
 def test_a_kernel_is_checked_once_whatever_the_lengths(device, kernel, dim):
     check = Check()
     for length, key_len in ((100, 300), (101, 7), (128, 300), (777, 3000)):
-        assert selected(check, dim, device=device, length=length, key_len=key_len) == kernel
+        assert selected(check, dim, device=device, length=length, keys=key_len) == kernel
     assert check.asked == [kernel]
 
 
@@ -52,6 +54,7 @@ def test_each_small_number_of_queries_has_programs_of_its_own(device, exact, dim
     assert len(check.asked) == 3
 
 
+@promise("a kernel is checked in each precision in which it runs")
 def test_each_precision_is_checked(dim):
     check = Check()
     for precision in ("float32", "input"):
@@ -85,6 +88,7 @@ def test_what_calls_of_any_lengths_run_is_checked(form):
             assert runs <= set(launches.programs(call, device))
 
 
+@promise("a GPU's kernel that differs from the CPU's is not used")
 def test_what_fails_is_not_used(dim):
     check = Check("cuda_decode", "cuda_prefill")
     for _ in range(2):
@@ -95,7 +99,7 @@ def test_what_fails_is_not_used(dim):
 def test_what_fails_is_left_to_mlx_where_that_is_faster(dim):
     check = Check("cuda_prefill")
     for _ in range(2):
-        assert selected(check, 64, key_len=301, precision="input", may_leave=True, softcap=None) is None
+        assert selected(check, 64, keys=301, precision="input", may_leave=True, softcap=None) is None
     assert selected(check, dim, precision="input", may_leave=True) == "cuda_rowwise"  # MLX fuses no such head_dim
 
 
@@ -148,6 +152,7 @@ def traced(check, dim, device="metal", dtype=mx.float32, precision="float32"):
     return found[0]
 
 
+@promise("traced calls have their gradient checked, too")
 @pytest.mark.parametrize("device", ["metal", "cuda"])
 def test_of_a_call_that_is_traced_the_gradient_is_checked_too(device, dim):
     check = Check()
@@ -156,6 +161,7 @@ def test_of_a_call_that_is_traced_the_gradient_is_checked_too(device, dim):
     assert check.asked == [kernel, f"{device}_backward_dq"]
 
 
+@promise("what the forward pass saves for a gradient is checked")
 @pytest.mark.parametrize(
     ("device", "precision", "saves"), [("metal", "float32", True), ("cuda", "float32", True), ("cuda", "input", False)]
 )

@@ -13,6 +13,7 @@ from tests.cuda import cuda_attention
 from tests.cuda.cuda_attention import run_backward as run
 from tests.metal import metal_backward
 from tests.metal import test_backward as rules
+from tests.promises import promise
 
 pytestmark = [pytest.mark.rotate(40), pytest.mark.usefixtures("requires_clang")]
 
@@ -38,11 +39,13 @@ globals().update(
 )
 
 
+@promise("CUDA's gradients agree with float64")
 @pytest.mark.parametrize("form", ["", "_rounded"])
 def test_behind_a_forward_kernel(rng, form):
     rules.assert_right_behind(rng, f"cuda_prefill{form}", cuda_attention.run, rounds=form == "_rounded")
 
 
+@promise("CUDA's gradients leave hidden tiles out")
 def test_hidden_tiles_are_left_out(rng):
     call = draw_call(rng, heads=1, kv_heads=1, length=512, key_len=512, dim=64, dtype="float16")
 

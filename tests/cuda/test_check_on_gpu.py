@@ -1,12 +1,10 @@
 """On a GPU, the first call that needs a program checks it. Later calls run without asking Python."""
 
 import itertools
-import re
-import threading
 
 import mlx.core as mx
 import pytest
-from flashattn_core import NoKernelError, _ext, check, flash_attention, plan, reset_stats, stats
+from flashattn_core import _ext, check, flash_attention, reset_stats, stats
 from flashattn_core.arguments import lowered
 from flashattn_core.check import compare
 
@@ -67,52 +65,6 @@ def test_the_first_call_is_compiled(arrays, checked, shapeless):
     assert "cuda_backward_dq" in checked
 
 
-def test_the_first_call_is_mapped(arrays, checked):
-    assert matches(mx.vmap(attend)(*(x[None] for x in arrays))[0], arrays)
-    assert checked
-
-
-def test_the_first_call_has_a_stream_of_its_own(arrays, checked):
-    assert matches(attend(*arrays, stream=mx.new_stream(mx.gpu)), arrays)
-    assert len(checked) == 1
-
-
-def in_two_threads(call):
-    """Two threads run call() at once, each on its own stream. Returns both results."""
-    results = []
-
-    def on_own_stream():
-        with mx.stream(mx.new_stream(mx.gpu)):
-            results.append(call())
-
-    threads = [threading.Thread(target=on_own_stream) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
-
-
-def test_the_first_calls_come_from_two_threads(arrays, checked):
-    right = in_two_threads(lambda: bool(matches(attend(*arrays), arrays)))
-    assert right == [True, True]
-    assert 1 <= len(checked) <= 2
-
-
-def test_without_memory_for_a_check_the_next_call_is_checked(arrays, monkeypatch, checked):
-    noted = compare.of_call
-
-    def has_none(*arguments):
-        monkeypatch.setattr(compare, "of_call", noted)
-        raise MemoryError("no memory to check a kernel")
-
-    monkeypatch.setattr(compare, "of_call", has_none)
-    with pytest.raises(NoKernelError, match="no memory to check a kernel"):
-        attend(*arrays)
-    assert matches(attend(*arrays), arrays)
-    assert len(checked) == 1
-
-
 # --- Calls after the first one ----------------------------------------------------------------------------------
 
 
@@ -124,32 +76,6 @@ def test_calls_that_need_no_new_program_ask_nobody(arrays, checked, monkeypatch)
         assert matches(attend(*few), few)
         out, _ = attend(*few, return_lse=True, stream=mx.new_stream(mx.gpu))
         assert matches(out, few)
-
-
-def test_deciding_makes_no_stream(arrays):
-    """MLX numbers its streams. A decision in a thread must not make that thread's default stream."""
-    numbers = []
-
-    def on_own_stream():
-        own = mx.new_stream(mx.gpu)
-        attend(*arrays, stream=own)
-        before, after = (int(re.findall(r"\d+", str(stream))[-1]) for stream in (own, mx.new_stream(mx.gpu)))
-        numbers.append(after - before)
-
-    thread = threading.Thread(target=on_own_stream)
-    thread.start()
-    thread.join()
-    assert numbers[0] <= 2  # the next number, or one more: the check computes on the thread's CPU stream
-
-
-@pytest.mark.filterwarnings("ignore::flashattn_core.check.KernelWarning")
-def test_where_no_kernel_is_left_calls_and_plan_say_why(arrays, monkeypatch):
-    monkeypatch.setattr(compare, "of_call", lambda call, variant, stream: "it differs")
-    for _ in range(2):
-        with pytest.raises(NoKernelError, match=r"cuda_prefill fails its check on .*: it differs"):
-            flash_attention(*arrays, precision="input")
-    answer = plan(*arrays, precision="input")
-    assert (answer.kernel, answer.reason) == (None, "there is no kernel for CUDA")
 
 
 def test_a_shapeless_function_of_other_lengths(arrays, checked):

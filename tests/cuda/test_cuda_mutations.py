@@ -9,6 +9,7 @@ from flashattn_core.masks import KeyRange, SlidingWindow
 
 from tests.cuda import cuda_attention
 from tests.metal.planted_faults import Fault, assert_is_noticed, call
+from tests.promises import promise
 
 PREFILL, DECODE, ROWWISE, HOPPER = "cuda_prefill", "cuda_decode", "cuda_rowwise", "cuda_prefill_hopper"
 
@@ -201,6 +202,7 @@ FAULTS = {
 }
 
 
+@promise("faults planted in CUDA's kernels are noticed")
 @pytest.mark.rotate(12)
 @pytest.mark.usefixtures("requires_clang")
 @pytest.mark.parametrize("name", FAULTS)

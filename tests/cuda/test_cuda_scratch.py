@@ -15,6 +15,7 @@ from tests.core.gradient_oracle import draw_call
 from tests.gpu_calls import described
 from tests.metal import metal_backward
 from tests.metal.test_metal_scratch import chunks_within_bound
+from tests.promises import promise
 
 
 def gradient(rng, dtype, mask="causal", length=70):
@@ -28,6 +29,7 @@ def assert_ordered(found, scratch):
         assert scratch & launch["buffers"].keys() <= set(launch["outputs"])
 
 
+@promise("on CUDA no call overwrites shared scratch that another still reads")
 def test_of_forward_passes():
     assert_ordered(described("cuda_decode", length=1, keys=3000), {"partials", "arrivals"})
     in_parts = described("cuda_prefill_hopper", dtype=mx.float32, keys=3000)

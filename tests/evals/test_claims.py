@@ -6,11 +6,11 @@ import statistics
 import pytest
 from flash_evals.commands.report import DESCRIBE, Result
 from flash_evals.pages import units
-from flash_evals.results import claims
 from flash_evals.results.claims import LEGEND, MARK, NOTHING, Ratio
 from msgspec import convert
 
 from tests.evals.report_page import answer
+from tests.promises import promise
 
 # Seconds per trial. Two lists differ clearly if their ranges from the 20th to the 80th percentile do not overlap. The
 # range of OVERLAPPING overlaps that of OFF, and the range of APART does not. The median of OFF is 2.5, and the medians
@@ -42,20 +42,6 @@ def test_the_rule(value, one, other, sign, shown):
     assert (ratio.sign, units.ratio(ratio)) == (sign, shown)
 
 
-@pytest.mark.parametrize(
-    ("speed", "memory", "sentence"),
-    [
-        (Ratio(1.25, True), Ratio(0.5, True), "1.25x the speed, 0.50x the memory"),
-        (Ratio(1.25, False), Ratio(0.5, True), "0.50x the memory, no clear difference in speed"),
-        (Ratio(1.25, False), Ratio(0.5, False), "no clear difference in speed and memory"),
-        (Ratio(1.25, True), Ratio(None, True), "1.25x the speed"),
-        (Ratio(1.25, True), Ratio(0.0, True), "1.25x the speed, 0.00x the memory"),
-    ],
-)
-def test_a_sentence(speed, memory, sentence):
-    assert claims.sentence({"speed": speed, "memory": memory}) == sentence
-
-
 def figures(seconds):
     """The figures of an arm that reads one token in `seconds` s, with a peak memory of `seconds` MB."""
     others = {"loss": 1.0, "drafted": 0, "accepted": 0}  # fields that some commands need
@@ -81,6 +67,7 @@ def timed(results, command, on):
     return result
 
 
+@promise("every page claims a difference only if the arms' trials do not overlap")
 @pytest.mark.rotate(1, default=2)
 @pytest.mark.parametrize("command", ["perplexity", "speed", "finetune", "kernels"])
 @pytest.mark.parametrize("apart", [True, False])

@@ -13,21 +13,9 @@ from flash_evals.cli import COMMANDS
 from flash_evals.work import machine
 from flash_evals.work.models import DEMO_MODEL
 
+from tests.promises import promise
+
 FLASH_EVAL = Path(sys.executable).parent / "flash-eval"
-
-
-@pytest.mark.rotate(1, default=2)
-@pytest.mark.parametrize(
-    ("program", "absent"),
-    [
-        ("from flash_evals.cli import main; main(['-h'], standalone_mode=False)", {"mlx", "numpy", "transformers"}),
-        ("from flash_evals.commands import finetune, kernels, report", {"matplotlib"}),
-    ],
-    ids=["help", "matplotlib"],
-)
-def test_what_is_slow_to_import_waits_for_its_use(program, absent):
-    check = f"import sys; assert not {absent} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", f"{program}\n{check}"], check=True, capture_output=True)
 
 
 def test_what_is_said_at_once(invoke):
@@ -40,12 +28,6 @@ def test_what_is_said_at_once(invoke):
     assert invoke("nonsense").exit_code == 2
 
 
-def test_python_m_is_the_command():
-    command = [sys.executable, "-m", "flash_evals", "demo-model"]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert done.stdout == f"{DEMO_MODEL}\n"
-
-
 def test_a_full_disk_leaves_the_page_and_says_so(invoke, perplexity):
     page = invoke(*perplexity, "--max-windows", 1, "--json", "/dev/full")
     assert page.exit_code == 2
@@ -53,6 +35,7 @@ def test_a_full_disk_leaves_the_page_and_says_so(invoke, perplexity):
     assert page.stderr == "Error: cannot write /dev/full: No space left on device\n"
 
 
+@promise("SIGTERM keeps the measurements, and ends with 143")
 @pytest.mark.slow("5 seconds")
 def test_a_batch_system_s_signal_keeps_what_is_measured(perplexity, tmp_path):
     """SIGTERM, which batch systems send, does the same as Ctrl-C, except for the exit code."""
@@ -77,6 +60,7 @@ def test_it_comes_before_anything_is_measured(invoke, monkeypatch):
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # the handler is restored
 
 
+@promise("the defaults need no network, and both arms agree")
 @pytest.mark.slow("14 seconds")
 def test_the_defaults_need_no_network(in_fresh_process, tmp_path):
     out, cache = tmp_path / "out.json", tmp_path / "hf"

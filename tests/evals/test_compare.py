@@ -7,6 +7,8 @@ from flash_evals.work import machine
 from msgspec import to_builtins
 from msgspec.structs import replace
 
+from tests.promises import promise
+
 
 @pytest.fixture
 def run_arm(run_command, tmp_path):
@@ -45,22 +47,6 @@ def test_one_arm_and_the_other_later(run_command, run_arm, same_scores, held, li
     assert "Same predictions; " in later["page"]
 
 
-def test_under_other_conditions(run_command, run_arm):
-    """If the file and the run have different batch sizes, the page names both, and does not compare speeds. The run may
-    have fewer windows than the file. In this test, the run ends in the middle of a batch of the file.
-    """
-    few = ("perplexity", "--max-windows", 3)
-    together = run_command(*few)
-    later = run_command(*few, "--arm", "on", "--compare", run_arm("off", "--batch-size", 2)["file"])
-    assert later["tokens"] == together["tokens"]
-    assert len(later["compared"]["trials"]) == 2  # the file's batches that contain windows of this run
-    assert later["off"]["ppl"] == pytest.approx(together["off"]["ppl"], rel=1e-6)
-    assert later["paired"]["delta_nll"] == pytest.approx(together["paired"]["delta_nll"], abs=1e-6)
-    assert "off.jsonl differs from this run: batch size 2, this run has 4" in later["page"]
-    assert later["page"].endswith("\nSame predictions.\n")
-    assert "x" not in "".join(line for line in later["page"].splitlines() if line.startswith(("prefill", "peak")))
-
-
 def test_the_same_arm_of_another_machine_and_model(run_command, run_arm, make_model, model_folder, monkeypatch):
     """The page lists how the two runs differ: here in the model, its weights, the processor and MLX's version.
 
@@ -85,6 +71,7 @@ def test_the_same_arm_of_another_machine_and_model(run_command, run_arm, make_mo
     assert re.split("  +", result["page"].splitlines()[2].strip()) == ["patch on, on.jsonl", "patch on", "difference"]
 
 
+@promise("--compare refuses another text, other tokens and other windows")
 def test_a_file_of_something_else_is_refused(refused, run_arm, make_model, perplexity, text_file, tmp_path):
     """--compare refuses a file with other windows, another text or other tokens, and a file with too few windows."""
     other, path = tmp_path / "other.txt", run_arm("off")["file"]

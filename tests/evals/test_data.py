@@ -83,14 +83,6 @@ def test_a_folder(suffix, folder, monkeypatch):
     assert read("text", split="train") == JOINED
 
 
-def test_a_folder_whose_readme_says_what_it_holds(folder):
-    (folder / "README.md").write_text("---\nconfigs:\n- config_name: small\n  data_files: part/*.txt\n---\n")
-    (folder / "part").mkdir()
-    write(folder / "part" / "some.txt")
-    write(folder / "other.txt")
-    assert read(folder, config="small", split="train") == JOINED
-
-
 def test_what_a_folder_does_not_have(folder):
     def refused(says, **part):
         with pytest.raises(EvalError, match=says):

@@ -9,7 +9,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from flash_evals.results.arms import ARMS
-from flash_evals.results.errors import EvalError
 from flash_evals.results.finetune_result import Settings
 from flash_evals.work import machine, measure, training
 from flash_evals.work.models import load
@@ -143,27 +142,6 @@ def test_only_the_adapters_of_the_last_layers_learn(model_folder):
             assert not mx.array_equal(weight, other[name])
 
 
-@pytest.mark.slow("2 seconds")
-def test_a_step_gives_up_the_adapters_that_it_replaces(monkeypatch, falling_back):
-    """Each step frees the adapters that it replaces, as in mlx-lm."""
-    grown = []
-
-    def run(name, work, *others):
-        before = mx.get_active_memory()
-        result = measure.run(name, work, *others)
-        mx.synchronize()
-        grown.append(mx.get_active_memory() - before)
-        return result
-
-    monkeypatch.setattr(training, "run", run)
-    loaded = load(None)
-    trained(loaded, [8], num_layers=4, rank=256, repetitions=3)
-    adapters = sum(array.nbytes for _, array in tree_flatten(loaded.model.trainable_parameters()))
-    # An arm's first step allocates new adapters, because the initial ones are kept for the next length. Later steps
-    # replace the arm's adapters, so that memory does not grow.
-    assert grown == [pytest.approx(adapters, rel=0.01)] * 2 + [0] * 6
-
-
 @pytest.mark.slow("15 seconds")
 def test_what_a_step_needs_is_foreseen(make_model, monkeypatch, request, falling_back):
     """least_memory() counts only the arrays of attention's scores, so a step takes more memory than least_memory().
@@ -197,12 +175,6 @@ def test_where_cudnn_keeps_no_scores(loaded, monkeypatch, dtype, head_dim, seq_l
     wide = dataclasses.replace(loaded, config={**loaded.config, "head_dim": head_dim}, described=described)
     scores = loaded.heads * seq_len**2 * (4 if dtype == "float32" else 2)
     assert training.least_memory(wide, seq_len, SETTINGS) == arrays * scores
-
-
-def test_a_config_without_heads_is_refused(loaded):
-    snake = dataclasses.replace(loaded, config={}, described=replace(loaded.described, name="Snake"))
-    with pytest.raises(EvalError, match=r"config.json of Snake lacks the number of attention heads"):
-        training.least_memory(snake, 8, SETTINGS)
 
 
 def test_a_length_that_does_not_fit_is_skipped(run_command, refused, model_folder, monkeypatch):

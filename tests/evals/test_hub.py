@@ -6,6 +6,7 @@ import json
 import pytest
 
 from tests.evals.loopback_hub import Repo, dataset, serve
+from tests.promises import promise
 
 pytestmark = pytest.mark.slow("imports datasets and starts a server")
 
@@ -110,24 +111,6 @@ def test_datasets(hub, run):
 
 
 @pytest.mark.slow("11 seconds")
-def test_datasets_from_the_cache(hub, run):
-    """Without the hub, a cached text is used if its name and revision match. Other revisions are refused."""
-    wikitext, revision = "--dataset wikitext", "--dataset wikitext --dataset-revision"
-    for read, others in (
-        ([wikitext, f"{revision} main", f"{revision} {SECOND}", "--dataset someone/plain"], [f"{revision} {FIRST}"]),
-        ([f"{revision} v1", f"{revision} {FIRST}"], [wikitext, f"{revision} {SECOND}"]),
-    ):
-        online, offline = run(hub.address, *read), run(NOWHERE, *read, *others)
-        for from_hub, from_cache in zip(online, offline, strict=False):
-            assert from_cache["dataset"] == from_hub["dataset"]
-            assert from_cache["off"]["ppl"] == from_hub["off"]["ppl"]
-        assert all(NOT_CACHED in line for line in offline[len(read) :])
-    run(hub.address, "--dataset wikitext-103")
-    [unclear] = run(NOWHERE, "--dataset Salesforce/wikitext")
-    assert "without a network: There are multiple 'Salesforce/wikitext' configurations in the cache: wiki" in unclear
-
-
-@pytest.mark.slow("11 seconds")
 def test_revisions_of_a_model(hub, folders, run, text_file):
     """A revision of a model gives the same results from the hub, from the cache and from a folder with its files."""
     repo = f"--dataset {text_file} --model someone/tiny-qwen2"
@@ -142,13 +125,6 @@ def test_revisions_of_a_model(hub, folders, run, text_file):
             assert result["model"].items() >= {"name": "tiny-qwen2", "revision": commit}.items()
             assert result["off"]["ppl"] == local["off"]["ppl"]
     assert hub.downloads["model.safetensors"] == 2
-
-
-def test_every_command_takes_a_revision_and_names_the_commit(hub, in_fresh_process, tmp_path):
-    model = ["--model", "someone/tiny-qwen2", "--revision", "v1"]
-    speed, finetune = ["speed", *model, "-p", 8, "-g", 0, "-d", 0, "-r", 1], ["finetune", *model, "-p", 8, "-r", 1]
-    for outcome in in_fresh_process(speed, finetune, HF_ENDPOINT=hub.address, HF_HOME=str(tmp_path)):
-        assert outcome.stdout.startswith(f"tiny-qwen2, {FIRST}, ")
 
 
 @pytest.mark.slow("3 seconds")
@@ -173,6 +149,7 @@ def test_what_the_hub_does_not_have(hub, run):
         assert message in line
 
 
+@promise("without a network and a cached file, a command names commands that work")
 @pytest.mark.slow("2 seconds")
 def test_no_network_and_nothing_cached(hub, run):
     """The error is one line, with two commands that need no network. The clients do not spend 30 s on retries."""
@@ -190,22 +167,3 @@ def test_no_network_and_nothing_cached(hub, run):
         assert line == f"Error: {what} {NOT_CACHED}{use}"
     # Each run made one request. The hub's client adds a request about "agent-harnesses", which does not count.
     assert sum("agent-harnesses" not in request for request in hub.requests) == len(works)
-
-
-@pytest.mark.nightly("huggingface_hub tries again for 15 seconds")
-def test_a_transfer_that_breaks_off(hub, run, text_file):
-    """If a transfer breaks off, the client tries again. If every try breaks off, the error is one line. An incomplete
-    file is never used.
-    """
-    repos = f"--dataset {text_file} --model someone/tiny-qwen2", "--dataset wikitext"
-    hub.breaks_off.update({"model.safetensors": 99, "test-00000-of-00001.parquet": 99})
-    for line, what in zip(run(hub.address, *repos), ("model someone/tiny-", "dataset Salesforce/wiki"), strict=True):
-        assert line.startswith(f"Error: cannot read {what}")
-        assert ": peer closed connection" in line
-    assert all(NOT_CACHED in line for line in run(NOWHERE, *repos))
-    hub.breaks_off.clear()
-    hub.breaks_off.update({"model.safetensors": 1, "test-00000-of-00001.parquet": 1})
-    of_model, of_dataset, local = run(hub.address, *repos, f"--dataset {text_file}")
-    assert hub.breaks_off.total() == 0
-    assert of_dataset["dataset"].items() >= described(ROWS).items()
-    assert of_model["off"]["ppl"] == local["off"]["ppl"]

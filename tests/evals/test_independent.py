@@ -12,6 +12,8 @@ import pytest
 from mlx_lm.utils import load_model
 from tokenizers import Tokenizer
 
+from tests.promises import promise
+
 
 @pytest.fixture
 def tokens(model_folder):
@@ -45,6 +47,7 @@ def check(result, costs, words, n_bytes):
         assert arm["bits_per_byte"] == (pytest.approx(total / n_bytes / math.log(2), abs=1e-6) if n_bytes else None)
 
 
+@promise("perplexity's figures equal those of a slow implementation that shares no code")
 @pytest.mark.rotate(4, default=20)
 @pytest.mark.parametrize("bos", ["always", "never"])
 @pytest.mark.parametrize(("context", "stride"), [(128, 128), (32, 32), (32, 9), (5, 1), (2, 2)])
@@ -67,6 +70,7 @@ def test_rolling(evaluate_documents, cost, tokens, documents, reading, context, 
         assert sum(trial["tokens"] for trial in result["trials"]) == result["tokens"]
 
 
+@promise("the figures of llama-perplexity's scoring equal those of a slow implementation")
 @pytest.mark.slow("4 seconds")
 @pytest.mark.rotate(1, default=4)
 @pytest.mark.parametrize("bos", ["always", "never"])

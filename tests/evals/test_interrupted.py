@@ -7,6 +7,8 @@ from unittest.mock import Mock
 import pytest
 from flash_evals.work import generation, measure, paired, training
 
+from tests.promises import promise
+
 
 def stop():
     signal.raise_signal(signal.SIGINT)
@@ -68,6 +70,7 @@ def test_perplexity(invoke, at_trial, perplexity, same_scores, tmp_path, arm, er
     assert len((tmp_path / "run.jsonl").read_text().splitlines()) == 1 + 2
 
 
+@promise("Ctrl-C keeps the measurements, and ends with 130")
 @pytest.mark.slow("4 seconds")
 @pytest.mark.parametrize(
     ("command", "trial", "what", "unit", "kept"),

@@ -19,6 +19,7 @@ from mlx_lm.models import base, qwen2
 from mlxlm_flash_patch import patch, router
 
 from tests.evals.trial_peaks import MB, nine_peaks
+from tests.promises import promise
 
 LINUX = pytest.mark.skipif(
     "process" not in measure.memory_method(),
@@ -37,6 +38,7 @@ def allocator(monkeypatch):
     monkeypatch.setattr(measure, "memory_method", lambda: "peak of MLX's allocator")
 
 
+@promise("the arm off is unmodified mlx-lm")
 def test_the_off_arm_is_mlx_lm_as_it_is(loaded):
     def work():
         assert qwen2.scaled_dot_product_attention is base.scaled_dot_product_attention
@@ -47,6 +49,7 @@ def test_the_off_arm_is_mlx_lm_as_it_is(loaded):
     assert flash == Flash()
 
 
+@promise("the arm on runs flash attention")
 def test_the_on_arm_is_flash_and_ends_with_the_trial(loaded):
     original = qwen2.scaled_dot_product_attention
     flash = Flash()
@@ -71,6 +74,7 @@ def test_fallbacks_are_counted_and_not_warned_about(loaded, monkeypatch):
     assert re.fullmatch(r"cpu_decode 5 calls, cpu_prefill 1,000 calls, 2 fallbacks \(.*: 2\)", str(flash))
 
 
+@promise("--precision applies to the arm with the patch on")
 @pytest.mark.parametrize("precision", ["input", "float32"])
 def test_the_precision_is_that_of_the_patch_in_the_arm_that_is_on(loaded, precisions, precision):
     run("off", partial(forward, loaded), 16, Flash(), precision)
@@ -167,6 +171,7 @@ def test_peak_memory_is_what_the_work_needed(method, allocate, megabytes, tolera
     assert peaks == pytest.approx([megabytes] * 9, abs=tolerance)
 
 
+@promise("the flash arm's memory includes its threads' scratch")
 @pytest.mark.slow("2 seconds")
 @pytest.mark.parametrize("method", [pytest.param("process", marks=LINUX), "allocator"])
 def test_flash_pays_for_its_scratch_whatever_ran_before(method, monkeypatch, request):
@@ -189,19 +194,6 @@ def test_flash_pays_for_its_scratch_whatever_ran_before(method, monkeypatch, req
     for megabytes in (64, 64, 40, 64, 40):  # above 32 MB, the C library returns freed memory at once
         _, took = run("on", partial(work, megabytes), 0, Flash())
         assert took.peak_memory_mb == pytest.approx(megabytes, abs=3)
-
-
-@pytest.mark.rotate(1, default=4)
-@pytest.mark.parametrize("command", ["perplexity", "speed", "finetune", "kernels"])
-def test_every_command_counts_it(run_command, small_run, run_kernels, quick_machine, allocator, monkeypatch, command):
-    monkeypatch.setattr(flashattn_core, "release_scratch", lambda: 7000 * MB)
-    if command == "kernels":
-        [entry], _ = run_kernels("--impl", "flash", "-r", 1)
-        peak = entry["peak_memory_usage(MB)"]
-    else:
-        result = run_command(*small_run(command))
-        peak = result.get("results", [result])[0]["on"]["peak_memory_mb"]
-    assert 7000 < peak < 7100
 
 
 def test_the_machine():

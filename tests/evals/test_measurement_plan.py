@@ -1,8 +1,6 @@
 """`flash-eval perplexity` can put a BOS before a text, and can detokenise the text. The result names both choices."""
 
-import json
 import re
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -33,27 +31,12 @@ def test_bos(run_command, make_model, text, has_bos, option, named, on_the_page)
     assert f"stride 24, {on_the_page} · " in result["page"]
 
 
-def test_always_takes_a_token_to_put_there(refused, perplexity, model_folder, tmp_path):
-    folder = shutil.copytree(model_folder, tmp_path / "model")
-    about = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps({**about, "eos_token": None}))
-    line = refused(*perplexity, "--model", folder, "--bos", "always")
-    assert line == "Error: --bos always: the tokenizer of model has neither a BOS nor an EOS"
-
-
 def test_words_and_bytes_are_those_of_the_original(run_command, tmp_path):
     (tmp_path / "text.txt").write_text(TOKENISED)
     result = run_command("perplexity", "--dataset", tmp_path / "text.txt", "--detokenise")
     assert (result["words"], result["bytes"]) == (len(TOKENISED.split()), len(TOKENISED.encode()))
     assert result["settings"]["detokenised"] is True
     assert "no BOS, detokenised · " in result["page"]
-
-
-@pytest.mark.parametrize(("option", "expected"), [(None, True), (False, False)])
-def test_wikitext_is_detokenised_unless_told_otherwise(loaded, option, expected):
-    read = plan.make(loaded, Text.of([TOKENISED], "some", tokenised=True), replace(STANDARD, detokenise=option))
-    assert read.detokenised is expected
-    assert loaded.tokenizer.decode(read.ids.tolist()).count("@") == (0 if expected else 8)
 
 
 @pytest.mark.parametrize("documents", ["joined", "separate"])

@@ -1,9 +1,6 @@
 """`-o` chooses the format of a page, `--json` writes the result to a file, and pages have readable numbers."""
 
 import io
-import os
-import subprocess
-import sys
 from unittest.mock import Mock
 
 import click
@@ -14,6 +11,8 @@ from flash_evals.pages import units
 from flash_evals.pages.description import Description, Table
 from flash_evals.results import provenance
 from rich.console import Console
+
+from tests.core.programs import python
 
 RESULT = {"command": "test", "figure": 1.5, "none": float("nan")}
 TABLE = Table("", ["trial", "arm", "a|b"], [["0", "off", "0.25 s"], ["0", "on", "1"], ["1", "off", "1"]], (1, 1))
@@ -57,17 +56,16 @@ def test_files_are_written_before_stdout_fails(tmp_path, monkeypatch):
 
 
 IN_ASCII = """
-import sys
 from pathlib import Path
 from flash_evals.commands.outputs import Outputs
 from flash_evals.pages.description import Description
-Outputs(json_file=Path(sys.argv[1])).deliver(Description("\\xb5", ["a page"], []))
+Outputs(json_file=Path({out!r})).deliver(Description("\\xb5", ["a page"], []))
 """
 
 
 def test_files_are_utf_8_whatever_the_locale(tmp_path):
     out, locale = tmp_path / "out.json", {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    subprocess.run([sys.executable, "-c", IN_ASCII, out], env={**os.environ, **locale}, check=True)
+    python(IN_ASCII.format(out=str(out)), **locale)
     assert out.read_text(encoding="utf-8") == '"µ"\n'
 
 

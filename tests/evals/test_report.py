@@ -4,10 +4,9 @@ import re
 from copy import deepcopy
 
 import pytest
-from flash_evals.commands.report import Result
-from msgspec import convert
 
 from tests.evals.report_page import head, rows
+from tests.promises import promise
 
 ARMS = ("off", "on")
 UNITS = {"ms": 1e-3, "µs": 1e-6, "%": 1e-2}
@@ -35,6 +34,7 @@ def arms_and_ratio(of, key):
     return [[off], [on], [on / off]]
 
 
+@promise("flash-eval report shows the files' numbers")
 def test_perplexity(report, results):
     result = results["perplexity"]
     page, paired = report(result), result["paired"]
@@ -88,16 +88,3 @@ def test_finetune(report, results):
         ratios += [length["memory_ratio"], length["max_abs_dloss"]]
         expected[f"{length['seq_len']} on/off"] = [[ratio] for ratio in ratios] + [[]]
     assert shown(report(results["finetune"])) == expected
-
-
-@pytest.mark.parametrize("command", ["perplexity", "speed", "finetune", "kernels"])
-def test_a_file_without_a_precision_is_of_float32(results, command):
-    """The files of older releases have no precision, because they had only float32."""
-    found = deepcopy(results[command])
-    for entry in found if command == "kernels" else [found]:
-        del entry["settings"]["precision"]
-        if command != "kernels":
-            del entry["flash"]["left"]
-    read = convert(found, Result)
-    settings = [entry.settings for entry in (read if command == "kernels" else [read])]
-    assert {each.precision for each in settings} == {"float32"}

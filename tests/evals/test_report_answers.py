@@ -1,7 +1,5 @@
 """`flash-eval report` answers four questions from the files' figures, and claims no more than these show."""
 
-import re
-
 import pytest
 
 from tests.evals.report_page import answer
@@ -97,22 +95,3 @@ def test_a_patch_that_never_ran(report, results, command):
     assert "The patch never ran: MLX's own attention computed everything." in article.text
     assert "no calls, 3 fallbacks (no kernel: 3)" in article.text
     assert "Same predictions" not in article.text
-
-
-@pytest.mark.slow("2 seconds")
-def test_kernels_beside_others(report, results):
-    """The short answer compares flash only with MLX's attention. The sentences below it compare with PyTorch, too."""
-    torch = [
-        {**entry, "config": {**entry["config"], "impl": "torch"}}
-        for entry in results["kernels"]
-        if entry["config"]["impl"] == "mlx"
-    ]
-    flash = [{**entry} for entry in results["kernels"] if entry["config"]["impl"] == "flash"]
-    for entries, megabytes in ((flash, 1.0), (torch, 4.0)):
-        for entry in entries:
-            entry["forward"] = {**entry["forward"], "peak_memory_usage(MB)": megabytes}
-    page = report([*flash, *torch])
-    word, says = answer(page, "Faster?")
-    assert word == "Not measured"
-    assert re.search(r"forward [\d.,]+x to [\d.,]+x as fast as torch", says)
-    assert "forward 0.25x the memory of torch" in answer(page, "Less memory?")[1]

@@ -3,25 +3,15 @@
 import errno
 import fcntl
 import os
-import random
 import resource
-import subprocess
-import sys
-import time
 
 import pytest
 from flash_evals.work import machine, paired
 from msgspec.structs import replace
 
-COMMAND = ("perplexity", "--batch-size", 2)
+from tests.promises import promise
 
-# Runs flash-eval as if MLX used OpenBLAS, as this process does. A run resumes only files of runs with the same BLAS.
-WITH_OPENBLAS = """
-from flash_evals import cli
-from flash_evals.work import machine
-machine.blas = lambda: "openblas"
-cli.main()
-"""
+COMMAND = ("perplexity", "--batch-size", 2)
 
 
 @pytest.fixture
@@ -34,6 +24,7 @@ def lines(path):
     return path.read_text().splitlines(keepends=True)
 
 
+@promise("a run that is stopped and resumed ends with the same scores")
 @pytest.mark.rotate(1, default=7)
 @pytest.mark.parametrize(("whole", "half"), [(0, 0), (0, 5), (0, 300), (1, 0), (1, 20), (2, 20), (4, 0)])
 def test_it_goes_on_behind_what_the_file_holds(run_command, path, same_scores, monkeypatch, whole, half):
@@ -58,22 +49,6 @@ def test_it_goes_on_behind_what_the_file_holds(run_command, path, same_scores, m
     same_scores(again, at_once)
     assert again["trials"] == resumed["trials"]
     assert again["ranks"] == {"size": 1, "tokens_per_s": {}}  # this run has read no tokens
-
-
-@pytest.mark.nightly("a process for each kill, which imports for seconds")
-def test_killed_at_a_random_moment(run_command, perplexity, path, same_scores):
-    """SIGKILL ends four runs, each when the file has grown a little. A fifth run finishes with the right scores."""
-    flash_eval = [sys.executable, "-c", WITH_OPENBLAS, *map(str, perplexity), "--stride", "3"]
-    for _ in range(4):
-        before = path.stat().st_size if path.exists() else 0
-        with subprocess.Popen([*flash_eval, "--resume", str(path)], stdout=subprocess.DEVNULL) as process:
-            while process.poll() is None and not (path.exists() and path.stat().st_size > before + 3000):
-                time.sleep(0.001)
-            time.sleep(random.uniform(0, 0.02))
-            process.kill()
-    resumed = run_command(*COMMAND, "--stride", 3, "--resume", path)
-    assert 0 < resumed["windows"]["resumed"] < resumed["windows"]["planned"]
-    same_scores(resumed, run_command(*COMMAND, "--stride", 3))
 
 
 def test_the_file_of_another_run_is_refused(run_command, refused, perplexity, path, monkeypatch, make_model):
@@ -133,6 +108,7 @@ def test_a_broken_file_is_refused_and_left_alone(run_command, refused, perplexit
         assert path.read_text() == text
 
 
+@promise("a full disk is reported and loses no results")
 @pytest.mark.slow("9 seconds")
 @pytest.mark.parametrize("fitting", [0, 2])
 def test_a_disk_that_fills_up_keeps_the_results_so_far(run_command, invoke, perplexity, path, fitting):

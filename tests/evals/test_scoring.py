@@ -14,6 +14,8 @@ from flash_evals.work.scoring import windows
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.promises import promise
+
 NAN, INF = float("nan"), float("inf")
 
 
@@ -93,6 +95,7 @@ def test_few_ties_are_kept():
     assert scoring.ranked_first(mx.zeros((2, 1000))).tolist() == [[0, *range(16)]] * 2
 
 
+@promise("each token is scored once, with its longest context")
 @given(st.lists(st.integers(0, 100), max_size=4), st.integers(1, 40), st.data())
 def test_each_token_but_the_first_is_scored_once_as_lm_evaluation_harness_does(lengths, context, data):
     """Each text is scored alone. Its first token is a prefix, which is read and not predicted.

@@ -9,7 +9,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from flash_evals.results.arms import ARMS, Measurement
-from flash_evals.results.errors import EvalError
 from flash_evals.results.speed_result import Case, Settings
 from flash_evals.work import generation, models
 from mlx_lm.models.cache import ArraysCache, ConcatenateKVCache, KVCache
@@ -133,15 +132,6 @@ def test_a_trial_has_a_cache_of_its_own(loaded, batch_size):
         np.testing.assert_array_equal(a, np.array(b))
 
 
-def test_a_cache_that_cannot_be_filled(loaded, monkeypatch):
-    error = RuntimeError("[metal] Insufficient Memory\nand more")
-    monkeypatch.setattr(generation, "generate_step", Mock(side_effect=error))
-    with pytest.raises(
-        EvalError, match=r"^filling the cache with 9 tokens fails: \[metal\] Insufficient Memory and more$"
-    ):
-        next(measured(loaded, Case("prompt", 4, 9, 1)))
-
-
 @pytest.mark.slow("6 seconds")
 @pytest.mark.parametrize(("more", "ahead", "guesses"), [((), 3, 9), (("--num-draft-tokens", 5), 5, 10)])
 def test_a_model_that_drafts_for_itself_is_always_right(run_command, model_folder, more, ahead, guesses):
@@ -157,37 +147,6 @@ def test_a_model_that_drafts_for_itself_is_always_right(run_command, model_folde
     assert f" · {ahead} tokens at a time drafted by {model_folder.name}, " in header
     assert titles.endswith("accepted off   on")
     assert [line.split()[-2:] for line in lines[:4]] == [["–", "–"], ["100%", "100%"]] * 2
-
-
-@pytest.mark.rotate(1, default=4)
-@pytest.mark.parametrize("count", [1, 2, 7, 20])
-@pytest.mark.parametrize("ahead", [1, 3])
-def test_tokens_are_those_of_the_model_and_guesses_are_counted(loaded, make_model, monkeypatch, count, ahead):
-    """With a draft model and a filled cache, the model generates the same tokens as without a draft model. Each step of
-    the draft model counts as one guess.
-    """
-    prompt, draft = np.array([7]), models.load(str(make_model(num_hidden_layers=1)))
-    filled = [generation.filled_cache(model, np.arange(10)) for model in (loaded, draft)]
-    own = {"max_tokens": count, "prompt_cache": generation._copy(filled[0])}
-    alone = [token for token, _ in generation.generate_step(mx.array(prompt), loaded.model, **own)]
-    steps, guesses = [], []
-    generate, call = generation.speculative_generate_step, type(draft.model).__call__
-
-    def spy(*arguments, **others):
-        for step in generate(*arguments, **others):
-            steps.append(step)
-            yield step
-
-    def counted(self, *arguments, **others):
-        guesses.extend([self] if self is draft.model else [])
-        return call(self, *arguments, **others)
-
-    monkeypatch.setattr(generation, "speculative_generate_step", spy)
-    monkeypatch.setattr(type(draft.model), "__call__", counted)
-    work = generation.prepared([loaded, draft], ahead, Case("generation", count, 10, 1), prompt[None], filled)
-    assert work() == (len(guesses), sum(was_drafted for _, _, was_drafted in steps))
-    assert [token for token, _, _ in steps] == alone
-    assert [layer.offset for cache in filled for layer in cache] == [10, 10, 10]  # unchanged for the next trial
 
 
 def test_models_that_cannot_draft_for_each_other_are_refused(refused, loaded, monkeypatch):

@@ -8,7 +8,6 @@ import pytest
 from flash_evals.results.workload import PASSES, Workload
 from flash_evals.work import contest, machine
 from flash_evals.work.implementations import RESULTS
-from flash_evals.work.measure import memory_method
 
 pytestmark = pytest.mark.usefixtures("quick_machine")
 
@@ -98,18 +97,3 @@ def test_a_trial_lasts_twenty_milliseconds(run_kernels, fake_implementation, clo
     [entry], _ = run_kernels("--impl", "flash", "-r", 2)
     assert entry["forward"]["calls_per_trial"] == 8
     assert entry["forward"]["trials(s)"] == pytest.approx([0.003] * 2)
-
-
-@pytest.mark.skipif("resident" not in memory_method(), reason="MLX's allocator knows nothing of numpy's")
-def test_memory_is_that_of_one_call(run_kernels, fake_implementation):
-    """Memory that a library allocates at its first call and keeps does not count."""
-    kept = []
-
-    def before():
-        if not kept:
-            kept.append(np.ones(32_000_000, np.uint8))
-        np.ones(64_000_000, np.uint8)
-
-    fake_implementation("flash", before=before)
-    [entry], _ = run_kernels("--impl", "flash", "-r", 1)
-    assert entry["peak_memory_usage(MB)"] == pytest.approx(64, abs=3)

@@ -4,10 +4,12 @@ import pytest
 from release_table import releases
 
 from tests import launches
+from tests.promises import promise
 
 MLX_VERSION = releases()[-1].mlx
 
 
+@promise("the wheel for macOS loads, as far as Linux can tell")
 def test_every_check_passes(built):
     table = [line for line in built.printed.splitlines() if line.endswith((" ok", " WRONG"))]
     assert len(table) >= 10

@@ -4,6 +4,7 @@ import flashattn_core
 import pytest
 
 from tests.gpu_calls import described
+from tests.promises import promise
 
 MANY = 2**16
 
@@ -18,6 +19,7 @@ def test_as_many_as_there_may_be():
     assert grid("cuda_prefill", 2**31 - 1, 1, 1, 1) == (2**31 - 1, 1, 1)
 
 
+@promise("a call with more threadgroups than a GPU counts raises NoKernelError")
 @pytest.mark.parametrize(("kernel", "batch", "heads"), [("cuda_prefill", 2**30, 2), ("cuda_decode", MANY, MANY)])
 def test_more_threadgroups(kernel, batch, heads):
     words = f"{batch * heads} threadgroups side by side, but GPUs count only up"

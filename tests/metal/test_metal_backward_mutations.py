@@ -10,6 +10,7 @@ from flashattn_core.masks import SlidingWindow
 from tests.core.gradient_oracle import assert_obeys_the_rule, draw_call
 from tests.metal.metal_backward import exactly_saved, run
 from tests.metal.planted_faults import BARRIER, Fault, assert_is_noticed, blocks
+from tests.promises import promise
 
 DQ, DKV, DELTA = "metal_backward_dq", "metal_backward_dkv", "metal_backward_delta"
 BLOCKS = {"lengths": (70, 150), "mask": "blocks"}  # an array mask that hides whole blocks
@@ -108,6 +109,7 @@ def check(fault: Fault, rng: np.random.Generator, edit, run=run) -> None:
         assert_obeys_the_rule(call, run(call, edit=edit))
 
 
+@promise("faults planted in Metal's gradients are noticed")
 @pytest.mark.rotate(6)
 @pytest.mark.parametrize("name", FAULTS)
 def test_is_noticed(rng, name):

@@ -8,6 +8,7 @@ from flashattn_core.masks import KeyRange, SlidingWindow
 
 from tests.metal.metal_attention import run
 from tests.metal.planted_faults import BARRIER, SHARED_BARRIER, Fault, assert_is_noticed, call
+from tests.promises import promise
 
 REG, TG, SPLIT = "metal_prefill_reg", "metal_prefill_tg", "metal_decode_split"
 PARALLEL, FAST, ROWWISE = "metal_decode_parallel", "metal_decode_fast", "metal_rowwise"
@@ -132,6 +133,7 @@ FAULTS = {
 }
 
 
+@promise("faults planted in Metal's kernels are noticed")
 @pytest.mark.rotate(6)
 @pytest.mark.parametrize("name", FAULTS)
 def test_is_noticed(rng, name):

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.gpu_calls import described
+from tests.promises import promise
 
 # Batch, heads, key/value heads, queries, keys, head_dim.
 FEW_ROWS = [(1, 14, 2, 1, 32768, 64), (1, 28, 4, 1, 32768, 128), (1, 28, 4, 8, 8192, 128), (1, 32, 8, 8, 8192, 128)]
@@ -21,6 +22,7 @@ def chunks_within_bound(kernel, shape):
     return chunks
 
 
+@promise("the scratch memory of a decode step on a GPU is bounded")
 @pytest.mark.parametrize("shape", FEW_ROWS + MANY_ROWS)
 def test_of_decode_steps(shape):
     chunks = chunks_within_bound("metal_decode_split", shape)

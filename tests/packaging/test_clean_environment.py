@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.promises import promise
+
 pytestmark = pytest.mark.nightly("installs the three wheels")
 FORWARD = """
 import numpy as np, mlx.core as mx, flashattn_core
@@ -49,6 +51,7 @@ def test_commands(environment, command, says):
     assert says in environment.check(*command.split())
 
 
+@promise("the wheels alone work in an empty environment")
 def test_run(environment):
     plain, _ = generate(environment, "mlx_lm.generate")
     text, said = generate(environment, "mlxlm-flash", "run", "mlx_lm.generate")

@@ -11,10 +11,12 @@ from email.parser import Parser
 import pytest
 
 from tests.packaging.build_wheels import PACKAGES, ROOT, build_sdist
+from tests.promises import promise
 
 ADDRESS = "https://forge.invalid/owner/name"
 
 
+@promise("sdists hold the files under version control")
 @pytest.mark.parametrize("distribution", PACKAGES)
 def test_content(sdist, distribution):
     folder = ROOT / "packages" / PACKAGES[distribution]

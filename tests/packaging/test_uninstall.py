@@ -3,8 +3,10 @@
 import pytest
 
 from tests.packaging.build_wheels import PACKAGES
+from tests.promises import promise
 
 
+@promise("uninstalling leaves nothing")
 @pytest.mark.nightly("installs the three wheels")
 def test_nothing_is_left(environment):
     environment.check("python", "-c", "import flashattn_core, mlxlm_flash_patch, flash_evals.cli, mlx_lm.models.qwen2")

@@ -11,6 +11,7 @@ import yaml
 from release_table import releases
 
 from tests.packaging.build_wheels import PACKAGES, ROOT
+from tests.promises import promise
 
 OLDEST, *_, NEWEST = releases()
 MLX = f">={OLDEST.mlx},<={NEWEST.mlx}"
@@ -49,6 +50,7 @@ def test_uv_builds_again_after_a_change_of_any_source():
     assert {file for file in package.glob("csrc/**/*") if file.is_file()} - known == set()
 
 
+@promise("pins and versions are the same everywhere")
 @pytest.mark.parametrize("distribution", PACKAGES)
 def test_pins(distribution):
     """Requirements name one exact version of nanobind-backend and of this project's packages, because packages that
@@ -61,18 +63,6 @@ def test_pins(distribution):
     assert [(name, pin) for name, pin in found if pin != PINS.get(name, pin)] == []
     assert f"nanobind=={NEWEST.nanobind}" in WORKSPACE["dependency-groups"]["dev"]
     assert f"mlx=={NEWEST.mlx}" in WORKSPACE["project"]["dependencies"]  # for which the workspace builds its module
-
-
-def test_who_needs_which_mlx_lm():
-    """The patch accepts any release since the oldest tested one. flash-evals accepts releases of one minor version."""
-    needs = {
-        name: [need for need in read(name)["project"]["dependencies"] if need.startswith("mlx-lm")] for name in PROJECTS
-    }
-    assert needs == {
-        "flashattn-core": [],
-        "mlxlm-flash-patch": ["mlx-lm>=0.31.3"],
-        "flash-evals": ["mlx-lm>=0.32.0,<0.33"],
-    }
 
 
 def test_the_build_takes_the_installed_mlx(monkeypatch, tmp_path):

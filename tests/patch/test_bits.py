@@ -7,8 +7,10 @@ import pytest
 from mlx_lm.models import base
 
 from tests.patch.arms import normal
+from tests.promises import promise
 
 
+@promise("under the patch CPU attention equals float32 attention rounded once, in any dtype")
 @pytest.mark.rotate(1, default=5)
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16, mx.float32], ids=str)
 @pytest.mark.parametrize("mask", [None, "causal", "bool", "additive", "sinks"])

@@ -6,17 +6,15 @@ Most tests use a fake OpenBLAS, a library with the same function names.
 import atexit
 import json
 import os
-import subprocess
 import sys
-from ctypes.util import find_library
 
 import mlx.core as mx
 import pytest
 from mlxlm_flash_patch import blas, cli
 from mlxlm_flash_patch import run as running
 
-from tests.patch.two_ranks import PROGRAMS
-from tests.patch.two_ranks import launch as on_two_ranks
+from tests.core import programs
+from tests.promises import promise
 
 pytestmark = pytest.mark.slow("processes that import for seconds")
 
@@ -29,11 +27,6 @@ print(json.dumps({
     "argv": sys.argv[1:], "utf8": sys.flags.utf8_mode, "blas": blas.blas(),
     "preloaded": os.environ.get("LD_PRELOAD"), "left": os.environ.get(blas.STARTED_AGAIN),
 }))
-"""
-OF_A_RANK = """
-import mlx.core as mx
-from mlxlm_flash_patch.blas import blas
-print("rank", mx.distributed.init(strict=True).rank(), blas(), flush=True)
 """
 
 
@@ -51,9 +44,7 @@ def library(tmp_path_factory):
         file.parent.mkdir(exist_ok=True)
         text = f'extern "C" {{ void {cblas}() {{}} int openblas_get_parallel() {{ return {threads}; }}'
         text += f' const char* openblas_get_config() {{ return "{config}"; }} }}'
-        build = ["c++", "-shared", "-fPIC", "-x", "c++", "-", "-o", file]
-        subprocess.run(build, input=text, text=True, check=True)
-        return str(file)
+        return programs.library(file, text)
 
     return make
 
@@ -104,6 +95,7 @@ def test_none_on_a_gpu(monkeypatch):
     assert blas.blas() is None
 
 
+@promise("--blas restarts the program once, with the library")
 @LINUX
 @pytest.mark.parametrize(
     "start",
@@ -131,14 +123,6 @@ def test_the_program_starts_again(command, light, library, script, start):
         "left": None,
     }, done.stderr
     assert [line.startswith(f"{OWN}flash attention") for line in done.stderr.splitlines()] == [True, True]
-
-
-@LINUX
-def test_each_rank_starts_again(library, light, tmp_path):
-    (tmp_path / "rank.py").write_text(OF_A_RANK)
-    stdout, stderr = on_two_ranks(PROGRAMS / "mlxlm-flash", "run", "--blas", library(), tmp_path / "rank.py", **light)
-    ranks = sorted(line for line in stdout.splitlines() if "rank" in line)
-    assert ranks == ["rank 0 openblas", "rank 1 openblas"], stderr
 
 
 @LINUX
@@ -191,6 +175,7 @@ def test_no_library(tmp_path):
         assert refused(choice) == f"--blas takes auto or the file of a library, not {str(choice)!r}"
 
 
+@promise("a BLAS library that MLX cannot call is an error")
 @LINUX
 def test_a_library_that_mlx_cannot_call(library):
     plain, long = library(cblas="scipy_cblas_sgemm"), library(config="OpenBLAS 0.3 USE64BITINT")
@@ -233,15 +218,3 @@ def test_run_says_what_bounds(monkeypatch, capsys, script, name, said, mode):
     cli.main()
     lines = capsys.readouterr().err.splitlines()
     assert lines[1:] == [f"{OWN}{blas.REFERENCE}"] * said + ["begins"]
-
-
-@LINUX
-@pytest.mark.skipif(find_library("openblas") is None, reason=f"no OpenBLAS: {blas.INSTALL}")
-def test_auto(command, model_folder):
-    """With the real OpenBLAS, mlx_lm.generate prints the same text, and no line warns about the reference BLAS."""
-    options = ("mlx_lm.generate", "--model", model_folder, "--prompt", "lobster", "--max-tokens", "4", "--temp", "0")
-    plain = command("mlxlm-flash", "run", *options)
-    fast = command("mlxlm-flash", "run", "--blas", "auto", *options)
-    assert fast.returncode == 0, fast.stderr
-    assert (blas.REFERENCE in plain.stderr, blas.REFERENCE in fast.stderr) == (True, False)
-    assert fast.stdout.split("==========")[1] == plain.stdout.split("==========")[1]

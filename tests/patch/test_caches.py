@@ -7,6 +7,7 @@ from mlx_lm.models import cache as mlx_caches
 from mlxlm_flash_patch import router
 
 from tests.patch.arms import batch_caches, close, off_and_on
+from tests.promises import promise
 
 pytestmark = pytest.mark.usefixtures("masks")
 
@@ -61,6 +62,7 @@ def assert_the_same(run, rows=lambda logits: logits):
     assert flash.status().calls == {"cpu_prefill": 2 * long, "cpu_decode": 2 * (len(STEPS) - long)}
 
 
+@promise("each of mlx-lm's caches gives the same logits")
 @pytest.mark.rotate(1, default=4)
 @pytest.mark.parametrize("batch", [1, 2], ids=lambda n: f"B{n}")
 @pytest.mark.parametrize("cache", CACHES.values(), ids=CACHES)
@@ -76,6 +78,7 @@ def test_windows_smaller_than_the_rotating_cache(tiny, tokens, max_kv_size, keep
     assert_the_same(lambda: logits(model, x, [mlx_caches.RotatingKVCache(max_kv_size, keep) for _ in model.layers]))
 
 
+@promise("padded batches give the same logits")
 @pytest.mark.rotate(1, default=4)
 @pytest.mark.parametrize("max_size", [None, 64, 12], ids=lambda n: f"max_kv_size {n}")
 def test_batches_with_left_padding(architecture, tiny, tokens, masks, max_size):

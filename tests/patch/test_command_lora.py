@@ -7,6 +7,8 @@ import re
 import mlx.core as mx
 import pytest
 
+from tests.promises import promise
+
 STEPS = 6
 PRINTED = 0.0011  # mlx_lm.lora prints losses with three decimals, and the last one may differ
 
@@ -54,6 +56,7 @@ def train(command, texts, tmp_path):
     return run
 
 
+@promise("mlx_lm.lora gives the same losses and adapters")
 @pytest.mark.slow("trains in two processes")
 @pytest.mark.rotate(6)
 @pytest.mark.parametrize(

@@ -1,21 +1,17 @@
 """Under mlxlm-flash run, a program's arguments, streams, exit code and signals are as under Python."""
 
-import io
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-from importlib.metadata import distribution
 from pathlib import Path
 
-import mlxlm_flash_patch as flash
 import pytest
 from mlxlm_flash_patch import cli
-from mlxlm_flash_patch import run as running
 
 from tests.patch.arms import ATTEND, LATER
+from tests.promises import promise
 
 OWN = "[mlxlm-flash] "
 WHO_AM_I = """
@@ -76,6 +72,7 @@ def other_lines(stderr):
     return [line for line in stderr.splitlines() if not line.startswith(OWN)]
 
 
+@promise("under mlxlm-flash run a program's arguments are its own")
 @pytest.mark.rotate(1, default=3)
 @pytest.mark.parametrize(
     ("program", "arguments"),
@@ -93,16 +90,6 @@ def test_what_the_program_sees(run, command, folder, program, arguments):
     done = run(*program, *arguments, cwd=folder, flash="0")
     assert json.loads(done.stdout) == json.loads(command("python", *program, *arguments, cwd=folder).stdout)
     assert json.loads(done.stdout)["argv"][1:] == arguments
-
-
-@pytest.mark.slow("2 seconds")
-@pytest.mark.parametrize("safe_path", [{}, {"PYTHONSAFEPATH": "1"}], ids=str)
-def test_a_script_by_its_absolute_path(run, command, folder, safe_path):
-    """PYTHONSAFEPATH keeps the script's folder out of sys.path, as it does under plain Python."""
-    script, options = folder / "script.py", {"cwd": folder / "package", "env": safe_path}
-    done = run(script, flash="0", **options)
-    assert done.stdout == command("python", script, **options).stdout
-    assert (json.loads(done.stdout)["path0"] == str(folder)) == (not safe_path)
 
 
 @pytest.mark.rotate(1, default=3)
@@ -127,16 +114,6 @@ def test_the_option_and_the_variable(run, folder, flash, option, how):
     assert done.stderr.startswith(f"{OWN}flash attention {how}")
 
 
-@pytest.mark.rotate(1, default=2)
-@pytest.mark.parametrize(
-    ("option", "says"), [(["--precision"], "requires an argument"), (["--precision=maybe"], "is not one of")]
-)
-def test_another_option(run, option, says):
-    done = run(*option)
-    assert done.returncode == 2
-    assert says in done.stderr
-
-
 ENDS = {
     "end of file": "print('done')",
     "exit()": "sys.exit()",
@@ -157,6 +134,7 @@ ENDS = {
 }
 
 
+@promise("under mlxlm-flash run a program's streams and exit code are its own")
 @pytest.mark.rotate(1, default=5)
 @pytest.mark.parametrize("end", ENDS)
 def test_how_it_ends(run_script, command, tmp_path, end):
@@ -168,6 +146,7 @@ def test_how_it_ends(run_script, command, tmp_path, end):
         assert other_lines(done.stderr) == other_lines(expected.stderr)
 
 
+@promise("under mlxlm-flash run signals are the program's own")
 @pytest.mark.parametrize("flash", ["0", "1"])
 def test_control_c(tmp_path, flash):
     """After Ctrl-C, the process dies of SIGINT, so a shell loop around the command ends, too."""
@@ -185,13 +164,6 @@ def test_control_c(tmp_path, flash):
         _, stderr = process.communicate(timeout=30)
     assert process.returncode == -signal.SIGINT
     assert other_lines(stderr)[-1] == "KeyboardInterrupt"
-
-
-def test_streams(run_script):
-    text = "import sys\nsys.stdout.write(sys.stdin.read().upper())\nsys.stderr.write('to stderr\\n')\n"
-    done = run_script(text, input="from stdin\n", flash="0")
-    assert done.stdout == "FROM STDIN\n"
-    assert other_lines(done.stderr) == ["to stderr"]
 
 
 RAN = "cpu_prefill 1 · fallbacks: none"
@@ -242,30 +214,6 @@ def test_a_program_that_only_starts_others(run):
     assert line.endswith("are not patched; to patch each of them: mlx.launch OPTIONS -- mlxlm-flash run COMMAND")
 
 
-@pytest.mark.parametrize(
-    ("code", "mode", "expected"),
-    [(None, "strict", 1), (0, "strict", 1), (3, "strict", 3), ("bye", "strict", "bye"), (0, "1", 0), (None, "0", None)],
-)
-def test_strict_overrules_success_only(monkeypatch, tmp_path, code, mode, expected):
-    monkeypatch.setattr(sys, "argv", list(sys.argv))
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    program = running.Program(["program"], str(tmp_path), lambda: sys.exit(code))
-    with flash.enabled(), pytest.raises(SystemExit) as end:
-        running.start(program, mode == "strict")
-    assert end.value.code == expected
-
-
-def test_the_last_line():
-    """A forked child does not print the last line. If stderr is closed, no error is raised."""
-    stream = io.StringIO()
-    running._say_what_ran(stream, os.getpid() + 1)
-    assert stream.getvalue() == ""
-    running._say_what_ran(stream, os.getpid())
-    assert stream.getvalue().startswith(f"{OWN}flash attention ran: ")
-    stream.close()
-    running._say_what_ran(stream, os.getpid())
-
-
 @pytest.mark.parametrize("value", ["", "2", "yes", "STRICT", "faster", "strict,float32"])
 def test_other_values_of_the_variable(refused, folder, monkeypatch, value):
     monkeypatch.setenv("MLXLM_FLASH", value)
@@ -308,6 +256,7 @@ def main():
 """
 
 
+@promise("mlxlm-flash run starts any installed command")
 @pytest.mark.parametrize("how", [("mlxlm-flash",), ("python", "-m", "mlxlm_flash_patch")], ids=" ".join)
 def test_a_command_of_any_package(command, tmp_path, how):
     """The command here, theirs.generate, calls MLX's attention function, and does not import mlx-lm."""
@@ -319,25 +268,3 @@ def test_a_command_of_any_package(command, tmp_path, how):
     done = command(*how, "run", "theirs.generate", "--steps", "2", env={"PYTHONPATH": str(tmp_path)})
     assert (done.returncode, done.stdout) == (3, "['--steps', '2']\n")
     assert done.stderr.splitlines()[-1] == f"{OWN}flash attention ran: {RAN}"
-
-
-@pytest.mark.slow("3 seconds")
-def test_behind_the_word_python(run, folder):
-    for python, *words in (
-        ("python", "script.py", "-x"),
-        (sys.executable, "script.py", "-x"),
-        ("python3", "script.py", "-x"),
-        ("python", "-m", "module", "-x"),
-    ):
-        done = run(python, *words, cwd=folder, flash="0")
-        assert (done.returncode, done.stdout) == (0, run(*words, cwd=folder, flash="0").stdout)
-
-
-@pytest.mark.rotate(1, default=4)
-@pytest.mark.parametrize("name", sorted(distribution("mlx-lm").entry_points.select(group="console_scripts").names))
-def test_commands_of_mlx_lm(name):
-    """For mlx-lm's commands, argv[0] is the path that a shell would find."""
-    folder = str(Path(sys.executable).parent)
-    program = running.find(name, ["--help", "-h"])
-    assert program.argv == [shutil.which(name, path=folder), "--help", "-h"]
-    assert program.folder == folder

@@ -36,14 +36,7 @@ print(json.dumps({
 @pytest.mark.slow("two processes for 20 seconds")
 @pytest.mark.rotate(4)
 @pytest.mark.parametrize(
-    ("how", "model_type"),
-    [
-        ("tensor", "qwen2"),
-        *(
-            pytest.param(*case, marks=pytest.mark.nightly("two processes for 20 seconds"))
-            for case in (("pipeline", "qwen2"), ("tensor", "llama"), ("tensor", "gpt_oss"))
-        ),
-    ],
+    ("how", "model_type"), [("tensor", "qwen2"), ("pipeline", "qwen2"), ("tensor", "llama"), ("tensor", "gpt_oss")]
 )
 def test_the_same_tokens(tiny, model_folder, tmp_path, how, model_type):
     folder = shutil.copytree(model_folder, tmp_path / "model")

@@ -1,19 +1,16 @@
 """enabled() blocks nest, end after exceptions, and work in several threads."""
 
-import contextlib
-import importlib
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import mlx.core as mx
 import mlxlm_flash_patch as flash
 import pytest
-from mlx_lm.generate import generate_step
 from mlx_lm.models import base, llama, qwen2
 from mlxlm_flash_patch.patch_points import PatchPoint
 
 from tests.patch.arms import is_in
+from tests.promises import promise
 
 
 def test_an_inner_block_does_not_switch_off_an_outer_one():
@@ -49,6 +46,7 @@ def test_an_inner_block_may_be_stricter_but_not_laxer(tiny, tokens):
         assert not flash.status().strict
 
 
+@promise("blocks nest, and end in any order")
 def test_blocks_that_end_out_of_order():
     first, second = flash.enabled(), flash.enabled(strict=True)
     first.__enter__()
@@ -70,6 +68,7 @@ def test_an_exception_inside(error, strict, original):
     assert qwen2.scaled_dot_product_attention is original
 
 
+@promise("an interrupt while functions are exchanged restores all of them")
 @pytest.mark.parametrize("strict", [False, True])
 def test_an_interrupt_while_functions_are_exchanged(strict, monkeypatch, original):
     """If Ctrl-C comes while enabled() replaces functions, MLX and mlx-lm get all their own functions back."""
@@ -88,16 +87,6 @@ def test_an_interrupt_while_functions_are_exchanged(strict, monkeypatch, origina
     assert base.scaled_dot_product_attention is qwen2.scaled_dot_product_attention is original
 
 
-def test_as_decorator():
-    @flash.enabled()
-    def inside():
-        return is_in()
-
-    assert inside()
-    assert inside()
-    assert not is_in()
-
-
 @pytest.fixture
 def restless():
     """Makes Python switch between threads as often as it can."""
@@ -107,27 +96,7 @@ def restless():
     sys.setswitchinterval(before)
 
 
-@contextlib.contextmanager
-def switching():
-    """During the block, two threads switch the patch on and off all the time, by enable() and by enabled()."""
-    done = threading.Event()
-
-    def switch():
-        while not done.is_set():
-            flash.enable()
-            with flash.enabled():
-                flash.status()
-            flash.disable()
-
-    with ThreadPoolExecutor(2) as pool:
-        switches = [pool.submit(switch) for _ in range(2)]
-        try:
-            yield
-        finally:
-            done.set()
-    assert not any(each.exception() for each in switches)
-
-
+@promise("blocks work in several threads")
 @pytest.mark.usefixtures("restless")
 def test_many_threads(original):
     """If threads' blocks overlap at random, the patch is on while any block is open, and off after the last."""
@@ -143,30 +112,3 @@ def test_many_threads(original):
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, [qwen2, llama] * 4))
     assert not is_in()
-
-
-@pytest.mark.usefixtures("restless")
-def test_threads_that_generate_meanwhile(tiny, tokens, original):
-    """Each thread generates the same tokens as it does alone, although other threads switch the patch on and off."""
-    models = [tiny(seed=seed) for seed in range(2)]
-    prompt = tokens(1, 16)[0].tolist()
-
-    def generate(model):
-        return [token for token, _ in generate_step(mx.array(prompt), model, max_tokens=24)]
-
-    expected = [generate(model) for model in models]
-    with switching(), ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(generate, models * 2)) == expected * 2
-    assert flash.status().fallbacks == {}
-    assert base.scaled_dot_product_attention is qwen2.scaled_dot_product_attention is original
-
-
-@pytest.mark.usefixtures("restless")
-def test_threads_that_import_meanwhile(original):
-    """Modules that are imported while threads switch the patch have mlx-lm's own function after the patch is off."""
-    names = [f"mlx_lm.models.{name}" for name in ("olmo2", "phi", "starcoder2", "qwen3", "cohere")]
-    with switching():
-        for name in names * 4:
-            sys.modules.pop(name, None)
-            importlib.import_module(name)
-    assert [sys.modules[name].scaled_dot_product_attention is original for name in names] == [True] * len(names)

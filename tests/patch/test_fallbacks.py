@@ -11,6 +11,7 @@ from mlx_lm.models import base
 from mlxlm_flash_patch import router
 
 from tests.patch.arms import close
+from tests.promises import promise
 
 WIDE = {name: mx.zeros((1, 2, 5, 600)) for name in ("queries", "keys", "values")}  # a call with these falls back
 
@@ -58,6 +59,7 @@ def test_no_kernel(monkeypatch):
     assert flash.status().fallbacks == {"no kernels for the moon": 1}
 
 
+@promise("every fallback is counted under its reason, with one warning for each reason")
 def test_warned_once_for_each_reason_and_counted_each_time(warned):
     with mx.stream(mx.cpu):
         off = attention(**of_dtype(mx.float64))

@@ -6,6 +6,7 @@ from mlx_lm.generate import batch_generate, generate_step, stream_generate
 from mlx_lm.utils import load
 
 from tests.patch.arms import off_and_on
+from tests.promises import promise
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +25,7 @@ def test_generate_step(architecture, tiny, tokens, options):
     assert flash.status().calls["cpu_decode"] >= 2 * 24
 
 
+@promise("generation gives the same greedy tokens, also with draft models")
 @pytest.mark.rotate(1, default=3)
 @pytest.mark.parametrize(
     "options",

@@ -1,11 +1,12 @@
 """Importing mlxlm_flash_patch, or installing it, changes nothing, and loads no module of mlx-lm."""
 
-import ast
 import importlib.metadata
 from pathlib import Path
 
 import mlxlm_flash_patch
 import pytest
+
+from tests.promises import promise
 
 
 def test_what_is_loaded_by_it(command):
@@ -23,6 +24,7 @@ print(*{m.split(".")[0] for m in sys.modules} - bare - sys.stdlib_module_names)
     assert {"mlxlm_flash_patch"} <= set(command("python", "-c", code).stdout.split()) <= ours
 
 
+@promise("importing the patch changes nothing")
 @pytest.mark.slow("7 seconds")
 def test_nothing_is_changed_by_it(command):
     """The import changes nothing in MLX and mlx-lm. Python's import system, warnings and hooks stay as they are."""
@@ -48,26 +50,9 @@ print(mlxlm_flash_patch.status().patched, (contents(), python()) == before)
     assert command("python", "-c", code).stdout == "True\n() True\n"
 
 
+@promise("installing the patch changes nothing")
 def test_installing_changes_nothing():
     """The package runs no code when Python starts. The .pth file of an editable install only names a folder."""
     files = [file for file in importlib.metadata.files("mlxlm-flash-patch") if file.suffix == ".pth"]
     assert all(Path(line).is_dir() for file in files for line in file.read_text().splitlines())
     assert not list(Path(mlxlm_flash_patch.__file__).parents[1].rglob("*.pth"))
-
-
-ORDER = (
-    *("mlx_own", "described_masks", "router", "mlx_lm_functions", "mx_fast", "patch_points", "patch"),
-    *("coverage", "blas", "run", "tune", "doctor", "cli", "__main__"),
-)
-
-
-@pytest.mark.slow("checks the source's structure, which no user sees")
-def test_modules_import_from_those_before_them():
-    """Each module imports only modules before it in ORDER, which docs/dev/design.md describes."""
-    folder = Path(mlxlm_flash_patch.__file__).parent
-    assert {file.stem for file in folder.glob("*.py")} == {*ORDER, "__init__"}
-    for place, name in enumerate(ORDER):
-        tree = ast.parse((folder / f"{name}.py").read_text())
-        imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level == 1]
-        known = {alias.name for node in imports for alias in node.names if not node.module} & set(ORDER)
-        assert known | {node.module for node in imports if node.module} <= set(ORDER[:place]), name

@@ -56,19 +56,3 @@ def test_it_says_what_the_sources_say():
         assert set(entry.through) == (set() if entry.by else through(model_type)), model_type
         assert bool(entry.by or entry.through) != bool(entry.without), model_type
         assert bool(entry.caches) + bool(entry.untested) == (model_type in supported()), model_type
-
-
-def test_softmax_is_of_scores_only_where_it_says_so():
-    """Finds functions that compute attention by themselves. Their sources have `mx.softmax(scores` and `scores @`."""
-
-    def writes_out(function):
-        text = ast.unparse(function)
-        return "mx.softmax(scores" in text and "scores @" in text
-
-    found = {
-        module
-        for module, tree in SOURCES.items()
-        if any(isinstance(node, ast.FunctionDef) and writes_out(node) for node in ast.walk(tree))
-    }
-    assert found == {*WRITTEN_OUT, "olmo"}
-    assert model_types()["olmo"].without

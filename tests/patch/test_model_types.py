@@ -13,6 +13,7 @@ from mlxlm_flash_patch import mx_fast
 from tests.patch.arms import close
 from tests.patch.model_configs import config, random_model
 from tests.patch.model_types import model_types, supported
+from tests.promises import promise
 
 PROMPT, STEPS, MAX_KV_SIZE = 20, 4, 16
 UNTESTED = [name for name in supported() if model_types()[name].untested]
@@ -46,6 +47,7 @@ def kinds(caches):
         yield from kinds(cache.caches) if isinstance(cache, CacheList) else [type(cache).__name__]
 
 
+@promise("each model type gives the same logits, prefill and decode")
 @pytest.mark.parametrize(
     "model_type",
     [

@@ -11,6 +11,7 @@ from flashattn_core.masks import Causal
 from mlxlm_flash_patch.mx_fast import flash_instead_of
 
 from tests.patch.arms import normal, off_and_on
+from tests.promises import promise
 
 Q, K, V = normal(0, 2, 4, 9, 16), normal(1, 2, 2, 9, 16), normal(2, 2, 2, 9, 16)
 SEEN = mx.array(np.random.RandomState(0).rand(2, 1, 9, 9) > 0.4) | mx.eye(9).astype(mx.bool_)
@@ -89,6 +90,8 @@ def attention(arrays, options):
     return mx.fast.scaled_dot_product_attention(*arrays, **options)
 
 
+@promise("the op takes all arguments of MLX's own attention, with the same results")
+@promise("the patched function takes all that MLX's takes, with the same results")
 @pytest.mark.rotate(1, default=4)
 @pytest.mark.parametrize(("arrays", "options"), TAKEN.values(), ids=TAKEN)
 def test_all_that_mlx_takes(arrays, options):
@@ -109,6 +112,7 @@ def test_a_fused_kernel_that_is_asked_for():
     assert mx.allclose(on, attention((Q, K, V), {"scale": 0.25}), atol=1e-5)
 
 
+@promise("what MLX alone takes is a counted fallback")
 @pytest.mark.parametrize(("arrays", "options", "reason"), FALLS_BACK.values(), ids=FALLS_BACK)
 def test_what_mlx_alone_takes_is_a_counted_fallback(arrays, options, reason):
     off = attention(arrays, options)
@@ -140,6 +144,7 @@ def test_a_traced_scale_falls_back():
                 transformed(mx.array(0.25))
 
 
+@promise("bad arguments raise MLX's own error, and are no fallback")
 @pytest.mark.rotate(1, default=6)
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize(("arrays", "options"), REFUSED.values(), ids=REFUSED)
@@ -171,37 +176,3 @@ def test_an_argument_that_a_later_mlx_takes():
     with flash.enabled(), pytest.warns(flash.FlashFallbackWarning, match="does not support the arguments window"):
         flash_instead_of(later)(Q, K, V, scale=0.25, window=4)
     assert given == {"scale": 0.25, "window": 4}
-
-
-@pytest.mark.parametrize("transform", ["compile", "vmap", "jvp", "checkpoint"])
-def test_transforms(transform):
-    q, mask = normal(4, 3, 2, 4, 9, 16), mx.where(SEEN, 0.0, -1e9)
-
-    def call(q):
-        return mx.fast.scaled_dot_product_attention(q, K, V, scale=0.25, mask=mask)
-
-    def run():
-        if transform == "vmap":
-            return mx.vmap(lambda q: call(q))(q)
-        if transform == "jvp":
-            return mx.jvp(lambda q: call(q), [q[0]], [q[1]])[1][0]
-        if transform == "checkpoint":
-            return mx.grad(mx.checkpoint(lambda q: call(q).square().sum()))(q[0])
-        return mx.compile(lambda q: call(q))(q[0])
-
-    off = run()
-    mx.eval(off)
-    with flash.enabled():  # without strict, because mx.jvp runs no kernel of flash attention
-        on = run()
-        mx.eval(on)
-    assert flash.status().fallbacks == {}
-    assert mx.allclose(on, off, atol=1e-4)
-
-
-def test_an_exported_function(tmp_path):
-    """A function exported with the patch on works without the patch."""
-    file = str(tmp_path / "attention.mlxfn")
-    with flash.enabled():
-        mx.export_function(file, lambda q: mx.fast.scaled_dot_product_attention(q, q, q, scale=0.25), Q)
-    [out] = mx.import_function(file)(Q)
-    assert mx.allclose(out, mx.fast.scaled_dot_product_attention(Q, Q, Q, scale=0.25), atol=1e-5)

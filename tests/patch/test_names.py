@@ -3,26 +3,21 @@
 import importlib
 import importlib.util
 import json
-import os
-import subprocess
 import sys
-import threading
 import types
-import warnings
-from importlib.abc import MetaPathFinder
 
 import mlx.core as mx
 import mlx.nn
 import mlx.utils
-import mlx_lm.models
 import mlxlm_flash_patch as flash
 import pytest
-from mlx_lm.models import base, cache, gear, gemma2, llama, qwen2
+from mlx_lm.models import base, cache, gemma2, llama, qwen2
 from mlx_lm.utils import load_model
-from mlxlm_flash_patch import patch, patch_points
 
+from tests.core.programs import python
 from tests.patch.arms import calls, calls_of, close
 from tests.patch.model_configs import config, random_model
+from tests.promises import promise
 
 Q = mx.ones((1, 2, 12, 8))
 IMPORTS = {
@@ -52,6 +47,7 @@ def module(monkeypatch):
     return make
 
 
+@promise("every module's name for the function is flash attention only while the patch is on")
 @pytest.mark.rotate(1, default=4)
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 @pytest.mark.parametrize("text", IMPORTS)
@@ -121,8 +117,7 @@ def test_a_block_searches_modules_only_if_there_may_be_new_names(light):
 
     A search takes milliseconds. Names that a module got between the blocks or meanwhile are exchanged and restored.
     """
-    done = subprocess.run([sys.executable, "-c", BLOCKS], env={**os.environ, **light}, capture_output=True, text=True)
-    assert done.stdout == "fine\n", done.stderr
+    assert python(BLOCKS, **light).stdout == "fine\n"
 
 
 def test_what_is_held_elsewhere_passes_calls_on():
@@ -136,6 +131,7 @@ def test_what_is_held_elsewhere_passes_calls_on():
             assert calls_of(lambda: held[0](Q, Q, Q, scale=1.0)) == 1
 
 
+@promise("modules that are imported later are patched, and given back")
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gear", "phi3small", "gemma3_text"])
 def test_a_model_that_is_imported_while_the_patch_is_on(late, tokens, name):
     with flash.enabled(strict=True):
@@ -159,22 +155,6 @@ def test_a_module_that_is_loaded_anew(module, monkeypatch):
     assert flash.status().patched == ()
     for name in ("__call__", "make_mask"):
         assert all(vars(cls).get(name) is before.get(name) for cls, before in classes.items())
-
-
-def test_a_module_that_fails_while_it_is_imported(late, monkeypatch):
-    """The import raises the module's own error. When a later import succeeds, the patch replaces the functions."""
-    with flash.enabled():
-        monkeypatch.setattr(type(gemma2.__spec__.loader), "get_data", lambda self, path: b"raise ZeroDivisionError")
-        monkeypatch.setattr(type(gemma2.__spec__.loader), "path_stats", lambda self, path: {"mtime": 0, "size": 1})
-        with pytest.raises(ZeroDivisionError):
-            late("gemma2")
-        monkeypatch.undo()
-        sys.modules.pop("mlx_lm.models.gemma2", None)
-        again = importlib.import_module("mlx_lm.models.gemma2")
-        assert "mlx_lm.models.gemma2.Attention.__call__" in flash.status().patched
-    assert again.Attention.__call__.__module__ == "mlx_lm.models.gemma2"
-    sys.modules["mlx_lm.models.gemma2"] = gemma2
-    sys.modules["mlx_lm.models"].gemma2 = gemma2
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["loaded before", "loaded after"])
@@ -214,48 +194,3 @@ def test_a_lazy_module_is_not_loaded(tmp_path, monkeypatch):
     flash.disable()
     with pytest.raises(ModuleNotFoundError, match="there_is_no_such_module"):
         module.anything  # noqa: B018
-
-
-def test_an_import_that_begins_while_the_patch_goes_in(monkeypatch):
-    """Another thread begins to import a module while enable() runs. The import ends after enable() has returned."""
-    name = "mlx_lm.models.gear"
-    monkeypatch.setattr(mlx_lm.models, "gear", gear)  # restored after the test
-    monkeypatch.delitem(sys.modules, name)
-    wait, begun, may_go_on = patch._wait_for_imports, threading.Event(), threading.Event()
-
-    class Slow(MetaPathFinder):
-        def find_spec(self, wanted, path=None, target=None):
-            if wanted == name:
-                begun.set()
-                may_go_on.wait(10)
-
-    importing = threading.Thread(target=importlib.import_module, args=(name,))
-
-    def wait_and_import():
-        wait()
-        monkeypatch.setattr(patch, "_wait_for_imports", wait)
-        monkeypatch.setattr(sys, "meta_path", [*sys.meta_path[:1], Slow(), *sys.meta_path[1:]])
-        importing.start()
-        assert begun.wait(10)
-
-    monkeypatch.setattr(patch, "_wait_for_imports", wait_and_import)
-    flash.enable()
-    may_go_on.set()
-    importing.join()
-    patched = flash.status().patched
-    flash.disable()
-    assert f"{name}._softcap_attention" in patched
-
-
-def test_an_import_that_fails_has_its_own_error(monkeypatch):
-    """If an import fails, the program gets the import's error, not the patch's warning, even if warnings are errors."""
-    name = "mlx_lm.models.gear"
-    monkeypatch.setattr(mlx_lm.models, "gear", gear)  # restored after the test
-    monkeypatch.delitem(sys.modules, name)
-    flash.enable()
-    monkeypatch.setattr(patch_points, "put_in", lambda: {name: "some reason"})
-    monkeypatch.delattr(mlx.nn, "Module")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with pytest.raises(AttributeError, match="Module"):
-            importlib.import_module(name)

@@ -7,20 +7,18 @@ and off in any order.
 import contextlib
 import functools
 import itertools
-import subprocess
 import sys
-import threading
 import types
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 
 import mlx.core as mx
 import mlxlm_flash_patch as flash
 import pytest
-from mlx_lm.models import base, gemma2
 from mlxlm_flash_patch.patch_points import MX_ATTENTION, POINTS
 
+from tests.core.programs import python
 from tests.patch.arms import calls_of
+from tests.promises import promise
 
 Q = mx.random.normal((1, 2, 12, 16))
 theirs_stays = pytest.warns(flash.FlashFallbackWarning, match="another library's function, .*theirs, is in its place")
@@ -93,6 +91,7 @@ class Patch:
         self.is_on = False
 
 
+@promise("other libraries that exchange the same function nest in any order")
 @pytest.mark.rotate(1, default=8)
 @pytest.mark.filterwarnings("ignore::mlxlm_flash_patch.FlashFallbackWarning")
 @pytest.mark.parametrize("order", list(itertools.product("lp", repeat=5)), ids="".join)
@@ -120,22 +119,6 @@ def test_every_order(library, order, mlx_own):
     assert type(mx.fast) is type(mx)
 
 
-def test_theirs_is_on_top_where_it_comes_last(library):
-    flash.enable()
-    library.on()
-    with theirs_stays, flash.enabled():  # the block does not displace the library's function
-        assert mx.fast.scaled_dot_product_attention is library.function
-    assert ran() == 1
-    assert library.calls == 1
-    assert "mx.fast.scaled_dot_product_attention" in flash.status().foreign
-    assert "theirs" in str(flash.status())
-    flash.disable()
-    assert mx.fast.scaled_dot_product_attention is library.function
-    assert ran() == 0
-    assert library.calls == 2
-    library.off()
-
-
 def theirs(*arguments, **options):
     raise NotImplementedError
 
@@ -158,6 +141,7 @@ SWITCHES = {
 }
 
 
+@promise("another library's function stays, and is named")
 @pytest.mark.rotate(1, default=9)
 @pytest.mark.parametrize("switch", SWITCHES)
 @pytest.mark.parametrize("kind", FOREIGN)
@@ -200,50 +184,9 @@ print(flash.status().calls)
 
 def test_theirs_was_there_before_the_patch_was_imported():
     """The patch still finds MLX's own function, and exchanges it where a module holds it, here as `own`."""
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", FIRST_OF_ALL], capture_output=True, text=True)
-    first, second = done.stdout.splitlines()
-    assert first == "2.0 {'mx.fast.scaled_dot_product_attention': '__main__.theirs'}", done.stderr
+    first, second = python(FIRST_OF_ALL, "-W", "ignore").stdout.splitlines()
+    assert first == "2.0 {'mx.fast.scaled_dot_product_attention': '__main__.theirs'}"
     assert second == "{'cpu_decode': 1}"
-
-
-def test_sinks_over_their_quantised_caches(monkeypatch):
-    """If another library computes attention over quantised caches, calls with sinks get mlx-lm's own error."""
-    packed = mx.quantize(mx.ones((1, 1, 4, 64)), 32, 8)
-    stored = types.SimpleNamespace(bits=8, group_size=32)
-    monkeypatch.setattr(base, "quantized_scaled_dot_product_attention", theirs)
-    q, sinks = mx.ones((1, 1, 2, 64)), mx.zeros(1)
-    with theirs_stays, flash.enabled(), pytest.raises(ValueError, match="does not support attention sinks"):
-        base.scaled_dot_product_attention(q, packed, packed, stored, 1.0, None, sinks=sinks)
-
-
-def test_strict_names_theirs(monkeypatch):
-    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", theirs)
-    with theirs_stays:
-        flash.enable(strict=True)
-    with pytest.raises(flash.FlashNeverRanError, match=r"has replaced mx\.fast.* with .*\.theirs"):
-        flash.disable()
-
-
-def test_their_class_that_inherits_the_method(monkeypatch):
-    """The patch replaces the method of mlx-lm's class, so flash attention runs in the library's class, too."""
-    own, theirs = gemma2.Attention, type("Attention", (gemma2.Attention,), {})
-    monkeypatch.setattr(gemma2, "Attention", theirs)
-    with flash.enabled():
-        assert "mlx_lm.models.gemma2.Attention.__call__" in flash.status().patched
-        assert own.__call__.__module__ == theirs.__call__.__module__
-    assert "__call__" not in vars(theirs)
-
-
-def test_mlx_lm_s_calls_reach_a_library_that_wraps_the_patch(library):
-    """If another library has wrapped the patch's function in mx.fast, mlx-lm's patched function calls the wrapper."""
-    flash.enable()
-    base.scaled_dot_product_attention(Q, Q, Q, None, 1.0, None)
-    library.on()
-    base.scaled_dot_product_attention(Q, Q, Q, None, 1.0, None)
-    assert library.calls == 1
-    library.off()
-    base.scaled_dot_product_attention(Q, Q, Q, None, 1.0, None)
-    assert library.calls == 1
 
 
 def test_a_fallback_is_theirs_and_counted_once(library):
@@ -260,30 +203,3 @@ def test_a_fallback_is_theirs_and_counted_once(library):
     assert library.calls == 1
     flash.disable()
     library.off()
-
-
-@pytest.mark.slow("2 seconds")
-@pytest.mark.filterwarnings("ignore::mlxlm_flash_patch.FlashFallbackWarning")
-def test_threads_that_switch_both(mlx_own):
-    """Threads switch two libraries and the patch all the time. When they end, MLX's own function is back."""
-
-    lock_of_libraries = threading.Lock()
-
-    def switch_library():
-        library = Library()
-        for _ in range(30):
-            mx.fast.scaled_dot_product_attention(Q, Q, Q, scale=0.25)
-            with lock_of_libraries:  # with both libraries on, one would save the other's function as MLX's
-                library.on()
-                library.off()
-
-    def switch_patch():
-        for _ in range(30):
-            with flash.enabled():
-                mx.fast.scaled_dot_product_attention(Q, Q, Q, scale=0.25)
-
-    with ThreadPoolExecutor(4) as pool:
-        work = [pool.submit(switch) for switch in (switch_library, switch_patch) * 2]
-    assert not any(each.exception() for each in work)
-    assert mx.fast.scaled_dot_product_attention is mlx_own
-    assert type(mx.fast) is type(mx)

@@ -9,11 +9,13 @@ import sys
 import pytest
 
 from tests.patch.arms import ATTEND
+from tests.promises import promise
 
 CALL = f"import mlxlm_flash_patch as flash\nflash.enable(strict=True)\n{ATTEND}flash.disable()\nprint('ran')"
 TURNS = pytest.mark.rotate(3)
 
 
+@promise("a missing or read-only home folder does no harm")
 @pytest.mark.slow("processes that import for seconds")
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc; run this test on Linux")
 @pytest.mark.parametrize("home", ["/proc/no/home", pytest.param("/proc", marks=TURNS)])

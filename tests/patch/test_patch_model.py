@@ -18,6 +18,7 @@ from mlx_lm.tuner.trainer import grad_checkpoint
 
 from tests.patch.arms import calls_of, close
 from tests.patch.model_configs import ARCHITECTURES, config, random_model
+from tests.promises import promise
 
 
 def arrays(model):
@@ -47,6 +48,7 @@ def x(tokens):
     return x
 
 
+@promise("patch_model() changes this model and no other")
 @pytest.mark.rotate(1, default=4)
 @pytest.mark.parametrize("model_type", [*ARCHITECTURES, "gemma2", "gear", "phi3small", "plamo2", "deepseek_v41"])
 def test_this_model_and_no_other(model_type, x):
@@ -78,20 +80,6 @@ def test_this_model_and_no_other(model_type, x):
     assert flash.status().fallbacks == {}
 
 
-def test_it_is_the_same_model(tiny):
-    """A patched model keeps its parameters, names and repr(). Its modules stay instances of their original classes."""
-    model = tiny()
-    before = arrays(model), repr(model), [name for name, _ in model.named_modules()]
-    types = types_of(model)
-    flash.patch_model(model)
-    assert (arrays(model), repr(model), [name for name, _ in model.named_modules()]) == before
-    assert all(isinstance(m, t) for m, t in zip(model.modules(), types, strict=True))
-    assert [(t.__module__, t.__qualname__) for t in types_of(model)] == [(t.__module__, t.__qualname__) for t in types]
-    flash.unpatch_model(model)
-    assert types_of(model) == types
-    assert arrays(model) == before[0]
-
-
 @pytest.mark.parametrize(
     "again", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["deepcopy", "pickle"]
 )
@@ -103,27 +91,6 @@ def test_copies_are_patched_too(pair, x, again, unpatched):
     assert calls_of_each(x, *both) == [2, 2]
     flash.unpatch_model(both[unpatched])
     assert calls_of_each(x, both[unpatched], both[1 - unpatched]) == [0, 2]
-
-
-def test_a_module_made_of_a_patched_one_s_class(pair):
-    """A new module of a patched module's class is patched, even after unpatch_model() for the first model."""
-    model, _ = pair
-    attention = type(model.layers[0].self_attn)(model.args)
-    flash.unpatch_model(model)
-    assert calls_of_each(mx.ones((1, 12, 128)), attention) == [1]
-
-
-def test_twice_is_once(tiny, x):
-    model = tiny()
-    types = types_of(model)
-    flash.unpatch_model(model)  # changes nothing, because the model is not patched
-    assert types_of(model) == types
-    flash.patch_model(model)
-    flash.patch_model(model)
-    assert calls_of_each(x, model) == [2]
-    assert flash.status().instances == 1
-    flash.unpatch_model(model)
-    assert types_of(model) == types
 
 
 def test_with_enable(pair, x):
@@ -157,25 +124,6 @@ def test_at_the_same_time_as_others(pair, x):
     assert all(mx.array_equal(one, off) for one in results)
 
 
-def test_compiled(pair, x):
-    model, other = (mx.compile(lambda x, model=model: model(x)) for model in pair)
-    assert calls_of_each(x, model, other, model, other) == [2, 0, 2, 0]
-
-
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_after_an_exception(pair, x, error, monkeypatch):
-    """After a call that raised an exception, still only the patched model uses flash attention."""
-
-    def fails(x):
-        raise error
-
-    with monkeypatch.context() as broken:
-        broken.setitem(pair[0].layers[1].self_attn, "o_proj", fails)
-        with pytest.raises(error):
-            pair[0](x)
-    assert calls_of_each(x, *pair) == [2, 0]
-
-
 def test_a_layer_that_is_computed_again(pair, x, monkeypatch):
     """To compute gradients, mx.checkpoint runs a layer a second time, after the call of the model has ended."""
     model, other = pair
@@ -191,12 +139,6 @@ def test_a_layer_that_is_computed_again(pair, x, monkeypatch):
     assert flash.status().calls == {**before, "cpu_prefill": 4, "cpu_backward": 2}  # each layer runs twice
     mx.eval(gradient(other))
     assert flash.status().calls == {**before, "cpu_prefill": 4, "cpu_backward": 2}
-
-
-def test_a_part_of_a_model_that_is_called_alone(pair, x):
-    """A module of a patched model is patched even if it is called alone, like the language part of a vision model."""
-    model, other = pair
-    assert calls_of_each(x, model.model, other.model) == [2, 0]
 
 
 def test_a_model_of_any_package(mlx_own):

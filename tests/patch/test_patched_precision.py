@@ -9,9 +9,10 @@ import pytest
 from flashattn_core import _ext
 from mlx_lm.models import base
 from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
-from mlxlm_flash_patch import mlx_own, router, run
+from mlxlm_flash_patch import mlx_own, router
 
 from tests.patch.arms import is_in
+from tests.promises import promise
 
 WHY = "cuda_prefill is estimated at 1.5 times MLX's time per pair (never measured)"
 LEFT = f"left to MLX's own attention: {WHY} 2"
@@ -84,6 +85,7 @@ def precisions(asked):
     return {precision for _, precision in asked}
 
 
+@promise("the precision of enable() reaches every call")
 @pytest.mark.parametrize("options", [{}, {"precision": "input"}, {"precision": "float32"}], ids=str)
 def test_each_precision_reaches_flash_attention(asked, options):
     with flash.enabled(**options):
@@ -103,27 +105,13 @@ def test_it_reaches_quantised_caches_and_soft_caps(asked, precision):
     assert asked == [("long", precision)] * 2
 
 
+@promise('precision="float32" wins where blocks nest')
 def test_float32_wins_where_blocks_nest(asked):
     with flash.enabled(precision="float32"), flash.enabled(precision="input"):
         attention()
     with flash.enabled(precision="input"), flash.enabled(precision="float32"):
         attention()
     assert precisions(asked) == {"float32"}
-
-
-def test_a_block_ends_with_the_precision_around_it(asked):
-    with flash.enabled(precision="input"):
-        with flash.enabled(precision="float32"):
-            pass
-        attention()
-    assert precisions(asked) == {"input"}
-
-
-def test_a_model_that_was_given_to_patch_model_has_the_default(asked, tiny, tokens):
-    model = tiny()
-    flash.patch_model(model)
-    of(model, tokens())
-    assert precisions(asked) == {"input"}
 
 
 @pytest.mark.parametrize("word", ["float16", "", None, 32], ids=repr)
@@ -138,22 +126,10 @@ def test_another_word(word, enabled):
     assert is_in() == enabled
 
 
-@pytest.mark.rotate(1, default=3)
-@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
-def test_on_the_cpu_both_have_the_same_bits_and_nothing_is_left(tiny, tokens, dtype):
-    results = []
-    for precision in ("input", "float32"):
-        with flash.enabled(precision=precision):
-            results.append(of(tiny(dtype=dtype), tokens()))
-        assert flash.status().left == {}
-        assert "left" not in str(flash.status())
-        assert flash.status().calls == {"cpu_prefill": 2, "cpu_decode": 4}
-    assert all(mx.array_equal(one, other) for one, other in zip(*results, strict=True))
-
-
 # --- Calls that MLX's own attention computes faster ------------------------------------------------------------
 
 
+@promise("calls left to MLX are counted apart from fallbacks, and named by status()")
 def test_what_is_faster_there_is_left(gpu, tiny, tokens):
     model = tiny()
     off = of(model, tokens())
@@ -169,27 +145,7 @@ def test_what_is_faster_there_is_left(gpu, tiny, tokens):
     assert all(mx.allclose(one, other, atol=1e-5) for one, other in zip(on, off, strict=True))
 
 
-def test_float32_leaves_nothing(gpu, tiny, tokens):
-    with flash.enabled(precision="float32"):
-        of(tiny(), tokens())
-    assert flash.status().left == {}
-    assert flash.status().calls == {"cpu_prefill": 2, "cpu_decode": 4}
-
-
-def test_the_last_line_of_run_says_it(gpu, tiny, tokens, capsys):
-    with flash.enabled():
-        of(tiny(), tokens())
-    run._say_what_ran(run.sys.stderr, run.os.getpid())
-    assert capsys.readouterr().err == f"[mlxlm-flash] flash attention ran: cpu_decode 4 · fallbacks: none · {LEFT}\n"
-
-
-def test_counts_begin_anew_when_it_is_switched_on(gpu):
-    for _ in range(2):
-        with flash.enabled():
-            attention()
-        assert flash.status().left == {WHY: 1}
-
-
+@promise("strict allows calls that are left to MLX")
 def test_strict_is_about_fallbacks_alone(gpu):
     flash.enable(strict=True)
     attention()
@@ -198,51 +154,10 @@ def test_strict_is_about_fallbacks_alone(gpu):
     flash.disable()  # raises no FlashNeverRanError, because a call went to MLX
 
 
-def test_a_strict_block_within_in_which_nothing_ran(gpu):
-    """A strict block raises if neither flash attention nor MLX's attention ran in it. Earlier calls do not count."""
-    with flash.enabled():
-        attention()
-        with pytest.raises(flash.FlashNeverRanError), flash.enabled(strict=True):
-            pass
-
-
-def test_a_second_enable_counts_on(gpu):
-    flash.enable()
-    attention()
-    flash.enable(strict=True)
-    flash.disable()  # does not raise, because a call went to MLX after the first enable()
-
-
-def test_a_call_that_is_left_has_mlx_lms_own_gradient(gpu):
-    keys = mx.random.normal((1, 2, 20, 64), key=mx.random.key(0))
-    queries = mx.random.normal((1, 4, 20, 64), key=mx.random.key(1))
-    gradient = mx.grad(lambda q: base.scaled_dot_product_attention(q, keys, keys, None, 0.125, "causal").sum())
-    off = gradient(queries)
-    with flash.enabled():
-        assert mx.array_equal(gradient(queries), off)
-    assert flash.status().calls == {}
-    assert flash.status().left == {WHY: 1}
-
-
 # --- plain_call() or attend() ----------------------------------------------------------------------------------
 
 
-def test_a_plain_call_takes_the_quick_way(asked):
-    with flash.enabled():
-        attention()
-    assert asked[0] == ("quick", "input")
-
-
-def test_the_quick_way_is_not_for(asked):
-    """While an observer is registered, calls go through attend() and not through plain_call().
-
-    Calls with a softcap or a quantised cache always go through attend().
-    """
-    with flash.enabled(), router.observed(lambda call: None):
-        attention()
-    assert asked == [("long", "input")]
-
-
+@promise("observers see every call, also one left to MLX")
 def test_observers_see_calls_that_are_left(gpu):
     seen, around = [], []
 
@@ -255,9 +170,3 @@ def test_observers_see_calls_that_are_left(gpu):
     assert [arguments.call.query_len for arguments in seen] == [20]
     assert len(around) == 1
     assert [*flash.status().left.values()] == [1]
-
-
-def test_arguments_are_checked_first(gpu):
-    query, key = mx.ones((1, 4, 1, 32)), mx.ones((1, 0, 20, 32))
-    with flash.enabled(), pytest.raises(ValueError, match="heads"):
-        base.scaled_dot_product_attention(query, key, key, None, 1.0, None)

@@ -7,11 +7,7 @@ import importlib
 import importlib.util
 import linecache
 import pkgutil
-import subprocess
-import sys
-import types
 
-import mlx.core as mx
 import mlx_lm.models
 import mlxlm_flash_patch as flash
 import pytest
@@ -19,10 +15,13 @@ from mlx_lm.models import base, gemma2
 from mlxlm_flash_patch import patch_points
 from mlxlm_flash_patch.patch_points import POINTS
 
+from tests.core.programs import python
 from tests.patch.arms import calls_of
 from tests.patch.model_configs import config, random_model
+from tests.promises import promise
 
 
+@promise("disable() puts MLX's and mlx-lm's own objects back in every module")
 def test_all_are_exchanged_and_restored():
     before = {point.name: point.current for point in POINTS}
     assert None not in before.values()
@@ -32,6 +31,7 @@ def test_all_are_exchanged_and_restored():
     assert {point.name: point.current for point in POINTS} == before
 
 
+@promise("the patch changes nothing but the names of the functions that it replaces")
 def test_nothing_else_changes():
     """In mlx-lm's modules and classes, the patch rebinds only the names of functions that it replaces."""
     names = {f"mlx_lm.models.{info.name}" for info in pkgutil.iter_modules(mlx_lm.models.__path__)}
@@ -68,6 +68,7 @@ def reads(monkeypatch):
     return instead
 
 
+@promise("an unknown function of mlx-lm is not replaced, with one warning")
 def test_an_edited_gemma2_is_left_alone(reads, tokens):
     """The patch does not replace an edited function, and warns in one line. It still patches other models."""
     own = gemma2.Attention.__call__
@@ -88,13 +89,6 @@ def test_an_edited_gemma2_is_left_alone(reads, tokens):
         pass
 
 
-def test_a_function_without_source(reads):
-    reads(gemma2.Attention.__call__, None)
-    with pytest.warns(flash.FlashFallbackWarning, match="gemma2.* was not replaced: its source is not available"):
-        flash.enable()
-    assert "mlx_lm.models.base.scaled_dot_product_attention" in flash.status().patched
-
-
 def test_another_signature(monkeypatch):
     """The source of mlx-lm's attention over quantised caches differs between releases, so the signature is compared."""
     name = "quantized_scaled_dot_product_attention"
@@ -104,52 +98,6 @@ def test_another_signature(monkeypatch):
     with pytest.warns(flash.FlashFallbackWarning, match=f"{name} was not replaced: its signature"):
         flash.enable()
     assert vars(base)[name] is other
-
-
-def test_a_fingerprint_is_of_the_text(tmp_path):
-    text = "class A:\n    def f(self):\n        return 1\n"
-    texts = {"one": text, "two": f"# elsewhere\n\n{text}\n    def g(self): ...\n", "three": text.replace("1", "2")}
-    found = []
-    for name, content in texts.items():
-        (tmp_path / f"{name}.py").write_text(content)
-        spec = importlib.util.spec_from_file_location(name, tmp_path / f"{name}.py")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        found.append(patch_points.fingerprint(module.A.f))
-    one, two, three = found
-    assert one == two != three
-    assert patch_points.fingerprint(len) is None
-
-
-BYTECODE_ONLY = """
-import mlx.core as mx, mlxlm_flash_patch as flash, warnings
-from mlx_lm.models import llama
-model = llama.Model(llama.ModelArgs.from_dict(CONFIG))
-x = mx.arange(20)[None]
-off = model(x)
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    flash.enable(strict=True)
-on = model(x)
-assert mx.allclose(on, off, atol=1e-4)
-print(llama.__file__.endswith(".pyc"), flash.status().calls, sorted(str(w.message).split()[0] for w in caught))
-"""
-
-
-@pytest.mark.slow("2 seconds")
-def test_a_bytecode_only_mlx_lm(light, tmp_path):
-    """Without mlx-lm's sources, the patch does not replace functions that it compares by source. Llama works anyway."""
-    folder = tmp_path / "mlx_lm"
-    subprocess.run(["cp", "-rL", f"{light['PYTHONPATH']}/mlx_lm", folder], check=True)
-    subprocess.run([sys.executable, "-m", "compileall", "-q", "-b", folder], check=True)
-    for source in folder.rglob("*.py"):
-        source.unlink()
-    code = BYTECODE_ONLY.replace("CONFIG", repr(config("llama")))
-    env = {"PYTHONPATH": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
-    imported = ("mlx_lm.models.base", "mlx_lm.models.cache")
-    left = [point.name for point in POINTS if point.texts and point.module in imported]
-    assert done.stdout == f"True {{'cpu_prefill': 2}} {sorted(left)}\n", done.stderr
 
 
 WITHOUT_MLX_LM = """
@@ -163,16 +111,7 @@ with flash.enabled(strict=True):
 """
 
 
+@promise("without mlx-lm the patch serves the calls it can")
 def test_without_mlx_lm():
-    done = subprocess.run([sys.executable, "-c", WITHOUT_MLX_LM], capture_output=True, text=True)
-    assert done.stdout == "{'cpu_prefill': 1} ('mx.fast.scaled_dot_product_attention',)\n", done.stderr
-
-
-def test_what_is_no_module():
-    """enable() passes over objects in sys.modules that are no modules."""
-    sys.modules["a thing"], sys.modules["another"] = types.SimpleNamespace(x=1), 5
-    try:
-        with flash.enabled():
-            mx.eval(mx.fast.scaled_dot_product_attention(*[mx.ones((1, 1, 2, 8))] * 3, scale=1.0))
-    finally:
-        del sys.modules["a thing"], sys.modules["another"]
+    ran = "{'cpu_prefill': 1} ('mx.fast.scaled_dot_product_attention',)\n"
+    assert python(WITHOUT_MLX_LM).stdout == ran

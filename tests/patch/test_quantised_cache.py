@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from mlx_lm.generate import maybe_quantize_kv_cache
 from mlx_lm.models import base
-from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
+from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
 
 from tests.patch.arms import error, normal, off_and_on
 from tests.patch.model_configs import config, random_model
+from tests.promises import promise
 
 MASKS = {
     "none": lambda length, offset: None,
@@ -35,6 +36,7 @@ def attend(queries, filled, mask=None, **options):
     return base.scaled_dot_product_attention(mx.array(queries), keys, values, cache, 0.09, mask, **options)
 
 
+@promise("attention over quantised caches gives mlx-lm's results")
 @pytest.mark.rotate(1, default=13)
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 @pytest.mark.parametrize("length", [1, 5, 17])
@@ -77,32 +79,6 @@ def test_sinks(length):
         on = attend(queries, (cache, keys, values), "causal", sinks=sinks)
         mx.eval(on)
     assert error(on, off) < 1e-4
-
-
-class WithBits:
-    """A cache of plain arrays with the attribute `bits`, by which mlx-lm recognises a quantised cache."""
-
-    bits = 8
-
-
-ARRAYS = [normal(seed, 1, 2, 40, 128) for seed in (1, 2)]
-OTHERWISE_STORED = {
-    "keys": lambda: (WithBits(), *ARRAYS),
-    "values": lambda: (*filled()[:2], ARRAYS[1]),
-    "a plain cache": lambda: (KVCache(), *filled()[1:]),
-    "no cache": lambda: (None, *filled()[1:]),
-}
-
-
-@pytest.mark.parametrize("given", OTHERWISE_STORED.values(), ids=OTHERWISE_STORED)
-def test_keys_that_are_not_stored_as_the_cache_says(given):
-    """If keys, values and cache do not match, a call raises an error with and without the patch. It is no fallback."""
-    queries, errors = normal(3, 1, 6, 5, 128), pytest.raises((TypeError, ValueError, AttributeError))
-    with errors:
-        attend(queries, given())
-    with flash.enabled(), errors:
-        attend(queries, given())
-    assert flash.status().fallbacks == {}
 
 
 @pytest.mark.parametrize("name", ["bits", "group_size"])

@@ -13,6 +13,7 @@ from mlxlm_flash_patch.cli import cli
 from mlxlm_flash_patch.tune import Measured
 
 from tests.patch.model_configs import config
+from tests.promises import promise
 
 PROMPT = _ext.Call(mx.float32, 16, heads=4, kv_heads=2, query_len=9, key_len=9, given={"causal": None}, rounds=True)
 A100 = _ext.Device("cuda", 80)
@@ -64,6 +65,7 @@ def _flat(outputs):
     return [array for each in outputs for array in _flat(each)]
 
 
+@promise("mlxlm-flash tune takes a kernel's highest cost")
 def test_a_kernel_costs_what_its_slowest_call_does(gpu):
     found = [Measured(PROMPT, "cuda_prefill", 3e-3, 4e-3), Measured(PROMPT, "cuda_prefill", 1e-3, 2e-3)]
     found.append(Measured(PROMPT, "cuda_decode", 3e-5, 2e-5))
@@ -76,6 +78,7 @@ def test_a_kernel_costs_what_its_slowest_call_does(gpu):
     assert str(found[-1]) == "cuda_decode, 4/2x16, 9 x 9: 30.0 µs, MLX's own 20.0 µs, cost 1.50"
 
 
+@promise("mlxlm-flash tune writes a file that the user alone may read")
 def test_the_command_prints_each_call_and_writes_the_file(gpu, monkeypatch):
     monkeypatch.setattr(tune, "CALLS", (PROMPT, PROMPT))
     monkeypatch.setattr(tune, "_calls", lambda call, attend: attend)
@@ -126,18 +129,3 @@ def test_layers_of_several_kinds(seen):
     window = config("gpt_oss")["sliding_window"]
     assert {(call.window, "sinks" in call.given) for call in seen("gpt_oss")} == {(0, True), (window, True)}
     assert all("softcap" in call.given for call in seen("gemma2"))
-
-
-@pytest.mark.parametrize(
-    ("configuration", "says"),
-    [
-        ({"model_type": "no_such"}, "no_such"),
-        ({"model_type": "mamba"}, "mlx-lm cannot build a model from "),
-        ({}, "model_type"),
-    ],
-    ids=str,
-)
-def test_a_model_that_is_none(tmp_path, configuration, says):
-    (tmp_path / "config.json").write_text(json.dumps(configuration))
-    with pytest.raises(ValueError, match=says):
-        coverage.attention_of(str(tmp_path))

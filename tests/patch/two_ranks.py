@@ -12,10 +12,9 @@ PROGRAMS = Path(sys.executable).parent
 MLX_LAUNCH = "from mlx._distributed_utils.launch import main; main()"  # also works if MLX is only on PYTHONPATH
 
 
-def launch(*program, backend="ring", during=lambda process: None, **variables):
+def launch(*program, **variables):
     """Runs two processes of a program, with `variables` in their environment. Returns their stdout and stderr."""
-    port = "--nccl-port" if backend == "nccl" else "--starting-port"
-    options = ["-n", "2", "--backend", backend, port, str(_two_free_ports())]
+    options = ["-n", "2", "--backend", "ring", "--starting-port", str(_two_free_ports())]
     # The processes have a session of their own, so that the test can kill both ranks if they wait for each other.
     with subprocess.Popen(
         [sys.executable, "-c", MLX_LAUNCH, *options, *map(str, program)],
@@ -26,7 +25,6 @@ def launch(*program, backend="ring", during=lambda process: None, **variables):
         start_new_session=True,
     ) as process:
         try:
-            during(process)
             return process.communicate(timeout=120)
         finally:
             if process.poll() is None:

@@ -43,10 +43,6 @@ class Arms:
         print(f"{case}: the results differ by {error:.1e}")
         return error
 
-    def not_finite(self, case, arm):
-        """Counts NaN and infinity in the case's results."""
-        return sum((~mx.isfinite(array)).sum().item() for array in self.arrays(arm, case).values())
-
     def kernels(self, case):
         """How often each kernel ran in "on". No call may have fallen back."""
         assert self.on[case]["fallbacks"] == {}
@@ -63,12 +59,10 @@ class Arms:
 def environment_of(wheel):
     """Returns a function that makes an environment with the given requirements and this project's wheels."""
     wheels = [wheel("flashattn-core"), wheel("mlxlm-flash-patch")]
-    return lambda *requirements, **options: Environment(wheels, *requirements, **options)
+    return lambda *requirements: Environment(wheels, *requirements)
 
 
 @pytest.fixture(scope="session")
 def arms_of(environment_of, tmp_path_factory):
     """Returns a function that runs a script in an environment with the given requirements."""
-    return lambda script, *requirements, **options: Arms(
-        environment_of(*requirements, **options), script, tmp_path_factory.mktemp(script)
-    )
+    return lambda script, *requirements: Arms(environment_of(*requirements), script, tmp_path_factory.mktemp(script))

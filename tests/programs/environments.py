@@ -23,10 +23,9 @@ MLX = f"mlx[cpu]=={version('mlx')}"
 
 
 class Environment:
-    def __init__(self, wheels: list[Path], *requirements: str, alone: str | None = None) -> None:
-        """`alone` is one more requirement, which is installed without its own requirements."""
-        self.wheels, self.requirements, self.alone = wheels, (*requirements, MLX), alone
-        key = (sys.version, *self.requirements, alone or "", *(wheel.read_bytes() for wheel in wheels))
+    def __init__(self, wheels: list[Path], *requirements: str) -> None:
+        self.wheels, self.requirements = wheels, (*requirements, MLX)
+        key = (sys.version, *self.requirements, *(wheel.read_bytes() for wheel in wheels))
         self.bin = built(self._make, "environment", *key) / "bin"
 
     def _make(self, folder: Path) -> None:
@@ -34,11 +33,9 @@ class Environment:
         install = ("pip", "install", "--quiet", "--python", folder / "bin/python")
         try:
             uv(*install, *self.requirements)
-            if self.alone:
-                uv(*install, "--no-deps", self.alone)
         except RuntimeError as error:
             *_, reason = str(error).strip().splitlines()
-            pytest.skip(f"no environment for {self.alone or self.requirements[0]}: {reason}")
+            pytest.skip(f"no environment for {self.requirements[0]}: {reason}")
         brings_mlx_lm = bool([*folder.glob("lib/python*/site-packages/mlx_lm")])
         uv(*install, *self.wheels, *self.requirements)
         if not brings_mlx_lm:

@@ -2,6 +2,8 @@
 
 import pytest
 
+from tests.promises import promise
+
 pytestmark = pytest.mark.nightly("installs mlx-lm three times")
 
 LAYERS, STEPS = 2, 4
@@ -15,6 +17,7 @@ def arms(request, arms_of):
     return arms_of("mlx_lm_models", f"mlx-lm=={request.param}")
 
 
+@promise("other versions of mlx-lm give the same logits")
 @pytest.mark.parametrize("case", TOLERANCE)
 def test_the_same_logits(arms, case):
     """The largest difference seen was 8e-7."""

@@ -6,6 +6,8 @@ import mlxlm_flash_patch as flash
 import pytest
 from mlx.utils import tree_flatten
 
+from tests.promises import promise
+
 
 def kernels_of(run):
     """Returns the kernels that run() uses with flash attention. Without it, run() must return equal arrays."""
@@ -25,6 +27,7 @@ def causal(length):
     return nn.MultiHeadAttention.create_additive_causal_mask(length)
 
 
+@promise("MLX's attention layers give the same results")
 @pytest.mark.parametrize("masked", [False, True])
 def test_a_layer(masked):
     layer, x = nn.MultiHeadAttention(96, 4), mx.random.normal((2, 50, 96), key=mx.random.key(0))
@@ -39,6 +42,7 @@ def test_a_transformer():
     assert kernels_of(lambda: model(source, target, None, causal(30), None)) == {"cpu_prefill": 2 + 2 * 2}
 
 
+@promise("MLX's attention layers give the same gradients")
 def test_a_step_of_training():
     layer, x = nn.MultiHeadAttention(96, 4, bias=True), mx.random.normal((2, 50, 96), key=mx.random.key(0))
     # Freezes the keys' bias. Its exact gradient is zero, so its computed gradient has only rounding errors.

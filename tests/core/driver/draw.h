@@ -12,17 +12,8 @@ namespace flashattn::driver {
 
 struct Draw {
   std::mt19937 bits;
-  // A fuzzer supplies these bytes. Each byte decides one of the first choices. Later choices are random.
-  const uint8_t* choices = nullptr;
-  size_t choice_count = 0;
 
-  int below(int n) {
-    if (choice_count > 0) {
-      --choice_count;
-      return *choices++ % n;
-    }
-    return static_cast<int>(bits() % static_cast<unsigned>(n));
-  }
+  int below(int n) { return static_cast<int>(bits() % static_cast<unsigned>(n)); }
   bool chance(int percent) { return below(100) < percent; }
   double uniform() { return bits() * 0x1p-32; }
   double normal() { return (uniform() + uniform() + uniform() + uniform() - 2) * std::sqrt(3.0); }  // approximately

@@ -4,14 +4,11 @@
 //   far_apart CASES
 #include <sys/mman.h>
 
-#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
 #include <vector>
 
-#include "arrays.h"
 #include "passes.h"
 
 using namespace flashattn;
@@ -22,95 +19,106 @@ namespace {
 constexpr int64_t kApart = int64_t{1} << 32;  // each array spans this many elements
 const Sizes kSmall = {{{}, {2}, {2, 3}}, {1, 2}, {1, 3}, {1, 5, 9, 65}, {1, 33, 97, 700}, {1, 7, 64, 80}, 1 << 18};
 
-// Copies an array to far-apart rows in row-major order. Broadcast dimensions stay broadcast.
+// Moves the rows of arrays in row-major order far apart.
 class FarRows {
  public:
-  FarRows(const Case& c, const cpu::Array& near, int64_t bytes)
-      : strides_(near.strides), row_bytes_(bytes * (near.strides.column == 0 ? 1 : near.columns)) {
-    struct Dimension {
-      int64_t extent;
-      int64_t* stride;
-    };
-    std::vector<Dimension> dimensions;
-    for (size_t b = 0; b < c.batch.size(); ++b) dimensions.push_back({c.batch[b], &strides_.batch[b]});
-    dimensions.push_back({near.heads, &strides_.head});
-    dimensions.push_back({near.rows, &strides_.row});
-    int64_t count = 1;
-    for (Dimension d : dimensions) count *= *d.stride == 0 ? 1 : d.extent;
-    size_ = size_t((kApart + kMargin) * bytes + row_bytes_);
-    int64_t stride = kApart / count;
+  ~FarRows() {
+    for (const Moved& array : moved_) munmap(array.far, array.size);
+  }
+
+  // Moves an array of this many elements.
+  template <typename T>
+  void move(T*& first, Strides& strides, size_t elements, int columns, size_t bytes) {
+    if (!first || elements == 0) return;
+    if (strides.column == 0) columns = 1;
+    int64_t rows = int64_t(elements) / columns, apart = kApart / rows;
+    Moved array = {nullptr,
+                   reinterpret_cast<const char*>(first),
+                   size_t(kApart + columns) * bytes,
+                   rows,
+                   apart * int64_t(bytes),
+                   size_t(columns) * bytes};
     constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-    void* mapped = mmap(nullptr, size_, PROT_READ | PROT_WRITE, kFlags, -1, 0);
+    void* mapped = mmap(nullptr, array.size, PROT_READ | PROT_WRITE, kFlags, -1, 0);
     if (mapped == MAP_FAILED) {
       std::perror("mmap");
       std::exit(1);
     }
 #ifdef MADV_NOHUGEPAGE  // Linux: a huge page of 2 MB for each row would exhaust the memory
-    madvise(mapped, size_, MADV_NOHUGEPAGE);
+    madvise(mapped, array.size, MADV_NOHUGEPAGE);
 #endif
-    first_ = static_cast<char*>(mapped);
-    places_ = {{static_cast<const char*>(near.data), first_}};
-    for (size_t d = dimensions.size(); d-- > 0;) {
-      if (*dimensions[d].stride == 0) continue;
-      size_t inner = places_.size();
-      for (int i = 1; i < dimensions[d].extent; ++i) {
-        for (size_t k = 0; k < inner; ++k) {
-          places_.push_back({places_[k].near + i * *dimensions[d].stride * bytes, places_[k].far + i * stride * bytes});
-        }
-      }
-      *dimensions[d].stride = stride;
-      stride *= dimensions[d].extent;
-    }
-    for (const Place& place : places_) std::memcpy(place.far, place.near, size_t(row_bytes_));
+    array.far = static_cast<char*>(mapped);
+    first = static_cast<T*>(mapped);
+    strides.row = strides.row / columns * apart, strides.head = strides.head / columns * apart;
+    for (int64_t& stride : strides.batch) stride = stride / columns * apart;
+    for (int64_t i = 0; i < rows; ++i)
+      std::memcpy(array.row(i), array.near + size_t(i) * array.row_bytes, array.row_bytes);
+    moved_.push_back(array);
   }
-  FarRows(const FarRows&) = delete;
-  ~FarRows() { munmap(first_, size_); }
-
-  char* first() const { return first_; }
-  const Strides& strides() const { return strides_; }
 
   void overwrite() {
-    for (const Place& place : places_) std::memset(place.far, 0xff, size_t(row_bytes_));
+    for (const Moved& array : moved_) {
+      for (int64_t i = 0; i < array.rows; ++i) std::memset(array.row(i), 0xff, array.row_bytes);
+    }
   }
   bool same() const {
     bool same = true;
-    for (const Place& place : places_) same = same && std::memcmp(place.far, place.near, size_t(row_bytes_)) == 0;
+    for (const Moved& array : moved_) {
+      for (int64_t i = 0; i < array.rows; ++i) {
+        same = same && std::memcmp(array.row(i), array.near + size_t(i) * array.row_bytes, array.row_bytes) == 0;
+      }
+    }
     return same;
   }
 
  private:
-  static constexpr int64_t kMargin = 64;  // unused elements after the last row; no SIMD vector has more
-
-  struct Place {
-    const char* near;
+  struct Moved {
     char* far;
+    const char* near;
+    size_t size;
+    int64_t rows, apart;  // `apart` is in bytes
+    size_t row_bytes;
+    char* row(int64_t i) const { return far + i * apart; }
   };
-  Strides strides_;
-  int64_t row_bytes_;
-  char* first_;
-  size_t size_;
-  std::vector<Place> places_;
+  std::vector<Moved> moved_;
 };
+
+void move_inputs(const Case& c, const Inputs& in, cpu::AttentionArgs& args, FarRows& far) {
+  AttentionParams& p = args.params;
+  size_t bytes = format(c.dtype).bytes, of_groups = format(c.group_dtype).bytes;
+  far.move(args.query, p.query, in.query.numbers.size(), c.head_dim, bytes);
+  if (c.bits == 0) {
+    far.move(args.key, p.key, in.key.numbers.size(), c.head_dim, bytes);
+    far.move(args.value, p.value, in.value.numbers.size(), c.value_dim, bytes);
+  } else {
+    const Quantised &key = in.quantised[0], &value = in.quantised[1];
+    far.move(args.key, p.key, key.words.numbers.size(), c.head_dim * c.bits / 32, 4);
+    far.move(args.value, p.value, value.words.numbers.size(), c.value_dim * c.bits / 32, 4);
+    far.move(args.key_scales, p.key_scales, key.scales.numbers.size(), c.head_dim / c.group_size, of_groups);
+    far.move(args.key_biases, p.key_biases, key.biases.numbers.size(), c.head_dim / c.group_size, of_groups);
+    far.move(args.value_scales, p.value_scales, value.scales.numbers.size(), c.value_dim / c.group_size, of_groups);
+    far.move(args.value_biases, p.value_biases, value.biases.numbers.size(), c.value_dim / c.group_size, of_groups);
+  }
+  far.move(args.visible, p.visible, in.visible.numbers.size(), c.key_len, 1);
+  far.move(args.bias, p.bias, in.bias.numbers.size(), c.key_len, format(c.bias_dtype).bytes);
+}
 
 bool same_bits(const Case& c, const Inputs& in, Draw& draw) {
   CpuCall call(c, in, draw, c.bits == 0);
   call.run();
-  std::deque<FarRows> moved;
-  const auto move = [&]<typename T>(const cpu::Array& near, T*& first, Strides& strides) {
-    if (!first) return;
-    const FarRows& far = moved.emplace_back(c, near, near.element_size(call.args));
-    first = reinterpret_cast<T*>(static_cast<void*>(far.first()));
-    strides = far.strides();
-  };
+  FarRows inputs, outputs;
   cpu::AttentionArgs args = call.args;
-  cpu::for_each_output(args, move);
-  size_t outputs = moved.size();
-  cpu::for_each_input(args, move);
-  for (size_t i = 0; i < outputs; ++i) moved[i].overwrite();
-  cpu::check(args);
+  size_t rows = size_t(c.rows()), out = rows * size_t(c.value_dim);
+  move_inputs(c, in, args, inputs);
+  outputs.move(args.out, args.params.out, out, c.value_dim, format(c.dtype).bytes);
+  if (args.exact_out) {
+    Strides strides = call.args.params.out;  // exact_out has the strides of out
+    outputs.move(args.exact_out, strides, out, c.value_dim, 4);
+  }
+  outputs.move(args.lse, args.params.lse, rows, 1, 4);
+  outputs.overwrite();
   c.decode ? cpu::decode(args) : cpu::prefill(args);
-  bool same = std::all_of(moved.begin(), moved.begin() + outputs, [](const FarRows& output) { return output.same(); });
-  if (c.bits > 0) return same;  // quantised keys and values have no gradient
+  if (c.bits > 0) return outputs.same();  // quantised keys and values have no gradient
 
   GradientCall near(c, call, draw_cotangents(c, draw));
   near.run();
@@ -119,11 +127,13 @@ bool same_bits(const Case& c, const Inputs& in, Draw& draw) {
   cpu::BackwardArgs gradient = near.args;
   gradient.forward = args;
   gradient.exact_out = c.dtype == Dtype::float32 ? static_cast<const float*>(args.out) : args.exact_out;
-  cpu::for_each_cotangent(gradient, move);
+  const Cotangents& back = near.cotangents;
+  inputs.move(gradient.out_gradient, gradient.out_gradient_strides, back.out.numbers.size(), c.value_dim,
+              format(c.dtype).bytes);
   for (Result* result : near.results()) result->overwrite();
-  cpu::check(gradient);
   cpu::backward(gradient);
   for (Result* result : near.results()) found.push_back(result->numbers());
+  bool same = outputs.same();
   for (size_t i = 0; i < found.size(); ++i) {
     size_t size = found[i].size() * sizeof(double);
     same = same && (size == 0 || std::memcmp(found[i].data(), expected[i].data(), size) == 0);  // NaN equals NaN

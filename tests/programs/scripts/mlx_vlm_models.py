@@ -3,7 +3,6 @@
 import importlib
 
 import mlx.core as mx
-import mlx.nn as nn
 from arm import main
 from mlx_vlm.generate import generate_step
 
@@ -53,20 +52,6 @@ def qwen2_vl():
     return lambda: model(tokens, pixel_values=pixels, image_grid_thw=grid, mask=mx.ones_like(tokens)).logits
 
 
-def qwen2_vl_gradient():
-    """The gradient of all parameters, including the vision tower's."""
-    model, pixels = qwen2(), patches(96)
-    tokens = mx.array([[5] * 4 + [292] + [IMAGE] * 24 + [7] * 6])
-    grid = mx.array([[1, 8, 12]])
-
-    def loss(model):
-        logits = model(tokens, pixel_values=pixels, image_grid_thw=grid, mask=mx.ones_like(tokens)).logits
-        return nn.losses.cross_entropy(logits[:, :-1], tokens[:, 1:]).mean()
-
-    model.train()
-    return lambda: nn.value_and_grad(model, loss)(model)
-
-
 def generated(**cache):
     """The log-probabilities of twelve tokens after an image, from mlx-vlm's own loop and caches."""
     rotation = {"type": "mrope", "mrope_section": [4, 6, 6]}
@@ -91,53 +76,12 @@ def qwen2_vl_generates_with_a_rotating_cache():
     return generated(max_kv_size=16)
 
 
-def qwen2_vl_generates_with_a_quantised_cache():
-    """mlx-vlm computes attention over quantised caches by matrix products and softmax, not by MLX's attention."""
-    return generated(kv_bits=8, kv_group_size=32, quantized_kv_start=0)
-
-
-def qwen3():
-    vision = {
-        "depth": 2,
-        "hidden_size": 144,
-        "intermediate_size": 96,
-        "out_hidden_size": 64,
-        "num_heads": 2,
-        "patch_size": 14,
-        "num_position_embeddings": 144,
-        "deepstack_visual_indexes": [0],
-    }
-    text = {**TEXT, "head_dim": 16, "rope_theta": 1e4, "max_position_embeddings": 512}
-    text |= {"rope_scaling": {"type": "default", "mrope_section": [2, 3, 3]}}
-    parts = {"model_type": "qwen3_vl_text", **text}, {"model_type": "qwen3_vl", **vision}
-    return build("qwen3_vl", *parts, vocab_size=300, **TOKENS)
-
-
-def qwen3_vl():
-    """Heads have 72 elements. At import, mlx-vlm compiles the function that calls MLX's attention."""
-    model, pixels = qwen3(), patches(96)
-    tokens = mx.array([[5] * 4 + [292] + [IMAGE] * 24 + [293] + [8] * 6])
-    grid = mx.array([[1, 8, 12]])
-    return lambda: model(tokens, pixel_values=pixels, image_grid_thw=grid, mask=mx.ones_like(tokens)).logits
-
-
 def vision_tower():
     """One layer for 2,048 patches, with 16 heads of 72 elements, as in large models."""
     large = {"depth": 1, "embed_dim": 1152, "num_heads": 16, "mlp_ratio": 0.25, "spatial_merge_size": 1}
     tower, pixels = qwen2({**QWEN2_VISION, **large}).vision_tower, patches(2048)
     mx.eval(tower.parameters(), pixels)
     return lambda: tower(pixels, mx.array([[1, 32, 64]]))
-
-
-def llava():
-    """The model has CLIP's vision tower, with heads of 64 elements, and a Llama."""
-    vision = {"model_type": "clip_vision_model", "num_hidden_layers": 2, "hidden_size": 128, "intermediate_size": 96}
-    vision |= {"num_attention_heads": 2, "patch_size": 14, "image_size": 112, "projection_dim": 32}
-    layer = {"vision_feature_layer": -2, "vision_feature_select_strategy": "default"}
-    model = build("llava", {"model_type": "llama", **TEXT}, vision, image_token_index=IMAGE, vocab_size=300, **layer)
-    pixels = mx.random.normal((1, 3, 112, 112))
-    tokens = mx.array([[2, 5, 6] + [IMAGE] * 64 + list(range(20, 50))])
-    return lambda: model(tokens, pixel_values=pixels, mask=mx.ones_like(tokens)).logits
 
 
 def gemma3():
@@ -160,12 +104,8 @@ def gemma3():
 if __name__ == "__main__":
     main(
         qwen2_vl,
-        qwen2_vl_gradient,
         qwen2_vl_generates,
         qwen2_vl_generates_with_a_rotating_cache,
-        qwen2_vl_generates_with_a_quantised_cache,
-        qwen3_vl,
         vision_tower,
-        llava,
         gemma3,
     )

@@ -1,5 +1,5 @@
 // The CPU backend's interface. Its functions take raw pointers, shapes and strides, and write finished outputs. The
-// backend does not depend on MLX, so it can be built, fuzzed and sanitised alone.
+// backend does not depend on MLX, so it can be built and sanitised alone.
 #pragma once
 
 #include <string>
