@@ -70,7 +70,7 @@ struct Variant {
 
 // How long a kernel takes for a call, relative to other estimates for this call.
 struct Estimate {
-  double pairs;             // the pairs of a query and a key that the kernel computes
+  double pairs;             // the pairs of a query and a key that the kernel computes; padding is not known here
   double cost;              // of one pair, relative to MLX's own fused kernel
   std::string_view source;  // where the cost comes from
 
@@ -79,10 +79,10 @@ struct Estimate {
 
 struct Choice {
   Variant variant;
-  std::string_view why;  // why this kernel was chosen
-  Estimate ours = {};
+  std::string_view why;              // why this kernel was chosen
+  Estimate ours = {};                // of a GPU's kernel that the call does not name
   std::optional<Estimate> mlx = {};  // of MLX's own attention; none if it has no fused kernel for the call
-  bool is_left = false;              // whether MLX's own attention should compute the call
+  bool is_left = false;              // whether the patch leaves the call to MLX's own attention, which is faster
 };
 
 // Chooses a kernel that can run the call: `wanted`, or if there is none, the first of the table that is not in

@@ -17,13 +17,20 @@ void check_score_options(float scale, const Options& options) {
   if (!std::isfinite(options.softcap) || options.softcap < 0) {
     fail("softcap is ", options.softcap, ", expected a finite number, or 0 for none");
   }
-  // With soft-cap, GPU kernels get scale / softcap in place of scale. So this quotient must be finite, too.
+  // With soft-cap, GPU kernels multiply by scale / softcap. So this quotient must be finite, too.
   if (options.softcap > 0 && !std::isfinite(scale / options.softcap)) {
     fail("softcap is ", options.softcap, ", expected a number by which scale, ", scale, ", can be divided");
   }
   if (options.window < 0) {
     fail("window is ", options.window, ", expected at least 1");
   }
+}
+
+// Whether scale / softcap or the result of tanh could underflow. If so, kernels divide by softcap in a separate step.
+inline bool has_extreme_softcap(const AttentionParams& params) {
+  constexpr float kLargest = 0x1p100f;
+  if (params.softcap == 0) return false;
+  return params.softcap > kLargest || std::abs(params.scale / params.softcap) < 1 / kLargest;
 }
 
 }  // namespace flashattn

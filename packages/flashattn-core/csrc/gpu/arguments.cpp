@@ -1,11 +1,11 @@
 // Chooses the arguments and constants of a launch, which depend on the arrays and options of the call.
 #include "arguments.h"
 
-#include <cmath>
 #include <limits>
 #include <string>
 
 #include "../call/choose.h"
+#include "../call/options.h"
 
 namespace flashattn::gpu {
 namespace {
@@ -23,13 +23,6 @@ int64_t countable(int64_t n, const std::string& what) {
                         ", but GPUs count only up to " + std::to_string(kMost) + ": split its batch, heads or queries");
   }
   return n;
-}
-
-// Whether scale / softcap or the result of tanh could underflow. If so, kernels divide by softcap in a separate step.
-bool has_extreme_softcap(const AttentionParams& params) {
-  constexpr float kLargest = 0x1p100f;
-  if (params.softcap == 0) return false;
-  return params.softcap > kLargest || std::abs(params.scale / params.softcap) < 1 / kLargest;
 }
 
 }  // namespace

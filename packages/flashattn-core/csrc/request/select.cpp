@@ -1,11 +1,12 @@
-// Keeps the verdicts of checks for this process, by everything that a call's programs are compiled for.
+// Selects kernels, and keeps the verdicts of checks for this process, by all that a call's programs are compiled for.
 #include "select.h"
 
 #include <array>
 #include <atomic>
-#include <cmath>
 #include <map>
 #include <mutex>
+
+#include "../call/options.h"
 
 namespace flashattn {
 namespace {
@@ -18,7 +19,6 @@ ProgramKey program_key(Variant variant, const Call& call, const Device& device) 
   int exact = max_exact_queries(device.backend);
   int32_t given = 0;
   for (int i = 0; i < kNumInputs; ++i) given |= int32_t{call.given[i]} << i;
-  bool is_extreme = p.softcap != 0 && (p.softcap > 0x1p100f || std::abs(p.scale / p.softcap) < 0x1p-100f);
   return {static_cast<int32_t>(variant.kernel),
           static_cast<int32_t>(variant.precision),
           variant.small_blocks,
@@ -35,7 +35,7 @@ ProgramKey program_key(Variant variant, const Call& call, const Device& device) 
           p.causal,
           p.window > 0,
           p.softcap > 0,
-          is_extreme,
+          has_extreme_softcap(p),
           p.bits,
           p.group_size,
           given};

@@ -1,4 +1,5 @@
-// Selects the kernel of a call: choose() chooses it, and on a GPU a check must pass before its programs are used.
+// Selects what may compute a call: choose() chooses a kernel, and on a GPU a check must pass before its programs are
+// used.
 #pragma once
 
 #include <functional>
