@@ -1,6 +1,8 @@
 """On a GPU, the first call that needs a program checks it. Later calls run without asking Python."""
 
 import itertools
+import re
+from concurrent.futures import ThreadPoolExecutor
 
 import mlx.core as mx
 import pytest
@@ -114,3 +116,17 @@ def test_what_mlx_fuses_is_what_choose_says():
         if is_fused != (_ext.choose(call, device).mlx is not None):
             wrong.append((str(dtype), dim, value_dim, length, causal, group, is_fused))
     assert wrong == []
+
+
+def test_a_decision_makes_no_stream(arrays, monkeypatch):
+    """MLX numbers its streams. A call in a thread with a stream of its own makes no default stream for the thread."""
+    monkeypatch.setenv("FLASHATTN_CHECK", "never")
+
+    def made_besides():
+        own = mx.new_stream(mx.gpu)
+        attend(*arrays, stream=own)
+        before, after = (int(re.findall(r"\d+", str(stream))[-1]) for stream in (own, mx.new_stream(mx.gpu)))
+        return after - before - 1
+
+    with ThreadPoolExecutor(1) as pool:
+        assert [pool.submit(made_besides).result() for _ in range(2)] == [0, 0]
