@@ -138,7 +138,7 @@ void attend_tile(Scratch& scratch, const AttentionArgs& args, const RowBlock& bl
       Left left = keys_in_place ? Left{key_floats + skipped * p.key.row, p.key.row, 1}
                                 : Left{scratch.key + skipped * scratch.depth, scratch.depth, 1};
       Packed queries = {scratch.query + int64_t{band.first} * scratch.depth, scratch.depth, band.padded_rows, 0};
-      multiply_packed(left, queries, seen_count, scratch.depth, {scratch.scores, band.padded_rows, nullptr});
+      multiply(left, queries, seen_count, scratch.depth, queries.columns, {scratch.scores, band.padded_rows, nullptr});
     } else if (keys_in_place) {
       dot(tile_keys, values, count, scratch.query, band.rows, scratch.depth, scratch.scores);
     } else {
@@ -159,8 +159,8 @@ void attend_tile(Scratch& scratch, const AttentionArgs& args, const RowBlock& bl
     if (values_in_place) {
       multiply(probabilities, values, band.rows, count, p.value_dim, output);
     } else {
-      multiply_packed(probabilities, Packed{scratch.value, count, scratch.value_columns, skipped}, band.rows,
-                      seen_count, output);
+      multiply(probabilities, Packed{scratch.value, count, scratch.value_columns, skipped}, band.rows, seen_count,
+               scratch.value_columns, output);
     }
     if (!finite) {
       add_not_finite(scratch, values.from(skipped), p.value_dim, band, seen_count, seen);
