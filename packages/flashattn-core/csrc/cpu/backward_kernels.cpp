@@ -34,12 +34,12 @@ struct TileScratch {
   float row_max[kBandRows];
   float log2_sum[kBandRows];  // +inf if the row sees no key, so that its probabilities become 0
   float delta[kBandRows];
-  float ones[kBackwardKeys];
+  float ones[kKeyTile];
 
   void prepare(const AttentionParams& p) {
     depth = round_up(p.head_dim, kWidth);
     value_depth = round_up(p.value_dim, kWidth);
-    const int64_t keys = kBackwardKeys, rows = kBandRows;
+    const int64_t keys = kKeyTile, rows = kBandRows;
     memory.lay_out({{&key, keys * depth},
                     {&key_packed, keys * depth},
                     {&value, keys * value_depth},
@@ -300,7 +300,7 @@ void attend_backward(const BackwardArgs& args, const KeyTile& keys, Turns& turns
     Span remaining = {larger(keys.begin, seen.any.begin), smaller(keys.end, seen.any.end)};
     bool summed = false;
     for (Span seen_keys; remaining.begin < remaining.end; remaining.begin = seen_keys.end) {
-      seen_keys = next_visible(forward, queries, remaining, kBackwardKeys, false);
+      seen_keys = next_visible(forward, queries, remaining, kKeyTile, false);
       if (seen_keys.begin >= seen_keys.end) break;
       int first = seen_keys.begin - keys.begin, count = seen_keys.end - seen_keys.begin;
       multiply_queries(tile, rows, args, first, count);
@@ -392,6 +392,6 @@ void tile(const BackwardArgs& args, const KeyTile& keys, Turns& turns) {
 
 }  // namespace
 
-const BackwardKernels backward_kernels = {kBandRows, delta, tile};
+const BackwardKernels backward_kernels = {kBandRows, kKeyTile, delta, tile};
 
 }  // namespace flashattn::cpu::FLASHATTN_ISA

@@ -79,13 +79,14 @@ void online_softmax(Scratch& scratch, const Band& band, int count) {
     int row = band.first + lane;
     vfloat old_max = load(scratch.row_max + row);
     vfloat new_max = old_max;
+#pragma GCC unroll 4
     for (int i = 0; i < size; i += step) new_max = vmax(new_max, load(scores + i));
     new_max = fold(new_max, band.padded_rows, [](vfloat a, vfloat b) { return vmax(a, b); });
     vfloat reference = finite_reference(new_max);
     vfloat rescale = exp2((old_max - reference) * kLog2e);
     vfloat sum = {};  // each tile is summed separately, because small terms would be lost in a large row_sum
     for (int i = 0; i < size; i += step) {
-      vfloat probability = exp2((load(scores + i) - reference) * kLog2e);
+      vfloat probability = exp2(load(scores + i) - reference, kLog2e);
       store(scores + i, probability);
       sum += probability;
     }

@@ -8,14 +8,13 @@
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
-// Keys per tile. There are many, because the output is rescaled once per tile. The number is a multiple of kTileRows,
-// the height of a register tile. With AVX2, whose product needs twice the loads per multiply-add, a panel of values and
-// a strip of probabilities fill three quarters of a first-level cache of 32 KiB.
+// Keys per tile, a multiple of kTileRows. There are many, because the output is rescaled once per tile. With AVX2, a
+// panel of values and a strip of probabilities fill three quarters of a first-level cache of 32 KiB.
 constexpr int kKeyTile = kWidth == 8 ? 192 : 288;
 
 // Rows of a band. A band skips the keys that none of its rows sees. So small bands compute fewer hidden keys along a
 // causal diagonal. The number is a multiple of the width of packed panels.
-constexpr int kBandRows = kWidth == 16 ? 64 : 48;
+constexpr int kBandRows = kWidth == 16 ? 64 : kWidth == 8 ? 80 : 48;
 
 constexpr int round_up(int n, int multiple) {
   return (n + multiple - 1) / multiple * multiple;

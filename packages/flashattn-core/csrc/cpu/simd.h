@@ -147,19 +147,24 @@ FLASHATTN_INLINE vfloat exp2_of_fraction(vfloat f) {
   return p * f + 1.0f;
 }
 
-// 2^x for x <= 0. The relative error is below 1.3e-7 down to x = -126; from -127 on the result is 0. NaN stays NaN.
-// Splits x into a whole number n and a fraction f with |f| <= 1/2.
-FLASHATTN_INLINE vfloat exp2(vfloat x) {
+// 2^(factor x) for x <= 0. The relative error is below 1.3e-7 down to factor x = -126; from -127 on the result is 0.
+// NaN stays NaN. Splits factor x into a whole number n and a fraction f with |f| <= 1/2.
+FLASHATTN_INLINE vfloat exp2(vfloat x, float factor = 1) {
 #if defined(__AVX512F__)
   // AVX-512 has instructions that round x to n and multiply by 2^n. Lanes below -126 become 0, but NaN stays NaN.
+  x *= factor;
   __mmask16 in_range = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
   vfloat n = _mm512_maskz_roundscale_ps(0xffff, x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   return _mm512_maskz_scalef_ps(in_range, exp2_of_fraction(x - n), n);
 #else
-  x = x < broadcast(-127.0f) ? broadcast(-127.0f) : x;
+#if defined(__AVX2__)
+  x = _mm256_max_ps(broadcast(-127.0f / factor), x);  // one instruction, where GCC makes two
+#else
+  x = x < broadcast(-127.0f / factor) ? broadcast(-127.0f / factor) : x;
+#endif
   const vfloat magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
-  vfloat shifted = x + magic;
-  vfloat p = exp2_of_fraction(x - (shifted - magic));
+  vfloat shifted = x * factor + magic;
+  vfloat p = exp2_of_fraction(x * factor - (shifted - magic));
   vint exponent;
   __builtin_memcpy(&exponent, &shifted, sizeof(exponent));
   exponent = (exponent << 23) + (127 << 23);  // the shift pushes out the magic number's own bits
