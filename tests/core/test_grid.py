@@ -97,10 +97,22 @@ def test_head_and_value_dims(rng, dims):
     assert_both_ways(query, key, value, mask="causal")
 
 
-# Sizes at and near those of the CPU kernels: tiles of 288 keys, bands of 48 or 64 rows, blocks of 512 rows and, in
-# decode steps, splits of 512 keys. Rows are the queries of all heads that share a key/value head.
-KEYS = [287, 288, 289, 511, 512, 513, 577]
-ROWS = [(1, 47), (1, 49), (1, 63), (1, 64), (1, 65), (7, 73), (1, 512), (1, 513), (7, 74), (2, 257)]  # heads, queries
+# Sizes at and near those of the CPU kernels: tiles of 192 or 288 keys, bands of 48, 64 or 80 rows, blocks of 512 rows
+# and, in decode steps, splits of 512 keys. Rows are the queries of all heads that share a key/value head.
+KEYS = [193, 287, 288, 289, 385, 511, 512, 513, 577]
+ROWS = [
+    (1, 47),
+    (1, 49),
+    (1, 81),
+    (1, 63),
+    (1, 64),
+    (1, 65),
+    (7, 73),
+    (1, 512),
+    (1, 513),
+    (7, 74),
+    (2, 257),
+]  # heads, queries
 
 
 @pytest.mark.rotate(13)

@@ -65,6 +65,7 @@ NOT_RUN = {
     "llama-perplexity …": "another program",
     "llama-quantize …": "another program",
     "cmake …": "builds another program",
+    "build/driver/parts_avx2": "cmake builds it, which is not run",
     "pip download …": "downloads 77 MB",
     "pip install --no-deps --target …": "downloads 93 MB",
     "tar xzf …": "unpacks what is not downloaded",

@@ -50,12 +50,12 @@ class HeadTurns final : public Turns {
   std::exception_ptr failure_;
 };
 
-// Splits the rows of one key/value head into bands of up to max_rows rows, ordered by query.
-std::vector<RowBand> bands_of(const AttentionArgs& args, int64_t batch, int kv_head, int max_rows) {
+// Splits the rows of one key/value head into bands, ordered by query.
+std::vector<RowBand> bands_of(const AttentionArgs& args, int64_t batch, int kv_head, const BackwardKernels& isa) {
   const AttentionParams& p = args.params;
   int group = p.num_heads / p.num_kv_heads;
-  int heads = std::clamp(group, 1, max_rows);
-  int queries = std::max(1, max_rows / heads);
+  int heads = std::clamp(group, 1, isa.max_rows);
+  int queries = std::max(1, isa.max_rows / heads);
   KeyRange range = key_range(args, batch);
   std::vector<RowBand> bands;
   for (int query = 0; query < p.query_len; query += queries) {
@@ -89,8 +89,8 @@ std::vector<RowBand> bands_of(const AttentionArgs& args, int64_t batch, int kv_h
       while (begin < end && hidden(begin)) begin = std::min(end, (begin / kBlockSize + 1) * kBlockSize);
       while (begin < end && hidden(end - 1)) end = (end - 1) / kBlockSize * kBlockSize;
       if (begin < end) {
-        band.first_tile = begin / kBackwardKeys;
-        band.tile_count = (end - 1) / kBackwardKeys - band.first_tile + 1;
+        band.first_tile = begin / isa.tile_keys;
+        band.tile_count = (end - 1) / isa.tile_keys - band.first_tile + 1;
       }
       bands.push_back(band);
     }
@@ -124,23 +124,22 @@ void compute_gradients(const BackwardArgs& args) {
   std::vector<std::vector<RowBand>> bands;
   std::vector<std::unique_ptr<HeadTurns>> turns;
   for (int64_t head = 0; head < heads; ++head) {
-    bands.push_back(
-        bands_of(args.forward, head / p.num_kv_heads, static_cast<int>(head % p.num_kv_heads), isa.max_rows));
+    bands.push_back(bands_of(args.forward, head / p.num_kv_heads, static_cast<int>(head % p.num_kv_heads), isa));
     turns.push_back(std::make_unique<HeadTurns>(bands.back().size()));
     for (const RowBand& band : bands.back()) {
       if (band.tile_count == 0) clear_query_gradient(args, band.block);
     }
   }
   // Threads take tiles in the order of their keys. So a thread only waits for tiles that have already been taken.
-  int64_t tiles = (p.key_len + kBackwardKeys - 1) / kBackwardKeys;
+  int64_t tiles = (p.key_len + isa.tile_keys - 1) / isa.tile_keys;
   parallel_for(tiles * heads, [&](int64_t i) {
     int64_t head = i % heads;
-    int index = static_cast<int>(i / heads), begin = index * kBackwardKeys;
+    int index = static_cast<int>(i / heads), begin = index * isa.tile_keys;
     KeyTile tile = {.batch = head / p.num_kv_heads,
                     .kv_head = static_cast<int>(head % p.num_kv_heads),
                     .index = index,
                     .begin = begin,
-                    .end = std::min(begin + kBackwardKeys, p.key_len),
+                    .end = std::min(begin + isa.tile_keys, p.key_len),
                     .bands = bands[head].data(),
                     .band_count = static_cast<int>(bands[head].size()),
                     .query_gradient_lower = lower.get()};

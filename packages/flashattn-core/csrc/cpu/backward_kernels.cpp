@@ -34,34 +34,23 @@ struct TileScratch {
   float row_max[kBandRows];
   float log2_sum[kBandRows];  // +inf if the row sees no key, so that its probabilities become 0
   float delta[kBandRows];
-  float ones[kBackwardKeys];
+  float ones[kKeyTile];
 
   void prepare(const AttentionParams& p) {
     depth = round_up(p.head_dim, kWidth);
     value_depth = round_up(p.value_dim, kWidth);
-    struct Array {
-      float** start;
-      int64_t size;
-    };
-    const int64_t keys = kBackwardKeys, rows = kBandRows;
-    const Array arrays[] = {{&key, keys * depth},
-                            {&key_packed, keys * depth},
-                            {&value, keys * value_depth},
-                            {&key_gradient, keys * depth},
-                            {&value_gradient, keys * value_depth},
-                            {&query, rows * depth},
-                            {&out_gradient, rows * value_depth},
-                            {&out_gradient_t, rows * value_depth},
-                            {&score_gradient, keys * rows},
-                            {&query_gradient, rows * depth},
-                            {&cap_slope, caps(p) ? keys * rows : 0}};
-    int64_t total = 0;
-    for (const Array& array : arrays) total += array.size;
-    float* next = memory.floats(total);
-    for (const Array& array : arrays) {
-      *array.start = next;
-      next += array.size;
-    }
+    const int64_t keys = kKeyTile, rows = kBandRows;
+    memory.lay_out({{&key, keys * depth},
+                    {&key_packed, keys * depth},
+                    {&value, keys * value_depth},
+                    {&key_gradient, keys * depth},
+                    {&value_gradient, keys * value_depth},
+                    {&query, rows * depth},
+                    {&out_gradient, rows * value_depth},
+                    {&out_gradient_t, rows * value_depth},
+                    {&score_gradient, keys * rows},
+                    {&query_gradient, rows * depth},
+                    {&cap_slope, caps(p) ? keys * rows : 0}});
     for (float& one : ones) one = 1;
   }
 };
@@ -89,7 +78,7 @@ void copy_rows(float* target, const T* source, const Strides& strides, int count
   }
 }
 
-// Packs source(0) to source(count - 1) as rows of a right operand (rows, depth) of multiply_packed(). NaN, infinity and
+// Packs source(0) to source(count - 1) as rows of a right operand (rows, depth) of multiply(). NaN, infinity and
 // rows from `count` on become 0. Returns whether all elements were finite.
 template <typename T, typename Source>
 bool pack_rows(float* packed, Source source, int64_t column_stride, int count, int rows, int columns, int depth) {
@@ -170,8 +159,8 @@ void multiply_queries(TileScratch& tile, Scratch& rows, const BackwardArgs& args
   const float* keys = tile.key + int64_t{first} * tile.depth;
   bool by_dot = args.decoded && p.num_heads / p.num_kv_heads <= kMaxDotRows;  // whether decode() used dot()
   if (!by_dot) {
-    multiply_packed(Left{keys, tile.depth, 1}, Packed{rows.query, rows.depth, rows.padded_rows, 0}, count, p.head_dim,
-                    {rows.scores, rows.padded_rows, nullptr});
+    multiply(Left{keys, tile.depth, 1}, Packed{rows.query, rows.depth, rows.padded_rows, 0}, count, p.head_dim,
+             rows.padded_rows, {rows.scores, rows.padded_rows, nullptr});
     return;
   }
   Right right = {keys, tile.depth};
@@ -310,7 +299,7 @@ void attend_backward(const BackwardArgs& args, const KeyTile& keys, Turns& turns
     Span remaining = {larger(keys.begin, seen.any.begin), smaller(keys.end, seen.any.end)};
     bool summed = false;
     for (Span seen_keys; remaining.begin < remaining.end; remaining.begin = seen_keys.end) {
-      seen_keys = next_visible(forward, queries, remaining, kBackwardKeys, false);
+      seen_keys = next_visible(forward, queries, remaining, kKeyTile, false);
       if (seen_keys.begin >= seen_keys.end) break;
       int first = seen_keys.begin - keys.begin, count = seen_keys.end - seen_keys.begin;
       multiply_queries(tile, rows, args, first, count);
@@ -321,28 +310,28 @@ void attend_backward(const BackwardArgs& args, const KeyTile& keys, Turns& turns
         finish_scores(rows, forward, band.block, seen, seen_keys);
       }
       Packed gradients = {tile.out_gradient_t, p.value_dim, rows.padded_rows, 0};
-      multiply_packed(Left{tile.value + int64_t{first} * tile.value_depth, tile.value_depth, 1}, gradients, count,
-                      p.value_dim, {tile.score_gradient, rows.padded_rows, nullptr});
+      multiply(Left{tile.value + int64_t{first} * tile.value_depth, tile.value_depth, 1}, gradients, count, p.value_dim,
+               rows.padded_rows, {tile.score_gradient, rows.padded_rows, nullptr});
       finish_gradients(tile, rows, count, caps(p));
 
       Left probabilities = {rows.scores, rows.padded_rows, 1},
            score_gradients = {tile.score_gradient, rows.padded_rows, 1};
-      multiply_packed(probabilities, Packed{tile.out_gradient, rows.padded_rows, tile.value_depth, 0}, count,
-                      rows.padded_rows,
-                      {tile.value_gradient + int64_t{first} * tile.value_depth, tile.value_depth, tile.ones});
+      multiply(probabilities, Packed{tile.out_gradient, rows.padded_rows, tile.value_depth, 0}, count, rows.padded_rows,
+               tile.value_depth,
+               {tile.value_gradient + int64_t{first} * tile.value_depth, tile.value_depth, tile.ones});
       if (!finite) {
         add_not_finite<T>(tile, rows, args, band.block, first, count);
       }
-      multiply_packed(score_gradients, Packed{tile.query, rows.padded_rows, tile.depth, 0}, count, rows.padded_rows,
-                      {tile.key_gradient + int64_t{first} * tile.depth, tile.depth, tile.ones});
+      multiply(score_gradients, Packed{tile.query, rows.padded_rows, tile.depth, 0}, count, rows.padded_rows,
+               tile.depth, {tile.key_gradient + int64_t{first} * tile.depth, tile.depth, tile.ones});
 
       if (!summed) {
         turns.wait(b, turn);
         if (turn > 0) load_sum<T>(tile, args, keys, band.block);
       }
       Left by_row = {tile.score_gradient, 1, rows.padded_rows};
-      multiply_packed(by_row, Packed{tile.key_packed, keys.end - keys.begin, tile.depth, first}, band.block.rows(),
-                      count, {tile.query_gradient, tile.depth, turn == 0 && !summed ? nullptr : tile.ones});
+      multiply(by_row, Packed{tile.key_packed, keys.end - keys.begin, tile.depth, first}, band.block.rows(), count,
+               tile.depth, {tile.query_gradient, tile.depth, turn == 0 && !summed ? nullptr : tile.ones});
       summed = true;
     }
     if (!summed) {  // other queries of the same map blocks see keys of this tile, but no row of the band does
@@ -402,6 +391,6 @@ void tile(const BackwardArgs& args, const KeyTile& keys, Turns& turns) {
 
 }  // namespace
 
-const BackwardKernels backward_kernels = {kBandRows, delta, tile};
+const BackwardKernels backward_kernels = {kBandRows, kKeyTile, delta, tile};
 
 }  // namespace flashattn::cpu::FLASHATTN_ISA

@@ -6,10 +6,6 @@
 
 namespace flashattn::cpu {
 
-// Keys per tile. At head_dim 128 a tile, its gradients, a band of rows and their scores fill a second-level cache of
-// 1 MB.
-constexpr int kBackwardKeys = 288;
-
 // Makes tiles add their terms to a band's query gradients in the order of their keys. So the result does not depend on
 // the number of threads.
 class Turns {

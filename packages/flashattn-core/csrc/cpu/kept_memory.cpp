@@ -75,21 +75,28 @@ KeptMemory::~KeptMemory() {
   std::free(memory_);
 }
 
-float* KeptMemory::floats(int64_t count) {
+void KeptMemory::lay_out(std::initializer_list<Array> arrays) {
+  constexpr int64_t kLine = 16;  // floats
+  int64_t count = 0;
+  for (const Array& array : arrays) count += (array.size + kLine - 1) / kLine * kLine;
   if (count > capacity_ || list_ != list().number) {
     KeptMemoryList& all = list();
     std::lock_guard lock(all.mutex);
     all.add(*this);
     if (count > capacity_) {
       std::free(memory_);
-      memory_ = static_cast<float*>(std::aligned_alloc(64, static_cast<size_t>(count + 15) / 16 * 64));
+      memory_ = static_cast<float*>(std::aligned_alloc(64, static_cast<size_t>(count) * sizeof(float)));
       capacity_ = memory_ ? count : 0;
     }
     if (!memory_) {
       throw std::bad_alloc();
     }
   }
-  return memory_;
+  float* next = memory_;
+  for (const Array& array : arrays) {
+    *array.start = next;
+    next += (array.size + kLine - 1) / kLine * kLine;
+  }
 }
 
 KeptMemoryInUse::KeptMemoryInUse() {

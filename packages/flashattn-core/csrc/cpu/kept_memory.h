@@ -2,10 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 
 namespace flashattn::cpu {
 
-// The memory of one thread for one purpose. Only that thread calls floats(), and only while it works on a job.
+// The memory of one thread for one purpose. Only that thread calls lay_out(), and only while it works on a job.
 class KeptMemory {
  public:
   KeptMemory() = default;
@@ -13,8 +14,12 @@ class KeptMemory {
   KeptMemory& operator=(const KeptMemory&) = delete;
   ~KeptMemory();
 
-  // Returns room for `count` floats, aligned to a cache line. Earlier contents are lost. Throws std::bad_alloc.
-  float* floats(int64_t count);
+  struct Array {
+    float** start;
+    int64_t size;
+  };
+  // Makes each array begin on a cache line and have `size` floats. Earlier contents are lost. Throws std::bad_alloc.
+  void lay_out(std::initializer_list<Array> arrays);
 
  private:
   friend struct KeptMemoryList;

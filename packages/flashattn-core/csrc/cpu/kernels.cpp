@@ -79,13 +79,14 @@ void online_softmax(Scratch& scratch, const Band& band, int count) {
     int row = band.first + lane;
     vfloat old_max = load(scratch.row_max + row);
     vfloat new_max = old_max;
+#pragma GCC unroll 4
     for (int i = 0; i < size; i += step) new_max = vmax(new_max, load(scores + i));
     new_max = fold(new_max, band.padded_rows, [](vfloat a, vfloat b) { return vmax(a, b); });
     vfloat reference = finite_reference(new_max);
     vfloat rescale = exp2((old_max - reference) * kLog2e);
     vfloat sum = {};  // each tile is summed separately, because small terms would be lost in a large row_sum
     for (int i = 0; i < size; i += step) {
-      vfloat probability = exp2((load(scores + i) - reference) * kLog2e);
+      vfloat probability = exp2(load(scores + i) - reference, kLog2e);
       store(scores + i, probability);
       sum += probability;
     }
@@ -138,7 +139,7 @@ void attend_tile(Scratch& scratch, const AttentionArgs& args, const RowBlock& bl
       Left left = keys_in_place ? Left{key_floats + skipped * p.key.row, p.key.row, 1}
                                 : Left{scratch.key + skipped * scratch.depth, scratch.depth, 1};
       Packed queries = {scratch.query + int64_t{band.first} * scratch.depth, scratch.depth, band.padded_rows, 0};
-      multiply_packed(left, queries, seen_count, scratch.depth, {scratch.scores, band.padded_rows, nullptr});
+      multiply(left, queries, seen_count, scratch.depth, queries.columns, {scratch.scores, band.padded_rows, nullptr});
     } else if (keys_in_place) {
       dot(tile_keys, values, count, scratch.query, band.rows, scratch.depth, scratch.scores);
     } else {
@@ -159,8 +160,8 @@ void attend_tile(Scratch& scratch, const AttentionArgs& args, const RowBlock& bl
     if (values_in_place) {
       multiply(probabilities, values, band.rows, count, p.value_dim, output);
     } else {
-      multiply_packed(probabilities, Packed{scratch.value, count, scratch.value_columns, skipped}, band.rows,
-                      seen_count, output);
+      multiply(probabilities, Packed{scratch.value, count, scratch.value_columns, skipped}, band.rows, seen_count,
+               scratch.value_columns, output);
     }
     if (!finite) {
       add_not_finite(scratch, values.from(skipped), p.value_dim, band, seen_count, seen);

@@ -49,7 +49,8 @@ struct KeyTile;
 class Turns;
 
 struct BackwardKernels {
-  int max_rows;  // the most rows of a band
+  int max_rows;   // the most rows of a band
+  int tile_keys;  // keys per tile
   // Writes the elements [first, last) of BackwardArgs::delta.
   void (*delta)(const BackwardArgs&, int64_t first, int64_t last);
   // Writes the gradients of the tile's keys and values. Adds the tile's terms to the query gradients, see Turns.

@@ -21,10 +21,27 @@ struct Right {
   int64_t depth_stride;
 
   FLASHATTN_INLINE_MEMBER vfloat at(int64_t k, int64_t column) const { return load(data + k * depth_stride + column); }
-  FLASHATTN_INLINE_MEMBER void prefetch(int64_t k, int64_t column) const {
-    __builtin_prefetch(data + k * depth_stride + column, 0, 2);  // into the second-level cache
+  void prefetch(int64_t, int64_t) const {}  // a copy is in the second-level cache already
+  FLASHATTN_INLINE_MEMBER void skip(int n) { data += n; }
+};
+
+// The index of element (k, column) in a packed (depth, columns) matrix. It consists of panels, one after the other.
+// Each panel is kTileVectors vectors wide; the last one may be narrower.
+FLASHATTN_INLINE int64_t packed_index(int64_t k, int column, int depth, int columns) {
+  constexpr int kPanel = kTileVectors * kWidth;
+  int first = column / kPanel * kPanel;
+  return int64_t{first} * depth + k * smaller(kPanel, columns - first) + (column - first);
+}
+
+// A packed right operand: a (depth, columns) matrix, from row `first` and `column` on.
+struct Packed {
+  const float* data;
+  int depth, columns, first, column = 0;
+
+  FLASHATTN_INLINE_MEMBER vfloat at(int64_t k, int64_t c) const {
+    return load(data + packed_index(first + k, column, depth, columns) + c);
   }
-  FLASHATTN_INLINE_MEMBER void skip(int columns) { data += columns; }
+  FLASHATTN_INLINE_MEMBER void skip(int n) { column += n; }
 };
 
 // A row-major result. If scale is null, the product replaces row r. Otherwise row r becomes row r * scale[r] + product.
@@ -97,54 +114,24 @@ FLASHATTN_INLINE void multiply_rows(Left left, Operand right, int depth, int col
   if (columns >= kWidth) take(Count<1>{});
 }
 
-// Prefetches rows of a row-major left operand into the second-level cache, because keys that are read in place may not
-// be in it.
-FLASHATTN_INLINE void prefetch_rows(Left left, int first, int count, int depth) {
-  constexpr int kLine = 64 / sizeof(float);
-  for (int r = first; r < first + count; ++r) {
-    for (int k = 0; k < depth; k += kLine) __builtin_prefetch(left.data + r * left.row_stride + k, 0, 2);
-  }
-}
-
-// Multiplies left (rows, depth) by right (depth, columns), see Result. `columns` is a multiple of kWidth.
+// Multiplies left (rows, depth) by right (depth, columns), see Result. `columns` is a multiple of kWidth. A strip of
+// the left operand stays in the first-level cache while it meets all columns. If it is row-major, the next strip is
+// prefetched, because keys that are read in place may not be in the second-level cache.
 template <typename Operand>
 static void multiply(Left left, Operand right, int rows, int depth, int columns, Result result) {
   const auto take = [&](auto count) {
-    if (left.depth_stride == 1 && rows >= 2 * count.value) {
-      prefetch_rows(left, count.value, count.value, depth);
+    const float* next = left.data + count.value * left.row_stride;
+    for (int r = 0; left.depth_stride == 1 && r < smaller(count.value, rows - count.value); ++r) {
+      for (int k = 0; k < depth; k += kLine / sizeof(float)) prefetch_line(next + r * left.row_stride + k);
     }
     multiply_rows<count.value>(left, right, depth, columns, result);
-    left.data += count.value * left.row_stride;
+    left.data = next;
     result.data += count.value * result.row_stride;
     result.scale = result.scale ? result.scale + count.value : nullptr;
     rows -= count.value;
   };
   while (rows > kTileRows + 2) take(Count<kTileRows>{});
   with_count(rows, take);
-}
-
-// A packed (depth, columns) matrix, from row `first` on. It consists of panels, one after the other. Each panel is
-// kTileVectors vectors wide; the last one may be narrower.
-struct Packed {
-  const float* data;
-  int depth, columns, first;
-};
-
-// Multiplies `left` by a packed right operand. A panel stays in the first-level cache while all rows use it.
-static void multiply_packed(Left left, Packed right, int rows, int depth, Result result) {
-  constexpr int kPanel = kTileVectors * kWidth;
-  for (int column = 0; column < right.columns; column += kPanel) {
-    int width = smaller(kPanel, right.columns - column);
-    Right panel = {right.data + int64_t{column} * right.depth + int64_t{right.first} * width, width};
-    multiply(left, panel, rows, depth, width, {result.data + column, result.row_stride, result.scale});
-  }
-}
-
-// The index of element (k, column) in a packed (depth, columns) matrix.
-FLASHATTN_INLINE int64_t packed_index(int k, int column, int depth, int columns) {
-  constexpr int kPanel = kTileVectors * kWidth;
-  int first = column / kPanel * kPanel;
-  return int64_t{first} * depth + k * smaller(kPanel, columns - first) + (column - first);
 }
 
 // The least power of two that is not less than n.
@@ -156,15 +143,14 @@ constexpr int power_of_two(int n) {
 
 // The most rows that dot() computes. For more rows multiply() is better, because the rows fill its vectors, and it
 // needs no sums across a vector.
-constexpr int kMaxDotRows = kWidth / 2;
+constexpr int kMaxDotRows = kWidth == 4 ? 2 : 8;
 
 // Writes the product of key j and row r to scores[j * kScoreStride + r]. The scores of kKeys keys fill a vector.
 // `scores` needs room for whole vectors, even if key_count is not a multiple of kKeys. `queries` is row-major (Rows,
 // depth), and depth is a multiple of kWidth.
 //
 // In a decode step this loop waits for memory. So it prefetches keys, kAhead keys ahead, and the `values` for the next
-// product. It prefetches into the second-level cache. The first-level cache can wait for only a few lines at a time, so
-// prefetches into it would delay the loop's own loads.
+// product.
 template <int Rows, typename Operand, typename Values>
 static void dot_rows(Operand keys, Values values, int key_count, const float* queries, int depth, float* scores) {
   constexpr int kScoreStride = power_of_two(Rows);

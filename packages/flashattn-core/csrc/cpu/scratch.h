@@ -8,13 +8,13 @@
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
-// Keys per tile. There are many, because the output is rescaled once per tile. The number is a multiple of kTileRows,
-// the height of a register tile.
-constexpr int kKeyTile = 288;
+// Keys per tile, a multiple of kTileRows. There are many, because the output is rescaled once per tile. With AVX2, a
+// panel of values and a strip of probabilities fill three quarters of a first-level cache of 32 KiB.
+constexpr int kKeyTile = kWidth == 8 ? 192 : 288;
 
 // Rows of a band. A band skips the keys that none of its rows sees. So small bands compute fewer hidden keys along a
 // causal diagonal. The number is a multiple of the width of packed panels.
-constexpr int kBandRows = kWidth == 16 ? 64 : 48;
+constexpr int kBandRows = kWidth == 16 ? 64 : kWidth == 8 ? 80 : 48;
 
 constexpr int round_up(int n, int multiple) {
   return (n + multiple - 1) / multiple * multiple;
@@ -63,25 +63,13 @@ struct Scratch {
     padded_rows = few_rows ? power_of_two(rows) : round_up(rows, kWidth);
     depth = few_rows ? round_up(head_dim, kWidth) : head_dim;
     value_columns = round_up(value_dim, kWidth);
-    struct Array {
-      float** start;
-      int64_t size;
-    };
-    const Array arrays[] = {{&query, int64_t{depth} * padded_rows},
-                            {&key, int64_t{kKeyTile} * depth},
-                            {&value, int64_t{kKeyTile} * value_columns},
-                            {&key_store, kKeyTile * store_size(params, head_dim)},
-                            {&value_store, kKeyTile * store_size(params, value_dim)},
-                            {&scores, int64_t{kKeyTile} * smaller(padded_rows, kBandRows)},
-                            {&output, int64_t{rows} * value_columns}};
-    constexpr int64_t kLine = 16;  // floats; each array begins on a cache line
-    int64_t total = 0;
-    for (const Array& array : arrays) total += (array.size + kLine - 1) / kLine * kLine;
-    float* next = memory.floats(total);
-    for (const Array& array : arrays) {
-      *array.start = next;
-      next += (array.size + kLine - 1) / kLine * kLine;
-    }
+    memory.lay_out({{&query, int64_t{depth} * padded_rows},
+                    {&key, int64_t{kKeyTile} * depth},
+                    {&value, int64_t{kKeyTile} * value_columns},
+                    {&key_store, kKeyTile * store_size(params, head_dim)},
+                    {&value_store, kKeyTile * store_size(params, value_dim)},
+                    {&scores, int64_t{kKeyTile} * smaller(padded_rows, kBandRows)},
+                    {&output, int64_t{rows} * value_columns}});
   }
 
   // The size of key_store or value_store for one quantised row of `dim` elements, in units of 4 bytes.

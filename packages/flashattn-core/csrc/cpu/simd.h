@@ -17,6 +17,9 @@ namespace flashattn::cpu::FLASHATTN_ISA {
 // registers, AVX-512 and NEON have 32.
 //
 // FLASHATTN_ZIP_LOW and _HIGH: shuffle indices that interleave the lower or the upper halves of two vectors.
+//
+// FLASHATTN_NEAR_LOW and _HIGH: indices of a cheaper interleaving that sum_each() uses. AVX2 has one only within each
+// half of a vector.
 #if defined(__AVX512F__)
 constexpr int kWidth = 16, kTileVectors = 4;
 #define FLASHATTN_ZIP_LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
@@ -25,6 +28,8 @@ constexpr int kWidth = 16, kTileVectors = 4;
 constexpr int kWidth = 8, kTileVectors = 2;
 #define FLASHATTN_ZIP_LOW 0, 8, 1, 9, 2, 10, 3, 11
 #define FLASHATTN_ZIP_HIGH 4, 12, 5, 13, 6, 14, 7, 15
+#define FLASHATTN_NEAR_LOW 0, 8, 1, 9, 4, 12, 5, 13
+#define FLASHATTN_NEAR_HIGH 2, 10, 3, 11, 6, 14, 7, 15
 #else
 #if defined(__ARM_NEON)
 constexpr int kWidth = 4, kTileVectors = 4;
@@ -33,6 +38,10 @@ constexpr int kWidth = 4, kTileVectors = 2;
 #endif
 #define FLASHATTN_ZIP_LOW 0, 4, 1, 5
 #define FLASHATTN_ZIP_HIGH 2, 6, 3, 7
+#endif
+#ifndef FLASHATTN_NEAR_LOW
+#define FLASHATTN_NEAR_LOW FLASHATTN_ZIP_LOW
+#define FLASHATTN_NEAR_HIGH FLASHATTN_ZIP_HIGH
 #endif
 constexpr int kTileRows = 6;
 
@@ -53,6 +62,13 @@ FLASHATTN_INLINE constexpr T smaller(T a, T b) {
 template <typename T>
 FLASHATTN_INLINE constexpr T larger(T a, T b) {
   return a < b ? b : a;
+}
+
+// Prefetches into the second-level cache. The first-level cache can wait for only a few lines at a time, so prefetches
+// into it would delay a loop's own loads.
+constexpr int kLine = 64;
+FLASHATTN_INLINE void prefetch_line(const void* line) {
+  __builtin_prefetch(line, 0, 2);
 }
 
 FLASHATTN_INLINE vfloat load(const float* p) {
@@ -103,7 +119,8 @@ FLASHATTN_INLINE void transpose(vfloat (&rows)[kWidth]) {
   }
 }
 
-// Lane i of the result is the sum over the lanes of rows[i]. Each round zips pairs of vectors and adds the two results.
+// Lane i of the result is the sum over the lanes of rows[i]. Each round interleaves pairs of vectors and adds the two
+// results. Only the last round must bring the halves of a vector together.
 template <int Count = kWidth>
 FLASHATTN_INLINE vfloat sum_each(vfloat (&rows)[kWidth]) {
   if constexpr (Count == 1) {
@@ -111,7 +128,9 @@ FLASHATTN_INLINE vfloat sum_each(vfloat (&rows)[kWidth]) {
   } else {
 #pragma GCC unroll 8
     for (int i = 0; i < Count / 2; ++i) {
-      rows[i] = zip_low(rows[i], rows[i + Count / 2]) + zip_high(rows[i], rows[i + Count / 2]);
+      vfloat a = rows[i], b = rows[i + Count / 2], low = __builtin_shufflevector(a, b, FLASHATTN_NEAR_LOW);
+      vfloat high = __builtin_shufflevector(a, b, FLASHATTN_NEAR_HIGH);
+      rows[i] = Count == 2 ? zip_low(a, b) + zip_high(a, b) : low + high;
     }
     return sum_each<Count / 2>(rows);
   }
@@ -128,19 +147,24 @@ FLASHATTN_INLINE vfloat exp2_of_fraction(vfloat f) {
   return p * f + 1.0f;
 }
 
-// 2^x for x <= 0. The relative error is below 1.3e-7 down to x = -126; from -127 on the result is 0. NaN stays NaN.
-// Splits x into a whole number n and a fraction f with |f| <= 1/2.
-FLASHATTN_INLINE vfloat exp2(vfloat x) {
+// 2^(factor x) for x <= 0. The relative error is below 1.3e-7 down to factor x = -126; from -127 on the result is 0.
+// NaN stays NaN. Splits factor x into a whole number n and a fraction f with |f| <= 1/2.
+FLASHATTN_INLINE vfloat exp2(vfloat x, float factor = 1) {
 #if defined(__AVX512F__)
   // AVX-512 has instructions that round x to n and multiply by 2^n. Lanes below -126 become 0, but NaN stays NaN.
+  x *= factor;
   __mmask16 in_range = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
   vfloat n = _mm512_maskz_roundscale_ps(0xffff, x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   return _mm512_maskz_scalef_ps(in_range, exp2_of_fraction(x - n), n);
 #else
-  x = x < broadcast(-127.0f) ? broadcast(-127.0f) : x;
+#if defined(__AVX2__)
+  x = _mm256_max_ps(broadcast(-127.0f / factor), x);  // one instruction, where GCC makes two
+#else
+  x = x < broadcast(-127.0f / factor) ? broadcast(-127.0f / factor) : x;
+#endif
   const vfloat magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
-  vfloat shifted = x + magic;
-  vfloat p = exp2_of_fraction(x - (shifted - magic));
+  vfloat shifted = x * factor + magic;
+  vfloat p = exp2_of_fraction(x * factor - (shifted - magic));
   vint exponent;
   __builtin_memcpy(&exponent, &shifted, sizeof(exponent));
   exponent = (exponent << 23) + (127 << 23);  // the shift pushes out the magic number's own bits

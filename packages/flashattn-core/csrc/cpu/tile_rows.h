@@ -34,7 +34,7 @@ struct PlainRows {
     return load(data + row * row_stride + column);
   }
   FLASHATTN_INLINE_MEMBER void prefetch(int64_t row, int64_t column) const {
-    __builtin_prefetch(data + row * row_stride + column, 0, 2);
+    if (column % (kLine / sizeof(T)) == 0) prefetch_line(data + row * row_stride + column);
   }
   FLASHATTN_INLINE_MEMBER void skip(int n) { data += n; }
 };
@@ -43,28 +43,27 @@ struct PlainRows {
 template <int Bits>
 struct QuantisedRows {
   const uint8_t* data;
-  int64_t row_stride;   // in bytes
-  const float* groups;  // (rows, groups_per_row, 2): scale and bias
+  int64_t row_stride;            // in bytes
+  const float *scales, *biases;  // (rows, groups_per_row)
   int groups_per_row, group_shift;
   int first_column = 0;
 
   bool in_place(int) const { return true; }
   const float* floats() const { return nullptr; }
   QuantisedRows from(int row) const {
-    return {data + row * row_stride, row_stride, groups + 2 * row * groups_per_row, groups_per_row, group_shift};
+    int first = row * groups_per_row;
+    return {data + row * row_stride, row_stride, scales + first, biases + first, groups_per_row, group_shift};
   }
   float element(int row, int column) const { return at(row, column / kWidth * kWidth)[column % kWidth]; }
   FLASHATTN_INLINE_MEMBER vfloat part(int row, int column) const { return at(row, column); }
 
   FLASHATTN_INLINE_MEMBER vfloat at(int64_t row, int64_t column) const {
     int c = first_column + static_cast<int>(column);
-    const float* group = groups + 2 * (row * groups_per_row + (c >> group_shift));
-    return dequantise<Bits>(data + row * row_stride, c, group[0], group[1]);
+    int64_t group = row * groups_per_row + (c >> group_shift);
+    return dequantise<Bits>(data + row * row_stride, c, scales[group], biases[group]);
   }
   FLASHATTN_INLINE_MEMBER void prefetch(int64_t row, int64_t column) const {
-    constexpr int kLine = 64;
-    int64_t byte = (first_column + column) * Bits / 8;
-    if (byte % kLine < kWidth * Bits / 8) __builtin_prefetch(data + row * row_stride + byte, 0, 2);
+    if (column * Bits % (8 * kLine) < kWidth * Bits) prefetch_line(data + row * row_stride + column * Bits / 8);
   }
   FLASHATTN_INLINE_MEMBER void skip(int n) { first_column += n; }
 };
@@ -80,21 +79,26 @@ struct QuantisedTensor {
 template <int Bits>
 static QuantisedRows<Bits> quantised_rows(float* store, const AttentionArgs& args, const RowBlock& block, Span tile,
                                           int dim, const QuantisedTensor& tensor) {
-  const Strides &words = tensor.word_strides, &scales = tensor.scale_strides, &biases = tensor.bias_strides;
+  const Strides& words = tensor.word_strides;
   int groups = dim / args.params.group_size, count = tile.end - tile.begin;
   with_dtype(args.group_dtype, [&](auto type) {
     using T = decltype(type);
-    const T* scale = key_row<T>(args, block, tensor.scales, scales, tile.begin);
-    const T* bias = key_row<T>(args, block, tensor.biases, biases, tile.begin);
-    float* target = store;
-    for (int j = 0; j < count; ++j) {
-      for (int g = 0; g < groups; ++g) {
-        *target++ = to_float(scale[j * scales.row + g * scales.column]);
-        *target++ = to_float(bias[j * biases.row + g * biases.column]);
+    const auto convert = [&](float* target, const void* data, const Strides& strides) {
+      const T* source = key_row<T>(args, block, data, strides, tile.begin);
+      bool adjacent = strides.row == groups && (groups == 1 || strides.column == 1);  // all rows are one long row
+      int columns = adjacent ? count * groups : groups;
+      for (int j = 0; j < (adjacent ? 1 : count); ++j) {
+        for (int c = 0; c < columns; c += kWidth) {
+          vfloat part = load_part(source + j * strides.row, adjacent ? 1 : strides.column, c, columns);
+          store_part(target + j * columns, 1, c, columns, part);
+        }
       }
-    }
+    };
+    convert(store, tensor.scales, tensor.scale_strides);
+    convert(store + count * groups, tensor.biases, tensor.bias_strides);
   });
-  QuantisedRows<Bits> rows = {nullptr, 0, store, groups, __builtin_ctz(static_cast<unsigned>(args.params.group_size))};
+  QuantisedRows<Bits> rows = {
+      nullptr, 0, store, store + count * groups, groups, __builtin_ctz(static_cast<unsigned>(args.params.group_size))};
   const uint32_t* first = key_row<uint32_t>(args, block, tensor.words, words, tile.begin);
   int words_per_row = dim * Bits / 32;
   if (words.column == 1 || words_per_row == 1) {
