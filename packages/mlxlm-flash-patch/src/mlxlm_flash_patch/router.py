@@ -44,6 +44,26 @@ class FlashFallbackError(RuntimeError):
     """Raised with strict=True for a call that flash attention cannot compute. The text says why."""
 
 
+@dataclass(frozen=True)
+class KVBits:
+    """How new caches store keys and values: in so many bits, with a scale and a bias for each group of elements.
+
+    A cache keeps 16 bits until it holds `start` tokens.
+    """
+
+    bits: int
+    group_size: int = 64
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        for name, given, known in (("kv_bits", self.bits, (4, 8)), ("kv_group_size", self.group_size, (32, 64, 128))):
+            if integer(given) not in known:
+                raise ValueError(f"[enable] {name} is {given!r}, expected one of {', '.join(map(str, known))}")
+        start = integer(self.start)
+        if start is None or start < 0:
+            raise ValueError(f"[enable] quantized_kv_start is {self.start!r}, expected a whole number, at least 0")
+
+
 @dataclass
 class State:
     """Each attention call reads these settings. enable(), disable() and enabled() blocks change them."""
@@ -51,6 +71,7 @@ class State:
     on: bool = False
     strict: bool = False
     precision: Precision = "input"
+    kv: KVBits | None = None  # None: new caches hold 16 bits
     outermost: bool = False  # whether mx.fast has the patch's function itself, not another library's wrapper of it
     fallbacks: Counter[str] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)  # guards `fallbacks`

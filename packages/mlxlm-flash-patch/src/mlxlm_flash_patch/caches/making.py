@@ -1,0 +1,130 @@
+"""Decides which of a model's caches are quantised."""
+
+import copy
+import hashlib
+import inspect
+import sys
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from importlib.metadata import version
+from itertools import groupby
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models import cache as mlx_lm
+
+from ..router import FlashFallbackWarning, KVBits, frames_of_libraries
+from .waiting import QUANTIZED, quantised
+
+Place = tuple[int, ...]  # of a cache in the list: a layer, and the cache's number if the layer has a CacheList
+Kept = dict[Place, str]
+
+TEXT = "c96cb169fd5e0ec4"  # the hash of mlx_lm/models/cache.py in mlx-lm 0.32.0 to 0.32.2
+_kept_by = dict[int, tuple[weakref.ref[Any], object, Kept]]()  # by id of a model
+
+
+def require_tested_release() -> None:
+    """Raises RuntimeError if mlx-lm's caches are not those of a tested release."""
+    try:
+        is_known = hashlib.sha256(inspect.getsource(mlx_lm).encode()).hexdigest()[:16] == TEXT
+    except OSError:
+        is_known = False
+    if not is_known:
+        what = f"the source of mlx_lm.models.cache in mlx-lm {version('mlx-lm')} is another, or is missing"
+        raise RuntimeError(f"[enable] kv_bits expects the caches of mlx-lm 0.32.0 to 0.32.2: {what}")
+
+
+def quantise(model: Any, caches: list[Any], kv: KVBits) -> list[Any]:
+    """Makes a model's empty caches quantised ones. Those that cannot be stay as they are, and a warning names them."""
+    key, described = id(model), (kv, [type(cache) for cache in caches])
+    known = _kept_by.get(key)
+    if known and known[0]() is model and known[1] == described:
+        kept = known[2]
+    else:
+        kept = _kept(model, caches, kv)
+        _kept_by[key] = weakref.ref(model, lambda _: _kept_by.pop(key) and None), described, kept
+        if kept:
+            message = f"kv_bits={kv.bits}: some caches stay as they are: {' · '.join(_grouped(kept))}"
+            warnings.warn(message, FlashFallbackWarning, stacklevel=2 + frames_of_libraries(sys._getframe(1)))
+    return _changed(caches, lambda place, cache: cache if place in kept else quantised(cache, kv))
+
+
+def _changed(caches: Iterable[Any], change: Callable[[Place, Any], Any], within: Place = ()) -> list[Any]:
+    """Replaces each cache by `change(place, cache)`, also in CacheLists."""
+
+    def changed(place: Place, cache: Any) -> Any:
+        if not isinstance(cache, mlx_lm.CacheList):
+            return change(place, cache)
+        cache.caches = tuple(_changed(cache.caches, change, place))
+        return cache
+
+    return [changed((*within, i), cache) for i, cache in enumerate(caches)]
+
+
+def _kept(model: Any, caches: list[Any], kv: KVBits) -> Kept:
+    """The caches that cannot be quantised, with the reasons."""
+    try:
+        with mx.stream(mx.cpu):  # on a GPU, the trial would compile kernels
+            return _tried(model, caches, kv)
+    except Exception:
+        try:
+            return _tried(model, caches, kv)  # some models run only on a GPU
+        except Exception as error:
+            kept: Kept = {}
+            why = f"a trial call of the model fails: {_line(error)}"
+            _changed(copy.deepcopy(caches), lambda place, _: kept.setdefault(place, why))
+            return kept
+
+
+def _tried(model: Any, caches: list[Any], kv: KVBits) -> Kept:
+    """Calls the model with quantised caches, because only that shows whether its attention can read them.
+
+    Nothing is evaluated. If the call raises an error, the cache that was used last stays as it is, and the model is
+    called again. Raises the model's error if no cache is quantised any more.
+    """
+    kept: Kept = {}
+    used: list[Place] = []
+    at_once = KVBits(kv.bits, kv.group_size)
+
+    def tried(place: Place, cache: Any) -> Any:
+        if type(cache) not in QUANTIZED:
+            kept[place] = f"{type(cache).__name__} has no keys and values"
+        return cache if place in kept else _Tried(quantised(cache, at_once), lambda: used.append(place))
+
+    while True:
+        used.clear()
+        trial = _changed(copy.deepcopy(caches), tried)
+        try:
+            for length in (2, 1):
+                model(mx.zeros((1, length), mx.int32), cache=trial)
+            return kept
+        except Exception as error:
+            if not used:
+                raise
+            kept[used[-1]] = _line(error)
+
+
+class _Tried:
+    """A cache that tells when the model uses it."""
+
+    def __init__(self, cache: Any, use: Callable[[], None]) -> None:
+        self._cache, self._use = cache, use
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("update_and_fetch", "keys_and_values"):
+            self._use()
+        return getattr(self._cache, name)
+
+
+def _line(error: Exception) -> str:
+    """The first sentence of an error."""
+    return str(error).partition("\n")[0].partition(". ")[0]
+
+
+def _grouped(kept: Kept) -> Iterator[str]:
+    """A text for each reason, such as `layers 0, 2-5 (ArraysCache has no keys and values)`."""
+    for reason in dict.fromkeys(kept.values()):
+        layers = sorted({place[0] for place in kept if kept[place] == reason})
+        runs = [[n for _, n in run] for _, run in groupby(enumerate(layers), lambda item: item[1] - item[0])]
+        yield f"layers {', '.join(f'{run[0]}-{run[-1]}' if run[1:] else str(run[0]) for run in runs)} ({reason})"
