@@ -164,6 +164,7 @@ def test_16_bits_until_there_are_enough_tokens(name, kv):
     long.write(1)
     for joined in (long.ours.merge([short.ours, long.ours]), short.ours.merge([short.ours, long.ours])):
         assert (joined.bits, joined.group_size) == (kv.bits, kv.group_size)
+    assert not hasattr(short.ours, "bits")
     batch.extend(joined)
     assert batch.bits == kv.bits
 

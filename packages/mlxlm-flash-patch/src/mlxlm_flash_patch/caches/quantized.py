@@ -1,5 +1,6 @@
 """The classes of quantised caches. Each is a subclass of the mlx-lm class that stores the same tokens in 16 bits."""
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -100,7 +101,7 @@ class _Single(Quantized):
 
     @classmethod
     def merge(cls, caches: Sequence[Any]) -> Any:
-        caches = [cache.to_quantized() for cache in caches]
+        caches = [copy.copy(cache).to_quantized() for cache in caches]  # copied, because merge() must not change them
         parts = zip(*(cache.parts() for cache in caches), strict=True)
         return cls.batch.of([cls.batch.own.merge(part) for part in parts], like=caches[0])
 

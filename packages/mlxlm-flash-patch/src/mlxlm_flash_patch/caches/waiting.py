@@ -1,5 +1,6 @@
 """Caches that hold 16 bits until they have as many tokens as quantized_kv_start, and quantised rows from then on."""
 
+import copy
 import functools
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -59,7 +60,7 @@ class _Waiting:
 
 def _merge(cls: Any, caches: Sequence[Any]) -> Any:
     if any(isinstance(cache, Quantized) for cache in caches):
-        return caches[0].to_quantized().merge(caches)
+        return copy.copy(caches[0]).to_quantized().merge(caches)
     return quantised(cls.own.merge(caches), caches[0].kv)
 
 
