@@ -72,37 +72,49 @@ blas_option = click.option(
 )
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="mlxlm-flash-patch", prog_name="mlxlm-flash")
-def cli() -> None:
-    """Run MLX programs with flash attention, without changing them."""
+def _integer(context: click.Context, parameter: click.Parameter, given: str | None) -> int | None:
+    return None if given is None else int(given)
 
 
-@cli.command(cls=Verbatim, options_metavar="[-h] [--precision input|float32] [--kv-bits 8|4] [--blas PATH|auto]")
-@click.option(
-    "--precision",
-    type=click.Choice(["input", "float32"]),
-    help="input (default): 16-bit results are as accurate as those of MLX's own attention. float32: cast to float32, "
-    "compute, cast back.",
-)
-@click.option(
+# flash-eval has these options, too. mlx_lm.generate has options of the same names.
+kv_bits_option = click.option(
     "--kv-bits",
-    type=click.Choice([8, 4]),
-    help="Quantise the KV caches that mlx-lm makes, also rotating ones and batches, so also those of mlx_lm.server.",
+    type=click.Choice(["8", "4"]),
+    callback=_integer,
+    help="Quantise the KV caches that mlx-lm makes, also rotating caches and batches.",
 )
-@click.option(
+kv_group_size_option = click.option(
     "--kv-group-size",
-    type=click.Choice([32, 64, 128]),
-    default=64,
+    type=click.Choice(["32", "64", "128"]),
+    callback=_integer,
+    default="64",
     help="Elements of a key or value that share a scale and a bias.  [default: 64]",
 )
-@click.option(
+quantized_kv_start_option = click.option(
     "--quantized-kv-start",
     type=click.IntRange(0),
     metavar="N",
     default=0,
     help="Keep 16 bits in a cache until it holds N tokens.  [default: 0]",
 )
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="mlxlm-flash-patch", prog_name="mlxlm-flash")
+def cli() -> None:
+    """Run MLX programs with flash attention, without changing them."""
+
+
+@cli.command(cls=Verbatim, options_metavar="[-h] [OPTIONS]")
+@click.option(
+    "--precision",
+    type=click.Choice(["input", "float32"]),
+    help="input (default): 16-bit results are as accurate as those of MLX's own attention. float32: cast to float32, "
+    "compute, cast back.",
+)
+@kv_bits_option
+@kv_group_size_option
+@quantized_kv_start_option
 @blas_option
 @click.argument("command", metavar="COMMAND|SCRIPT|-m MODULE")
 @click.argument("arguments", metavar="[ARGS]...", nargs=-1, type=click.UNPROCESSED)
