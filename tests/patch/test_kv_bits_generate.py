@@ -148,9 +148,9 @@ def test_quantized_kv_start_in_batches(tiny, start):
         assert [len(ids) for ids in first.token_ids] == [12, 20, 4, 9, 15]
 
 
-@pytest.mark.parametrize("model_type", ["qwen2", "llama", "falcon_h1"])
+@pytest.mark.parametrize("model_type", ["qwen2", "llama", "falcon_h1", "deepseek_v3"])
 def test_prompt_cache_files(tiny, tokens, tmp_path, model_type):
-    model, x = tiny(model_type), tokens(1, 30)
+    model, x = tiny(model_type, qk_rope_head_dim=32), tokens(1, 30)
     file = str(tmp_path / "cache.safetensors")
     with flash.enabled(**KV), pytest.warns() if model_type == "falcon_h1" else flash.enabled():
         caches = mlx_lm.make_prompt_cache(model)

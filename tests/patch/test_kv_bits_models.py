@@ -35,6 +35,9 @@ TYPES = {
     "recurrent_gemma": "ArraysCache QuantizedRotatingKVCache",
     "phi3small": "KVCache QuantizedKVCache",
     "gemma2": "KVCache",
+    "deepseek_v3": "QuantizedLatentKVCache",
+    "kimi_linear": "ArraysCache QuantizedLatentKVCache",
+    "longcat_flash": "QuantizedLatentKVCache",
 }
 WIDE = {"hidden_size": 128, "head_dim": 32, "swa_head_dim": 32, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32}
 WIDE |= {"v_head_dim": 32, "num_kv_shared_layers": 1}

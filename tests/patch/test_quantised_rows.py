@@ -11,6 +11,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models import cache as mlx_lm
 from mlxlm_flash_patch import caches
+from mlxlm_flash_patch.caches import quantized
 from mlxlm_flash_patch.caches.waiting import quantised
 from mlxlm_flash_patch.router import KVBits
 
@@ -42,6 +43,9 @@ def drawn(seed, batch, length):
     return [normal(10 * seed + i, batch, 2, length, dim, dtype=mx.bfloat16) for i, dim in ((0, 128), (1, 64))]
 
 
+OURS = {cls.own: cls for cls in (*quantized.CLASSES, *quantized.BATCHES[:2])}
+
+
 class Pair:
     """A cache of mlx-lm in 16 bits, and ours. Methods act on both, and compare what both hold."""
 
@@ -50,7 +54,7 @@ class Pair:
 
     @classmethod
     def of(cls, own, kv):
-        return cls(own, quantised(copy.deepcopy(own), kv), kv)
+        return cls(own, quantised(copy.deepcopy(own), kv, OURS[type(own)]), kv)
 
     def rows(self, own, ours):
         """Checks that `ours` are the rows of `own`, (keys, values), quantised."""

@@ -88,14 +88,16 @@ kv_group_size_option = click.option(
     type=click.Choice(["32", "64", "128"]),
     callback=_integer,
     default="64",
-    help="Elements of a key or value that share a scale and a bias.  [default: 64]",
+    show_default=True,
+    help="Elements of a key or value that share a scale and a bias.",
 )
 quantized_kv_start_option = click.option(
     "--quantized-kv-start",
     type=click.IntRange(0),
     metavar="N",
     default=0,
-    help="Keep 16 bits in a cache until it holds N tokens.  [default: 0]",
+    show_default=True,
+    help="Keep 16 bits in a cache until it holds N tokens.",
 )
 
 

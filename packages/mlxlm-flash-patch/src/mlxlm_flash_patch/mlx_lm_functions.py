@@ -49,7 +49,17 @@ def any_cache(original: Function) -> Function:
     def scaled_dot_product_attention(
         queries: mx.array, keys: Any, values: Any, cache: Any, scale: float, mask: Any, sinks: mx.array | None = None
     ) -> Any:
-        if cache is None or not hasattr(cache, "bits"):  # mlx-lm recognises quantised caches by `bits`
+        is_quantised = cache is not None and hasattr(cache, "bits")  # mlx-lm recognises quantised caches by `bits`
+        if is_quantised and hasattr(cache, "rows_of"):  # a cache of latent vectors
+            rows = cache.rows_of(keys, values)
+            if rows is not None:
+                storage = {"group_size": cache.group_size, "bits": cache.bits}
+                return flash_or(
+                    lambda: mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask),
+                    lambda: attend(queries, rows, rows, scale, mask, sinks, storage=storage),
+                )
+            is_quantised = False
+        if not is_quantised:
             # If mx.fast has the patch's function, `original` would reach plain_call() through that function. Calling
             # plain_call() directly is faster.
             out = plain_call(queries, keys, values, scale, mask, sinks) if state.outermost else None

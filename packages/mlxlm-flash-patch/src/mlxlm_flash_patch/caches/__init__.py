@@ -6,16 +6,20 @@ that a prompt cache file names.
 
 from .quantized import (
     BatchQuantizedKVCache,
+    BatchQuantizedLatentKVCache,
     BatchQuantizedRotatingKVCache,
     QuantizedChunkedKVCache,
     QuantizedKVCache,
+    QuantizedLatentKVCache,
     QuantizedRotatingKVCache,
 )
 
 __all__ = [
     "BatchQuantizedKVCache",
+    "BatchQuantizedLatentKVCache",
     "BatchQuantizedRotatingKVCache",
     "QuantizedChunkedKVCache",
     "QuantizedKVCache",
+    "QuantizedLatentKVCache",
     "QuantizedRotatingKVCache",
 ]

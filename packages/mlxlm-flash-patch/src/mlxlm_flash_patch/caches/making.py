@@ -7,6 +7,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from importlib.metadata import version
 from itertools import groupby
 from typing import Any
@@ -15,13 +16,15 @@ import mlx.core as mx
 from mlx_lm.models import cache as mlx_lm
 
 from ..router import FlashFallbackWarning, KVBits, frames_of_libraries
+from .quantized import QuantizedKVCache, QuantizedLatentKVCache
 from .waiting import QUANTIZED, quantised
 
 Place = tuple[int, ...]  # of a cache in the list: a layer, and the cache's number if the layer has a CacheList
-Kept = dict[Place, str]
+Into = dict[Place, Any]  # the class of each cache
+Kept = dict[Place, str]  # the reasons why caches stay as they are
 
 TEXT = "c96cb169fd5e0ec4"  # the hash of mlx_lm/models/cache.py in mlx-lm 0.32.0 to 0.32.2
-_kept_by = dict[int, tuple[weakref.ref[Any], object, Kept]]()  # by id of a model
+_plans = dict[int, tuple[weakref.ref[Any], object, Into]]()  # by id of a model
 
 
 def require_tested_release() -> None:
@@ -38,16 +41,16 @@ def require_tested_release() -> None:
 def quantise(model: Any, caches: list[Any], kv: KVBits) -> list[Any]:
     """Makes a model's empty caches quantised ones. Those that cannot be stay as they are, and a warning names them."""
     key, described = id(model), (kv, [type(cache) for cache in caches])
-    known = _kept_by.get(key)
+    known = _plans.get(key)
     if known and known[0]() is model and known[1] == described:
-        kept = known[2]
+        into = known[2]
     else:
-        kept = _kept(model, caches, kv)
-        _kept_by[key] = weakref.ref(model, lambda _: _kept_by.pop(key) and None), described, kept
+        into, kept = _plan(model, caches, kv)
+        _plans[key] = weakref.ref(model, lambda _: _plans.pop(key) and None), described, into
         if kept:
             message = f"kv_bits={kv.bits}: some caches stay as they are: {' · '.join(_grouped(kept))}"
             warnings.warn(message, FlashFallbackWarning, stacklevel=2 + frames_of_libraries(sys._getframe(1)))
-    return _changed(caches, lambda place, cache: cache if place in kept else quantised(cache, kv))
+    return _changed(caches, lambda place, cache: quantised(cache, kv, into[place]) if place in into else cache)
 
 
 def _changed(caches: Iterable[Any], change: Callable[[Place, Any], Any], within: Place = ()) -> list[Any]:
@@ -62,8 +65,8 @@ def _changed(caches: Iterable[Any], change: Callable[[Place, Any], Any], within:
     return [changed((*within, i), cache) for i, cache in enumerate(caches)]
 
 
-def _kept(model: Any, caches: list[Any], kv: KVBits) -> Kept:
-    """The caches that cannot be quantised, with the reasons."""
+def _plan(model: Any, caches: list[Any], kv: KVBits) -> tuple[Into, Kept]:
+    """The classes for the caches that can be quantised, and the reasons why the others cannot."""
     try:
         with mx.stream(mx.cpu):  # on a GPU, the trial would compile kernels
             return _tried(model, caches, kv)
@@ -74,23 +77,25 @@ def _kept(model: Any, caches: list[Any], kv: KVBits) -> Kept:
             kept: Kept = {}
             why = f"a trial call of the model fails: {_line(error)}"
             _changed(copy.deepcopy(caches), lambda place, _: kept.setdefault(place, why))
-            return kept
+            return {}, kept
 
 
-def _tried(model: Any, caches: list[Any], kv: KVBits) -> Kept:
+def _tried(model: Any, caches: list[Any], kv: KVBits) -> tuple[Into, Kept]:
     """Calls the model with quantised caches, because only that shows whether its attention can read them.
 
-    Nothing is evaluated. If the call raises an error, the cache that was used last stays as it is, and the model is
-    called again. Raises the model's error if no cache is quantised any more.
+    Nothing is evaluated. If the call raises an error, the cache that was used last gets another class or stays as it
+    is, and the model is called again. Raises the model's error if no cache is quantised any more.
     """
-    kept: Kept = {}
-    used: list[Place] = []
-    at_once = KVBits(kv.bits, kv.group_size)
+    into, kept, used, at_once = Into(), Kept(), list[Place](), KVBits(kv.bits, kv.group_size)
+    errors: Kept = {}
 
     def tried(place: Place, cache: Any) -> Any:
         if type(cache) not in QUANTIZED:
             kept[place] = f"{type(cache).__name__} has no keys and values"
-        return cache if place in kept else _Tried(quantised(cache, at_once), lambda: used.append(place))
+        if place in kept:
+            return cache
+        into.setdefault(place, QUANTIZED[type(cache)])
+        return _Tried(quantised(cache, at_once, into[place]), partial(used.append, place), partial(errors.pop, place))
 
     while True:
         used.clear()
@@ -98,23 +103,44 @@ def _tried(model: Any, caches: list[Any], kv: KVBits) -> Kept:
         try:
             for length in (2, 1):
                 model(mx.zeros((1, length), mx.int32), cache=trial)
-            return kept
+            break
         except Exception as error:
             if not used:
                 raise
-            kept[used[-1]] = _line(error)
+            last = used[-1]
+            if into[last] is QuantizedKVCache:
+                into[last], errors[last] = QuantizedLatentKVCache, _why(error)
+            else:
+                kept[last] = errors.pop(last, _why(error))
+    kept |= errors  # the model computes with the arrays, and attention does not read the rows
+    return {place: cls for place, cls in into.items() if place not in kept}, kept
 
 
 class _Tried:
-    """A cache that tells when the model uses it."""
+    """A cache that tells when the model uses it, and when attention reads the rows of latent vectors."""
 
-    def __init__(self, cache: Any, use: Callable[[], None]) -> None:
-        self._cache, self._use = cache, use
+    def __init__(self, cache: Any, use: Callable[[], object], read: Callable[[None], object]) -> None:
+        self._cache, self._use, self._read = cache, use, read
 
     def __getattr__(self, name: str) -> Any:
+        found = getattr(self._cache, name)
         if name in ("update_and_fetch", "keys_and_values"):
             self._use()
-        return getattr(self._cache, name)
+        if name != "rows_of":
+            return found
+
+        def rows_of(key: mx.array, value: mx.array) -> Any:
+            rows = found(key, value)
+            if rows is not None:
+                self._read(None)
+            return rows
+
+        return rows_of
+
+
+def _why(error: Exception) -> str:
+    line = _line(error)
+    return line if line.startswith("[quantize]") else f"the model computes with keys and values itself: {line}"
 
 
 def _line(error: Exception) -> str:

@@ -1,6 +1,7 @@
 """The classes of quantised caches. Each is a subclass of the mlx-lm class that stores the same tokens in 16 bits."""
 
 import copy
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -156,13 +157,40 @@ class BatchQuantizedRotatingKVCache(_Batch, mlx_lm.BatchRotatingKVCache):  # typ
     own, single = mlx_lm.BatchRotatingKVCache, QuantizedRotatingKVCache
 
 
+class _Latent:
+    """Gives the model dequantised arrays, for models whose cache holds a latent vector and the keys' rotated part.
+
+    Such a model computes a part of its scores itself, and in a prompt also keys and values. MLX computes a dequantised
+    array only if the model does so. In a decode step the latent vectors are both key and value, and attention reads the
+    quantised rows.
+    """
+
+    _latents: weakref.ref[mx.array] | None = None  # weak, because the array's graph would keep MLX from reusing memory
+
+    def update_and_fetch(self: Any, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        stored = super().update_and_fetch(keys, values)  # type: ignore[misc]
+        how: Any = {"group_size": self.group_size, "bits": self.bits}
+        latents, rotated = (mx.dequantize(*rows, **how) for rows in stored)
+        self._latents = weakref.ref(latents)
+        return latents, rotated
+
+    def rows_of(self: Any, key: mx.array, value: mx.array) -> Rows | None:
+        """The quantised rows of the latent vectors, if key and value are what update_and_fetch() has returned."""
+        is_latent = key is value and self._latents is not None and key is self._latents()
+        return self.keys_and_values()[0] if is_latent else None
+
+
+class QuantizedLatentKVCache(_Latent, QuantizedKVCache):  # type: ignore[misc]
+    pass
+
+
+class BatchQuantizedLatentKVCache(_Latent, BatchQuantizedKVCache):  # type: ignore[misc]
+    single = QuantizedLatentKVCache
+
+
 QuantizedKVCache.batch, QuantizedRotatingKVCache.batch = BatchQuantizedKVCache, BatchQuantizedRotatingKVCache
-CLASSES = (
-    QuantizedKVCache,
-    QuantizedRotatingKVCache,
-    QuantizedChunkedKVCache,
-    BatchQuantizedKVCache,
-    BatchQuantizedRotatingKVCache,
-)
-for _cls in CLASSES[1:]:
+QuantizedLatentKVCache.batch = BatchQuantizedLatentKVCache
+CLASSES = (QuantizedKVCache, QuantizedRotatingKVCache, QuantizedChunkedKVCache)  # for caches that models make
+BATCHES = (BatchQuantizedKVCache, BatchQuantizedRotatingKVCache, BatchQuantizedLatentKVCache)
+for _cls in (*CLASSES[1:], *BATCHES, QuantizedLatentKVCache):
     setattr(mlx_lm, _cls.__name__, _cls)  # load_prompt_cache() finds a file's classes here

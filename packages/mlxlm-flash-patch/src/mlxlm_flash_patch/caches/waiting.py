@@ -14,21 +14,21 @@ from .quantized import CLASSES, Quantized
 QUANTIZED: dict[Any, Any] = {cls.own: cls for cls in CLASSES}  # mlx-lm's class -> ours
 
 
-def quantised(cache: Any, kv: KVBits) -> Any:
-    """Makes a cache of mlx-lm quantise its rows, in place, and returns it."""
-    own: Any = type(cache)
-    cache.__class__, cache.kv = _waiting(own), kv
+def quantised(cache: Any, kv: KVBits, into: Any) -> Any:
+    """Makes a cache of mlx-lm quantise its rows, as one of our classes, in place, and returns it."""
+    cache.__class__, cache.kv, cache.into = _waiting(into.own), kv, into
     return cache if kv.start else cache.to_quantized()
 
 
 class _Waiting:
-    """Makes a subclass of an mlx-lm cache. As soon as it has enough tokens, an object of it changes to QUANTIZED.
+    """Makes a subclass of an mlx-lm cache. As soon as an object of it has enough tokens, its class becomes `into`.
 
     A batch quantises all its sequences when the longest has enough tokens, or when one that is quantised joins.
     """
 
     own: ClassVar[Any]
     kv: KVBits
+    into: Any
     keys: Any
     values: Any
 
@@ -40,7 +40,7 @@ class _Waiting:
         return self.to_quantized().update_and_fetch(keys, values)
 
     def to_quantized(self: Any, **_: Any) -> Any:
-        self.__class__, self.group_size, self.bits = QUANTIZED[self.own], self.kv.group_size, self.kv.bits
+        self.__class__, self.group_size, self.bits = self.into, self.kv.group_size, self.kv.bits
         if self.keys is not None:
             self.keys, self.values = (
                 tuple(mx.quantize(x, group_size=self.group_size, bits=self.bits)) for x in (self.keys, self.values)
@@ -55,13 +55,13 @@ class _Waiting:
             self.own.extend(self, other)
 
     def extract(self, idx: int) -> Any:
-        return quantised(self.own.extract(self, idx), self.kv)
+        return quantised(self.own.extract(self, idx), self.kv, self.into.single)
 
 
 def _merge(cls: Any, caches: Sequence[Any]) -> Any:
     if any(isinstance(cache, Quantized) for cache in caches):
         return copy.copy(caches[0]).to_quantized().merge(caches)
-    return quantised(cls.own.merge(caches), caches[0].kv)
+    return quantised(cls.own.merge(caches), caches[0].kv, caches[0].into.batch)
 
 
 @functools.cache
