@@ -136,4 +136,4 @@ def _say_what_ran(stream: TextIO, process: int) -> None:
 
             most = largest()
             held, unquantised = most.quantised / 1e6, most.in_16_bits / 1e6
-            say(f"quantised KV caches held at most {held:,.1f} MB; in 16 bits: {unquantised:,.1f} MB", stream)
+            say(f"quantised KV caches held at most {held:,.2f} MB; in 16 bits: {unquantised:,.2f} MB", stream)

@@ -13,7 +13,7 @@ class Held(NamedTuple):
 
 
 _now, _most = Held(), Held()
-_of = dict[int, Held]()  # by id of a cache
+_of = dict[int, tuple[int, Held]]()  # by id of a cache: how many scales its keys have, and its bytes
 _lock = threading.RLock()  # RLock, because a cache may be deleted while this thread holds the lock
 
 
@@ -24,20 +24,21 @@ def largest() -> Held:
 
 def note(cache: Any) -> None:
     """Takes note of a cache's size. Caches call this after each change, and most changes leave the size as it is."""
-    quantised, before = cache.nbytes, _of.get(id(cache))
-    if quantised == (before or Held()).quantised:
+    size = 0 if cache.keys is None else cache.keys[1].size
+    before = _of.get(id(cache), (0, Held()))
+    if size == before[0]:
         return
-    if before is None:
-        weakref.finalize(cache, _change, id(cache), None)
-    words = cache.keys[0].size + cache.values[0].size
-    _change(id(cache), Held(quantised, words * 32 // cache.bits * 2))
+    if id(cache) not in _of:
+        weakref.finalize(cache, _change, id(cache), 0, Held())
+    words = 0 if cache.keys is None else cache.keys[0].size + cache.values[0].size
+    _change(id(cache), size, Held(cache.nbytes, words * 32 // cache.bits * 2))
 
 
-def _change(key: int, to: Held | None) -> None:
+def _change(key: int, size: int, to: Held) -> None:
     global _now, _most
     with _lock:
-        before, after = _of.pop(key, Held()), to or Held()
-        if to is not None:
-            _of[key] = to
-        _now = Held(*(now - old + new for now, old, new in zip(_now, before, after, strict=True)))
+        _, before = _of.pop(key, (0, Held()))
+        if size:
+            _of[key] = size, to
+        _now = Held(*(now - old + new for now, old, new in zip(_now, before, to, strict=True)))
         _most = max(_most, _now)
