@@ -9,7 +9,7 @@ import mlxlm_flash_patch as flash
 import pytest
 from mlx_lm import server
 from mlx_lm.models import cache as mlx_lm
-from mlxlm_flash_patch.caches import making
+from mlxlm_flash_patch.caches import release
 
 from tests.patch.arms import is_in
 
@@ -135,7 +135,7 @@ def test_bad_arguments(arguments, message):
 
 
 def test_another_release_of_mlx_lm(monkeypatch):
-    monkeypatch.setattr(making, "TEXT", "of another release")
+    monkeypatch.setattr(release, "TEXT", "of another release")
     with pytest.raises(RuntimeError, match=r"kv_bits expects the caches of mlx-lm 0\.32\.0 to 0\.32\.2: the source of"):
         flash.enable(kv_bits=8)
     assert not is_in()

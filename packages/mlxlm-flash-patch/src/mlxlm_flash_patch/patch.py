@@ -340,9 +340,9 @@ def _kv(bits: int | None, group_size: int, start: int) -> KVBits | None:
     if bits is None:
         return None
     kv = KVBits(bits, group_size, start)
-    from .caches.making import require_tested_release  # imported here, because it imports mlx-lm
+    from .caches.release import require_tested  # imported here, because it imports mlx-lm
 
-    require_tested_release()
+    require_tested()
     point = patch_points.MAKE_CACHES
     if why := point.why_not(patch_points.original_of(point.current)):
         raise RuntimeError(f"[enable] kv_bits cannot replace {point.name}: {why}")

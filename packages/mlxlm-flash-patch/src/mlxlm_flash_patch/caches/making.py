@@ -1,14 +1,11 @@
 """Decides which of a model's caches are quantised."""
 
 import copy
-import hashlib
-import inspect
 import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from importlib.metadata import version
 from itertools import groupby
 from typing import Any
 
@@ -23,19 +20,7 @@ Place = tuple[int, ...]  # of a cache in the list: a layer, and the cache's numb
 Into = dict[Place, Any]  # the class of each cache
 Kept = dict[Place, str]  # the reasons why caches stay as they are
 
-TEXT = "c96cb169fd5e0ec4"  # the hash of mlx_lm/models/cache.py in mlx-lm 0.32.0 to 0.32.2
 _plans = dict[int, tuple[weakref.ref[Any], object, Into]]()  # by id of a model
-
-
-def require_tested_release() -> None:
-    """Raises RuntimeError if mlx-lm's caches are not those of a tested release."""
-    try:
-        is_known = hashlib.sha256(inspect.getsource(mlx_lm).encode()).hexdigest()[:16] == TEXT
-    except OSError:
-        is_known = False
-    if not is_known:
-        what = f"the source of mlx_lm.models.cache in mlx-lm {version('mlx-lm')} is another, or is missing"
-        raise RuntimeError(f"[enable] kv_bits expects the caches of mlx-lm 0.32.0 to 0.32.2: {what}")
 
 
 def quantise(model: Any, caches: list[Any], kv: KVBits) -> list[Any]:
