@@ -63,7 +63,7 @@ def test_max_kv_size(tiny):
 ITSELF = "the model computes with keys and values itself:"
 KEPT = {
     # recurrent state
-    "falcon_h1": ([["ArraysCache", "QuantizedKVCache"]] * 2, "layers 0-1 (ArraysCache has no keys and values)"),
+    "falcon_h1": ([["ArraysCache", "QuantizedKVCache"]] * 2, "layers 0-1 (ArraysCache has no quantised form)"),
     # latent vectors, from which the model picks some
     "deepseek_v32": (
         [["KVCache", "KVCache"]] * 2,

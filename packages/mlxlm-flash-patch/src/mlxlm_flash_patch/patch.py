@@ -286,7 +286,7 @@ def status() -> Status:
         return Status(
             enabled=bool(_requests),
             strict=state.strict,
-            patched=tuple(point.name for point in POINTS if is_ours(point.current)),
+            patched=tuple(point.name for point in patch_points.wanted() if is_ours(point.current)),
             instances=len(_patched_models),
             calls=_began.calls_since(),
             fallbacks=dict(state.fallbacks),

@@ -40,7 +40,6 @@ class PatchPoint:
     replacement: Callable[[Any], Any]  # original -> the function that replaces it
     texts: frozenset[str] = frozenset()  # fingerprints of tested sources; if empty, the signature is compared instead
     is_attention: bool = True  # whether observe() passes the function's calls to the observer
-    is_wanted: Callable[[], bool] = lambda: True  # if not, put_in() leaves the function alone
     owners: WeakSet[Any] = field(default_factory=WeakSet)  # classes whose method was replaced
 
     @property
@@ -149,16 +148,6 @@ BASE, CACHE = MLX_LM_BASE, "mlx_lm.models.cache"
 MX_ATTENTION = PatchPoint("mlx.core.fast", "scaled_dot_product_attention", mx_fast.flash_instead_of)
 
 
-MAKE_CACHES = PatchPoint(
-    CACHE,
-    "make_prompt_cache",
-    mlx_lm_functions.quantised_caches,
-    frozenset({"7cde4e9fdb0c1b5a"}),
-    is_attention=False,
-    is_wanted=lambda: state.kv is not None,
-)
-
-
 def _mask(module: str, path: str, describe: described_masks.Describe, text: str) -> PatchPoint:
     describing = partial(described_masks.describing, describe=describe)
     return PatchPoint(module, path, describing, frozenset({text}), is_attention=False)
@@ -183,10 +172,17 @@ POINTS: Sequence[PatchPoint] = (
         frozenset({"2d6752739f0e58e5"}),
         is_attention=False,  # the method also computes the projections
     ),
-    MAKE_CACHES,
     _mask(BASE, "create_causal_mask", described_masks.causal, "f5ab1820ef1f5d7a"),
     _mask(CACHE, "RotatingKVCache.make_mask", described_masks.rotating, "2fc5a1c461dc4891"),
     _mask(CACHE, "BatchRotatingKVCache.make_mask", described_masks.batch_rotating, "3ca9935c750004fb"),
+)
+
+MAKE_CACHES = PatchPoint(  # replaced only while `kv_bits` asks for quantised caches
+    CACHE,
+    "make_prompt_cache",
+    mlx_lm_functions.quantised_caches,
+    frozenset({"7cde4e9fdb0c1b5a"}),
+    is_attention=False,
 )
 
 
@@ -202,15 +198,19 @@ def watch_imports() -> None:
         sys.meta_path.insert(0, _finder)
 
 
+def wanted() -> Sequence[PatchPoint]:
+    return POINTS if state.kv is None else (*POINTS, MAKE_CACHES)
+
+
 def put_in() -> dict[str, str]:
-    """Replaces the functions of POINTS in imported modules. Returns names of newly rejected functions, with reasons."""
+    """Replaces functions in imported modules: those of wanted(). Returns names of newly rejected ones, with reasons."""
     global _in_force
     begins, _in_force = not _in_force, True
     if begins:
         mx.fast.__class__ = _Watched
         watch_imports()
     left: dict[str, str] = {}
-    pairs = [pair for point in POINTS if (pair := _put_in(point, left))]
+    pairs = [pair for point in wanted() if (pair := _put_in(point, left))]
     if begins and is_mlx_attention(mlx_attention):  # a module may hold it even if mx.fast holds another library's
         pairs.append((mlx_attention, MX_ATTENTION.ours(mlx_attention)))
     if pairs:
@@ -222,7 +222,7 @@ def put_in() -> dict[str, str]:
 def _put_in(point: PatchPoint, left: dict[str, str]) -> tuple[Any, Any] | None:
     """Returns (old, new) if it has replaced the point's function. If it has rejected it, adds the reason to `left`."""
     current = point.current
-    if current is None or is_ours(current) or id(current) in _left_alone or not point.is_wanted():
+    if current is None or is_ours(current) or id(current) in _left_alone:
         return None
     if why := point.why_not(current):
         _left_alone[id(current)] = current
@@ -239,7 +239,7 @@ def take_out() -> None:
     _left_alone.clear()
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
-    for point in POINTS:
+    for point in (*POINTS, MAKE_CACHES):
         for owner in (point.owner, *point.owners):  # `owners` also has classes from before a module was reloaded
             if owner is not None and is_ours(vars(owner).get(point.attribute)):
                 setattr(owner, point.attribute, original_of(vars(owner)[point.attribute]))
@@ -317,7 +317,7 @@ def _search_modules(pairs: Sequence[tuple[Any, Any]]) -> None:
 
 def foreign() -> dict[str, str]:
     """The functions that other libraries have replaced or wrapped: name -> description of the library's function."""
-    held = [(point, point.current) for point in POINTS if point.is_wanted()]
+    held = [(point, point.current) for point in wanted()]
     return {point.name: _described(current) for point, current in held if is_foreign(point, current)}
 
 

@@ -76,7 +76,7 @@ def _tried(model: Any, caches: list[Any], kv: KVBits) -> tuple[Into, Kept]:
 
     def tried(place: Place, cache: Any) -> Any:
         if type(cache) not in QUANTIZED:
-            kept[place] = f"{type(cache).__name__} has no keys and values"
+            kept[place] = f"{type(cache).__name__} has no quantised form"
         if place in kept:
             return cache
         into.setdefault(place, QUANTIZED[type(cache)])
@@ -134,7 +134,7 @@ def _line(error: Exception) -> str:
 
 
 def _grouped(kept: Kept) -> Iterator[str]:
-    """A text for each reason, such as `layers 0, 2-5 (ArraysCache has no keys and values)`."""
+    """A text for each reason, such as `layers 0, 2-5 (ArraysCache has no quantised form)`."""
     for reason in dict.fromkeys(kept.values()):
         layers = sorted({place[0] for place in kept if kept[place] == reason})
         runs = [[n for _, n in run] for _, run in groupby(enumerate(layers), lambda item: item[1] - item[0])]
