@@ -7,6 +7,7 @@ import mlx.core as mx
 import mlxlm_flash_patch as flash
 import pytest
 from mlx_lm.models import cache as mlx_lm
+from mlxlm_flash_patch import router
 from mlxlm_flash_patch.caches.quantized import Quantized
 
 from tests.patch.arms import close
@@ -177,3 +178,21 @@ def test_batches(model, model_type, tokens):
             extracted = [cache.extract(i) for cache in batch]
             assert kinds(extracted) == kinds(caches)
             assert close(logits(model, x[:1], extracted, 2, 1), logits(model, x[:1], caches, 2, 1))
+
+
+def test_latent_vectors_are_read_as_they_are_stored(tiny, tokens):
+    """In a decode step the latent vectors are both key and value. For a prompt, the model computes keys and values."""
+    model, x, seen = tiny("deepseek_v3", qk_rope_head_dim=32), tokens(), []
+    caches = made(model)
+    with flash.enabled(strict=True), router.observed(lambda arguments: seen.append(arguments.call)):
+        logits(model, x, caches, 12, 1, 1)
+    assert [(call.bits, call.query_len, call.key_len) for call in seen[::2]] == [(0, 12, 12), (8, 1, 13), (8, 1, 14)]
+
+
+def test_caches_after_the_patch_is_off(tiny, tokens):
+    """mlx-lm's own attention reads the caches, except latent ones, which need the patch's."""
+    model, x = tiny("llama", num_hidden_layers=1, layer_types=["sliding_attention"]), tokens()
+    caches, same = made(model), made(model)
+    with flash.enabled(strict=True):
+        on = logits(model, x, caches, 12, 1, 1)
+    assert close(logits(model, x, same, 12, 1, 1), on)
