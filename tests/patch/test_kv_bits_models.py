@@ -189,10 +189,11 @@ def test_latent_vectors_are_read_as_they_are_stored(tiny, tokens):
     assert [(call.bits, call.query_len, call.key_len) for call in seen[::2]] == [(0, 12, 12), (8, 1, 13), (8, 1, 14)]
 
 
-def test_caches_after_the_patch_is_off(tiny, tokens):
+@pytest.mark.parametrize("max_kv_size", [None, 8])
+def test_caches_after_the_patch_is_off(tiny, tokens, max_kv_size):
     """mlx-lm's own attention reads the caches, except latent ones, which need the patch's."""
-    model, x = tiny("llama", num_hidden_layers=1, layer_types=["sliding_attention"]), tokens()
-    caches, same = made(model), made(model)
+    model, x = tiny(num_hidden_layers=1), tokens()
+    caches, same = made(model, max_kv_size), made(model, max_kv_size)
     with flash.enabled(strict=True):
         on = logits(model, x, caches, 12, 1, 1)
     assert close(logits(model, x, same, 12, 1, 1), on)
