@@ -79,6 +79,7 @@ class State:
 
 state = State()
 observers: list[Callable[[_ext.Arguments], None]] = []  # one for each open observed() block
+in_trial = ContextVar("mlxlm_flash_patch: whether a model is called only to see what attention reads", default=False)
 in_model = ContextVar("mlxlm_flash_patch: whether a call of a model given to patch_model() runs", default=False)
 
 
@@ -142,6 +143,9 @@ def attend(
         raise TypeError("[scaled_dot_product_attention] scale is None, expected a number")
     mlx_mask, mask = mask, description_of(mask, query, (key[0] if storage else key).shape[-2])
     _require_kernel(query, key, value, mask, sinks, storage)
+    if in_trial.get():  # nothing is evaluated, and a kernel might have to be compiled for this call alone
+        head_dim = value[0].shape[-1] * 32 // storage["bits"] if storage else value.shape[-1]
+        return mx.zeros((*query.shape[:-1], head_dim), query.dtype)
     options: Any = {"sinks": sinks, "softcap": softcap, "precision": state.precision, **(storage or {})}
     call = lowered(query, key, value, scale, mask, **options)
     out: mx.array = _ext.attention(call, False, None, mlx_own.mlx_attention, mlx_mask)

@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models import cache as mlx_lm
 
-from ..router import FlashFallbackWarning, KVBits, frames_of_libraries
+from ..router import FlashFallbackWarning, KVBits, frames_of_libraries, in_trial
 from .quantized import QuantizedKVCache, QuantizedLatentKVCache
 from .waiting import QUANTIZED, quantised
 
@@ -52,17 +52,16 @@ def _changed(caches: Iterable[Any], change: Callable[[Place, Any], Any], within:
 
 def _plan(model: Any, caches: list[Any], kv: KVBits) -> tuple[Into, Kept]:
     """The classes for the caches that can be quantised, and the reasons why the others cannot."""
+    token = in_trial.set(True)
     try:
-        with mx.stream(mx.cpu):  # on a GPU, the trial would compile kernels
-            return _tried(model, caches, kv)
-    except Exception:
-        try:
-            return _tried(model, caches, kv)  # some models run only on a GPU
-        except Exception as error:
-            kept: Kept = {}
-            why = f"a trial call of the model fails: {_line(error)}"
-            _changed(copy.deepcopy(caches), lambda place, _: kept.setdefault(place, why))
-            return {}, kept
+        return _tried(model, caches, kv)
+    except Exception as error:
+        kept: Kept = {}
+        why = f"a trial call of the model fails: {_line(error)}"
+        _changed(copy.deepcopy(caches), lambda place, _: kept.setdefault(place, why))
+        return {}, kept
+    finally:
+        in_trial.reset(token)
 
 
 def _tried(model: Any, caches: list[Any], kv: KVBits) -> tuple[Into, Kept]:
