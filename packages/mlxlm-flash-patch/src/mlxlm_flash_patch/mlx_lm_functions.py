@@ -54,9 +54,10 @@ def any_cache(original: Function) -> Function:
             rows = cache.rows_of(keys, values)
             if rows is not None:
                 storage = {"group_size": cache.group_size, "bits": cache.bits}
+                options = {"scale": scale, "mask": mask, "sinks": sinks}
                 return flash_or(
-                    lambda: mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask),
-                    lambda: attend(queries, rows, rows, scale, mask, sinks, storage=storage),
+                    lambda: mx.fast.scaled_dot_product_attention(queries, keys, values, **options),
+                    lambda: attend(queries, rows, rows, storage=storage, **options),
                 )
             is_quantised = False
         if not is_quantised:
