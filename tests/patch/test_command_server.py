@@ -13,6 +13,9 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from mlx_lm.generate import stream_generate
+from mlx_lm.models.cache import QuantizedKVCache
+from mlx_lm.utils import load
 
 from tests.patch.two_ranks import PROGRAMS
 from tests.promises import promise
@@ -22,6 +25,8 @@ pytestmark = pytest.mark.slow("starts servers")
 RAN = re.compile(
     r"^\[mlxlm-flash\] flash attention ran: cpu_prefill [\d,]+, cpu_decode [\d,]+ · fallbacks: none$", re.M
 )
+HELD = r"\[mlxlm-flash\] quantised KV caches held at most ([\d.]+) MB; in 16 bits: ([\d.]+) MB"
+TEXT = "It is not the length of a prompt alone, but how many of them come at once. " * 40
 PROMPTS = ["Attention is all you need", "The class", "x", "A window of keys, and a longer prompt than all the others"]
 
 
@@ -29,12 +34,13 @@ PROMPTS = ["Attention is all you need", "The class", "x", "A window of keys, and
 def served(chat_folder, tmp_path):
     """served(flash, number, work, *options): runs a server. Returns work(ask), and the server's stderr and exit code.
 
-    mlx_lm.server runs under mlxlm-flash with `options` and MLXLM_FLASH=flash. After work(), it gets signal `number`.
+    mlx_lm.server runs with `options` under mlxlm-flash with `run_options` and MLXLM_FLASH=flash. After work(), it gets
+    signal `number`.
     ask(prompt) returns the server's answer of 8 tokens. With stream=True, the answer comes in pieces. With
     hang_up_after=N, the client leaves after N pieces.
     """
 
-    def serve(flash, number, work, *options):
+    def serve(flash, number, work, *options, run_options=()):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
@@ -51,7 +57,8 @@ def served(chat_folder, tmp_path):
                 pieces = itertools.islice((event for event in events if b"[DONE]" not in event), hang_up_after)
                 return "".join(json.loads(piece)["choices"][0]["text"] for piece in pieces)
 
-        command = [PROGRAMS / "mlxlm-flash", "run", "mlx_lm.server", *options, "--model", chat_folder, "--port", port]
+        command = [PROGRAMS / "mlxlm-flash", "run", *run_options, "mlx_lm.server", *options]
+        command += ["--model", chat_folder, "--port", port]
         env = {**os.environ, "MLXLM_FLASH": flash, "HF_HUB_OFFLINE": "1"}
         with (
             log.open("w") as stderr,
@@ -100,6 +107,39 @@ def test_server(served, options, number, returncodes):
     assert on == off
     assert all(off)
     assert bool(RAN.search(stderr)) == (number == signal.SIGINT)
+
+
+def test_quantised_caches(served, chat_folder):
+    """The server serves 16 clients in batches with caches of 8 bits, and takes prompts from its prompt cache.
+
+    Clients hang up in the middle of a quarter of the streams. All other answers equal those that mlx-lm gives to each
+    request alone, with its own QuantizedKVCache.
+    """
+    requests = [(TEXT[19 * i :][: (12, 90, 700, 300)[i % 4]], 8 + i, i % 4 == 3) for i in range(16)]
+    requests += [(TEXT[19 * i :][:400], 8, False) for i in (2, 6, 10)]  # their beginnings are in the prompt cache
+
+    def work(ask):
+        def answer(request):
+            prompt, length, hangs_up = request
+            return ask(prompt, max_tokens=length, **({"stream": True, "hang_up_after": 2} if hangs_up else {}))
+
+        with ThreadPoolExecutor(16) as pool:
+            return [*pool.map(answer, requests[:16]), *pool.map(answer, requests[16:])]
+
+    options = ("--kv-bits", "8", "--kv-group-size", "32")
+    answers, stderr, returncode = served("strict", signal.SIGINT, work, run_options=options)
+    assert returncode in {0, -signal.SIGABRT}
+    assert RAN.search(stderr)
+    held, unquantised = map(float, re.search(HELD, stderr).groups())
+    # For 32 elements: 32 bytes, and a scale and a bias, which are float32 in this model; 16 bits take 64 bytes.
+    assert held == pytest.approx(40 / 64 * unquantised, abs=0.1)
+    model, tokenizer = load(str(chat_folder))
+    for (prompt, length, hangs_up), answer in zip(requests, answers, strict=True):
+        if not hangs_up:
+            caches = [QuantizedKVCache(32, 8) for _ in model.layers]
+            assert answer == "".join(
+                s.text for s in stream_generate(model, tokenizer, prompt, length, prompt_cache=caches)
+            )
 
 
 @pytest.mark.rotate(2)

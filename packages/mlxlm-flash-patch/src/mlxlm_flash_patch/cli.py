@@ -4,7 +4,7 @@ import os
 import platform
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from .run import Program
 
-    Started = tuple[Program, Precision | None]
+    Started = tuple[Program, dict[str, Any]]
 
 
 class Refusal(click.ClickException):
@@ -72,28 +72,68 @@ blas_option = click.option(
 )
 
 
+def _integer(context: click.Context, parameter: click.Parameter, given: str | None) -> int | None:
+    return None if given is None else int(given)
+
+
+# flash-eval has these options, too. mlx_lm.generate has options of the same names.
+kv_bits_option = click.option(
+    "--kv-bits",
+    type=click.Choice(["8", "4"]),
+    callback=_integer,
+    help="Quantise the KV caches that mlx-lm makes, also rotating caches and batches.",
+)
+kv_group_size_option = click.option(
+    "--kv-group-size",
+    type=click.Choice(["32", "64", "128"]),
+    callback=_integer,
+    default="64",
+    show_default=True,
+    help="Elements of a key or value that share a scale and a bias.",
+)
+quantized_kv_start_option = click.option(
+    "--quantized-kv-start",
+    type=click.IntRange(0),
+    metavar="N",
+    default=0,
+    show_default=True,
+    help="Keep 16 bits in a cache until it holds N tokens.",
+)
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="mlxlm-flash-patch", prog_name="mlxlm-flash")
 def cli() -> None:
     """Run MLX programs with flash attention, without changing them."""
 
 
-@cli.command(cls=Verbatim, options_metavar="[-h] [--precision input|float32] [--blas PATH|auto]")
+@cli.command(cls=Verbatim, options_metavar="[-h] [OPTIONS]")
 @click.option(
     "--precision",
     type=click.Choice(["input", "float32"]),
     help="input (default): 16-bit results are as accurate as those of MLX's own attention. float32: cast to float32, "
     "compute, cast back.",
 )
+@kv_bits_option
+@kv_group_size_option
+@quantized_kv_start_option
 @blas_option
 @click.argument("command", metavar="COMMAND|SCRIPT|-m MODULE")
 @click.argument("arguments", metavar="[ARGS]...", nargs=-1, type=click.UNPROCESSED)
-def run(precision: "Precision | None", command: str, arguments: tuple[str, ...]) -> "Started":
+def run(
+    precision: "Precision | None",
+    kv_bits: int | None,
+    kv_group_size: int,
+    quantized_kv_start: int,
+    command: str,
+    arguments: tuple[str, ...],
+) -> "Started":
     """Run a program with flash attention on.
 
     COMMAND is a command that a package in this environment installs, such as mlx_lm.generate. SCRIPT is a Python
     file, MODULE a module that `python -m` runs. The program gets ARGS, and keeps its exit code and streams.
-    mlxlm-flash prints the settings to stderr at the start, and at the end which attention ran.
+    mlxlm-flash prints the settings to stderr at the start, and at the end which attention ran. With --kv-bits it also
+    prints the most that the caches held at once.
 
     \b
       mlxlm-flash run mlx_lm.generate --model DIR --prompt "Hello"
@@ -113,7 +153,8 @@ def run(precision: "Precision | None", command: str, arguments: tuple[str, ...])
     from .run import find
 
     try:
-        return find(command, arguments), precision
+        kv = {"kv_bits": kv_bits, "kv_group_size": kv_group_size, "quantized_kv_start": quantized_kv_start}
+        return find(command, arguments), {"precision": precision, **kv}
     except LookupError as error:
         raise Refusal(str(error)) from error
 
@@ -204,21 +245,23 @@ def main() -> None:
             sys.exit(started)
         from .doctor import MODES
 
-        program, precision = started
+        program, settings = started
         if mode not in MODES:
             raise Refusal(f"MLXLM_FLASH is {mode!r}, expected one of {', '.join(MODES)}")
         from . import run
         from .blas import REFERENCE, blas
 
         strict = mode.endswith("strict") and not program.is_launcher
+        precision: Any = settings.pop("precision") or ("float32" if mode.startswith("float32") else "input")
+        no_effect = ", and --kv-bits has no effect" if settings["kv_bits"] else ""
         if mode == "0":
-            run.say("flash attention off: MLXLM_FLASH=0", sys.stderr)
+            run.say(f"flash attention off: MLXLM_FLASH=0{no_effect}", sys.stderr)
         elif program.is_launcher:
             what = "the child processes of mlx.launch are not patched"
             cure = "to patch each of them: mlx.launch OPTIONS -- mlxlm-flash run COMMAND"
-            run.say(f"flash attention off: {what}; {cure}", sys.stderr)
+            run.say(f"flash attention off: {what}{no_effect}; {cure}", sys.stderr)
         else:
-            run.switch_on(strict, precision or ("float32" if mode.startswith("float32") else "input"))
+            run.switch_on(strict, precision, **settings)
         if blas() == "reference":
             run.say(REFERENCE, sys.stderr)
     except click.ClickException as error:

@@ -49,7 +49,18 @@ def any_cache(original: Function) -> Function:
     def scaled_dot_product_attention(
         queries: mx.array, keys: Any, values: Any, cache: Any, scale: float, mask: Any, sinks: mx.array | None = None
     ) -> Any:
-        if cache is None or not hasattr(cache, "bits"):  # mlx-lm recognises quantised caches by `bits`
+        is_quantised = cache is not None and hasattr(cache, "bits")  # mlx-lm recognises quantised caches by `bits`
+        if is_quantised and hasattr(cache, "rows_of"):  # a cache of latent vectors
+            rows = cache.rows_of(keys, values)
+            if rows is not None:
+                storage = {"group_size": cache.group_size, "bits": cache.bits}
+                options = {"scale": scale, "mask": mask, "sinks": sinks}
+                return flash_or(
+                    lambda: mx.fast.scaled_dot_product_attention(queries, keys, values, **options),
+                    lambda: attend(queries, rows, rows, storage=storage, **options),
+                )
+            is_quantised = False
+        if not is_quantised:
             # If mx.fast has the patch's function, `original` would reach plain_call() through that function. Calling
             # plain_call() directly is faster.
             out = plain_call(queries, keys, values, scale, mask, sinks) if state.outermost else None
@@ -69,6 +80,21 @@ def any_cache(original: Function) -> Function:
 
 def _is_ours(function: object) -> bool:
     return getattr(function, "__globals__", None) is globals()
+
+
+def quantised_caches(original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    """Replaces the function that makes a model's caches. After enable(kv_bits=...) they are quantised."""
+
+    @functools.wraps(original)
+    def make_prompt_cache(model: Any, max_kv_size: int | None = None) -> list[Any]:
+        caches = original(model, max_kv_size)
+        if state.kv is None:
+            return caches
+        from .caches.making import quantise  # imported here, because it imports mlx-lm
+
+        return quantise(model, caches, state.kv)
+
+    return make_prompt_cache
 
 
 class _Gemma2:

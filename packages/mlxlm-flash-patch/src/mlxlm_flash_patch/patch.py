@@ -26,7 +26,7 @@ from mlx.nn.layers.base import Module
 
 from . import patch_points
 from .patch_points import HOMES, POINTS, is_ours, lock
-from .router import active, is_active, state
+from .router import KVBits, active, is_active, state
 
 DISTRIBUTIONS = ("mlx", "mlx-lm", "flashattn-core", "mlxlm-flash-patch")
 
@@ -59,6 +59,7 @@ class Request:
 
     strict: bool
     precision: Precision
+    kv: KVBits | None
     from_enable: bool
     before: Counts = field(init=False)  # the counts when the request began
 
@@ -77,7 +78,14 @@ _patched_classes = WeakValueDictionary[type, type]()  # class -> its subclass th
 _began = Counts()
 
 
-def enable(*, strict: bool = False, precision: Precision = "input") -> None:
+def enable(
+    *,
+    strict: bool = False,
+    precision: Precision = "input",
+    kv_bits: int | None = None,
+    kv_group_size: int = 64,
+    quantized_kv_start: int = 0,
+) -> None:
     """Replaces ``mx.fast.scaled_dot_product_attention`` in this process with flash attention, until disable().
 
     Also replaces mlx-lm's attention over quantised caches and in gemma2, phi3small and gear.
@@ -90,15 +98,21 @@ def enable(*, strict: bool = False, precision: Precision = "input") -> None:
         fallbacks.
         With ``"float32"``, every result of flash attention is that of casting to float32, computing, and casting
         back. No call is left to MLX for speed. On the CPU, both values give the same bits.
+      kv_bits: 8 or 4: mlx-lm's ``make_prompt_cache()`` makes caches that store keys and values quantised to so many
+        bits, also rotating ones, and the batches that mlx-lm merges them into. A warning names layers whose caches stay
+        as they are. None: caches are mlx-lm's own.
+      kv_group_size: how many elements of a key or value share a scale and a bias: 32, 64 or 128.
+      quantized_kv_start: a cache is quantised once it holds so many tokens, and holds 16 bits until then.
 
     A second enable() replaces the arguments of the first, and resets no count.
     enable() does not replace other libraries' functions, nor functions of mlx-lm that this version was not tested with.
     It warns of both.
     A function that mx.compile has already traced keeps the attention that it was traced with.
 
-    Raises ValueError, and changes nothing, if `precision` is neither ``"input"`` nor ``"float32"``.
+    Raises ValueError for a bad argument, and RuntimeError for `kv_bits` if the caches of this release of mlx-lm were
+    not tested, or if another library has replaced ``make_prompt_cache()``. Then nothing changes.
     """
-    request = Request(strict, precision, from_enable=True)
+    request = Request(strict, precision, _kv(kv_bits, kv_group_size, quantized_kv_start), from_enable=True)
     try:
         _begin(request)
     except BaseException:  # for example a warning that the program turns into an error
@@ -121,13 +135,21 @@ def disable() -> None:
 
 
 @contextmanager
-def enabled(*, strict: bool = False, precision: Precision = "input") -> Iterator[None]:
+def enabled(
+    *,
+    strict: bool = False,
+    precision: Precision = "input",
+    kv_bits: int | None = None,
+    kv_group_size: int = 64,
+    quantized_kv_start: int = 0,
+) -> Iterator[None]:
     """Turns the patch on for a block. Takes the arguments of enable(). Raises the errors of enable() and disable().
 
     Blocks may nest, also after enable(). The patch stays on until all of them have ended. It is strict if one of them
-    is strict, and computes in float32 if one of them asks for float32.
+    is strict, and computes in float32 if one of them asks for float32. New caches get the `kv_bits` of the last one
+    that has any. They keep them after the block.
     """
-    request = Request(strict, precision, from_enable=False)
+    request = Request(strict, precision, _kv(kv_bits, kv_group_size, quantized_kv_start), from_enable=False)
     try:  # includes _begin(), because Ctrl-C may come while _begin() replaces functions
         _begin(request)
         yield
@@ -264,7 +286,7 @@ def status() -> Status:
         return Status(
             enabled=bool(_requests),
             strict=state.strict,
-            patched=tuple(point.name for point in POINTS if is_ours(point.current)),
+            patched=tuple(point.name for point in patch_points.wanted() if is_ours(point.current)),
             instances=len(_patched_models),
             calls=_began.calls_since(),
             fallbacks=dict(state.fallbacks),
@@ -314,6 +336,19 @@ def _wait_for_imports() -> None:
             importlib.import_module(name)
 
 
+def _kv(bits: int | None, group_size: int, start: int) -> KVBits | None:
+    if bits is None:
+        return None
+    kv = KVBits(bits, group_size, start)
+    from .caches.release import require_tested  # imported here, because it imports mlx-lm
+
+    require_tested()
+    point = patch_points.MAKE_CACHES
+    if why := point.why_not(patch_points.original_of(point.current)):
+        raise RuntimeError(f"[enable] kv_bits cannot replace {point.name}: {why}")
+    return kv
+
+
 def _begin(request: Request) -> None:
     """Adds a request. A request from enable() replaces the request of an earlier enable().
 
@@ -356,6 +391,7 @@ def _settle() -> dict[str, str]:
     """
     state.on, state.strict = bool(_requests), any(r.strict for r in _requests)
     state.precision = "float32" if any(r.precision == "float32" for r in _requests) else "input"
+    state.kv = next((r.kv for r in reversed(_requests) if r.kv), None)
     if _requests or _patched_modules:
         return patch_points.put_in()
     patch_points.take_out()

@@ -177,6 +177,14 @@ POINTS: Sequence[PatchPoint] = (
     _mask(CACHE, "BatchRotatingKVCache.make_mask", described_masks.batch_rotating, "3ca9935c750004fb"),
 )
 
+MAKE_CACHES = PatchPoint(  # replaced only while `kv_bits` asks for quantised caches
+    CACHE,
+    "make_prompt_cache",
+    mlx_lm_functions.quantised_caches,
+    frozenset({"7cde4e9fdb0c1b5a"}),
+    is_attention=False,
+)
+
 
 lock = threading.RLock()
 _in_force = False
@@ -190,15 +198,19 @@ def watch_imports() -> None:
         sys.meta_path.insert(0, _finder)
 
 
+def wanted() -> Sequence[PatchPoint]:
+    return POINTS if state.kv is None else (*POINTS, MAKE_CACHES)
+
+
 def put_in() -> dict[str, str]:
-    """Replaces the functions of POINTS in imported modules. Returns names of newly rejected functions, with reasons."""
+    """Replaces functions in imported modules: those of wanted(). Returns names of newly rejected ones, with reasons."""
     global _in_force
     begins, _in_force = not _in_force, True
     if begins:
         mx.fast.__class__ = _Watched
         watch_imports()
     left: dict[str, str] = {}
-    pairs = [pair for point in POINTS if (pair := _put_in(point, left))]
+    pairs = [pair for point in wanted() if (pair := _put_in(point, left))]
     if begins and is_mlx_attention(mlx_attention):  # a module may hold it even if mx.fast holds another library's
         pairs.append((mlx_attention, MX_ATTENTION.ours(mlx_attention)))
     if pairs:
@@ -227,7 +239,7 @@ def take_out() -> None:
     _left_alone.clear()
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
-    for point in POINTS:
+    for point in (*POINTS, MAKE_CACHES):
         for owner in (point.owner, *point.owners):  # `owners` also has classes from before a module was reloaded
             if owner is not None and is_ours(vars(owner).get(point.attribute)):
                 setattr(owner, point.attribute, original_of(vars(owner)[point.attribute]))
@@ -305,7 +317,7 @@ def _search_modules(pairs: Sequence[tuple[Any, Any]]) -> None:
 
 def foreign() -> dict[str, str]:
     """The functions that other libraries have replaced or wrapped: name -> description of the library's function."""
-    held = [(point, point.current) for point in POINTS]
+    held = [(point, point.current) for point in wanted()]
     return {point.name: _described(current) for point, current in held if is_foreign(point, current)}
 
 

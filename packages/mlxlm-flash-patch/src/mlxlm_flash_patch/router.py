@@ -44,6 +44,26 @@ class FlashFallbackError(RuntimeError):
     """Raised with strict=True for a call that flash attention cannot compute. The text says why."""
 
 
+@dataclass(frozen=True)
+class KVBits:
+    """How new caches store keys and values: in so many bits, with a scale and a bias for each group of elements.
+
+    A cache keeps 16 bits until it holds `start` tokens.
+    """
+
+    bits: int
+    group_size: int = 64
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        for name, given, known in (("kv_bits", self.bits, (4, 8)), ("kv_group_size", self.group_size, (32, 64, 128))):
+            if integer(given) not in known:
+                raise ValueError(f"[enable] {name} is {given!r}, expected one of {', '.join(map(str, known))}")
+        start = integer(self.start)
+        if start is None or start < 0:
+            raise ValueError(f"[enable] quantized_kv_start is {self.start!r}, expected a whole number, at least 0")
+
+
 @dataclass
 class State:
     """Each attention call reads these settings. enable(), disable() and enabled() blocks change them."""
@@ -51,6 +71,7 @@ class State:
     on: bool = False
     strict: bool = False
     precision: Precision = "input"
+    kv: KVBits | None = None  # None: new caches hold 16 bits
     outermost: bool = False  # whether mx.fast has the patch's function itself, not another library's wrapper of it
     fallbacks: Counter[str] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)  # guards `fallbacks`
@@ -58,6 +79,7 @@ class State:
 
 state = State()
 observers: list[Callable[[_ext.Arguments], None]] = []  # one for each open observed() block
+in_trial = ContextVar("mlxlm_flash_patch: whether a model is called only to see what attention reads", default=False)
 in_model = ContextVar("mlxlm_flash_patch: whether a call of a model given to patch_model() runs", default=False)
 
 
@@ -121,6 +143,9 @@ def attend(
         raise TypeError("[scaled_dot_product_attention] scale is None, expected a number")
     mlx_mask, mask = mask, description_of(mask, query, (key[0] if storage else key).shape[-2])
     _require_kernel(query, key, value, mask, sinks, storage)
+    if in_trial.get():  # nothing is evaluated, and a kernel might have to be compiled for this call alone
+        head_dim = value[0].shape[-1] * 32 // storage["bits"] if storage else value.shape[-1]
+        return mx.zeros((*query.shape[:-1], head_dim), query.dtype)
     options: Any = {"sinks": sinks, "softcap": softcap, "precision": state.precision, **(storage or {})}
     call = lowered(query, key, value, scale, mask, **options)
     out: mx.array = _ext.attention(call, False, None, mlx_own.mlx_attention, mlx_mask)

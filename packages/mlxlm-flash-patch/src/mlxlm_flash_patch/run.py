@@ -24,6 +24,7 @@ import flashattn_core
 from flashattn_core.arguments import Precision
 
 from .patch import enable, joined, status, versions
+from .router import state
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,12 @@ def find(command: str, arguments: Sequence[str]) -> Program:
     raise LookupError(f"{command!r} is neither a command that a package in this environment installs nor a file")
 
 
-def switch_on(strict: bool, precision: Precision) -> None:
+def switch_on(strict: bool, precision: Precision, kv_bits: int | None, **kv: int) -> None:
     """Enables the patch. Prints a line on stderr now and one at exit. Raises what enable() and backends() raise."""
     found = joined(versions() | flashattn_core.backends())
-    enable(strict=strict, precision=precision)
+    enable(strict=strict, precision=precision, kv_bits=kv_bits, **kv)
     how = "on" + ", strict" * strict + ", precision float32" * (precision == "float32")
+    how += f", KV caches of {kv_bits} bits" if kv_bits else ""
     say(f"flash attention {how}: {found}", sys.stderr)
     # At exit, Python first prints a traceback and waits for the program's threads, and then calls _say_what_ran().
     atexit.register(_say_what_ran, sys.stderr, os.getpid())
@@ -129,3 +131,9 @@ def _say_what_ran(stream: TextIO, process: int) -> None:
     if os.getpid() == process:  # not in a child that the program forked
         now = status()
         say(" · ".join([f"flash attention ran: {now.counts()}", *now.replaced()]), stream)
+        if state.kv:
+            from .caches.held import largest
+
+            most = largest()
+            held, unquantised = most.quantised / 1e6, most.in_16_bits / 1e6
+            say(f"quantised KV caches held at most {held:,.2f} MB; in 16 bits: {unquantised:,.2f} MB", stream)

@@ -127,6 +127,11 @@ def precision(default: Precision, flash: str) -> Callable[..., Any]:
     )
 
 
+kv_bits = mlxlm_flash_patch.cli.kv_bits_option
+kv_group_size = mlxlm_flash_patch.cli.kv_group_size_option
+quantized_kv_start = mlxlm_flash_patch.cli.quantized_kv_start_option
+
+
 def repetitions(default: int, text: str) -> Callable[..., Any]:
     return number("-r", "--repetitions", least=1, default=default, text=text)
 

@@ -17,7 +17,7 @@ from flash_evals.results.arms import ARMS
 from flash_evals.results.errors import EvalError
 from flash_evals.results.perplexity_result import Settings
 from flash_evals.results.provenance import Part
-from flash_evals.work import data, machine, models, paired, plan, score_file, scoring, summary
+from flash_evals.work import caches, data, machine, models, paired, plan, score_file, scoring, summary
 from flash_evals.work.measure import memory_method
 from flash_evals.work.paired import Batch
 from flash_evals.work.plan import Rules
@@ -77,6 +77,8 @@ from flash_evals.work.ranks import Ranks, shared
     help="Continue a stopped or killed run: append the batches that this file lacks, as --save-logprobs does. Only "
     "--batch-size, --max-windows and the number of ranks may differ from that run.",
 )
+@options.kv_bits
+@options.kv_group_size
 @options.precision("input", "the patch")
 @options.blas
 @options.outputs
@@ -160,6 +162,7 @@ def command(
         machine=machine.describe(),
     )
     ranks.agree((text.dataset, settings, header.tokens, header.weights), "text, model or settings")
+    forward = caches.reader(loaded, settings.kv_bits, kv_group_size=settings.kv_group_size)
     other = score_file.read(compare, header, planned.windows, len(windows)) if compare and ranks.rank == 0 else None
 
     kept = (save or resume) if ranks.rank == 0 else None
@@ -172,7 +175,7 @@ def command(
         def work() -> Generator[Batch, None, None]:
             left = windows[resumed:]
             how = settings.batch_size, settings.arms, ranks, settings.precision
-            for batch in paired.batches(loaded.model, planned.ids, left, *how):
+            for batch in paired.batches(forward, planned.ids, left, *how):
                 yield batch
                 keep(batch)  # saves it before the next batch begins
 

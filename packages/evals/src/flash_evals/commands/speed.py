@@ -32,6 +32,9 @@ from flash_evals.work.measure import memory_method
     "--delay", least=0, most=3600, default=0.0, metavar="SECONDS", text="Wait before each trial, to cool down."
 )
 @options.seed("Seed of the random tokens in the prompts.")
+@options.kv_bits
+@options.kv_group_size
+@options.quantized_kv_start
 @options.precision("input", "the patch")
 @options.blas
 @options.outputs

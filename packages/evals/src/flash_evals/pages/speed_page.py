@@ -15,10 +15,11 @@ WORK = {"prompt": "prompts", "generation": "generation"}
 def description(result: Result) -> Description:
     draft, settings, tests = result.draft_model, result.settings, result.results
     drafted = [f"{settings.num_draft_tokens} tokens at a time drafted by {draft.title}"] if draft else []
+    cached = [f"KV caches of {settings.kv_bits} bits"] if settings.kv_bits else []
     repeated = f"{settings.repetitions} repetitions, off and on taking turns"
     return Description(
         result,
-        [result.model.title, *drafted, repeated, result.machine.device],
+        [result.model.title, *drafted, *cached, repeated, result.machine.device],
         [_table(tests, drafting=draft is not None)],
         [f"flash: {result.flash}", *result.machine.bounds],
         bool(result.flash.calls),

@@ -34,6 +34,8 @@ class Settings(Record, kw_only=True):
     max_windows: Count | None
     memory: str
     precision: Precision = "float32"  # the patch's precision; files without this field were measured in float32
+    kv_bits: Count | None = None  # of quantised KV caches
+    kv_group_size: Count = 64
 
     @property
     def arms(self) -> tuple[Arm, ...]:
@@ -47,6 +49,7 @@ class Settings(Record, kw_only=True):
             bos,
             "documents one by one" if self.documents == "separate" else "",
             "detokenised" if self.detokenised else "",
+            f"KV cache of {self.kv_bits} bits" if self.kv_bits else "",
         ]
         return ", ".join(filter(None, parts))
 

@@ -27,6 +27,9 @@ class Settings(Record):
     prefill_step_size: Count
     memory: str
     precision: Precision = "float32"  # the patch's precision; files without this field were measured in float32
+    kv_bits: Count | None = None  # of quantised KV caches
+    kv_group_size: Count = 64
+    quantized_kv_start: Count = 0
 
 
 class Case(NamedTuple):

@@ -15,6 +15,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 from flashattn_core.arguments import Precision
+from mlx.utils import tree_map
 from mlx_lm.generate import PromptProcessingBatch, generate_step, speculative_generate_step
 from mlx_lm.models.cache import can_trim_prompt_cache, make_prompt_cache
 from msgspec.structs import asdict
@@ -22,6 +23,7 @@ from msgspec.structs import asdict
 from flash_evals.results.arms import Arm, Flash, Trial
 from flash_evals.results.errors import EvalError, failing
 from flash_evals.results.speed_result import Case, Settings, Speed, Test
+from flash_evals.work import caches
 from flash_evals.work.measure import attention_share, run, trial
 from flash_evals.work.models import LoadedModel
 
@@ -77,7 +79,8 @@ def tests(
         if case.depth not in filled:
             with failing(f"filling the cache with {case.depth} tokens fails"):
                 held = random.integers(vocabulary, size=case.depth)
-                filled = {case.depth: [filled_cache(model, held, settings.precision) for model in models]}
+                kv = {name: getattr(settings, name) for name in caches.OPTIONS}
+                filled = {case.depth: [filled_cache(model, held, settings.precision, **kv) for model in models]}
         tokens = random.integers(vocabulary, size=(case.batch_size, case.tokens if case.kind == "prompt" else 1))
         trial(str(case), 0, partial(speed, Flash()))
         attention = trial(str(case), 1, lambda name: attention_share(name, work(), settings.precision))
@@ -144,9 +147,9 @@ def _speculate(models: Sequence[LoadedModel], ahead: int, tokens: np.ndarray, co
     return sum(min(ahead, count - at) for at in rounds), sum(guessed)
 
 
-def filled_cache(loaded: LoadedModel, tokens: np.ndarray, precision: Precision = "input") -> Cache:
+def filled_cache(loaded: LoadedModel, tokens: np.ndarray, precision: Precision = "input", **kv: Any) -> Cache:
     """Makes a cache with these tokens, for both arms. The patch is on while it is filled. Filling is not timed."""
-    cache = list(make_prompt_cache(loaded.model))
+    cache = caches.make(loaded, **kv)
     if len(tokens):
         run("on", partial(_generate, loaded, tokens, 0, cache), len(tokens), Flash(), precision)
     return cache
@@ -160,7 +163,7 @@ def _copy(cache: Cache) -> Cache:
     """
     copied = copy.deepcopy(cache)
     for layer in copied:
-        arrays = {name: value + 0 for name, value in vars(layer).items() if isinstance(value, mx.array)}
+        arrays = tree_map(lambda value: value + 0 if isinstance(value, mx.array) else value, vars(layer))
         layer.__dict__.update(arrays)
         mx.eval(arrays)
     return copied

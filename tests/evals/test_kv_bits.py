@@ -1,0 +1,65 @@
+"""`flash-eval speed` and `flash-eval perplexity` measure with quantised KV caches, in both arms."""
+
+import re
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from flash_evals.results.speed_result import Case
+from flash_evals.work import generation, models
+
+KV = ("--kv-bits", 8, "--kv-group-size", 32)
+
+
+@pytest.fixture
+def wide(make_model):
+    """A model whose heads have 32 elements, so that a group of 32 fits."""
+    return make_model(hidden_size=128, head_dim=32)
+
+
+def test_speed(run_command, wide):
+    result = run_command("speed", "--model", wide, "-p", 16, "-g", 4, "-d", "0,40", "-b", "1,3", "-r", 1, *KV)
+    assert [test["test"] for test in result["results"]][-1] == "tg4 x3 @ d40"
+    settings = result["settings"]
+    assert (settings["kv_bits"], settings["kv_group_size"], settings["quantized_kv_start"]) == (8, 32, 0)
+    assert " · KV caches of 8 bits · " in result["page"].splitlines()[0]
+    assert result["flash"]["fallbacks"] == {}
+
+
+def test_perplexity(run_command, wide):
+    """Quantised caches change the perplexity, in both arms alike."""
+    options = ("perplexity", "--model", wide, "--max-windows", 8)
+    plain = run_command(*options)
+    costs = []
+    for bits in (8, 4):
+        result = run_command(*options, "--kv-bits", bits, "--kv-group-size", 32)
+        assert f", KV cache of {bits} bits · " in result["page"]
+        assert result["settings"]["kv_bits"] == bits
+        assert result["off"]["ppl"] == pytest.approx(result["on"]["ppl"], rel=1e-4)
+        assert result["flash"]["fallbacks"] == {}
+        costs.append(abs(np.log(result["on"]["ppl"] / plain["on"]["ppl"])))
+    assert 0 < costs[0] < costs[1] < 0.1
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_a_trial_has_a_cache_of_its_own(wide, batch_size):
+    """A trial appends to a copy of the filled cache, whose buffers are allocated before."""
+    loaded = models.load(str(wide))
+    cache = generation.filled_cache(loaded, np.arange(10), kv_bits=8, kv_group_size=32)
+    arrays = [array for layer in cache for array in (*layer.keys, *layer.values)]
+    before = [np.array(array[..., :11, :]) for array in arrays]
+    mx.synchronize()
+    active = mx.get_active_memory()
+    test, tokens = Case("generation", 4, 10, batch_size), np.ones((batch_size, 1), int)
+    work = generation.prepared([loaded], None, test, tokens, [cache])
+    assert mx.get_active_memory() - active >= batch_size * sum(array.nbytes for array in before) * 10 / 11
+    work()
+    assert [layer.offset for layer in cache] == [10, 10]
+    for a, b in zip(before, arrays, strict=True):
+        np.testing.assert_array_equal(a, np.array(b[..., :11, :]))
+
+
+def test_caches_that_cannot_be_quantised(run_command, model_folder):
+    """A warning names the layers. Here heads have fewer elements than a group."""
+    with pytest.warns(UserWarning, match=re.escape("kv_bits=8: some caches stay as they are: layers 0-1 ([quantize]")):
+        run_command("perplexity", "--model", model_folder, "--max-windows", 1, "--kv-bits", 8)
