@@ -153,8 +153,8 @@ def quantized_flash_attention(
 ) -> mx.array | tuple[mx.array, mx.array]:
     """:func:`flash_attention` on quantised keys and values, in the layout of mlx-lm's QuantizedKVCache.
 
-    Kernels dequantise one tile at a time, to float32; CUDA's kernel for more than 16 queries of 16 bits first copies all
-    keys and values to 16 bits. Query, key and value have no gradient.
+    Kernels dequantise one tile at a time, to float32. For more than 16 queries of 16 bits, CUDA's kernels first copy
+    all keys and values to 16-bit arrays. Query, key and value have no gradient.
 
     Args:
       query: ``(*B, H_q, L, D)``, float32, float16 or bfloat16, any strides, D up to 512.
