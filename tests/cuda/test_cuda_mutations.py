@@ -22,7 +22,7 @@ def of_decode(old: str, new: str = "", *, length: int = 1, key_len: int = 300, *
 FEW_WARPS = {"key_len": 700, "dim": 200}
 # In these calls, scores grow so much from tile to tile that the sums of a row must be rescaled.
 GROWING = {"lengths": (33, 140), "options": {"scale": 1.0}}
-GROWING_STEPS = GROWING | {"lengths": (5, 700)}
+GROWING_STEPS = {"lengths": (5, 700), "options": {"scale": 4.0}}
 
 BLOCKS = {"lengths": (70, 150), "mask": "blocks"}  # an array mask that hides whole blocks
 # The first 64 queries (those of one warpgroup) do not see keys 60 to 199. The other queries see these keys.
@@ -38,7 +38,7 @@ def of_parts(old: str, new: str = "", **how) -> Fault:
 
 
 def of_integers(old: str, new: str = "", **how) -> Fault:
-    return Fault(DECODE, old, new, **{"lengths": (5, 300), "dim": 64, "dtype": "float16", "bits": 4} | how)
+    return Fault(DECODE, old, new, **{"lengths": (5, 310), "dim": 64, "dtype": "float16", "bits": 4} | how)
 
 
 def of_dequantised(old: str, new: str = "", **how) -> Fault:
@@ -203,7 +203,7 @@ FAULTS = {
     "hopper: rows of another group": of_hopper("queries, group * kWarpgroupRows, keys", "queries, 0, keys", dim=72),
     "hopper: values of another step": of_hopper("i * 16 * 128", "i * 8 * 128"),
     # Hopper's kernel for float32. It splits each number into 16-bit parts.
-    "parts: those of queries forgotten": of_parts("? PARTS - 1 - key_part : 0", "? PARTS - 1 : 0"),
+    "parts: those of queries forgotten": of_parts("PARTS - 1 > key_part ? PARTS - 1 - key_part : 0", "PARTS - 1"),
     "parts: those of probabilities forgotten": of_parts("part = VALUE_PARTS - 1 - value_part", "part = PARTS - 1"),
     "parts: one tile for all": of_parts("batch * PARTS + part, arrived", "batch * PARTS, arrived"),
     "parts: queries over each other": of_parts("row, piece) + part * Queries::kBytes", "row, piece)"),
@@ -211,8 +211,8 @@ FAULTS = {
     "parts: sums of the tile before": of_parts("fresh && value_part == 0", "false"),
     "parts: sums of the last tile alone": of_parts("output[i / 4][i % 4] += sums", "output[i / 4][i % 4] = sums"),
     "parts: one tile given back": of_parts("part < end; ++part) read", "part < 1; ++part) read"),
-    "parts: keys beyond the last": of_parts("|| row >= length) return;", ") return;", source="float_parts"),
-    "parts: values of another row": of_parts("head * length + row)", "head * length)", source="float_parts"),
+    "parts: keys beyond the last": of_parts(" && first_row + at < length;", ";", source="float_parts"),
+    "parts: values of another row": of_parts("first_row + row) * kP", "first_row) * kP", source="float_parts"),
 }
 
 

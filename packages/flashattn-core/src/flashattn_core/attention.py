@@ -173,8 +173,7 @@ def quantized_flash_attention(
     """
     if return_lse is False and options.keys() <= {"precision"} and type(bits) is type(group_size) is int:
         rounds = types.rounds(options.get("precision", "float32"))
-        stored = {"group_size": group_size, "bits": bits}
-        out = _ext.quick(query, key, value, scale, for_quick(mask), None, rounds, **stored)
+        out = _ext.quick(query, key, value, scale, for_quick(mask), None, rounds, None, None, group_size, bits)
         if out is not None:
             return out
     call = lowered(query, key, value, scale, mask, group_size=group_size, bits=bits, **options)

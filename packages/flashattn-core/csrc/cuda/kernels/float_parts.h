@@ -33,10 +33,9 @@ struct EightInParts {
   uint4 parts[PARTS];
 
   template <typename Rows>
-  FLASHATTN_FUNC EightInParts(Rows rows, int row, int column, int columns, bool exists) {
+  FLASHATTN_FUNC void load(Rows rows, int row, int column, int columns, bool exists) {
     float x[8];
-    rows.template load<0, 4>(x, row, column, columns, exists);
-    rows.template load<0, 4>(x + 4, row, column + 4, columns, exists);
+    rows.template load<0, 8>(x, row, column, columns, exists);
     uint pairs[4][PARTS];
     FLASHATTN_UNROLL
     for (int i = 0; i < 4; ++i) split_pair<E>(x[2 * i], x[2 * i + 1], pairs[i]);

@@ -69,7 +69,8 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
     auto from = rows_of(query, params, params.query, batch, head);
     for (int at = threadIdx.x; at < kRows * D / 8; at += (CONSUMERS + 1) * kWarpgroup) {
       int row = at / (D / 8), piece = at % (D / 8);
-      EightInParts<Element, kQueryParts> eight(from, first_row + row, piece * 8, head_dim, first_row + row <= last_row);
+      EightInParts<Element, kQueryParts> eight;
+      eight.load(from, first_row + row, piece * 8, head_dim, first_row + row <= last_row);
       FLASHATTN_UNROLL
       for (int part = 0; part < kQueryParts; ++part) {
         *static_cast<uint4*>(shared_pointer(queries.piece(row, piece) + part * Queries::kBytes)) = eight.parts[part];
