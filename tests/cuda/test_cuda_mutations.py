@@ -22,7 +22,7 @@ def of_decode(old: str, new: str = "", *, length: int = 1, key_len: int = 300, *
 FEW_WARPS = {"key_len": 700, "dim": 200}
 # In these calls, scores grow so much from tile to tile that the sums of a row must be rescaled.
 GROWING = {"lengths": (33, 140), "options": {"scale": 1.0}}
-GROWING_STEPS = {"lengths": (5, 700), "options": {"scale": 4.0}}
+GROWING_STEPS = GROWING | {"lengths": (16, 700)}
 
 BLOCKS = {"lengths": (70, 150), "mask": "blocks"}  # an array mask that hides whole blocks
 # The first 64 queries (those of one warpgroup) do not see keys 60 to 199. The other queries see these keys.
