@@ -71,6 +71,22 @@ def test_all_else_goes_the_long_way(arrays, what):
     assert quick(**call) is None
 
 
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_quantised_keys(rng, kind):
+    query, *arrays = draw(rng, heads=4, kv_heads=2, length=20, key_len=30, dim=64)
+    key, value = (kind(mx.quantize(x, 32, 4)) for x in arrays)
+    how = {"group_size": 32, "bits": 4}
+    expected = _attention(lowered(query, key, value, mask="causal", **how), False, None)
+
+    def quickly(query, key):
+        return _ext.quick(query, key, value, None, "causal", None, False, **how)
+
+    assert_same_bits(quickly(query, key), expected)
+    for other in (key[:2], arrays[0], kind([*key[:2], None])):
+        assert quickly(query, other) is None
+    assert quickly(query.astype(mx.float16), key) is None
+
+
 def test_it_is_lazy_and_runs_on_the_default_stream(arrays):
     _ext.reset_stats()
     with mx.stream(mx.new_stream(mx.cpu)):

@@ -22,6 +22,7 @@ def of_decode(old: str, new: str = "", *, length: int = 1, key_len: int = 300, *
 FEW_WARPS = {"key_len": 700, "dim": 200}
 # In these calls, scores grow so much from tile to tile that the sums of a row must be rescaled.
 GROWING = {"lengths": (33, 140), "options": {"scale": 1.0}}
+GROWING_STEPS = GROWING | {"lengths": (16, 700)}
 
 BLOCKS = {"lengths": (70, 150), "mask": "blocks"}  # an array mask that hides whole blocks
 # The first 64 queries (those of one warpgroup) do not see keys 60 to 199. The other queries see these keys.
@@ -37,7 +38,11 @@ def of_parts(old: str, new: str = "", **how) -> Fault:
 
 
 def of_integers(old: str, new: str = "", **how) -> Fault:
-    return Fault(PREFILL, old, new, **{"lengths": (33, 70), "dim": 64, "dtype": "float16", "bits": 4} | how)
+    return Fault(DECODE, old, new, **{"lengths": (5, 310), "dim": 64, "dtype": "float16", "bits": 4} | how)
+
+
+def of_dequantised(old: str, new: str = "", **how) -> Fault:
+    return Fault(PREFILL, old, new, **{"lengths": (70, 150), "dim": 64, "dtype": "float16", "bits": 4} | how)
 
 
 WAIT = "wait_for_copies<0>();"
@@ -153,9 +158,11 @@ FAULTS = {
     "scales of another key": of_integers("scales.of(key, g), product", "scales.of(0, g), product"),
     "scales of the first group": of_integers("scales.of(key, g), product", "scales.of(key, 0), product"),
     "keys in the order of rows": of_integers("return row % 8 * 4 + row / 8;", "return row;"),
-    "a row's maximum of four keys": of_integers("lane_max<LANES, STEP>(score", "(score", **GROWING),
-    "integers: not rescaled": of_integers("output[c / 2][h / 2][c % 2 * 2 + h % 2] *= rescaling.by[h];", **GROWING),
-    "value biases not rescaled": of_integers("bias_sums[h][g] *= rescaling.by[h];", ";", **GROWING),
+    "a row's maximum of four keys": of_integers("lane_max<LANES, STEP>(score", "(score", **GROWING_STEPS),
+    "integers: not rescaled": of_integers(
+        "output[c / 2][h / 2][c % 2 * 2 + h % 2] *= rescaling.by[h];", **GROWING_STEPS
+    ),
+    "value biases not rescaled": of_integers("bias_sums[h][g] *= rescaling.by[h];", ";", **GROWING_STEPS),
     "probabilities not transposed": of_integers("= transposed(parts[key][b][part])", "= parts[key][b][part]"),
     "value biases forgotten": of_integers("multiply_add(p[0], bias, ", "multiply_add(p[0], 0, "),
     "value biases of four keys": of_integers("lane_sum<8, 4>(bias_sums[h][g])", "bias_sums[h][g]"),
@@ -165,9 +172,16 @@ FAULTS = {
         "for (int part = 0; part < 2; ++part) {", "for (int part = 1; part < 2; ++part) {"
     ),
     "scales that are not there": of_integers("copy_async(memory + at,", "if (false) copy_async(memory + at,"),
-    "scales beyond the last key": of_integers("clamped(count * kRow - at, 0, 16)", "16", lengths=(33, 80)),
+    "scales beyond the last key": of_integers("clamped(count * kRow - at, 0, 16)", "16"),
     "words beyond the last key": of_integers("count >= kIntegerKeys || key + keys < count", "true"),
     "scales that begin anywhere": of_integers("begins % 16 == 0", "true"),
+    "dequantised: one tile for all parts": of_dequantised("+ part * Tiles::kBytes", ""),
+    "dequantised: keys of another head": of_dequantised("num_kv_heads + kv_head) * params", "num_kv_heads) * params"),
+    "dequantised: small parts of keys forgotten": of_dequantised(
+        "int part = 0; part < KEY_", "int part = 1; part < KEY_"
+    ),
+    "dequantised: small parts of values forgotten": of_dequantised("if (KEY_PARTS == 2) add", "if (false) add"),
+    "dequantised: one array for all parts": of_dequantised("+ part) * heads", ") * heads", source="float_parts"),
     # Hopper: barriers in shared memory, tensor maps, products of warpgroups.
     "hopper: queries before they are there": of_hopper("if (!kFresh) queries_arrived.wait(0);"),
     "hopper: keys before they are there": of_hopper(
@@ -189,7 +203,7 @@ FAULTS = {
     "hopper: rows of another group": of_hopper("queries, group * kWarpgroupRows, keys", "queries, 0, keys", dim=72),
     "hopper: values of another step": of_hopper("i * 16 * 128", "i * 8 * 128"),
     # Hopper's kernel for float32. It splits each number into 16-bit parts.
-    "parts: those of queries forgotten": of_parts("part = PARTS - 1 - key_part", "part = PARTS - 1"),
+    "parts: those of queries forgotten": of_parts("PARTS - 1 > key_part ? PARTS - 1 - key_part : 0", "PARTS - 1"),
     "parts: those of probabilities forgotten": of_parts("part = VALUE_PARTS - 1 - value_part", "part = PARTS - 1"),
     "parts: one tile for all": of_parts("batch * PARTS + part, arrived", "batch * PARTS, arrived"),
     "parts: queries over each other": of_parts("row, piece) + part * Queries::kBytes", "row, piece)"),
@@ -197,8 +211,8 @@ FAULTS = {
     "parts: sums of the tile before": of_parts("fresh && value_part == 0", "false"),
     "parts: sums of the last tile alone": of_parts("output[i / 4][i % 4] += sums", "output[i / 4][i % 4] = sums"),
     "parts: one tile given back": of_parts("part < end; ++part) read", "part < 1; ++part) read"),
-    "parts: keys beyond the last": of_parts("if (batch >= params.batch_size) return;", source="float_parts"),
-    "parts: values of another row": of_parts("tile * length + row)", "tile * length)", source="float_parts"),
+    "parts: keys beyond the last": of_parts(" && first_row + at < length;", ";", source="float_parts"),
+    "parts: values of another row": of_parts("first_row + row) * kP", "first_row) * kP", source="float_parts"),
 }
 
 

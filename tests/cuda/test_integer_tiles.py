@@ -1,4 +1,4 @@
-"""For 16-bit queries and 4- or 8-bit keys, tensor-core kernels give the float32 result, rounded to 16 bits.
+"""For 16-bit queries and quantised keys, kernels give the float32 result, rounded to 16 bits.
 
 The tests run the kernels on the CPU, and on a GPU if there is one.
 """
@@ -24,17 +24,22 @@ pytestmark = pytest.mark.rotate(15)
 
 # Kernel, queries, query heads per key head. "step" has 7 rows (1 query of 7 heads). "steps" has 35 rows, which are
 # divided into blocks of 16. "prefill" has full blocks and a block that is not full.
-CALLS = {"step": ("cuda_decode", 1, 7), "steps": ("cuda_decode", 5, 7), "prefill": ("cuda_prefill", 70, 2)}
+STEPS = {"step": ("cuda_decode", 1, 7), "steps": ("cuda_decode", 5, 7)}
+CALLS = STEPS | {"prefill": ("cuda_prefill", 70, 2), "hopper": ("cuda_prefill_hopper", 70, 2)}
 calls = pytest.mark.parametrize(("kernel", "length", "group"), CALLS.values(), ids=CALLS)
 dtypes = pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=["float16", "bfloat16"])
-each_bits = pytest.mark.parametrize("bits", [4, 8])
+each_bits = pytest.mark.parametrize("bits", [3, 4, 8])
+
+
+def on_gpu(*arguments, kernel, **options):
+    return flashattn_core.quantized_flash_attention(*arguments, kernel=kernel.removesuffix("_hopper"), **options)
 
 
 @pytest.fixture(params=["in the harness", "on a GPU"])
 def attention(request):
     if request.param == "on a GPU":
         request.getfixturevalue("requires_gpu")
-        return flashattn_core.quantized_flash_attention
+        return on_gpu
     request.getfixturevalue("requires_clang")
     return flash_attention
 
@@ -87,7 +92,7 @@ def test_strides(rng, attention, queries, view, kernel, length, group):
     assert_is_float32s(attention, query, key, value, None, "causal", how=how, kernel=kernel)
 
 
-@calls
+@pytest.mark.parametrize(("kernel", "length", "group"), STEPS.values(), ids=STEPS)
 @pytest.mark.parametrize("key_len", [256, 333])
 @pytest.mark.parametrize("group_size", GROUP_SIZES)
 def test_caches_of_mlx_lm_are_copied_by_16_bytes(requires_clang, rng, group_size, key_len, kernel, length, group):

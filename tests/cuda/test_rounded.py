@@ -9,12 +9,14 @@ from flashattn_core.reference import reference_attention
 from tests import launches
 from tests.core.gradient_oracle import draw_call, unfused_gradients
 from tests.core.oracle import assert_matches_reference, assert_same_bits, draw, roundings, to_numpy
+from tests.core.test_quantised import dequantised
 from tests.cuda.cuda_attention import flash_attention, run_backward
 from tests.promises import promise
 
 pytestmark = [pytest.mark.rotate(4), pytest.mark.usefixtures("requires_clang")]
 
 KERNELS = ["cuda_prefill", "cuda_prefill_hopper"]
+FORMS = ("", "_rounded")
 CAPABILITIES = [80, 90]
 DTYPES = ["float16", "bfloat16"]
 GRADIENTS = ("dq", "dk", "dv")
@@ -59,6 +61,18 @@ def test_the_error_is_that_of_one_rounding(rng, kernel, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("bits", [3, 8])
+def test_quantised_keys_and_values_are_rounded_once_too(rng, bits, kernel, dtype):
+    query, *stored = draw(rng, length=100, key_len=200, dim=64, dtype=dtype)
+    stored = [mx.quantize(x, bits=bits) for x in stored]
+    exact, _ = reference_attention(to_numpy(query), *(to_numpy(dequantised(x, 64, bits)) for x in stored), None, None)
+    error = {form: roundings(flash_attention(query, *stored, bits=bits, kernel=kernel + form), exact) for form in FORMS}
+    assert is_exact(error[""])
+    assert 1.5 < error["_rounded"] < 2.1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("mask", [None, "causal"])
 @pytest.mark.parametrize("length", [100, 300])  # fewer queries than a kernel's block has, and more
 def test_the_rule_of_every_kernel_holds(rng, length, mask, kernel, dtype):
@@ -91,7 +105,7 @@ def test_gradients_of_peaked_rows(rng, capability, dtype):
 SAME = {
     "float32": ("cuda_prefill", 40, "float32", None),
     "float32 on Hopper": ("cuda_prefill_hopper", 40, "float32", None),
-    "quantised keys": ("cuda_prefill", 40, "float16", 4),
+    "quantised keys, few queries": ("cuda_decode", 3, "float16", 4),
     "few queries": ("cuda_decode", 3, "bfloat16", None),
     "a thread a score": ("cuda_rowwise", 20, "bfloat16", None),
 }

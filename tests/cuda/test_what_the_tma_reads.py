@@ -59,10 +59,12 @@ def test_float32_is_copied_from_anywhere(layout):
     assert [launch["tensor_maps"] for launch in launches.forward(call, "cuda")] == [[], ["key_parts", "value_parts"]]
 
 
-def test_quantised_keys_are_no_hoppers():
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_quantised_keys_are_copied(layout):
     stored = mx.quantize(array(), bits=4)
-    call = lowered(array(), stored, stored, bits=4, group_size=64, kernel="cuda_prefill")
-    assert [launch["tensor_maps"] for launch in launches.forward(call, "cuda")] == [[]]
+    call = lowered(array(layout), stored, stored, bits=4, group_size=64, kernel="cuda_prefill")
+    maps = ["key_parts", "value_parts", "query"] if LAYOUTS[layout][-1] else []
+    assert [launch["tensor_maps"] for launch in launches.forward(call, "cuda")] == [[], maps]
 
 
 BY_OTHERS = {

@@ -46,6 +46,7 @@ CASES += [
     ("metal_prefill_reg", quantised(77, 6)),
     ("cuda_rowwise", quantised(77, 6)),
     ("cuda_prefill", quantised(77, 4)),
+    ("cuda_prefill_hopper_rounded", quantised(77, 3)),
 ]
 
 

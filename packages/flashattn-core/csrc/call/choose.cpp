@@ -16,9 +16,9 @@ namespace {
 
 constexpr int kAny = std::numeric_limits<int>::max();
 
-// Which quantised keys and values a kernel takes. `integers` means 4 or 8 bits, with 16-bit queries.
-enum class Quantised { none, integers, all };
-constexpr auto none = Quantised::none, integers = Quantised::integers, all = Quantised::all;
+// With which queries a kernel takes quantised keys and values.
+enum class Quantised { none, with_16_bits, all };
+constexpr auto none = Quantised::none, with_16_bits = Quantised::with_16_bits, all = Quantised::all;
 
 struct Row {
   Kernel kernel;
@@ -59,7 +59,7 @@ constexpr std::array<Row, kNumKernels> kTable = {{
      "head_dim above 256: one thread per score, any size"},
     {Kernel::cuda_decode, "cuda_decode", Backend::cuda, forward, kMaxCudaDecodeLen, kMaxHeadDim, all, kAny, kAny,
      "few queries: the keys are cut into chunks, each read once for 16 rows of a group"},
-    {Kernel::cuda_prefill, "cuda_prefill", Backend::cuda, forward, kAny, 256, integers, kAny, kAny,
+    {Kernel::cuda_prefill, "cuda_prefill", Backend::cuda, forward, kAny, 256, with_16_bits, kAny, kAny,
      "many queries: tensor cores, output and probabilities stay in registers", rounds},
     {Kernel::cuda_rowwise, "cuda_rowwise", Backend::cuda, forward, kAny, kMaxHeadDim, all, kAny, kAny,
      "one thread per score, any size"},
@@ -106,7 +106,7 @@ bool is_meant(const Row& row, const Call& call) {
 
 // Returns the requested precision if the row's kernel has a variant for it, and float32 otherwise.
 Precision precision_of(const Row& row, const Call& call) {
-  return row.rounds && call.params.bits == 0 && size_of(call.dtype) == 2 ? call.precision : Precision::float32;
+  return row.rounds && size_of(call.dtype) == 2 ? call.precision : Precision::float32;
 }
 
 // Returns why the kernel cannot run the call, or an empty string if it can.
@@ -123,9 +123,8 @@ std::string obstacle(const Row& row, Backend backend, const Call& call) {
   if (p.bits != 0 && row.quantised == none) {
     return kernel(" takes no quantised keys and values");
   }
-  bool is_integers = (p.bits == 4 || p.bits == 8) && size_of(call.dtype) == 2;
-  if (p.bits != 0 && row.quantised == integers && !is_integers) {
-    return kernel(" takes quantised keys and values only with 4 or 8 bits and 16-bit queries");
+  if (p.bits != 0 && row.quantised == with_16_bits && size_of(call.dtype) != 2) {
+    return kernel(" takes quantised keys and values only with 16-bit queries");
   }
   if (widest(call) > row.max_dim) {
     return kernel(" takes a head_dim up to " + std::to_string(row.max_dim) + ", found " + std::to_string(widest(call)));
@@ -144,7 +143,7 @@ bool has_small_blocks(const Call& call, const Device& device) {
   constexpr int kManyKeys = 4096;
   const AttentionParams& p = call.params;
   int dim = widest(call);
-  if (device.compute_capability != 90 || size_of(call.dtype) != 2 || p.bits != 0 || dim > 128) return false;
+  if (device.compute_capability != 90 || size_of(call.dtype) != 2 || dim > 128) return false;
   int64_t heads = p.batch_size * p.num_heads;
   bool is_even =
       !call.has(Input::visible) && !call.has(Input::bias) && sees_evenly(p.causal, p.window, p.query_len, p.key_len);

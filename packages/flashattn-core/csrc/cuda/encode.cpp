@@ -58,8 +58,8 @@ void* address(const mx::array& array) {
 }
 
 // Describes an array of 16-bit floats to the TMA, which copies it in the layout of SharedTile. The elements of a row
-// must be contiguous. If `array` is float32, it is scratch that holds bfloat16.
-TensorMap tensor_map(const MappedArray& mapped, const mx::array& array) {
+// must be contiguous. The array may be scratch.
+TensorMap tensor_map(const MappedArray& mapped, const mx::array& array, bool is_float16) {
   // Values of the driver's enums, such as CUtensorMapDataType. kZeros: elements outside the array are read as 0.
   constexpr int kFloat16 = 6, kBfloat16 = 9, kNotInterleaved = 0, kSwizzle128 = 3, kIntoL2By256 = 3, kZeros = 0;
   const auto& [columns, rows, heads, batches] = mapped.sizes;
@@ -70,8 +70,8 @@ TensorMap tensor_map(const MappedArray& mapped, const mx::array& array) {
   const uint64_t steps[] = {step(mapped.steps[0]), step(mapped.steps[1]), step(mapped.steps[2])};
   const uint32_t box[] = {64, static_cast<uint32_t>(mapped.box_rows), 1, 1}, every[] = {1, 1, 1, 1};
   TensorMap map;
-  FLASHATTN_CALL(cuTensorMapEncodeTiled, &map, array.dtype() == mx::float16 ? kFloat16 : kBfloat16, std::size(sizes),
-                 address(array), sizes, steps, box, every, kNotInterleaved, kSwizzle128, kIntoL2By256, kZeros);
+  FLASHATTN_CALL(cuTensorMapEncodeTiled, &map, is_float16 ? kFloat16 : kBfloat16, std::size(sizes), address(array),
+                 sizes, steps, box, every, kNotInterleaved, kSwizzle128, kIntoL2By256, kZeros);
   return map;
 }
 
@@ -117,7 +117,10 @@ void encode(const Work& work, mx::Stream stream) {
       return (scratch[index(binding)] ? scratch : work.arrays)[index(binding)];
     };
     TensorMap* map = &arguments.key_map;
-    for (const MappedArray& mapped : launch.tensor_maps) *map++ = tensor_map(mapped, *array_of(mapped.array));
+    bool is_float16 = array_of(Binding::query) && array_of(Binding::query)->dtype() == mx::float16;
+    for (const MappedArray& mapped : launch.tensor_maps) {
+      *map++ = tensor_map(mapped, *array_of(mapped.array), is_float16);
+    }
     for (auto [binding, role] : launch.arguments) {
       const std::optional<mx::array>& array = array_of(binding);
       if (role == Role::value || !array) continue;

@@ -77,33 +77,6 @@ void reserve_lists(GpuCall& call, int& shared, int64_t positions, int tile, int6
   if (fits) shared += bytes;
 }
 
-Launch prefill(GpuCall call) {
-  constexpr int kStages = 2, kSharedOfHopper = 227 * 1024, kReserved = 1024;
-  int bytes = size_of(call.dtype);
-  bool wide = bytes == 4;
-  int dim = round_up(call.params.head_dim, wide ? 8 : 16), value_dim = round_up(call.params.value_dim, wide ? 32 : 16);
-  int widest = std::max(dim, value_dim);
-  int keys = is_quantised(call) ? 32 : widest <= (wide ? 64 : 128) ? 64 : widest <= 128 ? 32 : 16;
-  int rows = is_quantised(call) && widest > 128 ? 8 : 16;  // 16 such wide rows would not fit in the registers
-  int stage = stage_bytes(call, keys, dim, value_dim);
-  const auto shared_by = [&](int warps) {
-    return (is_quantised(call) ? 0 : tile_bytes(rows * warps, dim, bytes)) + kStages * stage;
-  };
-  int warps = shared_by(4) <= call.device.shared_memory ? 4 : 2, shared = shared_by(warps);
-  reserve_lists(call, shared, call.params.key_len, keys);
-  Launch result = launch(call, "prefill",
-                         {{"dim", dim},
-                          {"value_dim", value_dim},
-                          {"rows", rows},
-                          {"warps", warps},
-                          {"keys", keys},
-                          {"parts", parts_of_products(call)}},
-                         whole_call(call), blocks_of(call, rows * warps), warps, shared);
-  int registers_allow = widest <= 64 && !wide && !is_quantised(call) ? 3 : 2;
-  result.blocks_at_once = std::clamp(kSharedOfHopper / (shared + kReserved), 1, registers_allow);
-  return result;
-}
-
 // Describes an input array for the TMA, which copies box_rows rows at a time.
 MappedArray mapped(const GpuCall& call, Binding array, const Strides& strides, int box_rows = 1) {
   const AttentionParams& p = call.params;
@@ -126,54 +99,96 @@ bool can_be_mapped(const GpuCall& call, const MappedArray& mapped) {
   return fits && (mapped.steps[0] >= mapped.sizes[0] || mapped.sizes[1] == 1);
 }
 
-// float_parts.cu splits a float32 array into this many arrays of bfloat16, see kernels/float_parts.h.
+// How many 16-bit parts represent a float32 on compute capability 9.0, see kernels/float_parts.h.
 constexpr int kFloatParts = 3;
 
-// Whether the TMA can read all inputs. The TMA cannot read an empty array. The strides of float32 inputs do not matter,
-// because the TMA reads copies of these inputs.
+// How many arrays of 16-bit parts float_parts.cu makes of keys, values or another input.
+int parts_of_keys(const GpuCall& call) {
+  return call.dtype == Dtype::float32 ? kFloatParts : is_quantised(call) ? parts_of_products(call) : 1;
+}
+
+// Whether the TMA can read all inputs. The TMA cannot read an empty array. The strides of float32 inputs and of
+// quantised keys and values do not matter, because the TMA reads copies of them.
 bool inputs_can_be_mapped(const GpuCall& call) {
   const AttentionParams& p = call.params;
   if (p.query_len == 0 || p.key_len == 0) return false;
   if (call.dtype == Dtype::float32) return true;
-  return inputs_are_packed(call) && p.batch_dims <= 1 && can_be_mapped(call, mapped(call, Binding::query, p.query)) &&
-         can_be_mapped(call, mapped(call, Binding::key, p.key)) &&
+  if (p.batch_dims > 1 || !can_be_mapped(call, mapped(call, Binding::query, p.query))) return false;
+  if (is_quantised(call)) return p.query.column == 1;
+  return inputs_are_packed(call) && can_be_mapped(call, mapped(call, Binding::key, p.key)) &&
          can_be_mapped(call, mapped(call, Binding::value, p.value));
 }
 
-// Describes a float32 input's parts to the TMA. float_parts.cu writes them as contiguous arrays of bfloat16.
+// Describes an input's parts to the TMA. float_parts.cu writes them as contiguous arrays.
 MappedArray mapped_parts(const GpuCall& call, Binding parts, int box_rows) {
   const AttentionParams& p = call.params;
   bool of_keys = parts == Binding::key_parts || parts == Binding::value_parts;
   int columns = parts == Binding::key_parts || parts == Binding::query_parts ? p.head_dim : p.value_dim;
   int64_t length = of_keys ? p.key_len : p.query_len, heads = of_keys ? p.num_kv_heads : p.num_heads;
   int64_t row = round_up(columns, 8), head = row * length, part = head * heads;
-  return {parts, box_rows, {row, length, heads, kFloatParts * p.batch_size}, {row, head, part}};
+  return {parts, box_rows, {row, length, heads, parts_of_keys(call) * p.batch_size}, {row, head, part}};
 }
 
 // Adds a launch of a kernel of float_parts.cu, and the scratch for its outputs `first` and `second`.
-void split_floats(const GpuCall& call, Launches& launches, bool packed, std::string function, Binding first,
-                  Binding second, std::vector<Argument> arguments) {
-  constexpr int kThreads = 256, kElements = 8;  // threads per block, elements per thread
-  int64_t threads = 0;
+void split_into_parts(const GpuCall& call, Launches& launches, bool packed, std::string function, Binding first,
+                      Binding second, std::vector<Argument> arguments) {
+  constexpr int kRows = 32, kWarps = 8;
+  int64_t blocks = 0;
   for (Binding output : {first, second}) {
     MappedArray parts = mapped_parts(call, output, 1);
-    int64_t elements = parts.steps[2] * parts.sizes[3];
-    threads += elements / kFloatParts / kElements;
-    launches.scratch.push_back({output, elements / 2});
+    blocks = divide_up(parts.sizes[1], kRows) * parts.sizes[2] * call.params.batch_size;
+    launches.scratch.push_back({output, parts.steps[2] * parts.sizes[3] / 2});
     arguments.push_back({output, Role::output});
   }
-  launches.launches.push_back(
-      launch(call, std::move(function),
-             {{"dim", round_up(call.params.head_dim, 8)}, {"value_dim", round_up(call.params.value_dim, 8)}},
-             std::move(arguments), divide_up(threads, kThreads), kThreads / kLanes, 0, packed));
-  launches.launches.back().source = "float_parts";
+  Launch split = launch(call, std::move(function),
+                        {{"dim", round_up(call.params.head_dim, 8)},
+                         {"value_dim", round_up(call.params.value_dim, 8)},
+                         {"parts", parts_of_keys(call)},
+                         {"rows", kRows},
+                         {"warps", kWarps}},
+                        std::move(arguments), blocks, kWarps, 0, packed);
+  split.source = "float_parts";
+  launches.launches.push_back(std::move(split));
 }
 
-// Whether cuda_prefill runs prefill_hopper.cu. It needs compute capability 9.0, unquantised keys, and a dtype, sizes
-// and strides that the TMA and shared memory allow.
+// Adds the launch that splits keys and values, and adds their parts to the arguments of the launch that reads them.
+void split_keys_into_parts(const GpuCall& call, Launches& launches, std::vector<Argument>& arguments) {
+  if (call.params.key_len == 0) return;
+  auto inputs = gpu::arguments({Binding::key, Binding::value}, {}, {Binding::params});
+  add_masks_and_groups(inputs, call);
+  split_into_parts(call, launches, inputs_are_packed(call), "float_parts", Binding::key_parts, Binding::value_parts,
+                   std::move(inputs));
+  for (Binding parts : {Binding::key_parts, Binding::value_parts}) arguments.push_back({parts, Role::input});
+}
+
+Launches prefill(GpuCall call) {
+  constexpr int kRows = 16, kStages = 2, kSharedOfHopper = 227 * 1024, kReserved = 1024;
+  int bytes = size_of(call.dtype), key_parts = is_quantised(call) ? parts_of_keys(call) : 1;
+  bool wide = bytes == 4;
+  int dim = round_up(call.params.head_dim, wide ? 8 : 16), value_dim = round_up(call.params.value_dim, wide ? 32 : 16);
+  int widest = std::max(dim, value_dim);
+  int keys = widest <= (wide || key_parts == 2 ? 64 : 128) ? 64 : widest <= 128 ? 32 : 16;
+  int stage = key_parts * (tile_bytes(keys, dim, bytes) + tile_bytes(keys, value_dim, bytes));
+  const auto shared_by = [&](int warps) { return tile_bytes(kRows * warps, dim, bytes) + kStages * stage; };
+  int warps = shared_by(4) <= call.device.shared_memory ? 4 : 2, shared = shared_by(warps);
+  reserve_lists(call, shared, call.params.key_len, keys);
+  Launches result = {.params = call.params};
+  std::vector<Argument> arguments = whole_call(call);
+  if (is_quantised(call)) split_keys_into_parts(call, result, arguments);
+  Launch attention = launch(
+      call, "prefill",
+      {{"dim", dim}, {"value_dim", value_dim}, {"warps", warps}, {"keys", keys}, {"parts", parts_of_products(call)}},
+      std::move(arguments), blocks_of(call, kRows * warps), warps, shared);
+  attention.blocks_at_once = std::clamp(kSharedOfHopper / (shared + kReserved), 1, widest <= 64 && !wide ? 3 : 2);
+  result.launches.push_back(std::move(attention));
+  return result;
+}
+
+// Whether cuda_prefill runs prefill_hopper.cu. It needs compute capability 9.0, and a dtype, sizes and strides that the
+// TMA and shared memory allow.
 bool is_prefill_of_hopper(const GpuCall& call) {
   bool is_wide = call.dtype == Dtype::float32 && std::max(call.params.head_dim, call.params.value_dim) > 128;
-  return call.device.compute_capability == 90 && !is_quantised(call) && !is_wide && inputs_can_be_mapped(call);
+  return call.device.compute_capability == 90 && !is_wide && inputs_can_be_mapped(call);
 }
 
 // The last wave of blocks may leave multiprocessors idle. Decides whether several new blocks replace each block of that
@@ -232,46 +247,45 @@ struct HopperBlock {
 };
 
 HopperBlock prefill_block(const GpuCall& call, int widest) {
-  bool in_parts = call.dtype == Dtype::float32;
-  if (in_parts) return {.consumers = 2, .stages = widest <= 64 ? 6 : 4, .blocks = 1, .registers = {240, 24}};
+  if (call.dtype == Dtype::float32)
+    return {.consumers = 2, .stages = widest <= 64 ? 6 : 4, .blocks = 1, .registers = {240, 24}};
   // 112 registers per thread are too few if the call has one of these inputs, or if a probability is two 16-bit floats.
   bool needs_registers = call.has(Binding::bias) || call.has(Binding::tree) || call.has(Binding::alibi_slopes) ||
                          parts_of_products(call) == 2;
   if (widest <= 64 && !call.small_blocks && !needs_registers) {
     return {.consumers = 4, .stages = 6, .blocks = 1, .registers = {112, 24}};
   }
-  if (widest <= 64) return {.consumers = 1, .stages = 2, .blocks = 3, .registers = {136, 24}};
+  bool in_parts = parts_of_keys(call) == 2;  // each part of a tile takes a stage
+  if (widest <= 64) return {.consumers = 1, .stages = in_parts ? 4 : 2, .blocks = 3, .registers = {136, 24}};
+  if (widest > 128 && in_parts) return {.consumers = 1, .stages = 3, .blocks = 1, .registers = {240, 24}};
   if (widest > 128) return {.consumers = 2, .stages = 2, .blocks = 1, .registers = {240, 24}};
-  if (call.small_blocks) return {.consumers = 2, .stages = 3, .blocks = 1, .registers = {240, 24}};
-  int stages = call.params.window == 0 && !call.has(Binding::block_map) ? 2 : 3;
+  if (call.small_blocks) return {.consumers = 2, .stages = in_parts ? 4 : 3, .blocks = 1, .registers = {240, 24}};
+  int stages = in_parts ? 4 : call.params.window == 0 && !call.has(Binding::block_map) ? 2 : 3;
   return {.consumers = 3, .stages = stages, .blocks = 1, .registers = {160, 32}};
 }
 
 Launches prefill_hopper(GpuCall call) {
   constexpr int kKeys = 64;
   int dim = round_up(call.params.head_dim, 64), value_dim = round_up(call.params.value_dim, 16);
-  bool in_parts = call.dtype == Dtype::float32;
-  int parts = in_parts ? kFloatParts : parts_of_products(call);
+  bool is_float = call.dtype == Dtype::float32;
+  int parts = is_float ? kFloatParts : parts_of_products(call);
   HopperBlock block = prefill_block(call, std::max(dim, value_dim));
   int rows = block.rows(), barriers = (4 * block.stages + 1) * 8;
-  int shared = (in_parts ? kFloatParts : 1) * tile_bytes(rows, dim, 2) +
+  int shared = (is_float ? kFloatParts : 1) * tile_bytes(rows, dim, 2) +
                block.stages * (tile_bytes(kKeys, dim, 2) + tile_bytes(kKeys, value_dim, 2)) + barriers;
   reserve_lists(call, shared, call.params.key_len, kKeys);
   const AttentionParams& p = call.params;
   Launches result = {.params = p};
   std::vector<Argument> arguments = whole_call(call);
-  std::vector<MappedArray> maps;
-  if (in_parts) {
+  std::vector<MappedArray> maps = {mapped(call, Binding::key, p.key, kKeys),
+                                   mapped(call, Binding::value, p.value, kKeys)};
+  if (is_float || is_quantised(call)) {
+    split_keys_into_parts(call, result, arguments);
     maps = {mapped_parts(call, Binding::key_parts, kKeys), mapped_parts(call, Binding::value_parts, kKeys)};
-    split_floats(call, result, inputs_are_packed(call), "float_parts", Binding::key_parts, Binding::value_parts,
-                 gpu::arguments({Binding::key, Binding::value}, {}, {Binding::params}));
-    for (const MappedArray& each : maps) arguments.push_back({each.array, Role::input});
-  } else {
-    maps = {mapped(call, Binding::key, p.key, kKeys), mapped(call, Binding::value, p.value, kKeys),
-            mapped(call, Binding::query, p.query, rows)};
   }
+  if (!is_float) maps.push_back(mapped(call, Binding::query, p.query, rows));
   int64_t count = blocks_of(call, rows);
-  if (!in_parts) result.split = share_last_blocks(call, count, int64_t{call.device.multiprocessors} * block.blocks);
+  if (!is_float) result.split = share_last_blocks(call, count, int64_t{call.device.multiprocessors} * block.blocks);
   arguments.push_back({Binding::split, Role::value});
   int64_t shared_blocks = 0;
   if (int chunks = result.split.num_chunks; chunks > 1) {
@@ -582,10 +596,10 @@ Launches backward_launches(const GpuCall& call, const BackwardParams& params) {
   add(backward_delta(call));
   result.scratch = {{Binding::saved_rows, p.batch_size * p.num_heads * round_up(p.query_len, kSavedTile) * 4}};
   if (in_parts) {
-    split_floats(call, result, packed, "float_parts", Binding::key_parts, Binding::value_parts,
-                 arguments({Binding::key, Binding::value}, {}, {Binding::params}));
-    split_floats(call, result, packed, "float_parts_of_queries", Binding::query_parts, Binding::dout_parts,
-                 arguments({Binding::query, Binding::dout}, {}, {Binding::params, Binding::backward}));
+    split_into_parts(call, result, packed, "float_parts", Binding::key_parts, Binding::value_parts,
+                     arguments({Binding::key, Binding::value}, {}, {Binding::params}));
+    split_into_parts(call, result, packed, "float_parts_of_queries", Binding::query_parts, Binding::dout_parts,
+                     arguments({Binding::query, Binding::dout}, {}, {Binding::params, Binding::backward}));
   }
   // The launches run concurrently, and those with the longest blocks start first. For large heads, dk and dv have
   // separate launches, because their sums together would exceed a thread's registers.
@@ -612,7 +626,7 @@ Launches launches(Kernel kernel, const GpuCall& call) {
     case Kernel::cuda_decode: return in_order(decode(call));
     case Kernel::cuda_prefill:
       if (is_prefill_of_hopper(call)) return in_order(prefill_hopper(call));
-      return {.launches = {prefill(call)}, .params = call.params};
+      return in_order(prefill(call));
     case Kernel::cuda_rowwise: return {.launches = {rowwise(call)}, .params = call.params};
     default: throw std::logic_error(std::string(name(kernel)) + " is no forward kernel of CUDA's");
   }

@@ -40,8 +40,8 @@ namespace flashattn::gpu {
   X(dv_parts)                                                                     \
   /* Scratch of cuda_decode: counts the blocks that have finished their chunk. */ \
   X(arrivals)                                                                     \
-  /* Scratch of CUDA's kernels for Hopper: float32 arrays, split into bfloat16    \
-     arrays, see float_parts.h. */                                                \
+  /* Scratch of CUDA's kernels: float32 or quantised arrays, split into arrays    \
+     of 16-bit parts, see float_parts.h. */                                       \
   X(key_parts)                                                                    \
   X(value_parts)                                                                  \
   X(query_parts)                                                                  \

@@ -108,14 +108,37 @@ bool add_mask(Arguments& arguments, nb::handle mask) {
   return nb::isinstance<nb::str>(mask) && PyUnicode_CompareWithASCIIString(mask.ptr(), "causal") == 0;
 }
 
+// Puts keys or values into the arguments: an array of this dtype or, if they are quantised, a tuple or list of words,
+// scales and biases. Returns false for anything else.
+bool add_stored(Arguments& arguments, nb::handle given, mx::Dtype dtype, Input words, Input scales, Input biases) {
+  const auto add = [&](Input input, nb::handle one) {
+    const mx::array* array = as_array(one);
+    if (array) arguments.inputs[index(input)] = *array;
+    return array != nullptr;
+  };
+  if (arguments.options.bits == 0) return add(words, given) && arguments.inputs[index(words)]->dtype() == dtype;
+  bool is_tuple = PyTuple_CheckExact(given.ptr());
+  if (!is_tuple && !PyList_CheckExact(given.ptr())) return false;
+  if (PyObject_Size(given.ptr()) != 3) return false;
+  const auto item = [&](int n) { return is_tuple ? PyTuple_GetItem(given.ptr(), n) : PyList_GetItem(given.ptr(), n); };
+  return add(words, item(0)) && add(scales, item(1)) && add(biases, item(2)) &&
+         arguments.inputs[index(scales)]->dtype() == dtype;
+}
+
 nb::object quick(nb::handle query, nb::handle key, nb::handle value, nb::handle scale, nb::handle mask,
-                 nb::handle sinks, bool rounds, nb::handle mlx, nb::handle mlx_mask) {
-  const mx::array *q = as_array(query), *k = as_array(key), *v = as_array(value), *s = as_array(sinks);
-  bool is_plain = q && k && v && (s || sinks.is_none()) && (scale.is_none() || PyFloat_CheckExact(scale.ptr())) &&
-                  q->dtype() == k->dtype() && q->dtype() == v->dtype();
+                 nb::handle sinks, bool rounds, nb::handle mlx, nb::handle mlx_mask, int32_t group_size, int32_t bits) {
+  const mx::array *q = as_array(query), *s = as_array(sinks);
+  bool is_plain = q && (s || sinks.is_none()) && (scale.is_none() || PyFloat_CheckExact(scale.ptr()));
   if (!is_plain || (!mlx.is_none() && (q->ndim() != 4 || scale.is_none()))) return nb::none();
-  Arguments arguments = {{*q, *k, *v}};
-  if (!add_mask(arguments, mask)) return nb::none();
+  Arguments arguments = {{*q}};
+  arguments.options.group_size = group_size;
+  arguments.options.bits = bits;
+  if (!add_stored(arguments, key, q->dtype(), Input::key, Input::key_scales, Input::key_biases) ||
+      !add_stored(arguments, value, q->dtype(), Input::value, Input::value_scales, Input::value_biases) ||
+      !add_mask(arguments, mask)) {
+    return nb::none();
+  }
+  if (bits != 0 && !mlx.is_none() && is_traced(arguments)) return nb::none();  // MLX has a gradient, and we have none
   if (s) arguments.inputs[index(Input::sinks)] = *s;
   if (!scale.is_none()) arguments.options.scale = static_cast<float>(PyFloat_AsDouble(scale.ptr()));
   if (!std::isfinite(arguments.options.scale.value_or(1))) return nb::none();  // flash_attention() raises the error
@@ -195,7 +218,7 @@ NB_MODULE(_ext, m) {
       "stream_of", [](mx::StreamOrDevice where) { return mx::to_stream(where); }, "stream"_a.none(),
       "The stream that an op with this `stream` argument runs on.");
   m.def("quick", &quick, "query"_a.none(), "key"_a.none(), "value"_a.none(), "scale"_a.none(), "mask"_a.none(),
-        "sinks"_a.none(), "rounds"_a, "mlx"_a = nb::none(), "mlx_mask"_a = nb::none(),
+        "sinks"_a.none(), "rounds"_a, "mlx"_a = nb::none(), "mlx_mask"_a = nb::none(), "group_size"_a = 0, "bits"_a = 0,
         "attention() on the default stream for arguments that need no conversion. None: they need one, or `mlx` is "
         "given\n"
         "and MLX's own attention refuses them: no scale, and arrays that are not 4-D.");

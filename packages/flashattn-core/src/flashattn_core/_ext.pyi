@@ -45,6 +45,8 @@ def quick(
     rounds: bool,
     mlx: Callable[..., Any] | None = None,
     mlx_mask: object = None,
+    group_size: int = 0,
+    bits: int = 0,
 ) -> mx.array | None: ...
 def stream_of(stream: Where) -> mx.Stream: ...
 

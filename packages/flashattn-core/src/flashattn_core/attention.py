@@ -76,8 +76,8 @@ def flash_attention(
       return_lse: also return lse.
       kernel: a kernel's name instead of ``"auto"``, see :func:`plan`.
       precision: ``"float32"``: all arithmetic between input and output is float32-accurate. ``"input"``: with 16-bit
-        inputs, CUDA kernels may round the probabilities (in the gradient P and dS) once to the inputs' dtype where
-        that is faster, as MLX's own attention does. On other backends ``"input"`` has no effect.
+        inputs, CUDA kernels may round the probabilities (in the gradient P and dS) and dequantised keys and values
+        once to the inputs' dtype where that is faster. On other backends ``"input"`` has no effect.
       stream: stream or device to run on, as for any MLX op.
 
     Returns:
@@ -153,7 +153,8 @@ def quantized_flash_attention(
 ) -> mx.array | tuple[mx.array, mx.array]:
     """:func:`flash_attention` on quantised keys and values, in the layout of mlx-lm's QuantizedKVCache.
 
-    The kernel dequantises one tile at a time, to float32. Query, key and value have no gradient.
+    Kernels dequantise one tile at a time, to float32. For more than 16 queries of 16 bits, CUDA's kernels first copy
+    all keys and values to 16-bit arrays. Query, key and value have no gradient.
 
     Args:
       query: ``(*B, H_q, L, D)``, float32, float16 or bfloat16, any strides, D up to 512.
@@ -170,6 +171,11 @@ def quantized_flash_attention(
     Raises:
       ValueError, NoKernelError: as :func:`flash_attention`.
     """
+    if return_lse is False and options.keys() <= {"precision"} and type(bits) is type(group_size) is int:
+        rounds = types.rounds(options.get("precision", "float32"))
+        out = _ext.quick(query, key, value, scale, for_quick(mask), None, rounds, None, None, group_size, bits)
+        if out is not None:
+            return out
     call = lowered(query, key, value, scale, mask, group_size=group_size, bits=bits, **options)
     return _attention(call, return_lse, options.get("stream"))
 

@@ -33,7 +33,10 @@ def quantised(original: Function) -> Function:
     def flash(
         queries: mx.array, q_keys: Any, q_values: Any, scale: float, mask: Any, group_size: int = 64, bits: int = 8
     ) -> mx.array:
-        return attend(queries, q_keys, q_values, scale, mask, storage={"group_size": group_size, "bits": bits})
+        out = plain_call(queries, q_keys, q_values, scale, mask, None, group_size, bits)
+        if out is None:
+            return attend(queries, q_keys, q_values, scale, mask, storage={"group_size": group_size, "bits": bits})
+        return out
 
     return _replacement(original, flash)
 

@@ -99,18 +99,21 @@ def active() -> Iterator[None]:
         in_model.set(before)
 
 
-def plain_call(query: Any, key: Any, value: Any, scale: Any, mask: Any, sinks: Any) -> mx.array | None:
+def plain_call(
+    query: Any, key: Any, value: Any, scale: Any, mask: Any, sinks: Any, group_size: Any = 0, bits: Any = 0
+) -> mx.array | None:
     """Computes most attention calls with a single call into C++, which may leave the call to MLX's own attention.
 
-    Returns None if the patch is off or the call needs attend().
+    Returns None if the patch is off or the call needs attend(). With `bits`, key and value are a quantised cache's.
     """
     if observers or not (state.on or in_model.get()):  # is_active() inlined, to save time
         return None
     try:
         described, rounds = mask, state.precision == "input"
         if mask is not None and not isinstance(mask, str):
-            described = for_quick(description_of(mask, query, key.shape[-2]))
-        return _ext.quick(query, key, value, scale, described, sinks, rounds, mlx_own.mlx_attention, mask)
+            described = for_quick(description_of(mask, query, (key[0] if bits else key).shape[-2]))
+        own = mlx_own.mlx_attention
+        return _ext.quick(query, key, value, scale, described, sinks, rounds, own, mask, group_size, bits)
     except (AttributeError, LookupError, TypeError, ValueError):
         return None
 

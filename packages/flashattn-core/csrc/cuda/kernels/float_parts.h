@@ -1,5 +1,7 @@
-// On compute capability 9.0, tensor cores multiply 16-bit floats. A float32 is represented as the sum of three bfloat16
-// parts, part 0 being the smallest. Products of two small parts are left out: they are below float32's rounding error.
+// Tensor cores multiply 16-bit floats. A number that needs more bits is represented as the sum of several 16-bit parts,
+// part 0 being the smallest: on compute capability 9.0 a float32 as three parts in bfloat16, and everywhere an element
+// of quantised keys and values as two parts in the dtype of the queries, or as one where a call may round. Products of
+// two small parts are left out: they are below float32's rounding error.
 #pragma once
 
 #include "stored_rows.h"
@@ -18,19 +20,27 @@ struct Operand<float> {
   static constexpr int kParts = 3;
 };
 
-// Splits eight neighbouring float32 elements of a row, from `column` on, into three bfloat16 parts. Elements beyond the
-// row's `columns` columns are 0. If `exists` is false, all elements are 0.
-struct EightInParts {
-  uint4 parts[Operand<float>::kParts];
+// Whether K, the type of keys and values, means quantised ones.
+template <typename K>
+constexpr bool is_quantised = false;
+template <>
+constexpr bool is_quantised<uint> = true;
 
-  FLASHATTN_FUNC EightInParts(PlainRows<const float*> rows, int row, int column, int columns, bool exists) {
+// Eight neighbouring elements of a row, from `column` on, as PARTS parts of type E. Elements beyond the row's `columns`
+// columns are 0. If `exists` is false, all elements are 0.
+template <typename E, int PARTS>
+struct EightInParts {
+  uint4 parts[PARTS];
+
+  template <typename Rows>
+  FLASHATTN_FUNC void load(Rows rows, int row, int column, int columns, bool exists) {
     float x[8];
     rows.template load<0, 8>(x, row, column, columns, exists);
-    uint pairs[4][Operand<float>::kParts];
+    uint pairs[4][PARTS];
     FLASHATTN_UNROLL
-    for (int i = 0; i < 4; ++i) split_pair<bfloat>(x[2 * i], x[2 * i + 1], pairs[i]);
+    for (int i = 0; i < 4; ++i) split_pair<E>(x[2 * i], x[2 * i + 1], pairs[i]);
     FLASHATTN_UNROLL
-    for (int p = 0; p < Operand<float>::kParts; ++p) parts[p] = {pairs[0][p], pairs[1][p], pairs[2][p], pairs[3][p]};
+    for (int p = 0; p < PARTS; ++p) parts[p] = {pairs[0][p], pairs[1][p], pairs[2][p], pairs[3][p]};
   }
 };
 

@@ -10,6 +10,7 @@
 // neighbouring keys of a tile's 32, so it loads their scales at once.
 #pragma once
 
+#include "float_parts.h"
 #include "warp_rows.h"
 
 namespace flashattn {
@@ -54,11 +55,6 @@ FLASHATTN_FUNC uint integers(uint word, int e) {
   int down = e * kBits - kUp;
   return (down < 0 ? word << -down : word >> down) & (kMask | kMask << 16);
 }
-
-template <typename K>
-constexpr bool is_quantised = false;
-template <>
-constexpr bool is_quantised<uint> = true;
 
 constexpr int kIntegerKeys = 32;  // keys per tile
 // ldmatrix gives row n of each of four matrices to lanes 4 n to 4 n + 3. These lanes compute keys 4 n to 4 n + 3. So
@@ -334,13 +330,12 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
     }
   }
 
-  template <int PARTS>
-  FLASHATTN_FUNC void attend(IntegerTile<D> keys, IntegerTile<DV> values, Visibility visibility, int first_key,
-                             bool unmasked, int lane) {
+  template <int PARTS, typename Tiles>
+  FLASHATTN_FUNC void attend(const Tiles* tiles, int n, Visibility visibility, int first_key, bool unmasked, int lane) {
     Scores scores;
-    multiply_keys(scores, keys, lane);
+    multiply_keys(scores, tiles->keys(n), lane);
     rescale(this->to_probabilities(scores, visibility, first_key, unmasked, lane));
-    add_values(scores, values, lane);
+    add_values(scores, tiles->values(n), lane);
   }
 
   FLASHATTN_FUNC void rescale(Rescaling<kOwn> rescaling) {
@@ -425,43 +420,16 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
   }
 
   FLASHATTN_FUNC void leave_row(float* row, int h, int lane) const {
-    for_columns(h, lane, [&](int column, const float(&numbers)[kApart]) {
-      FLASHATTN_UNROLL
-      for (int e = 0; e < kApart; ++e) row[column + e] = numbers[e];
-    });
-  }
-
-  // Calls function(column, numbers) for the lane's columns of row h, kApart neighbours at a time.
-  template <typename F>
-  FLASHATTN_FUNC void for_columns(int h, int lane, F function) const {
     FLASHATTN_UNROLL
     for (int c = 0; c < DV / kElements; ++c) {
-      float numbers[kApart];
       FLASHATTN_UNROLL
-      for (int e = 0; e < kApart; ++e) numbers[e] = output[(c * kApart + e) / 2][h / 2][e % 2 * 2 + h % 2];
-      function((c * 8 + lane / 4) * kApart, numbers);
+      for (int e = 0; e < kApart; ++e) {
+        row[(c * 8 + lane / 4) * kApart + e] = output[(c * kApart + e) / 2][h / 2][e % 2 * 2 + h % 2];
+      }
     }
   }
 
-  // LaneRows describes probe(), write(), for_each(), mask() and highest().
-  FLASHATTN_FUNC float probe(int h, int lane) const {
-    float result = 0;
-    for_columns(h, lane, [&](int, const float(&numbers)[kApart]) {
-      FLASHATTN_UNROLL
-      for (int e = 0; e < kApart; ++e) result = multiply_add(numbers[e], 0, result);
-    });
-    return result;
-  }
-  FLASHATTN_FUNC void write(T* row, int h, float factor, bool finite, int lane) const {
-    if (!finite) return;
-    for_columns(h, lane, [&](int column, const float(&numbers)[kApart]) {
-      FLASHATTN_UNROLL
-      for (int e = 0; e < kApart; e += 2) {
-        *reinterpret_cast<uint*>(row + column + e) = rounded_pair<T>(numbers[e] * factor, numbers[e + 1] * factor);
-      }
-    });
-  }
-
+  // LaneRows describes for_each(), mask() and highest().
   template <typename F>
   static FLASHATTN_FUNC void for_each(Scores& scores, int first_key, int lane, F function) {
     for_each(scores, [&](float& x, int h, int key) { function(x, h, first_key + lane / 4 * 4 + key); });

@@ -1,7 +1,7 @@
 // The kernel cuda_prefill on compute capability 9.0. A producer warpgroup loads tiles, and each consumer warpgroup
 // computes 64 rows. To overlap softmax and tensor cores, a consumer starts the next tile's scores before it adds this
 // tile's values.
-// A float32 array is split into three bfloat16 arrays, see float_parts.h. Tensor cores truncate long sums. So for
+// A float32 or quantised array is split into 16-bit parts, see float_parts.h. Tensor cores truncate long sums. So for
 // float32, tensor cores sum over one tile, and ordinary instructions add this sum to the output.
 #include "float_parts.h"
 #include "kernel.h"
@@ -15,20 +15,20 @@
 using namespace flashattn;
 
 // D: head_dim, rounded up to a multiple of 64, which is a panel of SharedTile. DV: value_dim, rounded up to a multiple
-// of 16. KEYS: keys per tile. PARTS: how many 16-bit floats represent a probability. Each head and batch element has
-// one block per CONSUMERS * 64 queries. In the last wave, several blocks may share these queries and divide the keys,
-// see shared_keys.h.
-template <typename T, typename Sizes>
+// of 16. KEYS: keys per tile. PARTS: how many 16-bit floats represent a probability. K: the type of keys and values.
+// Each head and batch element has one block per CONSUMERS * 64 queries. In the last wave, several blocks may share
+// these queries and divide the keys, see shared_keys.h.
+template <typename T, typename Sizes, typename K = T>
 FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, CONSUMERS = Sizes::consumers, KEYS = Sizes::keys,
                 STAGES = Sizes::stages, PARTS = Sizes::parts;
-  FLASHATTN_INPUT_ARGUMENTS(T, T);
+  FLASHATTN_INPUT_ARGUMENTS(T, K);
   FLASHATTN_VALUE(SplitParams, split);
   FLASHATTN_WRITTEN(float, partials);
   FLASHATTN_OUTPUT_ARGUMENTS(T);
   using Element = typename Operand<T>::Element;
-  constexpr int kParts = Operand<T>::kParts;
-  constexpr bool kFresh = kParts > 1;
+  constexpr int kQueryParts = Operand<T>::kParts, kParts = is_quantised<K> ? PARTS : kQueryParts;
+  constexpr bool kFresh = kQueryParts > 1;
   constexpr int kRows = CONSUMERS * kWarpgroupRows, kReaders = CONSUMERS * 4;
   constexpr int kLaunched = 65536 / Sizes::blocks / ((CONSUMERS + 1) * kWarpgroup) / 8 * 8;
   static_assert(Sizes::consumer_registers * CONSUMERS + Sizes::producer_registers <= kLaunched * (CONSUMERS + 1),
@@ -41,7 +41,7 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
   using ValueRing = TileRing<Values, STAGES, kParts>;
   extern __shared__ __align__(1024) uchar shared[];
   Queries queries = {shared_address(shared)};
-  uint key_memory = queries.memory + kParts * Queries::kBytes, value_memory = key_memory + KeyRing::kBytes;
+  uint key_memory = queries.memory + kQueryParts * Queries::kBytes, value_memory = key_memory + KeyRing::kBytes;
   uint barriers = value_memory + ValueRing::kBytes;
   KeyRing keys = {key_memory, barriers};
   ValueRing values = {value_memory, barriers + KeyRing::kBarriers};
@@ -69,9 +69,10 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
     auto from = rows_of(query, params, params.query, batch, head);
     for (int at = threadIdx.x; at < kRows * D / 8; at += (CONSUMERS + 1) * kWarpgroup) {
       int row = at / (D / 8), piece = at % (D / 8);
-      EightInParts eight(from, first_row + row, piece * 8, head_dim, first_row + row <= last_row);
+      EightInParts<Element, kQueryParts> eight;
+      eight.load(from, first_row + row, piece * 8, head_dim, first_row + row <= last_row);
       FLASHATTN_UNROLL
-      for (int part = 0; part < kParts; ++part) {
+      for (int part = 0; part < kQueryParts; ++part) {
         *static_cast<uint4*>(shared_pointer(queries.piece(row, piece) + part * Queries::kBytes)) = eight.parts[part];
       }
     }
@@ -108,7 +109,7 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
     for (int part = 0; part < kParts; ++part) {
       keys.wait_for_tile(n, part);
       if (part == 0) begin_products();
-      begin_multiply_keys<head_dim, kParts>(scores, queries, group * kWarpgroupRows, keys.tile(n, part), part);
+      begin_multiply_keys<head_dim, kQueryParts>(scores, queries, group * kWarpgroupRows, keys.tile(n, part), part);
     }
   };
   const auto pass_unneeded = [&] {  // skips tiles that the warpgroup's rows do not see
@@ -177,6 +178,6 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
     return;
   }
   uint not_finite = rows.store(FLASHATTN_ROW_OUTPUTS(T), params, sinks, batch, lane);
-  attend_again(not_finite, FLASHATTN_ROW_OUTPUTS(T), query, FLASHATTN_STORED_INPUTS(T), visibility, sinks, batch, head,
+  attend_again(not_finite, FLASHATTN_ROW_OUTPUTS(T), query, FLASHATTN_STORED_INPUTS(K), visibility, sinks, batch, head,
                own_query, lane);
 }

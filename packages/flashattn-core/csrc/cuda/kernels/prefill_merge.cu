@@ -9,10 +9,10 @@
 using namespace flashattn;
 
 // DV: as in prefill_hopper. ROWS: rows per block of prefill_hopper. The grid has one block for every WARPS rows.
-template <typename T, typename Sizes>
+template <typename T, typename Sizes, typename K = T>
 FLASHATTN_KERNEL prefill_merge(const cuda::Arguments& arguments) {
   constexpr int DV = Sizes::value_dim, ROWS = Sizes::rows, WARPS = Sizes::warps;
-  FLASHATTN_INPUT_ARGUMENTS(T, T);
+  FLASHATTN_INPUT_ARGUMENTS(T, K);
   FLASHATTN_VALUE(SplitParams, split);
   FLASHATTN_WRITTEN(float, partials);
   FLASHATTN_OUTPUT_ARGUMENTS(T);
@@ -39,7 +39,7 @@ FLASHATTN_KERNEL prefill_merge(const cuda::Arguments& arguments) {
   }
   RowOutputs<T> outputs = FLASHATTN_ROW_OUTPUTS(T);
   if (__any_sync(~0u, probe != 0)) {
-    attend_again(1u, outputs, query, FLASHATTN_STORED_INPUTS(T),
+    attend_again(1u, outputs, query, FLASHATTN_STORED_INPUTS(K),
                  visibility_of(params, FLASHATTN_MASK_INPUTS, block.batch), sinks, block.batch, block.head,
                  position.query, lane);
     return;

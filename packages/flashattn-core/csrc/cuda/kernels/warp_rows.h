@@ -162,14 +162,17 @@ struct AttendingRows : WarpRows<T, DV, KEYS> {
 
   SharedTile<T, ROWS, D> queries;
 
-  template <int PARTS>
-  FLASHATTN_FUNC void attend(SharedTile<T, KEYS, D> keys, SharedTile<T, KEYS, DV> values, Visibility visibility,
-                             int first_key, bool unmasked, int lane) {
+  // tiles: one CopiedTiles for each part of keys and values. The smaller part of values is multiplied by rounded
+  // probabilities.
+  template <int PARTS, int KEY_PARTS = 1, typename Tiles>
+  FLASHATTN_FUNC void attend(const Tiles* tiles, int n, Visibility visibility, int first_key, bool unmasked, int lane) {
     Fragment scores[KEYS / 8] = {};
     this->look(visibility, first_key, unmasked, lane);
-    multiply_keys(scores, queries, keys, lane);
+    FLASHATTN_UNROLL
+    for (int part = 0; part < KEY_PARTS; ++part) multiply_keys(scores, queries, tiles[part].keys(n), lane);
     this->rescale(this->to_probabilities(scores, visibility, first_key, unmasked, lane));
-    add_values<PARTS>(this->output, scores, values, lane);
+    if (KEY_PARTS == 2) add_values<1>(this->output, scores, tiles[0].values(n), lane);
+    add_values<PARTS>(this->output, scores, tiles[KEY_PARTS - 1].values(n), lane);
   }
 };
 

@@ -12,9 +12,9 @@ constexpr int kWarpgroup = 4 * FLASHATTN_LANES, kWarpgroupRows = 4 * kWarpRows;
 
 // Starts to multiply the warpgroup's queries, from first_row on, by the tile's keys. COLUMNS: the operands' columns,
 // without the padding of panels.
-// If PARTS > 1, queries and keys are split into parts, see float_parts.h. A call multiplies part key_part of the keys
-// by parts PARTS - 1 - key_part to PARTS - 1 of the queries, because the other products are too small to matter.
-// Smaller products come first. Key part 0 overwrites the scores, later parts add to them.
+// Queries are split into PARTS parts, and keys into one part or more, see float_parts.h. A call multiplies part
+// key_part of the keys by parts PARTS - 1 - key_part to PARTS - 1 of the queries, because the other products are too
+// small to matter. Smaller products come first. Key part 0 overwrites the scores, later parts add to them.
 template <int COLUMNS, int PARTS = 1, typename T, int ROWS, int KEYS, int D>
 FLASHATTN_FUNC void begin_multiply_keys(Fragment (&scores)[KEYS / 8], SharedTile<T, ROWS, D> queries, int first_row,
                                         SharedTile<T, KEYS, D> keys, int key_part = 0) {
@@ -22,7 +22,7 @@ FLASHATTN_FUNC void begin_multiply_keys(Fragment (&scores)[KEYS / 8], SharedTile
   if (PARTS > 1) asm volatile("" : "+r"(memory));  // keeps the compiler from holding all descriptors in registers
   Descriptor b = descriptor(keys.memory, 0);
   FLASHATTN_UNROLL
-  for (int part = PARTS - 1 - key_part; part < PARTS; ++part) {
+  for (int part = PARTS - 1 > key_part ? PARTS - 1 - key_part : 0; part < PARTS; ++part) {
     Descriptor a = descriptor(memory + part * queries.kBytes, 0);
     FLASHATTN_UNROLL
     for (int step = 0; step < (COLUMNS + 15) / 16; ++step) {

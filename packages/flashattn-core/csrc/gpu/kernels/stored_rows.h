@@ -71,12 +71,17 @@ struct QuantisedRows {
     return result;
   }
 
-  // Like PlainRows::load(), with a COUNT of at most 4.
+  // Like PlainRows::load(), with a COUNT of at most 8.
   template <int WIDTH, int COUNT>
   FLASHATTN_FUNC void load(FLASHATTN_THREAD float* target, int row, int first, int,
                            bool exists) const FLASHATTN_THREAD {
+    constexpr int kRun = COUNT < 4 ? COUNT : 4;
     if (exists) {
-      unpack<COUNT>(target, row, first, group(row, first));
+      float2 scale_and_bias = group(row, first);
+      FLASHATTN_UNROLL
+      for (int i = 0; i < COUNT; i += kRun) {
+        unpack<kRun>(target + i, row, first + i, scale_and_bias);
+      }
     } else {
       FLASHATTN_UNROLL
       for (int i = 0; i < COUNT; ++i) {

@@ -146,12 +146,12 @@ def size_of(name: str, expected: mx.array) -> float:
 
 def error_of(variant: _ext.Variant, call: _ext.Call) -> float:
     """The allowed error of out, or of a gradient, before rounding to its dtype. A kernel that rounds probabilities to
-    16 bits may change each of them, and therefore out, by eps / 2. Backward kernels round P and dS, and read the
-    rounded out."""
+    16 bits may change each of them, and therefore out, by eps / 2. Rounding the elements of quantised keys and values
+    may change out as much again, each. Backward kernels round P and dS, and read the rounded out."""
     eps = float(mx.finfo(call.dtype).eps)
     if "backward" in variant.kernel.name:
         return max(_GRADIENT_ERROR, 8 * eps if variant.rounds else eps)
-    return max(ERROR, eps / 2) if variant.rounds else ERROR
+    return max(ERROR, eps * (1.5 if call.bits else 0.5)) if variant.rounds else ERROR
 
 
 def lengths_of(call: _ext.Call, variant: _ext.Variant | None = None) -> Lengths:
