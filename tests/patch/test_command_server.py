@@ -109,6 +109,7 @@ def test_server(served, options, number, returncodes):
     assert bool(RAN.search(stderr)) == (number == signal.SIGINT)
 
 
+@promise("with kv_bits, a server answers in batches as mlx-lm answers one by one")
 def test_quantised_caches(served, chat_folder):
     """The server serves 16 clients in batches with caches of 8 bits, and takes prompts from its prompt cache.
 

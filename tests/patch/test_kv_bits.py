@@ -12,6 +12,7 @@ from mlx_lm.models import cache as mlx_lm
 from mlxlm_flash_patch.caches import release
 
 from tests.patch.arms import is_in
+from tests.promises import promise
 
 
 def kinds(caches):
@@ -79,6 +80,7 @@ KEPT = {
 }
 
 
+@promise("a warning names the layers whose caches kv_bits leaves as they are")
 @pytest.mark.parametrize("model_type", KEPT)
 def test_a_warning_names_layers_that_keep_16_bits(tiny, model_type):
     flash.enable(kv_bits=8, kv_group_size=32)

@@ -11,6 +11,8 @@ from mlx_lm.models import cache as mlx_lm
 from mlx_lm.utils import load
 from mlxlm_flash_patch.caches.quantized import Quantized
 
+from tests.promises import promise
+
 KV = {"kv_bits": 8, "kv_group_size": 32}
 PROMPT = "Attention is all you need, and more than that"
 PROMPTS = [list(PROMPT[:n].encode()) for n in (45, 3, 17, 9, 30)]
@@ -66,6 +68,7 @@ def same_rows(caches, others):
     return all(map(mx.array_equal, (x for c in caches for x in rows(c)), (x for c in others for x in rows(c))))
 
 
+@promise("kv_bits gives the tokens and bytes of mlx-lm's own QuantizedKVCache")
 @pytest.mark.parametrize("prefill_step_size", [2048, 8])
 def test_as_mlx_lms_own(tiny, tokens, on, prefill_step_size):
     model, prompt = tiny(), tokens(1, 30)[0]
@@ -109,6 +112,7 @@ def test_speculative_decoding(tiny, tokenizer, on):
     assert texts(draft) == texts(None)
 
 
+@promise("with kv_bits, batches give each sequence's own tokens")
 @pytest.mark.rotate(1, default=2)
 @pytest.mark.parametrize("max_kv_size", [None, 128], ids=lambda n: f"max_kv_size {n}")
 def test_batches(architecture, tiny, on, max_kv_size):

@@ -13,6 +13,7 @@ from mlxlm_flash_patch.caches.quantized import Quantized
 from tests.patch.arms import close
 from tests.patch.model_configs import config, random_model
 from tests.patch.test_kv_bits import kinds
+from tests.promises import promise
 
 KV = {"kv_bits": 8, "kv_group_size": 32}
 # They cover plain, rotating and chunked caches, lists of caches, recurrent layers, sinks, latents, layers that share
@@ -134,6 +135,7 @@ def logits(model, tokens, caches, *lengths):
     return mx.concatenate(out, axis=1)
 
 
+@promise("with kv_bits, each kind of model computes as with rounded keys and values")
 @pytest.mark.parametrize("max_kv_size", [None, 12], ids=lambda n: f"max_kv_size {n}")
 def test_one_sequence(model, model_type, tokens, quantisations, max_kv_size):
     """MLX's own attention over rounded keys and values, without the patch, gives the same logits."""

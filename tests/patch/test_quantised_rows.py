@@ -16,6 +16,7 @@ from mlxlm_flash_patch.caches.waiting import quantised
 from mlxlm_flash_patch.router import KVBits
 
 from tests.patch.arms import normal
+from tests.promises import promise
 
 STEPS = (9, 1, 1, 5, 1, 300, 1, 1, 1, 7, 1)  # more than 256, the tokens for which mlx-lm allocates memory at a time
 PADDING = [0, 4, 7]
@@ -90,6 +91,7 @@ class Pair:
         return Pair(one, other, self.kv)
 
 
+@promise("a quantised cache holds the rows of mlx-lm's cache, each quantised once")
 @pytest.mark.parametrize("make", SINGLE.values(), ids=SINGLE)
 def test_written_rows(make, kv):
     pair = Pair.of(make(), kv)
@@ -132,6 +134,7 @@ def test_prompts_padded_at_the_right(make, kv):
     pair.write(1, 1, batch=3)
 
 
+@promise("batches of quantised caches merge, grow and shrink without rounding again")
 @pytest.mark.parametrize("lengths", [(3, 30, 11), (0, 5, 0), (0, 0, 0)], ids=str)
 @pytest.mark.parametrize("name", ["plain", "rotating", "rotating, not full"])
 def test_merge_extract_and_extend(name, lengths, kv):
