@@ -61,13 +61,7 @@ def test_hidden_tiles_are_left_out(rng):
 
 @pytest.mark.parametrize(
     ("dtype", "dim", "kernel"),
-    [
-        ("float", 128, "parts_float"),
-        ("float", 136, "float"),
-        ("half", 128, "hopper_half"),
-        ("half", 136, "parts_half"),
-        ("bfloat", 124, "bfloat"),
-    ],
+    [("float", 128, "parts_float"), ("float", 136, "float"), ("half", 136, "hopper_half"), ("bfloat", 132, "bfloat")],
 )
 def test_which_kernels_run_on_hopper(rng, request, dtype, dim, kernel):
     """Kernels for Hopper must run for float32 up to head_dim 128, and for 16-bit rows that the TMA can read."""
@@ -75,5 +69,4 @@ def test_which_kernels_run_on_hopper(rng, request, dtype, dim, kernel):
     call = draw_call(rng, heads=2, length=20, key_len=6, dim=dim, dtype=name)
     functions = [launch["function"] for launch in metal_backward.described(call, device="cuda")]
     wanted = kernel if "9.0" in request.node.name else dtype
-    count = len([each for each in functions if each.startswith(f"cuda_backward_{wanted}_")])
-    assert count == 1 if wanted == "hopper_half" else count in (2, 3)
+    assert len([each for each in functions if each.startswith(f"cuda_backward_{wanted}_")]) in (2, 3)

@@ -4,27 +4,26 @@ CUDA's and Metal's kernels share the text in csrc/gpu. test_metal_backward_mutat
 """
 
 import pytest
-from flashattn_core.masks import SlidingWindow
 
 from tests import launches
 from tests.cuda.cuda_attention import run_backward
 from tests.metal import test_metal_backward_mutations as of_metal
 from tests.metal.planted_faults import Fault, assert_is_noticed
 
-BACKWARD, HOPPER, DQ, PARTS, DELTA, MERGE = (
-    f"cuda_backward{name}" for name in ("", "_hopper", "_dq", "_parts", "_delta", "_merge")
+BACKWARD, HOPPER, PARTS, DELTA, MERGE = (
+    f"cuda_backward{name}" for name in ("", "_hopper", "_parts", "_delta", "_merge")
 )
 LONG = {"lengths": (150, 300)}
 BLOCKS = {"lengths": (70, 150), "mask": "blocks"}  # an array mask that hides whole blocks
 OPEN = "!(has_block_map && tile.listed.changes(own_part))"
 
 
-def of_hopper(old: str, new: str = "", kernel: str = HOPPER, **how) -> Fault:
-    return Fault(kernel, old, new, dtype="float16", **LONG | how)
+def of_hopper(old: str, new: str = "", **how) -> Fault:
+    return Fault(HOPPER, old, new, dtype="float16", **LONG | how)
 
 
 def of_parts(old: str, new: str = "", **how) -> Fault:
-    return Fault(PARTS, old, new, **{"dim": 72} | LONG | how)
+    return Fault(PARTS, old, new, dim=72, **LONG | how)
 
 
 FAULTS = {
@@ -36,22 +35,14 @@ FAULTS = {
     ),
     "hopper: rows before they are there": of_hopper("own_arrived.wait(0);"),
     "hopper: a tile before it is there": of_hopper("ring.wait_for_tile(n);"),
-    "hopper: a tile over another": of_hopper("ring.expect(n);", "ring.arrived(n).arrive_and_expect(Queries::kBytes);"),
+    "hopper: a tile over another": of_hopper("ring.expect(n);", "ring.arrived(n).arrive_and_expect(Columns::kBytes);"),
     "hopper: tiles are not released": of_hopper("ring.release(n);"),
-    "hopper: without what is saved": of_hopper("copy_bytes(to.saved()", "if (false) copy_bytes(to.saved()"),
+    "hopper: without what is saved": of_hopper("if (Block::kOfKeys) copy_bytes", "if (false) copy_bytes"),
     "hopper: products not waited for": of_hopper(
-        "wait_for_products<0>(first_sums);\n    wait_for_products<0>(second_sums);"
+        "wait_for_products<0>(first_sums);\n      wait_for_products<0>(second_sums);"
     ),
-    "hopper: P before S is there": of_hopper("wait_for(scores[h], others + 1);"),
-    "hopper: dS before it is there": of_hopper("meet_warps<kConsumers>();\n    if (kPieces <", "if (kPieces <"),
-    "hopper: dS over dS that is read": of_hopper("if (kDScores == 1) meet_warps<kConsumers>();"),
-    "hopper: dq before it is there": of_hopper("filled(n).wait(n / kSenders);"),
-    "hopper: dq over dq": of_hopper("if (n >= ROOM) emptied(n).wait(n / ROOM - 1);"),
-    "hopper: dq over dq that is read": of_hopper("wait_until_read();"),
-    "hopper: another turn": of_hopper("return own - first;", "return own;", mask=SlidingWindow(34)),
-    "hopper: a turn passed before dq is sent": of_hopper("wait_until_sent();"),
-    "hopper: turns not set back": of_hopper("*tile.turn = 0;", kernel=DQ),
-    "hopper: dq of another head": of_hopper("batch) * params.num_heads + head) * tiles", "batch) + head) * tiles"),
+    "hopper: the last turn is not passed": of_hopper("if (n > 0) ping_pong.pass(lane);\n  block.store", dim=128),
+    "hopper: P before S is there": of_hopper("wait_for_products<Block::kSecond ? 1 : 0>(scores);"),
     # Hopper's kernel for float32. It splits each number into 16-bit parts.
     "parts: rows before they are there": of_parts("own_arrived.wait(0);"),
     "parts: a tile before it is there": of_parts("ring.wait_for_tile(n, part);\n    begin_multiply", "begin_multiply"),
@@ -65,7 +56,6 @@ FAULTS = {
     "parts: dS before dP is there": of_parts("wait_for_products<0>(dscores);"),
     "parts: P before it is given": of_parts("given.wait(n);"),
     "parts: P over P": of_parts("+ i * kWarpgroup + threadIdx", "+ threadIdx"),
-    "parts: P over P that is not taken": of_parts("if (n > 0) taken.wait(n - 1);", dtype="float16", dim=136),
     "parts: products with the first part left out": of_parts(
         "for (int part = 0; part < 3; ++part) {\n    ring", "for (int part = 1; part < 3; ++part) {\n    ring"
     ),
@@ -88,7 +78,7 @@ FAULTS = {
         DELTA, "return float4{saved.row_max, ", "return float4{saved.row_max + M_LN2_F * saved.log2_sum, "
     ),
     "delta: dlse's sign": Fault(DELTA, "sum -= head_of", "sum += head_of"),
-    "hopper: softcap in two steps": of_hopper("constexpr (has_softcap)", "constexpr (false)", options={"softcap": 1.5}),
+    "hopper: softcap in two steps": of_hopper("Block::kSecond && has_softcap", "false", options={"softcap": 1.5}),
     "not scaled": Fault(BACKWARD, "second, h, params().scale", "second, h, 1.0f"),
     # Query heads that share a key/value head.
     "each block has the first heads": Fault(BACKWARD, "chunk = kOfKeys ? block.head % chunks : 0", "chunk = 0"),
@@ -103,7 +93,7 @@ FAULTS = {
     "parts: a block that hides some taken for whole": of_parts(OPEN, "true", **BLOCKS),
     "bits of the wrong keys": Fault(BACKWARD, "% 2) >> lane / 4", "% 2) >> lane % 4", **BLOCKS),
     "bits of the wrong queries": Fault(BACKWARD, "lane % 4 * 2 + n % 2) >>", "lane % 4 * 2) >>", **BLOCKS),
-    "parts: bits of queries 32 further": of_parts(".bits() << 16 : 0", ".bits() : 0", **BLOCKS),
+    "parts: bits of queries 32 further": of_parts("bits() << n * 16", "bits() << 0", **BLOCKS),
     "hidden NaN": Fault(BACKWARD, "not_finite[h] = row <= last_row && !finite", "not_finite[h] = false", mask="NaN"),
     "hopper: hidden NaN": of_hopper("not_finite[h] = row <= last_row && !finite", "not_finite[h] = false", mask="NaN"),
 }  # fmt: skip
@@ -114,5 +104,5 @@ FAULTS = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_is_noticed(rng, name):
     fault = FAULTS[name]
-    with launches.shared_memory(227, 90 if fault.kernel in (HOPPER, DQ, PARTS) else 80):
+    with launches.shared_memory(227, 90 if fault.kernel in (HOPPER, PARTS) else 80):
         assert_is_noticed(fault, lambda edit: of_metal.check(fault, rng, edit, run_backward))

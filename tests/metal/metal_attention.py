@@ -118,8 +118,8 @@ def execute(described, written: dict[str, Buffer], schedule: str, edit, device: 
             elif isinstance(content, tuple):
                 memory, offset = content
                 buffers[name] = View(np.frombuffer(memory, np.uint8), offset)
-            elif name == "arrivals":  # counters, which are 0 between calls
-                buffers[name] = written.setdefault(name, np.zeros(content // 4, np.uint32))
+            elif name == "arrivals":  # counters, which are 0 between launches
+                buffers[name] = np.zeros(content // 4, np.uint32)
             else:  # an array of `content` bytes that the launches write
                 buffers[name] = written.setdefault(name, Undefined(content // 4, np.float32))
         assert min(launch["grid"]) > 0, "no GPU takes a launch without blocks"
@@ -141,10 +141,10 @@ def execute(described, written: dict[str, Buffer], schedule: str, edit, device: 
                 bits = array.view(f"u{array.itemsize}")
                 parts[name] = parts[name] & bits if name in parts else bits  # unwritten elements have all bits set
             else:
-                assert missing == 0 or name == "arrivals", f"elements of {name} never written: {missing}"
+                assert missing == 0, f"elements of {name} never written: {missing}"
                 written[name] = array
+        assert not np.any(written.pop("arrivals", 0)), "arrivals that the next launch would count, too"
         counts.append(result.counts)
-    assert not np.any(written.pop("arrivals", 0)), "arrivals that the next call would count, too"
     for name, array in parts.items():
         assert elements[name] == array.size, f"{name} is written {elements[name]} times, has {array.size} elements"
         written[name] = array.view(in_part[name].dtype)

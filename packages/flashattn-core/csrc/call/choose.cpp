@@ -136,10 +136,9 @@ std::string obstacle(const Row& row, Backend backend, const Call& call) {
 // But if a call has few large blocks, some multiprocessors stay idle. With many keys, share_last_blocks() in
 // cuda/launch.cpp prevents this, because it splits the keys of the last blocks.
 //
-// With head_dim <= 64 and Precision::input, large blocks have 192 rows, or 256 with a window or a bool array, and small
-// blocks 64. The small blocks then take only 10 % more time per row, because three of them share a multiprocessor. With
-// 64 < head_dim <= 128, large blocks have 192 rows and small blocks 128. The small blocks then take 20 % more time per
-// row.
+// With head_dim <= 64 and Precision::input, large blocks have 256 rows and small blocks 64. The small blocks then take
+// only 10 % more time per row, because three of them share a multiprocessor. With 64 < head_dim <= 128, large blocks
+// have 192 rows and small blocks 128. The small blocks then take 20 % more time per row.
 bool has_small_blocks(const Call& call, const Device& device) {
   constexpr int kManyKeys = 4096;
   const AttentionParams& p = call.params;

@@ -72,7 +72,6 @@ struct BackwardParams {
   Strides dlse;  // (*B, H_q, L); not read if lse has no cotangent
   Strides dq, dk, dv;
   int32_t block_heads = 0;  // on CUDA: the most query heads over which one block of threads sums dK and dV
-  int32_t block_groups = 0;  // on CUDA: of how many such groups of heads blocks start in turn
 };
 
 }  // namespace flashattn

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <limits>
 #include <optional>
 #include <stdexcept>
 
@@ -233,9 +232,8 @@ struct HopperBlock {
   int stages;     // how many tiles of an array (keys, values) shared memory holds
   int blocks;     // blocks that a multiprocessor runs at once
   Registers registers;
-  int keys = 64;  // of a tile
 
-  constexpr int rows() const { return 64 * consumers; }
+  int rows() const { return 64 * consumers; }
   int warps() const { return 4 * (consumers + 1); }
 
   std::vector<Constant> sizes(std::vector<Constant> further) const {
@@ -251,41 +249,39 @@ struct HopperBlock {
 HopperBlock prefill_block(const GpuCall& call, int widest) {
   if (call.dtype == Dtype::float32)
     return {.consumers = 2, .stages = widest <= 64 ? 6 : 4, .blocks = 1, .registers = {240, 24}};
-  bool is_rounded = parts_of_products(call) == 1, has_window = call.params.window != 0;
   // 112 registers per thread are too few if the call has one of these inputs, or if a probability is two 16-bit floats.
-  bool needs_registers = call.has(Binding::bias) || call.has(Binding::tree) || call.has(Binding::alibi_slopes);
-  if (widest <= 64 && !call.small_blocks && is_rounded && !needs_registers) {
-    if (has_window || call.has(Binding::visible)) {
-      return {.consumers = 4, .stages = 6, .blocks = 1, .registers = {112, 24}};
-    }
-    return {.consumers = 3, .stages = 3, .blocks = 1, .registers = {160, 32}, .keys = 128};
+  bool needs_registers = call.has(Binding::bias) || call.has(Binding::tree) || call.has(Binding::alibi_slopes) ||
+                         parts_of_products(call) == 2;
+  if (widest <= 64 && !call.small_blocks && !needs_registers) {
+    return {.consumers = 4, .stages = 6, .blocks = 1, .registers = {112, 24}};
   }
   bool in_parts = parts_of_keys(call) == 2;  // each part of a tile takes a stage
   if (widest <= 64) return {.consumers = 1, .stages = in_parts ? 4 : 2, .blocks = 3, .registers = {136, 24}};
   if (widest > 128 && in_parts) return {.consumers = 1, .stages = 3, .blocks = 1, .registers = {240, 24}};
   if (widest > 128) return {.consumers = 2, .stages = 2, .blocks = 1, .registers = {240, 24}};
   if (call.small_blocks) return {.consumers = 2, .stages = in_parts ? 4 : 3, .blocks = 1, .registers = {240, 24}};
-  int stages = in_parts ? 4 : has_window || call.has(Binding::block_map) ? 3 : 2;
+  int stages = in_parts ? 4 : call.params.window == 0 && !call.has(Binding::block_map) ? 2 : 3;
   return {.consumers = 3, .stages = stages, .blocks = 1, .registers = {160, 32}};
 }
 
 Launches prefill_hopper(GpuCall call) {
+  constexpr int kKeys = 64;
   int dim = round_up(call.params.head_dim, 64), value_dim = round_up(call.params.value_dim, 16);
   bool is_float = call.dtype == Dtype::float32;
   int parts = is_float ? kFloatParts : parts_of_products(call);
   HopperBlock block = prefill_block(call, std::max(dim, value_dim));
   int rows = block.rows(), barriers = (4 * block.stages + 1) * 8;
   int shared = (is_float ? kFloatParts : 1) * tile_bytes(rows, dim, 2) +
-               block.stages * (tile_bytes(block.keys, dim, 2) + tile_bytes(block.keys, value_dim, 2)) + barriers;
-  reserve_lists(call, shared, call.params.key_len, block.keys);
+               block.stages * (tile_bytes(kKeys, dim, 2) + tile_bytes(kKeys, value_dim, 2)) + barriers;
+  reserve_lists(call, shared, call.params.key_len, kKeys);
   const AttentionParams& p = call.params;
   Launches result = {.params = p};
   std::vector<Argument> arguments = whole_call(call);
-  std::vector<MappedArray> maps = {mapped(call, Binding::key, p.key, block.keys),
-                                   mapped(call, Binding::value, p.value, block.keys)};
+  std::vector<MappedArray> maps = {mapped(call, Binding::key, p.key, kKeys),
+                                   mapped(call, Binding::value, p.value, kKeys)};
   if (is_float || is_quantised(call)) {
     split_keys_into_parts(call, result, arguments);
-    maps = {mapped_parts(call, Binding::key_parts, block.keys), mapped_parts(call, Binding::value_parts, block.keys)};
+    maps = {mapped_parts(call, Binding::key_parts, kKeys), mapped_parts(call, Binding::value_parts, kKeys)};
   }
   if (!is_float) maps.push_back(mapped(call, Binding::query, p.query, rows));
   int64_t count = blocks_of(call, rows);
@@ -298,10 +294,9 @@ Launches prefill_hopper(GpuCall call) {
     result.scratch.push_back({Binding::partials, shared_blocks * chunks * rows * (value_dim + kPartialPadding)});
     arguments.push_back({Binding::partials, Role::output});
   }
-  Launch attention =
-      launch(call, "prefill_hopper",
-             block.sizes({{"dim", dim}, {"value_dim", value_dim}, {"keys", block.keys}, {"parts", parts}}),
-             std::move(arguments), count, block.warps(), shared);
+  Launch attention = launch(call, "prefill_hopper",
+                            block.sizes({{"dim", dim}, {"value_dim", value_dim}, {"keys", kKeys}, {"parts", parts}}),
+                            std::move(arguments), count, block.warps(), shared);
   attention.blocks_at_once = block.blocks;
   attention.tensor_maps = std::move(maps);
   result.launches.push_back(std::move(attention));
@@ -452,97 +447,65 @@ Launch backward(GradientCall gradient, Gradient of) {
                 gradient.packed);
 }
 
-// Describes the inputs to the TMA, which copies boxes of these many keys and queries.
-std::vector<MappedArray> gradient_maps(const GradientCall& gradient, int keys, int queries) {
-  const GpuCall& call = gradient.call;
-  const AttentionParams& p = call.params;
-  return {mapped(call, Binding::key, p.key, keys), mapped(call, Binding::value, p.value, keys),
-          mapped(call, Binding::query, p.query, queries), mapped(call, Binding::dout, gradient.dout, queries)};
+HopperBlock backward_block(const GpuCall& call, Gradient of) {
+  int widest = std::max(call.params.head_dim, call.params.value_dim);
+  if (widest <= 64 && of == kDq) return {.consumers = 1, .stages = 3, .blocks = 3, .registers = {136, 24}};
+  if (widest <= 64) return {.consumers = 1, .stages = 3, .blocks = 2, .registers = {216, 40}};
+  if (widest <= 128) return {.consumers = 2, .stages = 3, .blocks = 1, .registers = {240, 24}};
+  return {.consumers = of == kDv ? 2 : 1, .stages = 2, .blocks = 1, .registers = {240, 24}};
 }
 
-// Whether a thread's registers can hold the sums of backward_hopper.cu.
-bool computes_all(const GpuCall& call) {
-  return std::max(call.params.head_dim, call.params.value_dim) <= 128;
-}
-
-constexpr int kHopperKeys = 128;  // keys per block of backward_hopper.cu
-
-// How many queries a tile of backward_hopper.cu has.
-int backward_columns(const GpuCall& call) {
-  return std::max(call.params.head_dim, call.params.value_dim) <= 64 && parts_of_products(call) == 1 ? 128 : 64;
-}
-
-Launch backward_hopper(GradientCall gradient) {
-  constexpr HopperBlock kBlock = {.consumers = 2, .stages = 2, .blocks = 1, .registers = {240, 24}};
-  static_assert(kBlock.rows() == kHopperKeys);
+Launch backward_hopper(GradientCall gradient, Gradient of) {
+  constexpr int kColumns = 64;
   const GpuCall& call = gradient.call;
   int dim = round_up(call.params.head_dim, 16), value_dim = round_up(call.params.value_dim, 16);
-  int columns = backward_columns(call), float_bytes = static_cast<int>(sizeof(float));
-  int stage = tile_bytes(columns, dim, 2) + tile_bytes(columns, value_dim, 2) + columns * 4 * float_bytes;
-  int parts = parts_of_products(call), room = parts == 1 ? 2 : 1;  // for how many tiles' dq
-  int barriers = (2 * kBlock.stages + 4 + room) * 8, number = float_bytes;
-  int shared = tile_bytes(kHopperKeys, dim, 2) + tile_bytes(kHopperKeys, value_dim, 2) +
-               parts * tile_bytes(kHopperKeys, columns, 2) + room * columns * round_up(dim, 64) * float_bytes +
-               kBlock.stages * stage + barriers + number;
-  reserve_lists(gradient, kDkAndDv, shared, columns);
-  auto arguments = gradient_arguments(gradient, kDkAndDv);
-  arguments.insert(arguments.end(), {{Binding::dq_sums, Role::output}, {Binding::arrivals, Role::output}});
-  Launch result =
-      launch(call, "backward_hopper",
-             gradient.sizes(
-                 kDkAndDv,
-                 kBlock.sizes(
-                     {{"dim", dim}, {"value_dim", value_dim}, {"columns", columns}, {"parts", parts}, {"room", room}})),
-             std::move(arguments), gradient_blocks(gradient, kDkAndDv, kHopperKeys), kBlock.warps(), shared);
-  result.blocks_at_once = kBlock.blocks;
-  result.tensor_maps = gradient_maps(gradient, kHopperKeys, columns);
+  HopperBlock block = backward_block(call, of);
+  bool of_keys = of != kDq;
+  int rows = block.rows(), barriers = (2 * block.stages + 1 + block.consumers) * 8;
+  int stage = tile_bytes(kColumns, dim, 2) + tile_bytes(kColumns, value_dim, 2) +
+              (of_keys ? kColumns * 4 * static_cast<int>(sizeof(float)) : 0);
+  int shared =
+      tile_bytes(rows, dim, 2) + (of == kDv ? 0 : tile_bytes(rows, value_dim, 2)) + block.stages * stage + barriers;
+  reserve_lists(gradient, of, shared, kColumns);
+  Launch result = launch(
+      call, "backward_hopper",
+      gradient.sizes(
+          of, block.sizes(
+                  {{"dim", dim}, {"value_dim", value_dim}, {"columns", kColumns}, {"parts", parts_of_products(call)}})),
+      gradient_arguments(gradient, of), gradient_blocks(gradient, of, rows), block.warps(), shared);
+  result.blocks_at_once = block.blocks;
+  const AttentionParams& p = call.params;
+  int query_rows = of_keys ? kColumns : rows, key_rows = of_keys ? rows : kColumns;
+  result.tensor_maps = {mapped(call, Binding::key, p.key, key_rows), mapped(call, Binding::value, p.value, key_rows),
+                        mapped(call, Binding::query, p.query, query_rows),
+                        mapped(call, Binding::dout, gradient.dout, query_rows)};
   return result;
-}
-
-// Adds the launch that rounds dq, and the scratch for its sums. backward_hopper.cu adds to the sums.
-void add_dq(const GradientCall& gradient, Launches& launches) {
-  const GpuCall& call = gradient.call;
-  int queries = backward_columns(call);
-  int64_t tiles = blocks_of(call, queries);
-  launches.scratch.push_back({Binding::dq_sums, tiles * queries * round_up(call.params.head_dim, 64)});
-  launches.scratch.push_back({Binding::arrivals, tiles + 1});
-  auto arguments = gradient_arguments(gradient, kDq);
-  arguments.insert(arguments.end(), {{Binding::dq_sums, Role::input}, {Binding::arrivals, Role::output}});
-  launches.launches.push_back(launch(call, "backward_dq",
-                                     {{"dim", round_up(call.params.head_dim, 16)}, {"queries", queries}},
-                                     std::move(arguments), tiles, queries / 16));
 }
 
 Launch backward_parts(GradientCall gradient, Gradient of) {
   constexpr int kRows = 64, kColumns = 64, kWarps = 12, kSavedStages = 2;
   const GpuCall& call = gradient.call;
   const AttentionParams& p = call.params;
-  bool in_parts = call.dtype == Dtype::float32;
-  int tiles = in_parts ? kFloatParts : 1;  // a tile takes a stage for each of its parts
   int dim = round_up(p.head_dim, 64), value_dim = round_up(p.value_dim, 64);
   bool of_keys = of != kDq, narrow = std::max(dim, value_dim) <= 64;
-  int first_stages = !in_parts ? 2 : narrow ? 5 : 4, second_stages = !in_parts ? 2 : narrow ? 5 : 3;
+  int first_stages = narrow ? 5 : 4, second_stages = narrow ? 5 : 3;  // a tile takes three stages, one per part
   int first = tile_bytes(kRows, dim, 2), second = tile_bytes(kRows, value_dim, 2);
   int saved = of_keys ? kSavedStages * kColumns * 4 * static_cast<int>(sizeof(float)) : 0;
   int handed = kRows * kColumns * static_cast<int>(sizeof(float));
-  int barriers = (2 * (first_stages + second_stages + kSavedStages) + 3) * 8;
-  int shared = (tiles + first_stages) * first + (tiles + second_stages) * second + saved + handed + barriers;
+  int barriers = (2 * (first_stages + second_stages + kSavedStages) + 2) * 8;
+  int shared =
+      (kFloatParts + first_stages) * first + (kFloatParts + second_stages) * second + saved + handed + barriers;
   reserve_lists(gradient, of, shared, kColumns);
   auto arguments = gradient_arguments(gradient, of);
   std::vector<MappedArray> maps;
-  if (in_parts) {
-    for (Binding parts : {Binding::key_parts, Binding::value_parts, Binding::query_parts, Binding::dout_parts}) {
-      maps.push_back(mapped_parts(call, parts, kRows));
-      arguments.push_back({parts, Role::input});
-    }
-  } else {
-    maps = gradient_maps(gradient, kRows, kRows);
+  for (Binding parts : {Binding::key_parts, Binding::value_parts, Binding::query_parts, Binding::dout_parts}) {
+    maps.push_back(mapped_parts(call, parts, kRows));
+    arguments.push_back({parts, Role::input});
   }
   Launch result = launch(call, "backward_parts",
                          gradient.sizes(of, {{"dim", dim},
                                              {"value_dim", value_dim},
                                              {"columns", kColumns},
-                                             {"parts", in_parts ? kFloatParts : parts_of_products(call)},
                                              {"first_stages", first_stages},
                                              {"second_stages", second_stages},
                                              {"consumer_registers", 232},
@@ -560,17 +523,6 @@ int heads_of_block(const GpuCall& call, int keys) {
   int64_t blocks = std::max<int64_t>(1, divide_up(call.params.key_len, keys) * num_groups(call));
   int64_t wanted = divide_up(int64_t{kBlocksOfMultiprocessor} * call.device.multiprocessors, blocks);
   return static_cast<int>(divide_up(group_of(call), wanted));
-}
-
-// For how many query heads, at least one, the L2 cache can hold queries, dout and the sums of dq, among which the
-// blocks of backward_hopper.cu go back and forth. If this is a quarter of the call's heads or more, returns all heads,
-// because blocks of few heads wait longer for each other when they start.
-int heads_in_cache(const GpuCall& call) {
-  constexpr int64_t kCache = 40 << 20;
-  const AttentionParams& p = call.params;
-  int64_t row = 2 * (p.head_dim + p.value_dim) + round_up(p.head_dim, 64) * int64_t{sizeof(float)};
-  int64_t heads = std::max<int64_t>(kCache / (row * std::max(p.query_len, 1)), 1), all = p.num_heads * p.batch_size;
-  return static_cast<int>(4 * heads < all ? heads : all);
 }
 
 Launch backward_merge(const GpuCall& call) {
@@ -631,23 +583,15 @@ Launches backward_launches(const GpuCall& call, const BackwardParams& params) {
                 can_be_mapped(call, mapped(call, Binding::dout, params.dout));
   // With a window, all blocks of keys take about equally long. Sharing a group's heads would then only cost time.
   bool is_part = p.window == 0 && group_of(call) > 1;
-  bool all = hopper && computes_all(call);
-  int rows = all ? kHopperKeys : 64;
-  int block_heads = is_part ? heads_of_block(call, rows) : group_of(call), groups = std::numeric_limits<int>::max();
-  if (all && p.window == 0) {
-    int heads = heads_in_cache(call);
-    if (is_part) block_heads = std::min(block_heads, heads);
-    groups = std::max(1, heads / block_heads);
-  }
-  int chunks = divide_up(group_of(call), block_heads);
-  result.backward.block_heads = block_heads;
-  result.backward.block_groups = std::min(groups, static_cast<int>(num_groups(call)) * chunks);
+  int rows = hopper ? backward_block(call, kDk).rows() : 64;
+  result.backward.block_heads = is_part ? heads_of_block(call, rows) : group_of(call);
+  int block_heads = result.backward.block_heads, chunks = divide_up(group_of(call), block_heads);
   GradientCall gradient = {call, packed, is_part, block_heads, chunks, params.dout};
   const auto add = [&](Launch launch) {
     if (launch.grid[0] != 0) result.launches.push_back(std::move(launch));
   };
   const auto pass = [&](Gradient of) {
-    return all ? backward_hopper(gradient) : in_parts || hopper ? backward_parts(gradient, of) : backward(gradient, of);
+    return in_parts ? backward_parts(gradient, of) : hopper ? backward_hopper(gradient, of) : backward(gradient, of);
   };
   add(backward_delta(call));
   result.scratch = {{Binding::saved_rows, p.batch_size * p.num_heads * round_up(p.query_len, kSavedTile) * 4}};
@@ -660,15 +604,14 @@ Launches backward_launches(const GpuCall& call, const BackwardParams& params) {
   // The launches run concurrently, and those with the longest blocks start first. For large heads, dk and dv have
   // separate launches, because their sums together would exceed a thread's registers.
   size_t first = result.launches.size();
-  if (hopper || p.head_dim + p.value_dim <= 256) {
+  if (p.head_dim + p.value_dim <= 256) {
     add(pass(kDkAndDv));
   } else {
     add(pass(kDk));
     add(pass(kDv));
   }
-  if (!all) add(pass(kDq));
+  add(pass(kDq));
   for (size_t i = first; i + 1 < result.launches.size(); ++i) result.launches[i].with_next = true;
-  if (all) add_dq(gradient, result);
   if (is_part) {
     int64_t rows = num_groups(call) * p.key_len * gradient.chunks;
     add(backward_merge(call));

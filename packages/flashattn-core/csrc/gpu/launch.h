@@ -34,14 +34,11 @@ namespace flashattn::gpu {
   X(dv)                                                                           \
   X(backward) /* BackwardParams */                                                \
   /* Scratch of CUDA's gradient. saved_rows has four numbers per query. dk_parts  \
-     and dv_parts are sums of dk and dv over some of a group's heads, and dq_sums \
-     are sums of dq over some keys. */                                            \
+     and dv_parts are sums of dk and dv over some of a group's heads. */          \
   X(saved_rows)                                                                   \
   X(dk_parts)                                                                     \
   X(dv_parts)                                                                     \
-  X(dq_sums)                                                                      \
-  /* Scratch of CUDA's kernels: counts the blocks that have finished a chunk of   \
-     cuda_decode, or that have added to dq_sums. 0 between calls. */              \
+  /* Scratch of cuda_decode: counts the blocks that have finished their chunk. */ \
   X(arrivals)                                                                     \
   /* Scratch of CUDA's kernels: float32 or quantised arrays, split into arrays    \
      of 16-bit parts, see float_parts.h. */                                       \

@@ -1,5 +1,4 @@
 // cp.async. A copy is under way until its thread waits for it. Until then no thread may read the bytes that it writes.
-// Also bulk copies from shared to global memory.
 #include <deque>
 #include <vector>
 
@@ -31,46 +30,9 @@ Copies& own_copies() {
   return copies;
 }
 
-struct Sent {
-  float* to;
-  const float* from;
-  std::vector<float> read;
-  size_t count;
-  bool adds;
-  const void* place;
-};
-std::vector<Sent>& own_sent() {
-  static std::vector<std::vector<Sent>> of_threads(1024);
-  return of_threads[current_thread->index];
-}
-
 }  // namespace
 
 extern "C" {
-void cuda_send(float* to, unsigned from, int bytes, bool adds) {
-  if (from % 16 || reinterpret_cast<unsigned long>(to) % 16 || bytes % 16) cuda_fail("a copy of no whole pieces");
-  const float* shared = static_cast<const float*>(cuda_shared_pointer(from));
-  own_sent().push_back({to, shared, {}, bytes / sizeof(float), adds, __builtin_return_address(0)});
-}
-
-void cuda_wait_until_read() {
-  for (Sent& sent : own_sent()) {
-    if (!sent.read.empty()) continue;
-    access_memory(sent.from, sent.count * sizeof(float), false, sent.place);
-    sent.read.assign(sent.from, sent.from + sent.count);
-  }
-}
-
-void cuda_wait_until_sent() {
-  cuda_wait_until_read();
-  for (const Sent& sent : own_sent()) {
-    if (sent.adds) access_memory(sent.to, sent.count * sizeof(float), false, sent.place);
-    access_memory(sent.to, sent.count * sizeof(float), true, sent.place);
-    for (size_t i = 0; i < sent.count; i++) sent.to[i] = (sent.adds ? sent.to[i] : 0) + sent.read[i];
-  }
-  own_sent().clear();
-}
-
 void cuda_copy(unsigned to, const void* from, int size, int bytes) {
   if (to % size || reinterpret_cast<unsigned long>(from) % size)
     cuda_fail("cp.async of addresses that are no multiples of its size");

@@ -15,7 +15,7 @@ struct CudaProduct {
   float* c;
   int columns;
   float (*element)(unsigned r, int i);  // the value of element i (0 or 1) in a register with the bits r
-  bool adds, a_is_shared, a_is_transposed, b_is_transposed;
+  bool adds, a_is_shared, b_is_transposed;
   unsigned a[4];
   unsigned long long a_descriptor, b_descriptor;
 };
@@ -26,15 +26,6 @@ void cuda_barrier_arrive(unsigned address, int expected_bytes);
 void cuda_barrier_wait(unsigned address, int parity, const char* file, int line);
 void cuda_copy_box(unsigned to, const CudaMap* map, int column, int row, int head, int batch, unsigned barrier);
 void cuda_copy_bytes(unsigned to, const void* from, int bytes, unsigned barrier);
-
-// Bulk copies from shared to global memory. The calling thread's copies read shared memory when it waits until they are
-// read, and write when it waits until they are sent.
-void cuda_send(float* to, unsigned from, int bytes, bool adds);
-void cuda_wait_until_read();
-void cuda_wait_until_sent();
-// A load and a store by which blocks synchronise. Blocks run one after the other, so what a block waits for has come.
-unsigned cuda_acquired(const unsigned* from);
-void cuda_released(unsigned* to, unsigned value);
 
 void cuda_begin_product(const CudaProduct* product);
 void cuda_commit_products();

@@ -35,15 +35,13 @@ char* element_at(unsigned long long descriptor, int row, int column, bool is_tra
   return static_cast<char*>(cuda_shared_pointer(to ^ (to >> 7 & 7) << 4));
 }
 
-// The address of b[depth][column]. Memory holds b column by column, or row by row if b_is_transposed is true. It holds
-// a row by row, or column by column if a_is_transposed is true.
+// The address of b[depth][column]. Memory holds b column by column, or row by row if b_is_transposed is true.
 const char* of_b(const CudaProduct& product, int depth, int column) {
   return product.b_is_transposed ? element_at(product.b_descriptor, depth, column, true)
                                  : element_at(product.b_descriptor, column, depth, false);
 }
 const char* of_a(const CudaProduct& product, int row, int depth) {
-  return product.a_is_transposed ? element_at(product.a_descriptor, depth, row, true)
-                                 : element_at(product.a_descriptor, row, depth, false);
+  return element_at(product.a_descriptor, row, depth, false);
 }
 
 // A warp's product reads shared memory in pieces of 16 bytes. Each lane calls check_reads(), which checks some pieces.
@@ -55,11 +53,7 @@ void check_reads(const CudaProduct& product, const void* place) {
     check(product.b_is_transposed ? of_b(product, i % kDepth, i / kDepth * 8)
                                   : of_b(product, i % in_depth * 8, i / in_depth));
   }
-  if (product.a_is_transposed) {
-    check(of_a(product, first_row + lane % 2 * 8, lane / 2));
-  } else if (product.a_is_shared) {
-    check(of_a(product, first_row + lane / 2, lane % 2 * 8));
-  }
+  if (product.a_is_shared) check(of_a(product, first_row + lane / 2, lane % 2 * 8));
 }
 
 float number(const CudaProduct& product, const char* element) {

@@ -1,7 +1,6 @@
 // Addresses in shared memory, named barriers (where some warps of a block meet), fences and atomics.
 #include "cuda.h"
 #include "failure.h"
-#include "hopper.h"
 #include "memory.h"
 #include "threads.h"
 
@@ -52,21 +51,6 @@ unsigned cuda_atomic_add(unsigned* to, unsigned added) {
   const unsigned before = *to;
   *to += added;
   return before;
-}
-
-unsigned cuda_acquired(const unsigned* from) {
-  static unsigned long times, threadgroup;
-  static const unsigned* last;
-  times = threadgroup == threadgroup_number && last == from ? times + 1 : 0;
-  threadgroup = threadgroup_number, last = from;
-  if (times > 1000) cuda_fail("a wait for a block that runs later");
-  meet_threadgroups(from, sizeof *from, false, __builtin_return_address(0));
-  return *from;
-}
-
-void cuda_released(unsigned* to, unsigned value) {
-  meet_threadgroups(to, sizeof *to, true, __builtin_return_address(0));
-  *to = value;
 }
 
 void cuda_named_barrier(int number, int threads, const char* file, int line) {

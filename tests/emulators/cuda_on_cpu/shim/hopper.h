@@ -22,7 +22,6 @@ CUDA_FUNC void mbarrier_try_wait_parity_shared__cta_b64(uint address, int parity
 }
 CUDA_FUNC void fence_mbarrier_init_release_cluster() {}
 CUDA_FUNC void fence_proxy_async_shared__cta() {}
-CUDA_FUNC void fence_proxy_async() {}
 CUDA_FUNC void setmaxnreg_inc_sync_aligned_u32(int) {}
 CUDA_FUNC void setmaxnreg_dec_sync_aligned_u32(int) {}
 
@@ -36,44 +35,6 @@ CUDA_FUNC void cp_async_bulk_tensor_4d_shared__cluster_global_mbarrier__complete
 CUDA_FUNC void cp_async_bulk_shared__cluster_global_mbarrier__complete_tx__bytes(uint to, const void* from, int bytes,
                                                                                  uint barrier) {
   cuda_copy_bytes(to, from, bytes, barrier);
-}
-
-CUDA_FUNC void cp_async_bulk_global_shared__cta_bulk_group(float* to, uint from, int bytes) {
-  cuda_send(to, from, bytes, false);
-}
-CUDA_FUNC void cp_reduce_async_bulk_global_shared__cta_bulk_group_add_f32(float* to, uint from, int bytes) {
-  cuda_send(to, from, bytes, true);
-}
-CUDA_FUNC void cp_async_bulk_commit_group() {}
-CUDA_FUNC void cp_async_bulk_wait_group_read(int) {
-  cuda_wait_until_read();
-}
-CUDA_FUNC void cp_async_bulk_wait_group(int) {
-  cuda_wait_until_sent();
-}
-CUDA_FUNC void ld_acquire_gpu_global_u32(uint& to, const uint* from) {
-  to = cuda_acquired(from);
-}
-CUDA_FUNC void st_release_gpu_global_u32(uint* to, uint value) {
-  cuda_released(to, value);
-}
-
-struct StoreMatrices {  // the lanes exchange rows, then each lane stores its own
-  static constexpr const char* kName = "stmatrix";
-  static constexpr int kCounter = kCountNothing;
-  using In = Piece;
-  using Out = Piece;
-  static void apply(const In* in, Out* rows) {
-    for (int lane = 0; lane < kLanes; lane++) {
-      for (int word = 0; word < 4; word++) rows[lane].words[word] = in[lane % 8 * 4 + word].words[lane / 8];
-    }
-  }
-};
-CUDA_FUNC void stmatrix_sync_aligned_m8n8_x4_shared_b16(uint address, uint r0, uint r1, uint r2, uint r3, CUDA_PLACE) {
-  if (address % 16) cuda_fail("16 bytes of shared memory at an address that is no multiple of 16");
-  Piece piece = cuda_meet<StoreMatrices>({{r0, r1, r2, r3}}, file, line);
-  uint* to = static_cast<uint*>(cuda_shared_pointer(address));
-  to[0] = piece.words[0], to[1] = piece.words[1], to[2] = piece.words[2], to[3] = piece.words[3];
 }
 
 CUDA_FUNC void wgmma_fence_sync_aligned() {}
@@ -99,8 +60,7 @@ CUDA_FUNC void begin_product(Operands&&... operands) {
   static_assert(kRest == 7 || kRest == 9, "a of rows, or in registers");
   const Number all[] = {number_of(operands)...};
   const Number* rest = all + kSums;
-  CudaProduct product = {
-      reinterpret_cast<float*>(all[0]), N, Packed<T>::element, false, kRest == 7, false, false, {}, 0, 0};
+  CudaProduct product = {reinterpret_cast<float*>(all[0]), N, Packed<T>::element, false, kRest == 7, false, {}, 0, 0};
   if (all[kSums - 1] != all[0] + (kSums - 1) * sizeof(float)) cuda_fail("sums that do not lie side by side");
   if (kRest == 7) {
     product.a_descriptor = *rest++;
@@ -109,8 +69,7 @@ CUDA_FUNC void begin_product(Operands&&... operands) {
   }
   product.b_descriptor = *rest++;
   product.adds = *rest++;
-  if (*rest++ != 1 || *rest++ != 1) cuda_fail("wgmma: a sign");
-  if (kRest == 7) product.a_is_transposed = *rest++;
+  if (*rest++ != 1 || *rest++ != 1 || (kRest == 7 && *rest++ != 0)) cuda_fail("wgmma: a sign, or a transposed");
   product.b_is_transposed = *rest;
   cuda_begin_product(&product);
 }

@@ -1,22 +1,18 @@
 // Replaces backward.cu for 16-bit floats on compute capability 9.0. A producer warpgroup loads tiles, and each consumer
 // warpgroup computes 64 rows.
-// Blocks that compute dk and dv compute dq, too. They leave dS in shared memory, multiply it by their keys, and add the
-// products to the sums of dq in global memory. Blocks with fewer keys before them come first, so sums have the same
-// bits in every run. Blocks take their numbers when they start, so a block waits only for blocks that have started. The
-// blocks of neighbouring keys start with the same queries, the last ones, so that each is one tile behind another.
-#include "dq_sums.h"
+#include "gradient_block.h"
 #include "tile_ring.h"
 #include "wgmma.h"
 
 using namespace flashattn;
 
-// One stage of the pipeline: a tile of queries, of dout and of saved_rows. All sizes are multiples of 1,024 bytes, so
-// swizzled tiles are aligned.
-template <typename T, int COLUMNS, int D, int DV>
-struct QueryTiles {
+// One stage of the pipeline. It holds a tile of each column array (queries and dout, or keys and values) and, if the
+// columns are queries, their saved_rows. All sizes are multiples of 1,024 bytes, so swizzled tiles are aligned.
+template <typename T, int COLUMNS, int D, int DV, bool OF_KEYS>
+struct ColumnTiles {
   using First = SharedTile<T, COLUMNS, D>;
   using Second = SharedTile<T, COLUMNS, DV>;
-  static constexpr int kSavedBytes = COLUMNS * int(sizeof(float4));
+  static constexpr int kSavedBytes = OF_KEYS ? COLUMNS * int(sizeof(float4)) : 0;
   static constexpr int kBytes = First::kBytes + Second::kBytes + kSavedBytes;
 
   uint memory;
@@ -26,225 +22,150 @@ struct QueryTiles {
   FLASHATTN_FUNC uint saved() const { return memory + First::kBytes + Second::kBytes; }
 };
 
-// Passes the tiles' products for dq from the consumers to the warps that add them to the sums. Several warps do this in
-// turn, because a warp waits until its products have arrived. BYTES: the products of a tile. ROOM: for how many tiles
-// there is room.
-template <int BYTES, int ROOM>
-struct Outbox {
-  static constexpr int kSenders = 3, kBytes = ROOM * BYTES, kBarriers = (kSenders + ROOM) * kBarrierBytes;
+// Ping-pong scheduling: while one consumer uses the tensor cores, another one computes P and dS. In its turn on the
+// tensor cores, a consumer adds its tile's products to the sums and starts S and dP of its next tile. GROUPS: the
+// number of consumers. A single consumer never waits for a turn.
+template <int GROUPS>
+struct PingPong {
+  static constexpr int kBarriers = GROUPS > 1 ? GROUPS* kBarrierBytes : 0;
 
-  uint memory;
   uint barriers;
+  int group;
 
-  FLASHATTN_FUNC uint tile(int n) const { return memory + n % ROOM * BYTES; }
-  FLASHATTN_FUNC Barrier filled(int n) const { return Barrier{barriers + n % kSenders * kBarrierBytes}; }
-  FLASHATTN_FUNC Barrier emptied(int n) const { return Barrier{barriers + (kSenders + n % ROOM) * kBarrierBytes}; }
-
-  // One thread calls it. fillers: how many threads call fill() for each tile.
-  FLASHATTN_FUNC void initialise(int fillers) const {
-    for (int i = 0; i < kSenders; ++i) filled(i).initialise(fillers);
-    for (int i = 0; i < ROOM; ++i) emptied(i).initialise(1);
+  FLASHATTN_FUNC Barrier turn_of(int group) const { return Barrier{barriers + group * kBarrierBytes}; }
+  FLASHATTN_FUNC void initialise() const {
+    for (int i = 0; GROUPS > 1 && i < GROUPS; ++i) turn_of(i).initialise(4);
   }
-  // Puts a warpgroup's products for tile n at `bytes` bytes into the tile's room.
-  FLASHATTN_FUNC void fill(const Fragment (&from)[8], int bytes, int n) const {
-    if (n >= ROOM) emptied(n).wait(n / ROOM - 1);
-    float4* to = static_cast<float4*>(shared_pointer(tile(n) + bytes)) + threadIdx.x % kWarpgroup;
-    FLASHATTN_UNROLL
-    for (int c = 0; c < 8; ++c) to[c * kWarpgroup] = {from[c][0], from[c][1], from[c][2], from[c][3]};
-    publish_operands();
-    filled(n).arrive();
+  FLASHATTN_FUNC void take(int n) const {
+    if (GROUPS > 1 && (n > 0 || group > 0)) turn_of(group).wait(group > 0 ? n : n - 1);
   }
-  // Adds the products to a tile's sums when it is this block's turn.
-  template <typename Tile>
-  FLASHATTN_FUNC void send(Tile to, int n, uint turn) const {
-    filled(n).wait(n / kSenders);
-    wait_for_turn(to.turn, turn);
-    send_floats(to.sums, tile(n), BYTES, turn > 0);
-    wait_until_read();
-    emptied(n).arrive();
-    wait_until_sent();
-    pass_turn(to.turn, turn);
+  FLASHATTN_FUNC void pass(int lane) const {
+    if (GROUPS == 1) return;
+    __syncwarp();
+    if (lane == 0) turn_of((group + 1) % GROUPS).arrive();
   }
 };
 
-// The position, see block_position(), of the block that is the `started`th to start. All `parts` blocks of at_once
-// groups of heads start before those of the next groups, so that the groups' arrays stay in the L2 cache.
-FLASHATTN_FUNC uint position_of(uint started, uint parts, uint at_once) {
-  uint all = gridDim.x / parts, first = started / (at_once * parts) * at_once, count = minimum(at_once, all - first);
-  uint rest = started - first * parts;
-  return rest / count * all + first + rest % count;
-}
-
-// Rows 64 h to 64 h + 63 of a tile. A tile with more than 64 rows must have only one panel.
-template <typename T, int ROWS, int COLUMNS>
-FLASHATTN_FUNC SharedTile<T, 64, COLUMNS> half_of(SharedTile<T, ROWS, COLUMNS> tile, int h) {
-  static_assert(ROWS == 64 || COLUMNS <= 64, "one panel");
-  return {tile.memory + h * 64 * 128};
-}
-
 // D and DV: head_dim and value_dim, rounded up to 16. backward.cu describes the other constants and the grid, but here
-// a block has CONSUMERS * 64 keys.
+// a block has CONSUMERS * 64 rows.
 template <typename T, typename Sizes>
 FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, CONSUMERS = Sizes::consumers, COLUMNS = Sizes::columns,
-                STAGES = Sizes::stages, PARTS = Sizes::parts;
+                STAGES = Sizes::stages, PARTS = Sizes::parts, OF = Sizes::of;
   constexpr bool IS_PART = Sizes::is_part;
   FLASHATTN_INPUT_ARGUMENTS(T, T);
   FLASHATTN_BACKWARD_ARGUMENTS(T);
-  FLASHATTN_WRITTEN(float, dq_sums);
-  FLASHATTN_WRITTEN(uint, arrivals);
-  constexpr int kRows = CONSUMERS * kWarpgroupRows, kConsumers = CONSUMERS * kWarpgroup, kHalves = COLUMNS / 64;
+  constexpr int kRows = CONSUMERS * kWarpgroupRows, kReaders = CONSUMERS * 4;
   constexpr int kLaunched = 65536 / Sizes::blocks / ((CONSUMERS + 1) * kWarpgroup) / 8 * 8;
   static_assert(Sizes::consumer_registers * CONSUMERS + Sizes::producer_registers <= kLaunched * (CONSUMERS + 1),
                 "more registers than the block has");
-  using Block = GradientBlock<T, kDkAndDv, kRows, CONSUMERS, COLUMNS, IS_PART>;
-  using Keys = SharedTile<T, kRows, D>;
-  using Values = SharedTile<T, kRows, DV>;
-  using Queries = QueryTiles<T, COLUMNS, D, DV>;
-  using Ring = TileRing<Queries, STAGES>;
-  using DScores = SharedTile<T, kRows, COLUMNS>;
-  using Dq = DqSums<COLUMNS, D>;
-  constexpr int kPanels = Dq::kColumns / 64, kPieces = COLUMNS / 64 * kPanels;
-  static_assert(kPieces <= CONSUMERS, "a consumer computes one piece of a tile's dq, or none");
-  using DqOutbox = Outbox<kPieces * Dq::kPieceBytes, Sizes::room>;
+  using Block = GradientBlock<T, OF, kRows, CONSUMERS, COLUMNS, IS_PART>;
+  using OwnFirst = SharedTile<T, kRows, D>;
+  using OwnSecond = SharedTile<T, kRows, DV>;
+  using Columns = ColumnTiles<T, COLUMNS, D, DV, Block::kOfKeys>;
+  using Ring = TileRing<Columns, STAGES>;
+  constexpr int kOwnSecondBytes = Block::kSecond ? OwnSecond::kBytes : 0;  // dv needs no dP, and so no values
   extern __shared__ __align__(1024) uchar shared[];
-  Keys keys = {shared_address(shared)};
-  Values values = {keys.memory + Keys::kBytes};
-  DScores shared_dscores = {values.memory + Values::kBytes};
-  uint outbox_memory = shared_dscores.memory + PARTS * DScores::kBytes, ring_memory = outbox_memory + DqOutbox::kBytes;
+  OwnFirst own_first = {shared_address(shared)};
+  OwnSecond own_second = {own_first.memory + OwnFirst::kBytes};
+  uint ring_memory = own_second.memory + kOwnSecondBytes;
   Ring ring = {ring_memory, ring_memory + Ring::kBytes};
   Barrier own_arrived = {ring.barriers + Ring::kBarriers};
-  DqOutbox outbox = {outbox_memory, own_arrived.address + kBarrierBytes};
-  Dq dq_of_call = {dq_sums, arrivals};
-  uint* number = static_cast<uint*>(shared_pointer(outbox.barriers + DqOutbox::kBarriers));
 
   int lane = lane_index(), warp = int(warp_index()), group = __shfl_sync(~0u, warp / 4, 0);
+  // For dq there is no ping-pong, because two consumers were faster without it.
+  PingPong<Block::kOfKeys ? CONSUMERS : 1> ping_pong = {own_arrived.address + kBarrierBytes, group};
+  Block block(
+      FLASHATTN_GRADIENT_BLOCK(T, static_cast<uint*>(shared_pointer(ping_pong.barriers + ping_pong.kBarriers))));
   if (threadIdx.x == 0) {
-    ring.initialise(CONSUMERS * 4);
+    ring.initialise(kReaders);
     own_arrived.initialise(1);
-    outbox.initialise(kPieces * kWarpgroup);
+    ping_pong.initialise();
     publish_barriers();
-    uint parts = (params.key_len + kRows - 1) / kRows;
-    *number = position_of(atomicAdd(dq_of_call.turns, 1u), parts, backward.block_groups);
   }
+  block.template find<(CONSUMERS + 1) * kWarpgroup>();
   __syncthreads();
-  Block block(FLASHATTN_GRADIENT_BLOCK(T, number + 1), *number);
-  block.template find<kConsumers + kWarpgroup>();
-  __syncthreads();
-  auto tile = block.first_tile();
 
   if (group == CONSUMERS) {
     leave_registers<Sizes::producer_registers>();
-    if (threadIdx.x == kConsumers) {
-      own_arrived.arrive_and_expect(Keys::kBytes + Values::kBytes);
-      load_boxes(keys, arguments.key_map, block.first_row, block.kv_head, block.batch, own_arrived);
-      load_boxes(values, arguments.value_map, block.first_row, block.kv_head, block.batch, own_arrived);
+    if (threadIdx.x % kWarpgroup == 0) {
+      const auto &of_first = Block::kOfKeys ? arguments.key_map : arguments.query_map,
+                 &of_second = Block::kOfKeys ? arguments.value_map : arguments.dout_map,
+                 &columns_first = Block::kOfKeys ? arguments.query_map : arguments.key_map,
+                 &columns_second = Block::kOfKeys ? arguments.dout_map : arguments.value_map;
+      int own_head = Block::kOfKeys ? block.kv_head : block.head;
+      own_arrived.arrive_and_expect(OwnFirst::kBytes + kOwnSecondBytes);
+      load_boxes(own_first, of_first, block.first_row, own_head, block.batch, own_arrived);
+      if (Block::kSecond) load_boxes(own_second, of_second, block.first_row, own_head, block.batch, own_arrived);
+      auto tile = block.first_tile();
       for (int n = 0; block.is_there(tile); ++n, tile = block.next_tile(tile)) {
-        Queries to = ring.tile(n);
+        int first = tile.column, head = Block::kOfKeys ? tile.head : block.kv_head;
+        Columns to = ring.tile(n);
         ring.expect(n);
-        load_boxes(to.first(), arguments.query_map, tile.column, tile.head, block.batch, ring.arrived(n));
-        load_boxes(to.second(), arguments.dout_map, tile.column, tile.head, block.batch, ring.arrived(n));
-        copy_bytes(to.saved(), block.saved(tile.head) + tile.column, Queries::kSavedBytes, ring.arrived(n));
-      }
-    } else if (warp % 4 != 0) {
-      for (int n = 0; block.is_there(tile); ++n, tile = block.next_tile(tile)) {
-        if (n % DqOutbox::kSenders != warp % 4 - 1) continue;
-        int turn = block.turn_of(tile, lane);
-        if (lane == 0) outbox.send(dq_of_call.tile(params, block.batch, tile.head, tile.column), n, turn);
+        load_boxes(to.first(), columns_first, first, head, block.batch, ring.arrived(n));
+        load_boxes(to.second(), columns_second, first, head, block.batch, ring.arrived(n));
+        if (Block::kOfKeys) copy_bytes(to.saved(), block.saved(head) + first, Columns::kSavedBytes, ring.arrived(n));
       }
     }
     return;
   }
   take_registers<Sizes::consumer_registers>();
 
-  int group_row = group * kWarpgroupRows, warp_row = warp * kWarpRows, own_row = block.first_row + warp_row;
+  int group_row = group * kWarpgroupRows, first_of_group = block.first_row + group_row;
+  int own_row = first_of_group + warp % 4 * kWarpRows;
+  int last_of_group = minimum(first_of_group + kWarpgroupRows - 1, block.last_row);
+  KeySpan own_any = first_of_group <= last_of_group ? block.columns_of(first_of_group, last_of_group) : KeySpan{0, 0};
   auto rows = block.own_rows(own_row, lane);
-  Fragment first_sums[DV / 8] = {}, second_sums[D / 8] = {};
+  Fragment first_sums[Block::kFirst ? DV / 8 : 1] = {}, second_sums[Block::kSecond ? D / 8 : 1] = {};
   own_arrived.wait(0);
-  for (int n = 0; block.is_there(tile); ++n, tile = block.next_tile(tile)) {
+  auto tile = block.first_tile();
+  int n = 0;
+  for (auto next = tile; block.is_there(tile); ++n, tile = next) {
+    next = block.next_tile(tile);  // called early, because reading the block's list of tiles takes time
     ring.wait_for_tile(n);
-    Queries queries = ring.tile(n);
-    Fragment scores[kHalves][8], dscores[kHalves][8];
-    uint dparts[kHalves][4][PARTS][4];
-    bool unmasked = block.look(rows, group, own_row, tile, lane);
-    FLASHATTN_UNROLL
-    for (int h = 0; h < kHalves; ++h) {
+    if (block.is_needed(tile, group, own_any)) {
+      Columns columns = ring.tile(n);
+      Fragment scores[COLUMNS / 8], dscores[COLUMNS / 8];
+      uint parts[COLUMNS / 16][PARTS][4], dparts[COLUMNS / 16][PARTS][4];
+      bool unmasked = block.look(rows, group, own_row, tile, lane);
       begin_products();
-      begin_multiply_keys<head_dim>(scores[h], keys, group_row, half_of(queries.first(), h));
-      begin_products();
-      begin_multiply_keys<value_dim>(dscores[h], values, group_row, half_of(queries.second(), h));
-    }
-    const float4* saved_columns = static_cast<const float4*>(shared_pointer(queries.saved()));
-    block.take_columns(rows, saved_columns, lane);
-    meet_warps<kConsumers>();  // all have read the dS of the tile before
-    uint of_row = shared_dscores.lane_offset(warp_row + lane % 16, lane / 16);
+      begin_multiply_keys<head_dim>(scores, own_first, group_row, columns.first());
+      if (Block::kSecond) begin_multiply_keys<value_dim>(dscores, own_second, group_row, columns.second());
+      const float4* saved_columns = static_cast<const float4*>(shared_pointer(columns.saved()));
+      block.take_columns(rows, saved_columns, lane);
+      if (n > 0) ping_pong.pass(lane);
 #define FLASHATTN_TO_GRADIENTS(STEP) \
-  block.template to_gradients<STEP>(scores[h], dscores[h], rows, own_row, saved_columns, tile, unmasked, lane, h * 64)
-    const auto compute_half = [&](int h) {
-      uint parts[4][PARTS][4];
-      const auto begin_dv = [&] {
-        FLASHATTN_UNROLL
-        for (int i = 0; i < 4; ++i) split_step<T>(scores[h], i, parts[i]);
-        begin_products();
-        begin_add_values<1>(first_sums, parts, half_of(queries.second(), h));
-      };
-      const auto wait_for = [&](Fragment(&result)[8], int under_way) {
-        if (under_way == 0) wait_for_products<0>(result);
-        if (under_way == 1) wait_for_products<1>(result);
-        if (under_way == 2) wait_for_products<2>(result);
-        if (under_way == 3) wait_for_products<3>(result);
-      };
-      // Products that stay under way: the later half's, and those that add the earlier half to the sums.
-      int others = 2 * (kHalves - 1);
-      // Where registers suffice, dv's product begins early, and dS is computed meanwhile.
-      constexpr bool kEarly = kHalves == 1 && PARTS == 1 && !has_softcap;
-      if constexpr (has_softcap) {
-        wait_for(scores[h], others);
-        wait_for(dscores[h], others);
+  block.template to_gradients<STEP>(scores, dscores, rows, own_row, saved_columns, tile, unmasked, lane)
+      if constexpr (Block::kSecond && has_softcap) {
+        wait_for_products<0>(scores);
+        wait_for_products<0>(dscores);
         FLASHATTN_TO_GRADIENTS(kBoth);
       } else {
-        wait_for(scores[h], others + 1);
+        wait_for_products<Block::kSecond ? 1 : 0>(scores);
         FLASHATTN_TO_GRADIENTS(kToProbabilities);
-        if (kEarly) begin_dv();
-        wait_for(dscores[h], others + kEarly);
-        FLASHATTN_TO_GRADIENTS(kToGradients);
+        if constexpr (Block::kSecond) {
+          wait_for_products<0>(dscores);
+          FLASHATTN_TO_GRADIENTS(kToGradients);
+        }
       }
-      FLASHATTN_UNROLL
-      for (int i = 0; i < 4; ++i) split_step<T>(dscores[h], i, dparts[h][i]);
-      if (!kEarly) begin_dv();
-      if (PARTS > 1) wait_for_products<0>(first_sums);  // frees registers
-      FLASHATTN_UNROLL
-      for (int i = 0; i < 4 * PARTS; ++i) {
-        store_matrices(shared_dscores.piece_at(of_row, 0, 4 * h + i / PARTS) + i % PARTS * DScores::kBytes,
-                       dparts[h][i / PARTS][i % PARTS]);
-      }
-    };
 #undef FLASHATTN_TO_GRADIENTS
-    compute_half(0);
-    if constexpr (kHalves == 2) {
+      FLASHATTN_UNROLL
+      for (int i = 0; i < COLUMNS / 16; ++i) {
+        if (Block::kFirst) split_step<T>(scores, i, parts[i]);
+        if (Block::kSecond) split_step<T>(dscores, i, dparts[i]);
+      }
+      ping_pong.take(n);
       begin_products();
-      begin_add_values<1>(second_sums, dparts[0], half_of(queries.first(), 0));
-      compute_half(1);
+      if constexpr (Block::kFirst) begin_add_values<1>(first_sums, parts, columns.second());
+      if constexpr (Block::kSecond) begin_add_values<1>(second_sums, dparts, columns.first());
+      wait_for_products<0>(first_sums);
+      wait_for_products<0>(second_sums);
+    } else {
+      if (n > 0) ping_pong.pass(lane);
+      ping_pong.take(n);
     }
-    publish_operands();
-    // A part of dk's product keeps the tensor cores busy until dS is in shared memory, the rest until dq's is there.
-    constexpr int kLast = kHalves - 1, kBefore = kPieces < CONSUMERS ? 4 : 2;
-    begin_products();
-    begin_add_values<1, 0, kBefore>(second_sums, dparts[kLast], half_of(queries.first(), kLast));
-    meet_warps<kConsumers>();
-    if (kPieces < CONSUMERS) wait_for_products<0>(second_sums);
-    if (kPieces == CONSUMERS || group < kPieces) {
-      Fragment products[8];
-      begin_products();
-      begin_multiply_transposed<PARTS>(products, shared_dscores, group / kPanels, keys, group % kPanels);
-      begin_add_values<1, kBefore>(second_sums, dparts[kLast], half_of(queries.first(), kLast));
-      wait_for_products<1>(products);
-      outbox.fill(products, group * Dq::kPieceBytes, n);
-    }
-    wait_for_products<0>(first_sums);
-    wait_for_products<0>(second_sums);
     ring.release(n);
   }
-  asm volatile("" : "+r"(lane));  // keeps the compiler from holding the lane's rows in registers during the loop
+  if (n > 0) ping_pong.pass(lane);
   block.store(first_sums, second_sums, rows.largest, own_row, lane);
 }

@@ -1,11 +1,9 @@
-// Replaces backward.cu on compute capability 9.0 for float32, and for 16-bit arrays that are too wide for
-// backward_hopper.cu. Each float32 array is split into three bfloat16 parts, see float_parts.h. Shared memory then has
-// room for only 64 rows per block, so two consumer warpgroups share these rows.
+// The gradient of float32 arrays on compute capability 9.0. Each array is split into three bfloat16 parts, see
+// float_parts.h. Shared memory then has room for only 64 rows per block, so two consumer warpgroups share these rows.
 // Warpgroup 0 computes S and P, and hands over P (with soft-cap, S). If the rows are keys, warpgroup 0 also sums dv.
 // Warpgroup 1 takes P or S, computes dP and dS, and sums dq or dk. While one warpgroup computes P or dS, the other one
 // uses the tensor cores.
-// Tensor cores truncate long sums. So for float32 tensor cores sum over one tile, and ordinary instructions add up
-// these sums.
+// Tensor cores truncate long sums. So tensor cores sum over one tile, and ordinary instructions add up these sums.
 #include "float_parts.h"
 #include "gradient_block.h"
 #include "tile_ring.h"
@@ -41,22 +39,16 @@ FLASHATTN_FUNC void begin_multiply(Fragment (&scores)[N], Own own, Ring ring, in
   }
 }
 
-// sums += weights @ tile n, where the weights are fragments of P or dS, as PARTS 16-bit floats. Releases each part of
-// the tile as soon as the tensor cores have read it. The producer can then load a part of the next tile.
-template <typename E, int PARTS, int COUNT, int N, typename Ring>
+// sums += weights @ tile n, where the weights are fragments of P or dS. Releases each part of the tile as soon as the
+// tensor cores have read it. The producer can then load a part of the next tile.
+template <typename E, int COUNT, int N, typename Ring>
 FLASHATTN_FUNC void add_tile(Fragment (&sums)[N], const Fragment (&weights)[COUNT], Ring ring, int n) {
-  uint parts[COUNT / 2][PARTS][4];
+  static_assert(Ring::kParts == 3, "the parts are released one by one");
+  uint parts[COUNT / 2][3][4];
+  Fragment of_tile[N];
   FLASHATTN_UNROLL
   for (int i = 0; i < COUNT / 2; ++i) split_step<E>(weights, i, parts[i]);
   begin_products();
-  if constexpr (Ring::kParts == 1) {
-    ring.wait_for_tile(n);
-    begin_add_values<1>(sums, parts, ring.tile(n));
-    wait_for_products<0>(sums);
-    ring.release(n);
-    return;
-  }
-  Fragment of_tile[N];
   FLASHATTN_UNROLL
   for (int part = 0; part < 3; ++part) {
     ring.wait_for_tile(n, part);
@@ -73,18 +65,18 @@ FLASHATTN_FUNC void add_tile(Fragment (&sums)[N], const Fragment (&weights)[COUN
 }
 
 // Passes COUNT fragments per thread from one warpgroup to the thread of the same index in another warpgroup.
+// hand_over() must not be called for the next tile before the other warpgroup has called take().
 template <int COUNT>
 struct Handover {
   static constexpr int kBytes = COUNT * kWarpgroup * int(sizeof(Fragment));
 
   uint memory;
-  Barrier given, taken;
+  Barrier given;
 
   FLASHATTN_FUNC float4* fragment(int i) const {
     return static_cast<float4*>(shared_pointer(memory)) + i * kWarpgroup + threadIdx.x % kWarpgroup;
   }
-  FLASHATTN_FUNC void hand_over(const Fragment (&from)[COUNT], int n) const {
-    if (n > 0) taken.wait(n - 1);
+  FLASHATTN_FUNC void hand_over(const Fragment (&from)[COUNT]) const {
     FLASHATTN_UNROLL
     for (int i = 0; i < COUNT; ++i) *fragment(i) = {from[i][0], from[i][1], from[i][2], from[i][3]};
     given.arrive();
@@ -96,7 +88,6 @@ struct Handover {
       float4 four = *fragment(i);
       to[i][0] = four.x, to[i][1] = four.y, to[i][2] = four.z, to[i][3] = four.w;
     }
-    taken.arrive();
   }
 };
 
@@ -111,7 +102,8 @@ FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
   FLASHATTN_INPUT_ARGUMENTS(T, T);
   FLASHATTN_BACKWARD_ARGUMENTS(T);
   using Element = typename Operand<T>::Element;
-  constexpr int kParts = Operand<T>::kParts, kRows = kWarpgroupRows, kWarps = 4, kGroups = 2, PARTS = Sizes::parts;
+  constexpr int kParts = Operand<T>::kParts, kRows = kWarpgroupRows, kWarps = 4, kGroups = 2;
+  static_assert(FIRST_STAGES < 2 * kParts, "the next tile's S would not wait until the other warpgroup has taken P");
   static_assert(Sizes::consumer_registers * kGroups + Sizes::producer_registers <= 65536 / kWarpgroup,
                 "more registers than there are");
   using Block = GradientBlock<T, OF, kRows, 1, COLUMNS, IS_PART, Element>;
@@ -134,9 +126,9 @@ FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
   Seconds seconds = {second_memory, firsts.barriers + Firsts::kBarriers};
   Saved saved = {saved_memory, seconds.barriers + Seconds::kBarriers};
   Barrier own_arrived = {saved.barriers + Saved::kBarriers};
-  Scores handed = {handed_memory, {own_arrived.address + kBarrierBytes}, {own_arrived.address + 2 * kBarrierBytes}};
+  Scores handed = {handed_memory, {own_arrived.address + kBarrierBytes}};
 
-  uint* tile_lists = static_cast<uint*>(shared_pointer(handed.taken.address + kBarrierBytes));
+  uint* tile_lists = static_cast<uint*>(shared_pointer(handed.given.address + kBarrierBytes));
   Block block(FLASHATTN_GRADIENT_BLOCK(T, tile_lists));
   int lane = lane_index(), warp = int(warp_index()), group = __shfl_sync(~0u, warp / kWarps, 0);
   if (threadIdx.x == 0) {
@@ -144,7 +136,6 @@ FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
     seconds.initialise(Block::kFirst ? kGroups * kWarps : kWarps);
     saved.initialise(kGroups * kWarps);
     handed.given.initialise(kWarpgroup);
-    handed.taken.initialise(kWarpgroup);
     own_arrived.initialise(1);
     publish_barriers();
   }
@@ -194,10 +185,10 @@ FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
       begin_multiply<head_dim>(scores, own_first, firsts, n);
       wait_for_products<0>(scores);
       firsts.release(n);
-      if (has_softcap) handed.hand_over(scores, n);  // soft-cap's derivative needs the score
+      if (has_softcap) handed.hand_over(scores);  // soft-cap's derivative needs the score
       FLASHATTN_TO_GRADIENTS(kToProbabilities, scores, scores);
-      if (!has_softcap) handed.hand_over(scores, n);
-      if constexpr (Block::kFirst) add_tile<Element, PARTS>(sums, scores, seconds, n);
+      if (!has_softcap) handed.hand_over(scores);
+      if constexpr (Block::kFirst) add_tile<Element>(sums, scores, seconds, n);
     }
     if constexpr (Block::kFirst) {
       BlockOfFirst(FLASHATTN_GRADIENT_BLOCK(T, tile_lists)).store(sums, none, rows.largest, own_row, lane);
@@ -211,7 +202,7 @@ FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
       seconds.release(n);
       handed.take(scores, n);
       FLASHATTN_TO_GRADIENTS((has_softcap ? kBoth : kToGradients), scores, dscores);
-      add_tile<Element, PARTS>(sums, dscores, firsts, n);
+      add_tile<Element>(sums, dscores, firsts, n);
     }
     BlockOfSecond(FLASHATTN_GRADIENT_BLOCK(T, tile_lists)).store(none, sums, rows.largest, own_row, lane);
   }

@@ -96,12 +96,11 @@ struct GradientBlock {
 
   TileList lists;  // with a block map: one list if all heads share the map, otherwise one list per head
 
-  // number: the block's position in the grid.
   FLASHATTN_FUNC GradientBlock(const AttentionParams& params, MaskInputs masks, const BackwardParams& backward,
-                               GradientArrays<T> arrays, TileList lists, uint number = blockIdx.x)
+                               GradientArrays<T> arrays, TileList lists)
       : backward(backward), arrays(arrays), lists(lists) {
     int group = params.num_heads / params.num_kv_heads, chunks = kOfKeys ? head_chunks(params, backward) : 1;
-    BlockPosition block = block_position(params, kOfKeys ? params.num_kv_heads * chunks : params.num_heads, number);
+    BlockPosition block = block_position(params, kOfKeys ? params.num_kv_heads * chunks : params.num_heads);
     batch = block.batch;
     kv_head = block.head / (kOfKeys ? chunks : group);
     int chunk = kOfKeys ? block.head % chunks : 0;
@@ -121,54 +120,30 @@ struct GradientBlock {
   template <int THREADS>
   FLASHATTN_FUNC void find() const {
     if constexpr (has_block_map) {
-      int last = has_one_list() ? head : head + heads - 1;
+      int last = params().block_map.head == 0 ? head : head + heads - 1;
       for (int of_head = head; of_head <= last; ++of_head) {
         list_of(of_head).template find<THREADS, PARTS>(tile_count(),
                                                        [&](int tile, int part) { return blocks(of_head, tile, part); });
       }
     }
   }
-  // The block loops over the tiles that the block map does not hide. It passes a tile of each of its query heads before
-  // the next tile, so that it stays behind the block that adds to dq before it. With a window all blocks have equally
-  // many tiles, and it passes all tiles of a head before the next head, whose dq then stays in the L2 cache.
+  // The block loops over its query heads and, for each head, over the tiles that the block map does not hide.
   FLASHATTN_FUNC Tile first_tile() const {
-    Tile tile = {any.begin < any.end ? head : head + heads, column_of(0)};
+    Tile tile = {any.begin < any.end ? head : head + heads, first_column()};
     if (has_block_map) take(tile);
     return tile;
   }
   FLASHATTN_FUNC Tile next_tile(Tile tile) const {
-    if (passes_heads_in_turn()) {
-      if (++tile.head < head + heads) return tile;
-      tile.head = head;
-    }
     if (has_block_map) {
       ++tile.n;
       take(tile);
     } else {
-      tile.column += kOfKeys ? -COLUMNS : COLUMNS;
-      if (tile.column < first_column() || tile.column >= any.end) {
-        tile = {passes_heads_in_turn() ? head + heads : tile.head + 1, column_of(0)};
-      }
+      tile.column += COLUMNS;
+      if (tile.column >= any.end) tile = {tile.head + 1, first_column()};
     }
     return tile;
   }
   FLASHATTN_FUNC bool is_there(Tile tile) const { return tile.head < head + heads; }
-  // How many earlier blocks of keys have the tile, too. These blocks add to dq before this block does. All lanes of a
-  // warp must call it.
-  FLASHATTN_FUNC int turn_of(Tile tile, int lane) const {
-    Range queries = {tile.column, minimum(tile.column + COLUMNS, params().query_len) - 1};
-    int first = visibility.seen_by_any(queries.first, queries.last).begin / ROWS, own = first_row / ROWS, turn = 0;
-    if constexpr (has_block_map) {
-      for (; first < own; first += FLASHATTN_LANES) {
-        int block = first + lane, key = block * ROWS;
-        int flags =
-            block < own ? blocks_between<COLUMNS, ROWS>(visibility, tile.head, queries, {key, key + ROWS - 1}) : 0;
-        turn += __popc(__ballot_sync(~0u, flags & kBlockShows));
-      }
-      return turn;
-    }
-    return own - first;
-  }
   // Whether some row of part own_part sees a column of the tile. own_any: the columns that the rows of the part see.
   FLASHATTN_FUNC bool is_needed(Tile tile, int own_part, KeySpan own_any) const {
     return own_any.meets(tile.column, COLUMNS) && (!has_block_map || tile.listed.shows(own_part));
@@ -247,22 +222,20 @@ struct GradientBlock {
     }
   }
 
-  // Replaces `scores` (S) with P, `dscores` (dP) with dS, or both, see Step. Both hold a warp's rows, and the tile's
-  // columns from `first` on. saved_columns: the tile's saved_rows, if the columns are queries. unmasked: is_unmasked()
-  // of the tile.
+  // Replaces `scores` (S) with P, `dscores` (dP) with dS, or both, see Step. Both hold a warp's rows and a tile's
+  // columns. saved_columns: the tile's saved_rows, if the columns are queries. unmasked: is_unmasked() of the tile.
   template <Step STEP, int N>
   FLASHATTN_FUNC void to_gradients(Fragment (&scores)[N], Fragment (&dscores)[N], OwnRows& own, int own_row,
-                                   const float4* saved_columns, Tile tile, bool unmasked, int lane,
-                                   int first = 0) const {
+                                   const float4* saved_columns, Tile tile, bool unmasked, int lane) const {
     if constexpr (has_visible && STEP != kToGradients && kOfKeys) {
-      if (!unmasked && first == 0) own.visible.take(lane);
+      if (!unmasked) own.visible.take(lane);
     } else if constexpr (has_visible && STEP != kToGradients) {
       if (!unmasked) own.visible.take(own.queries, tile.column, lane);
     }
     if (unmasked) {  // the compiler removes the code for masks here
-      each_score<STEP>(scores, dscores, own, own_row, saved_columns, tile, true, lane, first);
+      each_score<STEP>(scores, dscores, own, own_row, saved_columns, tile, true, lane);
     } else {
-      each_score<STEP>(scores, dscores, own, own_row, saved_columns, tile, false, lane, first);
+      each_score<STEP>(scores, dscores, own, own_row, saved_columns, tile, false, lane);
     }
   }
 
@@ -317,28 +290,24 @@ struct GradientBlock {
 
  private:
   FLASHATTN_FUNC int first_column() const { return any.begin / COLUMNS * COLUMNS; }
-  // The first column of tile n. A block of keys passes its tiles in descending order: see backward_hopper.cu.
-  FLASHATTN_FUNC int column_of(int n) const { return first_column() + (kOfKeys ? tile_count() - 1 - n : n) * COLUMNS; }
   FLASHATTN_FUNC int tile_count() const { return (any.end - first_column() + COLUMNS - 1) / COLUMNS; }
   // The bitwise OR of the block map's bytes for a part of the rows and a tile of columns.
   FLASHATTN_FUNC int blocks(int of_head, int tile, int own_part) const {
-    int column = column_of(tile), count = kOfKeys ? params().query_len : params().key_len;
+    int column = first_column() + tile * COLUMNS, count = kOfKeys ? params().query_len : params().key_len;
     Range rows = Range{first_row, last_row}.template part<kOwn>(own_part);
     Range columns = {column, minimum(column + COLUMNS, count) - 1};
     return kOfKeys ? blocks_between<COLUMNS, kOwn>(visibility, of_head, columns, rows)
                    : blocks_between<kOwn, COLUMNS>(visibility, of_head, rows, columns);
   }
-  FLASHATTN_FUNC bool passes_heads_in_turn() const { return !has_window && has_one_list(); }
-  FLASHATTN_FUNC bool has_one_list() const { return !has_block_map || params().block_map.head == 0; }
   FLASHATTN_FUNC TileList list_of(int of_head) const {
-    return {lists.words + (has_one_list() ? 0 : (of_head - head) * (tile_count() + 1))};
+    return {lists.words + (params().block_map.head == 0 ? 0 : (of_head - head) * (tile_count() + 1))};
   }
   // Moves to entry tile.n of the head's list. At the list's end, moves to the next head whose list is not empty.
   FLASHATTN_FUNC void take(Tile& tile) const {
-    for (; is_there(tile); tile.head += passes_heads_in_turn() ? heads : 1, tile.n = 0) {
+    for (; is_there(tile); ++tile.head, tile.n = 0) {
       tile.listed = list_of(tile.head)[tile.n];
       if (!tile.listed.exists()) continue;
-      tile.column = column_of(tile.listed.tile());
+      tile.column = first_column() + tile.listed.tile() * COLUMNS;
       return;
     }
   }
@@ -356,11 +325,11 @@ struct GradientBlock {
 
   template <Step STEP, int N>
   FLASHATTN_FUNC void each_score(Fragment (&scores)[N], Fragment (&dscores)[N], const OwnRows& own, int own_row,
-                                 const float4* saved_columns, Tile tile, bool unmasked, int lane, int first) const {
+                                 const float4* saved_columns, Tile tile, bool unmasked, int lane) const {
     float slope = has_alibi_slopes ? visibility.row(0, tile.head).slope : 0.0f;
     FLASHATTN_UNROLL
-    for (int i = 0; i < 4 * N; ++i) {
-      int h = i % 4 / 2, in_tile = first + i / 4 * 8 + lane % 4 * 2 + i % 2, column = tile.column + in_tile;
+    for (int i = 0; i < COLUMNS / 2; ++i) {
+      int h = i % 4 / 2, in_tile = i / 4 * 8 + lane % 4 * 2 + i % 2, column = tile.column + in_tile;
       Row row = kOfKeys ? visibility.row_with_slope(column, tile.head, slope) : own.queries[h];
       SavedRow of_query = kOfKeys ? saved_row(saved_columns[in_tile]) : own.saved[h];
       int key_index = kOfKeys ? own_row + lane / 4 + h * kRowStep : column;
@@ -370,7 +339,7 @@ struct GradientBlock {
         // As in LaneRows, the product of score and factor is not rounded before the maximum is subtracted.
         float exact = multiply_add(score, visibility.factor, -of_query.row_max);
         score = visibility.score_of_scaled(scaled, row, key_index);
-        bool hidden = !unmasked && is_hidden(own, first / 2 + i, column);
+        bool hidden = !unmasked && is_hidden(own, i, column);
         if ((has_tree || has_bias) && !unmasked && !hidden) {
           score = visibility.masked_by_arrays(score, row, key_index, true);
           hidden = score == -INFINITY;

@@ -42,12 +42,6 @@ FLASHATTN_FUNC void publish_operands() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Waits until COUNT threads have called it. They must be whole warps.
-template <int COUNT>
-FLASHATTN_FUNC void meet_warps() {
-  asm volatile("barrier.cta.sync 1, %0;" ::"n"(COUNT) : "memory");
-}
-
 // Both functions set how many registers each thread of this warpgroup has. take_registers() raises the number, and
 // waits until the block has enough free registers. leave_registers() lowers the number.
 template <int COUNT>
@@ -73,49 +67,6 @@ FLASHATTN_FUNC void copy_box(uint to, const cuda::TensorMap& map, int column, in
 FLASHATTN_FUNC void copy_bytes(uint to, const void* from, int bytes, Barrier arrived) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                "l"(from), "r"(bytes), "r"(arrived.address)
-               : "memory");
-}
-
-// Starts to copy `bytes` bytes from shared memory to an array or, if `add`, to add them to the array, as float32
-// numbers.
-FLASHATTN_FUNC void send_floats(float* to, uint from, int bytes, bool add) {
-  if (add) {
-    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to), "r"(from),
-                 "r"(bytes)
-                 : "memory");
-  } else {
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
-                 : "memory");
-  }
-  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-// Waits until what this thread has sent has been read from shared memory.
-FLASHATTN_FUNC void wait_until_read() {
-  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-}
-// Waits until what this thread has sent has arrived.
-FLASHATTN_FUNC void wait_until_sent() {
-  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
-}
-
-// Blocks take turns at some memory: turn n begins when n blocks have called pass_turn(). Whatever a block has sent
-// before it passes its turn is visible to the next block.
-FLASHATTN_FUNC void wait_for_turn(const uint* turns, uint turn) {
-  uint now;
-  do {
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(turns) : "memory");
-  } while (now != turn);
-  asm volatile("fence.proxy.async;" ::: "memory");
-}
-FLASHATTN_FUNC void pass_turn(uint* turns, uint turn) {
-  asm volatile("fence.proxy.async;" ::: "memory");
-  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(turns), "r"(turn + 1) : "memory");
-}
-
-// Stores four matrices with 8 rows of 16 bytes, in the layout of load_matrices().
-FLASHATTN_FUNC void store_matrices(uint to, const uint (&r)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(r[0]), "r"(r[1]),
-               "r"(r[2]), "r"(r[3])
                : "memory");
 }
 
@@ -177,13 +128,6 @@ struct Product;
     static FLASHATTN_FUNC void of_rows(Fragment* c, Descriptor a, Descriptor b, bool add) {               \
       asm volatile("{ .reg .pred add; setp.ne.b32 add, " X2 ", 0; wgmma.mma_async.sync.aligned.m64n" #N   \
                    "k16.f32." TYPES " {" FLASHATTN_OUTPUTS_##N "}, " X0 ", " X1 ", add, 1, 1, 0, 0; }"    \
-                   : FLASHATTN_REGISTERS_##N                                                              \
-                   : "l"(a), "l"(b), "r"(int(add)));                                                      \
-    }                                                                                                     \
-    /* c = a^T b, or c += a^T b. Both are in shared memory and have 16 rows; b has N columns. */          \
-    static FLASHATTN_FUNC void of_transposed(Fragment* c, Descriptor a, Descriptor b, bool add) {         \
-      asm volatile("{ .reg .pred add; setp.ne.b32 add, " X2 ", 0; wgmma.mma_async.sync.aligned.m64n" #N   \
-                   "k16.f32." TYPES " {" FLASHATTN_OUTPUTS_##N "}, " X0 ", " X1 ", add, 1, 1, 1, 1; }"    \
                    : FLASHATTN_REGISTERS_##N                                                              \
                    : "l"(a), "l"(b), "r"(int(add)));                                                      \
     }                                                                                                     \

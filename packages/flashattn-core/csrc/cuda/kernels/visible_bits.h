@@ -104,7 +104,7 @@ template <int QUERIES>
 struct VisibleBits<true, QUERIES> {
   static constexpr int kWords = QUERIES < 32 ? QUERIES / 4 : 8, kReads = (QUERIES + 31) / 32;
   VisibleBytes<16> bytes[kReads];
-  uint words[(kReads + 1) / 2][kWords];  // one per query; bits 16 to 31 belong to the query 32 columns further right
+  uint words[kWords];  // one per query; bits 16 to 31 belong to the query 32 columns further right
 
   FLASHATTN_FUNC void read(Visibility visibility, int head, int first_query, int first_key, int lane) {
     const AttentionParams& params = *visibility.params;
@@ -115,17 +115,14 @@ struct VisibleBits<true, QUERIES> {
     }
   }
   FLASHATTN_FUNC void take(int lane) {
+    uint bits = 0;
     FLASHATTN_UNROLL
-    for (int r = 0; r < kReads; r += 2) {
-      uint bits = bytes[r].bits() | (r + 1 < kReads ? bytes[(r + 1) % kReads].bits() << 16 : 0);
-      FLASHATTN_UNROLL
-      for (int n = 0; n < kWords; ++n) {
-        words[r / 2][n] = __shfl_sync(~0u, bits, n / 2 * 8 + lane % 4 * 2 + n % 2) >> lane / 4;
-      }
-    }
+    for (int n = 0; n < kReads; ++n) bits |= bytes[n].bits() << n * 16;
+    FLASHATTN_UNROLL
+    for (int n = 0; n < kWords; ++n) words[n] = __shfl_sync(~0u, bits, n / 2 * 8 + lane % 4 * 2 + n % 2) >> lane / 4;
   }
   FLASHATTN_FUNC bool operator[](int i) const {
-    return (words[i / 32][i / 4 % 4 * 2 + i % 2] & 1u << (i % 4 / 2 * 8 + i / 16 % 2 * 16)) != 0;
+    return (words[i / 4 % 4 * 2 + i % 2] & 1u << (i % 4 / 2 * 8 + i / 16 * 16)) != 0;
   }
 };
 

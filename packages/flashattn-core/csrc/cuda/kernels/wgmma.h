@@ -35,19 +35,18 @@ FLASHATTN_FUNC void begin_multiply_keys(Fragment (&scores)[KEYS / 8], SharedTile
 }
 
 // Starts to add probabilities @ values to the sums, but only for part value_part of the values (of VALUE_PARTS parts).
-// If `fresh`, part 0 overwrites the sums. With one part, adds only the keys from step FIRST (of 16 keys) to before END.
-template <int VALUE_PARTS, int FIRST = 0, int END = 1 << 16, int PARTS, typename T, int KEYS, int DV>
+// If `fresh`, part 0 overwrites the sums.
+template <int VALUE_PARTS, int PARTS, typename T, int KEYS, int DV>
 FLASHATTN_FUNC void begin_add_values(Fragment (&sums)[DV / 8], const uint (&probabilities)[KEYS / 16][PARTS][4],
                                      SharedTile<T, KEYS, DV> values, int value_part = 0, bool fresh = false) {
-  constexpr int kSteps = (END < KEYS / 16 ? END : KEYS / 16) - FIRST,
-                kColumns = 128;  // at most this many columns per instruction
+  constexpr int kSteps = KEYS / 16, kColumns = 128;  // at most this many columns per instruction
   constexpr int kWhole = DV / kColumns * kColumns, kRest = DV - kWhole;
   Descriptor b = descriptor(values.memory, values.kPanel);
   int first_part = VALUE_PARTS - 1 - value_part, count = (PARTS - first_part) * kSteps;
   FLASHATTN_UNROLL
   for (int n = 0; n < count; ++n) {
     int part = VALUE_PARTS > 1 ? first_part + n / kSteps : n % PARTS;
-    int i = FIRST + (VALUE_PARTS > 1 ? n % kSteps : n / PARTS);
+    int i = VALUE_PARTS > 1 ? n % kSteps : n / PARTS;
     bool add = !(fresh && value_part == 0 && n == 0);
     const auto rows = [&](int column) { return b + ((i * 16 * 128 + column / 64 * values.kPanel) >> 4); };
     FLASHATTN_UNROLL
@@ -57,20 +56,6 @@ FLASHATTN_FUNC void begin_add_values(Fragment (&sums)[DV / 8], const uint (&prob
     if constexpr (kRest > 0) {
       Product<T, kRest>::of_columns(&sums[kWhole / 8], probabilities[i][part], rows(kWhole), add);
     }
-  }
-  commit_products();
-}
-
-// Starts to compute a^T @ b, where a is panel a_panel of a sum of PARTS tiles, the smallest first, and b is panel
-// b_panel of a tile.
-template <int PARTS, typename T, int ROWS, int COLUMNS, int D>
-FLASHATTN_FUNC void begin_multiply_transposed(Fragment (&products)[8], SharedTile<T, ROWS, COLUMNS> a, int a_panel,
-                                              SharedTile<T, ROWS, D> b, int b_panel) {
-  Descriptor of_a = descriptor(a.memory + a_panel * a.kPanel, 0), of_b = descriptor(b.memory + b_panel * b.kPanel, 0);
-  FLASHATTN_UNROLL
-  for (int n = 0; n < PARTS * ROWS / 16; ++n) {
-    int step = n / PARTS * 16 * 128;
-    Product<T, 64>::of_transposed(products, of_a + ((n % PARTS * a.kBytes + step) >> 4), of_b + (step >> 4), n > 0);
   }
   commit_products();
 }
