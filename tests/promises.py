@@ -1,6 +1,6 @@
 """The promises of the project. A promise is a marker of the one test that holds it: `@promise("…")`.
 
-`uv run python -m tests.promises` writes the tables of docs/dev/reliability.md from the markers. `make lint` says when
+`uv run python -m tests.promises` writes the lists of docs/dev/reliability.md from the markers. `make lint` says when
 the page is out of date.
 """
 
@@ -55,21 +55,21 @@ def promises() -> dict[str, str]:
     return found
 
 
-def table() -> str:
+def lists() -> str:
     lines = []
     for folder, title in FOLDERS.items():
-        lines += [f"### {title}", "", "| promise | test |", "|---|---|"]
-        lines += [f"| {text} | `{test}` |" for text, test in promises().items() if test.startswith(f"{folder}/")]
+        lines += [f"### {title}", ""]
+        lines += [f"- {text}:\n  `{test}`" for text, test in promises().items() if test.startswith(f"{folder}/")]
         lines.append("")
     return "\n".join(lines)
 
 
-def with_table(text: str) -> str:
-    """The page's text, with its table replaced by the current one."""
+def with_lists(text: str) -> str:
+    """The page's text, with its lists replaced by the current ones."""
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
-    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+    return f"{before}{BEGIN}\n{lists()}\n{END}{after}"
 
 
 if __name__ == "__main__":
-    PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(with_lists(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
