@@ -235,7 +235,7 @@ def test_a_gpu_can_be_asked_about_anywhere(rng, length, key_len, dim, kernel):
         ("cuda", 100, "bfloat16", 0, True),
         ("cuda", 100, "float16", 0, True),
         ("cuda", 100, "float32", 0, False),
-        ("cuda", 100, "bfloat16", 4, False),
+        ("cuda", 100, "bfloat16", 4, True),
         ("cuda", 1, "bfloat16", 0, False),
         ("metal", 100, "bfloat16", 0, False),
         ("cpu", 100, "bfloat16", 0, False),

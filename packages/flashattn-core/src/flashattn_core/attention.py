@@ -171,7 +171,8 @@ def quantized_flash_attention(
     Raises:
       ValueError, NoKernelError: as :func:`flash_attention`.
     """
-    if return_lse is False and options.keys() <= {"precision"} and type(bits) is type(group_size) is int:
+    is_plain = return_lse is False and options.keys() <= {"precision"} and type(bits) is type(group_size) is int
+    if is_plain and 0 < bits <= 8 and 0 < group_size <= 128:
         rounds = types.rounds(options.get("precision", "float32"))
         out = _ext.quick(query, key, value, scale, for_quick(mask), None, rounds, None, None, group_size, bits)
         if out is not None:
