@@ -96,7 +96,7 @@ def test_the_precision_reaches_the_patch_and_the_settings(run_command, small_run
 def test_calls_that_are_left_to_mlx_are_counted_apart_from_fallbacks(loaded, monkeypatch):
     counts = [3]
 
-    def quick(query, key, value, scale, described, sinks, rounds, mlx_attention, mask):
+    def quick(query, key, value, scale, described, sinks, rounds, mlx_attention, mask, *storage):
         counts[0] += 1
         return mlx_attention(query, key, value, scale=scale, mask=mask)
 

@@ -102,16 +102,16 @@ def compile_soon(call: _ext.Call, variant: _ext.Variant, device: mx.Device) -> N
 
     MLX waits for a program when it needs it, and raises the compiler's error there.
     """
-    wanted = [(call, variant)]
+    wanted: list[tuple[_ext.Call, _ext.Variant | None]] = [(call, variant)]
     if "backward" not in variant.kernel.name and call.query_len > _ext.max_exact_queries("cuda"):
-        wanted += [(each, _ext.choose(each, _ext.device_of(device)).variant) for each in call.usual_next()]
-    for part in (wanted[:1], wanted[1:2], wanted[2:]):  # what is needed first has threads of its own
+        wanted += [(each, None) for each in call.usual_next()]
+    for part in filter(None, (wanted[:1], wanted[1:2], wanted[2:])):  # what is needed first has threads of its own
         threading.Thread(target=_compile, args=(part, device)).start()
 
 
-def _compile(wanted: Sequence[tuple[_ext.Call, _ext.Variant]], device: mx.Device) -> None:
+def _compile(wanted: Sequence[tuple[_ext.Call, _ext.Variant | None]], device: mx.Device) -> None:
     for call, variant in wanted:
         if not threading.main_thread().is_alive():  # the program ends and would wait for this thread
             return
         with suppress(_ext.NoKernelError):  # the call itself raises the error
-            _ext.compile(call, variant, device, False)
+            _ext.compile(call, variant or _ext.choose(call, _ext.device_of(device)).variant, device, False)
