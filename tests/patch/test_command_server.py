@@ -30,6 +30,14 @@ TEXT = "It is not the length of a prompt alone, but how many of them come at onc
 PROMPTS = ["Attention is all you need", "The class", "x", "A window of keys, and a longer prompt than all the others"]
 
 
+def opened(request):
+    while True:
+        try:
+            return urllib.request.urlopen(request, timeout=120)
+        except ConnectionResetError:  # Python's HTTP server queues only 5 new connections
+            time.sleep(0.1)
+
+
 @pytest.fixture
 def served(chat_folder, tmp_path):
     """served(flash, number, work, *options): runs a server. Returns work(ask), and the server's stderr and exit code.
@@ -50,7 +58,7 @@ def served(chat_folder, tmp_path):
             body = {"prompt": prompt, "max_tokens": 8, "temperature": 0, **more}
             headers = {"Content-Type": "application/json"}
             request = urllib.request.Request(f"{address}/v1/completions", json.dumps(body).encode(), headers)
-            with urllib.request.urlopen(request, timeout=120) as answer:
+            with opened(request) as answer:
                 if not body.get("stream"):
                     return json.load(answer)["choices"][0]["text"]
                 events = (line.removeprefix(b"data: ") for line in answer if line.startswith(b"data: "))
