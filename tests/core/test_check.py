@@ -208,6 +208,12 @@ def test_what_usually_follows_a_prompt():
     ]
 
 
+def test_a_decode_step_is_checked_with_so_many_keys_that_kernels_merge_chunks():
+    lengths = compare.lengths_of(_ext.Call(mx.float16, 64), _ext.Variant(_ext.Kernel.cuda_decode))
+    assert [queries for queries, _ in lengths] == [1] * len(lengths)
+    assert max(keys for _, keys in lengths) > 2000
+
+
 def test_a_kernel_passes():
     assert compare.of_call(given_call(), PREFILL, CPU) == ""
 

@@ -5,7 +5,7 @@ import functools
 import mlx.core as mx
 import pytest
 from flashattn_core import _ext, flash_attention, quantized_flash_attention
-from flashattn_core.check.compare import come_back, error_of, failure, gradient_failure
+from flashattn_core.check.compare import come_back, error_of, failure, gradient_failure, lse_error_of
 
 from tests.core.gradient_oracle import Call
 from tests.emulators.metal_on_cpu import MetalError
@@ -76,7 +76,7 @@ def found(kernel, call, edit=lambda source: source):
     name = kernel.removesuffix("_rounded")
     variant = _ext.Variant(getattr(_ext.Kernel, name.removesuffix("_hopper")), rounds=name != kernel)
     lengths = [(call.query_len, keys) for keys in (90, 400)] if call.query_len <= 16 else [(77, 150), (64, 128)]
-    return failure(call, attention, on_cpu, lengths, error_of(variant, call))
+    return failure(call, attention, on_cpu, lengths, error_of(variant, call), lse_error=lse_error_of(variant, call))
 
 
 @pytest.mark.parametrize(("kernel", "call"), CASES, ids=name)

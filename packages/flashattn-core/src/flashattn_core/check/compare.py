@@ -50,10 +50,8 @@ def of_call(call: _ext.Call, variant: _ext.Variant, stream: mx.Stream) -> str:
         return gradient_failure(call, partial(_gradients, **how), error=error)
     exact_out = _ext.saves_exact_out(call, _ext.backend_of(stream.device))
     attend, on_cpu = partial(_attend, **how, exact_out=exact_out), partial(_attend, stream=mx.cpu, exact_out=exact_out)
-    of_lse = ERROR
-    if call.bits:  # rounded keys, or keys in two parts, change scores, too
-        of_lse = max(ERROR, float(mx.finfo(call.dtype).eps) / 2) if variant.rounds else error
-    return failure(call, attend, on_cpu, lengths_of(call, variant), error, ("out", "lse", "exact_out"), of_lse)
+    of_lse, names = lse_error_of(variant, call), ("out", "lse", "exact_out")
+    return failure(call, attend, on_cpu, lengths_of(call, variant), error, names, of_lse)
 
 
 _ON_CPU = _ext.Variant(_ext.Kernel.cpu_prefill)  # stands for the kernel that a CPU's call has anyway
@@ -108,7 +106,7 @@ def failure(
     lengths: Lengths | None = None,
     error: float = ERROR,
     names: Sequence[str] = ("out", "lse"),
-    error_of_lse: float = ERROR,
+    lse_error: float = ERROR,
 ) -> str:
     """Compares `attention` with `on_cpu` for such calls. Returns the first error, or "".
 
@@ -117,11 +115,11 @@ def failure(
     size_of() and the expected number. The error allowed for exact_out is 1/8 of the rounding error that exact_out keeps
     away from gradients.
     names: the names of the results.
-    error_of_lse: ERROR, but more for scores of rounded keys.
+    lse_error: the allowed error of lse, see lse_error_of().
 
     Raises MemoryError if there is too little memory for the check. This says nothing about the kernel.
     """
-    errors = {"lse": error_of_lse, "exact_out": max(ERROR, float(mx.finfo(call.dtype).eps) / 16)}
+    errors = {"lse": lse_error, "exact_out": max(ERROR, float(mx.finfo(call.dtype).eps) / 16)}
     for case in cases(call, lengths or lengths_of(call)):
         expected = on_cpu(**exactly(case.arguments))
         for layout in case.layouts:
@@ -161,6 +159,13 @@ def error_of(variant: _ext.Variant, call: _ext.Call) -> float:
     if variant.kernel is _ext.Kernel.cuda_prefill and call.bits:
         return max(ERROR, eps**2 / 2)  # an element of quantised keys and values is the sum of two 16-bit numbers
     return ERROR
+
+
+def lse_error_of(variant: _ext.Variant, call: _ext.Call) -> float:
+    """The allowed error of lse. Quantised keys that are rounded, or are sums of two parts, change scores, too."""
+    if call.bits and variant.rounds:
+        return max(ERROR, float(mx.finfo(call.dtype).eps) / 2)
+    return error_of(variant, call) if call.bits else ERROR
 
 
 def lengths_of(call: _ext.Call, variant: _ext.Variant | None = None) -> Lengths:
