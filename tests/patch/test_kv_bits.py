@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import mlx.core as mx
 import mlxlm_flash_patch as flash
 import pytest
+from flashattn_core import _ext
 from mlx_lm import server
 from mlx_lm.models import cache as mlx_lm
 from mlxlm_flash_patch.caches import release
@@ -97,6 +98,21 @@ def test_a_group_that_does_not_divide_head_dim(tiny):
     why = "[quantize] The last dimension of the matrix needs to be divisible by the quantization group size 64"
     with warned(f"kv_bits=8: some caches stay as they are: layers 0-1 ({why})"):
         assert kinds(mlx_lm.make_prompt_cache(tiny())) == ["KVCache"] * 2
+
+
+def test_a_trial_prepares_no_kernel(tiny, monkeypatch):
+    """The model is called to see what its attention can read. On a GPU, a kernel would be compiled for this call."""
+    prepared = []
+    for name in ("quick", "attention"):
+        own = getattr(_ext, name)
+        monkeypatch.setattr(_ext, name, lambda *given, own=own: prepared.append(given) or own(*given))
+    model = tiny("llama")
+    flash.enable(kv_bits=8, kv_group_size=32)
+    caches = mlx_lm.make_prompt_cache(model)
+    assert kinds(caches) == ["QuantizedRotatingKVCache", "QuantizedKVCache"]
+    assert prepared == []
+    model(mx.zeros((1, 2), mx.int32), cache=caches)
+    assert len(prepared) == 2
 
 
 def test_a_model_that_cannot_be_tried(tiny):

@@ -106,7 +106,7 @@ def plain_call(
 
     Returns None if the patch is off or the call needs attend(). With `bits`, key and value are a quantised cache's.
     """
-    if observers or not (state.on or in_model.get()):  # is_active() inlined, to save time
+    if observers or not (state.on or in_model.get()) or in_trial.get():  # is_active() inlined, to save time
         return None
     try:
         described, rounds = mask, state.precision == "input"
