@@ -61,7 +61,13 @@ def test_hidden_tiles_are_left_out(rng):
 
 @pytest.mark.parametrize(
     ("dtype", "dim", "kernel"),
-    [("float", 128, "parts_float"), ("float", 136, "float"), ("half", 136, "hopper_half"), ("bfloat", 132, "bfloat")],
+    [
+        ("float", 128, "parts_float"),
+        ("float", 136, "float"),
+        ("half", 128, "hopper_half"),
+        ("half", 136, "parts_half"),
+        ("bfloat", 132, "bfloat"),
+    ],
 )
 def test_which_kernels_run_on_hopper(rng, request, dtype, dim, kernel):
     """Kernels for Hopper must run for float32 up to head_dim 128, and for 16-bit rows that the TMA can read."""

@@ -183,4 +183,4 @@ def test_gradients(rng, dim, precision, dtype, architecture):
     with launches.shared_memory(ARCHITECTURES[architecture], 90 if architecture == "sm_90a" else 0):
         described = metal_backward.described(call, device="cuda", precision=precision)
     spilled = spilled_by(architecture, described)
-    assert spilled == 0 or architecture != "sm_90a" or dim > 128
+    assert spilled == 0 or architecture != "sm_90a" or (dim > 128 and dtype == "float32")

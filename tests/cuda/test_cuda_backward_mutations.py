@@ -14,6 +14,7 @@ BACKWARD, HOPPER, PARTS, DELTA, MERGE = (
     f"cuda_backward{name}" for name in ("", "_hopper", "_parts", "_delta", "_merge")
 )
 LONG = {"lengths": (150, 300)}
+WIDE = {"dtype": "float16", "dim": 136}  # 16-bit floats that are not split into parts
 BLOCKS = {"lengths": (70, 150), "mask": "blocks"}  # an array mask that hides whole blocks
 OPEN = "!(has_block_map && tile.listed.changes(own_part))"
 
@@ -23,7 +24,7 @@ def of_hopper(old: str, new: str = "", **how) -> Fault:
 
 
 def of_parts(old: str, new: str = "", **how) -> Fault:
-    return Fault(PARTS, old, new, dim=72, **LONG | how)
+    return Fault(PARTS, old, new, **{"dim": 72} | LONG | how)
 
 
 FAULTS = {
@@ -42,8 +43,8 @@ FAULTS = {
         "wait_for_products<0>(first_sums);\n      wait_for_products<0>(second_sums);"
     ),
     "hopper: the last turn is not passed": of_hopper("if (n > 0) ping_pong.pass(lane);\n  block.store", dim=128),
-    "hopper: P before S is there": of_hopper("wait_for_products<Block::kSecond ? 1 : 0>(scores);"),
-    # Hopper's kernel for float32. It splits each number into 16-bit parts.
+    "hopper: P before S is there": of_hopper("wait_for_products<1>(scores);"),
+    # Hopper's kernel for float32, which it splits into 16-bit parts, and for wide 16-bit arrays.
     "parts: rows before they are there": of_parts("own_arrived.wait(0);"),
     "parts: a tile before it is there": of_parts("ring.wait_for_tile(n, part);\n    begin_multiply", "begin_multiply"),
     "parts: a tile over one that is read": of_parts("if (turn >= STAGES) read(turn)", "if (false) read(turn)"),
@@ -56,8 +57,11 @@ FAULTS = {
     "parts: dS before dP is there": of_parts("wait_for_products<0>(dscores);"),
     "parts: P before it is given": of_parts("given.wait(n);"),
     "parts: P over P": of_parts("+ i * kWarpgroup + threadIdx", "+ threadIdx"),
+    "parts: P over P that is not taken": of_parts("if (WAITS && n > 0) taken.wait(n - 1);", **WIDE),
+    "parts, wide: a tile before it is there": of_parts("ring.wait_for_tile(n);\n    begin_add", "begin_add", **WIDE),
+    "parts, wide: released before it is read": of_parts("wait_for_products<0>(sums);", **WIDE),
     "parts: products with the first part left out": of_parts(
-        "for (int part = 0; part < 3; ++part) {\n    ring", "for (int part = 1; part < 3; ++part) {\n    ring"
+        "for (int part = 0; part < 3; ++part) {\n      ring", "for (int part = 1; part < 3; ++part) {\n      ring"
     ),
     "parts: sums of the last tile alone": of_parts("sums[i / 4][i % 4] += of_tile", "sums[i / 4][i % 4] = of_tile"),
     "parts: own rows' are all the first": of_parts("batch * PARTS + panel / kPanels", "batch * PARTS"),
@@ -78,7 +82,7 @@ FAULTS = {
         DELTA, "return float4{saved.row_max, ", "return float4{saved.row_max + M_LN2_F * saved.log2_sum, "
     ),
     "delta: dlse's sign": Fault(DELTA, "sum -= head_of", "sum += head_of"),
-    "hopper: softcap in two steps": of_hopper("Block::kSecond && has_softcap", "false", options={"softcap": 1.5}),
+    "hopper: softcap in two steps": of_hopper("constexpr (has_softcap)", "constexpr (false)", options={"softcap": 1.5}),
     "not scaled": Fault(BACKWARD, "second, h, params().scale", "second, h, 1.0f"),
     # Query heads that share a key/value head.
     "each block has the first heads": Fault(BACKWARD, "chunk = kOfKeys ? block.head % chunks : 0", "chunk = 0"),

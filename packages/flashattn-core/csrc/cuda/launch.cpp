@@ -451,8 +451,15 @@ HopperBlock backward_block(const GpuCall& call, Gradient of) {
   int widest = std::max(call.params.head_dim, call.params.value_dim);
   if (widest <= 64 && of == kDq) return {.consumers = 1, .stages = 3, .blocks = 3, .registers = {136, 24}};
   if (widest <= 64) return {.consumers = 1, .stages = 3, .blocks = 2, .registers = {216, 40}};
-  if (widest <= 128) return {.consumers = 2, .stages = 3, .blocks = 1, .registers = {240, 24}};
-  return {.consumers = of == kDv ? 2 : 1, .stages = 2, .blocks = 1, .registers = {240, 24}};
+  return {.consumers = 2, .stages = 3, .blocks = 1, .registers = {240, 24}};
+}
+
+// Describes the inputs to the TMA, which copies boxes of these many keys and queries.
+std::vector<MappedArray> gradient_maps(const GradientCall& gradient, int keys, int queries) {
+  const GpuCall& call = gradient.call;
+  const AttentionParams& p = call.params;
+  return {mapped(call, Binding::key, p.key, keys), mapped(call, Binding::value, p.value, keys),
+          mapped(call, Binding::query, p.query, queries), mapped(call, Binding::dout, gradient.dout, queries)};
 }
 
 Launch backward_hopper(GradientCall gradient, Gradient of) {
@@ -464,8 +471,7 @@ Launch backward_hopper(GradientCall gradient, Gradient of) {
   int rows = block.rows(), barriers = (2 * block.stages + 1 + block.consumers) * 8;
   int stage = tile_bytes(kColumns, dim, 2) + tile_bytes(kColumns, value_dim, 2) +
               (of_keys ? kColumns * 4 * static_cast<int>(sizeof(float)) : 0);
-  int shared =
-      tile_bytes(rows, dim, 2) + (of == kDv ? 0 : tile_bytes(rows, value_dim, 2)) + block.stages * stage + barriers;
+  int shared = tile_bytes(rows, dim, 2) + tile_bytes(rows, value_dim, 2) + block.stages * stage + barriers;
   reserve_lists(gradient, of, shared, kColumns);
   Launch result = launch(
       call, "backward_hopper",
@@ -474,11 +480,7 @@ Launch backward_hopper(GradientCall gradient, Gradient of) {
                   {{"dim", dim}, {"value_dim", value_dim}, {"columns", kColumns}, {"parts", parts_of_products(call)}})),
       gradient_arguments(gradient, of), gradient_blocks(gradient, of, rows), block.warps(), shared);
   result.blocks_at_once = block.blocks;
-  const AttentionParams& p = call.params;
-  int query_rows = of_keys ? kColumns : rows, key_rows = of_keys ? rows : kColumns;
-  result.tensor_maps = {mapped(call, Binding::key, p.key, key_rows), mapped(call, Binding::value, p.value, key_rows),
-                        mapped(call, Binding::query, p.query, query_rows),
-                        mapped(call, Binding::dout, gradient.dout, query_rows)};
+  result.tensor_maps = gradient_maps(gradient, of_keys ? rows : kColumns, of_keys ? kColumns : rows);
   return result;
 }
 
@@ -486,26 +488,32 @@ Launch backward_parts(GradientCall gradient, Gradient of) {
   constexpr int kRows = 64, kColumns = 64, kWarps = 12, kSavedStages = 2;
   const GpuCall& call = gradient.call;
   const AttentionParams& p = call.params;
-  int dim = round_up(p.head_dim, 64), value_dim = round_up(p.value_dim, 64);
-  bool of_keys = of != kDq, narrow = std::max(dim, value_dim) <= 64;
-  int first_stages = narrow ? 5 : 4, second_stages = narrow ? 5 : 3;  // a tile takes three stages, one per part
+  bool in_parts = call.dtype == Dtype::float32, of_keys = of != kDq;
+  int tiles = in_parts ? kFloatParts : 1, step = in_parts ? 64 : 16;  // a tile takes a stage for each of its parts
+  int dim = round_up(p.head_dim, step), value_dim = round_up(p.value_dim, step);
+  bool narrow = std::max(dim, value_dim) <= 64;
+  int first_stages = !in_parts ? 2 : narrow ? 5 : 4, second_stages = !in_parts ? 2 : narrow ? 5 : 3;
   int first = tile_bytes(kRows, dim, 2), second = tile_bytes(kRows, value_dim, 2);
   int saved = of_keys ? kSavedStages * kColumns * 4 * static_cast<int>(sizeof(float)) : 0;
   int handed = kRows * kColumns * static_cast<int>(sizeof(float));
-  int barriers = (2 * (first_stages + second_stages + kSavedStages) + 2) * 8;
-  int shared =
-      (kFloatParts + first_stages) * first + (kFloatParts + second_stages) * second + saved + handed + barriers;
+  int barriers = (2 * (first_stages + second_stages + kSavedStages) + (in_parts ? 2 : 3)) * 8;
+  int shared = (tiles + first_stages) * first + (tiles + second_stages) * second + saved + handed + barriers;
   reserve_lists(gradient, of, shared, kColumns);
   auto arguments = gradient_arguments(gradient, of);
   std::vector<MappedArray> maps;
-  for (Binding parts : {Binding::key_parts, Binding::value_parts, Binding::query_parts, Binding::dout_parts}) {
-    maps.push_back(mapped_parts(call, parts, kRows));
-    arguments.push_back({parts, Role::input});
+  if (in_parts) {
+    for (Binding parts : {Binding::key_parts, Binding::value_parts, Binding::query_parts, Binding::dout_parts}) {
+      maps.push_back(mapped_parts(call, parts, kRows));
+      arguments.push_back({parts, Role::input});
+    }
+  } else {
+    maps = gradient_maps(gradient, kRows, kRows);
   }
   Launch result = launch(call, "backward_parts",
                          gradient.sizes(of, {{"dim", dim},
                                              {"value_dim", value_dim},
                                              {"columns", kColumns},
+                                             {"parts", in_parts ? kFloatParts : parts_of_products(call)},
                                              {"first_stages", first_stages},
                                              {"second_stages", second_stages},
                                              {"consumer_registers", 232},
@@ -576,14 +584,14 @@ Launches backward_launches(const GpuCall& call, const BackwardParams& params) {
   bool packed = backward_is_packed(call, params);
   // Calls with few queries use backward.cu even on compute capability 9.0. This kernel multiplies as cuda_decode does,
   // so the scores have the same bits as in the forward pass.
-  bool is_90 = call.device.compute_capability == 90 && p.query_len > kMaxCudaDecodeLen;
-  bool is_float = call.dtype == Dtype::float32;
-  bool in_parts = is_90 && is_float && inputs_can_be_mapped(call) && std::max(p.head_dim, p.value_dim) <= 128;
-  bool hopper = is_90 && !is_float && packed && inputs_can_be_mapped(call) &&
-                can_be_mapped(call, mapped(call, Binding::dout, params.dout));
+  bool is_90 = call.device.compute_capability == 90 && p.query_len > kMaxCudaDecodeLen && inputs_can_be_mapped(call);
+  bool is_float = call.dtype == Dtype::float32, is_wide = std::max(p.head_dim, p.value_dim) > 128;
+  bool in_parts = is_90 && is_float && !is_wide;
+  bool hopper = is_90 && !is_float && packed && can_be_mapped(call, mapped(call, Binding::dout, params.dout));
+  bool shares_rows = in_parts || (hopper && is_wide);
   // With a window, all blocks of keys take about equally long. Sharing a group's heads would then only cost time.
   bool is_part = p.window == 0 && group_of(call) > 1;
-  int rows = hopper ? backward_block(call, kDk).rows() : 64;
+  int rows = hopper && !is_wide ? backward_block(call, kDkAndDv).rows() : 64;
   result.backward.block_heads = is_part ? heads_of_block(call, rows) : group_of(call);
   int block_heads = result.backward.block_heads, chunks = divide_up(group_of(call), block_heads);
   GradientCall gradient = {call, packed, is_part, block_heads, chunks, params.dout};
@@ -591,7 +599,7 @@ Launches backward_launches(const GpuCall& call, const BackwardParams& params) {
     if (launch.grid[0] != 0) result.launches.push_back(std::move(launch));
   };
   const auto pass = [&](Gradient of) {
-    return in_parts ? backward_parts(gradient, of) : hopper ? backward_hopper(gradient, of) : backward(gradient, of);
+    return shares_rows ? backward_parts(gradient, of) : hopper ? backward_hopper(gradient, of) : backward(gradient, of);
   };
   add(backward_delta(call));
   result.scratch = {{Binding::saved_rows, p.batch_size * p.num_heads * round_up(p.query_len, kSavedTile) * 4}};
@@ -602,9 +610,9 @@ Launches backward_launches(const GpuCall& call, const BackwardParams& params) {
                      arguments({Binding::query, Binding::dout}, {}, {Binding::params, Binding::backward}));
   }
   // The launches run concurrently, and those with the longest blocks start first. For large heads, dk and dv have
-  // separate launches, because their sums together would exceed a thread's registers.
+  // separate launches where one thread sums both, because their sums together would exceed its registers.
   size_t first = result.launches.size();
-  if (p.head_dim + p.value_dim <= 256) {
+  if (shares_rows || p.head_dim + p.value_dim <= 256) {
     add(pass(kDkAndDv));
   } else {
     add(pass(kDk));

@@ -1,5 +1,5 @@
-// Replaces backward.cu for 16-bit floats on compute capability 9.0. A producer warpgroup loads tiles, and each consumer
-// warpgroup computes 64 rows.
+// Replaces backward.cu for 16-bit floats on compute capability 9.0, up to head_dim 128. A producer warpgroup loads
+// tiles, and each consumer warpgroup computes 64 rows.
 #include "gradient_block.h"
 #include "tile_ring.h"
 #include "wgmma.h"
@@ -64,11 +64,10 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
   using OwnSecond = SharedTile<T, kRows, DV>;
   using Columns = ColumnTiles<T, COLUMNS, D, DV, Block::kOfKeys>;
   using Ring = TileRing<Columns, STAGES>;
-  constexpr int kOwnSecondBytes = Block::kSecond ? OwnSecond::kBytes : 0;  // dv needs no dP, and so no values
   extern __shared__ __align__(1024) uchar shared[];
   OwnFirst own_first = {shared_address(shared)};
   OwnSecond own_second = {own_first.memory + OwnFirst::kBytes};
-  uint ring_memory = own_second.memory + kOwnSecondBytes;
+  uint ring_memory = own_second.memory + OwnSecond::kBytes;
   Ring ring = {ring_memory, ring_memory + Ring::kBytes};
   Barrier own_arrived = {ring.barriers + Ring::kBarriers};
 
@@ -94,9 +93,9 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
                  &columns_first = Block::kOfKeys ? arguments.query_map : arguments.key_map,
                  &columns_second = Block::kOfKeys ? arguments.dout_map : arguments.value_map;
       int own_head = Block::kOfKeys ? block.kv_head : block.head;
-      own_arrived.arrive_and_expect(OwnFirst::kBytes + kOwnSecondBytes);
+      own_arrived.arrive_and_expect(OwnFirst::kBytes + OwnSecond::kBytes);
       load_boxes(own_first, of_first, block.first_row, own_head, block.batch, own_arrived);
-      if (Block::kSecond) load_boxes(own_second, of_second, block.first_row, own_head, block.batch, own_arrived);
+      load_boxes(own_second, of_second, block.first_row, own_head, block.batch, own_arrived);
       auto tile = block.first_tile();
       for (int n = 0; block.is_there(tile); ++n, tile = block.next_tile(tile)) {
         int first = tile.column, head = Block::kOfKeys ? tile.head : block.kv_head;
@@ -116,7 +115,7 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
   int last_of_group = minimum(first_of_group + kWarpgroupRows - 1, block.last_row);
   KeySpan own_any = first_of_group <= last_of_group ? block.columns_of(first_of_group, last_of_group) : KeySpan{0, 0};
   auto rows = block.own_rows(own_row, lane);
-  Fragment first_sums[Block::kFirst ? DV / 8 : 1] = {}, second_sums[Block::kSecond ? D / 8 : 1] = {};
+  Fragment first_sums[Block::kFirst ? DV / 8 : 1] = {}, second_sums[D / 8] = {};
   own_arrived.wait(0);
   auto tile = block.first_tile();
   int n = 0;
@@ -130,34 +129,32 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
       bool unmasked = block.look(rows, group, own_row, tile, lane);
       begin_products();
       begin_multiply_keys<head_dim>(scores, own_first, group_row, columns.first());
-      if (Block::kSecond) begin_multiply_keys<value_dim>(dscores, own_second, group_row, columns.second());
+      begin_multiply_keys<value_dim>(dscores, own_second, group_row, columns.second());
       const float4* saved_columns = static_cast<const float4*>(shared_pointer(columns.saved()));
       block.take_columns(rows, saved_columns, lane);
       if (n > 0) ping_pong.pass(lane);
 #define FLASHATTN_TO_GRADIENTS(STEP) \
   block.template to_gradients<STEP>(scores, dscores, rows, own_row, saved_columns, tile, unmasked, lane)
-      if constexpr (Block::kSecond && has_softcap) {
+      if constexpr (has_softcap) {
         wait_for_products<0>(scores);
         wait_for_products<0>(dscores);
         FLASHATTN_TO_GRADIENTS(kBoth);
       } else {
-        wait_for_products<Block::kSecond ? 1 : 0>(scores);
+        wait_for_products<1>(scores);
         FLASHATTN_TO_GRADIENTS(kToProbabilities);
-        if constexpr (Block::kSecond) {
-          wait_for_products<0>(dscores);
-          FLASHATTN_TO_GRADIENTS(kToGradients);
-        }
+        wait_for_products<0>(dscores);
+        FLASHATTN_TO_GRADIENTS(kToGradients);
       }
 #undef FLASHATTN_TO_GRADIENTS
       FLASHATTN_UNROLL
       for (int i = 0; i < COLUMNS / 16; ++i) {
         if (Block::kFirst) split_step<T>(scores, i, parts[i]);
-        if (Block::kSecond) split_step<T>(dscores, i, dparts[i]);
+        split_step<T>(dscores, i, dparts[i]);
       }
       ping_pong.take(n);
       begin_products();
       if constexpr (Block::kFirst) begin_add_values<1>(first_sums, parts, columns.second());
-      if constexpr (Block::kSecond) begin_add_values<1>(second_sums, dparts, columns.first());
+      begin_add_values<1>(second_sums, dparts, columns.first());
       wait_for_products<0>(first_sums);
       wait_for_products<0>(second_sums);
     } else {

@@ -1,9 +1,11 @@
-// The gradient of float32 arrays on compute capability 9.0. Each array is split into three bfloat16 parts, see
-// float_parts.h. Shared memory then has room for only 64 rows per block, so two consumer warpgroups share these rows.
+// Replaces backward.cu on compute capability 9.0 for float32, and for 16-bit arrays that are too wide for
+// backward_hopper.cu. Each float32 array is split into three bfloat16 parts, see float_parts.h. Shared memory then has
+// room for only 64 rows per block, so two consumer warpgroups share these rows.
 // Warpgroup 0 computes S and P, and hands over P (with soft-cap, S). If the rows are keys, warpgroup 0 also sums dv.
 // Warpgroup 1 takes P or S, computes dP and dS, and sums dq or dk. While one warpgroup computes P or dS, the other one
 // uses the tensor cores.
-// Tensor cores truncate long sums. So tensor cores sum over one tile, and ordinary instructions add up these sums.
+// Tensor cores truncate long sums. So for float32 tensor cores sum over one tile, and ordinary instructions add up
+// these sums.
 #include "float_parts.h"
 #include "gradient_block.h"
 #include "tile_ring.h"
@@ -39,44 +41,51 @@ FLASHATTN_FUNC void begin_multiply(Fragment (&scores)[N], Own own, Ring ring, in
   }
 }
 
-// sums += weights @ tile n, where the weights are fragments of P or dS. Releases each part of the tile as soon as the
-// tensor cores have read it. The producer can then load a part of the next tile.
-template <typename E, int COUNT, int N, typename Ring>
+// sums += weights @ tile n, where the weights are fragments of P or dS, as PARTS 16-bit floats. Releases each part of
+// the tile as soon as the tensor cores have read it. The producer can then load a part of the next tile.
+template <typename E, int PARTS, int COUNT, int N, typename Ring>
 FLASHATTN_FUNC void add_tile(Fragment (&sums)[N], const Fragment (&weights)[COUNT], Ring ring, int n) {
-  static_assert(Ring::kParts == 3, "the parts are released one by one");
-  uint parts[COUNT / 2][3][4];
-  Fragment of_tile[N];
+  uint parts[COUNT / 2][PARTS][4];
   FLASHATTN_UNROLL
   for (int i = 0; i < COUNT / 2; ++i) split_step<E>(weights, i, parts[i]);
   begin_products();
-  FLASHATTN_UNROLL
-  for (int part = 0; part < 3; ++part) {
-    ring.wait_for_tile(n, part);
-    begin_add_values<3>(of_tile, parts, ring.tile(n, part), part, true);
+  if constexpr (Ring::kParts == 1) {
+    ring.wait_for_tile(n);
+    begin_add_values<1>(sums, parts, ring.tile(n));
+    wait_for_products<0>(sums);
+    ring.release(n);
+  } else {
+    Fragment of_tile[N];
+    FLASHATTN_UNROLL
+    for (int part = 0; part < 3; ++part) {
+      ring.wait_for_tile(n, part);
+      begin_add_values<3>(of_tile, parts, ring.tile(n, part), part, true);
+    }
+    wait_for_products<2>(of_tile);
+    ring.release(n, 0, 1);
+    wait_for_products<1>(of_tile);
+    ring.release(n, 1, 2);
+    wait_for_products<0>(of_tile);
+    ring.release(n, 2);
+    FLASHATTN_UNROLL
+    for (int i = 0; i < 4 * N; ++i) sums[i / 4][i % 4] += of_tile[i / 4][i % 4];
   }
-  wait_for_products<2>(of_tile);
-  ring.release(n, 0, 1);
-  wait_for_products<1>(of_tile);
-  ring.release(n, 1, 2);
-  wait_for_products<0>(of_tile);
-  ring.release(n, 2);
-  FLASHATTN_UNROLL
-  for (int i = 0; i < 4 * N; ++i) sums[i / 4][i % 4] += of_tile[i / 4][i % 4];
 }
 
-// Passes COUNT fragments per thread from one warpgroup to the thread of the same index in another warpgroup.
-// hand_over() must not be called for the next tile before the other warpgroup has called take().
-template <int COUNT>
+// Passes COUNT fragments per thread from one warpgroup to the thread of the same index in another warpgroup. Unless
+// WAITS, hand_over() must not be called for the next tile before the other warpgroup has called take().
+template <int COUNT, bool WAITS>
 struct Handover {
   static constexpr int kBytes = COUNT * kWarpgroup * int(sizeof(Fragment));
 
   uint memory;
-  Barrier given;
+  Barrier given, taken;  // `taken` only if WAITS
 
   FLASHATTN_FUNC float4* fragment(int i) const {
     return static_cast<float4*>(shared_pointer(memory)) + i * kWarpgroup + threadIdx.x % kWarpgroup;
   }
-  FLASHATTN_FUNC void hand_over(const Fragment (&from)[COUNT]) const {
+  FLASHATTN_FUNC void hand_over(const Fragment (&from)[COUNT], int n) const {
+    if (WAITS && n > 0) taken.wait(n - 1);
     FLASHATTN_UNROLL
     for (int i = 0; i < COUNT; ++i) *fragment(i) = {from[i][0], from[i][1], from[i][2], from[i][3]};
     given.arrive();
@@ -88,22 +97,23 @@ struct Handover {
       float4 four = *fragment(i);
       to[i][0] = four.x, to[i][1] = four.y, to[i][2] = four.z, to[i][3] = four.w;
     }
+    if (WAITS) taken.arrive();
   }
 };
 
-// D and DV: head_dim and value_dim, rounded up to whole panels. FIRST_STAGES and SECOND_STAGES: the stages of the rings
-// for first and second arrays, see gradient_block.h. A stage holds one part of a tile. OF: kDq or kDkAndDv. backward.cu
-// describes COLUMNS, IS_PART and the grid. A block has 64 rows.
+// D and DV: head_dim and value_dim, rounded up to 16 or, for float32, to whole panels. FIRST_STAGES and SECOND_STAGES:
+// the stages of the rings for first and second arrays, see gradient_block.h. A stage holds one part of a tile. OF: kDq
+// or kDkAndDv. backward.cu describes COLUMNS, IS_PART and the grid. A block has 64 rows.
 template <typename T, typename Sizes>
 FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, COLUMNS = Sizes::columns, FIRST_STAGES = Sizes::first_stages,
-                SECOND_STAGES = Sizes::second_stages, OF = Sizes::of;
+                SECOND_STAGES = Sizes::second_stages, PARTS = Sizes::parts, OF = Sizes::of;
   constexpr bool IS_PART = Sizes::is_part;
   FLASHATTN_INPUT_ARGUMENTS(T, T);
   FLASHATTN_BACKWARD_ARGUMENTS(T);
   using Element = typename Operand<T>::Element;
   constexpr int kParts = Operand<T>::kParts, kRows = kWarpgroupRows, kWarps = 4, kGroups = 2;
-  static_assert(FIRST_STAGES < 2 * kParts, "the next tile's S would not wait until the other warpgroup has taken P");
+  constexpr bool kWaits = FIRST_STAGES >= 2 * kParts;  // otherwise S of the next tile waits until P has been taken
   static_assert(Sizes::consumer_registers * kGroups + Sizes::producer_registers <= 65536 / kWarpgroup,
                 "more registers than there are");
   using Block = GradientBlock<T, OF, kRows, 1, COLUMNS, IS_PART, Element>;
@@ -115,7 +125,7 @@ FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
   using Seconds = TileRing<SharedTile<Element, COLUMNS, DV>, SECOND_STAGES, kParts>;
   using SavedOfTile = SavedTile<COLUMNS, Block::kOfKeys>;
   using Saved = TileRing<SavedOfTile, 2>;
-  using Scores = Handover<COLUMNS / 8>;
+  using Scores = Handover<COLUMNS / 8, kWaits>;
   constexpr int kOwnBytes = kParts * (OwnFirst::kBytes + OwnSecond::kBytes);
   extern __shared__ __align__(1024) uchar shared[];
   OwnFirst own_first = {shared_address(shared)};
@@ -126,9 +136,9 @@ FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
   Seconds seconds = {second_memory, firsts.barriers + Firsts::kBarriers};
   Saved saved = {saved_memory, seconds.barriers + Seconds::kBarriers};
   Barrier own_arrived = {saved.barriers + Saved::kBarriers};
-  Scores handed = {handed_memory, {own_arrived.address + kBarrierBytes}};
+  Scores handed = {handed_memory, {own_arrived.address + kBarrierBytes}, {own_arrived.address + 2 * kBarrierBytes}};
 
-  uint* tile_lists = static_cast<uint*>(shared_pointer(handed.given.address + kBarrierBytes));
+  uint* tile_lists = static_cast<uint*>(shared_pointer(handed.given.address + (1 + kWaits) * kBarrierBytes));
   Block block(FLASHATTN_GRADIENT_BLOCK(T, tile_lists));
   int lane = lane_index(), warp = int(warp_index()), group = __shfl_sync(~0u, warp / kWarps, 0);
   if (threadIdx.x == 0) {
@@ -136,6 +146,7 @@ FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
     seconds.initialise(Block::kFirst ? kGroups * kWarps : kWarps);
     saved.initialise(kGroups * kWarps);
     handed.given.initialise(kWarpgroup);
+    if (kWaits) handed.taken.initialise(kWarpgroup);
     own_arrived.initialise(1);
     publish_barriers();
   }
@@ -185,10 +196,10 @@ FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
       begin_multiply<head_dim>(scores, own_first, firsts, n);
       wait_for_products<0>(scores);
       firsts.release(n);
-      if (has_softcap) handed.hand_over(scores);  // soft-cap's derivative needs the score
+      if (has_softcap) handed.hand_over(scores, n);  // soft-cap's derivative needs the score
       FLASHATTN_TO_GRADIENTS(kToProbabilities, scores, scores);
-      if (!has_softcap) handed.hand_over(scores);
-      if constexpr (Block::kFirst) add_tile<Element>(sums, scores, seconds, n);
+      if (!has_softcap) handed.hand_over(scores, n);
+      if constexpr (Block::kFirst) add_tile<Element, PARTS>(sums, scores, seconds, n);
     }
     if constexpr (Block::kFirst) {
       BlockOfFirst(FLASHATTN_GRADIENT_BLOCK(T, tile_lists)).store(sums, none, rows.largest, own_row, lane);
@@ -202,7 +213,7 @@ FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
       seconds.release(n);
       handed.take(scores, n);
       FLASHATTN_TO_GRADIENTS((has_softcap ? kBoth : kToGradients), scores, dscores);
-      add_tile<Element>(sums, dscores, firsts, n);
+      add_tile<Element, PARTS>(sums, dscores, firsts, n);
     }
     BlockOfSecond(FLASHATTN_GRADIENT_BLOCK(T, tile_lists)).store(none, sums, rows.largest, own_row, lane);
   }
