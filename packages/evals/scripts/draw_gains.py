@@ -38,7 +38,6 @@ def parts() -> dict[str, str]:
     avx2 = ["speed with `FLASHATTN_CPU_ISA=avx2`"] if with_avx2 else []
     on_cpu = [[*gain(row), *(with_avx2.get(row["name"], "") for _ in avx2)] for row in cpu_rows]
     bits = [row for row in gpu["rows"] if row["run"].startswith("kv")]
-    first = [row for row in gpu["rows"] if row["run"] == "first-use"]
     card = f"[{gpu['machine']['processor']}](docs/nvidia.md#models-and-servers)"
     head = [f"one {card}, bfloat16, patch off → on", "speed", "peak memory beside the weights"]
     return {
@@ -53,11 +52,7 @@ def parts() -> dict[str, str]:
         "docs/linux.md": text(f"{source('cpu.json', cpu, cpu_rows)} by these commands:")
         + commands(cpu, cpu_rows)
         + table(["float32, patch off → on", "speed", "memory", *avx2], on_cpu),
-        "docs/servers.md": text(f"{source('h100.json', gpu, first)}.")
-        + table(
-            ["first request of its kind in a fresh container", "patch off", "patch on"],
-            [[row["name"], *(seconds(row[arm]["seconds"]) for arm in ARMS)] for row in first],
-        ),
+        "docs/servers.md": first_use(gpu, [row for row in gpu["rows"] if row["run"] == "first-use"]),
     }
 
 
@@ -114,6 +109,12 @@ def quantised(rows: list[Found]) -> str:
         "peak memory with the weights",
     ]
     return table(head, list(shown.values())) if rows else ""
+
+
+def first_use(gpu: Found, rows: list[Found]) -> str:
+    head = ["first request of its kind in a fresh container", "patch off", "patch on"]
+    shown = [[row["name"], *(seconds(row[arm]["seconds"]) for arm in ARMS)] for row in rows]
+    return text(f"{source('h100.json', gpu, rows)}.") + table(head, shown) if rows else ""
 
 
 def seconds(trials: list[float]) -> str:
