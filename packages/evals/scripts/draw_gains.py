@@ -59,10 +59,10 @@ def parts() -> dict[str, str]:
 def largest(rows: list[Found]) -> list[str]:
     """The largest gain of prompts, of generation and of training, each in words."""
     best: dict[str, Found] = {}
-    for row in sorted(rows, key=lambda row: float(row["speed"]["ratio"])):
+    for row in sorted(rows, key=lambda row: -float(row["speed"]["ratio"])):
         if row["speed"]["is_clear"]:
-            best[row["test"][:2]] = row  # pp512, tg64, step1024
-    return [f"{times(row['speed']['ratio'])} for {row['name']}" for row in reversed(best.values())]
+            best.setdefault(row["test"][:2], row)  # pp512, tg64, step1024
+    return [f"{times(row['speed']['ratio'])} for {row['name']}" for row in best.values()]
 
 
 def by_gain(rows: list[Found]) -> list[Found]:
