@@ -69,6 +69,9 @@ NOT_RUN = {
     "flash-eval perplexity --model M --dataset W …": "needs that model and text; docs/flash-eval.md has the same",
     "flash-eval speed --blas auto …": "needs OpenBLAS; tests/patch/test_blas.py runs it",
     "flash-eval finetune --blas auto …": "needs OpenBLAS; tests/patch/test_blas.py runs it",
+    "mlxlm-flash run -m mlx_lm benchmark …": "takes minutes; tests/evals/test_measure_gains.py runs it",
+    "mlxlm-flash run --kv-bits 8 -m mlx_lm benchmark …": "takes minutes; tests/evals/test_measure_gains.py runs it",
+    "mlxlm-flash run --kv-bits 4 -m mlx_lm benchmark …": "takes minutes; tests/evals/test_measure_gains.py runs it",
 }
 
 SMALLEST = {
