@@ -140,7 +140,7 @@ def test_measured_costs_replace_the_table():
 @pytest.mark.parametrize("line", ["cuda_prefill 0.7", LINE.replace("0.7", "-1"), LINE.replace("0.7", "nan")])
 def test_a_wrong_line_is_refused(line):
     with pytest.raises(ValueError, match="a line of measured costs is '"):
-        _ext.costs_of(line)
+        _ext.Device("cuda", 80, costs=line)
 
 
 # --- Which kernel -------------------------------------------------------------------------------------------

@@ -69,11 +69,11 @@ int parts_of_products(const GpuCall& call) {
 // ignores its block map. The reserved size must not depend on the number of keys or queries, because driver.cpp sets a
 // kernel's limit of shared memory only once.
 void reserve_lists(GpuCall& call, int& shared, int64_t positions, int tile, int64_t lists = 1) {
-  if (!call.has(Binding::block_map)) return;
+  if (!call.has(Input::block_map)) return;
   constexpr int kMost = 8 * 1024;
   int bytes = std::clamp(call.device.shared_memory - shared, 0, kMost);
   bool fits = lists * (divide_up(positions, tile) + 2) * static_cast<int>(sizeof(uint32_t)) <= bytes;
-  call.present[index(Binding::block_map)] = fits;
+  call.given[index(Input::block_map)] = fits;
   if (fits) shared += bytes;
 }
 
@@ -202,7 +202,7 @@ SplitParams share_last_blocks(const GpuCall& call, int64_t blocks, int64_t at_on
   // Blocks share no keys in three cases. Under a causal mask with less than four keys per query, the blocks in the last
   // wave are short anyway. With a window, a block has too few keys. With a block map, the number of visible keys is not
   // known here.
-  bool are_even = sees_evenly(p.causal != 0, p.window, p.query_len, p.key_len) && !call.has(Binding::block_map);
+  bool are_even = sees_evenly(p.causal != 0, p.window, p.query_len, p.key_len) && !call.has(Input::block_map);
   double least = 1 - static_cast<double>(kMerging) / std::max(p.key_len, 1);  // in units of one block's time
   for (int chunks = 2; chunks <= std::min(kMaxChunks, p.key_len / kMinKeys); ++chunks) {
     double time = static_cast<double>(divide_up(last * chunks, at_once)) / chunks;
@@ -250,8 +250,8 @@ HopperBlock prefill_block(const GpuCall& call, int widest) {
   if (call.dtype == Dtype::float32)
     return {.consumers = 2, .stages = widest <= 64 ? 6 : 4, .blocks = 1, .registers = {240, 24}};
   // 112 registers per thread are too few if the call has one of these inputs, or if a probability is two 16-bit floats.
-  bool needs_registers = call.has(Binding::bias) || call.has(Binding::tree) || call.has(Binding::alibi_slopes) ||
-                         parts_of_products(call) == 2;
+  bool needs_registers =
+      call.has(Input::bias) || call.has(Input::tree) || call.has(Input::alibi_slopes) || parts_of_products(call) == 2;
   if (widest <= 64 && !call.small_blocks && !needs_registers) {
     return {.consumers = 4, .stages = 6, .blocks = 1, .registers = {112, 24}};
   }
@@ -260,7 +260,7 @@ HopperBlock prefill_block(const GpuCall& call, int widest) {
   if (widest > 128 && in_parts) return {.consumers = 1, .stages = 3, .blocks = 1, .registers = {240, 24}};
   if (widest > 128) return {.consumers = 2, .stages = 2, .blocks = 1, .registers = {240, 24}};
   if (call.small_blocks) return {.consumers = 2, .stages = in_parts ? 4 : 3, .blocks = 1, .registers = {240, 24}};
-  int stages = in_parts ? 4 : call.params.window == 0 && !call.has(Binding::block_map) ? 2 : 3;
+  int stages = in_parts ? 4 : call.params.window == 0 && !call.has(Input::block_map) ? 2 : 3;
   return {.consumers = 3, .stages = stages, .blocks = 1, .registers = {160, 32}};
 }
 
@@ -374,10 +374,10 @@ Launches decode(const GpuCall& call) {
 
 Launch backward_delta(const GpuCall& call) {
   constexpr int kWarps = 8, kRowsOfWarp = 8;
-  std::vector<Argument> arguments = delta_arguments(call);
-  arguments.insert(arguments.end(), {{Binding::row_stats, Role::input}, {Binding::saved_rows, Role::output}});
   int64_t heads = call.params.num_heads * call.params.batch_size;
-  return launch(call, "backward_delta", {{"warps", kWarps}}, std::move(arguments),
+  return launch(call, "backward_delta", {{"warps", kWarps}},
+                arguments({Binding::out, Binding::dout, Binding::dlse, Binding::row_stats},
+                          {Binding::delta, Binding::saved_rows}, {Binding::params, Binding::backward}),
                 round_up(call.params.query_len, kSavedTile) / (kWarps * kRowsOfWarp) * heads, kWarps);
 }
 

@@ -16,10 +16,10 @@
 #include "../cuda/driver.h"
 #include "../cuda/encode.h"
 #include "../op/block_map.h"
-#include "../op/counts.h"
 #include "../op/forward.h"
 #include "../op/tree.h"
 #include "../request/checks.h"
+#include "../request/counts.h"
 #include "../request/select.h"
 #include "calls.h"
 #include "mlx/device.h"
@@ -214,9 +214,6 @@ NB_MODULE(_ext, m) {
       "Like attention(), with this variant if it is one of the stream's forward kernels, whatever its check has "
       "found.\n"
       "stats() does not count the call. return_exact_out: return (out, lse, out before it is rounded to 16 bits).");
-  m.def(
-      "stream_of", [](mx::StreamOrDevice where) { return mx::to_stream(where); }, "stream"_a.none(),
-      "The stream that an op with this `stream` argument runs on.");
   m.def("quick", &quick, "query"_a.none(), "key"_a.none(), "value"_a.none(), "scale"_a.none(), "mask"_a.none(),
         "sinks"_a.none(), "rounds"_a, "mlx"_a = nb::none(), "mlx_mask"_a = nb::none(), "group_size"_a = 0, "bits"_a = 0,
         "attention() on the default stream for arguments that need no conversion. None: they need one, or `mlx` is "
@@ -238,12 +235,14 @@ NB_MODULE(_ext, m) {
       [] {
         nb::dict result;
         for (int i = 0; i < kNumKernels; ++i) {
-          result[std::string(name(static_cast<Kernel>(i))).c_str()] = counts[i].load();
+          result[std::string(name(static_cast<Kernel>(i))).c_str()] = computed_calls[i].load();
         }
         return result;
       },
       "How many calls each kernel has computed, by name, since the module was loaded or reset_stats() was called.");
-  m.def("reset_stats", [] { std::fill(counts.begin(), counts.end(), 0); }, "Sets the counts of stats() to 0.");
+  m.def(
+      "reset_stats", [] { std::fill(computed_calls.begin(), computed_calls.end(), 0); },
+      "Sets the counts of stats() to 0.");
   m.def("describe_cpu", &cpu::describe, "Describes the CPU backend in words: its instruction set and threads.");
   m.def(
       "describe_cuda",
