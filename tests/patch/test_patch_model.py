@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import pickle
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -50,7 +49,7 @@ def x(tokens):
 
 @promise("patch_model() changes this model and no other")
 @pytest.mark.rotate(1, default=4)
-@pytest.mark.parametrize("model_type", [*ARCHITECTURES, "gemma2", "gear", "phi3small", "plamo2", "deepseek_v41"])
+@pytest.mark.parametrize("model_type", [*ARCHITECTURES, "gemma2", "gear", "plamo2", "deepseek_v41"])
 def test_this_model_and_no_other(model_type, x):
     """Attention is patched even if a function outside the model's classes calls it, as in deepseek_v41."""
 
@@ -80,12 +79,9 @@ def test_this_model_and_no_other(model_type, x):
     assert flash.status().fallbacks == {}
 
 
-@pytest.mark.parametrize(
-    "again", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["deepcopy", "pickle"]
-)
 @pytest.mark.parametrize("unpatched", [0, 1], ids=["the model", "the copy"])
-def test_copies_are_patched_too(pair, x, again, unpatched):
-    both = pair[0], again(pair[0])
+def test_copies_are_patched_too(pair, x, unpatched):
+    both = pair[0], copy.deepcopy(pair[0])
     assert arrays(both[0]) == arrays(both[1])
     assert mx.array_equal(both[0](x), both[1](x))
     assert calls_of_each(x, *both) == [2, 2]
