@@ -15,7 +15,7 @@ from rich.console import Console
 from tests.core.programs import python
 
 RESULT = {"command": "test", "figure": 1.5, "none": float("nan")}
-TABLE = Table("", ["trial", "arm", "a|b"], [["0", "off", "0.25 s"], ["0", "on", "1"], ["1", "off", "1"]], (1, 1))
+TABLE = Table("", ["trial", "arm", "a|b"], [["0", "off", "0.25 s"], ["0", "on", "1"], ["1", "off", "1"]])
 FOUND = Description(RESULT, ["head", "more"], [TABLE], ["one", "two!"], only="steps")
 INTERRUPTED = "The run was interrupted: the figures are of the steps that were finished."
 TEXT = f"""\
@@ -23,7 +23,7 @@ head · more
 
 trial   arm   a|b
 0       off   0.25 s
-        on    1
+0       on    1
 1       off   1
 
 one
@@ -32,7 +32,7 @@ two!
 """
 FORMATTED = {
     "text": TEXT,
-    "md": "head · more\n\n| trial | arm | a\\|b |\n| --- | --- | --- |\n| 0 | off | 0.25 s |\n|  | on | 1 |\n"
+    "md": "head · more\n\n| trial | arm | a\\|b |\n| --- | --- | --- |\n| 0 | off | 0.25 s |\n| 0 | on | 1 |\n"
     "| 1 | off | 1 |\n\none  \ntwo!  \n" + INTERRUPTED + "\n",  # one paragraph of three lines
     "json": '{\n  "command": "test",\n  "figure": 1.5,\n  "none": null\n}\n',
 }
