@@ -10,6 +10,8 @@ from flash_evals.commands.outputs import FORMATS, Outputs
 from flash_evals.pages import units
 from flash_evals.pages.description import Description, Table
 from flash_evals.results import provenance
+from flash_evals.work import machine
+from mlxlm_flash_patch.blas import REFERENCE
 from rich.console import Console
 
 from tests.core.programs import python
@@ -103,3 +105,13 @@ def test_eta_speed_and_memory_on_a_terminal(run_command, monkeypatch):
         assert part in shown
     assert shown.endswith("\x1b[2K")  # erases the line
     assert "tokens/s · peak" not in page
+
+
+@pytest.mark.slow("imports mlx-lm")
+@pytest.mark.parametrize("command", ["perplexity", "speed", "finetune", "kernels"])
+def test_the_reference_blas_is_named(invoke, small_run, monkeypatch, command):
+    """If the BLAS is slow, stderr and the page have one line that says so and names the cure."""
+    monkeypatch.setattr(machine, "blas", lambda: "reference")
+    done = invoke(*small_run(command))
+    assert (done.exit_code, done.stderr) == (0, f"{REFERENCE}\n")
+    assert done.stdout.splitlines().count(REFERENCE) == 1
