@@ -43,8 +43,8 @@ def parts() -> dict[str, str]:
     return {
         "README.md": table(head, [gain(row) for row in by_gain(gpu_rows)])
         + text(
-            f"On a Linux CPU, {machine(cpu)}, [SmolLM2-135M](docs/linux.md#a-real-model) in float32 gains up to "
-            f"{', '.join(largest(cpu_rows))}."
+            f"On a Linux CPU, {machine(cpu)}, [SmolLM2-135M](docs/linux.md#a-real-model) with OpenBLAS in float32 gains "
+            f"up to {', '.join(largest(cpu_rows))}."
         ),
         "docs/nvidia.md": text(f"{source('h100.json', gpu, gpu_rows)} by these commands:")
         + commands(gpu, gpu_rows + bits)
@@ -132,7 +132,8 @@ def machine(found: Found) -> str:
 def source(name: str, found: Found, rows: list[Found]) -> str:
     commits = " and ".join(dict.fromkeys(row.get("commit", found["commit"]) for row in rows))
     by = f"one {machine(found)} with mlx {found['machine']['versions']['mlx']} at commit {commits}"
-    return f"[{name}](results/{name}) has all figures, measured on {by}"
+    notes = ", with notes on their origin" if "note" in found else ""
+    return f"[{name}](results/{name}) has all figures{notes}, measured on {by}"
 
 
 def commands(found: Found, rows: list[Found]) -> str:
