@@ -69,9 +69,6 @@ NOT_RUN = {
     "flash-eval perplexity --model M --dataset W …": "needs that model and text; docs/flash-eval.md has the same",
     "flash-eval speed --blas auto …": "needs OpenBLAS; tests/patch/test_blas.py runs it",
     "flash-eval finetune --blas auto …": "needs OpenBLAS; tests/patch/test_blas.py runs it",
-    "mlxlm-flash run -m mlx_lm benchmark …": "takes minutes; tests/evals/test_measure_gains.py runs it",
-    "mlxlm-flash run --kv-bits 8 -m mlx_lm benchmark …": "takes minutes; tests/evals/test_measure_gains.py runs it",
-    "mlxlm-flash run --kv-bits 4 -m mlx_lm benchmark …": "takes minutes; tests/evals/test_measure_gains.py runs it",
 }
 
 SMALLEST = {
@@ -269,7 +266,7 @@ def options_exist(command, words):
     while isinstance(command, click.Group) and not words[0].startswith("-"):
         command = command.get_command(context, words.pop(0).rstrip(","))
         assert command
-        if not words or command is mlxlm_flash_patch.cli.run:
+        if not words or isinstance(command, mlxlm_flash_patch.cli.Verbatim):
             return
     known = {spelling for option in command.params for spelling in (*option.opts, *option.secondary_opts)}
     given = {word.partition("=")[0] for word in words if word.startswith("-") and len(word) > 1}

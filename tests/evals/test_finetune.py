@@ -36,7 +36,7 @@ def falling_back(monkeypatch):
         raise NoKernelError("a reason")
 
     monkeypatch.setattr(router._ext, "quick", lambda *_: None)
-    monkeypatch.setattr(router, "_require_gradient", refuse)
+    monkeypatch.setattr(router, "_require_kernel", refuse)
 
 
 def adapted(loaded, settings=SETTINGS):

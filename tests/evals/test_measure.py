@@ -5,7 +5,6 @@ import re
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from types import SimpleNamespace
-from unittest.mock import Mock
 
 import flashattn_core
 import mlx.core as mx
@@ -65,8 +64,9 @@ def test_the_on_arm_is_flash_and_ends_with_the_trial(loaded):
 
 
 def test_fallbacks_are_counted_and_not_warned_about(loaded, monkeypatch):
-    monkeypatch.setattr(_ext, "quick", lambda *_: None)
-    monkeypatch.setattr(router, "_require_gradient", Mock(side_effect=ValueError("no kernel")))
+    """Every call falls back here, because its head_dim is above the limit that the test sets."""
+    monkeypatch.setattr(router, "_max_head_dim", lambda *_: 1)
+    monkeypatch.setattr(_ext, "quick", lambda *_: None)  # otherwise quick(), which ignores that limit, takes the calls
     flash = Flash({"cpu_prefill": 1000, "cpu_decode": 5})
     run("on", partial(forward, loaded), 16, flash)
     assert flash.calls == {"cpu_prefill": 1000, "cpu_decode": 5}
@@ -204,5 +204,5 @@ def test_the_machine():
     assert described.versions.keys() == {"mlx", "mlx-lm", "flashattn-core", "mlxlm-flash-patch", "flash-evals"}
     kind, backend = described.device.split(", ", maxsplit=1)
     assert backend == flashattn_core.backends()["metal" if kind == "gpu" else "cpu"]
-    assert 1e8 < machine.free_memory() < 1e14  # bytes
+    assert 1e8 < machine.free_memory() <= machine.physical_memory() < 1e14  # bytes
     assert all(1e7 < speed < 1e14 for speed in (machine.bandwidth(), machine.products("float32")))

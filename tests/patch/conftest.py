@@ -7,12 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import flashattn_core
 import mlx.core as mx
 import mlx_lm.models
 import mlxlm_flash_patch as flash
 import pytest
+from flashattn_core import _ext
 from mlx_lm.models import base, cache, gear, gemma2, phi3small
-from mlxlm_flash_patch import patch
+from mlxlm_flash_patch import patch, router
 from mlxlm_flash_patch.mlx_own import mlx_attention
 from mlxlm_flash_patch.patch_points import POINTS
 
@@ -58,6 +60,26 @@ def original():
 @pytest.fixture(params=ARCHITECTURES)
 def architecture(request):
     return request.param
+
+
+@pytest.fixture
+def kernels_take(monkeypatch):
+    """kernels_take(head_dim, gradient): pretends that kernels take `head_dim` at most, and backward `gradient`."""
+
+    def at_most(head_dim, gradient):
+        monkeypatch.setattr(_ext, "quick", lambda *_: None)  # quick() would ignore the pretended max_head_dim()
+        monkeypatch.setattr(flashattn_core, "max_head_dim", lambda **of: gradient if of["gradient"] else head_dim)
+        router._max_head_dim.cache_clear()
+
+    yield at_most
+    router._max_head_dim.cache_clear()
+
+
+@pytest.fixture
+def too_wide(kernels_take):
+    """Makes every attention call fall back to the original attention. Returns the reason that status() names."""
+    kernels_take(1, gradient=1)
+    return "head_dim over 1"
 
 
 @pytest.fixture

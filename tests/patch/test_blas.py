@@ -25,7 +25,7 @@ import json, os, sys
 from mlxlm_flash_patch import blas
 print(json.dumps({
     "argv": sys.argv[1:], "utf8": sys.flags.utf8_mode, "blas": blas.blas(),
-    "preloaded": os.environ.get("LD_PRELOAD"),
+    "preloaded": os.environ.get("LD_PRELOAD"), "left": os.environ.get(blas.STARTED_AGAIN),
 }))
 """
 
@@ -120,13 +120,14 @@ def test_the_program_starts_again(command, light, library, script, start):
         "utf8": int("utf8" in start),
         "blas": "openblas",
         "preloaded": f"{new}:{before}",
+        "left": None,
     }, done.stderr
     assert [line.startswith(f"{OWN}flash attention") for line in done.stderr.splitlines()] == [True, True]
 
 
 @LINUX
 def test_once(monkeypatch, library):
-    """preload() raises an error if MLX does not call the library after a restart."""
+    """preload() raises an error if MLX does not call the library after a restart. Child processes may restart, too."""
     starts = []
     monkeypatch.setattr(os, "execve", lambda *arguments: starts.append(arguments))
     file = library()
@@ -134,11 +135,16 @@ def test_once(monkeypatch, library):
     blas.preload(file)
     [(program, arguments, environment)] = starts
     assert (program, arguments) == (sys.executable, [sys.executable, *sys.orig_argv[1:]])
-    assert environment == {**os.environ, "LD_PRELOAD": f"{file}:libother.so"}
+    assert environment["LD_PRELOAD"] == f"{file}:libother.so"
+    assert {**os.environ, **environment} == environment
 
-    monkeypatch.setenv("LD_PRELOAD", environment["LD_PRELOAD"])
-    assert refused(file).startswith(f"--blas {file} is preloaded, but MLX calls ")
+    monkeypatch.setenv(blas.STARTED_AGAIN, environment[blas.STARTED_AGAIN])
+    assert refused(file).startswith(f"--blas {file} is preloaded, but MLX still calls ")
     assert len(starts) == 1
+    assert blas.STARTED_AGAIN not in os.environ
+    monkeypatch.setenv(blas.STARTED_AGAIN, "1")  # the parent's process id, which a child process inherits
+    blas.preload(file)
+    assert len(starts) == 2
 
 
 @LINUX
@@ -152,11 +158,21 @@ def test_what_mlx_calls_already_is_left(monkeypatch, library):
 
 
 @LINUX
+def test_a_reference_blas_is_refused(command, light, script):
+    """Here --blas names the reference BLAS that MLX calls already."""
+    done = command("mlxlm-flash", "run", "--blas", blas._called(), script, env=light)
+    assert (done.returncode, done.stdout) == (2, "")
+    [line] = done.stderr.splitlines()
+    assert line == f"Error: --blas {blas._called()} is the slow reference BLAS itself"
+
+
+@LINUX
 def test_no_library(tmp_path):
     text = tmp_path / "libopenblas.so"
     text.write_text("INPUT(libopenblas.so.0)")
     assert refused(text) == f"--blas {text} does not load: file too short"
-    assert "No such file" in refused(tmp_path / "no")
+    for choice in ("", "Auto", tmp_path, tmp_path / "no"):
+        assert refused(choice) == f"--blas takes auto or the file of a library, not {str(choice)!r}"
 
 
 @promise("a BLAS library that MLX cannot call is an error")
@@ -165,6 +181,8 @@ def test_a_library_that_mlx_cannot_call(library):
     plain, long = library(cblas="scipy_cblas_sgemm"), library(config="OpenBLAS 0.3 USE64BITINT")
     assert refused(plain) == f"--blas {plain} has no cblas_sgemm, which MLX calls"
     assert refused(long) == f"--blas {long} takes integers of 64 bits, but MLX passes 32 bits"
+    spaced = library("a folder/libopenblas.so.0")
+    assert refused(spaced) == f"--blas {spaced}: LD_PRELOAD takes no path with a space or a colon"
 
 
 @LINUX

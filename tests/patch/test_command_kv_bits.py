@@ -77,7 +77,9 @@ def test_another_release_of_mlx_lm(command, tmp_path):
 def test_without_flash_attention(command, script):
     done = command("mlxlm-flash", "run", "--kv-bits", "8", script, flash="0")
     assert done.stdout == "KVCache\n"
-    assert done.stderr.splitlines()[0] == "[mlxlm-flash] flash attention off: MLXLM_FLASH=0"
+    assert (
+        done.stderr.splitlines()[0] == "[mlxlm-flash] flash attention off: MLXLM_FLASH=0, and --kv-bits has no effect"
+    )
 
 
 @pytest.mark.slow("starts programs")

@@ -230,9 +230,12 @@ def test_other_values_of_the_variable(refused, folder, monkeypatch, value):
         (["no/such/script.py"], "'no/such/script.py' is neither a command "),
         (["--model"], "'--model' is neither a command "),
         (["."], "'.' is neither a command "),
-        (["-m"], "'-m' is neither a command "),
-        (["python"], "'python' is neither a command "),
-        (["python", "-c", "1"], "'-c' is neither a command "),
+        (["-m"], "-m needs the name of a module next"),
+        (["python"], "python needs a file or -m MODULE next"),
+        (["python", "-c", "1"], "python needs a file or -m MODULE next"),
+        (["-m", "no_such_module"], "-m no_such_module: no such module"),
+        (["-m", "no_such.module"], "-m no_such.module: No module named 'no_such'"),
+        (["-m", ""], "-m : "),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -254,13 +257,14 @@ def main():
 
 
 @promise("mlxlm-flash run starts any installed command")
-def test_a_command_of_any_package(run, tmp_path):
+@pytest.mark.parametrize("how", [("mlxlm-flash",), ("python", "-m", "mlxlm_flash_patch")], ids=" ".join)
+def test_a_command_of_any_package(command, tmp_path, how):
     """The command here, theirs.generate, calls MLX's attention function, and does not import mlx-lm."""
     information = tmp_path / "theirs-1.0.dist-info"
     information.mkdir()
     (information / "METADATA").write_text("Name: theirs\nVersion: 1.0\n")
     (information / "entry_points.txt").write_text("[console_scripts]\ntheirs.generate = theirs:main\n")
     (tmp_path / "theirs.py").write_text(THEIRS)
-    done = run("theirs.generate", "--steps", "2", env={"PYTHONPATH": str(tmp_path)})
+    done = command(*how, "run", "theirs.generate", "--steps", "2", env={"PYTHONPATH": str(tmp_path)})
     assert (done.returncode, done.stdout) == (3, "['--steps', '2']\n")
     assert done.stderr.splitlines()[-1] == f"{OWN}flash attention ran: {RAN}"

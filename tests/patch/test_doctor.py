@@ -4,8 +4,6 @@ import importlib.metadata
 import json
 import re
 import sys
-from contextlib import nullcontext
-from types import SimpleNamespace
 
 import flashattn_core
 import mlx.core as mx
@@ -15,8 +13,9 @@ from click.testing import CliRunner
 from flashattn_core import _ext
 from flashattn_core.check import survey
 from mlx_lm.models import base
-from mlxlm_flash_patch import blas, doctor, router, tune
+from mlxlm_flash_patch import blas, coverage, doctor, tune
 from mlxlm_flash_patch.cli import cli
+from release_table import releases
 
 from tests.core.programs import ANOTHER_MLX, library
 from tests.patch.model_configs import config
@@ -26,10 +25,11 @@ from tests.promises import promise
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch, tmp_path):
     """Hides the machine's own faults from doctor, so that doctor finds only the faults that a test adds."""
-    for name in ("FLASHATTN_CPU_ISA", "FLASHATTN_NUM_THREADS"):
+    for name in ("MLXLM_FLASH", *doctor.CPU_VARIABLES):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("FLASHATTN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(blas, "blas", lambda: "openblas")
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
 
 
 def examined(*arguments):
@@ -73,25 +73,53 @@ def test_nothing_to_find():
         assert f"✓ versions: {package} {number}" in findings
     for backend, description in flashattn_core.backends().items():
         assert f"✓ {backend}: {description}" in findings
-    for rest in ("BLAS: openblas", "self-test: ", "attention: "):
+    for rest in ("MLXLM_FLASH: not set", "BLAS: openblas", "self-test: ", "attention: "):
         assert any(line.startswith(f"✓ {rest}") for line in findings), rest
     assert lines[-1] == "broken: 0 · could be better: 0"
 
 
+OLDEST, *_, NEWEST = (release.mlx for release in releases())
+MLX = "mlx[cpu]" if sys.platform == "linux" else "mlx"  # on Linux, this extra installs libmlx
+OTHER_MLX = f"✗ versions: found mlx 0.1, expected {OLDEST} to {NEWEST} · cure: pip install"
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """installed(package, number): doctor finds this version of the package. With None, the package is missing."""
+
+    def pretend(package, number):
+        def version(name):
+            return requires(name, number, importlib.metadata.version)
+
+        def requires(name, found=None, ask=importlib.metadata.requires):
+            if name == package and number is None:
+                raise importlib.metadata.PackageNotFoundError(name)
+            return found if name == package and found else ask(name)
+
+        monkeypatch.setattr(doctor, "version", version)
+        monkeypatch.setattr(doctor, "requires", requires)
+
+    return pretend
+
+
+@promise("mlxlm-flash doctor names the cure for another version")
 @pytest.mark.parametrize(
-    ("package", "line"),
+    ("package", "number", "line"),
     [
-        ("mlx-lm", "! versions: mlx-lm is not installed · cure: pip install mlx-lm"),
-        ("flashattn-core", "✗ versions: flashattn-core is not installed · cure: pip install flashattn-core"),
+        ("mlx", "0.1", f"{OTHER_MLX} '{MLX}=={NEWEST}'"),
+        *(("mlx", release.mlx, f"✓ versions: mlx {release.mlx}") for release in releases()),
+        (
+            "mlx-lm",
+            "0.1",
+            "✗ versions: found mlx-lm 0.1, expected 0.31.3 or later · cure: pip install 'mlx-lm>=0.31.3'",
+        ),
+        *(("mlx-lm", number, f"✓ versions: mlx-lm {number}") for number in ("0.31.3", "0.32.10", "1.0")),
+        ("mlx-lm", None, "! versions: mlx-lm is not installed, so the patch replaces only MLX's own function · cure: "),
+        ("flashattn-core", None, "✗ versions: flashattn-core is not installed · cure: pip install flashattn-core"),
     ],
 )
-def test_a_package_that_is_not_installed(monkeypatch, package, line):
-    def version(name):
-        if name == package:
-            raise importlib.metadata.PackageNotFoundError(name)
-        return importlib.metadata.version(name)
-
-    monkeypatch.setattr(doctor, "version", version)
+def test_another_version(installed, package, number, line):
+    installed(package, number)
     found(line)
 
 
@@ -107,7 +135,12 @@ def test_an_nvidia_gpu_that_is_not_used(monkeypatch):
     assert lines[-3].startswith("✗ cuda: ")
 
 
-@promise("mlxlm-flash doctor names the cure for another version")
+@pytest.mark.parametrize("value", ["", "on"])
+def test_a_variable_that_means_nothing(monkeypatch, value):
+    monkeypatch.setenv("MLXLM_FLASH", value)
+    found(f"✗ MLXLM_FLASH: {value!r} is not a valid value · cure: unset MLXLM_FLASH, or set one of 0, 1, strict")
+
+
 @pytest.mark.slow("2 seconds")
 @pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run this test on Linux")
 def test_an_extension_made_for_another_mlx(command, light, examined_with, tmp_path):
@@ -120,7 +153,7 @@ def test_an_extension_made_for_another_mlx(command, light, examined_with, tmp_pa
     why = f"flashattn_core was built for mlx {built_for}, but found mlx 0.99.1."
     [line] = [line for line in lines if line.startswith("✗ ")]
     assert line.startswith(f"✗ extension: {why}")
-    install = re.escape(f"pip install 'mlx[cpu]=={built_for}'")
+    install = re.escape(f"pip install '{MLX}=={built_for}'")
     assert re.search(rf" · cure: {install}(, or .*)?$", line)
 
     for arguments in (["run", "mlx_lm.generate"], ["status"]):
@@ -133,8 +166,16 @@ def test_an_extension_made_for_another_mlx(command, light, examined_with, tmp_pa
     assert done.stderr.splitlines()[-1].startswith(f"ImportError: {why}")
 
 
+# nanobind 3 and nanobind 2 spell this name in different ways.
+@pytest.mark.parametrize("spelling", ["__nb_internals_some_abi_v21_mlx__", "__nb_internals_v21_some_abi_mlx__"])
+def test_two_versions_of_nanobind_s_abi(monkeypatch, spelling):
+    monkeypatch.setitem(doctor._interpreter_dict(), spelling, None)
+    lines = found("✗ extension: flashattn_core and mlx use different nanobind ABIs: v21, v22 · cure: pip install --")
+    assert not any("self-test" in line for line in lines)  # doctor skips the self-test, which might crash
+
+
 @pytest.mark.rotate(1, default=2)
-@pytest.mark.parametrize("name", ["FLASHATTN_CPU_ISA", "FLASHATTN_NUM_THREADS"])
+@pytest.mark.parametrize("name", doctor.CPU_VARIABLES)
 def test_nonsense_in_the_environment(examined_with, name):
     lines, code = examined_with({name: "nonsense"})
     assert code == 1
@@ -143,11 +184,19 @@ def test_nonsense_in_the_environment(examined_with, name):
     assert line.endswith(f" · cure: unset {name}")
 
 
+def test_a_process_that_may_not_use_all_cores(monkeypatch):
+    threads = int(flashattn_core.backends()["cpu"].split()[-2])
+    monkeypatch.setattr("os.cpu_count", lambda: threads + 1)
+    found(f"! threads: flash attention uses {threads} of {threads + 1} cores")
+    monkeypatch.setenv("FLASHATTN_NUM_THREADS", str(threads))
+    assert not any("threads:" in line for line in examined()[0])
+
+
 @pytest.mark.parametrize(
     ("library", "cure"),
     [
         (None, "apt-get install libopenblas0-pthread, then pass --blas auto to `mlxlm-flash run` or flash-eval"),
-        ("libx.so", "pass --blas auto to `mlxlm-flash run` or flash-eval"),
+        ("libx.so", "pass --blas auto to `mlxlm-flash run` or flash-eval, or set LD_PRELOAD=libx.so"),
     ],
 )
 def test_the_reference_blas(monkeypatch, library, cure):
@@ -168,41 +217,40 @@ def test_a_function_that_is_not_known(monkeypatch):
     """If the patch does not replace a function of mlx-lm, doctor warns, but does not report it as broken."""
     monkeypatch.setattr(base, "create_causal_mask", base.create_causal_mask)
     exec("def create_causal_mask(n): ...", vars(base))
-    found("! attention: mlx_lm.models.base.create_causal_mask was not replaced: its source is not available")
+    found("! mlx-lm: mlx_lm.models.base.create_causal_mask was not replaced: its source is not available")
 
 
 @pytest.mark.parametrize(
     ("model_type", "line"),
     [
-        ("qwen2", "✓ model: 2 of 2 attention calls of a prompt use flash attention"),
-        ("gemma2", "✓ model: 2 of 2 attention calls of a prompt use flash attention"),
-        ("deepseek_v3", "✓ model: 2 of 2 attention calls of a prompt use flash attention"),
-        ("none", "✗ model: mlx-lm cannot load "),
-        ("", "✗ model: mlx-lm cannot load "),
+        ("qwen2", "✓ model: all 2 attention calls of a prompt use flash attention"),
+        ("gemma2", "✓ model: all 2 attention calls of a prompt use flash attention"),
+        ("gemma3_text", "✓ model: all 2 attention calls of a prompt use flash attention"),
+        ("none", "✗ model: mlx-lm cannot build a model from "),
+        ("", "✗ model: "),
     ],
 )
 def test_a_model(tmp_path, model_type, line):
-    """doctor --model builds the model and lets it read a prompt. It does not look the type up in a table."""
+    """doctor --model builds the model and lets it read a short prompt. It does not look the type up in a table."""
     known = config(model_type) if model_type not in ("none", "") else {"model_type": model_type}
     (tmp_path / "config.json").write_text(json.dumps(known))
     lines = found(line, "--model", str(tmp_path))
     assert lines[-1] == f"broken: {line.count('✗')} · could be better: 0"
 
 
-def test_calls_that_are_left_to_mlx(tmp_path, monkeypatch):
-    (tmp_path / "config.json").write_text(json.dumps(config("qwen2")))
-    monkeypatch.setattr(_ext, "plan", lambda call, device: SimpleNamespace(is_left=True))
-    found("✓ model: 0 of 2 attention calls of a prompt use flash attention; 2 are left to", "--model", str(tmp_path))
-
-
 def test_a_model_without_flash_attention(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text(json.dumps({**config("llama"), "head_dim": 600}))
     model = ("--model", str(tmp_path))
-    why = "query has head_dim 600, expected 1 to 512 2"
-    found(f"! model: 0 of 2 attention calls of a prompt use flash attention; others fall back: {why}", *model)
-    (tmp_path / "config.json").write_text(json.dumps(config("llama")))
-    monkeypatch.setattr(router, "trial", lambda: nullcontext([]))  # as if the model computed attention itself
+    found("! model: 0 attention calls of a prompt use flash attention; others do not: head_dim over 512 2", *model)
+    monkeypatch.setattr(coverage, "attention_of", lambda name: ([], 0, {}))
     found("! model: no attention call of a prompt uses flash attention", *model)
+
+
+def test_a_model_that_brings_its_own_code(tmp_path):
+    """doctor does not run the model's code."""
+    (tmp_path / "config.json").write_text(json.dumps({**config("qwen2"), "model_file": "own.py"}))
+    (tmp_path / "own.py").write_text("raise SystemExit('it was run')")
+    found(f"! model: {tmp_path} brings its own code, own.py, ", "--model", str(tmp_path))
 
 
 def test_a_kernel_that_is_wrong_on_this_machine(monkeypatch):
@@ -210,30 +258,46 @@ def test_a_kernel_that_is_wrong_on_this_machine(monkeypatch):
     wrong = "77 queries: out is wrong"
     monkeypatch.setattr(survey, "of_backend", lambda backend: [("cuda_decode", 3, ""), ("cuda_prefill", 2, wrong)])
     lines = found(f"✗ kernels: cuda_prefill: {wrong} · cure: report this, and leave FLASHATTN_CHECK unset", "--kernels")
-    assert "✓ kernels: cuda_decode is right in 3 kinds of calls" in lines
+    assert "✓ kernels: cuda_decode is right in 3 kinds of calls; the check took 0.0 s" in lines
 
 
 def test_how_long_kernels_take(monkeypatch):
-    def measured(costs):
+    def measured():
         yield "a kernel: 2.0 µs, MLX's own 3.0 µs"
         raise RuntimeError("the GPU is gone")
 
     monkeypatch.setattr(mx, "default_device", lambda: mx.gpu)
     monkeypatch.setattr(tune, "measured", measured)
+    monkeypatch.setattr(tune, "costs", lambda found: f"{len(found)} line\n")
     assert list(map(str, doctor.times())) == [
         "✓ tune: a kernel: 2.0 µs, MLX's own 3.0 µs",
-        "! tune: the GPU is gone",
+        "✗ tune: the GPU is gone · cure: please report this finding",
+        "✓ tune: 1 line",
     ]
 
 
 def test_on_a_cpu_there_is_nothing_to_compare_or_to_time():
-    found("✓ kernels: nothing to compare", "--kernels")
-    found("! tune: MLX's default device is a CPU, where there is nothing to time", "--tune")
+    lines = found("✓ kernels: nothing to compare", "--kernels")
+    assert lines[-1] == "broken: 0 · could be better: 0"
+    found("✓ tune: on a CPU there is nothing to time", "--tune")
 
 
-def test_another_library(monkeypatch):
+def test_what_another_library_or_the_environment_changes(monkeypatch):
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", lambda *arrays, **options: arrays[0])
-    found("! attention: mx.fast.scaled_dot_product_attention was not replaced: another library's function, ")
+    found("! mlx-lm: another library has replaced mx.fast.scaled_dot_product_attention with ")
+    monkeypatch.setenv("FLASHATTN_CPU_ISA", "baseline")
+    others = {**flashattn_core.backends(), "cpu": "baseline, 1 thread"}
+    monkeypatch.setattr(flashattn_core, "backends", lambda: others)
+    found("! cpu: FLASHATTN_CPU_ISA=baseline is set; by default the CPU backend would be ")
+
+
+def test_checks_before():
+    for number in range(3):
+        _ext.keep("checked", f"a GPU, mlx 1\npipeline {number}\n", "passed")
+    file = _ext.keep("failed", "cuda_decode is wrong", "")
+    lines = found("✓ checked: 3 programs passed their check on a GPU, mlx 1")
+    cure = f"send us {file}; delete that file once it is out of date"
+    assert f"! checked: this kernel is not used: cuda_decode is wrong · cure: {cure}" in lines
 
 
 def test_all_of_it_in_a_file(tmp_path):
@@ -254,3 +318,10 @@ def test_whatever_ends_it_writes_what_was_found(monkeypatch, tmp_path, end):
     monkeypatch.setattr(doctor, "kernels", ended)
     CliRunner().invoke(cli, ["doctor", "--kernels", "--json", str(tmp_path / "doctor.json")])
     assert len(json.loads((tmp_path / "doctor.json").read_text())["findings"]) > 5
+
+
+def test_a_file_that_cannot_be_written_is_said_first(tmp_path):
+    lines, code = examined("--json", str(tmp_path / "no" / "doctor.json"))
+    assert code == 2
+    assert "No such file or directory" in lines[-1]
+    assert not any(line.startswith("✓") for line in lines)

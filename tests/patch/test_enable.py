@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 
 import mlx.core as mx
+import mlx.nn as nn
 import mlxlm_flash_patch as flash
 import pytest
 from mlx_lm.models import base, llama, qwen2
@@ -95,4 +96,9 @@ def test_where_warnings_are_errors_it_raises_and_stays_off(monkeypatch, mlx_own)
     with pytest.raises(flash.FlashFallbackWarning, match="create_causal_mask"):
         flash.enable(strict=True)
     assert not flash.status().enabled
+    assert mx.fast.scaled_dot_product_attention is mlx_own
+    model = nn.TransformerEncoder(1, 32, 4)
+    with pytest.raises(flash.FlashFallbackWarning, match="create_causal_mask"):
+        flash.patch_model(model)
+    assert flash.status().instances == 0
     assert mx.fast.scaled_dot_product_attention is mlx_own

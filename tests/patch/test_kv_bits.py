@@ -10,7 +10,7 @@ import pytest
 from flashattn_core import _ext
 from mlx_lm import server
 from mlx_lm.models import cache as mlx_lm
-from mlxlm_flash_patch.caches import kv_bits
+from mlxlm_flash_patch.caches import release
 
 from tests.patch.arms import is_in
 from tests.promises import promise
@@ -153,7 +153,7 @@ def test_bad_arguments(arguments, message):
 
 
 def test_another_release_of_mlx_lm(monkeypatch):
-    monkeypatch.setattr(kv_bits, "TEXT", "of another release")
+    monkeypatch.setattr(release, "TEXT", "of another release")
     with pytest.raises(RuntimeError, match=r"kv_bits expects the caches of mlx-lm 0\.32\.0 to 0\.32\.2: the source of"):
         flash.enable(kv_bits=8)
     assert not is_in()

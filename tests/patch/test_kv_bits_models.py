@@ -7,7 +7,7 @@ import mlx.core as mx
 import mlxlm_flash_patch as flash
 import pytest
 from mlx_lm.models import cache as mlx_lm
-from mlxlm_flash_patch import mlx_lm_functions, router
+from mlxlm_flash_patch import router
 from mlxlm_flash_patch.caches.quantized import Quantized
 
 from tests.patch.arms import close
@@ -182,21 +182,13 @@ def test_batches(model, model_type, tokens):
             assert close(logits(model, x[:1], extracted, 2, 1), logits(model, x[:1], caches, 2, 1))
 
 
-def test_latent_vectors_are_read_as_they_are_stored(tiny, tokens, monkeypatch):
+def test_latent_vectors_are_read_as_they_are_stored(tiny, tokens):
     """In a decode step the latent vectors are both key and value. For a prompt, the model computes keys and values."""
     model, x, seen = tiny("deepseek_v3", qk_rope_head_dim=32), tokens(), []
-
-    def attend(queries, keys, values, *arguments, storage):
-        assert keys is values
-        seen.append((storage["bits"], queries.shape[2], keys[0].shape[2]))
-        return router.attend(queries, keys, values, *arguments, storage=storage)
-
-    monkeypatch.setattr(mlx_lm_functions, "attend", attend)
     caches = made(model)
-    seen.clear()
-    with flash.enabled(strict=True):
+    with flash.enabled(strict=True), router.observed(lambda arguments: seen.append(arguments.call)):
         logits(model, x, caches, 12, 1, 1)
-    assert seen[::2] == [(8, 1, 13), (8, 1, 14)]
+    assert [(call.bits, call.query_len, call.key_len) for call in seen[::2]] == [(0, 12, 12), (8, 1, 13), (8, 1, 14)]
 
 
 @pytest.mark.parametrize("max_kv_size", [None, 8])

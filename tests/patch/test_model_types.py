@@ -8,6 +8,7 @@ import mlx.core as mx
 import mlxlm_flash_patch as flash
 import pytest
 from mlx_lm.models.cache import CacheList, make_prompt_cache
+from mlxlm_flash_patch import mx_fast
 
 from tests.patch.arms import close
 from tests.patch.model_configs import config, random_model
@@ -55,12 +56,16 @@ def kinds(caches):
         if name not in UNTESTED
     ],
 )
-def test_logits(model_type, tokens):
+def test_logits(model_type, tokens, monkeypatch):
     model, x = random_model(model_type, config(model_type)), tokens(1, PROMPT + STEPS)
     sizes = [None] if hasattr(model, "make_cache") else [None, MAX_KV_SIZE]
     caches = [make_prompt_cache(model, max_kv_size=size) for size in sizes for _ in range(2)]
     off = [logits(model, x, cache) for cache in caches[::2]]
 
+    def never(*args, **kwargs):
+        raise AssertionError("MLX's own attention was called")
+
+    monkeypatch.setattr(mx_fast, "_call", never)
     with flash.enabled(strict=True):
         on = [logits(model, x, cache) for cache in caches[1::2]]
         calls = flash.status().calls

@@ -53,16 +53,8 @@ TAKEN = {
 }
 TOO_WIDE = mx.ones((1, 1, 3, 513))
 FALLS_BACK = {
-    "float64": (
-        of(mx.float64, Q, K, V),
-        {"scale": 0.25, "stream": mx.cpu},
-        "query is float64, expected float32, float16 or bfloat16",
-    ),
-    "a head_dim over 512": (
-        (TOO_WIDE, TOO_WIDE, TOO_WIDE),
-        {"scale": 0.1},
-        "query has head_dim 513, expected 1 to 512",
-    ),
+    "float64": (of(mx.float64, Q, K, V), {"scale": 0.25, "stream": mx.cpu}, "dtype float64"),
+    "a head_dim over 512": ((TOO_WIDE, TOO_WIDE, TOO_WIDE), {"scale": 0.1}, "head_dim over 512"),
 }
 REFUSED = {
     "no scale": ((Q, K, V), {}),
@@ -173,12 +165,6 @@ def test_bad_arguments_have_mlx_s_own_error(arrays, options, strict):
     assert flash.status().fallbacks == {}
 
 
-def test_a_key_without_heads():
-    """MLX's own function would divide by the number of heads, and the process would end."""
-    with flash.enabled(), pytest.raises(ValueError, match="key has 0 heads, expected at least 1"):
-        attention((Q, K[:, :0], V[:, :0]), {"scale": 0.25})
-
-
 def test_an_argument_that_a_later_mlx_takes():
     """A call with an unknown argument goes to MLX's own function."""
     given = {}
@@ -187,6 +173,6 @@ def test_an_argument_that_a_later_mlx_takes():
         given.update(options)
         return arrays[0]
 
-    with flash.enabled(), pytest.warns(flash.FlashFallbackWarning, match="unexpected keyword argument 'window'"):
+    with flash.enabled(), pytest.warns(flash.FlashFallbackWarning, match="does not support the arguments window"):
         flash_instead_of(later)(Q, K, V, scale=0.25, window=4)
     assert given == {"scale": 0.25, "window": 4}

@@ -18,6 +18,7 @@ from tests.patch.model_configs import config, random_model
         ("qwen2", 2),  # both layers call mlx-lm's function
         ("plamo2", 1),  # one layer calls MLX's function, and the other has no attention
         ("gear", 2),  # both layers call a function of gear's module
+        ("phi3small", 2),  # one layer calls a function of its class, and the other mlx-lm's function
         ("gemma2", 0),  # one function computes projections and attention, so observe() cannot wrap attention alone
     ],
 )

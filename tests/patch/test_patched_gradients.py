@@ -2,13 +2,11 @@
 
 from functools import partial
 
-import flashattn_core
 import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim
 import mlxlm_flash_patch as flash
 import pytest
-from flashattn_core import _ext
 from mlx.utils import tree_flatten
 from mlx_lm.models import base
 from mlx_lm.tuner.trainer import grad_checkpoint
@@ -73,7 +71,7 @@ def test_training_is_the_same(tiny, tokens, monkeypatch, compiled, checkpointed)
 @pytest.mark.rotate(4, default=4)
 @pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])
 @pytest.mark.parametrize(
-    "kind", ["cohere2", "gemma2", "gemma3_text", "gpt_oss", "llama4_text", "mimo_v2_flash", "olmo3"]
+    "kind", ["cohere2", "gemma2", "gemma3_text", "gpt_oss", "llama4_text", "mimo_v2_flash", "olmo3", "phi3small"]
 )
 def test_checkpointed_layers_get_masks_as_arguments(kind, tokens, monkeypatch, compiled):
     """mlx-lm makes array masks for models with windows, and for gemma2, which does not call MLX's attention."""
@@ -101,10 +99,9 @@ def test_the_gradient_of_one_argument_alone(name):
 
 @pytest.mark.parametrize(("most", "where"), [(8, "on this device for a head_dim over 8"), (0, "on this device")])
 @pytest.mark.parametrize("traced_by", ["grad", "compile"])
-def test_where_the_gradient_has_no_kernel(traced_by, most, where, monkeypatch):
+def test_where_the_gradient_has_no_kernel(traced_by, most, where, kernels_take):
     """A traced call falls back if flash attention has no gradient for it, because mx.grad may trace the call."""
-    monkeypatch.setattr(_ext, "quick", lambda *_: None)  # quick() would ignore the pretended max_head_dim()
-    monkeypatch.setattr(flashattn_core, "max_head_dim", lambda gradient: most)
+    kernels_take(16, gradient=most)
     q = mx.random.normal((1, 2, 5, 16), key=mx.random.key(0))
 
     def total(q):

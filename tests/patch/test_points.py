@@ -1,6 +1,6 @@
 """The patch replaces the functions in POINTS, and no others, and restores them.
 
-A function of mlx-lm is replaced only if its source text is known.
+A function of mlx-lm is replaced only if its source text is known. For one function, only the signature is compared.
 """
 
 import importlib
@@ -11,7 +11,7 @@ import pkgutil
 import mlx_lm.models
 import mlxlm_flash_patch as flash
 import pytest
-from mlx_lm.models import gemma2
+from mlx_lm.models import base, gemma2
 from mlxlm_flash_patch import patch_points
 from mlxlm_flash_patch.patch_points import POINTS
 
@@ -60,7 +60,7 @@ def reads(monkeypatch):
         lines = linecache.getlines(file)
         original = "".join(lines)
         monkeypatch.setattr(linecache, "checkcache", lambda *_: None)
-        monkeypatch.setattr(patch_points, "_fingerprint", patch_points._fingerprint.__wrapped__)  # without its cache
+        monkeypatch.setattr(patch_points, "_hash_of_text", patch_points._hash_of_text.__wrapped__)  # without its cache
         changed = original.replace(*text) if text else ""
         assert changed != original
         monkeypatch.setitem(linecache.cache, file, (1, None, changed.splitlines(keepends=True), file))
@@ -87,6 +87,17 @@ def test_an_edited_gemma2_is_left_alone(reads, tokens):
     assert [calls_of(lambda model=model: model(x)) for model in (model, llama)] == [0, 2]
     with flash.enabled():  # does not warn again
         pass
+
+
+def test_another_signature(monkeypatch):
+    """The source of mlx-lm's attention over quantised caches differs between releases, so the signature is compared."""
+    name = "quantized_scaled_dot_product_attention"
+    monkeypatch.setattr(base, name, base.quantized_scaled_dot_product_attention)
+    exec(f"def {name}(q, k, v): ...", vars(base))
+    other = vars(base)[name]
+    with pytest.warns(flash.FlashFallbackWarning, match=f"{name} was not replaced: its signature"):
+        flash.enable()
+    assert vars(base)[name] is other
 
 
 WITHOUT_MLX_LM = """

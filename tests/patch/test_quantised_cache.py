@@ -82,9 +82,11 @@ def test_sinks(length):
 
 
 @pytest.mark.parametrize("name", ["bits", "group_size"])
-@pytest.mark.parametrize("given", [(8, 4), "8", 8.5, mx.array([8])], ids=lambda x: type(x).__name__)
+@pytest.mark.parametrize(
+    "given", [(8, 4), [8], "8", 8.5, {}, np.array([8]), mx.array([8])], ids=lambda x: type(x).__name__
+)
 def test_a_cache_whose_bits_are_no_number(name, given):
-    """The error is one line that names what is wrong. MLX's error lists signatures."""
+    """The error is one line that names what is wrong, with MLX's error, which lists signatures, as its cause."""
     cache, keys, values = filled()
     setattr(cache, name, given)
     with pytest.raises(TypeError, match="incompatible function arguments"):
@@ -92,6 +94,7 @@ def test_a_cache_whose_bits_are_no_number(name, given):
     with flash.enabled(), pytest.raises(TypeError, match=f"{name} of the KV cache is .*, expected a whole") as error:
         attend(normal(3, 1, 6, 5, 128), (cache, keys, values))
     assert "\n" not in str(error.value)
+    assert "incompatible function arguments" in str(error.value.__cause__)
     assert flash.status().fallbacks == {}
 
 
@@ -107,9 +110,11 @@ def test_three_dimensions():
         assert str(on.value) == str(off.value)
 
 
-def test_a_model_that_takes_no_quantised_cache_says_so(tokens):
+@pytest.mark.parametrize("model_type", ["plamo2", "phi3small"])
+def test_a_model_that_takes_no_quantised_cache_says_so(model_type, tokens):
     """The model fails with the same error as without the patch. The patch adds a note to the error."""
-    model, x = random_model("plamo2", {**config("plamo2"), "hidden_size_per_head": 32}), tokens(1, 9)
+    heads = {"hidden_size": 128, "hidden_size_per_head": 32}
+    model, x = random_model(model_type, {**config(model_type), **heads}), tokens(1, 9)
 
     def generate():
         caches = make_prompt_cache(model)

@@ -20,10 +20,10 @@ def test_on(tiny, tokens):
     assert set(now.patched) == {point.name for point in POINTS}
     assert now.instances == 1
     assert now.calls == {"cpu_prefill": 2, "cpu_decode": 2}
-    assert now.fallbacks == {"query has head_dim 600, expected 1 to 512": 1}
+    assert now.fallbacks == {"head_dim over 512": 1}
     assert str(now).splitlines()[:2] == [
-        f"flash attention on · replaced functions: {len(POINTS)} · patched models: 1",
-        "calls: cpu_prefill 2, cpu_decode 2 · fallbacks: query has head_dim 600, expected 1 to 512 1",
+        f"flash attention on: {len(POINTS)} functions, 1 model instance",
+        "calls: cpu_prefill 2, cpu_decode 2 · fallbacks: head_dim over 512 1",
     ]
 
 

@@ -1,5 +1,6 @@
 """mlxlm-flash tune measures kernels beside MLX's own attention, and writes what they cost. Here it times a CPU."""
 
+import json
 import os
 from types import SimpleNamespace
 
@@ -7,9 +8,11 @@ import mlx.core as mx
 import pytest
 from click.testing import CliRunner
 from flashattn_core import _ext
-from mlxlm_flash_patch import tune
+from mlxlm_flash_patch import coverage, tune
 from mlxlm_flash_patch.cli import cli
+from mlxlm_flash_patch.tune import Measured
 
+from tests.patch.model_configs import config
 from tests.promises import promise
 
 PROMPT = _ext.Call(mx.float32, 16, heads=4, kv_heads=2, query_len=9, key_len=9, given={"causal": None}, rounds=True)
@@ -25,21 +28,6 @@ def gpu(tmp_path, monkeypatch):
     stand_ins = {"device_of": lambda device: A100, "costs_file": lambda device: str(tmp_path / "costs" / "a100.def")}
     monkeypatch.setattr(tune, "_ext", SimpleNamespace(**vars(_ext) | stand_ins))
     return tmp_path
-
-
-@pytest.fixture
-def timed(monkeypatch):
-    """timed(*seconds): pretends that the calls have a prefill kernel, and that ours and MLX's take so long."""
-
-    def pretend(*seconds):
-        results = iter(seconds)
-        monkeypatch.setattr(tune, "CALLS", (PROMPT,) * len(seconds))
-        monkeypatch.setattr(tune, "_calls", lambda call, attend: attend)
-        monkeypatch.setattr(tune, "_in_turns", lambda *both: next(results))
-        prefill = SimpleNamespace(mlx=1, variant=_ext.Variant(_ext.Kernel.cuda_prefill))
-        monkeypatch.setattr(tune._ext, "choose", lambda call, device: prefill)
-
-    return pretend
 
 
 def run():
@@ -66,7 +54,7 @@ def test_both_compute_the_same(monkeypatch):
             mx.float32, 16, heads=4, kv_heads=2, query_len=9, key_len=9, given={"causal": None}, is_traced=is_traced
         )
         monkeypatch.setattr(mx, "default_device", lambda: mx.cpu)
-        ours, mlx = (tune._calls(call, attend)(1) for attend in tune.both(call, "auto"))
+        ours, mlx = (tune._calls(call, attend)(1) for attend in (tune._ours, tune._mlx))
         for one, other in zip(_flat(ours), _flat(mlx), strict=True):
             assert mx.allclose(one, other, atol=1e-5)
 
@@ -78,24 +66,27 @@ def _flat(outputs):
 
 
 @promise("mlxlm-flash tune takes a kernel's highest cost")
-def test_a_kernel_costs_what_its_slowest_call_does(gpu, timed):
-    timed([0.003, 0.004], [0.001, 0.002])
-    costs = {}
-    lines = list(tune.measured(costs))
-    assert lines[0] == "cuda_prefill, 4/2x16, 9 x 9: 3,000.0 µs, MLX's own 4,000.0 µs, cost 0.75"
-    assert costs == {"cuda_prefill": 0.75}
-    text = tune.as_text({**costs, "cuda_decode": 1.5})
+def test_a_kernel_costs_what_its_slowest_call_does(gpu):
+    found = [Measured(PROMPT, "cuda_prefill", 3e-3, 4e-3), Measured(PROMPT, "cuda_prefill", 1e-3, 2e-3)]
+    found.append(Measured(PROMPT, "cuda_decode", 3e-5, 2e-5))
+    text = tune.costs(found)
     assert text == (
         '{Kernel::cuda_prefill, 80, 0.750, "An A100, mlxlm-flash tune"},\n'
         '{Kernel::cuda_decode, 80, 1.500, "An A100, mlxlm-flash tune"},\n'
     )
     tuned = _ext.Device("cuda", 80, costs=text)
     assert _ext.cost_of(_ext.Kernel.cuda_prefill, tuned) == (0.75, "An A100, mlxlm-flash tune")
+    assert str(found[-1]) == "cuda_decode, 4/2x16, 9 x 9: 30.0 µs, MLX's own 20.0 µs, cost 1.50"
 
 
 @promise("mlxlm-flash tune writes a file that the user alone may read")
-def test_the_command_prints_each_call_and_writes_the_file(gpu, timed):
-    timed([0.001, 0.002], [0.001, 0.002])
+def test_the_command_prints_each_call_and_writes_the_file(gpu, monkeypatch):
+    monkeypatch.setattr(tune, "CALLS", (PROMPT, PROMPT))
+    monkeypatch.setattr(tune, "_calls", lambda call, attend: attend)
+    monkeypatch.setattr(tune, "_in_turns", lambda *both: [0.001, 0.002])
+    monkeypatch.setattr(
+        tune._ext, "choose", lambda call, device: SimpleNamespace(mlx=1, variant=_ext.Variant(_ext.Kernel.cuda_prefill))
+    )
     before = os.umask(0)
     try:
         done = run()
@@ -113,3 +104,29 @@ def test_without_a_cache_folder_it_says_so(gpu, monkeypatch):
     monkeypatch.setattr(tune, "CALLS", ())
     monkeypatch.setattr(tune._ext, "costs_file", lambda device: "")
     assert "there is no cache folder: set FLASHATTN_CACHE or HOME" in str(run().exception)
+
+
+# --- A model's calls -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def seen(tmp_path):
+    """seen(model_type, **changes): the attention calls of a model with this configuration."""
+
+    def calls(model_type, **changes):
+        (tmp_path / "config.json").write_text(json.dumps({**config(model_type), **changes}))
+        return coverage.attention_of(str(tmp_path))[0]
+
+    return calls
+
+
+def test_the_shapes_of_a_model(seen):
+    found = {(call.dtype, call.heads, call.kv_heads, call.head_dim) for call in seen("qwen2")}
+    assert found == {(mx.bfloat16, 4, 2, 16)}
+    assert {call.dtype for call in seen("qwen2", torch_dtype="float16")} == {mx.float16}
+
+
+def test_layers_of_several_kinds(seen):
+    window = config("gpt_oss")["sliding_window"]
+    assert {(call.window, "sinks" in call.given) for call in seen("gpt_oss")} == {(0, True), (window, True)}
+    assert all("softcap" in call.given for call in seen("gemma2"))

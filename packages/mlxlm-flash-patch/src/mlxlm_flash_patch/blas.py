@@ -17,6 +17,7 @@ import mlx.core as mx
 
 REFERENCE = "MLX multiplies matrices with the slow reference BLAS, which limits tokens/s: --blas auto preloads OpenBLAS"
 INSTALL = "apt-get install libopenblas0-pthread"
+STARTED_AGAIN = "MLXLM_FLASH_BLAS"  # the restarted process's id. A child that inherits the variable has another id
 
 
 def blas() -> str | None:
@@ -37,24 +38,30 @@ def name_of(library: str) -> str:
 def preload(choice: str) -> None:
     """Makes MLX call the library at path `choice`. `auto` means openblas(), unless MLX already calls a fast BLAS.
 
-    If MLX does not call that library yet, preload() restarts this program with the library in LD_PRELOAD. Raises a
-    one-line ValueError if the library is missing or unfit for MLX, or if it is preloaded already.
+    If MLX does not call that library yet, preload() restarts this program once, with the library in LD_PRELOAD. Raises
+    a one-line ValueError if the library is missing or unfit for MLX, or if the restart does not help.
     """
+    is_second = os.environ.pop(STARTED_AGAIN, None) == str(os.getpid())
     called = _called()
     if called is None:
         raise ValueError("--blas works only with MLX's CPU build on Linux")
-    is_fast, preloaded = name_of(called) != "reference", os.environ.get("LD_PRELOAD", "")
-    if is_fast and choice == "auto":
-        return
-    library = openblas() if choice == "auto" else os.path.abspath(choice)
-    if library is None:
-        raise ValueError(f"--blas auto finds no OpenBLAS with threads on this machine: {INSTALL}")
-    _load(library)
-    if is_fast and os.path.samefile(library, called):
-        return
-    if library == preloaded.partition(":")[0]:
-        raise ValueError(f"--blas {library} is preloaded, but MLX calls {called} ({name_of(called)})")
-    environment = {**os.environ, "LD_PRELOAD": ":".join(filter(None, (library, preloaded)))}
+    is_fast = name_of(called) != "reference"
+    if choice == "auto":
+        if is_fast:
+            return
+        library = openblas()
+        if library is None:
+            raise ValueError(f"--blas auto finds no OpenBLAS with threads on this machine: {INSTALL}")
+    else:
+        library = _file(choice)
+        if os.path.exists(called) and os.path.samefile(library, called):
+            if is_fast:
+                return
+            raise ValueError(f"--blas {library} is the slow reference BLAS itself")
+    if is_second:
+        raise ValueError(f"--blas {library} is preloaded, but MLX still calls {called} ({name_of(called)})")
+    preloaded = ":".join(filter(None, (library, os.environ.get("LD_PRELOAD"))))
+    environment = {**os.environ, "LD_PRELOAD": preloaded, STARTED_AGAIN: str(os.getpid())}
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
 
 
@@ -76,6 +83,18 @@ def _known() -> Iterator[str]:
     yield from map(str, Path(sys.base_prefix, "lib").glob("libopenblas.so.0"))
     yield from map(str, Path("/usr/lib").glob("*/openblas-pthread/libopenblas.so.0"))
     yield from filter(None, map(find_library, ("openblasp", "openblas")))
+
+
+def _file(choice: str) -> str:
+    """The absolute path of `choice`. Raises ValueError if MLX cannot call this library, or LD_PRELOAD cannot hold the
+    path."""
+    library = os.path.abspath(choice)
+    if not os.path.isfile(library):
+        raise ValueError(f"--blas takes auto or the file of a library, not {choice!r}")
+    if {" ", ":"} & set(library):
+        raise ValueError(f"--blas {library}: LD_PRELOAD takes no path with a space or a colon")
+    _load(library)
+    return library
 
 
 def _load(library: str) -> ctypes.CDLL:

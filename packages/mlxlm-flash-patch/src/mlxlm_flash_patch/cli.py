@@ -1,10 +1,10 @@
 """The command mlxlm-flash. Each subcommand has its own imports, so `doctor` works even if MLX does not load."""
 
-import json
 import os
 import platform
 import sys
-from typing import TYPE_CHECKING, TextIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,13 +13,40 @@ if TYPE_CHECKING:
 
     from .run import Program
 
-MODES = ("0", "1", "strict", "float32", "float32,strict")  # values of MLXLM_FLASH
+    Started = tuple[Program, dict[str, Any]]
 
 
 class Refusal(click.ClickException):
     """Ends the command with one line on stderr and the exit code of a usage error."""
 
     exit_code = 2
+
+
+class Verbatim(click.Command):
+    """A click command that runs another program, COMMAND. Words after COMMAND reach it unchanged, even -h."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        args = args or ["-h"]
+        options = {name for each in self.params if isinstance(each, click.Option) for name in each.opts}
+        own = 0
+        while own < len(args) and args[own].partition("=")[0] in options:
+            own += 1 if "=" in args[own] else 2
+        if args[own : own + 1] and args[own] not in ("-h", "--help", "--"):
+            args = [*args[:own], "--", *args[own:]]
+        return super().parse_args(ctx, args)
+
+
+def _writable(context: click.Context, parameter: click.Parameter, file: Path | None) -> Path | None:
+    """Raises BadParameter before the work starts if the file cannot be written. Leaves the file as it is."""
+    if file is not None:
+        is_new = not file.exists()
+        try:
+            file.open("a").close()
+        except OSError as error:
+            raise click.BadParameter(f"cannot write {file}: {error.strerror}") from error
+        if is_new:
+            file.unlink()
+    return file
 
 
 def _preload(context: click.Context, parameter: click.Parameter, choice: str | None) -> None:
@@ -45,16 +72,22 @@ blas_option = click.option(
 )
 
 
+def _integer(context: click.Context, parameter: click.Parameter, given: str | None) -> int | None:
+    return None if given is None else int(given)
+
+
 # flash-eval has these options, too. mlx_lm.generate has options of the same names.
 kv_bits_option = click.option(
     "--kv-bits",
-    type=click.Choice([8, 4]),
+    type=click.Choice(["8", "4"]),
+    callback=_integer,
     help="Quantise the KV caches that mlx-lm makes, also rotating caches and batches.",
 )
 kv_group_size_option = click.option(
     "--kv-group-size",
-    type=click.Choice([32, 64, 128]),
-    default=64,
+    type=click.Choice(["32", "64", "128"]),
+    callback=_integer,
+    default="64",
     show_default=True,
     help="Elements of a key or value that share a scale and a bias.",
 )
@@ -74,8 +107,7 @@ def cli() -> None:
     """Run MLX programs with flash attention, without changing them."""
 
 
-# Words after COMMAND reach the program unchanged, even -h. COMMAND itself may be -m.
-@cli.command(no_args_is_help=True, context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
+@cli.command(cls=Verbatim, options_metavar="[-h] [OPTIONS]")
 @click.option(
     "--precision",
     type=click.Choice(["input", "float32"]),
@@ -89,8 +121,13 @@ def cli() -> None:
 @click.argument("command", metavar="COMMAND|SCRIPT|-m MODULE")
 @click.argument("arguments", metavar="[ARGS]...", nargs=-1, type=click.UNPROCESSED)
 def run(
-    precision: "Precision | None", command: str, arguments: tuple[str, ...], **kv: int | None
-) -> "tuple[Program, bool]":
+    precision: "Precision | None",
+    kv_bits: int | None,
+    kv_group_size: int,
+    quantized_kv_start: int,
+    command: str,
+    arguments: tuple[str, ...],
+) -> "Started":
     """Run a program with flash attention on.
 
     COMMAND is a command that a package in this environment installs, such as mlx_lm.generate. SCRIPT is a Python
@@ -113,29 +150,13 @@ def run(
       float32,strict  both of these
     """
     _require_package()
-    from . import run as running
-    from .blas import REFERENCE, blas
+    from .run import find
 
-    mode = os.environ.get("MLXLM_FLASH", "1")
-    if mode not in MODES:
-        raise Refusal(f"MLXLM_FLASH is {mode!r}, expected one of {', '.join(MODES)}")
     try:
-        program = running.find(command, arguments)
+        kv = {"kv_bits": kv_bits, "kv_group_size": kv_group_size, "quantized_kv_start": quantized_kv_start}
+        return find(command, arguments), {"precision": precision, **kv}
     except LookupError as error:
         raise Refusal(str(error)) from error
-    is_launcher = os.path.basename(program.argv[0]) == "mlx.launch"
-    strict = mode.endswith("strict") and not is_launcher
-    if mode == "0":
-        running.say("flash attention off: MLXLM_FLASH=0", sys.stderr)
-    elif is_launcher:
-        what = "the child processes of mlx.launch are not patched"
-        cure = "to patch each of them: mlx.launch OPTIONS -- mlxlm-flash run COMMAND"
-        running.say(f"flash attention off: {what}; {cure}", sys.stderr)
-    else:
-        running.switch_on(strict, precision or ("float32" if mode.startswith("float32") else "input"), **kv)
-    if blas() == "reference":
-        running.say(REFERENCE, sys.stderr)
-    return program, strict
 
 
 @cli.command()
@@ -157,19 +178,22 @@ def status() -> None:
 @click.option(
     "--model",
     metavar="DIR|ID",
-    help="Check which attention calls of this model use flash attention. A hub id must be in the local hub cache.",
+    help="Check which attention calls of this model use flash attention. For a hub id, the local hub cache must "
+    "already hold its config.json.",
 )
 @click.option("--kernels", is_flag=True, help="Compare every GPU kernel's results with the CPU's; this takes minutes.")
 @click.option("--tune", is_flag=True, help="Time the GPU kernels, as `mlxlm-flash tune` does; this takes a minute.")
-@click.option("--json", "file", type=click.File("w", "utf-8", lazy=False), help="Write the findings to this file.")
+@click.option(
+    "--json", "file", type=click.Path(path_type=Path), callback=_writable, help="Write the findings to this file."
+)
 @click.pass_context
-def doctor(ctx: click.Context, model: str | None, kernels: bool, tune: bool, file: TextIO | None) -> None:
+def doctor(ctx: click.Context, model: str | None, kernels: bool, tune: bool, file: Path | None) -> None:
     """Look for what is broken or slow, and name the cure.
 
     Each line is one finding: ✓ fine, ! could be better, ✗ broken. The exit code is 1 if anything is broken. If
     something is wrong on your machine, send us the file that --json writes.
     """
-    from .doctor import examine, report
+    from .doctor import counts, examine, in_json
 
     click.echo(f"environment: {sys.prefix}, Python {platform.python_version()}\n")
     findings = []
@@ -179,10 +203,10 @@ def doctor(ctx: click.Context, model: str | None, kernels: bool, tune: bool, fil
             findings.append(finding)
     finally:  # also after an error or Ctrl-C
         if file is not None:
-            json.dump(report(findings), file, indent=1, ensure_ascii=False)
-    result = report(findings)
-    click.echo(f"\nbroken: {result['broken']} · could be better: {result['could_be_better']}")
-    ctx.exit(1 if result["broken"] else 0)
+            file.write_text(in_json(findings), encoding="utf-8")
+    how_many = counts(findings)
+    click.echo(f"\nbroken: {how_many['broken']} · could be better: {how_many['could_be_better']}")
+    ctx.exit(1 if how_many["broken"] else 0)
 
 
 @cli.command()
@@ -194,13 +218,14 @@ def tune() -> None:
     writes a file into your cache folder. To undo it, delete the file. On a CPU there is nothing to measure.
     """
     _require_package()
-    from .tune import as_text, measured, write
+    from .tune import costs, measured, write
 
-    costs: dict[str, float] = {}
+    found = []
     try:
-        for line in measured(costs):
-            click.echo(line)
-        text = as_text(costs)
+        for each in measured():
+            found.append(each)
+            click.echo(str(each))
+        text = costs(found)
         click.echo(f"\n{text}written to {write(text)}")
     except (OSError, ValueError) as error:
         raise Refusal(str(error)) from error
@@ -213,8 +238,32 @@ def _require_package() -> None:
 
 def main() -> None:
     """The command's entry point. It starts the program outside click, because click catches Ctrl-C and broken pipes."""
+    mode = os.environ.get("MLXLM_FLASH", "1")
     try:
-        program: tuple[Program, bool] | int | None = cli.main(prog_name="mlxlm-flash", standalone_mode=False)
+        started: Started | int | None = cli.main(prog_name="mlxlm-flash", standalone_mode=False)
+        if started is None or isinstance(started, int):
+            sys.exit(started)
+        from .doctor import MODES
+
+        program, settings = started
+        if mode not in MODES:
+            raise Refusal(f"MLXLM_FLASH is {mode!r}, expected one of {', '.join(MODES)}")
+        from . import run
+        from .blas import REFERENCE, blas
+
+        strict = mode.endswith("strict") and not program.is_launcher
+        precision: Any = settings.pop("precision") or ("float32" if mode.startswith("float32") else "input")
+        no_effect = ", and --kv-bits has no effect" if settings["kv_bits"] else ""
+        if mode == "0":
+            run.say(f"flash attention off: MLXLM_FLASH=0{no_effect}", sys.stderr)
+        elif program.is_launcher:
+            what = "the child processes of mlx.launch are not patched"
+            cure = "to patch each of them: mlx.launch OPTIONS -- mlxlm-flash run COMMAND"
+            run.say(f"flash attention off: {what}{no_effect}; {cure}", sys.stderr)
+        else:
+            run.switch_on(strict, precision, **settings)
+        if blas() == "reference":
+            run.say(REFERENCE, sys.stderr)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
@@ -223,8 +272,4 @@ def main() -> None:
     except (ImportError, RuntimeError, ValueError) as error:
         click.ClickException(str(error)).show()
         sys.exit(1)
-    if not isinstance(program, tuple):
-        sys.exit(program)
-    from .run import start
-
-    start(*program)
+    run.start(program, strict)

@@ -25,6 +25,7 @@ class _Remembered(NamedTuple):
     lengths: tuple[int, int]  # the L and S for which the description holds
     batch: tuple[int, ...] | None  # the batch shape for which the description holds; None: any
     array: mx.array  # while this array lives, no other array gets the mask's id
+    forget: weakref.ref[mx.array]  # removes this entry when the mask is deleted
 
 
 _remembered: dict[int, _Remembered] = {}  # key: array_id(), which changes when a program writes to the array
@@ -80,6 +81,16 @@ def causal(
     return mask & KeyRange(0 if left_padding is None else _as_it_is_now(left_padding), stop)
 
 
+def rotating(self: Any, N: int, window_size: int | None = None, return_array: bool = False) -> Mask | None:
+    """Describes the mask of RotatingKVCache.make_mask() for one query. For more queries, causal() describes it."""
+    if N > 1 or window_size is None:
+        return None
+    # The newest key is at stop - 1, and older ones are before it. A window that wraps around the end of the cache is
+    # two ranges, which KeyRange cannot describe.
+    stop = 1 + (self._idx if self._idx < self.max_size else 0)
+    return KeyRange(stop - window_size, stop) if window_size <= stop <= self.offset + 1 else None
+
+
 def batch_rotating(self: Any, N: int, window_size: int | None = None, return_array: bool = False) -> Mask | None:
     """Describes the mask of BatchRotatingKVCache.make_mask()."""
     if N == 1 and (self.rotated or self._idx >= self.max_size):
@@ -91,11 +102,11 @@ def batch_rotating(self: Any, N: int, window_size: int | None = None, return_arr
 
 
 def _remember(mask: mx.array, description: Mask) -> None:
-    key, shape = array_id(mask), mask.shape
+    key, shape, pop = array_id(mask), mask.shape, _remembered.pop  # at exit, _remembered may be gone before the mask
+    forget = weakref.ref(mask, lambda _: pop(key, None))
     lengths = (shape[-2] if mask.ndim > 1 else 1, shape[-1])
     batch = shape[:-3] if mask.ndim > 3 else None
-    _remembered[key] = _Remembered(description, lengths, batch, _as_it_is_now(mask))
-    weakref.finalize(mask, _remembered.pop, key, None).atexit = False
+    _remembered[key] = _Remembered(description, lengths, batch, _as_it_is_now(mask), forget)
 
 
 def _as_it_is_now(array: mx.array) -> mx.array:

@@ -5,42 +5,68 @@ if the package does not load.
 """
 
 import contextlib
+import ctypes
+import json
+import operator
+import os
 import platform
 import re
+import subprocess
+import sys
+import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from enum import Enum
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
+from importlib.metadata import PackageNotFoundError, distributions, requires, version
 from typing import Any
 
-PROMPT = 512  # tokens that a model reads
-MARKS = {"ok": "✓", "warning": "!", "problem": "✗"}
+# Maps each Linux package that installs libmlx to the extra of mlx that requires the package.
+LIBMLX = {"mlx-cuda-12": "mlx[cuda12]", "mlx-cuda-13": "mlx[cuda13]", "mlx-cpu": "mlx[cpu]"}
+# This project's packages. They require certain versions of mlx, nanobind-backend, mlx-lm and click.
+PINNED = ("flashattn-core", "mlxlm-flash-patch")
+MODES = ("0", "1", "strict", "float32", "float32,strict")  # values of MLXLM_FLASH
+CPU_VARIABLES = ("FLASHATTN_CPU_ISA", "FLASHATTN_NUM_THREADS")
+
+
+class Mark(Enum):
+    OK = "✓"
+    WARNING = "!"  # works, but could be better
+    PROBLEM = "✗"  # flash attention does not run, or runs wrongly
 
 
 @dataclass(frozen=True)
 class Finding:
-    mark: str  # "warning": it works, but could be better. "problem": flash attention does not run, or runs wrongly
+    mark: Mark
     subject: str
     what: str
     cure: str = ""
 
     def __str__(self) -> str:
-        return f"{MARKS[self.mark]} {self.subject}: {self.what}" + (f" · cure: {self.cure}" if self.cure else "")
+        return f"{self.mark.value} {self.subject}: {self.what}" + (f" · cure: {self.cure}" if self.cure else "")
 
 
-ok, warning, problem = (partial(Finding, mark) for mark in MARKS)
+ok = partial(Finding, Mark.OK)
+warning = partial(Finding, Mark.WARNING)
+problem = partial(Finding, Mark.PROBLEM)
 
 
 def examine(model: str | None = None, with_kernels: bool = False, with_times: bool = False) -> Iterator[Finding]:
-    """Runs the checks and yields their findings. The arguments are the options of the command."""
-    for check in (versions, extension, backends, matrix_products, numbers, patched):
+    """Runs the checks and yields their findings.
+
+    Args:
+      model: also look at the attention of this model. It is a folder that mlx-lm loads, or a hub id whose configuration
+        is in the local hub cache.
+      with_kernels: also compare each kernel of MLX's default device with the CPU kernels. This takes minutes.
+      with_times: also time the kernels, as `mlxlm-flash tune` does, without writing its file.
+    """
+    for check in (versions, variable, extension, cpu, matrix_products, numbers, seam, checks_before):
         broken = False
         for finding in check():
-            broken |= finding.mark == "problem"
+            broken |= finding.mark is Mark.PROBLEM
             yield finding
-        if broken and check in (extension, backends):
+        if broken and check in (extension, cpu):
             return
     if with_kernels:
         yield from kernels()
@@ -51,38 +77,111 @@ def examine(model: str | None = None, with_kernels: bool = False, with_times: bo
 
 
 def versions() -> Iterator[Finding]:
-    for package in ("mlx", "mlx-lm", "flashattn-core", "mlxlm-flash-patch"):
+    """Compares the installed versions with those that the packages in PINNED require."""
+    for package in PINNED:
         try:
-            yield ok("versions", f"{package} {version(package)}")
+            required = requires(package) or []
         except PackageNotFoundError:
-            missing = warning if package == "mlx-lm" else problem  # the patch serves other programs without mlx-lm
-            yield missing("versions", f"{package} is not installed", f"pip install {package}")
+            yield problem("versions", f"{package} is not installed", f"pip install {package}")
+            continue
+        yield ok("versions", f"{package} {version(package)}")
+        for line in required:
+            # Requirements of extras end with a marker (`; extra == ...`), so they do not match.
+            needed = re.fullmatch(r"([\w-]+)((?:(?:==|>=|<=)[\d.]+,?)+)", line)
+            if needed and needed[1] not in PINNED:
+                yield _needed(needed[1], dict(re.findall(r"(==|>=|<=)([\d.]+)", needed[2])))
+
+
+def _needed(name: str, limits: dict[str, str]) -> Finding:
+    """Compares an installed version with `limits`, such as ``{">=": "0.32.2", "<=": "0.32.4"}``."""
+    extra = _mlx() if name == "mlx" else name
+    newest = f"=={limits['<=']}" if "<=" in limits else ",".join(map("".join, limits.items()))
+    cure = f"pip install '{extra}{newest}'"
+    try:
+        found = version(name)
+    except PackageNotFoundError:
+        if limits.keys() == {">="}:
+            return warning("versions", f"{name} is not installed, so the patch replaces only MLX's own function", cure)
+        return problem("versions", f"{name} is not installed", cure)
+    if all(RELATIONS[relation](found, limit) for relation, limit in limits.items()):
+        return ok("versions", f"{name} {found}")
+    lowest = limits.get("==") or limits[">="]
+    highest = f" to {limits['<=']}" if "<=" in limits else " or later" * (">=" in limits)
+    return problem("versions", f"found {name} {found}, expected {lowest}{highest}", cure)
+
+
+def _numbers(release: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", release)]
+
+
+RELATIONS: dict[str, Callable[[str, str], bool]] = {
+    "==": operator.eq,  # compares texts, because a pre-release is not the release itself
+    ">=": lambda found, limit: _numbers(found) >= _numbers(limit),
+    "<=": lambda found, limit: _numbers(found) <= _numbers(limit),
+}
+
+
+def _mlx() -> str:
+    """The pip requirement of mlx. Its extra, such as cpu in mlx[cpu], is the one that requires the installed libmlx.
+
+    Another extra would overwrite that libmlx, because all of them install the same file.
+    """
+    installed = {distribution.name for distribution in distributions()}
+    return next((extra for name, extra in LIBMLX.items() if name in installed), "mlx")
+
+
+def variable() -> Iterator[Finding]:
+    """Whether MLXLM_FLASH in the environment is valid."""
+    mode = os.environ.get("MLXLM_FLASH")
+    if mode is None or mode in MODES:
+        yield ok("MLXLM_FLASH", mode or "not set")
+    else:
+        cure = f"unset MLXLM_FLASH, or set one of {', '.join(MODES)}"
+        yield problem("MLXLM_FLASH", f"{mode!r} is not a valid value", cure)
 
 
 def extension() -> Iterator[Finding]:
-    """Whether the compiled module loads."""
+    """Whether the compiled module loads and has MLX's nanobind ABI. With another ABI it could not take MLX's arrays."""
+    again = "pip install --force-reinstall --no-deps flashattn-core"
     try:
         from . import enable  # noqa: F401  raises the error of the first import
     except ImportError as error:
-        cure = re.search(r"pip install .*", str(error))  # in the error for a wrong version of mlx
-        again = "pip install --force-reinstall --no-deps flashattn-core"
-        yield problem("extension", str(error).splitlines()[0], cure[0] if cure else again)
+        what = str(error)
+        cure = re.search(r"pip install .*", what)  # in the error for a wrong version of mlx
+        yield problem("extension", what.splitlines()[0], cure[0] if cure else again)
+        return
+    # For each ABI of the modules in its domain "mlx", nanobind adds one entry to the interpreter's dict.
+    names = [name for name in _interpreter_dict() if isinstance(name, str) and "nb_internals" in name]
+    domains = sorted(match[1] for name in names if (match := re.search(r"_(v\d+)_(?:\w+_)?mlx__$", name)))
+    if len(domains) > 1:
+        yield problem("extension", f"flashattn_core and mlx use different nanobind ABIs: {', '.join(domains)}", again)
     else:
-        yield ok("extension", "flashattn_core loads")
+        yield ok("extension", f"flashattn_core loads, and uses the same nanobind ABI as MLX: {', '.join(domains)}")
 
 
-def backends() -> Iterator[Finding]:
-    """Describes the backends."""
+def _interpreter_dict() -> dict[object, object]:
+    api = ctypes.pythonapi
+    api.PyInterpreterState_Get.restype = ctypes.c_void_p
+    api.PyInterpreterState_GetDict.argtypes = [ctypes.c_void_p]
+    api.PyInterpreterState_GetDict.restype = ctypes.c_void_p  # py_object would release this borrowed reference
+    address = api.PyInterpreterState_GetDict(api.PyInterpreterState_Get())
+    shared: dict[object, object] = ctypes.cast(address, ctypes.py_object).value
+    return shared
+
+
+def cpu() -> Iterator[Finding]:
+    """Describes the backends, and the environment variables that change the CPU backend."""
     import flashattn_core
-    import mlx.core as mx
 
     try:
-        described = flashattn_core.backends()
+        backends = flashattn_core.backends()
     except ValueError as error:
-        what = str(error).removeprefix("[flash_attention] ")
-        yield problem("cpu", what, f"unset {what.partition(' ')[0]}")  # the error begins with the variable's name
+        name = next(name for name in CPU_VARIABLES if name in str(error))
+        yield problem("cpu", str(error).removeprefix("[flash_attention] "), f"unset {name}")
         return
-    for name, description in described.items():
+    import mlx.core as mx
+
+    for name, description in backends.items():
         what, _, cure = description.partition(": ")
         if not cure:
             yield ok(name, what)
@@ -90,6 +189,19 @@ def backends() -> Iterator[Finding]:
             yield problem(name, what, cure)
         else:
             yield warning(name, what, cure)
+    threads, cores = int(backends["cpu"].split()[-2]), os.cpu_count() or 1
+    if mx.default_device() == mx.cpu and threads < cores and "FLASHATTN_NUM_THREADS" not in os.environ:
+        what = f"flash attention uses {threads} of {cores} cores, because this process may use no more"
+        yield warning("threads", what, "start it without taskset, or give the container more processors")
+    if forced := [name for name in CPU_VARIABLES if name in os.environ]:
+        free = {name: value for name, value in os.environ.items() if name not in CPU_VARIABLES}
+        code = "import flashattn_core; print(flashattn_core.backends()['cpu'])"
+        command = [sys.executable, "-c", code]
+        default = subprocess.run(command, env=free, capture_output=True, text=True).stdout.strip()
+        if default != backends["cpu"]:
+            settings = ", ".join(f"{name}={os.environ[name]}" for name in forced)
+            what = f"{settings} is set; by default the CPU backend would be {default}"
+            yield warning("cpu", what, f"unset {' '.join(forced)}")
 
 
 def matrix_products() -> Iterator[Finding]:
@@ -98,8 +210,9 @@ def matrix_products() -> Iterator[Finding]:
 
     library = blas()
     if library == "reference":
-        cure = "pass --blas auto to `mlxlm-flash run` or flash-eval"
-        cure = cure if openblas() else f"{INSTALL}, then {cure}"
+        faster = openblas()
+        cure = "" if faster else f"{INSTALL}, then "
+        cure += f"pass --blas auto to `mlxlm-flash run` or flash-eval, or set LD_PRELOAD={faster or 'libopenblas.so.0'}"
         yield warning("BLAS", "MLX uses the slow reference BLAS, which limits tokens per second", cure)
     elif library:
         yield ok("BLAS", library)
@@ -107,58 +220,50 @@ def matrix_products() -> Iterator[Finding]:
 
 def numbers() -> Iterator[Finding]:
     """Compares flash attention with reference_attention() on MLX's default device, for 20 queries and for one query."""
-    import flashattn_core
-    import mlx.core as mx
-    import numpy as np
-    from flashattn_core.reference import reference_attention
-
-    key, value = (mx.random.normal((1, 2, 20, 32), key=mx.random.key(seed)) for seed in (1, 2))
-    worst = 0.0
     try:
-        for length in (20, 1):
-            query = mx.random.normal((1, 4, length, 32), key=mx.random.key(0))
-            out = flashattn_core.flash_attention(query, key, value, mask="causal")
-            expected, _ = reference_attention(query, key, value, mask="causal")
-            worst = max(worst, float(np.abs(np.asarray(out) - expected).max()))
+        worst = max(_error(length) for length in (20, 1))
     except Exception as error:  # a program's call would raise the same error
-        what = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        yield problem("self-test", what, "pip install --force-reinstall flashattn-core")
+        said = " ".join(str(error).split())
+        cure = "pip install --force-reinstall flashattn-core"
+        yield problem("self-test", f"{type(error).__name__}: {said}", cure)
         return
-    if worst < 1e-5:  # not if it is NaN
-        yield ok("self-test", f"a prefill and a decode step are within {worst:.1e} of the reference")
-    else:
+    if worst > 1e-5:
         cure = "please report this finding with the whole output"
         yield problem("self-test", f"flash attention differs from the reference by {worst:.1e}", cure)
+    else:
+        yield ok("self-test", f"a prefill and a decode step are within {worst:.1e} of the reference")
 
 
-def patched() -> Iterator[Finding]:
-    """Whether enable() works, and which functions it leaves alone."""
-    from . import FlashFallbackWarning, enabled, status
+def checks_before() -> Iterator[Finding]:
+    """Lists the checks that GPU kernels passed or failed on this machine in earlier runs."""
+    from flashattn_core.check import survey
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        with contextlib.suppress(ImportError):  # without mlx-lm, the patch replaces only MLX's function
-            import mlx_lm.models.base
-            import mlx_lm.models.cache  # noqa: F401
-        with enabled():
-            count = len(status().patched)
-    for said in caught:
-        if issubclass(said.category, FlashFallbackWarning):
-            yield warning("attention", str(said.message), "another release of mlx-lm or of mlxlm-flash-patch")
-    yield ok("attention", f"the patch replaces {count} functions; those of gemma2 and gear follow on their import")
+    passed, failed = survey.remembered()
+    for software, count in passed.items():
+        yield ok("checked", f"{count} programs passed their check on {software}")
+    for file in failed:
+        what = next(iter(file.read_text(errors="replace").splitlines()[1:]), "its file cannot be read")
+        cure = f"send us {file}; delete that file once it is out of date"
+        yield warning("checked", f"this kernel is not used: {what}", cure)
 
 
 def times() -> Iterator[Finding]:
     """Times kernels and MLX's own attention. The last finding has lines for flashattn_core's csrc/call/costs.def."""
-    from .tune import as_text, measured
+    import mlx.core as mx
 
-    costs: dict[str, float] = {}
+    from .tune import costs, measured
+
+    if mx.default_device() == mx.cpu:
+        yield ok("tune", "on a CPU there is nothing to time")
+        return
+    found = []
     try:
-        for line in measured(costs):
-            yield ok("tune", line)
-        yield ok("tune", " ".join(as_text(costs).splitlines()))
-    except (RuntimeError, ValueError) as error:  # on a CPU, too
-        yield warning("tune", str(error))
+        for each in measured():
+            found.append(each)
+            yield ok("tune", str(each))
+    except (RuntimeError, ValueError) as error:
+        yield problem("tune", str(error), "please report this finding")
+    yield ok("tune", " ".join(costs(found).split("\n")).strip())
 
 
 def kernels() -> Iterator[Finding]:
@@ -171,60 +276,100 @@ def kernels() -> Iterator[Finding]:
     if backend == "cpu":
         yield ok("kernels", "nothing to compare: this check compares a GPU's kernels with the CPU's")
         return
+    began = time.perf_counter()
     for kernel, count, wrong in survey.of_backend(backend):
         if wrong:
-            cure = f"report this, and leave FLASHATTN_CHECK unset: then {kernel} is not used"
-            yield problem("kernels", f"{kernel}: {wrong}", cure)
+            yield problem(
+                "kernels",
+                f"{kernel}: {wrong}",
+                f"report this, and leave FLASHATTN_CHECK unset: then {kernel} is not used",
+            )
         else:
-            yield ok("kernels", f"{kernel} is right in {count} kinds of calls")
+            seconds = time.perf_counter() - began
+            yield ok("kernels", f"{kernel} is right in {count} kinds of calls; the check took {seconds:.1f} s")
+        began = time.perf_counter()
 
 
-def coverage(name: str) -> Iterator[Finding]:
-    """Which attention calls of a model use flash attention while the model reads a prompt.
-
-    The model needs no weights, because nothing is computed.
-    """
+def _error(length: int) -> float:
+    import flashattn_core
     import mlx.core as mx
-    from mlx_lm.utils import hf_repo_to_path, load_model
+    import numpy as np
+    from flashattn_core.reference import reference_attention
 
+    query = mx.random.normal((1, 4, length, 32), key=mx.random.key(0))
+    key, value = (mx.random.normal((1, 2, 20, 32), key=mx.random.key(seed)) for seed in (1, 2))
+    out = flashattn_core.flash_attention(query, key, value, mask="causal")
+    expected, _ = reference_attention(query, key, value, mask="causal")
+    return float(np.abs(np.asarray(out) - expected).max())
+
+
+def seam() -> Iterator[Finding]:
+    """Whether enable() works, which functions it leaves alone, and which another library has replaced."""
     from . import FlashFallbackWarning, enabled, status
-    from .patch import tally
-    from .router import trial
+    from .patch_points import POINTS, fingerprint
 
-    folder = Path(name)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with contextlib.suppress(ImportError):  # without mlx-lm, the patch replaces only MLX's function
+            import mlx_lm.models.base
+            import mlx_lm.models.cache  # noqa: F401
+        with enabled():
+            now = status()
+    for said in caught:
+        if not issubclass(said.category, FlashFallbackWarning):
+            continue
+        [changed] = [point for point in POINTS if str(said.message).startswith(f"{point.name} ")]
+        if changed.name in now.foreign:
+            continue
+        what = f"{said.message} · note: a later mlxlm-flash-patch may replace this function"
+        text = fingerprint(changed.current)
+        yield warning("mlx-lm", what + (f" (fingerprint of its source: {text})" if text else ""))
+    for name, holder in now.foreign.items():
+        what = f"another library has replaced {name} with {holder}"
+        yield warning("mlx-lm", what, f"switch {holder} off if only flash attention should replace {name}")
+    late = "functions of mlx-lm's gemma2, phi3small and gear follow when a program imports them"
+    yield ok("attention", f"the patch replaces {len(now.patched)} functions ({late})")
+
+
+def coverage(model: str) -> Iterator[Finding]:
+    """Which attention calls of this model use flash attention while the model reads a prompt."""
+    from .coverage import attention_of
+    from .patch import tally
+
     try:
-        model, config = load_model(folder if folder.is_dir() else hf_repo_to_path(name), lazy=True, strict=False)  # type: ignore[no-untyped-call]
-    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
-        cure = f"give --model a folder that mlx-lm can load, or run `hf download {name}` first"
-        yield problem("model", f"mlx-lm cannot load {name}: {' '.join(str(error).split())}", cure)
+        seen, left, fallbacks = attention_of(model)
+    except PermissionError as error:
+        cure = "run the model with `mlxlm-flash run`, whose last line names the attention that ran"
+        yield warning("model", str(error), cure)
         return
-    model.set_dtype(getattr(mx, str(config.get("torch_dtype") or config.get("dtype")), mx.bfloat16))
-    with enabled(), trial() as plans, warnings.catch_warnings():
-        warnings.simplefilter("ignore", FlashFallbackWarning)  # the finding has the reasons
-        model(mx.zeros((1, PROMPT), mx.int32))
-        fallbacks = status().fallbacks
-    left = sum(plan.is_left for plan in plans)
-    count = len(plans) + sum(fallbacks.values())
-    what = f"{len(plans) - left} of {count} attention calls of a prompt use flash attention"
-    if left:
-        what += f"; {left} are left to MLX's own attention, which is estimated to be faster"
+    except (AttributeError, ImportError, OSError, ValueError) as error:
+        cure = f"give --model a folder that mlx-lm can load, or run `hf download {model}` first"
+        yield problem("model", str(error), cure)
+        return
     if fallbacks:
-        yield warning("model", f"{what}; others fall back: {tally(fallbacks)}")
-    elif plans:
-        yield ok("model", what)
+        what = f"{len(seen) - left} attention calls of a prompt use flash attention; others do not: {tally(fallbacks)}"
+        yield warning("model", f"{what} · note: MLX's own attention computes the others")
+    elif left:
+        faster = f"{left} are left to MLX's own attention, which is estimated to be faster"
+        yield ok("model", f"{len(seen) - left} attention calls of a prompt use flash attention, {faster}")
+    elif seen:
+        yield ok("model", f"all {len(seen)} attention calls of a prompt use flash attention")
     else:
         why = "the model has no softmax attention, or computes it with other MLX operations"
         yield warning("model", f"no attention call of a prompt uses flash attention · note: {why}")
 
 
-def report(findings: Sequence[Finding]) -> dict[str, Any]:
-    """What --json writes, and a user sends us."""
+def counts(findings: Sequence[Finding]) -> dict[str, int]:
     marks = [finding.mark for finding in findings]
-    return {
+    return {"broken": marks.count(Mark.PROBLEM), "could_be_better": marks.count(Mark.WARNING)}
+
+
+def in_json(findings: Sequence[Finding]) -> str:
+    """The report that a user sends us."""
+    result: dict[str, Any] = {
         "command": "mlxlm-flash doctor",
         "system": platform.platform(),
         "python": platform.python_version(),
-        "findings": [asdict(finding) for finding in findings],
-        "broken": marks.count("problem"),
-        "could_be_better": marks.count("warning"),
+        "findings": [{**asdict(finding), "mark": finding.mark.name.lower()} for finding in findings],
     }
+    return json.dumps(result | counts(findings), indent=1, ensure_ascii=False) + "\n"

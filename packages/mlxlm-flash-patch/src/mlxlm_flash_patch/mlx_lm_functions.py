@@ -6,8 +6,9 @@ this function, but passes a _Gemma2 object as `self` and as `cache`. MLX is lazy
 function only if the call falls back.
 """
 
+import functools
+import inspect
 from collections.abc import Callable
-from functools import partial, wraps
 from typing import Any
 
 import mlx.core as mx
@@ -16,12 +17,13 @@ from .router import Function, attend, flash_or, is_active, plain_call, state
 
 
 def _replacement(original: Function, flash: Callable[..., mx.array]) -> Function:
-    """Makes a function that calls `flash` or `original` with the same arguments, as flash_or() decides."""
+    """Returns a function with the parameters of `flash`. For each call, flash_or() chooses `flash` or `original`."""
 
-    @wraps(original)
+    @functools.wraps(original)
     def flash_or_original(*arguments: Any, **options: Any) -> mx.array:
         return flash_or(lambda: original(*arguments, **options), lambda: flash(*arguments, **options))
 
+    flash_or_original.__signature__ = inspect.signature(flash)  # type: ignore[attr-defined]
     return flash_or_original
 
 
@@ -46,32 +48,56 @@ def any_cache(original: Function) -> Function:
     another library has replaced the attention over such caches, because that library may store them in another way.
     """
 
-    def is_theirs(function: object) -> bool:
-        return getattr(function, "__globals__", None) is not globals()
-
-    @wraps(original)
+    @functools.wraps(original)
     def scaled_dot_product_attention(
         queries: mx.array, keys: Any, values: Any, cache: Any, scale: float, mask: Any, sinks: mx.array | None = None
     ) -> Any:
-        latents = cache.rows_of(keys, values) if hasattr(cache, "rows_of") else None
-        if isinstance(keys, mx.array) and latents is None:
+        is_quantised = cache is not None and hasattr(cache, "bits")  # mlx-lm recognises quantised caches by `bits`
+        if is_quantised and hasattr(cache, "rows_of"):  # a cache of latent vectors
+            rows = cache.rows_of(keys, values)
+            if rows is not None:
+                storage = {"group_size": cache.group_size, "bits": cache.bits}
+                options = {"scale": scale, "mask": mask, "sinks": sinks}
+                return flash_or(
+                    lambda: mx.fast.scaled_dot_product_attention(queries, keys, values, **options),
+                    lambda: attend(queries, rows, rows, storage=storage, **options),
+                )
+            is_quantised = False
+        if not is_quantised:
             # If mx.fast has the patch's function, `original` would reach plain_call() through that function. Calling
             # plain_call() directly is faster.
             out = plain_call(queries, keys, values, scale, mask, sinks) if state.outermost else None
             if out is None:
                 return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
             return out
-        own = partial(original, queries, keys, values, cache, scale, mask, sinks)
-        if latents is not None:
-            options = {"scale": scale, "mask": mask, "sinks": sinks}
-            own = partial(mx.fast.scaled_dot_product_attention, queries, keys, values, **options)
-            keys = values = latents
-        elif sinks is None or is_theirs(original.__globals__["quantized_scaled_dot_product_attention"]):
-            return own()
+        if sinks is None or not _is_ours(original.__globals__["quantized_scaled_dot_product_attention"]):
+            return original(queries, keys, values, cache, scale, mask, sinks)
         storage = {"group_size": cache.group_size, "bits": cache.bits}
-        return flash_or(own, lambda: attend(queries, keys, values, scale, mask, sinks, storage=storage))
+        return flash_or(
+            lambda: original(queries, keys, values, cache, scale, mask, sinks),
+            lambda: attend(queries, keys, values, scale, mask, sinks, storage=storage),
+        )
 
     return scaled_dot_product_attention
+
+
+def _is_ours(function: object) -> bool:
+    return getattr(function, "__globals__", None) is globals()
+
+
+def quantised_caches(original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    """Replaces the function that makes a model's caches. After enable(kv_bits=...) they are quantised."""
+
+    @functools.wraps(original)
+    def make_prompt_cache(model: Any, max_kv_size: int | None = None) -> list[Any]:
+        caches = original(model, max_kv_size)
+        if state.kv is None:
+            return caches
+        from .caches.making import quantise  # imported here, because it imports mlx-lm
+
+        return quantise(model, caches, state.kv)
+
+    return make_prompt_cache
 
 
 class _Gemma2:
@@ -114,7 +140,7 @@ class _Gemma2:
 def gemma2(original: Function) -> Function:
     """Replaces Gemma 2's attention, which has a softcap."""
 
-    @wraps(original)
+    @functools.wraps(original)
     def call(self: Any, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
         if not is_active():
             return original(self, x, mask, cache)

@@ -6,10 +6,12 @@ in several threads. One lock guards all changes.
 """
 
 import contextlib
+import importlib
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import wraps
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, get_args
@@ -23,13 +25,32 @@ from flashattn_core.arguments import Precision
 from mlx.nn.layers.base import Module
 
 from . import patch_points
-from .caches import kv_bits as caches
-from .patch_points import POINTS, is_ours, lock
-from .router import active, is_active, setting, state
+from .patch_points import HOMES, POINTS, is_ours, lock
+from .router import KVBits, active, is_active, state
+
+DISTRIBUTIONS = ("mlx", "mlx-lm", "flashattn-core", "mlxlm-flash-patch")
 
 
 class FlashNeverRanError(RuntimeError):
-    """Raised with strict=True if no call ran as flash attention, or was left to MLX, while the patch was on."""
+    """Raised with strict=True if no call ran as flash attention while the patch was on.
+
+    It is not raised if a call was left to MLX because MLX is estimated to be faster.
+    """
+
+
+class Counts:
+    """A snapshot of two counts: each kernel's calls, and the calls that were left to MLX."""
+
+    def __init__(self) -> None:
+        self.kernels = flashattn_core.stats()
+        self.left = sum(_ext.left_calls().values())
+
+    def calls_since(self) -> dict[str, int]:
+        """Maps each kernel to the number of calls that it ran since this object was made."""
+        # A count that is lower than before means that somebody has called reset_stats().
+        now, before = flashattn_core.stats(), self.kernels
+        since = {name: n - (old if n >= (old := before.get(name, 0)) else 0) for name, n in now.items()}
+        return {name: n for name, n in since.items() if n}
 
 
 @dataclass(eq=False)
@@ -38,19 +59,23 @@ class Request:
 
     strict: bool
     precision: Precision
-    kv: caches.KVBits | None
+    kv: KVBits | None
     from_enable: bool
+    before: Counts = field(init=False)  # the counts when the request began
 
     def __post_init__(self) -> None:
         if self.precision not in get_args(Precision):
             raise ValueError(f"[enable] precision is {self.precision!r}, expected 'float32' or 'input'")
+
+    def never_ran(self) -> bool:
+        return not self.before.calls_since() and Counts().left <= self.before.left
 
 
 _requests: list[Request] = []
 _patched_models = WeakValueDictionary[int, Module]()  # by id: models given to patch_model()
 _patched_modules = WeakValueDictionary[int, Module]()  # by id: the modules of these models and of their copies
 _patched_classes = WeakValueDictionary[type, type]()  # class -> its subclass that _patched() made
-_began = flashattn_core.stats()  # what had run when the patch was last switched on
+_began = Counts()
 
 
 def enable(
@@ -66,11 +91,13 @@ def enable(
     Also replaces mlx-lm's attention over quantised caches and in gemma2, phi3small and gear.
 
     Args:
-      strict: a call that flash attention cannot compute raises FlashFallbackError, and disable() may raise
-        FlashNeverRanError.
-      precision: with ``"input"``, 16-bit results are as accurate as those of MLX's own attention, and a call is left to
-        MLX if MLX's own fused attention is estimated to be faster for it on this GPU. With ``"float32"``, every result
-        is that of casting to float32, computing, and casting back.
+      strict: a call that flash attention cannot compute raises FlashFallbackError. disable() raises FlashNeverRanError
+        if no call ran as flash attention and none was left to MLX because MLX is estimated to be faster.
+      precision: with ``"input"``, 16-bit results are as accurate as those of MLX's own attention. A call goes to MLX if
+        MLX's own fused attention is estimated to be faster for it on this GPU. status() does not count such calls as
+        fallbacks.
+        With ``"float32"``, every result of flash attention is that of casting to float32, computing, and casting
+        back. No call is left to MLX for speed. On the CPU, both values give the same bits.
       kv_bits: 8 or 4: mlx-lm's ``make_prompt_cache()`` makes caches that store keys and values quantised to so many
         bits, also rotating ones, and the batches that mlx-lm merges them into. A warning names layers whose caches stay
         as they are. None: caches are mlx-lm's own.
@@ -101,9 +128,8 @@ def disable() -> None:
     Models given to patch_model() stay patched. Another library's function stays. If it has saved the patch's function,
     that function then calls the original one.
 
-    Raises FlashNeverRanError, after restoring everything, if strict was on, but since the patch was switched on no call
-    ran as flash attention, and none was left to MLX because MLX is estimated to be faster. A call counts as run when
-    MLX has evaluated its result.
+    Raises FlashNeverRanError, after restoring everything, if strict was on but no call ran as flash attention and
+    none was left to MLX because MLX is estimated to be faster. A call counts as run when MLX has evaluated its result.
     """
     _end(list(_requests))
 
@@ -144,16 +170,19 @@ def patch_model(model: Module) -> None:
     Raises TypeError if `model` is not an mlx.nn.Module.
     """
     modules = _modules("patch_model", model)
+    _wait_for_imports()
     with lock:
-        # Modules without submodules compute no attention. Patching only the whole model is not enough, because
-        # mx.checkpoint calls a layer again after the model's call.
-        modules = [m for m in modules if m.children() and callable(m) and not _is_patched(type(m))]  # type: ignore[no-untyped-call]
+        modules = [module for module in modules if _can_attend(module)]
         classes = [_patched(type(module)) for module in modules]  # raises if a class cannot be subclassed
         for module, cls in zip(modules, classes, strict=True):
             object.__setattr__(module, "__class__", cls)
         _patched_models[id(model)] = model
         left = _serve(modules)
-    patch_points.warn_of(left)
+    try:
+        patch_points.warn_of(left)
+    except BaseException:  # the program turns warnings into errors
+        unpatch_model(model)
+        raise
 
 
 def unpatch_model(model: Module) -> None:
@@ -199,22 +228,38 @@ def observe(observer: Callable[..., mx.array]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Status:
-    """The state of the patch, which `str()` formats for people. Counts begin when the patch is switched on."""
+    """The state of the patch, which `str()` formats for people. Counts begin when the patch is switched on.
 
-    enabled: bool  # whether enable() or an enabled() block is in force
-    strict: bool  # whether one of them is strict
-    patched: tuple[str, ...]  # the functions of MLX and mlx-lm that the patch replaces now
-    instances: int  # how many models given to patch_model() are alive
-    calls: Mapping[str, int]  # kernel -> calls that ran (were evaluated)
-    fallbacks: Mapping[str, int]  # reason -> calls that flash attention could not compute
-    left: Mapping[str, int]  # reason -> calls left to MLX's own attention, because it is estimated to be faster
-    foreign: Mapping[str, str]  # function -> another library's function that replaces it, or that wraps the patch's
-    versions: Mapping[str, str]  # distribution -> its version
+    Attributes:
+      enabled: whether enable() or an enabled() block is in force.
+      strict: whether one of them is strict.
+      patched: the functions of MLX and mlx-lm that the patch replaces now.
+      instances: how many models given to patch_model() are alive.
+      calls: kernel → calls that ran (were evaluated).
+      fallbacks: reason → calls that flash attention could not compute.
+      left: reason → calls left to MLX's own attention, because it is estimated to be faster than our kernel.
+      foreign: function → another library's function that replaces it, or that wraps the patch's function.
+      versions: distribution → its version.
+    """
+
+    enabled: bool
+    strict: bool
+    patched: tuple[str, ...]
+    instances: int
+    calls: Mapping[str, int]
+    fallbacks: Mapping[str, int]
+    left: Mapping[str, int]
+    foreign: Mapping[str, str]
+    versions: Mapping[str, str]
 
     def __str__(self) -> str:
-        how = f"{'on' if self.enabled else 'off'}{', strict' if self.strict else ''}"
-        where = f"replaced functions: {len(self.patched)} · patched models: {self.instances}"
-        first = f"flash attention {how} · {where}"
+        if self.instances and not self.enabled:
+            models, replaced = count(self.instances, "model"), count(len(self.patched), "function")
+            first = f"flash attention: off for the process, on for {models} · {replaced} replaced"
+        else:
+            how = f"{'on' if self.enabled else 'off'}{', strict' if self.strict else ''}"
+            where = f"{count(len(self.patched), 'function')}, {count(self.instances, 'model instance')}"
+            first = f"flash attention {how}: {where}"
         return "\n".join((first, f"calls: {self.counts()}", *self.replaced(), joined(self.versions)))
 
     def replaced(self) -> list[str]:
@@ -233,6 +278,7 @@ class Status:
 
 def status() -> Status:
     """Returns a :class:`Status`: what is patched now, and which calls ran since the patch was last switched on."""
+    installed = versions()
     with lock:
         if not _requests and not _patched_modules:  # a patched model may have been deleted
             _settle()
@@ -242,11 +288,11 @@ def status() -> Status:
             strict=state.strict,
             patched=tuple(point.name for point in patch_points.wanted() if is_ours(point.current)),
             instances=len(_patched_models),
-            calls=_ran_since(_began),
+            calls=_began.calls_since(),
             fallbacks=dict(state.fallbacks),
             left={_why_left(kernel): calls for kernel, calls in _ext.left_calls().items()},
             foreign=patch_points.foreign(),
-            versions=versions(),
+            versions=installed,
         )
 
 
@@ -258,7 +304,7 @@ def _why_left(kernel: str) -> str:
 def versions() -> dict[str, str]:
     """Installed distribution -> version."""
     found = {}
-    for name in ("mlx", "mlx-lm", "flashattn-core", "mlxlm-flash-patch"):
+    for name in DISTRIBUTIONS:
         with contextlib.suppress(PackageNotFoundError):
             found[name] = version(name)
     return found
@@ -274,19 +320,29 @@ def joined(named: Mapping[str, str]) -> str:
     return " · ".join(f"{name} {value}" for name, value in named.items())
 
 
-def _ran_since(before: Mapping[str, int]) -> dict[str, int]:
-    """The calls of each kernel since `before`, an earlier stats(). Somebody may have called reset_stats() meanwhile."""
-    now = flashattn_core.stats()
-    was_reset = any(now[name] < n for name, n in before.items())
-    since = now if was_reset else {name: n - before[name] for name, n in now.items()}
-    return {name: n for name, n in since.items() if n}
+def count(n: int, noun: str) -> str:
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
-def _kv(bits: int | None, group_size: int, start: int) -> caches.KVBits | None:
+def _wait_for_imports() -> None:
+    """Waits for imports of modules in HOMES that other threads have begun.
+
+    `_finder` misses imports begun before watch_imports(). After the wait, put_in() replaces the modules' functions.
+    """
+    with lock:
+        patch_points.watch_imports()
+    for name in HOMES & sys.modules.keys():
+        with contextlib.suppress(ImportError):  # that import has failed
+            importlib.import_module(name)
+
+
+def _kv(bits: int | None, group_size: int, start: int) -> KVBits | None:
     if bits is None:
         return None
-    kv = caches.KVBits(bits, group_size, start)
-    caches.require_tested()
+    kv = KVBits(bits, group_size, start)
+    from .caches.release import require_tested  # imported here, because it imports mlx-lm
+
+    require_tested()
     point = patch_points.MAKE_CACHES
     if why := point.why_not(patch_points.original_of(point.current)):
         raise RuntimeError(f"[enable] kv_bits cannot replace {point.name}: {why}")
@@ -294,9 +350,16 @@ def _kv(bits: int | None, group_size: int, start: int) -> caches.KVBits | None:
 
 
 def _begin(request: Request) -> None:
-    """Adds a request, which replaces that of an earlier enable() if it is from enable(), and warns as enable() does."""
+    """Adds a request. A request from enable() replaces the request of an earlier enable().
+
+    Warns of functions that are not replaced.
+    """
+    _wait_for_imports()
     with lock:
-        _requests[:] = [r for r in _requests if not (r.from_enable and request.from_enable)] + [request]
+        _count_if_off()
+        previous = [r for r in _requests if r.from_enable and request.from_enable]
+        request.before = previous[0].before if previous else Counts()
+        _requests[:] = [r for r in _requests if r not in previous] + [request]
         left = _settle()
     patch_points.warn_of(left)
 
@@ -305,15 +368,20 @@ def _end(requests: list[Request]) -> None:
     """Removes `requests` from `_requests`. Ignores those that are not there any more.
 
     Raises FlashNeverRanError if a removed request is strict, and no call ran as flash attention or went to MLX's faster
-    attention since the patch was switched on.
+    attention since that request began.
     """
     with lock:
         ended = [r for r in requests if r in _requests]
         _requests[:] = [r for r in _requests if r not in ended]
         _settle()
-    if any(r.strict for r in ended) and (now := status()).nothing_ran():
-        ran = " · ".join([now.counts(), *now.replaced()])
-        raise FlashNeverRanError(f"strict: flash attention never ran while the patch was on: {ran}")
+    if any(r.strict and r.never_ran() for r in ended):
+        now = status()
+        none = f"no call of {patch_points.MX_ATTENTION.name} was evaluated"
+        compiled = "functions that mx.compile traced earlier keep MLX's own attention"
+        why = "; ".join(now.replaced() or (none, compiled))
+        if now.fallbacks:
+            why = f"every call fell back: {tally(now.fallbacks)}"
+        raise FlashNeverRanError(f"strict: flash attention never ran while the patch was on: {why}")
 
 
 def _settle() -> dict[str, str]:
@@ -321,19 +389,23 @@ def _settle() -> dict[str, str]:
 
     Returns the names of functions that are not replaced, with the reasons.
     """
-    global _began
     state.on, state.strict = bool(_requests), any(r.strict for r in _requests)
     state.precision = "float32" if any(r.precision == "float32" for r in _requests) else "input"
-    caches.current = next((r.kv for r in reversed(_requests) if r.kv), None)
+    state.kv = next((r.kv for r in reversed(_requests) if r.kv), None)
+    if _requests or _patched_modules:
+        return patch_points.put_in()
+    patch_points.take_out()
+    return {}
+
+
+def _count_if_off() -> None:
+    """If the patch is off, resets all counts. After that the first fallback for each reason warns again."""
+    global _began
     if not _requests and not _patched_modules:
-        patch_points.take_out()
-        return {}
-    if not patch_points.in_force:  # all counts begin, and the first fallback for each reason warns again
         with state.lock:
             state.fallbacks.clear()
         _ext.reset_left_calls()
-        _began = flashattn_core.stats()
-    return patch_points.put_in()
+        _began = Counts()
 
 
 def _modules(caller: str, model: object) -> list[Module]:
@@ -343,11 +415,22 @@ def _modules(caller: str, model: object) -> list[Module]:
     return modules
 
 
+def _can_attend(module: Module) -> bool:
+    """Whether patch_model() gives a module the patched class. All callable modules with submodules get it.
+
+    Modules without submodules compute no attention. Patching only the whole model is not enough, because mx.checkpoint
+    calls a layer again after the model's call.
+    """
+    has_modules = bool(module.children())  # type: ignore[no-untyped-call]
+    return has_modules and callable(module) and not _is_patched(type(module))
+
+
 def _is_patched(cls: type) -> bool:
     return any(_patched_classes.get(base) is cls for base in cls.__bases__)
 
 
 def _serve(modules: list[Module]) -> dict[str, str]:
+    _count_if_off()
     _patched_modules.update({id(module): module for module in modules})
     return _settle()
 
@@ -393,8 +476,11 @@ def _observed(attention: Callable[..., mx.array], observer: Callable[..., mx.arr
     def observed(*arguments: Any, **others: Any) -> mx.array:
         if _is_observed.get():
             return attention(*arguments, **others)
-        with setting(_is_observed, True):
+        token = _is_observed.set(True)
+        try:
             return observer(attention, *arguments, **others)
+        finally:
+            _is_observed.reset(token)
 
     return observed
 

@@ -10,33 +10,37 @@ import hashlib
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 import mlx.core as mx
 
 from . import described_masks, mlx_lm_functions, mlx_own, mx_fast
-from .caches import kv_bits
 from .mlx_own import is_mlx_attention, mlx_attention
-from .router import MLX_LM_BASE, state, warn
+from .router import MLX_LM_BASE, FlashFallbackWarning, frames_of_libraries, state
 
-_original_of: dict[Any, Any] = {}  # the patch's function -> the function that it replaces
+_original_of = WeakKeyDictionary[Any, Any]()  # the patch's function -> the function that it replaces
+_replacement_of = WeakValueDictionary[tuple[str, int], Any]()  # (PatchPoint.name, id(original)) -> replacement
+_last: dict[str, Any] = {}  # PatchPoint.name -> its last replacement, kept for the next time that the patch goes in
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PatchPoint:
     """A function or a method that the patch replaces, with its replacement."""
 
     module: str
     path: str  # of the function in its module, such as `Attention.__call__`
     replacement: Callable[[Any], Any]  # original -> the function that replaces it
-    texts: tuple[str, ...] = ()  # fingerprints of tested sources of mlx-lm's function
+    texts: frozenset[str] = frozenset()  # fingerprints of tested sources; if empty, the signature is compared instead
     is_attention: bool = True  # whether observe() passes the function's calls to the observer
+    owners: WeakSet[Any] = field(default_factory=WeakSet)  # classes whose method was replaced
 
     @property
     def name(self) -> str:
@@ -59,17 +63,23 @@ class PatchPoint:
     @property
     def current(self) -> Any:
         """The function at this point now, or None."""
-        return names_in(self.owner).get(self.attribute)
+        owner = self.owner
+        return None if owner is None else vars(owner)[self.attribute]
 
     def put(self, function: Any) -> None:
-        setattr(self.owner, self.attribute, function)
+        owner = self.owner
+        if isinstance(owner, type):
+            self.owners.add(owner)
+        setattr(owner, self.attribute, function)
 
     def ours(self, original: Any) -> Any:
-        """Returns the replacement of `original`, the same one each time."""
-        made = next((made for made, own in _original_of.items() if own is original), None)
+        """Returns the replacement of `original`. Makes one only if no earlier replacement still exists."""
+        key = self.name, id(original)
+        made = _replacement_of.get(key)
         if made is None:
-            made = self.replacement(original)
+            made = _replacement_of[key] = self.replacement(original)
             _original_of[made] = original
+        _last[self.name] = made
         return made
 
     def why_not(self, original: Any) -> str | None:
@@ -78,7 +88,15 @@ class PatchPoint:
             return f"another library's function, {_described(original)}, is in its place"
         if self is MX_ATTENTION:
             return None
-        text = _fingerprint(original.__code__)
+        if not self.texts:
+            if (self.name, id(original)) in _replacement_of:  # compared when the replacement was made
+                return None
+            try:
+                known = _signature(original) == _signature(self.replacement(original), follow_wrapped=False)
+            except (TypeError, ValueError):
+                known = False
+            return None if known else "its signature is not that of a tested release"
+        text = fingerprint(original)
         if text is None:
             return "its source is not available"
         return None if text in self.texts else "its source is not that of a tested release"
@@ -90,10 +108,10 @@ def names_in(owner: Any) -> Mapping[str, Any]:
     vars() would call the module's `__getattribute__`, and so load a module that importlib.util.LazyLoader has deferred.
     """
     try:
-        names: Mapping[str, Any] = object.__getattribute__(owner, "__dict__")
+        names = object.__getattribute__(owner, "__dict__")
     except AttributeError:
         return {}
-    return names
+    return names if isinstance(names, (dict, Mapping)) else {}  # for a dict, the check is then quick
 
 
 def is_ours(function: Any) -> bool:
@@ -105,13 +123,24 @@ def original_of(function: Any) -> Any:
     return _original_of[function] if is_ours(function) else function
 
 
-@lru_cache(maxsize=64)  # because reading the text takes longer than all else that a block of enabled() does
-def _fingerprint(code: CodeType) -> str | None:
+def fingerprint(function: Any) -> str | None:
     """A hash of a function's source text, because bytecode differs between versions of Python. None without source."""
+    # For a wrapper, getsource(function) would return the wrapped function's source.
+    return _hash_of_text(function.__code__) if hasattr(function, "__code__") else None
+
+
+@lru_cache(maxsize=64)  # because reading the text takes longer than all else that a block of enabled() does
+def _hash_of_text(code: CodeType) -> str | None:
     try:
         return hashlib.sha256(inspect.getsource(code).strip().encode()).hexdigest()[:16]
     except OSError:
         return None
+
+
+def _signature(function: Any, follow_wrapped: bool = True) -> list[tuple[str, Any, Any]]:
+    """Names, kinds and defaults of the parameters. It leaves out annotations, which do not matter to callers."""
+    parameters = inspect.signature(function, follow_wrapped=follow_wrapped).parameters.values()
+    return [(p.name, p.kind, p.default) for p in parameters]
 
 
 OWN_MODULES = (mlx_own.__name__, __name__)  # these keep MLX's own function
@@ -120,71 +149,68 @@ MX_ATTENTION = PatchPoint("mlx.core.fast", "scaled_dot_product_attention", mx_fa
 
 
 def _mask(module: str, path: str, describe: described_masks.Describe, text: str) -> PatchPoint:
-    return PatchPoint(module, path, partial(described_masks.describing, describe=describe), (text,), is_attention=False)
+    describing = partial(described_masks.describing, describe=describe)
+    return PatchPoint(module, path, describing, frozenset({text}), is_attention=False)
 
 
-# The sources of all but the first function of mlx-lm are the same in mlx-lm 0.31.3 to 0.32.2.
+# The sources of these functions are the same in mlx-lm 0.31.3 to 0.32.2.
 POINTS: Sequence[PatchPoint] = (
     MX_ATTENTION,
-    PatchPoint(
-        BASE,
-        "quantized_scaled_dot_product_attention",
-        mlx_lm_functions.quantised,
-        ("543d994d79a92390", "e15d749275f72ec0"),
-    ),
-    PatchPoint(BASE, "scaled_dot_product_attention", mlx_lm_functions.any_cache, ("a13838be6e6c5293",)),
-    PatchPoint("mlx_lm.models.gear", "_softcap_attention", mlx_lm_functions.gear, ("6e8aacdedc907ca0",)),
+    PatchPoint(BASE, "quantized_scaled_dot_product_attention", mlx_lm_functions.quantised),
+    PatchPoint(BASE, "scaled_dot_product_attention", mlx_lm_functions.any_cache, frozenset({"a13838be6e6c5293"})),
+    PatchPoint("mlx_lm.models.gear", "_softcap_attention", mlx_lm_functions.gear, frozenset({"6e8aacdedc907ca0"})),
     PatchPoint(
         "mlx_lm.models.phi3small",
         "Attention._block_sparse_attention",
         mlx_lm_functions.phi3small,
-        ("80c13efe91a00897",),
+        frozenset({"80c13efe91a00897"}),
     ),
     PatchPoint(
         "mlx_lm.models.gemma2",
         "Attention.__call__",
         mlx_lm_functions.gemma2,
-        ("2d6752739f0e58e5",),
+        frozenset({"2d6752739f0e58e5"}),
         is_attention=False,  # the method also computes the projections
     ),
     _mask(BASE, "create_causal_mask", described_masks.causal, "f5ab1820ef1f5d7a"),
+    _mask(CACHE, "RotatingKVCache.make_mask", described_masks.rotating, "2fc5a1c461dc4891"),
     _mask(CACHE, "BatchRotatingKVCache.make_mask", described_masks.batch_rotating, "3ca9935c750004fb"),
 )
 
 MAKE_CACHES = PatchPoint(  # replaced only while `kv_bits` asks for quantised caches
-    CACHE, "make_prompt_cache", kv_bits.quantised_caches, ("7cde4e9fdb0c1b5a",), is_attention=False
+    CACHE,
+    "make_prompt_cache",
+    mlx_lm_functions.quantised_caches,
+    frozenset({"7cde4e9fdb0c1b5a"}),
+    is_attention=False,
 )
 
 
 lock = threading.RLock()
-in_force = False
-_left_alone: dict[str, Any] = {}  # PatchPoint.name -> the function that put_in() has rejected
+_in_force = False
+_left_alone: dict[int, Any] = {}  # by id: functions that put_in() has rejected
 _places: set[tuple[str, str]] = set()  # (module, name): where exchange() has found functions that it replaces
 
 
+def watch_imports() -> None:
+    """Installs `_finder`, which replaces the functions of modules in HOMES that are imported while the patch is on."""
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+
+
 def wanted() -> Sequence[PatchPoint]:
-    return POINTS if kv_bits.current is None else (*POINTS, MAKE_CACHES)
+    return POINTS if state.kv is None else (*POINTS, MAKE_CACHES)
 
 
 def put_in() -> dict[str, str]:
     """Replaces functions in imported modules: those of wanted(). Returns names of newly rejected ones, with reasons."""
-    global in_force
-    begins, in_force = not in_force, True
+    global _in_force
+    begins, _in_force = not _in_force, True
     if begins:
         mx.fast.__class__ = _Watched
-        sys.meta_path.insert(0, _finder)
+        watch_imports()
     left: dict[str, str] = {}
-    pairs = []
-    for point in wanted():
-        # No variable holds a function here, because exchange() counts the references to it.
-        if point.current is None or is_ours(point.current) or _left_alone.get(point.name) is point.current:
-            continue
-        if why := point.why_not(point.current):
-            _left_alone[point.name] = point.current
-            left[point.name] = why
-        else:
-            pairs.append((point.current, point.ours(point.current)))
-            point.put(point.ours(point.current))
+    pairs = [pair for point in wanted() if (pair := _put_in(point, left))]
     if begins and is_mlx_attention(mlx_attention):  # a module may hold it even if mx.fast holds another library's
         pairs.append((mlx_attention, MX_ATTENTION.ours(mlx_attention)))
     if pairs:
@@ -193,16 +219,31 @@ def put_in() -> dict[str, str]:
     return left
 
 
+def _put_in(point: PatchPoint, left: dict[str, str]) -> tuple[Any, Any] | None:
+    """Returns (old, new) if it has replaced the point's function. If it has rejected it, adds the reason to `left`."""
+    current = point.current
+    if current is None or is_ours(current) or id(current) in _left_alone:
+        return None
+    if why := point.why_not(current):
+        _left_alone[id(current)] = current
+        left[point.name] = why
+        return None
+    point.put(point.ours(current))
+    return current, point.ours(current)
+
+
 def take_out() -> None:
     """Puts the original functions back wherever the patch's are."""
-    global in_force
-    in_force = state.outermost = False
+    global _in_force
+    _in_force = state.outermost = False
     _left_alone.clear()
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
     for point in (*POINTS, MAKE_CACHES):
-        if is_ours(point.current):
-            point.put(original_of(point.current))
+        for owner in (point.owner, *point.owners):  # `owners` also has classes from before a module was reloaded
+            if owner is not None and is_ours(vars(owner).get(point.attribute)):
+                setattr(owner, point.attribute, original_of(vars(owner)[point.attribute]))
+        point.owners.clear()
     exchange(list(_original_of.items()))
     # If mx.fast has another library's function, _Watched stays. The library may later put the patch's function back.
     if not is_foreign(MX_ATTENTION, MX_ATTENTION.current):
@@ -215,36 +256,63 @@ def exchange(pairs: Sequence[tuple[Any, Any]]) -> None:
     A library may have saved `old` under such a name, to restore the function later. It then restores `new`.
     """
     instead = {id(old): new for old, new in pairs}
-    for module, name in _places:
-        names: Any = names_in(sys.modules.get(module))
-        if id(names.get(name)) in instead:
-            names[name] = instead[id(names[name])]
-    if _are_held_elsewhere(pairs):
-        _search_modules(instead)
+    for module, name in tuple(_places):
+        if module in sys.modules:
+            _rebind(names_in(sys.modules[module]), name, instead)
+        else:
+            _places.discard((module, name))
+    if elsewhere := _held_elsewhere(pairs):
+        _search_modules(elsewhere)
 
 
-def _are_held_elsewhere(pairs: Sequence[tuple[Any, Any]]) -> bool:
-    """Whether anything but this package refers to a pair's `old`. Usually nothing does.
+def _rebind(names: Any, name: str, instead: dict[int, Any]) -> None:
+    held = names.get(name)
+    if id(held) in instead:
+        names[name] = instead[id(held)]
+
+
+def _held_elsewhere(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """The pairs whose `old` is held by anything but this package. Usually there are none.
 
     Python counts the references to each object, so this takes microseconds. To search all modules takes milliseconds.
     """
     functions = [*(old for old, _ in pairs), object()]  # the object shows the count of what only this list holds
-    holders: list[Any] = [functions, *pairs, _original_of, vars(mlx_own), globals()]
-    holders += [holder for made in _original_of for holder in (vars(made), *made.__closure__)]
-    counts = list(map(sys.getrefcount, functions))
+    made = list(_original_of)
+    holders: list[Any] = [functions, made, *pairs, _last, vars(_original_of)["data"], vars(mlx_own), globals()]
+    holders += [holder for function in made for holder in (vars(function), *function.__closure__)]
+    elsewhere = [n - m for n, m in zip(_references(functions), _references_from(holders, functions), strict=True)]
+    return [pair for pair, n in zip(pairs, elsewhere, strict=False) if n != elsewhere[-1]]
+
+
+def _references(functions: Iterable[Any]) -> list[int]:
+    return list(map(sys.getrefcount, functions))
+
+
+def _references_from(holders: Iterable[Any], functions: Sequence[Any]) -> list[int]:
+    """How often the holders refer to each function. Must not get a holder twice."""
+    before = _references(functions)
     referents = gc.get_referents(*holders)  # this list refers to a function once more for each reference of a holder
-    elsewhere = {2 * n - m for n, m in zip(counts, map(sys.getrefcount, functions), strict=True)}
+    counts = [after - n for after, n in zip(_references(functions), before, strict=True)]
     del referents
-    return len(elsewhere) > 1
+    return counts
 
 
-def _search_modules(instead: dict[int, Any]) -> None:
-    """Rebinds names in all modules, from the id of a function to another function, and remembers the places."""
-    for module, names in [(name, names_in(module)) for name, module in list(sys.modules.items())]:
-        if isinstance(names, dict) and module not in OWN_MODULES:
-            for name in [name for name, held in list(names.items()) if id(held) in instead]:
-                _places.add((module, name))
-                names[name] = instead[id(names[name])]
+def _search_modules(pairs: Sequence[tuple[Any, Any]]) -> None:
+    """Does what exchange() does, and remembers the places."""
+    modules = [
+        (module, names)
+        for module, names in ((name, names_in(module)) for name, module in list(sys.modules.items()))
+        if isinstance(names, dict) and module not in OWN_MODULES
+    ]
+    if not any(_references_from((names for _, names in modules), [old for old, _ in pairs])):
+        return
+    instead = {id(old): new for old, new in pairs}
+    types = {type(old) for old, _ in pairs}  # comparing types before ids halves the time
+    for module, names in modules:
+        found = [name for name, held in list(names.items()) if type(held) in types and id(held) in instead]
+        for name in found:
+            _places.add((module, name))
+            _rebind(names, name, instead)
 
 
 def foreign() -> dict[str, str]:
@@ -284,11 +352,11 @@ class _Watched(ModuleType):
             return
         with lock:
             value = original_of(value)  # a library may have saved the patch's function while the patch was on
-            if in_force and is_mlx_attention(value):
+            if _in_force and is_mlx_attention(value):
                 value = MX_ATTENTION.ours(value)
             ModuleType.__setattr__(self, name, value)
-            state.outermost = in_force and is_ours(value)
-            if not in_force and not is_foreign(MX_ATTENTION, value):
+            state.outermost = _in_force and is_ours(value)
+            if not _in_force and not is_foreign(MX_ATTENTION, value):
                 self.__class__ = ModuleType  # type: ignore[assignment]
 
 
@@ -310,7 +378,7 @@ class _Finder(MetaPathFinder):
                     execute(module)
                 finally:  # also after an error, because a failed reload may leave new functions in the module
                     with lock:
-                        left = put_in() if in_force else {}
+                        left = put_in() if _in_force else {}
                 warn_of(left)
 
             loader.exec_module = execute_and_exchange
@@ -319,7 +387,8 @@ class _Finder(MetaPathFinder):
 
 def warn_of(left: dict[str, str]) -> None:
     for name, why in left.items():
-        warn(f"{name} was not replaced: {why}. It still runs unpatched; all other functions are replaced.")
+        message = f"{name} was not replaced: {why}. It still runs unpatched; all other functions are replaced."
+        warnings.warn(message, FlashFallbackWarning, stacklevel=2 + frames_of_libraries(sys._getframe(1)))
 
 
 HOMES = frozenset(point.module for point in POINTS if point is not MX_ATTENTION)

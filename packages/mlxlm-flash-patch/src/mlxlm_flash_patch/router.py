@@ -10,9 +10,11 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cache
+from types import FrameType
 from typing import Any
 
 import flashattn_core
@@ -26,8 +28,7 @@ from . import mlx_own
 from .described_masks import description_of
 
 Function = Callable[..., mx.array]
-_NAME = "[scaled_dot_product_attention]"
-_OWN_FOLDER = os.path.join(os.path.dirname(__file__), "")
+DTYPES = (mx.bfloat16, mx.float16, mx.float32)
 MLX_LM_BASE = "mlx_lm.models.base"  # the module whose functions most models call for attention
 
 
@@ -35,12 +36,32 @@ class FlashFallbackWarning(UserWarning):
     """Warns, once for each reason, that a call fell back or that a function was not replaced."""
 
 
-class BadCallError(TypeError, ValueError):
-    """A call that MLX must not get: its error would not say what is wrong, or the process would end."""
+class CacheError(TypeError):
+    """No attention can compute the call, and MLX's error would list signatures without saying what is wrong."""
 
 
 class FlashFallbackError(RuntimeError):
     """Raised with strict=True for a call that flash attention cannot compute. The text says why."""
+
+
+@dataclass(frozen=True)
+class KVBits:
+    """How new caches store keys and values: in so many bits, with a scale and a bias for each group of elements.
+
+    A cache keeps 16 bits until it holds `start` tokens.
+    """
+
+    bits: int
+    group_size: int = 64
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        for name, given, known in (("kv_bits", self.bits, (4, 8)), ("kv_group_size", self.group_size, (32, 64, 128))):
+            if integer(given) not in known:
+                raise ValueError(f"[enable] {name} is {given!r}, expected one of {', '.join(map(str, known))}")
+        start = integer(self.start)
+        if start is None or start < 0:
+            raise ValueError(f"[enable] quantized_kv_start is {self.start!r}, expected a whole number, at least 0")
 
 
 @dataclass
@@ -50,13 +71,15 @@ class State:
     on: bool = False
     strict: bool = False
     precision: Precision = "input"
+    kv: KVBits | None = None  # None: new caches hold 16 bits
     outermost: bool = False  # whether mx.fast has the patch's function itself, not another library's wrapper of it
     fallbacks: Counter[str] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)  # guards `fallbacks`
 
 
 state = State()
-_plans = ContextVar[list[_ext.Choice] | None]("mlxlm_flash_patch: of a trial() block", default=None)
+observers: list[Callable[[_ext.Arguments], None]] = []  # one for each open observed() block
+in_trial = ContextVar("mlxlm_flash_patch: whether a model is called only to see what attention reads", default=False)
 in_model = ContextVar("mlxlm_flash_patch: whether a call of a model given to patch_model() runs", default=False)
 
 
@@ -66,29 +89,14 @@ def is_active() -> bool:
 
 
 @contextmanager
-def setting(variable: ContextVar[Any], value: object) -> Iterator[None]:
-    """Inside the block, the variable has this value in this thread or asyncio task."""
-    token = variable.set(value)
-    try:
+def active() -> Iterator[None]:
+    """Inside the block, is_active() returns True in this thread or asyncio task."""
+    before = in_model.get()
+    try:  # includes set(), because Ctrl-C may come right after set()
+        in_model.set(True)
         yield
     finally:
-        variable.reset(token)
-
-
-def active() -> AbstractContextManager[None]:
-    """Inside the block, is_active() returns True in this thread or asyncio task."""
-    return setting(in_model, True)
-
-
-@contextmanager
-def trial() -> Iterator[list[_ext.Choice]]:
-    """Inside the block, this thread's flash attention calls are planned, not computed. Yields the list of their plans.
-
-    The outputs are zeros, so that a model can be called to see what its attention needs.
-    """
-    plans: list[_ext.Choice] = []
-    with setting(_plans, plans):
-        yield plans
+        in_model.set(before)
 
 
 def plain_call(
@@ -98,7 +106,7 @@ def plain_call(
 
     Returns None if the patch is off or the call needs attend(). With `bits`, key and value are a quantised cache's.
     """
-    if not (state.on or in_model.get()) or _plans.get() is not None:  # is_active() inlined, to save time
+    if observers or not (state.on or in_model.get()) or in_trial.get():  # is_active() inlined, to save time
         return None
     try:
         described, rounds = mask, state.precision == "input"
@@ -131,74 +139,109 @@ def attend(
     """
     for name, given in (storage or {}).items():
         if integer(given) is None:
-            raise BadCallError(f"{_NAME} {name} of the KV cache is {describe(given)}, expected a whole number")
+            what = f"{name} of the KV cache is {describe(given)}, expected a whole number"
+            raise CacheError(f"[scaled_dot_product_attention] {what}")
     query, key, value = _in_one_dtype(query, key, value, storage)
     if scale is None:  # as for flash_attention(), but MLX's function has no default
-        raise TypeError(f"{_NAME} scale is None, expected a number")
+        raise TypeError("[scaled_dot_product_attention] scale is None, expected a number")
     mlx_mask, mask = mask, description_of(mask, query, (key[0] if storage else key).shape[-2])
+    _require_kernel(query, key, value, mask, sinks, storage)
+    if in_trial.get():  # nothing is evaluated, and a kernel might have to be compiled for this call alone
+        head_dim = value[0].shape[-1] * 32 // storage["bits"] if storage else value.shape[-1]
+        return mx.zeros((*query.shape[:-1], head_dim), query.dtype)
     options: Any = {"sinks": sinks, "softcap": softcap, "precision": state.precision, **(storage or {})}
     call = lowered(query, key, value, scale, mask, **options)
-    _require_gradient(call.call)
-    plans = _plans.get()
-    if plans is None:
-        out: mx.array = _ext.attention(call, False, None, mlx_own.mlx_attention, mlx_mask)
-        return out
-    plans.append(_ext.plan(call, _ext.backend_of(mx.default_device())))
-    return mx.zeros((*query.shape[:-1], call.call.value_dim), query.dtype)
+    out: mx.array = _ext.attention(call, False, None, mlx_own.mlx_attention, mlx_mask)
+    for observe in observers:
+        observe(call)
+    return out
 
 
 def flash_or(original: Callable[[], mx.array], flash: Callable[[], mx.array], whose: str = "mlx-lm's own") -> mx.array:
     """Returns the result of `flash`, which calls attend(), or of `original`, which calls the replaced function.
 
-    `original` is called if the patch is off, or if `flash` raises an error other than BadCallError, which is a
-    fallback. The first fallback for each reason warns that `whose` attention computed the call. Under strict, every
-    fallback raises FlashFallbackError. If `original` raises, too, the arguments are bad: no fallback is counted.
+    `original` is called if the patch is off, or if `flash` raises an error, which is a fallback. The first fallback for
+    each reason warns that `whose` attention computed the call. Under strict, every fallback raises FlashFallbackError.
+    If both `flash` and `original` raise, the arguments are bad. The caller then gets the error of `original`, except
+    where `flash` raised a CacheError. No fallback is counted.
     """
-    if not is_active():
-        return original()
-    try:
-        return flash()
-    except BadCallError:
-        raise
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        reason = str(error).removeprefix("[flash_attention] ")
+    reason, is_bad_cache = None, False
+    if is_active():
+        try:
+            return flash()
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            reason, is_bad_cache = str(error), isinstance(error, CacheError)
     try:
         out = original()
     except Exception as error:
-        error.add_note(f"flash attention cannot compute this call either: {reason}")
+        if is_bad_cache:
+            raise CacheError(reason) from error
+        if reason is not None:
+            error.add_note(f"flash attention cannot compute this call either: {reason}")
         raise
+    if reason is None:
+        return out
     with state.lock:
         state.fallbacks[reason] += 1
         first = state.fallbacks[reason] == 1
     if state.strict:
         raise FlashFallbackError(f"strict: flash attention cannot compute this call: {reason}")
     if first:
-        warn(f"{whose} attention computed this call, because: {reason} (warned once; status() counts every call)")
+        message = f"{whose} attention computed this call, because: {reason} (warned once; status() counts every call)"
+        warnings.warn(message, FlashFallbackWarning, stacklevel=2 + frames_of_libraries(sys._getframe(1)))
     return out
 
 
-def warn(message: str) -> None:
-    """Warns with a FlashFallbackWarning that names the line of the program that called this package or mlx-lm."""
-    level, frame = 2, sys._getframe(1)
-    while frame.f_back and (
-        frame.f_code.co_filename.startswith(_OWN_FOLDER)
+def frames_of_libraries(frame: FrameType | None) -> int:
+    """Counts the frames, from `frame` up, that belong to this package, to mlx-lm's base module or to contextlib."""
+    count = 0
+    while frame is not None and (
+        os.path.dirname(frame.f_code.co_filename) == os.path.dirname(__file__)
         or frame.f_globals.get("__name__") in (MLX_LM_BASE, "contextlib")
     ):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(message, FlashFallbackWarning, stacklevel=level)
+        count, frame = count + 1, frame.f_back
+    return count
 
 
-def _require_gradient(call: _ext.Call) -> None:
-    """Raises NoKernelError if a call is traced whose gradient no kernel computes.
+@contextmanager
+def observed(observe: Callable[[_ext.Arguments], None]) -> Iterator[None]:
+    """Inside the block, all threads pass the arguments of each flash attention call to `observe`."""
+    try:
+        observers.append(observe)
+        yield
+    finally:
+        observers.remove(observe)
 
-    The patch cannot tell whether mx.grad, mx.vmap or mx.compile traces the call.
+
+def _require_kernel(
+    query: mx.array, key: Any, value: Any, mask: Any, sinks: mx.array | None, storage: dict[str, int] | None
+) -> None:
+    """Raises NoKernelError if no kernel computes the call.
+
+    A traced call needs a kernel for its gradient, too, because the patch cannot tell whether mx.grad, mx.vmap or
+    mx.compile traces the call.
     """
-    if call.is_traced:
-        most = 0 if call.bits else flashattn_core.max_head_dim(gradient=True)
-        if max(call.head_dim, call.value_dim) > most:
+    quantised = storage is not None
+    head_dim = query.shape[-1] if quantised else max(query.shape[-1], value.shape[-1])
+    device = mx.default_device().type
+    if head_dim > (most := _max_head_dim(device, True, quantised)):
+        if 0 < (forward := _max_head_dim(device, False, quantised)) < head_dim:
+            raise NoKernelError(f"head_dim over {forward}")
+        if flashattn_core.is_tracing(*[x for x in (query, key, value, mask, sinks) if isinstance(x, mx.array)]):
             where = f"on this device for a head_dim over {most}" if most else "on this device"
-            where = "with a quantised KV cache" if call.bits else where
+            where = "with a quantised KV cache" if quantised else where
             raise NoKernelError(f"traced by mx.grad, mx.vmap or mx.compile: flash attention has no gradient {where}")
+    if query.dtype not in DTYPES:
+        raise NoKernelError(f"dtype {str(query.dtype).removeprefix('mlx.core.')}")
+
+
+@cache
+def _max_head_dim(device: mx.DeviceType, gradient: bool, quantised: bool) -> int:
+    """The largest head_dim that kernels of the default device take, forward or backward; 0: there are no such kernels.
+
+    `device` is the default device's type. It makes @cache keep one number for each device.
+    """
+    return flashattn_core.max_head_dim(gradient=gradient, quantised=quantised)
 
 
 def _in_one_dtype(query: mx.array, key: Any, value: Any, storage: dict[str, int] | None) -> tuple[mx.array, Any, Any]:
@@ -211,11 +254,9 @@ def _in_one_dtype(query: mx.array, key: Any, value: Any, storage: dict[str, int]
         if not isinstance(given, mx.array):
             cure = ": this attention takes no quantised KV cache, so run it without --kv-bits"
             message = f"{name} is {describe(given)}, expected an array{cure if isinstance(given, list | tuple) else ''}"
-            raise TypeError(f"{_NAME} {message}")
+            raise TypeError(f"[scaled_dot_product_attention] {message}")
         if given.ndim != 4:  # flash attention takes other arrays, too, but MLX's function and mlx-lm's do not
             message = f"{name} has shape {given.shape}, expected (B, heads, length, dim)"
-            raise ValueError(f"{_NAME} {message}")
-    if rows[0].shape[1] == 0:
-        raise BadCallError(f"{_NAME} key has 0 heads, expected at least 1")
+            raise ValueError(f"[scaled_dot_product_attention] {message}")
     dtype = mx.result_type(query, *rows)
     return (query.astype(dtype), *((key, value) if storage else (key.astype(dtype), value.astype(dtype))))

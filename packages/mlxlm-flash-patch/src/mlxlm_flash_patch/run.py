@@ -6,6 +6,7 @@ success become a failure.
 
 import atexit
 import contextlib
+import importlib.util
 import os
 import re
 import runpy
@@ -14,17 +15,16 @@ import sysconfig
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TextIO
+from typing import TextIO
 
 import flashattn_core
 from flashattn_core.arguments import Precision
 
-from .caches import held, kv_bits
 from .patch import enable, joined, status, versions
+from .router import state
 
 
 @dataclass(frozen=True)
@@ -35,16 +35,22 @@ class Program:
     folder: str  # becomes sys.path[0]
     start: Callable[[], object]
 
+    @property
+    def is_launcher(self) -> bool:
+        """Whether the program computes no attention itself, but starts processes that may do so."""
+        return os.path.basename(self.argv[0]) == "mlx.launch"
+
 
 def find(command: str, arguments: Sequence[str]) -> Program:
     """The program that COMMAND [ARGS]... names. Raises LookupError with one line if there is none."""
-    if re.fullmatch(r"python[\d.]*", os.path.basename(command)) and arguments:
+    if re.fullmatch(r"python[\d.]*", os.path.basename(command)):
+        if not arguments or (arguments[0].startswith("-") and arguments[0] != "-m"):
+            raise LookupError(f"{command} needs a file or -m MODULE next: mlxlm-flash run takes no other Python option")
         command, *arguments = arguments
-    if command == "-m" and arguments:
-        name, *others = arguments
-        # runpy replaces "-m" by the module's file, as python -m does.
-        start = partial(runpy.run_module, name, run_name="__main__", alter_sys=True)
-        return Program(["-m", *others], os.getcwd(), start)
+    if command == "-m":
+        if not arguments:
+            raise LookupError("-m needs the name of a module next")
+        return _module(arguments[0], arguments[1:])
     script = next(iter(entry_points(group="console_scripts", name=command)), None)
     if script is not None:
         folder = sysconfig.get_path("scripts")
@@ -56,12 +62,12 @@ def find(command: str, arguments: Sequence[str]) -> Program:
     raise LookupError(f"{command!r} is neither a command that a package in this environment installs nor a file")
 
 
-def switch_on(strict: bool, precision: Precision, **kv: Any) -> None:
+def switch_on(strict: bool, precision: Precision, kv_bits: int | None, **kv: int) -> None:
     """Enables the patch. Prints a line on stderr now and one at exit. Raises what enable() and backends() raise."""
     found = joined(versions() | flashattn_core.backends())
-    enable(strict=strict, precision=precision, **kv)
+    enable(strict=strict, precision=precision, kv_bits=kv_bits, **kv)
     how = "on" + ", strict" * strict + ", precision float32" * (precision == "float32")
-    how += f", KV caches of {kv['kv_bits']} bits" if kv["kv_bits"] else ""
+    how += f", KV caches of {kv_bits} bits" if kv_bits else ""
     say(f"flash attention {how}: {found}", sys.stderr)
     # At exit, Python first prints a traceback and waits for the program's threads, and then calls _say_what_ran().
     atexit.register(_say_what_ran, sys.stderr, os.getpid())
@@ -70,8 +76,7 @@ def switch_on(strict: bool, precision: Precision, **kv: Any) -> None:
 def start(program: Program, strict: bool) -> None:
     """Runs the program. With `strict`, a program that succeeds without flash attention exits with status 1."""
     sys.argv[:] = program.argv
-    if not sys.flags.safe_path:
-        sys.path[0] = program.folder
+    _set_folder(program.folder)
     process = os.getpid()
     try:
         program.start()
@@ -95,6 +100,19 @@ def say(line: str, stream: TextIO | None) -> None:
         print(f"[mlxlm-flash] {line}", file=stream, flush=True)
 
 
+def _module(name: str, arguments: Sequence[str]) -> Program:
+    folder = os.getcwd()
+    _set_folder(folder)  # find_spec() also looks there
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError) as error:
+        raise LookupError(f"-m {name}: {error}") from error
+    if spec is None:
+        raise LookupError(f"-m {name}: no such module")
+    argv = ["-m", *arguments]  # runpy replaces "-m" by the module's file, as python -m does
+    return Program(argv, folder, lambda: runpy.run_module(name, run_name="__main__", alter_sys=True))
+
+
 def _run_file(path: str) -> None:
     # runpy.run_path() would remove __main__ at the end of the file, although the program's threads may still run. It
     # would also leave __file__ relative. Python makes __file__ absolute, and leaves argv[0] as it is.
@@ -104,10 +122,18 @@ def _run_file(path: str) -> None:
     exec(compile(Path(path).read_bytes(), main.__file__, "exec", dont_inherit=True), vars(main))
 
 
+def _set_folder(folder: str) -> None:
+    if not sys.flags.safe_path:
+        sys.path[0] = folder
+
+
 def _say_what_ran(stream: TextIO, process: int) -> None:
     if os.getpid() == process:  # not in a child that the program forked
         now = status()
         say(" · ".join([f"flash attention ran: {now.counts()}", *now.replaced()]), stream)
-        if kv_bits.current:
-            most, unquantised = (n / 1e6 for n in held.most)
-            say(f"quantised KV caches held at most {most:,.2f} MB; in 16 bits: {unquantised:,.2f} MB", stream)
+        if state.kv:
+            from .caches.held import largest
+
+            most = largest()
+            held, unquantised = most.quantised / 1e6, most.in_16_bits / 1e6
+            say(f"quantised KV caches held at most {held:,.2f} MB; in 16 bits: {unquantised:,.2f} MB", stream)

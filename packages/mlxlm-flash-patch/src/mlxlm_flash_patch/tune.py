@@ -4,10 +4,12 @@ It writes a file into the user's cache folder. flashattn_core reads that file wh
 leaves a call to MLX if MLX's own attention is faster.
 """
 
+import gc
 import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -36,11 +38,30 @@ TRIALS, TRIAL_SECONDS, MOST_CALLS = 7, 0.01, 256
 Calls = Callable[[int], Any]  # count -> the lazy outputs of that many calls
 
 
-def measured(costs: dict[str, float]) -> Iterator[str]:
-    """Times CALLS on MLX's default device, and yields a line for each. Raises ValueError on a CPU.
+@dataclass(frozen=True)
+class Measured:
+    """A call's kernel, and the seconds per call of the kernel and of MLX's own attention."""
 
-    Enters in `costs` what a pair costs each kernel, relative to MLX, in its slowest call. Both compute the same pairs.
-    """
+    call: _ext.Call
+    kernel: str
+    ours: float
+    mlx: float
+
+    @property
+    def cost(self) -> float:
+        """What a pair costs our kernel, relative to MLX. Both compute the same pairs of these calls."""
+        return self.ours / self.mlx
+
+    def __str__(self) -> str:
+        call = self.call
+        shape = f"{call.heads}/{call.kv_heads}x{call.head_dim}, {call.query_len} x {call.key_len}"
+        gradient = " with its gradient" * call.is_traced
+        times = f"{1e6 * self.ours:,.1f} µs, MLX's own {1e6 * self.mlx:,.1f} µs"
+        return f"{self.kernel}, {shape}{gradient}: {times}, cost {self.cost:.2f}"
+
+
+def measured() -> Iterator[Measured]:
+    """Times CALLS on MLX's default device. Raises ValueError on a CPU."""
     device = mx.default_device()
     if device == mx.cpu:
         raise ValueError("MLX's default device is a CPU, where there is nothing to time")
@@ -51,25 +72,22 @@ def measured(costs: dict[str, float]) -> Iterator[str]:
             continue
         kernel = _ext.backward_variant(call, on) if call.is_traced else choice.variant
         if kernel is not None:
-            ours, mlx = _in_turns(*(_calls(call, attend) for attend in both(call, choice.variant.kernel.name)))
-            name, cost = kernel.kernel.name, ours / mlx
-            costs[name] = max(cost, costs.get(name, 0))
-            shape = f"{call.heads}/{call.kv_heads}x{call.head_dim}, {call.query_len} x {call.key_len}"
-            yield f"{name}, {shape}: {1e6 * ours:,.1f} µs, MLX's own {1e6 * mlx:,.1f} µs, cost {cost:.2f}"
+            named = partial(_ours, kernel=choice.variant.kernel.name)  # raises if the kernel fails its check
+            ours, mlx = _in_turns(_calls(call, named), _calls(call, _mlx))
+            yield Measured(call, kernel.kernel.name, ours, mlx)
 
 
-def both(call: _ext.Call, kernel: str) -> Sequence[Callable[..., mx.array]]:
-    """Our attention by this kernel, which raises if the kernel fails its check, and MLX's own."""
-    ours = partial(flash_attention, kernel=kernel, precision="input")
-    return ours, partial(mlx_own.mlx_attention, scale=call.head_dim**-0.5)
-
-
-def as_text(costs: dict[str, float]) -> str:
-    """The text of the file, in the form of flashattn_core's csrc/call/costs.def."""
+def costs(found: Sequence[Measured]) -> str:
+    """The text of the file, in the form of flashattn_core's csrc/call/costs.def. A kernel's cost is its highest."""
     device = mx.default_device()
-    source = f"{mx.device_info(device)['device_name']}, mlxlm-flash tune"
+    name = mx.device_info(device)["device_name"]
     capability = _ext.device_of(device).compute_capability
-    return "".join(f'{{Kernel::{name}, {capability}, {cost:.3f}, "{source}"}},\n' for name, cost in costs.items())
+    highest = {each.kernel: max(one.cost for one in found if one.kernel == each.kernel) for each in found}
+    lines = (
+        f'{{Kernel::{kernel}, {capability}, {cost:.3f}, "{name}, mlxlm-flash tune"}},\n'
+        for kernel, cost in highest.items()
+    )
+    return "".join(lines)
 
 
 def write(text: str) -> Path:
@@ -86,6 +104,14 @@ def write(text: str) -> Path:
     return unfinished.replace(path)
 
 
+def _ours(query: mx.array, key: mx.array, value: mx.array, mask: Any, kernel: str = "auto") -> mx.array:
+    return flash_attention(query, key, value, mask=mask, kernel=kernel, precision="input")
+
+
+def _mlx(query: mx.array, key: mx.array, value: mx.array, mask: Any) -> mx.array:
+    return mlx_own.mlx_attention(query, key, value, scale=query.shape[-1] ** -0.5, mask=mask)
+
+
 def _calls(call: _ext.Call, attend: Callable[..., mx.array]) -> Calls:
     """Calls in a chain: each query is the output of the call before, as the layers of a model wait for each other.
 
@@ -98,11 +124,11 @@ def _calls(call: _ext.Call, attend: Callable[..., mx.array]) -> Calls:
     def chain(count: int) -> Any:
         out = query
         for _ in range(count):
-            out = attend(out, key, value, mask=mask)
+            out = attend(out, key, value, mask)
         return out
 
     def gradients(count: int) -> Any:
-        return [mx.vjp(lambda *rows: attend(*rows, mask=mask), rows, [query]) for _ in range(count)]
+        return [mx.vjp(lambda *rows: attend(*rows, mask), rows, [query]) for _ in range(count)]
 
     return gradients if call.is_traced else chain
 
@@ -121,6 +147,13 @@ def _in_turns(*sides: Calls) -> list[float]:
 
 def _seconds(calls: Calls, count: int) -> float:
     mx.synchronize()
-    began = time.perf_counter()
-    mx.eval(calls(count))
-    return time.perf_counter() - began
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        began = time.perf_counter()
+        mx.eval(calls(count))
+        mx.synchronize()
+        return time.perf_counter() - began
+    finally:
+        if collects:
+            gc.enable()

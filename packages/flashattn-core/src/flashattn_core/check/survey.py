@@ -1,8 +1,10 @@
-"""Checks all kernels of a backend on calls like those of models."""
+"""Checks all kernels of a backend on calls like those of models, and reads stored results of earlier checks."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -54,6 +56,21 @@ def calls_of(name: str, device: _ext.Device) -> Iterator[tuple[_ext.Call, _ext.V
                 if variant.small_blocks:  # the calls are short; long ones need the other size
                     yield of_length, _ext.Variant(kernel, variant.rounds)
             break
+
+
+def remembered() -> tuple[Counter[str], list[Path]]:
+    """Reads the stored results of earlier checks. Returns the number of passed checks for each device and software, and
+    the files that describe failures."""
+    passed: Counter[str] = Counter()
+    for file in _files("checked"):
+        lines = file.read_text(errors="replace").splitlines()
+        passed[lines[1] if len(lines) > 1 else "an unknown machine"] += 1  # the first line holds the checksums
+    return passed, _files("failed")
+
+
+def _files(folder: str) -> list[Path]:
+    caches = _ext.cache_folder()
+    return sorted(Path(caches, folder).glob("[0-9]*")) if caches else []
 
 
 def calls_of_models() -> Iterator[_ext.Call]:

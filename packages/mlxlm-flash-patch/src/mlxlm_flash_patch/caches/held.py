@@ -12,10 +12,14 @@ class Held(NamedTuple):
     in_16_bits: int = 0
 
 
-_now = Held()
-most = Held()  # what all quantised caches together held when they held most
+_now, _most = Held(), Held()
 _of = dict[int, tuple[int, Held]]()  # by id of a cache: how many scales its keys have, and its bytes
 _lock = threading.RLock()  # RLock, because a cache may be deleted while this thread holds the lock
+
+
+def largest() -> Held:
+    """What all quantised caches together held when they held most."""
+    return _most
 
 
 def note(cache: Any) -> None:
@@ -31,10 +35,10 @@ def note(cache: Any) -> None:
 
 
 def _change(key: int, size: int, to: Held) -> None:
-    global _now, most
+    global _now, _most
     with _lock:
         _, before = _of.pop(key, (0, Held()))
         if size:
             _of[key] = size, to
         _now = Held(*(now - old + new for now, old, new in zip(_now, before, to, strict=True)))
-        most = max(most, _now)
+        _most = max(_most, _now)

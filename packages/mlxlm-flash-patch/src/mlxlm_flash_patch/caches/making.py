@@ -1,6 +1,8 @@
 """Decides which of a model's caches are quantised."""
 
 import copy
+import sys
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -10,8 +12,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models import cache as mlx_lm
 
-from ..router import trial, warn
-from .kv_bits import KVBits
+from ..router import FlashFallbackWarning, KVBits, frames_of_libraries, in_trial
 from .quantized import QuantizedKVCache, QuantizedLatentKVCache
 from .waiting import QUANTIZED, quantised
 
@@ -32,7 +33,8 @@ def quantise(model: Any, caches: list[Any], kv: KVBits) -> list[Any]:
         into, kept = _plan(model, caches, kv)
         _plans[key] = weakref.ref(model, lambda _: _plans.pop(key) and None), described, into
         if kept:
-            warn(f"kv_bits={kv.bits}: some caches stay as they are: {' · '.join(_grouped(kept))}")
+            message = f"kv_bits={kv.bits}: some caches stay as they are: {' · '.join(_grouped(kept))}"
+            warnings.warn(message, FlashFallbackWarning, stacklevel=2 + frames_of_libraries(sys._getframe(1)))
     return _changed(caches, lambda place, cache: quantised(cache, kv, into[place]) if place in into else cache)
 
 
@@ -49,11 +51,24 @@ def _changed(caches: Iterable[Any], change: Callable[[Place, Any], Any], within:
 
 
 def _plan(model: Any, caches: list[Any], kv: KVBits) -> tuple[Into, Kept]:
+    """The classes for the caches that can be quantised, and the reasons why the others cannot."""
+    token = in_trial.set(True)
+    try:
+        return _tried(model, caches, kv)
+    except Exception as error:
+        kept: Kept = {}
+        why = f"a trial call of the model fails: {_line(error)}"
+        _changed(copy.deepcopy(caches), lambda place, _: kept.setdefault(place, why))
+        return {}, kept
+    finally:
+        in_trial.reset(token)
+
+
+def _tried(model: Any, caches: list[Any], kv: KVBits) -> tuple[Into, Kept]:
     """Calls the model with quantised caches, because only that shows whether its attention can read them.
 
     Nothing is evaluated. If the call raises an error, the cache that was used last gets another class or stays as it
-    is, and the model is called again. Returns the classes for the caches that can be quantised, and the reasons why the
-    others cannot.
+    is, and the model is called again. Raises the model's error if no cache is quantised any more.
     """
     into, kept, used, at_once = Into(), Kept(), list[Place](), KVBits(kv.bits, kv.group_size)
     errors: Kept = {}
@@ -68,15 +83,14 @@ def _plan(model: Any, caches: list[Any], kv: KVBits) -> tuple[Into, Kept]:
 
     while True:
         used.clear()
-        copies = _changed(copy.deepcopy(caches), tried)
+        trial = _changed(copy.deepcopy(caches), tried)
         try:
-            with trial():
-                for length in (2, 1):
-                    model(mx.zeros((1, length), mx.int32), cache=copies)
+            for length in (2, 1):
+                model(mx.zeros((1, length), mx.int32), cache=trial)
             break
         except Exception as error:
-            if not used:  # no quantised cache is to blame
-                return {}, dict.fromkeys([*into, *kept], f"a trial call of the model fails: {_line(error)}")
+            if not used:
+                raise
             last = used[-1]
             if into[last] is QuantizedKVCache:
                 into[last], errors[last] = QuantizedLatentKVCache, _why(error)
