@@ -16,6 +16,7 @@ from flash_evals.work.implementations import IMPLEMENTATIONS, RESULTS, Contestan
 from flash_evals.work.models import load
 from flashattn_core import _ext
 
+from tests.evals.fresh_process import in_fresh_process  # noqa: F401  # a fixture
 from tests.evals.report_page import parse
 from tests.patch.model_folders import write_model
 

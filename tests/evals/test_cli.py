@@ -1,7 +1,6 @@
 """`flash-eval` shows its help at once and needs no network by default. After a signal it keeps what it has measured."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -13,7 +12,6 @@ import pytest
 from flash_evals.cli import COMMANDS
 from flash_evals.work import machine
 from flash_evals.work.models import DEMO_MODEL
-from mlxlm_flash_patch.blas import REFERENCE
 
 from tests.promises import promise
 
@@ -34,7 +32,7 @@ def test_a_full_disk_leaves_the_page_and_says_so(invoke, perplexity):
     page = invoke(*perplexity, "--max-windows", 1, "--json", "/dev/full")
     assert page.exit_code == 2
     assert "token perplexity" in page.stdout
-    assert page.stderr == "Error: cannot write /dev/full: [Errno 28] No space left on device\n"
+    assert page.stderr == "Error: cannot write /dev/full: No space left on device\n"
 
 
 @promise("SIGTERM keeps the measurements, and ends with 143")
@@ -64,12 +62,14 @@ def test_it_comes_before_anything_is_measured(invoke, monkeypatch):
 
 @promise("the defaults need no network, and both arms agree")
 @pytest.mark.slow("14 seconds")
-def test_the_defaults_need_no_network(tmp_path):
+def test_the_defaults_need_no_network(in_fresh_process, tmp_path):
     out, cache = tmp_path / "out.json", tmp_path / "hf"
-    env = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(cache)}  # nothing listens there
-    command = [FLASH_EVAL, "perplexity", "--max-windows", "4", "--json", out]
-    outcome = subprocess.run(command, env=env, capture_output=True, text=True)
-    assert (outcome.returncode, outcome.stderr.replace(f"{REFERENCE}\n", "")) == (0, "")
+    [outcome] = in_fresh_process(
+        ["perplexity", "--max-windows", 4, "--json", out],
+        HF_ENDPOINT="http://127.0.0.1:9",  # nothing listens there
+        HF_HOME=str(cache),
+    )
+    assert (outcome.exit_code, outcome.stderr) == (0, "")
     assert outcome.stdout.startswith("Qwen2 demo, 1.0 M parameters, float32 · pydoc topics, held out, CPython 3.")
     assert not cache.exists()
 

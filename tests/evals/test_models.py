@@ -43,7 +43,12 @@ def test_a_quantised_model(mode, bits, loaded, model_folder, tmp_path, run_comma
     ("file", "content", "says"),
     [
         ("config.json", None, "No such file .*config.json"),
+        ("config.json", "{", "cannot load"),
+        ("config.json", "{}", "cannot load .*model_type"),
+        ("config.json", {"model_type": "abacus"}, "Model type abacus not supported"),
         ("config.json", {"hidden_size": 64}, "cannot load .*shape"),
+        ("model.safetensors", None, "No safetensors found"),
+        ("model.safetensors", "nothing", "cannot load"),
         ("tokenizer.json", None, "the folder has no tokenizer"),
     ],
 )
@@ -145,7 +150,12 @@ def leave_out(folder, end):
 OF_ANOTHER_MODEL = "does not match model parameter shape"
 NONE = "adapters.safetensors holds no adapters"
 SPOIL = {
+    "The adapter path does not exist": shutil.rmtree,
     "No such file .*adapter_config.json": lambda folder: (folder / "adapter_config.json").unlink(),
+    "Failed to open file .*adapters.safetensors": lambda folder: (folder / "adapters.safetensors").unlink(),
+    "Unable to read": lambda folder: (folder / "adapters.safetensors").write_bytes(b"nothing"),
+    "num_layers": lambda folder: (folder / "adapter_config.json").write_text("{}"),
+    "incompatible tensors: .*shape": lambda folder: change(folder, lora_parameters={**PARAMETERS, "rank": 8}),
     "the file lacks 14 of 28 tensors, and has 14": lambda folder: change(folder, num_layers=2),
     "the file lacks 7 of 14 tensors, and has 7": lambda folder: leave_out(folder, "lora_b"),
     NONE: lambda folder: leave_out(folder, ""),

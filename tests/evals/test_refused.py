@@ -23,9 +23,11 @@ PERPLEXITY = {
     "--scoring half --documents separate": "--documents separate has no meaning with --scoring half",
     "--scoring half --context 2": "--scoring half takes a --context of at least 3, not 2",
     "--compare a.jsonl": "--compare needs --arm off or --arm on: the other arm comes from the file",
-    "--arm on --compare missing.jsonl": "--compare cannot read missing.jsonl: [Errno 2] No such file",
+    "--arm on --compare missing.jsonl": "--compare cannot read missing.jsonl: No such file",
     "--save-logprobs a.jsonl --resume b.jsonl": "--resume also saves scores, as --save-logprobs does",
-    "--save-logprobs /dev/null": "cannot write /dev/null: [Errno 22] Invalid argument",
+    "--save-logprobs a --json a": "--save-logprobs and --json name the same file: a",
+    "--arm on --compare a --resume ./a": "--compare and --resume name the same file: a",
+    "--save-logprobs /dev/null": "cannot write /dev/null: Invalid argument",
     "--save-logprobs missing/a.jsonl": "--save-logprobs missing/a.jsonl: missing is missing or not writable",
 }
 SHORT = {

@@ -83,11 +83,19 @@ GONE = object()
 # (command, field of its result, new value of the field, the reason why the page leaves the changed file out)
 CHANGES = [
     ("perplexity", ("on", "ppl"), GONE, "Object missing required field `ppl` - at `$.on`"),
+    ("perplexity", ("tokens",), 10**400, "Expected `int` <= 9007199254740992 - at `$.tokens`"),
+    ("perplexity", ("tokens",), 1.5, "Expected `int`, got `float` - at `$.tokens`"),
+    ("perplexity", ("command",), "train", "Invalid value 'train' - at `$.command`"),
     ("perplexity", ("paired",), None, "expected `paired` of the two columns if the file has two"),
+    ("speed", ("results", 1, "kind"), "training", "Invalid enum value 'training' - at `$.results[1].kind`"),
     ("speed", ("results",), [], "Expected `array` of length >= 1 - at `$.results`"),
     ("finetune", ("results", 0, "off", "seconds"), -1.5, "Expected `float` >= 0.0 - at `$.results[0].off.seconds`"),
+    ("finetune", ("results", 0, "trials", 0, "on", "seconds"), None, "Expected `float`, got `null` - at `$.results[0]"),
+    ("kernels", (0, "config"), GONE, "Object missing required field `config` - at `$[0]`"),
 ]
 CONTENTS = [
+    (b'"hello"', "Expected `object | array`, got `str`"),
+    (b"[]", "Expected `array` of length >= 1"),
     (b"", "Input data was truncated"),
     (b'{"command": "\xff"}', "'utf-8' codec can't decode byte 0xff"),
     (b"[" * 200_000, "Expected `object`, got `array` - at `$[0]`"),
@@ -199,7 +207,4 @@ def test_the_page_goes_where_it_is_told(invoke, refused, results, tmp_path, monk
     assert json.loads(file.read_text()) == results["speed"]
     line = refused("report", "run.json", "-o", "/no/such/folder/page.html")
     assert line == "Error: -o /no/such/folder/page.html: /no/such/folder is missing or not writable"
-    assert (
-        refused("report", file, "-o", "/dev/full")
-        == "Error: cannot write /dev/full: [Errno 28] No space left on device"
-    )
+    assert refused("report", file, "-o", "/dev/full") == "Error: cannot write /dev/full: No space left on device"

@@ -25,6 +25,7 @@ import click
 import msgspec
 from flash_evals.results import finetune_result, speed_result
 from flash_evals.results.arms import ARMS
+from flash_evals.results.errors import EvalError
 from flash_evals.work import machine
 
 SCRIPTS = Path(__file__).resolve().parent
@@ -52,6 +53,8 @@ def compared(command: str) -> Figures:
         result = msgspec.json.decode(file.read(), type=speed_result.Result | finetune_result.Result)
     figures: Figures = {}
     for test in result.results:
+        if isinstance(test, speed_result.Test) and test.failed:
+            raise EvalError(f"{test.test} failed: {test.failed}")
         name = test.test if isinstance(test, speed_result.Test) else f"step{test.seq_len}"
         ratios = {"speed": test.speed, "memory": test.memory}
         figures[name] = {what: {"ratio": ratio.value, "is_clear": bool(ratio.sign)} for what, ratio in ratios.items()}
@@ -118,7 +121,8 @@ def main(device: str, out: Path, names: tuple[str, ...], commit: str | None) -> 
             continue
         try:
             rows += measured(name, models=models, **runs[name])
-        except subprocess.CalledProcessError:
+        except (subprocess.CalledProcessError, EvalError) as error:
+            print(error, file=sys.stderr)
             failed.append(name)
             continue
         rows.sort(key=lambda row: list(runs).index(row["run"]))

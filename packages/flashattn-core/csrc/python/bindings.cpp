@@ -138,11 +138,11 @@ nb::object quick(nb::handle query, nb::handle key, nb::handle value, nb::handle 
       !add_mask(arguments, mask)) {
     return nb::none();
   }
+  if (s) arguments.inputs[index(Input::sinks)] = *s;
   if (!mlx.is_none() && is_traced(arguments)) {  // the call may be differentiated, and MLX has a gradient
     int most = max_head_dim(backend_of(mx::default_device()), Pass::backward, bits != 0);
     if (std::max(q->shape(-1), arguments.inputs[index(Input::value)]->shape(-1)) > most) return nb::none();
   }
-  if (s) arguments.inputs[index(Input::sinks)] = *s;
   if (!scale.is_none()) arguments.options.scale = static_cast<float>(PyFloat_AsDouble(scale.ptr()));
   if (!std::isfinite(arguments.options.scale.value_or(1))) return nb::none();  // flash_attention() raises the error
   arguments.precision = rounds ? Precision::input : Precision::float32;

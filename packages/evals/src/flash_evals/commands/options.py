@@ -96,7 +96,17 @@ def numbers(*names: str, of: str, least: int, default: str, text: str) -> Callab
     return several(*names, read=read, what=f"numbers of {of}", metavar="N,...", default=default, help=text)
 
 
-def writable(_: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
+def own_file(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
+    """Raises EvalError if another option names the same file, because one file would overwrite the other."""
+    if value is not None:
+        named: dict[Path, str] = context.meta.setdefault("flash_evals.files", {})
+        if (other := named.setdefault(value.resolve(), parameter.opts[0])) != parameter.opts[0]:
+            raise EvalError(f"{other} and {parameter.opts[0]} name the same file: {value}")
+    return value
+
+
+def writable(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
+    own_file(context, parameter, value)
     if value is not None:
         target = value if value.exists() else value.parent
         if value.is_dir() or not os.access(target, os.W_OK):

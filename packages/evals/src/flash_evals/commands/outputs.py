@@ -7,7 +7,7 @@ import click
 import msgspec
 
 from flash_evals.pages.description import Description
-from flash_evals.results.errors import failing
+from flash_evals.results.errors import EvalError
 
 FORMATS = ("text", "md", "json")  # of stdout
 
@@ -44,5 +44,7 @@ def as_json(result: object) -> str:
 
 def save(path: Path, text: str) -> None:
     """Writes the text to the file. Raises EvalError if the file cannot be written."""
-    with failing(f"cannot write {path}", (OSError,)):
+    try:
         path.write_text(text, encoding="utf-8", newline="")
+    except OSError as error:
+        raise EvalError(f"cannot write {error.filename or path}: {error.strerror}") from error

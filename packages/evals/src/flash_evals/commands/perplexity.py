@@ -65,6 +65,7 @@ from flash_evals.work.ranks import Ranks, shared
 @click.option(
     "--compare",
     type=click.Path(path_type=Path),
+    callback=options.own_file,
     help="Compare this run, token by token, with the run that --save-logprobs wrote to this file: with that run's "
     "other arm or, if it has none, with the same arm (on another machine, version or model). Both runs must read the "
     "same text, tokens and windows.",

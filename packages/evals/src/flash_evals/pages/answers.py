@@ -24,6 +24,11 @@ class Card:
     says: Says
     missing: str  # the command that can answer the question
 
+    @property
+    def commands(self) -> list[str]:
+        """For each sentence in `says`, the command that wrote the result."""
+        return [each.command for each, _ in self.says]
+
 
 def cards(found: Sequence[Description]) -> list[Card]:
     return [

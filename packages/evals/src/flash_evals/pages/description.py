@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import TypeVar
 
 from flash_evals.pages.chart import Chart
@@ -17,7 +18,18 @@ class Table:
     caption: str
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
-    names: int = 1  # how many cells at the beginning of a row name it
+    names: Sequence[int] = (1,)  # rows begin with groups of cells of these sizes; `texts` never blanks the last group
+
+    @property
+    def texts(self) -> list[list[str]]:
+        """The head and the rows. Leading groups of cells that repeat the row above are blank."""
+        shown = [list(row) for row in self.rows]
+        for (above, row), cells in zip(pairwise(self.rows), shown[1:], strict=True):
+            for first, end in pairwise(accumulate(self.names[:-1], initial=0)):
+                if above[first:end] != row[first:end]:
+                    break
+                cells[first:end] = [""] * (end - first)
+        return [list(self.head), *shown]
 
 
 @dataclass(frozen=True)
@@ -60,7 +72,7 @@ class Description:
         return re.sub(r"(?m)^([^|\n].*)\n(?=[^|\n])", r"\1  \n", self._lines(markdown))
 
     def _lines(self, table: Callable[[Sequence[Sequence[str]]], str]) -> str:
-        tables = [table([each.head, *each.rows]) for each in self.tables]
+        tables = [table(each.texts) for each in self.tables]
         legend = [LEGEND] if MARK in "".join(tables) else []
         closing = [*legend, *self.notes, *self.warnings]
         return "\n\n".join(filter(None, (" · ".join(self.facts), *tables, "\n".join(closing)))) + "\n"

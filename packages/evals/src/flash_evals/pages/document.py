@@ -1,11 +1,12 @@
 """The page of `flash-eval report`: fills the template report.html."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from importlib.resources import files
+from typing import Any
 
-import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from msgspec import to_builtins
 
 from flash_evals.pages import answers, colors, drawing
 from flash_evals.pages.chart import Chart
@@ -52,6 +53,29 @@ def _of_several_lengths(described: Description) -> list[tuple[str, list[Chart]]]
     return [(title, [chart for chart in charts if len(chart.lengths) > 1]) for title, charts in described.charts]
 
 
-def _about(described: Description) -> str:
-    """The settings and the machine, as in the result file."""
-    return msgspec.json.format(msgspec.json.encode(described.about), indent=2).decode()
+def _about(described: Description) -> list[tuple[str, list[tuple[str, str]]]]:
+    """For each part of `about`, such as the settings: its title and its (name, value) pairs."""
+    return [(name, _flat(to_builtins(part))) for name, part in described.about.items() if part is not None]
+
+
+def _flat(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    flat: list[tuple[str, str]] = []
+    for key, value in values.items():
+        if isinstance(value, dict):
+            flat += [(f"{key} {name}", text) for name, text in _flat(value)]
+        else:
+            flat.append((key.replace("_", " "), _in_words(value)))
+    return flat
+
+
+def _in_words(value: Any) -> str:
+    match value:
+        case None:
+            return DASH
+        case True | False:
+            return "yes" if value else "no"
+        case list():
+            return ", ".join(map(_in_words, value))
+        case str() if value.strip() == "":
+            return repr(value)  # the separator of documents, which is white space
+    return str(value)

@@ -7,6 +7,7 @@ style sheets show the light colours. Only functions that draw import matplotlib,
 import io
 import math
 from base64 import b64encode
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
@@ -62,7 +63,7 @@ def picture(chart: Chart) -> str:
     from matplotlib.figure import Figure
     from matplotlib.style import context
 
-    with context(["default", STYLE, {"axes.autolimit_mode": "round_numbers"}]):  # axes end at ticks
+    with context(["default", STYLE]):
         drawn = Figure((WIDTH, HEIGHT), layout="constrained")
         ax = drawn.subplots()
         _draw(ax, chart)
@@ -82,8 +83,6 @@ def svg_of(drawn: "Figure") -> bytes:
 
 
 def _draw(ax: "Axes", chart: Chart) -> None:
-    from matplotlib.ticker import LogLocator
-
     for series in chart.series:
         look = LOOKS[series.look]
         lengths, values, *band = zip(*map(astuple, series.points), strict=True)
@@ -91,12 +90,14 @@ def _draw(ax: "Axes", chart: Chart) -> None:
         if any(band[1]):
             ends = np.array(band, dtype=float)  # None becomes NaN, where matplotlib draws no band
             ax.fill_between(lengths, *ends, color=look["color"], alpha=0.18, linewidth=0, clip_on=False)
+    low, high = min(chart.values), max(chart.values)
     if chart.axis.logarithmic:
+        ticks = _ticks(low, high)
         ax.set_yscale("log")
-        is_wide = max(chart.values) > 500 * min(chart.values)
-        ax.yaxis.set_major_locator(LogLocator(subs=(1,) if is_wide else (1, 2, 5), numticks=7))
+        ax.set_ylim(ticks[0], ticks[-1])
+        ax.set_yticks(ticks)
     else:
-        ax.set_ylim(0, 1.1 * max(chart.values) or 1)
+        ax.set_ylim(0, 1.1 * high or 1)
     ax.yaxis.set_major_formatter(lambda value, _: chart.axis.tick(value))
     shortest, longest = chart.lengths[0], chart.lengths[-1]
     margin = (longest / shortest) ** 0.06 if shortest < longest else 2
@@ -107,6 +108,20 @@ def _draw(ax: "Axes", chart: Chart) -> None:
     ax.minorticks_off()
     ax.set_xlabel(chart.against)
     ax.set_title(chart.title, loc="left")
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Returns at least two ticks 1, 2, 5, 10 … that enclose the values. If these are more than seven, returns every
+    n-th power of ten instead.
+    """
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    steps = [factor * 10.0**power for power in range(first - 1, last + 2) for factor in (1, 2, 5)]
+    begin = bisect_right(steps, low * (1 + 1e-9)) - 1
+    end = max(bisect_left(steps, high * (1 - 1e-9)), begin + 1)
+    if end - begin < 7:
+        return steps[begin : end + 1]
+    every = math.ceil((last - first) / 6)
+    return [10.0**power for power in range(first, last + every, every)]
 
 
 def _with_room(lengths: Sequence[int]) -> list[int]:

@@ -18,7 +18,7 @@ def description(result: Result) -> Description:
     return Description(
         result,
         [result.subject, "off and on taking turns", device],
-        [Table("A training step, patch off and on", head, rows, names=2)],
+        [Table("A training step, patch off and on", head, rows, names=(1, 1))],
         [f"flash: {result.flash}", *result.machine.bounds, *skipped],
         bool(result.flash.calls),
         "steps" if result.interrupted else "",

@@ -111,7 +111,7 @@ def _table(calls: Sequence[Call], several: bool) -> Table:
         "One call of each implementation",
         [*names, "time", *speed, "flash is", "memory", "trials"],
         [_row(call, several) for call in calls],
-        names=len(names),
+        names=(4, *([1] if several else []), 1),
     )
 
 

@@ -52,8 +52,13 @@ def reading(repo: str, kind: Kind, revision: str | None) -> Iterator[tuple[str |
                 f"{what}{f' at revision {revision}' if revision else ''} is neither a local path nor in the cache, and "
                 f"the hub cannot be reached; without a network use `{command}` or `{command} {INSTEAD[kind]}`"
             )
+        elif isinstance(error, errors.RevisionNotFoundError):
+            says = f"the {what} on the hub has no branch, tag or commit {revision!r}"
         elif isinstance(error, errors.HFValidationError):
             says = f"no such {'model folder' if kind == 'model' else 'file or folder'}: {repo}"
+        elif isinstance(error, errors.RepositoryNotFoundError):
+            says = f"no file or folder {repo!r}, and the hub shows you no {what}; if it is private, run: hf auth login"
         else:
-            says = f"cannot read {what}: {one_line(error)}"
+            how = "" if online else " without a network"
+            says = f"cannot read {what}{how}: {one_line(error)}"
         raise EvalError(says) from error

@@ -119,7 +119,7 @@ def flash(workload: Workload, precision: Precision) -> Attention:
     mask = SlidingWindow(workload.window) if workload.window else Causal() if workload.causal else None
     if not workload.kv_bits:
         return partial(flashattn_core.flash_attention, mask=mask, precision=precision)
-    quantised: dict[str, Any] = {"group_size": GROUP_SIZE, "bits": workload.kv_bits}
+    quantised = {"group_size": GROUP_SIZE, "bits": workload.kv_bits}
     return partial(flashattn_core.quantized_flash_attention, mask=mask, precision=precision, **quantised)
 
 

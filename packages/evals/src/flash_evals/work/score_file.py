@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from msgspec import to_builtins
 
-from flash_evals.results.errors import EvalError, failing
+from flash_evals.results.errors import EvalError
 from flash_evals.results.perplexity_result import Settings
 from flash_evals.results.provenance import Dataset, Machine, Model
 from flash_evals.results.record import Count, Record
@@ -93,7 +93,7 @@ def read(path: Path, here: Header, windows: Sequence[Window], at_least: int) -> 
     """Reads the --compare file. Raises EvalError if the file cannot be read, is broken, differs from this run in
     SCORED_ARE, or has fewer than `at_least` windows.
     """
-    with failing(f"--compare cannot read {path}", (OSError,)):
+    with _failing(f"--compare cannot read {path}"):
         content = path.read_bytes()
     kept = _parsed(path, "--compare", content, here, windows)
     if (held := windows_in(kept.batches)) < at_least:
@@ -146,12 +146,12 @@ def appending(
 
     def append(line: Header | Batch) -> None:
         data = ENCODER.encode(line) + b"\n"
-        with failing(f"cannot write {path}", (OSError,)):
+        with _failing(f"cannot write {path}"):
             while data:
                 data = data[file.write(data) :]
             os.fsync(file)
 
-    with failing(f"cannot write {path}", (OSError,)):
+    with _failing(f"cannot write {path}"):
         file = path.open("ab+", buffering=0)  # a buffer would repeat its data after a failed write
     with file:
         try:
@@ -162,8 +162,17 @@ def appending(
         end, batches = content.rfind(b"\n") + 1, []
         if end or not BEGINS.startswith(content[: len(BEGINS)]):
             batches = _parsed(path, option, content, here, windows).batches
-        with failing(f"cannot write {path}", (OSError,)):
+        with _failing(f"cannot write {path}"):
             file.truncate(end)
         if not end:
             append(here)
         yield batches, append
+
+
+@contextmanager
+def _failing(what: str) -> Iterator[None]:
+    """Turns an OSError into an EvalError that begins with `what` and gives the reason."""
+    try:
+        yield
+    except OSError as error:
+        raise EvalError(f"{what}: {error.strerror}") from error
