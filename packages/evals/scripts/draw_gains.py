@@ -43,8 +43,8 @@ def parts() -> dict[str, str]:
     return {
         "README.md": table(head, [gain(row) for row in by_gain(gpu_rows)])
         + text(
-            f"On a Linux CPU, {machine(cpu)}, [SmolLM2-135M](docs/linux.md#a-real-model) with OpenBLAS in float32 gains "
-            f"up to {', '.join(largest(cpu_rows))}."
+            f"On a Linux CPU, {machine(cpu)}, [SmolLM2-135M](docs/linux.md#a-real-model) with OpenBLAS in float32 "
+            f"gains up to {', '.join(largest(cpu_rows))}."
         ),
         "docs/nvidia.md": text(f"{source('h100.json', gpu, gpu_rows)} by these commands:")
         + commands(gpu, gpu_rows + bits)

@@ -113,6 +113,32 @@ def flash_attention(
     return _attention(call, return_lse, stream)
 
 
+@overload
+def quantized_flash_attention(
+    query: mx.array,
+    key: Quantized,
+    value: Quantized,
+    scale: float | None = None,
+    mask: MaskLike = None,
+    *,
+    group_size: int = 64,
+    bits: int = 8,
+    return_lse: Literal[False] = False,
+    **options: Unpack[Options],
+) -> mx.array: ...
+@overload
+def quantized_flash_attention(
+    query: mx.array,
+    key: Quantized,
+    value: Quantized,
+    scale: float | None = None,
+    mask: MaskLike = None,
+    *,
+    group_size: int = 64,
+    bits: int = 8,
+    return_lse: Literal[True],
+    **options: Unpack[Options],
+) -> tuple[mx.array, mx.array]: ...
 def quantized_flash_attention(
     query: mx.array,
     key: Quantized,
