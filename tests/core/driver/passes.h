@@ -23,9 +23,11 @@ inline Tensor any_cotangent(const Case& c, Draw& draw, int columns) {
 
 inline Cotangents draw_cotangents(const Case& c, Draw& draw) {
   Cotangents cotangents = {any_cotangent(c, draw, c.value_dim), any_cotangent(c, draw, 1)};
+  bool uses_lse = draw.chance(60);  // MLX passes a cotangent of zeros for a loss that does not depend on lse
   const auto normal = [&](Dtype dtype) { return [&draw, dtype] { return rounded(draw.normal(), dtype); }; };
   fill(cotangents.out, c.batch_size(), c.heads(), c.query_len, c.value_dim, normal(c.dtype));
   fill(cotangents.lse, c.batch_size(), c.heads(), c.query_len, 1, normal(Dtype::float32));
+  if (!uses_lse) fill(cotangents.lse, c.batch_size(), c.heads(), c.query_len, 1, [] { return 0.0; });
   if (c.poison && c.rows() > 0 && draw.chance(30)) {
     cotangents.out.at(0, draw.below(c.heads()), draw.below(c.query_len), draw.below(c.value_dim)) = kNaN;
   }
