@@ -19,12 +19,24 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple, TypedDict
 
 import mlx.core as mx
 
 from . import _ext
 from .argument_types import INT32_MAX, describe, integer
+
+
+class Lowered(TypedDict, total=False):
+    """The inputs and options (see csrc/call/inputs.def) that a mask sets."""
+
+    causal: bool
+    window: int
+    key_start: mx.array
+    key_stop: mx.array
+    tree: mx.array
+    visible: mx.array
+    bias: mx.array
 
 
 class Mask:
@@ -144,13 +156,13 @@ class And(Mask):
     parts: tuple[Mask | mx.array, ...]
 
 
-def lower(mask: object) -> dict[str, Any]:
-    """Converts a mask of :func:`flash_attention` to inputs and options of the primitive (csrc/call/inputs.def).
+def lower(mask: object) -> Lowered:
+    """Converts a mask of :func:`flash_attention` to inputs and options of the primitive.
 
     Raises ValueError for another object, and for two bool arrays, two additive arrays or two trees, because kernels
     read at most one of each.
     """
-    lowered: dict[str, Any] = {}
+    lowered: Lowered = {}
     if mask is None:
         return lowered
     if isinstance(mask, str):
@@ -206,8 +218,12 @@ def _parts(mask: Any) -> tuple[Mask | mx.array, ...]:
     raise ValueError(f"[flash_attention] mask is {describe(mask)}, expected None, 'causal', an mx.array or a Mask")
 
 
-# By id() of the mask: its array_id(), which changes when an operator writes to the array in place, and what forgets it.
-_kept: dict[int, tuple[int, weakref.ref[mx.array]]] = {}
+class _Kept(NamedTuple):
+    array_id: int  # changes when an operator writes to the array in place
+    forget: weakref.ref[mx.array]
+
+
+_kept: dict[int, _Kept] = {}  # by id() of the mask
 _keeping = threading.Lock()
 
 
@@ -215,23 +231,23 @@ def _keep_block_maps(mask: mx.array) -> None:
     """Lets layers that share a mask share its block map, until the map is evaluated or the array changes."""
     key, array_id = id(mask), _ext.array_id(mask)
     kept = _kept.get(key)
-    if (kept is not None and kept[0] == array_id) or _ext.is_tracing(mask):
+    if (kept is not None and kept.array_id == array_id) or _ext.is_tracing(mask):
         return
     with _keeping:
         _forget_block_maps(key)
         _ext.keep_block_maps(mask)
         forget = _forget_block_maps  # local, because at exit the global may be gone before the mask
-        _kept[key] = array_id, weakref.ref(mask, lambda _: forget(key))
+        _kept[key] = _Kept(array_id, weakref.ref(mask, lambda _: forget(key)))
 
 
 def _forget_block_maps(
     key: int,
-    pop: Callable[[int, None], Any] = _kept.pop,
+    pop: Callable[[int, None], _Kept | None] = _kept.pop,
     forget: Callable[[int], None] = _ext.forget_block_maps,
 ) -> None:
     kept = pop(key, None)
     if kept is not None:
-        forget(kept[0])
+        forget(kept.array_id)
 
 
 def _only(kind: str, before: mx.array | None, now: mx.array) -> mx.array:

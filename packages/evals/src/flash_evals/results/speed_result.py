@@ -83,9 +83,7 @@ class Test(ByArm[Summary | None]):
     batch_size: Count
     ratio: Amount | None  # median tokens/s of on / median tokens/s of off; None if an arm failed
     trials: list[Trial[Speed | None]]
-    failed: dict[Arm, str] = field(
-        default_factory=dict
-    )  # the errors of arms that cannot do this test. These have no figures
+    failed: dict[Arm, str] = field(default_factory=dict)  # the errors of arms that cannot do this test
 
     @classmethod
     def of(

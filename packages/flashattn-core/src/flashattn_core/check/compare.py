@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -30,6 +31,15 @@ _GRADIENTS, _GRADIENT_ERROR = ("dq", "dk", "dv", "dsinks"), 3e-5  # larger than 
 
 Attention = Callable[..., tuple[mx.array, ...]]  # flash_attention's arguments -> (out, lse) or gradients
 Lengths = Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call to check, with the memory layouts (see LAYOUTS) to check it in."""
+
+    name: str
+    arguments: Named
+    layouts: tuple[str, ...]
 
 
 def of_call(call: _ext.Call, variant: _ext.Variant, stream: mx.Stream) -> str:
@@ -110,19 +120,19 @@ def failure(
     Raises MemoryError if there is too little memory for the check. This says nothing about the kernel.
     """
     errors = {"lse": lse_error, "exact_out": max(ERROR, float(mx.finfo(call.dtype).eps) / 16)}
-    for case, arguments, layouts in cases(call, lengths or lengths_of(call)):
-        expected = on_cpu(**exactly(arguments))
-        for layout in layouts:
+    for case in cases(call, lengths or lengths_of(call)):
+        expected = on_cpu(**exactly(case.arguments))
+        for layout in case.layouts:
             try:
-                got = attention(**laid_out(arguments, layout))
+                got = attention(**laid_out(case.arguments, layout))
                 mx.eval(got)
             except (RuntimeError, ValueError) as raised:
                 if NO_MEMORY.search(str(raised)):
                     raise MemoryError(f"there is no memory to check a kernel: {raised}") from raised
-                return f"{case}, {layout}: {raised}"
+                return f"{case.name}, {layout}: {raised}"
             for name, found, wanted in zip(names, got, expected, strict=False):  # dsinks only if the call has sinks
                 if wrong := difference(found, wanted, errors.get(name, error), size_of(name, wanted)):
-                    return f"{case}, {layout}: {name} {wrong}"
+                    return f"{case.name}, {layout}: {name} {wrong}"
     return ""
 
 
@@ -167,18 +177,17 @@ def lengths_of(call: _ext.Call, variant: _ext.Variant | None = None) -> Lengths:
     return [*_ext.checked_lengths, *sharing]
 
 
-def cases(call: _ext.Call, lengths: Lengths) -> Iterator[tuple[str, Named, Sequence[str]]]:
-    """Draws such calls with these lengths: a name, the arguments, which are contiguous, and the memory layouts to check
-    them in (see LAYOUTS)."""
+def cases(call: _ext.Call, lengths: Lengths) -> Iterator[Case]:
+    """Draws such calls with these lengths. Their arrays are contiguous."""
     # cuda_prefill splits keys only in a last wave that would leave multiprocessors idle. So the call that checks this
     # has one sequence and one key/value head.
     few: dict[tuple[int, int], Any] = {_ext.checked_sharing: {"batch": 1, "kv_heads": 1}}
     for query_len, key_len in lengths:
         drawn_call = drawn(call, query_len, key_len, **few.get((query_len, key_len), {}))
-        yield f"{query_len} queries, {key_len} keys", drawn_call, LAYOUTS
+        yield Case(f"{query_len} queries, {key_len} keys", drawn_call, LAYOUTS)
     if any(name in HIDES for name in call.given):
         for pair in {lengths[0], *(pair for pair in lengths if pair in few)}:
-            yield "NaN in hidden keys", drawn(call, *pair, hidden_nan=True, **few.get(pair, {})), LAYOUTS[:1]
+            yield Case("NaN in hidden keys", drawn(call, *pair, hidden_nan=True, **few.get(pair, {})), LAYOUTS[:1])
 
 
 def difference(got: mx.array, expected: mx.array, error: float = ERROR, size: float = 1.0) -> str:
