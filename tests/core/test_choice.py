@@ -65,11 +65,11 @@ OURS = {
 
 @pytest.mark.parametrize("device", [A100, METAL], ids=["cuda", "metal"])
 class TestAGpuThatNobodyHasMeasured:
-    @promise("a call is left to MLX only if MLX's fused kernel is estimated to be faster")
     @pytest.mark.parametrize("how", PLAIN)
     def test_plain_calls_are_left_to_mlx(self, device, how):
         assert _ext.choose(call(**PLAIN[how]), device).is_left
 
+    @promise("a call is left to MLX only if MLX's fused kernel is estimated to be faster")
     @pytest.mark.parametrize("how", OURS)
     def test_all_else_is_ours(self, device, how):
         assert not _ext.choose(call(**OURS[how]), device).is_left
@@ -140,7 +140,7 @@ def test_measured_costs_replace_the_table():
 @pytest.mark.parametrize("line", ["cuda_prefill 0.7", LINE.replace("0.7", "-1"), LINE.replace("0.7", "nan")])
 def test_a_wrong_line_is_refused(line):
     with pytest.raises(ValueError, match="a line of measured costs is '"):
-        _ext.costs_of(line)
+        _ext.Device("cuda", 80, costs=line)
 
 
 # --- Which kernel -------------------------------------------------------------------------------------------

@@ -51,16 +51,14 @@ def in_float32(query, key, value, scale=None, mask=None, *, how, **options):
     return reference_attention(to_numpy(query), *floats, scale, mask, **in_numpy)
 
 
-def assert_is(found, expected, error=ERROR):
-    assert difference(found, mx.array(expected.astype(np.float32)), error) == ""
+def assert_is(found, expected):
+    assert difference(found, mx.array(expected.astype(np.float32)), ERROR) == ""
 
 
 def assert_is_float32s(attention, *arguments, kernel, how, **options):
     found = attention(*arguments, kernel=kernel, return_lse=True, **how, **options)
-    # In a prompt an element is the sum of two numbers of the queries' dtype.
-    in_parts = kernel.startswith("cuda_prefill") and arguments[0].dtype == mx.bfloat16
     for got, expected in zip(found, in_float32(*arguments, how=how, **options), strict=True):
-        assert_is(got, expected, mx.finfo(mx.bfloat16).eps ** 2 / 2 if in_parts else ERROR)
+        assert_is(got, expected)
 
 
 @promise("on CUDA 4- and 8-bit keys with 16-bit queries give float32's result, rounded")

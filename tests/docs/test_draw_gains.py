@@ -1,20 +1,14 @@
-"""The picture in README.md is the picture that the command in docs/linux.md draws from the result files."""
-
-import re
-import shlex
-from pathlib import Path
+"""Figures of whole models on the pages, and the README's picture, are what draw_gains.py writes from docs/results."""
 
 import draw_gains
-from click.testing import CliRunner
-
-ROOT = Path(__file__).parents[2]
-COMMAND = re.compile(r"uv run packages/evals/scripts/draw_gains\.py (.*?)\n```", re.S)
+import pytest
 
 
-def test_the_picture_is_the_commands(tmp_path, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    [given] = COMMAND.findall(Path("docs/linux.md").read_text(encoding="utf-8"))
-    picture, *files = shlex.split(given.replace("\\\n", " "))
-    done = CliRunner().invoke(draw_gains.main, [str(tmp_path / "again.svg"), *files])
-    assert done.exit_code == 0, done.output
-    assert (tmp_path / "again.svg").read_bytes() == Path(picture).read_bytes()
+@pytest.mark.parametrize("page", draw_gains.parts())
+def test_the_page_has_the_files_figures(page):
+    text = (draw_gains.ROOT / page).read_text(encoding="utf-8")
+    assert draw_gains.with_part(text, draw_gains.parts()[page]) == text, "run packages/evals/scripts/draw_gains.py"
+
+
+def test_the_picture_has_the_files_figures():
+    assert draw_gains.picture() == draw_gains.PICTURE.read_bytes(), "run packages/evals/scripts/draw_gains.py"

@@ -1,6 +1,7 @@
 """`flash-eval speed` and `flash-eval perplexity` measure with quantised KV caches, in both arms."""
 
 import re
+from unittest.mock import Mock
 
 import mlx.core as mx
 import numpy as np
@@ -24,6 +25,26 @@ def test_speed(run_command, wide):
     assert (settings["kv_bits"], settings["kv_group_size"], settings["quantized_kv_start"]) == (8, 32, 0)
     assert " · KV caches of 8 bits · " in result["page"].splitlines()[0]
     assert result["flash"]["fallbacks"] == {}
+
+
+def test_an_arm_that_cannot_run(run_command, refused, report, wide, monkeypatch):
+    """On CUDA mlx-lm's own attention over quantised caches raises. The other arm is measured nevertheless."""
+    error = RuntimeError("[quantized_matmul] No implementation for problem shape")
+    monkeypatch.setattr(mx, "quantized_matmul", Mock(side_effect=error))
+    result = run_command("speed", "--model", wide, "-p", 16, "-g", 4, "-d", 20, "-r", 2, *KV)
+    for test in result["results"]:
+        assert test["failed"] == {"off": str(error)}
+        assert (test["off"], test["ratio"], [trial["off"] for trial in test["trials"]]) == (None, None, [None] * 2)
+        assert test["on"]["tokens_per_s"] > 0
+        assert test["on"]["attention_share"] > 0
+    assert result["flash"]["calls"]["cpu_decode"] > 0
+    line = result["page"].splitlines()[-3]
+    assert line.startswith(f"tg4 @ d20    {error}   ")
+    page = report({name: part for name, part in result.items() if name != "page"})
+    assert str(error) in page.text
+    monkeypatch.setattr(generation, "run", Mock(side_effect=error))
+    line = refused("speed", "--model", wide, "-p", 16, "-g", 0, "-d", 0, *KV)
+    assert line == f"Error: pp16 fails with the patch off: {error}; and with the patch on: {error}"
 
 
 def test_perplexity(run_command, wide):

@@ -186,15 +186,10 @@ nb::list forward(const Arguments& arguments, const std::string& backend, bool wi
 }
 
 nb::list backward(const Arguments& arguments, const mx::array& out, const mx::array& lse, const mx::array& row_stats,
-                  const mx::array& out_gradient, const std::optional<mx::array>& lse_gradient,
-                  const std::string& backend) {
+                  const mx::array& out_gradient, const mx::array& lse_gradient, const std::string& backend) {
   Device device = device_named(backend);
   PrimitiveInputs inputs(arguments, device.backend);
-  std::vector<mx::array> given = {out, lse, row_stats, out_gradient};
-  if (lse_gradient) {
-    given.push_back(*lse_gradient);
-  }
-  mx::eval(given);
+  mx::eval(out, lse, row_stats, out_gradient, lse_gradient);
   Inputs named = inputs.named();
   Call call = describe(named, arguments.options, arguments.precision, true);
   mx::Dtype dtype = named.query().dtype();
@@ -202,12 +197,11 @@ nb::list backward(const Arguments& arguments, const mx::array& out, const mx::ar
   mx::array key = not_allocated(named.key().shape(), dtype);
   mx::array value = not_allocated(named.value().shape(), dtype);
   mx::array delta = not_allocated(lse.shape(), mx::float32);
-  return described(backward_work(backward_variant(call, device), call, device, named,
-                                 {{out, &lse, &row_stats, out.dtype() == dtype ? nullptr : &out},
-                                  out_gradient,
-                                  lse_gradient ? &*lse_gradient : nullptr},
-                                 {query, key, value, delta}),
-                   device.backend);
+  return described(
+      backward_work(backward_variant(call, device), call, device, named,
+                    {{out, &lse, &row_stats, out.dtype() == dtype ? nullptr : &out}, out_gradient, lse_gradient},
+                    {query, key, value, delta}),
+      device.backend);
 }
 
 // Selects the kernel of a call on a GPU, as the op does. check: (kernel's name, whether it has small blocks) -> what is
@@ -271,11 +265,8 @@ NB_MODULE(flashattn_launches, m) {
         "The kernel that the op selects; None if it leaves the call to MLX. check(kernel, has small blocks): what is\n"
         "wrong with it.");
   m.def("programs", &programs, "arguments"_a, "device"_a, "The programs that such calls may need.");
-  m.def(
-      "backward", &backward, "arguments"_a, "out"_a, "lse"_a, "row_stats"_a, "out_gradient"_a, "lse_gradient"_a.none(),
-      "device"_a = "metal",
-      "The launches of a call's gradients. out: exact_out if it is float32 and query is not. lse_gradient: None means\n"
-      "zeros.");
+  m.def("backward", &backward, "arguments"_a, "out"_a, "lse"_a, "row_stats"_a, "out_gradient"_a, "lse_gradient"_a,
+        "device"_a = "metal", "The launches of a call's gradients. out: exact_out if it is float32 and query is not.");
   m.def(
       "sinks_gradient",
       [](const mx::array& sinks, const mx::array& lse, const mx::array& row_stats, const mx::array& delta) {

@@ -41,7 +41,8 @@ def exactly_saved(call: Call, precision: str = "float32") -> Saved:
 def described(call: Call, saved: Saved | None = None, device: str = "metal", precision: str = "float32"):
     options = {"softcap": call.softcap, "sinks": call.sinks, "alibi_slopes": call.alibi_slopes, "precision": precision}
     arguments = lowered(call.query, call.key, call.value, call.scale, call.mask, **options)
-    return launches.backward(arguments, *(saved or exactly_saved(call, precision)), call.dout, call.dlse, device)
+    dlse = mx.zeros(call.query.shape[:-1]) if call.dlse is None else call.dlse
+    return launches.backward(arguments, *(saved or exactly_saved(call, precision)), call.dout, dlse, device)
 
 
 def run(

@@ -38,6 +38,7 @@ class Fault:
     mask: object = "causal"  # a mask, or the name of one in call()
     options: dict[str, object] = field(default_factory=dict)  # True stands for random numbers, one for each head
     dim: int = 40
+    batch_and_kv_heads: tuple[int, int] = (2, 2)
     dtype: str = "float32"
     bits: int | None = None  # of keys and values, if they are quantised
     source: str = ""  # the name of the file to plant in; empty: the kernel's own file
@@ -97,7 +98,9 @@ def blocks(length: int, key_len: int) -> np.ndarray:
 def call(fault: Fault, rng: np.random.Generator, edit: Callable[[str], str], run: Callable[..., Run]) -> None:
     """Runs the fault's call with `run`, which is a backend's forward pass. Raises if the fault is noticed."""
     length, key_len = fault.query_and_key_lengths
-    query, key, value = draw(rng, batch=(2,), heads=6, length=length, key_len=key_len, dim=fault.dim, dtype=fault.dtype)
+    batch, kv_heads = fault.batch_and_kv_heads
+    sizes = {"heads": 6, "kv_heads": kv_heads, "length": length, "key_len": key_len, "dim": fault.dim}
+    query, key, value = draw(rng, batch=(batch,), dtype=fault.dtype, **sizes)
     # Later keys get larger scores, so that the row maximum rises from tile to tile.
     key = key * mx.linspace(0.2, 2, key_len).astype(key.dtype)[:, None]
     masks = {

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import math
 import re
 import sys
 
@@ -207,10 +208,16 @@ def test_the_reference_blas(monkeypatch, library, cure):
 
 
 @promise("mlxlm-flash doctor finds wrong numbers")
-def test_wrong_numbers(monkeypatch):
+@pytest.mark.parametrize(("error", "said"), [(0.01, "1.0e-02"), (math.nan, "nan")])
+@pytest.mark.parametrize("length", [20, 1])
+def test_wrong_numbers(monkeypatch, error, said, length):
     right = flashattn_core.flash_attention
-    monkeypatch.setattr(flashattn_core, "flash_attention", lambda *args, **kwargs: right(*args, **kwargs) + 0.01)
-    found("✗ self-test: flash attention differs from the reference by 1.0e-02 · cure: please report")
+
+    def wrong(query, *args, **kwargs):
+        return right(query, *args, **kwargs) + (error if query.shape[2] == length else 0)
+
+    monkeypatch.setattr(flashattn_core, "flash_attention", wrong)
+    found(f"✗ self-test: flash attention differs from the reference by {said} · cure: please report")
 
 
 def test_a_function_that_is_not_known(monkeypatch):

@@ -80,10 +80,12 @@ def test_switched_many_times(original):
             flash.disable()  # raises if flash never ran
         return occupied()
 
-    before, after = switch(100), switch(500)
-    grown = {name: after[name] - before[name] for name in after}
+    held = [switch(each) for each in (100, 250, 250)]
+    grown = {name: held[-1][name] - held[0][name] for name in held[0]}
     assert base.scaled_dot_product_attention is qwen2.scaled_dot_product_attention is original
-    assert grown.pop("resident") < 1e6
+    del grown["resident"]
+    resident = [each["resident"] for each in held]
+    assert min(map(int.__sub__, resident[1:], resident)) < 5e5, resident  # the C library keeps memory now and then
     assert grown.pop("objects") < 100
     assert max(grown.values()) <= 0, grown
 

@@ -194,3 +194,33 @@ def test_a_lazy_module_is_not_loaded(tmp_path, monkeypatch):
     flash.disable()
     with pytest.raises(ModuleNotFoundError, match="there_is_no_such_module"):
         module.anything  # noqa: B018
+
+
+IMPORTING = """
+import importlib, sys, threading
+from importlib.machinery import PathFinder
+import mlx_lm.models, mlxlm_flash_patch as flash
+
+begun, go_on = threading.Event(), threading.Event()
+
+class Slow(PathFinder):
+    @classmethod
+    def find_spec(cls, name, *where):
+        spec = super().find_spec(name, *where)
+        if name == "mlx_lm.models.gemma2":
+            execute = spec.loader.exec_module
+            spec.loader.exec_module = lambda module: [begun.set(), go_on.wait(), execute(module)]
+        return spec
+
+sys.meta_path.insert(0, Slow)
+threading.Thread(target=importlib.import_module, args=["mlx_lm.models.gemma2"]).start()
+begun.wait()
+threading.Timer(0.3, go_on.set).start()
+flash.enable()
+assert "mlx_lm.models.gemma2.Attention.__call__" in flash.status().patched
+"""
+
+
+def test_a_module_that_another_thread_is_importing():
+    """enable() waits for the import, whose beginning it has missed, and then replaces the module's functions."""
+    python(IMPORTING)

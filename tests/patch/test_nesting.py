@@ -14,6 +14,7 @@ import warnings
 import mlx.core as mx
 import mlxlm_flash_patch as flash
 import pytest
+from mlx_lm.models import base
 from mlxlm_flash_patch.patch_points import MX_ATTENTION, POINTS
 
 from tests.core.programs import python
@@ -164,6 +165,14 @@ def test_theirs_stays_where_it_came_first(point, kind, switch, tiny, monkeypatch
     flash.unpatch_model(model)
     flash.disable()
     assert point.current is theirs
+
+
+def test_their_attention_over_quantised_caches_gets_arrays_too(monkeypatch):
+    """mlx-lm calls that function for each cache that has `bits`, whatever the cache returns."""
+    q, cache = mx.ones((1, 2, 1, 8)), types.SimpleNamespace(bits=4, group_size=64)
+    monkeypatch.setattr(base, "quantized_scaled_dot_product_attention", lambda *_, **__: q * 7)
+    with pytest.warns(flash.FlashFallbackWarning, match="another library's function"), flash.enabled():
+        assert mx.array_equal(base.scaled_dot_product_attention(q, q, q, cache, 1.0, None), q * 7)
 
 
 FIRST_OF_ALL = """

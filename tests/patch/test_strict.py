@@ -1,5 +1,7 @@
 """With strict, a fallback raises an error. disable() and the end of a `with` block also raise if no kernel ever ran."""
 
+import gc
+
 import mlx.core as mx
 import mlxlm_flash_patch as flash
 import pytest
@@ -28,3 +30,13 @@ def test_disable_raises_if_flash_never_ran(original):
 def test_an_array_that_nobody_evaluates_has_not_run(tiny, tokens):
     with pytest.raises(flash.FlashNeverRanError), flash.enabled(strict=True):
         tiny()(tokens())
+
+
+def test_what_a_model_ran_that_is_gone_does_not_count(tiny, tokens):
+    model = tiny()
+    flash.patch_model(model)
+    mx.eval(model(tokens()))
+    del model
+    gc.collect()
+    with pytest.raises(flash.FlashNeverRanError), flash.enabled(strict=True):
+        pass

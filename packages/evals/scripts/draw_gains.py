@@ -1,70 +1,203 @@
-"""Draws the README's picture: tokens/s with the patch off and on, a pair of bars for each result file.
+"""Writes the figures of whole models into README, nvidia.md, linux.md and servers.md, and draws the README's picture.
 
-    uv run packages/evals/scripts/draw_gains.py docs/pictures/gains.svg TITLE=FILE ...
+    uv run packages/evals/scripts/draw_gains.py
 
-FILE is what `flash-eval speed --json` or `flash-eval finetune --json` wrote, of one test. Each pair has its own scale.
+The figures come from docs/results, whose files measure_gains.py writes.
 """
 
 import json
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
-import click
 from flash_evals.pages.colors import LIGHT
 from flash_evals.pages.drawing import STYLE, svg_of
+from flash_evals.pages.units import rate
+from flash_evals.results.arms import ARMS
+from flash_evals.results.claims import NOTHING, times
 
-WIDTH, HEIGHT = 530 / 72, 96 / 72  # size of a pair of bars, in inches: readable at a phone's width
-BAR, LETTERS = 0.62, 13
-ROOM = 1.6  # length of the axis / length of the longest bar; leaves room for the text beside the bar
-
-
-def gain(test: dict[str, Any]) -> float:
-    """Speed with the patch on, divided by speed with the patch off. The command prints the same ratio."""
-    return test["ratio"] if "ratio" in test else 1 / test["time_ratio"]
-
-
-def speed_of(arm: dict[str, Any]) -> float:
-    """Tokens/s of one arm. If the result file has medians, these are used, because gain() is a ratio of medians."""
-    return arm.get("tokens_per_s_median", arm["tokens_per_s"])
+ROOT = Path(__file__).resolve().parents[3]
+PICTURE = ROOT / "docs/pictures/gains.svg"
+BEGIN, END = "<!-- gains: written by packages/evals/scripts/draw_gains.py -->\n\n", "<!-- end of gains -->\n"
+WIDTH, ROW, LETTERS = 400, 54, 13  # points: the picture's width, a row's height, and the letters
+ROOM = 1.5  # length of the axis / length of the longest bar: leaves room for the text beside the bar
+Found = dict[str, Any]  # a file of docs/results, or one of its rows
 
 
-def in_words(speed: float, memory: float, times: float | None) -> str:
-    size = f"{memory / 1000:.1f} GB" if memory >= 1000 else f"{memory:.0f} MB"
-    beside = f", {times:.1f}x" if times and times >= 2 else f", {times:.2f}x" if times else ""
-    return f"{speed:,.0f} tokens/s{beside} · {size}"
+def read(name: str) -> Found:
+    found: Found = json.loads((ROOT / "docs/results" / name).read_text(encoding="utf-8"))
+    return found
 
 
-def draw(titles: list[str], results: list[dict[str, Any]]) -> bytes:
+def parts() -> dict[str, str]:
+    """The pages, each with the text that this script writes there."""
+    gpu, cpu = read("h100.json"), read("cpu.json")
+    gpu_rows = [row for row in gpu["rows"] if "speed" in row]
+    cpu_rows = [row for row in cpu["rows"] if not row["run"].endswith("-avx2")]
+    with_avx2 = {row["name"]: ratio(row) for row in cpu["rows"] if row["run"].endswith("-avx2")}
+    avx2 = ["speed with `FLASHATTN_CPU_ISA=avx2`"] if with_avx2 else []
+    on_cpu = [[*gain(row), *(with_avx2.get(row["name"], "") for _ in avx2)] for row in cpu_rows]
+    bits = [row for row in gpu["rows"] if row["run"].startswith("kv")]
+    card = f"[{gpu['machine']['processor']}](docs/nvidia.md#models-and-servers)"
+    head = [f"one {card}, bfloat16, patch off → on", "speed", "peak memory beside the weights"]
+    return {
+        "README.md": table(head, [gain(row) for row in by_gain(gpu_rows)])
+        + text(
+            f"On a Linux CPU, {machine(cpu)}, [SmolLM2-135M](docs/linux.md#a-real-model) with OpenBLAS in float32 "
+            f"gains up to {', '.join(largest(cpu_rows))}."
+        ),
+        "docs/nvidia.md": text(f"{source('h100.json', gpu, gpu_rows)} by these commands:")
+        + commands(gpu, gpu_rows + bits)
+        + quantised(bits),
+        "docs/linux.md": text(f"{source('cpu.json', cpu, cpu_rows)} by these commands:")
+        + commands(cpu, cpu_rows)
+        + table(["float32, patch off → on", "speed", "memory", *avx2], on_cpu),
+        "docs/servers.md": first_use(gpu, [row for row in gpu["rows"] if row["run"] == "first-use"]),
+    }
+
+
+def largest(rows: list[Found]) -> list[str]:
+    """The largest gain of prompts, of generation and of training, each in words."""
+    best: dict[str, Found] = {}
+    for row in sorted(rows, key=lambda row: -float(row["speed"]["ratio"])):
+        if row["speed"]["is_clear"]:
+            best.setdefault(row["test"][:2], row)  # pp512, tg64, step1024
+    return [f"{times(row['speed']['ratio'])} for {row['name']}" for row in best.values()]
+
+
+def by_gain(rows: list[Found]) -> list[Found]:
+    """The rows, the largest gain first. Rows of one model without any clear difference become one row, at the end."""
+    clear: list[Found] = []
+    others: dict[str, list[str]] = {}
+    for row in rows:
+        if any(row.get(what, {}).get("is_clear") for what in ("speed", "memory")):
+            clear.append(row)
+        else:
+            model, _, what = row["name"].partition(", ")
+            others.setdefault(model, []).append(what)
+    joined = [{"name": f"{model}, {', '.join(each)}", "speed": {"is_clear": False}} for model, each in others.items()]
+    return sorted(clear, key=lambda row: -float(row["speed"]["ratio"])) + joined
+
+
+def gain(row: Found) -> list[str]:
+    """The row's name, its speed and its memory, as the cells of a table."""
+    largest = max(row.get(arm, {}).get("peak_memory_mb", 0) for arm in ARMS)
+    memory = both(row, "peak_memory_mb", *((1000, "GB") if largest >= 1000 else (1, "MB")))
+    return [row["name"], ", ".join(filter(None, [both(row, "tokens_per_s", 1, "tokens/s"), ratio(row)])), memory]
+
+
+def ratio(row: Found) -> str:
+    return times(row["speed"]["ratio"]) if row["speed"]["is_clear"] else NOTHING
+
+
+def both(row: Found, figure: str, size: float, unit: str) -> str:
+    """Patch off → on, or nothing if that is not known."""
+    known = [rate(row[arm][figure] / size) for arm in ARMS if figure in row.get(arm, {})]
+    return f"{' → '.join(known)} {unit}" if known else ""
+
+
+def quantised(rows: list[Found]) -> str:
+    """A table with a row for each number of bits. Its runs are named kv16, kv8 and kv4."""
+    shown: dict[str, list[str]] = {}
+    for row in rows:
+        bits = row["run"].removeprefix("kv")
+        memory = f"{row['on']['peak_memory_with_weights_mb'] / 1000:.1f} GB"
+        shown[bits] = [*shown.get(bits, [bits])[:2], rate(row["on"]["tokens_per_s"]), memory]
+    head = [
+        "bits of the KV cache, with the patch",
+        *(f"{row['name']}, tokens/s" for row in rows[:2]),
+        "peak memory with the weights",
+    ]
+    return table(head, list(shown.values())) if rows else ""
+
+
+def first_use(gpu: Found, rows: list[Found]) -> str:
+    head = ["first request of its kind in a fresh container", "patch off", "patch on"]
+    shown = [[row["name"], *(seconds(row[arm]["seconds"]) for arm in ARMS)] for row in rows]
+    return text(f"{source('h100.json', gpu, rows)}.") + table(head, shown) if rows else ""
+
+
+def seconds(trials: list[float]) -> str:
+    shown = dict.fromkeys(f"{each:.3g}" if each >= 1 else f"{each:.2f}" for each in (min(trials), max(trials)))
+    return f"{' to '.join(shown)} s"
+
+
+def machine(found: Found) -> str:
+    described = found["machine"]
+    driver = described.get("driver")
+    more = f"driver {driver}" if driver else described["device"].removeprefix("cpu, ")
+    return f"{described['processor']} ({more})"
+
+
+def source(name: str, found: Found, rows: list[Found]) -> str:
+    commits = " and ".join(dict.fromkeys(row.get("commit", found["commit"]) for row in rows))
+    by = f"one {machine(found)} with mlx {found['machine']['versions']['mlx']} at commit {commits}"
+    notes = ", with notes on their origin" if "note" in found else ""
+    return f"[{name}](results/{name}) has all figures{notes}, measured on {by}"
+
+
+def commands(found: Found, rows: list[Found]) -> str:
+    """The commands of these rows, each model's after the command that writes the model."""
+    lines: dict[str, None] = {}
+    for command in [row["command"] for row in rows]:
+        lines |= dict.fromkeys(write for name, write in found["models"].items() if name in command.split())
+        lines[command] = None
+    return "```sh\n" + "".join(f"{line}\n" for line in lines) + "```\n\n"
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [f"| {' | '.join(cells)} |\n" for cells in (head, *rows)]
+    return "".join([lines[0], "|---" * len(head) + "|\n", *lines[1:], "\n"])
+
+
+def text(sentence: str) -> str:
+    return fill(sentence, 120, break_long_words=False, break_on_hyphens=False) + "\n\n"
+
+
+def picture() -> bytes:
+    """Speed (thick) and memory (thin) with the patch on, relative to the patch off. Rows without a gain are grey."""
     from matplotlib.figure import Figure
     from matplotlib.style import context
 
+    gpu = read("h100.json")
+    rows = by_gain([row for row in gpu["rows"] if "speed" in row])
     with context(["default", {**STYLE, "axes.grid": False, "font.size": LETTERS}]):
-        drawn = Figure((WIDTH, HEIGHT * len(results)), layout="constrained")
-        for ax, title, result in zip(
-            drawn.subplots(len(results), 1, squeeze=False)[:, 0], titles, results, strict=True
-        ):
-            (test,) = result["results"]
-            longest = max(speed_of(test[arm]) for arm in ("off", "on"))
-            for row, arm in enumerate(("off", "on")):
-                speed, memory = speed_of(test[arm]), test[arm]["peak_memory_mb"]
-                words = in_words(speed, memory, gain(test) if arm == "on" else None)
-                ax.barh(row, speed, BAR, color=LIGHT[arm])
-                ax.text(speed + longest * 0.02, row, words, va="center", color=LIGHT["ink"])
-            ax.set_title(title, loc="left", fontsize=LETTERS, color=LIGHT["ink"])
-            ax.set_yticks([0, 1], ["patch off", "on"], fontsize=LETTERS)
-            ax.tick_params(length=0)
-            ax.set_xticks([])
-            ax.set_xlim(0, longest * ROOM)
-            ax.invert_yaxis()
+        drawn = Figure((WIDTH / 72, (len(rows) + 0.4) * ROW / 72))
+        ax = drawn.add_axes((0.01, 0, 0.98, 1))
+        for top, row in enumerate(rows):
+            speed, memory = row["speed"].get("ratio") or 1, row.get("memory", {}).get("ratio")
+            is_gain = row["speed"]["is_clear"] and speed > 1
+            said = f"{times(speed)} the speed" if row["speed"]["is_clear"] else NOTHING
+            ax.text(0, top + 0.22, row["name"], va="center", color=LIGHT["ink"])
+            bar(ax, top + 0.5, 0.26, speed, said, LIGHT["on" if is_gain else "soft"])
+            if memory:
+                bar(
+                    ax, top + 0.77, 0.1, memory, f"{times(memory)} the memory", LIGHT["naive" if memory < 1 else "soft"]
+                )
+            ax.plot([1, 1], [top + 0.37, top + 0.9], color=LIGHT["ink"], linewidth=1)
+        said = f"line: patch off = 1 · {gpu['machine']['processor']}, bfloat16"
+        ax.text(0, len(rows) + 0.15, said, va="center", color=LIGHT["soft"])
+        ax.set_xlim(0, ROOM * max(row["speed"].get("ratio") or 1 for row in rows))
+        ax.set_ylim(len(rows) + 0.4, 0)
+        ax.set_axis_off()
         return svg_of(drawn)
 
 
-@click.command(help=__doc__)
-@click.argument("picture", type=click.Path(path_type=Path))
-@click.argument("files", nargs=-1, required=True)
-def main(picture: Path, files: tuple[str, ...]) -> None:
-    titles, paths = zip(*(file.rsplit("=", 1) for file in files), strict=True)
-    picture.write_bytes(draw(list(titles), [json.loads(Path(path).read_text()) for path in paths]))
+def bar(ax: Any, middle: float, height: float, length: float, said: str, color: str) -> None:
+    ax.barh(middle, length, height, color=color)
+    ax.text(max(length, 1) + 0.04, middle, said, va="center", color=color)
+
+
+def with_part(page: str, part: str) -> str:
+    before, rest = page.split(BEGIN)
+    return before + BEGIN + part.rstrip() + "\n" + END + rest.split(END)[1]
+
+
+def main() -> None:
+    for path, part in parts().items():
+        page = (ROOT / path).read_text(encoding="utf-8")
+        (ROOT / path).write_text(with_part(page, part), encoding="utf-8")
+    PICTURE.write_bytes(picture())
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "call/choose.h"
 #include "tensor.h"
 
 namespace flashattn::driver {

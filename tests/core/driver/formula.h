@@ -119,7 +119,6 @@ Outputs plain_attention(const Case& c, const Inputs& in) {
 // The gradients of a loss with respect to out and lse.
 struct Cotangents {
   Tensor out, lse;
-  bool of_lse;  // whether the loss depends on lse
 };
 
 struct Gradients {
@@ -144,7 +143,7 @@ Gradients plain_gradients(const Case& c, const Inputs& in, const Cotangents& cot
     Real lse = row.lse();
     Real delta = sum_over<Real>(c.value_dim, Order::down,
                                 [&](int d) { return Real(out[index * size_t(c.value_dim) + size_t(d)]) * of_out(d); });
-    if (cotangents.of_lse) delta -= Real(cotangents.lse.at(at.batch, at.head, at.query, 0));
+    delta -= Real(cotangents.lse.at(at.batch, at.head, at.query, 0));
     deltas.push_back(delta);
 
     for (int j : row.seen) {

@@ -22,10 +22,12 @@ inline Tensor any_cotangent(const Case& c, Draw& draw, int columns) {
 }
 
 inline Cotangents draw_cotangents(const Case& c, Draw& draw) {
-  Cotangents cotangents = {any_cotangent(c, draw, c.value_dim), any_cotangent(c, draw, 1), draw.chance(60)};
+  Cotangents cotangents = {any_cotangent(c, draw, c.value_dim), any_cotangent(c, draw, 1)};
+  bool uses_lse = draw.chance(60);  // MLX passes a cotangent of zeros for a loss that does not depend on lse
   const auto normal = [&](Dtype dtype) { return [&draw, dtype] { return rounded(draw.normal(), dtype); }; };
   fill(cotangents.out, c.batch_size(), c.heads(), c.query_len, c.value_dim, normal(c.dtype));
   fill(cotangents.lse, c.batch_size(), c.heads(), c.query_len, 1, normal(Dtype::float32));
+  if (!uses_lse) fill(cotangents.lse, c.batch_size(), c.heads(), c.query_len, 1, [] { return 0.0; });
   if (c.poison && c.rows() > 0 && draw.chance(30)) {
     cotangents.out.at(0, draw.below(c.heads()), draw.below(c.query_len), draw.below(c.value_dim)) = kNaN;
   }
@@ -52,7 +54,7 @@ struct GradientCall {
     args.exact_out = c.dtype == Dtype::float32 ? static_cast<const float*>(call.args.out) : call.args.exact_out;
     args.out_gradient = cotangents.out.first(of_out, format(c.dtype).bytes);
     args.out_gradient_strides = cotangents.out.strides;
-    if (cotangents.of_lse) args.lse_gradient = reinterpret_cast<const float*>(cotangents.lse.first(of_lse, 4));
+    args.lse_gradient = reinterpret_cast<const float*>(cotangents.lse.first(of_lse, 4));
     args.lse_gradient_strides = cotangents.lse.strides;
     args.query_gradient = query.first();
     args.key_gradient = key.first();

@@ -68,7 +68,7 @@ gpu::Work work_of(const std::string& kernel, int query_len, int key_len, int bit
   mx::array dout = second_half(rows), dlse = allocated(numbers, mx::float32), delta = allocated(numbers, mx::float32);
   mx::array dq = allocated(rows, mx::float16), dk = allocated(keys, mx::float16), dv = allocated(keys, mx::float16);
   return backward_work({Kernel::metal_backward_dq}, describe(call), metal, Inputs(call),
-                       {{exact_out, &lse, &row_stats, &exact_out}, dout, &dlse}, {dq, dk, dv, delta});
+                       {{exact_out, &lse, &row_stats, &exact_out}, dout, dlse}, {dq, dk, dv, delta});
 }
 
 std::string text_of(const gpu::Size& size) {

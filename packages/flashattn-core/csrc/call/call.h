@@ -8,7 +8,6 @@
 #include "dtype.h"
 #include "inputs.h"
 #include "params.h"
-#include "precision.h"
 
 namespace flashattn {
 

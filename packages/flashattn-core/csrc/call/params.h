@@ -69,7 +69,7 @@ struct ArrayParams {
 // Strides of the arrays that only the backward pass has.
 struct BackwardParams {
   Strides dout;
-  Strides dlse;  // (*B, H_q, L); not read if lse has no cotangent
+  Strides dlse;  // (*B, H_q, L)
   Strides dq, dk, dv;
   int32_t block_heads = 0;  // on CUDA: the most query heads over which one block of threads sums dK and dV
 };

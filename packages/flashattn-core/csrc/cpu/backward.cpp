@@ -11,7 +11,6 @@
 #include "backward_kernels.h"
 #include "batch.h"
 #include "threads.h"
-#include "whole_or_nan.h"
 
 namespace flashattn::cpu {
 namespace {
@@ -108,7 +107,9 @@ void clear_query_gradient(const BackwardArgs& args, const RowBlock& block) {
   }
 }
 
-void compute_gradients(const BackwardArgs& args) {
+}  // namespace
+
+void backward(const BackwardArgs& args) {
   const AttentionParams& p = args.forward.params;
   const BackwardKernels& isa = kernels().backward;
   int64_t rows = p.batch_size * p.num_heads * p.query_len;
@@ -150,22 +151,6 @@ void compute_gradients(const BackwardArgs& args) {
       throw;
     }
   });
-}
-
-void leave_nan(const BackwardArgs& args) {
-  const AttentionParams& p = args.forward.params;
-  Dtype dtype = args.forward.dtype;
-  int64_t queries = p.batch_size * p.num_heads * p.query_len, keys = p.batch_size * p.num_kv_heads * p.key_len;
-  fill_with_nan(dtype, args.query_gradient, queries, p.head_dim);
-  fill_with_nan(dtype, args.key_gradient, keys, p.head_dim);
-  fill_with_nan(dtype, args.value_gradient, keys, p.value_dim);
-  fill_with_nan(Dtype::float32, args.delta, queries, 1);
-}
-
-}  // namespace
-
-void backward(const BackwardArgs& args) {
-  whole_or_nan([&] { compute_gradients(args); }, [&] { leave_nan(args); });
 }
 
 }  // namespace flashattn::cpu

@@ -10,8 +10,8 @@ struct BackwardArgs {
   bool decoded;            // true if decode() ran the forward pass, false if prefill() ran it
   const float* exact_out;  // the forward pass's exact_out, or its out if that is float32
 
-  const void* out_gradient;   // of out's dtype
-  const float* lse_gradient;  // null stands for a gradient of zero
+  const void* out_gradient;  // of out's dtype
+  const float* lse_gradient;
   Strides out_gradient_strides, lse_gradient_strides;
 
   // The three outputs are row-major. They have query's dtype, and the shapes of query, key and value.
@@ -25,7 +25,7 @@ struct BackwardArgs {
 };
 
 // Writes delta, and the gradients of query, key and value. It recomputes probabilities from row_stats, so it needs no
-// memory of size L * S. A call that fails leaves NaN in everything that it writes.
+// memory of size L * S. Without memory for its work it throws std::bad_alloc.
 void backward(const BackwardArgs& args);
 
 }  // namespace flashattn::cpu

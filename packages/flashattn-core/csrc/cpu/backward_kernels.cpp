@@ -374,11 +374,9 @@ void compute_delta(const BackwardArgs& args, int64_t first, int64_t last) {
     }
     float delta = 0;
     for (int i = 0; i < kWidth; ++i) delta += sum[i];
-    if (args.lse_gradient) {
-      const Strides& of_lse = args.lse_gradient_strides;
-      delta -= args.lse_gradient[batch_offset(p, of_lse, batch) + head * of_lse.head + query * of_lse.row];
-    }
-    args.delta[row] = delta;
+    const Strides& of_lse = args.lse_gradient_strides;
+    int64_t at = batch_offset(p, of_lse, batch) + head * of_lse.head + query * of_lse.row;
+    args.delta[row] = delta - args.lse_gradient[at];
   }
 }
 

@@ -11,7 +11,6 @@
 #include "batch.h"
 #include "kernels.h"
 #include "threads.h"
-#include "whole_or_nan.h"
 
 namespace flashattn::cpu {
 namespace {
@@ -57,29 +56,6 @@ int rows_in_cache(int head_dim, int value_dim) {
   return static_cast<int>(std::clamp<long>(cache / 2 / row, kMinRows, kMaxRows));
 }
 
-void attend_in_blocks(const AttentionArgs& args) {
-  const AttentionParams& params = args.params;
-  const Kernels& isa = kernels();
-  int max_rows = rows_in_cache(params.head_dim, params.value_dim);
-  HeadCut cut(params, max_rows, false);
-  // With this many blocks, threads end at about the same time. The number is a constant, so that results do not depend
-  // on the number of threads.
-  constexpr int kBlocks = 64;
-  int64_t queries = (params.query_len * cut.blocks + kBlocks - 1) / kBlocks;
-  int least = (kMinRows + cut.heads_per_block - 1) / cut.heads_per_block;
-  int most = max_rows / cut.heads_per_block;
-  int queries_per_block = static_cast<int>(std::clamp<int64_t>(queries, std::min(least, most), most));
-  int64_t tiles = (params.query_len + queries_per_block - 1) / queries_per_block;
-  // Under a causal mask the last queries see the most keys. They go first, so that the threads end at about the same
-  // time.
-  parallel_for(tiles * cut.blocks, [&](int64_t i) {
-    RowBlock block = cut.block(params, i % cut.blocks);
-    block.query_begin = static_cast<int>(tiles - 1 - i / cut.blocks) * queries_per_block;
-    block.query_count = std::min(queries_per_block, params.query_len - block.query_begin);
-    isa.attend(args, block);
-  });
-}
-
 // Visits the queries of a decode step one by one. So the bits of a query's result do not depend on the call's other
 // queries. For example, speculative decoding gets the same bits from one call for several tokens as from several calls.
 template <typename Visit>
@@ -111,9 +87,34 @@ struct Rounds {
   }
 };
 
+}  // namespace
+
+void prefill(const AttentionArgs& args) {
+  const AttentionParams& params = args.params;
+  const Kernels& isa = kernels();
+  int max_rows = rows_in_cache(params.head_dim, params.value_dim);
+  HeadCut cut(params, max_rows, false);
+  // With this many blocks, threads end at about the same time. The number is a constant, so that results do not depend
+  // on the number of threads.
+  constexpr int kBlocks = 64;
+  int64_t queries = (params.query_len * cut.blocks + kBlocks - 1) / kBlocks;
+  int least = (kMinRows + cut.heads_per_block - 1) / cut.heads_per_block;
+  int most = max_rows / cut.heads_per_block;
+  int queries_per_block = static_cast<int>(std::clamp<int64_t>(queries, std::min(least, most), most));
+  int64_t tiles = (params.query_len + queries_per_block - 1) / queries_per_block;
+  // Under a causal mask the last queries see the most keys. They go first, so that the threads end at about the same
+  // time.
+  parallel_for(tiles * cut.blocks, [&](int64_t i) {
+    RowBlock block = cut.block(params, i % cut.blocks);
+    block.query_begin = static_cast<int>(tiles - 1 - i / cut.blocks) * queries_per_block;
+    block.query_count = std::min(queries_per_block, params.query_len - block.query_begin);
+    isa.attend(args, block);
+  });
+}
+
 // FlashDecoding: splits the keys into chunks, which threads compute independently. Chunks begin at multiples of
 // kChunkLen, and are merged one by one, in order. So the bits are the same for any number of threads and slots.
-void attend_in_chunks(const AttentionArgs& args) {
+void decode(const AttentionArgs& args) {
   const AttentionParams& params = args.params;
   const Kernels& isa = kernels();
   HeadCut cut(params, kMaxRows, true);
@@ -162,33 +163,6 @@ void attend_in_chunks(const AttentionArgs& args) {
       });
     }
   }
-}
-
-void leave_nan(const AttentionArgs& args) {
-  const AttentionParams& p = args.params;
-  const auto rows_of = [&](const Strides& strides) {
-    return [&](int64_t row) {
-      int64_t query = row % p.query_len, head = row / p.query_len % p.num_heads;
-      int64_t batch = row / p.query_len / p.num_heads;
-      return batch_offset(p, strides, batch) + head * strides.head + query * strides.row;
-    };
-  };
-  int64_t rows = p.batch_size * p.num_heads * p.query_len;
-  fill_with_nan(args.dtype, args.out, rows, p.value_dim, p.out.column, rows_of(p.out));
-  if (args.exact_out) {
-    fill_with_nan(Dtype::float32, args.exact_out, rows, p.value_dim, p.out.column, rows_of(p.out));
-  }
-  fill_with_nan(Dtype::float32, args.lse, rows, 1, 0, rows_of(p.lse));
-  fill_with_nan(Dtype::float32, args.row_stats, rows, 2, p.row_stats.column, rows_of(p.row_stats));
-}
-
-}  // namespace
-
-void prefill(const AttentionArgs& args) {
-  whole_or_nan([&] { attend_in_blocks(args); }, [&] { leave_nan(args); });
-}
-void decode(const AttentionArgs& args) {
-  whole_or_nan([&] { attend_in_chunks(args); }, [&] { leave_nan(args); });
 }
 
 }  // namespace flashattn::cpu

@@ -4,13 +4,11 @@
 
 #include <string>
 
-#include "../call/choose.h"
-#include "../call/dtype.h"
-#include "../call/params.h"
+#include "../call/call.h"
 
 namespace flashattn::cpu {
 
-// The pointer types for the dtypes in inputs.def. A Dtype in AttentionArgs gives the element type of a void pointer.
+// The pointer types for the dtypes in inputs.def. A Dtype in Call gives the element type of a void pointer.
 #define FLASHATTN_CPU_tensor const void*
 #define FLASHATTN_CPU_groups const void*
 #define FLASHATTN_CPU_int32 const int32_t*
@@ -22,12 +20,8 @@ namespace flashattn::cpu {
 #define FLASHATTN_CPU_slopes const float*
 #define FLASHATTN_CPU_POINTER(name, called, dtype, axes) FLASHATTN_CPU_##dtype name = nullptr;
 
-struct AttentionArgs {
-  AttentionParams params;
-  Dtype dtype;        // of query and out, and of key and value unless these are quantised
-  Dtype bias_dtype;   // of bias
-  Dtype group_dtype;  // of scales and biases
-
+// A call and its arrays.
+struct AttentionArgs : Call {
   FLASHATTN_INPUTS(FLASHATTN_CPU_POINTER)  // null for absent inputs
   void* out = nullptr;
   float* exact_out = nullptr;  // out before it is rounded, with out's strides; null if no gradient needs it
@@ -38,7 +32,7 @@ struct AttentionArgs {
 #undef FLASHATTN_CPU_POINTER
 
 // prefill() and decode() compute the same function: prefill() splits the work over queries, decode() over keys. Several
-// threads may call them at the same time. A call that fails leaves NaN in its outputs.
+// threads may call them at the same time. Without memory for their work they throw std::bad_alloc.
 void prefill(const AttentionArgs& args);
 void decode(const AttentionArgs& args);
 

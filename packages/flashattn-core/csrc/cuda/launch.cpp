@@ -69,11 +69,11 @@ int parts_of_products(const GpuCall& call) {
 // ignores its block map. The reserved size must not depend on the number of keys or queries, because driver.cpp sets a
 // kernel's limit of shared memory only once.
 void reserve_lists(GpuCall& call, int& shared, int64_t positions, int tile, int64_t lists = 1) {
-  if (!call.has(Binding::block_map)) return;
+  if (!call.has(Input::block_map)) return;
   constexpr int kMost = 8 * 1024;
   int bytes = std::clamp(call.device.shared_memory - shared, 0, kMost);
   bool fits = lists * (divide_up(positions, tile) + 2) * static_cast<int>(sizeof(uint32_t)) <= bytes;
-  call.present[index(Binding::block_map)] = fits;
+  call.given[index(Input::block_map)] = fits;
   if (fits) shared += bytes;
 }
 
@@ -99,12 +99,19 @@ bool can_be_mapped(const GpuCall& call, const MappedArray& mapped) {
   return fits && (mapped.steps[0] >= mapped.sizes[0] || mapped.sizes[1] == 1);
 }
 
-// How many 16-bit parts represent a float32 on compute capability 9.0, see kernels/float_parts.h.
+// How many numbers of bfloat16 represent a float32, see kernels/float_parts.h.
 constexpr int kFloatParts = 3;
 
-// How many arrays of 16-bit parts float_parts.cu makes of keys, values or another input.
-int parts_of_keys(const GpuCall& call) {
+// How many 16-bit parts represent an element of quantised values.
+int parts_of_values(const GpuCall& call) {
   return call.dtype == Dtype::float32 ? kFloatParts : is_quantised(call) ? parts_of_products(call) : 1;
+}
+
+// How many represent an element of keys, or of queries and dout in float32. Scores are sums over many elements, and
+// softmax multiplies their errors, so that two numbers of bfloat16 are too few.
+int parts_of_keys(const GpuCall& call) {
+  int parts = parts_of_values(call);
+  return call.dtype == Dtype::bfloat16 && parts == 2 ? kFloatParts : parts;
 }
 
 // Whether the TMA can read all inputs. The TMA cannot read an empty array. The strides of float32 inputs and of
@@ -123,10 +130,11 @@ bool inputs_can_be_mapped(const GpuCall& call) {
 MappedArray mapped_parts(const GpuCall& call, Binding parts, int box_rows) {
   const AttentionParams& p = call.params;
   bool of_keys = parts == Binding::key_parts || parts == Binding::value_parts;
+  int count = parts == Binding::value_parts ? parts_of_values(call) : parts_of_keys(call);
   int columns = parts == Binding::key_parts || parts == Binding::query_parts ? p.head_dim : p.value_dim;
   int64_t length = of_keys ? p.key_len : p.query_len, heads = of_keys ? p.num_kv_heads : p.num_heads;
   int64_t row = round_up(columns, 8), head = row * length, part = head * heads;
-  return {parts, box_rows, {row, length, heads, parts_of_keys(call) * p.batch_size}, {row, head, part}};
+  return {parts, box_rows, {row, length, heads, count * p.batch_size}, {row, head, part}};
 }
 
 // Adds a launch of a kernel of float_parts.cu, and the scratch for its outputs `first` and `second`.
@@ -143,7 +151,8 @@ void split_into_parts(const GpuCall& call, Launches& launches, bool packed, std:
   Launch split = launch(call, std::move(function),
                         {{"dim", round_up(call.params.head_dim, 8)},
                          {"value_dim", round_up(call.params.value_dim, 8)},
-                         {"parts", parts_of_keys(call)},
+                         {"key_parts", parts_of_keys(call)},
+                         {"value_parts", parts_of_values(call)},
                          {"rows", kRows},
                          {"warps", kWarps}},
                         std::move(arguments), blocks, kWarps, 0, packed);
@@ -163,22 +172,29 @@ void split_keys_into_parts(const GpuCall& call, Launches& launches, std::vector<
 
 Launches prefill(GpuCall call) {
   constexpr int kRows = 16, kStages = 2, kSharedOfHopper = 227 * 1024, kReserved = 1024;
-  int bytes = size_of(call.dtype), key_parts = is_quantised(call) ? parts_of_keys(call) : 1;
+  int bytes = size_of(call.dtype), key_parts = bytes == 4 ? 1 : parts_of_keys(call);
+  int value_parts = bytes == 4 ? 1 : parts_of_values(call);
   bool wide = bytes == 4;
   int dim = round_up(call.params.head_dim, wide ? 8 : 16), value_dim = round_up(call.params.value_dim, wide ? 32 : 16);
   int widest = std::max(dim, value_dim);
-  int keys = widest <= (wide || key_parts == 2 ? 64 : 128) ? 64 : widest <= 128 ? 32 : 16;
-  int stage = key_parts * (tile_bytes(keys, dim, bytes) + tile_bytes(keys, value_dim, bytes));
+  int columns = round_up(widest, 64) * std::max(key_parts, wide ? 2 : 1);
+  int keys = columns <= 128 ? 64 : columns <= 256 && widest <= 128 ? 32 : 16;
+  int stage = key_parts * tile_bytes(keys, dim, bytes) + value_parts * tile_bytes(keys, value_dim, bytes);
   const auto shared_by = [&](int warps) { return tile_bytes(kRows * warps, dim, bytes) + kStages * stage; };
   int warps = shared_by(4) <= call.device.shared_memory ? 4 : 2, shared = shared_by(warps);
   reserve_lists(call, shared, call.params.key_len, keys);
   Launches result = {.params = call.params};
   std::vector<Argument> arguments = whole_call(call);
   if (is_quantised(call)) split_keys_into_parts(call, result, arguments);
-  Launch attention = launch(
-      call, "prefill",
-      {{"dim", dim}, {"value_dim", value_dim}, {"warps", warps}, {"keys", keys}, {"parts", parts_of_products(call)}},
-      std::move(arguments), blocks_of(call, kRows * warps), warps, shared);
+  Launch attention = launch(call, "prefill",
+                            {{"dim", dim},
+                             {"value_dim", value_dim},
+                             {"warps", warps},
+                             {"keys", keys},
+                             {"parts", parts_of_products(call)},
+                             {"key_parts", key_parts},
+                             {"value_parts", value_parts}},
+                            std::move(arguments), blocks_of(call, kRows * warps), warps, shared);
   attention.blocks_at_once = std::clamp(kSharedOfHopper / (shared + kReserved), 1, widest <= 64 && !wide ? 3 : 2);
   result.launches.push_back(std::move(attention));
   return result;
@@ -202,7 +218,7 @@ SplitParams share_last_blocks(const GpuCall& call, int64_t blocks, int64_t at_on
   // Blocks share no keys in three cases. Under a causal mask with less than four keys per query, the blocks in the last
   // wave are short anyway. With a window, a block has too few keys. With a block map, the number of visible keys is not
   // known here.
-  bool are_even = sees_evenly(p.causal != 0, p.window, p.query_len, p.key_len) && !call.has(Binding::block_map);
+  bool are_even = sees_evenly(p.causal != 0, p.window, p.query_len, p.key_len) && !call.has(Input::block_map);
   double least = 1 - static_cast<double>(kMerging) / std::max(p.key_len, 1);  // in units of one block's time
   for (int chunks = 2; chunks <= std::min(kMaxChunks, p.key_len / kMinKeys); ++chunks) {
     double time = static_cast<double>(divide_up(last * chunks, at_once)) / chunks;
@@ -250,38 +266,40 @@ HopperBlock prefill_block(const GpuCall& call, int widest) {
   if (call.dtype == Dtype::float32)
     return {.consumers = 2, .stages = widest <= 64 ? 6 : 4, .blocks = 1, .registers = {240, 24}};
   // 112 registers per thread are too few if the call has one of these inputs, or if a probability is two 16-bit floats.
-  bool needs_registers = call.has(Binding::bias) || call.has(Binding::tree) || call.has(Binding::alibi_slopes) ||
-                         parts_of_products(call) == 2;
+  bool needs_registers =
+      call.has(Input::bias) || call.has(Input::tree) || call.has(Input::alibi_slopes) || parts_of_products(call) == 2;
   if (widest <= 64 && !call.small_blocks && !needs_registers) {
     return {.consumers = 4, .stages = 6, .blocks = 1, .registers = {112, 24}};
   }
-  bool in_parts = parts_of_keys(call) == 2;  // each part of a tile takes a stage
+  bool in_parts = parts_of_keys(call) > 1;  // each part of a tile takes a stage
   if (widest <= 64) return {.consumers = 1, .stages = in_parts ? 4 : 2, .blocks = 3, .registers = {136, 24}};
-  if (widest > 128 && in_parts) return {.consumers = 1, .stages = 3, .blocks = 1, .registers = {240, 24}};
+  if (widest > 128 && in_parts) {
+    return {.consumers = 1, .stages = parts_of_keys(call) + 1, .blocks = 1, .registers = {240, 24}};
+  }
   if (widest > 128) return {.consumers = 2, .stages = 2, .blocks = 1, .registers = {240, 24}};
   if (call.small_blocks) return {.consumers = 2, .stages = in_parts ? 4 : 3, .blocks = 1, .registers = {240, 24}};
-  int stages = in_parts ? 4 : call.params.window == 0 && !call.has(Binding::block_map) ? 2 : 3;
+  int stages = in_parts ? 4 : call.params.window == 0 && !call.has(Input::block_map) ? 2 : 3;
   return {.consumers = 3, .stages = stages, .blocks = 1, .registers = {160, 32}};
 }
 
 Launches prefill_hopper(GpuCall call) {
-  constexpr int kKeys = 64;
   int dim = round_up(call.params.head_dim, 64), value_dim = round_up(call.params.value_dim, 16);
   bool is_float = call.dtype == Dtype::float32;
   int parts = is_float ? kFloatParts : parts_of_products(call);
   HopperBlock block = prefill_block(call, std::max(dim, value_dim));
+  int keys = std::max(dim, value_dim) > 128 && block.stages > kFloatParts ? 32 : 64;
   int rows = block.rows(), barriers = (4 * block.stages + 1) * 8;
   int shared = (is_float ? kFloatParts : 1) * tile_bytes(rows, dim, 2) +
-               block.stages * (tile_bytes(kKeys, dim, 2) + tile_bytes(kKeys, value_dim, 2)) + barriers;
-  reserve_lists(call, shared, call.params.key_len, kKeys);
+               block.stages * (tile_bytes(keys, dim, 2) + tile_bytes(keys, value_dim, 2)) + barriers;
+  reserve_lists(call, shared, call.params.key_len, keys);
   const AttentionParams& p = call.params;
   Launches result = {.params = p};
   std::vector<Argument> arguments = whole_call(call);
-  std::vector<MappedArray> maps = {mapped(call, Binding::key, p.key, kKeys),
-                                   mapped(call, Binding::value, p.value, kKeys)};
+  std::vector<MappedArray> maps = {mapped(call, Binding::key, p.key, keys),
+                                   mapped(call, Binding::value, p.value, keys)};
   if (is_float || is_quantised(call)) {
     split_keys_into_parts(call, result, arguments);
-    maps = {mapped_parts(call, Binding::key_parts, kKeys), mapped_parts(call, Binding::value_parts, kKeys)};
+    maps = {mapped_parts(call, Binding::key_parts, keys), mapped_parts(call, Binding::value_parts, keys)};
   }
   if (!is_float) maps.push_back(mapped(call, Binding::query, p.query, rows));
   int64_t count = blocks_of(call, rows);
@@ -295,7 +313,12 @@ Launches prefill_hopper(GpuCall call) {
     arguments.push_back({Binding::partials, Role::output});
   }
   Launch attention = launch(call, "prefill_hopper",
-                            block.sizes({{"dim", dim}, {"value_dim", value_dim}, {"keys", kKeys}, {"parts", parts}}),
+                            block.sizes({{"dim", dim},
+                                         {"value_dim", value_dim},
+                                         {"keys", keys},
+                                         {"parts", parts},
+                                         {"key_parts", parts_of_keys(call)},
+                                         {"value_parts", parts_of_values(call)}}),
                             std::move(arguments), count, block.warps(), shared);
   attention.blocks_at_once = block.blocks;
   attention.tensor_maps = std::move(maps);
@@ -374,10 +397,10 @@ Launches decode(const GpuCall& call) {
 
 Launch backward_delta(const GpuCall& call) {
   constexpr int kWarps = 8, kRowsOfWarp = 8;
-  std::vector<Argument> arguments = delta_arguments(call);
-  arguments.insert(arguments.end(), {{Binding::row_stats, Role::input}, {Binding::saved_rows, Role::output}});
   int64_t heads = call.params.num_heads * call.params.batch_size;
-  return launch(call, "backward_delta", {{"warps", kWarps}}, std::move(arguments),
+  return launch(call, "backward_delta", {{"warps", kWarps}},
+                arguments({Binding::out, Binding::dout, Binding::dlse, Binding::row_stats},
+                          {Binding::delta, Binding::saved_rows}, {Binding::params, Binding::backward}),
                 round_up(call.params.query_len, kSavedTile) / (kWarps * kRowsOfWarp) * heads, kWarps);
 }
 

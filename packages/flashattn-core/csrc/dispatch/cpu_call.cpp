@@ -12,8 +12,7 @@ void set_pointer(const T*& pointer, const mx::array* array) {
 }  // namespace
 
 cpu::AttentionArgs forward_args(const Call& call, const Inputs& inputs, const Outputs& outputs) {
-  cpu::AttentionArgs args = {
-      .params = call.params, .dtype = call.dtype, .bias_dtype = call.bias_dtype, .group_dtype = call.group_dtype};
+  cpu::AttentionArgs args = {call};
   set_strides(args.params, inputs, outputs);
 #define FLASHATTN_SET_POINTER(name, ...) set_pointer(args.name, inputs[Input::name]);
   FLASHATTN_INPUTS(FLASHATTN_SET_POINTER)
@@ -30,15 +29,14 @@ cpu::BackwardArgs backward_args(Kernel forward_kernel, const Call& call, const I
                                 const GradientInputs& further, const Gradients& gradients) {
   cpu::AttentionArgs forward = forward_args(call, inputs, further.saved);
   int batch_dims = forward.params.batch_dims;
-  const mx::array* lse_gradient = further.lse_gradient;
   return {
       .forward = forward,
       .decoded = forward_kernel == Kernel::cpu_decode,
       .exact_out = further.saved.out.data<float>(),
       .out_gradient = further.out_gradient.data<void>(),
-      .lse_gradient = lse_gradient ? lse_gradient->data<float>() : nullptr,
+      .lse_gradient = further.lse_gradient.data<float>(),
       .out_gradient_strides = strides_of(further.out_gradient, batch_dims, kTensorAxes),
-      .lse_gradient_strides = lse_gradient ? strides_of(*lse_gradient, batch_dims, kRowAxes) : Strides{},
+      .lse_gradient_strides = strides_of(further.lse_gradient, batch_dims, kRowAxes),
       .query_gradient = gradients.query.data<void>(),
       .key_gradient = gradients.key.data<void>(),
       .value_gradient = gradients.value.data<void>(),

@@ -10,7 +10,6 @@
 #include "../cuda/launch.h"
 #include "../gpu/disk_cache.h"
 #include "../metal/launch.h"
-#include "recent.h"
 
 namespace flashattn {
 namespace {
@@ -22,7 +21,6 @@ gpu::GpuCall on_gpu(Variant variant, const Call& call, const Device& device) {
   result.precision = variant.precision;
   result.small_blocks = variant.small_blocks;
   result.device = device;
-  for (const InputRule& rule : kInputRules) result.present[index(gpu::binding_of(rule.input))] = call.has(rule.input);
   return result;
 }
 
@@ -41,13 +39,14 @@ struct CallAndWork {
       }
     }
     set(Binding::out, outputs.out);
+    call.has_row_results = outputs.lse != nullptr;
+    call.has_exact_out = outputs.exact_out != nullptr;
     if (outputs.lse) set(Binding::lse, *outputs.lse);
     if (outputs.row_stats) set(Binding::row_stats, *outputs.row_stats);
     if (outputs.exact_out) set(Binding::exact_out, *outputs.exact_out);
   }
 
   void set(Binding binding, const mx::array& array) {
-    call.present[index(binding)] = true;
     call.aligned[index(binding)] = array.offset() % 16 == 0 && array.nbytes() > 8;  // MLX may not align tiny buffers
     work.arrays[index(binding)] = array;
   }
@@ -62,16 +61,14 @@ std::shared_ptr<const gpu::Launches> launches(Kernel kernel, const gpu::GpuCall&
     gpu::GpuCall call;
     std::shared_ptr<const gpu::Launches> launches;
   };
-  thread_local Recent<Known> recent;
-  const auto is_same = [&](const Known& known) {
-    return known.kernel == kernel && std::memcmp(&known.call, &call, sizeof(call)) == 0;
-  };
-  if (const Known* known = recent.find(is_same)) {
-    return known->launches;
+  thread_local std::array<std::optional<Known>, 8> recent;  // the layers of a model make only a few different calls
+  thread_local size_t next = 0;
+  for (const std::optional<Known>& known : recent) {
+    if (known && known->kernel == kernel && std::memcmp(&known->call, &call, sizeof(call)) == 0) return known->launches;
   }
   bool is_metal = backend_of(kernel) == Backend::metal;
   auto made = std::make_shared<gpu::Launches>(is_metal ? metal::launches(kernel, call) : cuda::launches(kernel, call));
-  recent.keep({kernel, call, made});
+  recent[next++ % recent.size()] = Known{kernel, call, made};
   return made;
 }
 
@@ -80,18 +77,10 @@ Strides contiguous(int64_t heads, int64_t rows, int64_t columns) {
   return {.column = 1, .row = columns, .head = rows * columns, .batch = {heads * rows * columns}};
 }
 
-// Marks the block map as present if the op would add one to this call.
-void mark_block_map(Backend backend, gpu::GpuCall& call) {
-  bool has_array = call.has(Binding::visible) || call.has(Binding::bias);
-  call.present[index(Binding::block_map)] =
-      has_array && has_block_map(backend, call.params.query_len, call.params.key_len);
-}
-
 // Describes the call as if its arrays were contiguous.
 gpu::GpuCall contiguous_call(Variant variant, const Call& described, const Device& device) {
   gpu::GpuCall call = on_gpu(variant, described, device);
-  call.present[index(Binding::out)] = true;
-  call.present[index(Binding::exact_out)] = saves_exact_out(described, device.backend);
+  call.has_exact_out = saves_exact_out(described, device.backend);
   call.aligned.fill(true);
   AttentionParams& p = call.params;
   const auto columns = [&](int dim) { return p.bits == 0 ? dim : dim * p.bits / 32; };  // words, if quantised
@@ -99,7 +88,8 @@ gpu::GpuCall contiguous_call(Variant variant, const Call& described, const Devic
   p.key = contiguous(p.num_kv_heads, p.key_len, columns(p.head_dim));
   p.value = contiguous(p.num_kv_heads, p.key_len, columns(p.value_dim));
   p.out = contiguous(p.num_heads, p.query_len, p.value_dim);
-  mark_block_map(device.backend, call);
+  bool has_array = call.has(Input::visible) || call.has(Input::bias);
+  call.given[index(Input::block_map)] = has_array && has_block_map(device.backend, p.query_len, p.key_len);
   return call;
 }
 
@@ -107,12 +97,8 @@ gpu::Launches backward_launches(Backend backend, const gpu::GpuCall& call, const
   return backend == Backend::metal ? metal::backward_launches(call, strides) : cuda::backward_launches(call, strides);
 }
 
-// Returns the gradient's launches for contiguous arrays, with cotangents of both out and lse.
-gpu::Launches backward_launches_of(Backend backend, gpu::GpuCall call) {
-  for (Binding binding : {Binding::lse, Binding::row_stats, Binding::dout, Binding::dlse, Binding::delta, Binding::dq,
-                          Binding::dk, Binding::dv}) {
-    call.present[index(binding)] = true;
-  }
+// Returns the gradient's launches for contiguous arrays.
+gpu::Launches backward_launches_of(Backend backend, const gpu::GpuCall& call) {
   const AttentionParams& p = call.params;
   return backward_launches(backend, call,
                            {.dout = contiguous(p.num_heads, p.query_len, p.value_dim),
@@ -172,15 +158,12 @@ gpu::Work backward_work(Variant variant, const Call& call, const Device& device,
   int batch_dims = both.call.params.batch_dims;
   const auto tensor_strides = [&](const mx::array& array) { return strides_of(array, batch_dims, kTensorAxes); };
   BackwardParams strides = {.dout = tensor_strides(further.out_gradient),
-                            .dlse = {},
+                            .dlse = strides_of(further.lse_gradient, batch_dims, kRowAxes),
                             .dq = tensor_strides(gradients.query),
                             .dk = tensor_strides(gradients.key),
                             .dv = tensor_strides(gradients.value)};
   both.set(Binding::dout, further.out_gradient);
-  if (further.lse_gradient) {
-    both.set(Binding::dlse, *further.lse_gradient);
-    strides.dlse = strides_of(*further.lse_gradient, batch_dims, kRowAxes);
-  }
+  both.set(Binding::dlse, further.lse_gradient);
   both.set(Binding::dq, gradients.query);
   both.set(Binding::dk, gradients.key);
   both.set(Binding::dv, gradients.value);

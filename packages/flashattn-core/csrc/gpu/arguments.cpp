@@ -75,12 +75,11 @@ std::vector<Constant> constants(const GpuCall& call, bool packed, bool whole_row
       {"packed_rows", packed},
       {"whole_rows", whole_rows},  // the last tile of query rows is full
       {"whole_keys", whole_keys},  // the last tile of keys is full
-      {"has_dlse", call.has(Binding::dlse)},
       {"extreme_softcap", has_extreme_softcap(p)},
-      {"has_exact_out", call.has(Binding::exact_out)},
+      {"has_exact_out", call.has_exact_out},
   };
 #define FLASHATTN_HAS_OPTION(type, name) result.push_back({"has_" #name, p.name != type{}});
-#define FLASHATTN_HAS_INPUT(name, ...) result.push_back({"has_" #name, call.has(Binding::name)});
+#define FLASHATTN_HAS_INPUT(name, ...) result.push_back({"has_" #name, call.has(Input::name)});
   FLASHATTN_OPTIONS(FLASHATTN_HAS_OPTION)
   FLASHATTN_OPTIONAL_INPUTS(FLASHATTN_HAS_INPUT)
 #undef FLASHATTN_HAS_OPTION
@@ -97,31 +96,25 @@ std::vector<Argument> arguments(Bindings inputs, Bindings outputs, Bindings valu
   return result;
 }
 
-void add_if_present(std::vector<Argument>& arguments, const GpuCall& call, Bindings optional) {
-  for (Binding binding : optional) {
-    if (call.has(binding)) arguments.push_back({binding, Role::input});
+void add_if_present(std::vector<Argument>& arguments, const GpuCall& call, std::initializer_list<Input> optional) {
+  for (Input input : optional) {
+    if (call.has(input)) arguments.push_back({binding_of(input), Role::input});
   }
 }
 
 void add_masks_and_groups(std::vector<Argument>& arguments, const GpuCall& call) {
-#define FLASHATTN_BINDING(name, ...) Binding::name,
-  add_if_present(arguments, call, {FLASHATTN_MASKS(FLASHATTN_BINDING) FLASHATTN_GROUPS(FLASHATTN_BINDING)});
-#undef FLASHATTN_BINDING
+#define FLASHATTN_INPUT(name, ...) Input::name,
+  add_if_present(arguments, call, {FLASHATTN_MASKS(FLASHATTN_INPUT) FLASHATTN_GROUPS(FLASHATTN_INPUT)});
+#undef FLASHATTN_INPUT
 }
 
 std::vector<Argument> whole_call(const GpuCall& call) {
   auto result = arguments({Binding::query, Binding::key, Binding::value}, {Binding::out}, {Binding::params});
-  if (call.has(Binding::lse)) result.push_back({Binding::lse, Role::output});
-  if (call.has(Binding::row_stats)) result.push_back({Binding::row_stats, Role::output});
+  if (call.has_row_results)
+    result.insert(result.end(), {{Binding::lse, Role::output}, {Binding::row_stats, Role::output}});
   add_masks_and_groups(result, call);
-  if (call.has(Binding::exact_out)) result.push_back({Binding::exact_out, Role::output});
-  add_if_present(result, call, {Binding::sinks});
-  return result;
-}
-
-std::vector<Argument> delta_arguments(const GpuCall& call) {
-  auto result = arguments({Binding::out, Binding::dout}, {Binding::delta}, {Binding::params, Binding::backward});
-  add_if_present(result, call, {Binding::dlse});
+  if (call.has_exact_out) result.push_back({Binding::exact_out, Role::output});
+  add_if_present(result, call, {Input::sinks});
   return result;
 }
 

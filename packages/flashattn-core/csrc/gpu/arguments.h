@@ -28,13 +28,11 @@ std::vector<Constant> constants(const GpuCall& call, bool packed, bool whole_row
 
 using Bindings = std::initializer_list<Binding>;
 std::vector<Argument> arguments(Bindings inputs, Bindings outputs, Bindings values);
-void add_if_present(std::vector<Argument>& arguments, const GpuCall& call, Bindings optional);
+void add_if_present(std::vector<Argument>& arguments, const GpuCall& call, std::initializer_list<Input> optional);
 void add_masks_and_groups(std::vector<Argument>& arguments, const GpuCall& call);
 
-// whole_call() returns the arguments of a kernel that computes the forward pass in one launch. delta_arguments() and
-// backward_arguments() return those of the gradient's kernels.
+// The arguments of a kernel that computes the forward pass in one launch, and those of a kernel of the gradient.
 std::vector<Argument> whole_call(const GpuCall& call);
-std::vector<Argument> delta_arguments(const GpuCall& call);
 std::vector<Argument> backward_arguments(const GpuCall& call, Bindings outputs);
 
 }  // namespace flashattn::gpu

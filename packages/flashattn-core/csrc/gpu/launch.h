@@ -27,7 +27,7 @@ namespace flashattn::gpu {
   X(split)    /* SplitParams */                                                   \
   /* Only the gradient has these. */                                              \
   X(dout)  /* upstream gradient of out */                                         \
-  X(dlse)  /* upstream gradient of lse; optional */                               \
+  X(dlse)  /* upstream gradient of lse */                                         \
   X(delta) /* (*B, H_q, L), float32; the gradient's first launch writes it */     \
   X(dq)                                                                           \
   X(dk)                                                                           \
@@ -136,12 +136,10 @@ std::span<const std::byte> value_of(const Launches& launches, Binding binding);
 
 // A call on a GPU, with what is known once its arrays are evaluated.
 struct GpuCall : flashattn::Call {
-  std::array<bool, kNumBindings> present = {};  // which arrays the call has
   std::array<bool, kNumBindings> aligned = {};  // which arrays begin at a multiple of 16 bytes
   Device device = {};
-  bool small_blocks = false;  // see Variant in choose.h
-
-  bool has(Binding binding) const { return present[index(binding)]; }
+  bool small_blocks = false;                            // see Variant in choose.h
+  bool has_row_results = false, has_exact_out = false;  // whether there are lse and row_stats, and exact_out
 };
 
 }  // namespace flashattn::gpu

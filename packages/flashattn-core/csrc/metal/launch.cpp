@@ -113,8 +113,8 @@ Launches decode_split(const GpuCall& call) {
   }
   auto of_merge = arguments({Binding::partials}, {Binding::out, Binding::lse, Binding::row_stats},
                             {Binding::params, Binding::split});
-  if (call.has(Binding::exact_out)) of_merge.push_back({Binding::exact_out, Role::output});
-  add_if_present(of_merge, call, {Binding::sinks});
+  if (call.has_exact_out) of_merge.push_back({Binding::exact_out, Role::output});
+  add_if_present(of_merge, call, {Input::sinks});
   Instance merge = {.function = "decode_merge",
                     .sizes = {{"value_dim", value_dim}},
                     .arguments = std::move(of_merge),
@@ -133,7 +133,8 @@ Instance backward_delta(const GpuCall& call) {
   const AttentionParams& p = call.params;
   return {.function = "backward_delta",
           .sizes = {{"rows", kRowsPerThreadgroup}},
-          .arguments = delta_arguments(call),
+          .arguments = arguments({Binding::out, Binding::dout, Binding::dlse}, {Binding::delta},
+                                 {Binding::params, Binding::backward}),
           .grid = {size(divide_up(p.query_len, kRowsPerThreadgroup)), size(p.num_heads), batches(call)},
           .threads = kRowsPerThreadgroup * kLanes};
 }

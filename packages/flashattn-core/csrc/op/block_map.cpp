@@ -14,7 +14,6 @@
 #include "../dispatch/gpu_call.h"
 #include "../dispatch/gpu_stream.h"
 #include "../dispatch/memory.h"
-#include "../dispatch/recent.h"
 #include "mlx/ops.h"
 #include "primitive.h"
 
@@ -33,7 +32,7 @@ struct KeptMap {
 struct KeptMask {
   mx::array mask;  // kept alive, because a new array could get the id of a freed one
   int holders = 0;
-  Recent<KeptMap> maps = {};
+  std::optional<KeptMap> made = {};
 };
 struct KeptMasks {
   std::mutex mutex;
@@ -59,18 +58,13 @@ mx::array map_of(const mx::array& given, const mx::array& read, const mx::Stream
   std::lock_guard lock(kept().mutex);
   auto found = kept().masks.find(given.id());
   if (found == kept().masks.end()) return make_map(read, stream);
-  Recent<KeptMap>& maps = found->second.maps;
+  std::optional<KeptMap>& made = found->second.made;
   std::thread::id thread = std::this_thread::get_id();
-  KeptMap* known = maps.find(
-      [&](const KeptMap& one) { return one.stream == stream && one.thread == thread && one.dtype == read.dtype(); });
-  if (known && known->map.status() == mx::array::Status::unscheduled) return known->map;
-  mx::array map = make_map(read, stream);
-  if (known) {
-    known->map = map;
-  } else {
-    maps.keep({stream, thread, read.dtype(), map});
+  if (!made || made->stream != stream || made->thread != thread || made->dtype != read.dtype() ||
+      made->map.status() != mx::array::Status::unscheduled) {
+    made = KeptMap{stream, thread, read.dtype(), make_map(read, stream)};
   }
-  return map;
+  return made->map;
 }
 
 // Joins the maps of two masks. A key is visible if both masks leave it visible.

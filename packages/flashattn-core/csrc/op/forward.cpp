@@ -9,11 +9,10 @@
 #include "../dispatch/gpu_stream.h"
 #include "../dispatch/memory.h"
 #include "../request/checks.h"
+#include "../request/counts.h"
 #include "block_map.h"
-#include "counts.h"
 #include "derivatives.h"
 #include "exporting.h"
-#include "gradient.h"
 #include "mlx/ops.h"
 #include "mlx/utils.h"
 #include "shapeless.h"
@@ -102,9 +101,9 @@ void FlashAttention::eval_cpu(const std::vector<mx::array>& given_inputs, std::v
     return;
   }
   // While `expected` exists, idle worker threads wait a moment for this job before they sleep.
-  encoder.dispatch([kernel, args, expected = cpu::ExpectedJob()] {
+  encoder.dispatch(whole_or_nan(outputs, [kernel, args, expected = cpu::ExpectedJob()] {
     kernel == Kernel::cpu_decode ? cpu::decode(args) : cpu::prefill(args);
-  });
+  }));
 }
 
 void FlashAttention::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& given_outputs) {
@@ -138,12 +137,6 @@ std::vector<mx::array> FlashAttention::jvp(const std::vector<mx::array>& primals
     return outputs;
   };
   return jvp_of(outputs, primals, tangents, argnums, stream());
-}
-
-std::vector<mx::array> FlashAttention::vjp(const std::vector<mx::array>& primals,
-                                           const std::vector<mx::array>& cotangents, const std::vector<int>& argnums,
-                                           const std::vector<mx::array>& outputs) {
-  return gradients(stream(), options_, selection_, present_, primals, outputs, cotangents, argnums);
 }
 
 std::vector<mx::Shape> FlashAttention::output_shapes(const std::vector<mx::array>& inputs) {

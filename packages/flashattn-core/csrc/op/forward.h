@@ -34,6 +34,7 @@ class FlashAttention : public AttentionPrimitive {
 
   std::vector<mx::array> jvp(const std::vector<mx::array>& primals, const std::vector<mx::array>& tangents,
                              const std::vector<int>& argnums) override;
+  // Throws NoKernelError if no kernel covers a requested gradient of query, key, value or sinks. See gradient.cpp.
   std::vector<mx::array> vjp(const std::vector<mx::array>& primals, const std::vector<mx::array>& cotangents,
                              const std::vector<int>& argnums, const std::vector<mx::array>& outputs) override;
 

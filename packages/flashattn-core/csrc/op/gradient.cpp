@@ -1,4 +1,5 @@
-// Defines the gradient's primitive and gradients(), which also calls sinks_gradient() and unfused_attention().
+// Defines the gradient's primitive, and FlashAttention::vjp(), which also calls sinks_gradient() and
+// unfused_attention().
 #include "gradient.h"
 
 #include <algorithm>
@@ -10,8 +11,9 @@
 #include "../dispatch/gpu_call.h"
 #include "../dispatch/gpu_stream.h"
 #include "../dispatch/memory.h"
-#include "counts.h"
+#include "../request/counts.h"
 #include "derivatives.h"
+#include "forward.h"
 #include "mlx/ops.h"
 #include "mlx/transforms.h"
 #include "mlx/utils.h"
@@ -29,7 +31,7 @@ GradientInputs further_inputs(const std::vector<mx::array>& inputs) {
   const mx::array* further = &inputs[inputs.size() - kNumFurther];
   const mx::array& out = further[kOut];
   const mx::array* exact_out = out.dtype() == inputs[0].dtype() ? nullptr : &out;
-  return {{out, &further[kLse], &further[kRowStats], exact_out}, further[kOutGradient], &further[kLseGradient]};
+  return {{out, &further[kLse], &further[kRowStats], exact_out}, further[kOutGradient], further[kLseGradient]};
 }
 
 Gradients named(std::vector<mx::array>& outputs) {
@@ -40,19 +42,6 @@ void count_backward(Backend backend) {
   for (Kernel kernel : backward_kernels(backend)) {
     count(kernel);
   }
-}
-
-// Returns lazy arrays that the backward kernels compute: the gradients of query, key and value, and delta.
-std::vector<mx::array> kernels_gradients(const mx::Stream& stream, const Options& options, const Selection& selection,
-                                         const Present& present, const std::vector<mx::array>& inputs,
-                                         const std::vector<mx::array>& outputs,
-                                         const std::vector<mx::array>& cotangents) {
-  std::vector<mx::array> all = inputs;
-  const mx::array& out = outputs.size() > 3 ? outputs[3] : outputs[0];
-  all.insert(all.end(), {out, outputs[1], outputs[2], cotangents[0], cotangents[1]});
-  auto primitive = std::make_shared<FlashAttentionGradient>(stream, options, selection, present);
-  std::vector<mx::Shape> shapes = primitive->output_shapes(all);
-  return mx::array::make_arrays(std::move(shapes), primitive->output_dtypes(all), primitive, all);
 }
 
 // Returns a function that is built from MLX's operations, and has the inputs and outputs of FlashAttentionGradient. It
@@ -69,20 +58,19 @@ Function unfused_gradient(const Options& options, const Present& present, const 
     GradientInputs further = further_inputs(all);
     mx::array out_gradient = exact(further.out_gradient);
     auto [outputs, gradients] =
-        mx::vjp(of_tensors, {all.begin(), all.begin() + kNumTensors}, {out_gradient, *further.lse_gradient});
+        mx::vjp(of_tensors, {all.begin(), all.begin() + kNumTensors}, {out_gradient, further.lse_gradient});
     mx::array products = mx::multiply(out_gradient, outputs[0], s);
-    gradients.push_back(mx::subtract(mx::sum(products, -1, false, s), *further.lse_gradient, s));
+    gradients.push_back(mx::subtract(mx::sum(products, -1, false, s), further.lse_gradient, s));
     return gradients;
   };
 }
 
 }  // namespace
 
-std::vector<mx::array> gradients(const mx::Stream& stream, const Options& options, const Selection& selection,
-                                 const Present& present, const std::vector<mx::array>& inputs,
-                                 const std::vector<mx::array>& outputs, const std::vector<mx::array>& cotangents,
-                                 const std::vector<int>& argnums) {
-  Inputs named(inputs, present);
+std::vector<mx::array> FlashAttention::vjp(const std::vector<mx::array>& inputs,
+                                           const std::vector<mx::array>& cotangents, const std::vector<int>& argnums,
+                                           const std::vector<mx::array>& outputs) {
+  Inputs named(inputs, present_);
   const mx::array* sinks = named[Input::sinks];
   const mx::array *bias = named[Input::bias], *slopes = named[Input::alibi_slopes];
   std::vector<int> of_kernels, of_graph;
@@ -93,20 +81,24 @@ std::vector<mx::array> gradients(const mx::Stream& stream, const Options& option
   }
   std::vector<std::optional<mx::array>> by_argument(inputs.size());
   if (!of_kernels.empty()) {
+    std::vector<mx::array> all = inputs;
+    const mx::array& out = outputs.size() > 3 ? outputs[3] : outputs[0];
+    all.insert(all.end(), {out, outputs[1], outputs[2], cotangents[0], cotangents[1]});
+    auto primitive = std::make_shared<FlashAttentionGradient>(stream(), options_, selection_, present_);
     std::vector<mx::array> computed =
-        kernels_gradients(stream, options, selection, present, inputs, outputs, cotangents);
-    const auto of_sinks = [stream](const std::vector<mx::array>& given) {
+        mx::array::make_arrays(primitive->output_shapes(all), primitive->output_dtypes(all), primitive, all);
+    const auto of_sinks = [stream = stream()](const std::vector<mx::array>& given) {
       return std::vector{sinks_gradient(given[0], {given[1], &given[2], &given[3]}, given[4], stream)};
     };
     for (int argument : of_kernels) {
       by_argument[argument] =
           argument < kNumTensors
               ? computed[argument]
-              : deferred(of_sinks, {*sinks, outputs[0], outputs[1], outputs[2], computed[3]}, stream)[0];
+              : deferred(of_sinks, {*sinks, outputs[0], outputs[1], outputs[2], computed[3]}, stream())[0];
     }
   }
-  std::vector<mx::array> of_masks =
-      vjp_of(unfused_attention(options, present, stream), inputs, {cotangents[0], cotangents[1]}, of_graph, stream);
+  std::vector<mx::array> of_masks = vjp_of(unfused_attention(options_, present_, stream()), inputs,
+                                           {cotangents[0], cotangents[1]}, of_graph, stream());
   for (size_t i = 0; i < of_graph.size(); ++i) {
     by_argument[of_graph[i]] = of_masks[i];
   }
@@ -125,7 +117,7 @@ void FlashAttentionGradient::eval_cpu(const std::vector<mx::array>& given_inputs
   Kernel forward = variant_for(selection_, call, {}).kernel;
   cpu::BackwardArgs args = backward_args(forward, call, forward_inputs, further_inputs(inputs), named(outputs));
   if (selection_.is_counted) count_backward(Backend::cpu);
-  cpu_encoder(stream(), inputs, outputs).dispatch([args] { cpu::backward(args); });
+  cpu_encoder(stream(), inputs, outputs).dispatch(whole_or_nan(outputs, [args] { cpu::backward(args); }));
 }
 
 void FlashAttentionGradient::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
@@ -155,7 +147,7 @@ std::vector<mx::Shape> FlashAttentionGradient::output_shapes(const std::vector<m
   // In a shapeless function, the caller's cotangents may have other shapes than the outputs.
   GradientInputs further = further_inputs(inputs);
   for (auto [name, given, expected] : {std::tuple("out", &further.out_gradient, &further.saved.out),
-                                       std::tuple("lse", further.lse_gradient, further.saved.lse)}) {
+                                       std::tuple("lse", &further.lse_gradient, further.saved.lse)}) {
     if (given->shape() != expected->shape() && expected->size() > 0) {
       fail("the cotangent of ", name, " has shape ", given->shape(), ", expected ", expected->shape());
     }

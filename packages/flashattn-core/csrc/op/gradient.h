@@ -8,13 +8,6 @@
 
 namespace flashattn {
 
-// Computes FlashAttention's vjp(). Throws NoKernelError if the gradient of query, key, value or sinks is requested and
-// no kernel covers the call.
-std::vector<mx::array> gradients(const mx::Stream& stream, const Options& options, const Selection& selection,
-                                 const Present& present, const std::vector<mx::array>& inputs,
-                                 const std::vector<mx::array>& outputs, const std::vector<mx::array>& cotangents,
-                                 const std::vector<int>& argnums);
-
 // Inputs: the inputs of FlashAttention, then its outputs out (or exact_out if it has that), lse and row_stats, then the
 // cotangents of out and lse.
 // Outputs: the gradients of query, key and value, then delta, see cpu/backward.h.

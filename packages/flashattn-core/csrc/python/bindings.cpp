@@ -16,10 +16,10 @@
 #include "../cuda/driver.h"
 #include "../cuda/encode.h"
 #include "../op/block_map.h"
-#include "../op/counts.h"
 #include "../op/forward.h"
 #include "../op/tree.h"
 #include "../request/checks.h"
+#include "../request/counts.h"
 #include "../request/select.h"
 #include "calls.h"
 #include "mlx/device.h"
@@ -138,8 +138,11 @@ nb::object quick(nb::handle query, nb::handle key, nb::handle value, nb::handle 
       !add_mask(arguments, mask)) {
     return nb::none();
   }
-  if (bits != 0 && !mlx.is_none() && is_traced(arguments)) return nb::none();  // MLX has a gradient, and we have none
   if (s) arguments.inputs[index(Input::sinks)] = *s;
+  if (!mlx.is_none() && is_traced(arguments)) {  // the call may be differentiated, and MLX has a gradient
+    int most = max_head_dim(backend_of(mx::default_device()), Pass::backward, bits != 0);
+    if (std::max(q->shape(-1), arguments.inputs[index(Input::value)]->shape(-1)) > most) return nb::none();
+  }
   if (!scale.is_none()) arguments.options.scale = static_cast<float>(PyFloat_AsDouble(scale.ptr()));
   if (!std::isfinite(arguments.options.scale.value_or(1))) return nb::none();  // flash_attention() raises the error
   arguments.precision = rounds ? Precision::input : Precision::float32;
@@ -214,9 +217,6 @@ NB_MODULE(_ext, m) {
       "Like attention(), with this variant if it is one of the stream's forward kernels, whatever its check has "
       "found.\n"
       "stats() does not count the call. return_exact_out: return (out, lse, out before it is rounded to 16 bits).");
-  m.def(
-      "stream_of", [](mx::StreamOrDevice where) { return mx::to_stream(where); }, "stream"_a.none(),
-      "The stream that an op with this `stream` argument runs on.");
   m.def("quick", &quick, "query"_a.none(), "key"_a.none(), "value"_a.none(), "scale"_a.none(), "mask"_a.none(),
         "sinks"_a.none(), "rounds"_a, "mlx"_a = nb::none(), "mlx_mask"_a = nb::none(), "group_size"_a = 0, "bits"_a = 0,
         "attention() on the default stream for arguments that need no conversion. None: they need one, or `mlx` is "
@@ -238,12 +238,14 @@ NB_MODULE(_ext, m) {
       [] {
         nb::dict result;
         for (int i = 0; i < kNumKernels; ++i) {
-          result[std::string(name(static_cast<Kernel>(i))).c_str()] = counts[i].load();
+          result[std::string(name(static_cast<Kernel>(i))).c_str()] = computed_calls[i].load();
         }
         return result;
       },
       "How many calls each kernel has computed, by name, since the module was loaded or reset_stats() was called.");
-  m.def("reset_stats", [] { std::fill(counts.begin(), counts.end(), 0); }, "Sets the counts of stats() to 0.");
+  m.def(
+      "reset_stats", [] { std::fill(computed_calls.begin(), computed_calls.end(), 0); },
+      "Sets the counts of stats() to 0.");
   m.def("describe_cpu", &cpu::describe, "Describes the CPU backend in words: its instruction set and threads.");
   m.def(
       "describe_cuda",

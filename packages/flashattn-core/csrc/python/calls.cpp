@@ -16,6 +16,7 @@
 #include "../dispatch/gpu_call.h"
 #include "../gpu/disk_cache.h"
 #include "../request/checks.h"
+#include "../request/counts.h"
 #include "../request/select.h"
 #include "mlx/device.h"
 #include "mlx/utils.h"
@@ -65,10 +66,10 @@ nb::dict given(const Call& call) {
   return result;
 }
 
-Call made(mx::Dtype dtype, int head_dim, std::optional<int> value_dim, int heads, int kv_heads, int query_len,
-          int key_len, int batch_size, int window, const nb::dict& given, int bits, int group_size, bool rounds,
-          bool is_traced) {
-  Call call = {
+void make(Call* self, mx::Dtype dtype, int head_dim, std::optional<int> value_dim, int heads, int kv_heads,
+          int query_len, int key_len, int batch_size, int window, const nb::dict& given, int bits, int group_size,
+          bool rounds, bool is_traced) {
+  Call& call = *new (self) Call{
       .dtype = of_kernels(dtype), .precision = rounds ? Precision::input : Precision::float32, .is_traced = is_traced};
   AttentionParams& p = call.params;
   p.batch_dims = 1;
@@ -95,7 +96,6 @@ Call made(mx::Dtype dtype, int head_dim, std::optional<int> value_dim, int heads
     if (field) *field = of_kernels(nb::cast<mx::Dtype>(given[#name])); \
   }
   FLASHATTN_OPTIONAL_INPUTS(FLASHATTN_SET_INPUT)
-  return call;
 }
 
 std::vector<Call> usual_next(const Call& prompt) {
@@ -219,17 +219,9 @@ void bind_calls(nb::module_& m) {
       .def_prop_ro("backend", [](const Device& device) { return std::string(name(device.backend)); })
       .def_ro("compute_capability", &Device::compute_capability);
   nb::class_<Call>(m, "Call", "One attention call as plain data, see csrc/call/call.h.")
-      .def(
-          "__init__",
-          [](Call* self, mx::Dtype dtype, int head_dim, std::optional<int> value_dim, int heads, int kv_heads,
-             int query_len, int key_len, int batch_size, int window, const nb::dict& given, int bits, int group_size,
-             bool rounds, bool is_traced) {
-            new (self) Call(made(dtype, head_dim, value_dim, heads, kv_heads, query_len, key_len, batch_size, window,
-                                 given, bits, group_size, rounds, is_traced));
-          },
-          "dtype"_a, "head_dim"_a, "value_dim"_a = nb::none(), "heads"_a = 1, "kv_heads"_a = 1, "query_len"_a = 1,
-          "key_len"_a = 1, "batch_size"_a = 1, "window"_a = 0, "given"_a = nb::dict(), "bits"_a = 0, "group_size"_a = 0,
-          "rounds"_a = false, "is_traced"_a = false)
+      .def("__init__", &make, "dtype"_a, "head_dim"_a, "value_dim"_a = nb::none(), "heads"_a = 1, "kv_heads"_a = 1,
+           "query_len"_a = 1, "key_len"_a = 1, "batch_size"_a = 1, "window"_a = 0, "given"_a = nb::dict(), "bits"_a = 0,
+           "group_size"_a = 0, "rounds"_a = false, "is_traced"_a = false)
       .def_prop_ro("dtype", [](const Call& call) { return of_mlx(call.dtype); })
       .def_prop_ro("head_dim", [](const Call& call) { return call.params.head_dim; })
       .def_prop_ro("value_dim", [](const Call& call) { return call.params.value_dim; })
@@ -323,13 +315,14 @@ void bind_calls(nb::module_& m) {
       [] {
         nb::dict result;
         for (int i = 0; i < kNumKernels; ++i) {
-          auto kernel = static_cast<Kernel>(i);
-          if (uint64_t count = left_calls(kernel)) result[std::string(name(kernel)).c_str()] = count;
+          if (uint64_t count = left_calls[i]) result[std::string(name(static_cast<Kernel>(i))).c_str()] = count;
         }
         return result;
       },
       "Calls left to MLX's own attention, by the kernel whose cost decided.");
-  m.def("reset_left_calls", &reset_left_calls, "Sets the counts of left_calls() to 0.");
+  m.def(
+      "reset_left_calls", [] { std::fill(left_calls.begin(), left_calls.end(), 0); },
+      "Sets the counts of left_calls() to 0.");
   m.def("cache_folder", &gpu::cache_folder, "The user's cache folder; empty if the system defines none.");
   m.def("keep", &gpu::keep, "folder"_a, "key"_a, "text"_a,
         "Stores text under a key in a subfolder of the user's cache folder. Returns the file's path; empty if that "
@@ -346,9 +339,6 @@ void bind_calls(nb::module_& m) {
       },
       "device"_a,
       "The file from which choose() reads the costs of kernels on this GPU; empty if the system defines none.");
-  m.def(
-      "costs_of", [](const std::string& text) { return read_costs(text).source; }, "text"_a,
-      "Checks the text of such a file. Returns its source. Raises ValueError for a wrong line.");
   m.attr("checked_lengths") = std::vector<std::pair<int, int>>(std::begin(kChecked), std::end(kChecked));
   m.attr("checked_sharing") = kCheckedSharing;
 }

@@ -2,11 +2,11 @@
 #include "select.h"
 
 #include <array>
-#include <atomic>
 #include <map>
 #include <mutex>
 
 #include "../call/options.h"
+#include "counts.h"
 
 namespace flashattn {
 namespace {
@@ -63,8 +63,6 @@ std::string verdict(Variant variant, const Call& call, const Device& device, con
   return verdicts().wrong.try_emplace(key, wrong).first->second;
 }
 
-std::array<std::atomic<uint64_t>, kNumKernels> left;
-
 }  // namespace
 
 Variant variant_for(const Selection& selection, const Call& call, const Device& device) {
@@ -87,7 +85,7 @@ std::optional<Selection> select(const Arguments& arguments, const Call& call, co
     }
     if (device.backend == Backend::cpu || Inputs(arguments).query().size() == 0) return selection;
     if (may_leave && choice.is_left) {
-      left[static_cast<int>(compared_kernel(call, choice.variant.kernel))].fetch_add(1, std::memory_order_relaxed);
+      count(compared_kernel(call, choice.variant.kernel), left_calls);
       return std::nullopt;
     }
     std::string wrong = verdict(choice.variant, call, device, check);
@@ -119,14 +117,6 @@ Kernels failed_before(const Call& call, const Device& device) {
     if (is_same && !wrong.empty()) failed = with(failed, variant.kernel);
   }
   return failed;
-}
-
-uint64_t left_calls(Kernel kernel) {
-  return left[static_cast<int>(kernel)];
-}
-
-void reset_left_calls() {
-  for (auto& count : left) count = 0;
 }
 
 }  // namespace flashattn

@@ -37,8 +37,4 @@ std::optional<Selection> select(const Arguments& arguments, const Call& call, co
 // The kernels that failed their check for this call in this process.
 Kernels failed_before(const Call& call, const Device& device);
 
-// How many calls went to MLX's own attention because of this kernel's cost, see compared_kernel().
-uint64_t left_calls(Kernel kernel);
-void reset_left_calls();
-
 }  // namespace flashattn

@@ -17,7 +17,7 @@ struct Outputs {
 struct GradientInputs {
   Outputs saved;                  // the forward pass's outputs; with exact_out, out is the same array
   const mx::array& out_gradient;  // the cotangent of out
-  const mx::array* lse_gradient;  // the cotangent of lse; null if it is zero
+  const mx::array& lse_gradient;  // the cotangent of lse
 };
 
 // The backward pass writes three gradients and delta, see cpu/backward.h.

@@ -137,7 +137,7 @@ def command(
 
     All implementations get the same random numbers, and flash-eval first compares their results. Then the
     implementations and the measurements of the machine take turns, in changing order. A trial repeats short calls
-    until it takes 20 ms. On a GPU, MLX evaluates these calls in 8 lots. mlx and naive write the whole score matrix, so
+    until it takes 0.1 s. On a GPU, MLX evaluates these calls in 8 lots. mlx and naive write the whole score matrix, so
     leave them out for long sequences. Ctrl-C ends the run and reports the finished trials.
     """
     installed = implementations.installed()

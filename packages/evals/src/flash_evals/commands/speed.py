@@ -54,7 +54,8 @@ def command(
     tg32 @ d2048   32 tokens generated one by one, after 2048 in the KV cache
     tg32 x4        32 tokens generated for each of 4 sequences at once
     t/s            tokens of all sequences per second: mean of the
-                   repetitions ± their standard deviation
+                   repetitions ± their standard deviation; or the error of
+                   an arm that cannot run the test
     on/off         median t/s or peak memory with the patch on, divided by that
                    with the patch off; ~ marks no clear difference: the
                    trials overlap or are few

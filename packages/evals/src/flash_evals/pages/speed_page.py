@@ -27,7 +27,7 @@ def description(result: Result) -> Description:
         command="speed",
         title=result.model.name,
         charts=[("", _charts(tests))],
-        comparisons=[Comparison(WORK[test.kind], "off", test.speed, test.memory) for test in tests],
+        comparisons=[Comparison(WORK[test.kind], "off", test.speed, test.memory) for test in tests if not test.failed],
         about={"model": result.model, "draft model": draft, "settings": settings, "machine": result.machine},
     )
 
@@ -41,19 +41,25 @@ def _table(tests: Sequence[Test], drafting: bool) -> Table:
         [
             [
                 test.test,
-                *(_rate(test[arm]) for arm in ARMS),
+                *(test.failed.get(arm) or _rate(test[arm]) for arm in ARMS),
                 units.ratio(test.speed),
-                *(figure(test[arm].peak_memory_mb, units.megabytes) for arm in ARMS),
+                *_figures(test, "peak_memory_mb", units.megabytes),
                 units.ratio(test.memory),
-                *(figure(test[arm].attention_share, units.share) for arm in ARMS),
-                *(figure(test[arm].accepted_share, units.share) for arm in ARMS if drafting),
+                *_figures(test, "attention_share", units.share),
+                *(_figures(test, "accepted_share", units.share) if drafting else []),
             ]
             for test in tests
         ],
     )
 
 
-def _rate(arm: Summary) -> str:
+def _figures(test: Test, name: str, shown: units.Shown) -> list[str]:
+    return [figure(getattr(test[arm], name, None), shown) for arm in ARMS]
+
+
+def _rate(arm: Summary | None) -> str:
+    if arm is None:
+        return units.DASH
     digits = 0 if arm.tokens_per_s >= 100 else 1  # the same number of digits as in units.rate()
     deviation = f" ± {arm.tokens_per_s_sd:,.{digits}f}" if arm.tokens_per_s_sd is not None else ""
     return units.rate(arm.tokens_per_s) + deviation
@@ -76,8 +82,8 @@ def _charts(tests: Sequence[Test]) -> list[Chart]:
 
 
 def _pair(title: str, against: str, tests: Sequence[tuple[int, Test]]) -> list[Chart]:
-    speed = by_arm(lambda arm: [_speed(length, test[arm]) for length, test in tests])
-    memory = by_arm(lambda arm: [Point(length, test[arm].peak_memory_mb) for length, test in tests])
+    speed = by_arm(lambda arm: [_speed(length, of) for length, test in tests if (of := test[arm])])
+    memory = by_arm(lambda arm: [Point(length, of.peak_memory_mb) for length, test in tests if (of := test[arm])])
     return [
         Chart(f"{title}: tokens per second", chart.SPEED, against, speed),
         Chart(f"{title}: peak memory", chart.MEMORY, against, memory),

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import click
 
+FAILURES = (ValueError, RuntimeError, MemoryError)  # of libraries: too little memory, or an unsupported shape
 LONGEST = 300  # characters shown of a library's message; the rest is mostly compiler output or lists of names
 
 
@@ -36,8 +37,8 @@ def one_line(error: BaseException) -> str:
 
 
 @contextmanager
-def failing(what: str, errors: tuple[type[Exception], ...] = (ValueError, RuntimeError, MemoryError)) -> Iterator[None]:
-    """Turns errors of libraries, such as too little memory or an unsupported shape, into an EvalError about `what`."""
+def failing(what: str, errors: tuple[type[Exception], ...] = FAILURES) -> Iterator[None]:
+    """Turns errors of libraries into an EvalError about `what`."""
     try:
         yield
     except EvalError:

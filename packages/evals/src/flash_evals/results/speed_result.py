@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from typing import Annotated, Literal, NamedTuple
 
 from flashattn_core.arguments import Precision
-from msgspec import Meta
+from msgspec import Meta, field
 
-from flash_evals.results.arms import ARMS, ByArm, Measurement, Trial
+from flash_evals.results.arms import ARMS, Arm, ByArm, Measurement, Trial
 from flash_evals.results.claims import Ratio, quotient
 from flash_evals.results.provenance import Model, ModelResult
 from flash_evals.results.record import Amount, Count, Record
@@ -75,27 +75,33 @@ class Summary(Record):
         )
 
 
-class Test(ByArm[Summary]):
+class Test(ByArm[Summary | None]):
     test: str
     kind: Kind
     tokens: Count
     depth: Count
     batch_size: Count
-    ratio: Amount  # median tokens/s of on / median tokens/s of off
-    trials: list[Trial[Speed]]
+    ratio: Amount | None  # median tokens/s of on / median tokens/s of off; None if an arm failed
+    trials: list[Trial[Speed | None]]
+    failed: dict[Arm, str] = field(default_factory=dict)  # the errors of arms that cannot do this test
 
     @classmethod
-    def of(cls, case: Case, attention: ByArm[float | None], trials: list[Trial[Speed]]) -> "Test":
-        off, on = (Summary.of([trial[name] for trial in trials], attention[name]) for name in ARMS)
-        ratio = on.tokens_per_s_median / off.tokens_per_s_median
-        return cls(test=str(case), **case._asdict(), off=off, on=on, ratio=ratio, trials=trials)
+    def of(
+        cls, case: Case, attention: ByArm[float | None], trials: list[Trial[Speed | None]], failed: dict[Arm, str]
+    ) -> "Test":
+        measured = {name: [speed for trial in trials if (speed := trial[name])] for name in ARMS}
+        off, on = (Summary.of(measured[name], attention[name]) if measured[name] else None for name in ARMS)
+        ratio = on.tokens_per_s_median / off.tokens_per_s_median if on and off else None
+        return cls(test=str(case), **case._asdict(), off=off, on=on, ratio=ratio, trials=trials, failed=failed)
 
     @property
     def speed(self) -> Ratio:
-        return Ratio.of_arms(self.ratio, self.trials, "tokens_per_s")
+        return Ratio(None, False) if self.failed else Ratio.of_arms(self.ratio, self.trials, "tokens_per_s")
 
     @property
     def memory(self) -> Ratio:
+        if not self.off or not self.on:
+            return Ratio(None, False)
         value = quotient(self.on.peak_memory_mb, self.off.peak_memory_mb)
         return Ratio.of_arms(value, self.trials, "peak_memory_mb")
 

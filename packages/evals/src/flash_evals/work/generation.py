@@ -24,7 +24,7 @@ from flash_evals.results.arms import Arm, Flash, Trial
 from flash_evals.results.errors import EvalError, failing
 from flash_evals.results.speed_result import Case, Settings, Speed, Test
 from flash_evals.work import caches
-from flash_evals.work.measure import attention_share, run, trial
+from flash_evals.work.measure import attention_share, failures, run, trial
 from flash_evals.work.models import LoadedModel
 
 PREFILL_STEP_SIZE: int = inspect.signature(generate_step).parameters["prefill_step_size"].default  # mlx-lm's default
@@ -60,8 +60,9 @@ def tests(
 ) -> Generator[tuple[Test, Flash], None, None]:
     """After each repetition of a case, yields the case's results so far and the attention calls of that repetition.
 
-    Before the repetitions, each arm runs the case twice: once to warm up, and once to time attention. `models` has the
-    model and, if there is one, the draft model. Raises EvalError if a case fails, for example for lack of memory.
+    Before the repetitions, each arm runs the case twice: once to warm up, and once to time attention. An arm that fails
+    in its warm-up, for example for lack of memory, is not measured. `models` has the model and, if there is one, the
+    draft model. Raises EvalError if a case fails later, or with both arms.
     """
     random = np.random.default_rng(settings.seed)
     vocabulary = min(model.vocabulary for model in models)
@@ -71,7 +72,12 @@ def tests(
         time.sleep(settings.delay)
         return prepared(models, settings.num_draft_tokens, case, tokens, filled[case.depth])
 
-    def speed(flash: Flash, name: Arm) -> Speed:
+    def share(name: Arm) -> float | None:
+        return None if name in failed else attention_share(name, work(), settings.precision)
+
+    def speed(flash: Flash, name: Arm) -> Speed | None:
+        if name in failed:
+            return None
         (drafted, accepted), took = run(name, work(), case.tokens * case.batch_size, flash, settings.precision)
         return Speed(**asdict(took), drafted=drafted, accepted=accepted)
 
@@ -82,13 +88,14 @@ def tests(
                 kv = {name: getattr(settings, name) for name in caches.OPTIONS}
                 filled = {case.depth: [filled_cache(model, held, settings.precision, **kv) for model in models]}
         tokens = random.integers(vocabulary, size=(case.batch_size, case.tokens if case.kind == "prompt" else 1))
-        trial(str(case), 0, partial(speed, Flash()))
-        attention = trial(str(case), 1, lambda name: attention_share(name, work(), settings.precision))
-        trials: list[Trial[Speed]] = []
+        failed: dict[Arm, str] = {}
+        failed.update(failures(str(case), partial(speed, Flash())))
+        attention = trial(str(case), 1, share)
+        trials: list[Trial[Speed | None]] = []
         for repetition in range(settings.repetitions):
             flash = Flash()
             trials.append(trial(str(case), repetition, partial(speed, flash)))
-            yield Test.of(case, attention, [*trials]), flash
+            yield Test.of(case, attention, [*trials], failed), flash
 
 
 def prepared(

@@ -24,7 +24,7 @@ import mlxlm_flash_patch as flash
 from flashattn_core.arguments import Precision
 
 from flash_evals.results.arms import ARMS, Arm, Figures, Flash, Measurement, Trial
-from flash_evals.results.errors import EvalError, failing
+from flash_evals.results.errors import FAILURES, EvalError, failing, one_line
 
 Result = TypeVar("Result")
 
@@ -41,6 +41,19 @@ def trial(what: str, number: int, measure: Callable[[Arm], Figures]) -> Trial[Fi
         with failing(f"{what} fails with the patch {name}"):
             measured[name] = measure(name)
     return Trial(**measured, order=arms(number))
+
+
+def failures(what: str, measure: Callable[[Arm], object]) -> dict[Arm, str]:
+    """Tries the work with each arm. Returns the errors of arms that cannot do it; raises EvalError if both cannot."""
+    failed: dict[Arm, str] = {}
+    for name in ARMS:
+        try:
+            measure(name)
+        except FAILURES as error:
+            failed[name] = one_line(error)
+    if len(failed) == len(ARMS):
+        raise EvalError(f"{what} fails with the patch off: {failed['off']}; and with the patch on: {failed['on']}")
+    return failed
 
 
 def run(

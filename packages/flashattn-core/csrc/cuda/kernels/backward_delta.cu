@@ -109,9 +109,7 @@ FLASHATTN_KERNEL backward_delta(const cuda::BackwardArguments& arguments) {
   if (lane >= kRows) return;  // each of the first kRows lanes writes one row
   int query = first + lane * kStep;
   float sum = lane == 0 ? sums[0] : sums[1];
-  if (has_dlse) {
-    sum -= head_of(dlse, params, backward.dlse, batch, head)[minimum(query, params.query_len - 1) * backward.dlse.row];
-  }
+  sum -= head_of(dlse, params, backward.dlse, batch, head)[minimum(query, params.query_len - 1) * backward.dlse.row];
   float* of_head = delta + delta_offset(params, batch, head);
   if (query < params.query_len) of_head[query] = sum;
   saved_rows[saved_offset(params, batch, head) + query] =

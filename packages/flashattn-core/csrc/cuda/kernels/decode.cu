@@ -74,7 +74,7 @@ FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
     tiles.load(tile + STAGES - 1, first_key(tile + STAGES - 1), any.end);
     commit_copies();
     bool unmasked = all.contains(first_key(tile), KEYS);
-    rows.template attend<2>(&tiles, tile, visibility, first_key(tile), unmasked, lane);
+    rows.template attend<2>(tiles, tile, visibility, first_key(tile), unmasked, lane);
   }
   rows.finish(visibility);
 

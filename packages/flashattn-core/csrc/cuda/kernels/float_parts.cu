@@ -36,19 +36,19 @@ FLASHATTN_FUNC void split_rows(Rows rows, uint4* to, BlockPosition block, int he
   }
 }
 
-// D and DV: head_dim and value_dim, rounded up to 8. PARTS: parts of an element. ROWS: rows of a head per block. Half
-// of the threads split `first`, rows of head_dim columns. The others split `second`, rows of value_dim columns.
+// D and DV: head_dim and value_dim, rounded up to 8. ROWS: rows of a head per block. Half of the threads split `first`,
+// rows of head_dim columns. The others split `second`, rows of value_dim columns.
 template <typename T, typename Sizes, typename First, typename Second>
 FLASHATTN_FUNC void split_both(BlockPosition block, First first, Second second, uint4* first_parts, uint4* second_parts,
                                int heads, int length) {
   constexpr int kHalf = Sizes::warps * FLASHATTN_LANES / 2;
   int thread = threadIdx.x;
   if (thread < kHalf) {
-    split_rows<T, Sizes::parts, Sizes::rows, Sizes::dim, kHalf>(first, first_parts, block, heads, length, head_dim,
-                                                                thread);
+    split_rows<T, Sizes::key_parts, Sizes::rows, Sizes::dim, kHalf>(first, first_parts, block, heads, length, head_dim,
+                                                                    thread);
   } else {
-    split_rows<T, Sizes::parts, Sizes::rows, Sizes::value_dim, kHalf>(second, second_parts, block, heads, length,
-                                                                      value_dim, thread - kHalf);
+    split_rows<T, Sizes::value_parts, Sizes::rows, Sizes::value_dim, kHalf>(second, second_parts, block, heads, length,
+                                                                            value_dim, thread - kHalf);
   }
 }
 

@@ -1,7 +1,7 @@
 // Tensor cores multiply 16-bit floats. A number that needs more bits is represented as the sum of several 16-bit parts,
 // part 0 being the smallest: on compute capability 9.0 a float32 as three parts in bfloat16, and everywhere an element
-// of quantised keys and values as two parts in the dtype of the queries, or as one where a call may round. Products of
-// two small parts are left out: they are below float32's rounding error.
+// of quantised keys and values as one to three parts in the dtype of the queries. Products of two small parts are left
+// out where they are below float32's rounding error.
 #pragma once
 
 #include "stored_rows.h"

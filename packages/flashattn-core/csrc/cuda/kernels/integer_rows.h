@@ -331,11 +331,11 @@ struct AttendingRows<T, uint, ROWS, D, DV, kIntegerKeys>
   }
 
   template <int PARTS, typename Tiles>
-  FLASHATTN_FUNC void attend(const Tiles* tiles, int n, Visibility visibility, int first_key, bool unmasked, int lane) {
+  FLASHATTN_FUNC void attend(const Tiles& tiles, int n, Visibility visibility, int first_key, bool unmasked, int lane) {
     Scores scores;
-    multiply_keys(scores, tiles->keys(n), lane);
+    multiply_keys(scores, tiles.keys(n), lane);
     rescale(this->to_probabilities(scores, visibility, first_key, unmasked, lane));
-    add_values(scores, tiles->values(n), lane);
+    add_values(scores, tiles.values(n), lane);
   }
 
   FLASHATTN_FUNC void rescale(Rescaling<kOwn> rescaling) {

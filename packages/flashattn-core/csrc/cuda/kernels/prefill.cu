@@ -13,14 +13,15 @@ using namespace flashattn;
 // that float_parts.cu makes of them. Each head and batch element has one block per WARPS * 16 queries.
 template <typename T, typename Sizes, typename K = T>
 FLASHATTN_KERNEL prefill(const cuda::Arguments& arguments) {
-  constexpr int D = Sizes::dim, DV = Sizes::value_dim, WARPS = Sizes::warps, KEYS = Sizes::keys, PARTS = Sizes::parts;
+  constexpr int D = Sizes::dim, DV = Sizes::value_dim, WARPS = Sizes::warps, KEYS = Sizes::keys, PARTS = Sizes::parts,
+                KEY_PARTS = Sizes::key_parts, VALUE_PARTS = Sizes::value_parts;
   FLASHATTN_INPUT_ARGUMENTS(T, K);
   FLASHATTN_READ(T, key_parts);
   FLASHATTN_READ(T, value_parts);
   FLASHATTN_OUTPUT_ARGUMENTS(T);
-  constexpr int kRows = WARPS * kWarpRows, kThreads = WARPS * FLASHATTN_LANES, kParts = is_quantised<K> ? PARTS : 1;
+  constexpr int kRows = WARPS * kWarpRows, kThreads = WARPS * FLASHATTN_LANES;
   using Queries = SharedTile<T, kRows, D>;
-  using Tiles = CopiedTiles<T, KEYS, D, DV, 2, kThreads>;
+  using Tiles = CopiedTiles<T, KEYS, D, DV, 2, kThreads, KEY_PARTS, VALUE_PARTS>;
   extern __shared__ __align__(1024) uchar shared[];
 
   BlockPosition block = block_position(params, params.num_heads);
@@ -29,31 +30,26 @@ FLASHATTN_KERNEL prefill(const cuda::Arguments& arguments) {
   int lane = lane_index(), own_row = int(warp_index()) * kWarpRows, own_query = first_row + own_row;
   Visibility visibility = visibility_of(params, FLASHATTN_MASK_INPUTS, batch);
   Range queries_of_block = {first_row, last_row};
-  TileList list = {reinterpret_cast<uint*>(shared + Queries::kBytes + kParts * Tiles::kBytes)};
+  TileList list = {reinterpret_cast<uint*>(shared + Queries::kBytes + Tiles::kBytes)};
   KeyTiles<kRows, WARPS, KEYS> next(visibility, queries_of_block, int(warp_index()), list);
   next.template find<kThreads>(head, queries_of_block);
   if (has_block_map) __syncthreads();
   next.begin();
   Queries queries = {shared_address(shared)};
-  Tiles tiles[kParts];
-  FLASHATTN_UNROLL
-  for (int part = 0; part < kParts; ++part) {
-    uint memory = queries.memory + Queries::kBytes + part * Tiles::kBytes;
-    if constexpr (is_quantised<K>) {
-      int64_t first = ((int64_t(batch) * kParts + part) * params.num_kv_heads + kv_head) * params.key_len;
-      tiles[part] = {memory,
-                     {key_parts + first * head_dim, {head_dim, 1}},
-                     {value_parts + first * value_dim, {value_dim, 1}},
-                     threadIdx.x};
-    } else {
-      auto stored = FLASHATTN_STORED_INPUTS(K);
-      tiles[part] = {memory, keys_of(stored, params, batch, kv_head), values_of(stored, params, batch, kv_head),
-                     threadIdx.x};
-    }
+  Tiles tiles = {queries.memory + Queries::kBytes};
+  tiles.thread = threadIdx.x;
+  if constexpr (is_quantised<K>) {
+    int64_t heads = params.num_kv_heads, len = params.key_len;
+    tiles.key_rows = {key_parts + (batch * KEY_PARTS * heads + kv_head) * len * head_dim, {head_dim, 1}};
+    tiles.value_rows = {value_parts + (batch * VALUE_PARTS * heads + kv_head) * len * value_dim, {value_dim, 1}};
+    tiles.part_rows = heads * len;
+  } else {
+    auto stored = FLASHATTN_STORED_INPUTS(K);
+    tiles.key_rows = keys_of(stored, params, batch, kv_head);
+    tiles.value_rows = values_of(stored, params, batch, kv_head);
   }
   const auto load = [&](int n) {
-    FLASHATTN_UNROLL
-    for (int part = 0; part < kParts; ++part) tiles[part].load(n, next.first(), next.any.end);
+    tiles.load(n, next.first(), next.any.end);
     commit_copies();
   };
   RowLayout layout = row_layout(params.query);
@@ -72,7 +68,7 @@ FLASHATTN_KERNEL prefill(const cuda::Arguments& arguments) {
     __syncthreads();  // the tile has arrived, and all warps have read the previous tile
     next.next();
     load(n + 1);
-    if (is_needed) rows.template attend<PARTS, kParts>(tiles, n, visibility, first, is_unmasked, lane);
+    if (is_needed) rows.template attend<PARTS>(tiles, n, visibility, first, is_unmasked, lane);
   }
   wait_for_copies<0>();  // if there was no tile, the queries' copies may be unfinished
   rows.finish(visibility);

@@ -27,18 +27,18 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
   FLASHATTN_WRITTEN(float, partials);
   FLASHATTN_OUTPUT_ARGUMENTS(T);
   using Element = typename Operand<T>::Element;
-  constexpr int kQueryParts = Operand<T>::kParts, kParts = is_quantised<K> ? PARTS : kQueryParts;
+  constexpr int kQueryParts = Operand<T>::kParts, kKeyParts = Sizes::key_parts, kValueParts = Sizes::value_parts;
   constexpr bool kFresh = kQueryParts > 1;
   constexpr int kRows = CONSUMERS * kWarpgroupRows, kReaders = CONSUMERS * 4;
   constexpr int kLaunched = 65536 / Sizes::blocks / ((CONSUMERS + 1) * kWarpgroup) / 8 * 8;
   static_assert(Sizes::consumer_registers * CONSUMERS + Sizes::producer_registers <= kLaunched * (CONSUMERS + 1),
                 "more registers than the block has");
-  static_assert(STAGES > kParts, "the producer loads the next tile's keys while consumers read this tile's values");
+  static_assert(STAGES > kKeyParts, "the producer loads the next tile's keys while consumers read this tile's values");
   using Queries = SharedTile<Element, kRows, D>;
   using Keys = SharedTile<Element, KEYS, D>;
   using Values = SharedTile<Element, KEYS, DV>;
-  using KeyRing = TileRing<Keys, STAGES, kParts>;
-  using ValueRing = TileRing<Values, STAGES, kParts>;
+  using KeyRing = TileRing<Keys, STAGES, kKeyParts>;
+  using ValueRing = TileRing<Values, STAGES, kValueParts>;
   extern __shared__ __align__(1024) uchar shared[];
   Queries queries = {shared_address(shared)};
   uint key_memory = queries.memory + kQueryParts * Queries::kBytes, value_memory = key_memory + KeyRing::kBytes;
@@ -106,7 +106,7 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
   rows.begin(visibility, own_query, head, 1, lane);
   const auto multiply_keys = [&](Fragment(&scores)[KEYS / 8], int n) {
     FLASHATTN_UNROLL
-    for (int part = 0; part < kParts; ++part) {
+    for (int part = 0; part < kKeyParts; ++part) {
       keys.wait_for_tile(n, part);
       if (part == 0) begin_products();
       begin_multiply_keys<head_dim, kQueryParts>(scores, queries, group * kWarpgroupRows, keys.tile(n, part), part);
@@ -130,9 +130,9 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
     };
     const auto add_values = [&](int n) {
       FLASHATTN_UNROLL
-      for (int part = 0; part < kParts; ++part) {
+      for (int part = 0; part < kValueParts; ++part) {
         values.wait_for_tile(n, part);
-        begin_add_values<kParts>(sums, probabilities, values.tile(n, part), part, kFresh);
+        begin_add_values<kValueParts>(sums, probabilities, values.tile(n, part), part, kFresh);
       }
     };
     const auto values_added = [&](int n) {
@@ -151,7 +151,7 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
       is_unmasked = rows.look(visibility, next.first(), next.is_unmasked(), lane);
       multiply_keys(scores, next.n);
       add_values(next.n - 1);
-      wait_for_products<kParts>(scores);
+      wait_for_products<kValueParts>(scores);
       keys.release(next.n);
       auto rescaling = rows.to_probabilities(scores, visibility, next.first(), is_unmasked, lane);
       values_added(next.n - 1);

@@ -70,26 +70,41 @@ struct SharedTile {
   }
 };
 
-// Tiles of keys and their values, which THREADS threads copy to shared memory. Tile n replaces tile n - STAGES.
-template <typename T, int KEYS, int D, int DV, int STAGES, int THREADS>
+// Tiles of keys and their values, which THREADS threads copy to shared memory. Tile n replaces tile n - STAGES. Keys
+// and values may be arrays of several parts (see float_parts.h), of which the rows are those of part 0.
+template <typename T, int KEYS, int D, int DV, int STAGES, int THREADS, int KEY_PARTS = 1, int VALUE_PARTS = 1>
 struct CopiedTiles {
   using Keys = SharedTile<T, KEYS, D>;
   using Values = SharedTile<T, KEYS, DV>;
-  static constexpr int kStage = Keys::kBytes + Values::kBytes, kBytes = STAGES * kStage;
+  static constexpr int kKeyParts = KEY_PARTS, kValueParts = VALUE_PARTS;
+  static constexpr int kStage = KEY_PARTS * Keys::kBytes + VALUE_PARTS * Values::kBytes, kBytes = STAGES * kStage;
 
   uint memory;
   PlainRows<const T*> key_rows;
   PlainRows<const T*> value_rows;
-  uint thread;  // this thread's number among the copying threads
+  uint thread;            // this thread's number among the copying threads
+  int64_t part_rows = 0;  // rows from one part of an array to the next
 
-  FLASHATTN_FUNC Keys keys(int n) const { return Keys{memory + n % STAGES * kStage}; }
-  FLASHATTN_FUNC Values values(int n) const { return Values{keys(n).memory + Keys::kBytes}; }
+  FLASHATTN_FUNC Keys keys(int n, int part = 0) const {
+    return Keys{memory + n % STAGES * kStage + part * Keys::kBytes};
+  }
+  FLASHATTN_FUNC Values values(int n, int part = 0) const {
+    return Values{keys(n, KEY_PARTS).memory + part * Values::kBytes};
+  }
 
   // Starts to copy keys from `first` on, and their values, to tile n: at most KEYS keys, and none from `end` on.
   FLASHATTN_FUNC void load(int n, int first, int end) const {
     if (first < end) {
-      keys(n).template load<THREADS>(key_rows.from(first).data, key_rows.layout, end - first, head_dim, thread);
-      values(n).template load<THREADS>(value_rows.from(first).data, value_rows.layout, end - first, value_dim, thread);
+      load_parts<KEY_PARTS>(keys(n), key_rows, first, end, head_dim);
+      load_parts<VALUE_PARTS>(values(n), value_rows, first, end, value_dim);
+    }
+  }
+  template <int PARTS, typename Tile>
+  FLASHATTN_FUNC void load_parts(Tile tile, PlainRows<const T*> rows, int first, int end, int columns) const {
+    FLASHATTN_UNROLL
+    for (int part = 0; part < PARTS; ++part, tile.memory += Tile::kBytes) {
+      const T* from = rows.from(first).data + part * part_rows * rows.layout.row;
+      tile.template load<THREADS>(from, rows.layout, end - first, columns, thread);
     }
   }
 };

@@ -40,6 +40,13 @@ FLASHATTN_FUNC void split_pair(float& low, float& high, uint (&parts)[PARTS]) {
   }
 }
 
+// Where probabilities and values both have two parts: whether the product of their smaller parts is large enough to
+// matter. It is up to 2^-16 of the whole in bfloat16, and up to 2^-22 in float16.
+template <typename T>
+constexpr bool kSmallProducts = false;
+template <>
+constexpr bool kSmallProducts<bfloat> = true;
+
 // Splits 16 columns of probabilities (fragments 2 i and 2 i + 1) into PARTS matrices of 16-bit floats, which are left
 // operands of products with values.
 template <typename T, int PARTS, int N>

@@ -162,17 +162,17 @@ struct AttendingRows : WarpRows<T, DV, KEYS> {
 
   SharedTile<T, ROWS, D> queries;
 
-  // tiles: one CopiedTiles for each part of keys and values. The smaller part of values is multiplied by rounded
-  // probabilities.
-  template <int PARTS, int KEY_PARTS = 1, typename Tiles>
-  FLASHATTN_FUNC void attend(const Tiles* tiles, int n, Visibility visibility, int first_key, bool unmasked, int lane) {
+  // tiles: CopiedTiles.
+  template <int PARTS, typename Tiles>
+  FLASHATTN_FUNC void attend(const Tiles& tiles, int n, Visibility visibility, int first_key, bool unmasked, int lane) {
     Fragment scores[KEYS / 8] = {};
     this->look(visibility, first_key, unmasked, lane);
     FLASHATTN_UNROLL
-    for (int part = 0; part < KEY_PARTS; ++part) multiply_keys(scores, queries, tiles[part].keys(n), lane);
+    for (int part = 0; part < Tiles::kKeyParts; ++part) multiply_keys(scores, queries, tiles.keys(n, part), lane);
     this->rescale(this->to_probabilities(scores, visibility, first_key, unmasked, lane));
-    if (KEY_PARTS == 2) add_values<1>(this->output, scores, tiles[0].values(n), lane);
-    add_values<PARTS>(this->output, scores, tiles[KEY_PARTS - 1].values(n), lane);
+    constexpr int kOfSmall = kSmallProducts<T> ? PARTS : 1;
+    if (Tiles::kValueParts == 2) add_values<kOfSmall>(this->output, scores, tiles.values(n, 0), lane);
+    add_values<PARTS>(this->output, scores, tiles.values(n, Tiles::kValueParts - 1), lane);
   }
 };
 

@@ -42,7 +42,8 @@ FLASHATTN_FUNC void begin_add_values(Fragment (&sums)[DV / 8], const uint (&prob
   constexpr int kSteps = KEYS / 16, kColumns = 128;  // at most this many columns per instruction
   constexpr int kWhole = DV / kColumns * kColumns, kRest = DV - kWhole;
   Descriptor b = descriptor(values.memory, values.kPanel);
-  int first_part = VALUE_PARTS - 1 - value_part, count = (PARTS - first_part) * kSteps;
+  bool all_parts = VALUE_PARTS == 2 && kSmallProducts<T>;
+  int first_part = all_parts ? 0 : VALUE_PARTS - 1 - value_part, count = (PARTS - first_part) * kSteps;
   FLASHATTN_UNROLL
   for (int n = 0; n < count; ++n) {
     int part = VALUE_PARTS > 1 ? first_part + n / kSteps : n % PARTS;

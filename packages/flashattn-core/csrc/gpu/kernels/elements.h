@@ -10,7 +10,6 @@
 #define FLASHATTN_ELEMENT_additive uchar
 #define FLASHATTN_ELEMENT_logits uchar
 #define FLASHATTN_ELEMENT_slopes float
-#define FLASHATTN_ELEMENT_float32 float  // for dlse, which is not in inputs.def
 
 // These two macros turn a list of inputs into the fields of a struct, and into the values of these fields.
 #define FLASHATTN_FIELD(name, called, dtype, axes) const FLASHATTN_DEVICE FLASHATTN_ELEMENT_##dtype* name;

@@ -9,7 +9,7 @@ using namespace flashattn;
 template <typename T, typename Sizes>
 FLASHATTN_KERNEL(Sizes::rows)
 backward_delta(FLASHATTN_VALUE(AttentionParams, params), FLASHATTN_VALUE(BackwardParams, backward),
-               FLASHATTN_READ(float, out), FLASHATTN_READ(T, dout) FLASHATTN_OPTIONAL(dlse, "", float32, ),
+               FLASHATTN_READ(float, out), FLASHATTN_READ(T, dout), FLASHATTN_READ(float, dlse),
                FLASHATTN_WRITTEN(float, delta), FLASHATTN_POSITION) {
   constexpr int ROWS = Sizes::rows;
   int query = int(group.x) * ROWS + int(simdgroup), head = int(group.y), batch = int(group.z);
@@ -23,9 +23,7 @@ backward_delta(FLASHATTN_VALUE(AttentionParams, params), FLASHATTN_VALUE(Backwar
     sum = multiply_add(float(dout_row[column * backward.dout.column]), out_row[column * params.out.column], sum);
   }
   sum = FLASHATTN_LANE_SUM(sum);
-  if (has_dlse) {
-    sum -= head_of(dlse, params, backward.dlse, batch, head)[query * backward.dlse.row];
-  }
+  sum -= head_of(dlse, params, backward.dlse, batch, head)[query * backward.dlse.row];
   if (lane == 0) {
     delta[delta_offset(params, batch, head) + query] = sum;
   }

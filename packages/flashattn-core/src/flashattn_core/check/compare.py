@@ -156,16 +156,12 @@ def error_of(variant: _ext.Variant, call: _ext.Call) -> float:
         return max(_GRADIENT_ERROR, 8 * eps if variant.rounds else eps)
     if variant.rounds:
         return max(ERROR, eps * (1.5 if call.bits else 0.5))
-    if variant.kernel is _ext.Kernel.cuda_prefill and call.bits:
-        return max(ERROR, eps**2 / 2)  # an element of quantised keys and values is the sum of two 16-bit numbers
     return ERROR
 
 
 def lse_error_of(variant: _ext.Variant, call: _ext.Call) -> float:
-    """The allowed error of lse. Quantised keys that are rounded, or are sums of two parts, change scores, too."""
-    if call.bits and variant.rounds:
-        return max(ERROR, float(mx.finfo(call.dtype).eps) / 2)
-    return error_of(variant, call) if call.bits else ERROR
+    """The allowed error of lse. Rounding quantised keys changes scores, too."""
+    return max(ERROR, float(mx.finfo(call.dtype).eps) / 2) if call.bits and variant.rounds else ERROR
 
 
 def lengths_of(call: _ext.Call, variant: _ext.Variant | None = None) -> Lengths:
