@@ -1,4 +1,4 @@
-"""Writes the figures of whole models into README, nvidia.md, linux.md and servers.md, and draws the README's picture.
+"""Writes measured figures into README, nvidia.md, linux.md and servers.md, and draws the README's picture.
 
     uv run packages/evals/scripts/draw_gains.py
 
@@ -22,6 +22,20 @@ BEGIN, END = "<!-- gains: written by packages/evals/scripts/draw_gains.py -->\n\
 WIDTH, ROW, LETTERS = 400, 54, 13  # points: the picture's width, a row's height, and the letters
 ROOM = 1.5  # length of the axis / length of the longest bar: leaves room for the text beside the bar
 Found = dict[str, Any]  # a file of docs/results, or one of its rows
+CALLS = (  # the calls of nvidia.md; h100.json has the others
+    "window 512, 28/4x128, 4096²",
+    "window 128, sinks, 64/8x64, 4096²",
+    "window 1024, 8/4x256, 8192²",
+    "causal, 8/4x256, 4096²",
+    "left-padded batch of 8, 14/2x64, 2048²",
+    "float32, causal, 28/4x128, 4096²",
+    "decode, 28/4x128, 32,768 keys",
+    "decode, padded batch of 8, 28/4x128, 4,096 keys",
+    "decode, sinks, 64/8x64, 8,192 keys",
+    "8 queries, 28/4x128, 8,192 keys",
+    "causal, 28/4x128, 4096²",
+    "causal, 28/4x128, 16384²",
+)
 
 
 def read(name: str) -> Found:
@@ -29,31 +43,83 @@ def read(name: str) -> Found:
     return found
 
 
-def parts() -> dict[str, str]:
-    """The pages, each with the text that this script writes there."""
+def parts() -> dict[str, list[str]]:
+    """The pages, each with the texts that this script writes there."""
     gpu, cpu = read("h100.json"), read("cpu.json")
     gpu_rows = [row for row in gpu["rows"] if "speed" in row]
-    cpu_rows = [row for row in cpu["rows"] if not row["run"].endswith("-avx2")]
-    with_avx2 = {row["name"]: ratio(row) for row in cpu["rows"] if row["run"].endswith("-avx2")}
+    models = [row for row in cpu["rows"] if "speed" in row]
+    cpu_rows = [row for row in models if not row["run"].endswith("-avx2")]
+    with_avx2 = {row["name"]: ratio(row) for row in models if row["run"].endswith("-avx2")}
     avx2 = ["speed with `FLASHATTN_CPU_ISA=avx2`"] if with_avx2 else []
     on_cpu = [[*gain(row), *(with_avx2.get(row["name"], "") for _ in avx2)] for row in cpu_rows]
     bits = [row for row in gpu["rows"] if row["run"].startswith("kv")]
     card = f"[{gpu['machine']['processor']}](docs/nvidia.md#models-and-servers)"
     head = [f"one {card}, bfloat16, patch off → on", "speed", "peak memory beside the weights"]
     return {
-        "README.md": table(head, [gain(row) for row in by_gain(gpu_rows)])
-        + text(
-            f"On a Linux CPU, {machine(cpu)}, [SmolLM2-135M](docs/linux.md#a-real-model) with OpenBLAS in float32 "
-            f"gains up to {', '.join(largest(cpu_rows))}."
-        ),
-        "docs/nvidia.md": text(f"{source('h100.json', gpu, gpu_rows)} by these commands:")
-        + commands(gpu, gpu_rows + bits)
-        + quantised(bits),
-        "docs/linux.md": text(f"{source('cpu.json', cpu, cpu_rows)} by these commands:")
-        + commands(cpu, cpu_rows)
-        + table(["float32, patch off → on", "speed", "memory", *avx2], on_cpu),
-        "docs/servers.md": first_use(gpu, [row for row in gpu["rows"] if row["run"] == "first-use"]),
+        "README.md": [
+            table(head, [gain(row) for row in by_gain(gpu_rows)])
+            + text(
+                f"On a Linux CPU, {machine(cpu)}, [SmolLM2-135M](docs/linux.md#a-real-model) with OpenBLAS in float32 "
+                f"gains up to {', '.join(largest(cpu_rows))}."
+            )
+        ],
+        "docs/nvidia.md": [
+            text(f"{source('h100.json', gpu, gpu_rows)} by these commands:")
+            + commands(gpu, gpu_rows + bits)
+            + quantised(bits),
+            single_calls(gpu),
+        ],
+        "docs/linux.md": [
+            text(f"{source('cpu.json', cpu, cpu_rows)} by these commands:")
+            + commands(cpu, cpu_rows)
+            + table(["float32, patch off → on", "speed", "memory", *avx2], on_cpu),
+            kernels(cpu),
+        ],
+        "docs/servers.md": [first_use(gpu, [row for row in gpu["rows"] if row["run"] == "first-use"])],
     }
+
+
+def single_calls(gpu: Found) -> str:
+    """MLX's own attention and the patch's, in a chain of calls. A cell has MLX's figure, ours and the patch's."""
+    rows = {row["name"]: row for row in gpu["rows"] if row["run"] == "calls"}
+    if not rows:
+        return ""
+    shown = []
+    for name in CALLS:
+        own, _, patched = rows[name]["chain, µs"].split(" / ")
+        shown.append([name, f"{own} / {patched}", rows[name]["default"], rows[name]["memory, MB"]])
+    head = ["call", "MLX's own / ours, µs", "gain", "MLX's own / ours, MB"]
+    return text(f"{source('h100.json', gpu, [*rows.values()])}.") + commands(gpu, [*rows.values()]) + table(head, shown)
+
+
+def kernels(cpu: Found) -> str:
+    """Tables of prompts, of their gradients, and of decoding, with the commands that measured them."""
+    runs: dict[str, list[Found]] = {}
+    for row in cpu["rows"]:
+        if "flash" in row:
+            runs.setdefault(row["run"], []).append(row)
+    if not runs:
+        return ""
+    every = [row for rows in runs.values() for row in rows]
+    said = text(f"{source('cpu.json', cpu, every)} by these commands:") + commands(cpu, every)
+    for name, rows in runs.items():
+        if name.removesuffix("-avx2") in runs and name.endswith("-avx2"):
+            continue  # a column beside the other run
+        other = next(impl for impl in ("torch", "mlx") if impl in rows[0])
+        cells = f"time, share of the limit, speed against {'PyTorch' if other == 'torch' else 'MLX'}"
+        head = ["call", cells + ", AVX2" * name.endswith("-avx2")]
+        shown = [[row["name"], kernel(row, other)] for row in rows]
+        if with_avx2 := runs.get(f"{name}-avx2"):
+            head.append("with `FLASHATTN_CPU_ISA=avx2`")
+            shown = [[*cells, kernel(row, other)] for cells, row in zip(shown, with_avx2, strict=True)]
+        said += table(head, shown)
+    return said
+
+
+def kernel(row: Found, other: str) -> str:
+    flash = row["flash"]
+    share = f"{flash['speed'] / flash['limit']:.0%}"
+    return f"{rate(flash['ms'])} ms, {share}, {ratio({'speed': row[other]['flash_speed']})}"
 
 
 def largest(rows: list[Found]) -> list[str]:
@@ -188,15 +254,17 @@ def bar(ax: Any, middle: float, height: float, length: float, said: str, color: 
     ax.text(max(length, 1) + 0.04, middle, said, va="center", color=color)
 
 
-def with_part(page: str, part: str) -> str:
-    before, rest = page.split(BEGIN)
-    return before + BEGIN + part.rstrip() + "\n" + END + rest.split(END)[1]
+def with_parts(page: str, parts: list[str]) -> str:
+    before, *rest = page.split(BEGIN)
+    for part, old in zip(parts, rest, strict=True):
+        before += BEGIN + part.rstrip() + "\n" + END + old.split(END)[1]
+    return before
 
 
 def main() -> None:
-    for path, part in parts().items():
+    for path, texts in parts().items():
         page = (ROOT / path).read_text(encoding="utf-8")
-        (ROOT / path).write_text(with_part(page, part), encoding="utf-8")
+        (ROOT / path).write_text(with_parts(page, texts), encoding="utf-8")
     PICTURE.write_bytes(picture())
 
 

@@ -36,7 +36,7 @@ from mlxlm_flash_patch.mx_fast import flash_instead_of
 from msgspec.structs import replace
 
 # Each mx.eval() adds half a millisecond. So a trial evaluates enough calls at once to take TRIAL_SECONDS.
-TRIALS, TRIAL_SECONDS = 15, 0.03
+TRIALS, TRIAL_SECONDS = 7, 0.03
 PRODUCTS, MEMORY = 800e12, 3.0e12  # an H100's FLOP/s in bfloat16 matrix products, and the bytes/s of its memory
 # The layers of a decode step's chain have about CHAIN_BYTES of keys and values in total. The GPU's cache holds less. A
 # chain has at most CHAIN_LENGTH layers.

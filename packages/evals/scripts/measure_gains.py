@@ -23,8 +23,9 @@ from typing import Any
 
 import click
 import msgspec
-from flash_evals.results import finetune_result, speed_result
+from flash_evals.results import finetune_result, kernels_result, speed_result
 from flash_evals.results.arms import ARMS
+from flash_evals.results.claims import Ratio
 from flash_evals.results.errors import EvalError
 from flash_evals.work import machine
 
@@ -46,11 +47,15 @@ def call(command: str, *more: str) -> str:
     return done.stdout
 
 
-def compared(command: str) -> Figures:
-    """Runs a command of flash-eval."""
+def result_of(command: str, kind: Any) -> Any:
     with tempfile.NamedTemporaryFile() as file:
         call(command, "--json", file.name)
-        result = msgspec.json.decode(file.read(), type=speed_result.Result | finetune_result.Result)
+        return msgspec.json.decode(file.read(), type=kind)
+
+
+def compared(command: str) -> Figures:
+    """Runs flash-eval speed or finetune."""
+    result = result_of(command, speed_result.Result | finetune_result.Result)
     figures: Figures = {}
     for test in result.results:
         if isinstance(test, speed_result.Test) and test.failed:
@@ -69,6 +74,35 @@ def spread(trials: Iterable[float]) -> dict[str, float]:
     return {"tokens_per_s": median(ordered), "lowest": ordered[0], "highest": ordered[-1]}
 
 
+def kernels(command: str) -> Figures:
+    """Runs flash-eval kernels. Each other implementation gets the ratio of its time to flash's."""
+    figures: Figures = {}
+    for problem in kernels_result.by_problem(result_of(command, list[kernels_result.Entry])):
+        flash = problem["flash"]
+        for pass_, ours in flash.passes.items():
+            row = figures[f"{flash.config.shape}, {flash.config.seq_len:,}, {flash.config.storage}, {pass_}"] = {}
+            for impl, entry in problem.items():
+                trials = entry.passes[pass_].trials
+                row[impl] = {"ms": 1e3 * median(trials), "lowest": 1e3 * min(trials), "highest": 1e3 * max(trials)}
+                if entry is not flash:
+                    ratio = Ratio.of(median(trials) / median(ours.trials), trials, ours.trials)
+                    row[impl]["flash_speed"] = {"ratio": ratio.value, "is_clear": bool(ratio.sign)}
+            row["flash"]["speed"], row["flash"]["limit"] = flash.speed(pass_), flash.speed_bound
+    return figures
+
+
+def calls(command: str) -> Figures:
+    """Runs measure_cuda_table.py. A call's figures are the cells of its row, by their titles."""
+    rows = [line.strip("| ").split(" | ") for line in call(command).splitlines() if line.startswith("| ")]
+    figures: Figures = {}
+    for name, *cells in rows:
+        if name == "call":
+            titles = cells
+        else:
+            figures[name] = dict(zip(titles, cells, strict=False))
+    return figures
+
+
 def benchmarked(command: str) -> Figures:
     """Runs mlx_lm.benchmark with the patch on. Its peak memory includes the weights."""
     trials = re.findall(r"^Trial.*?prompt_tps=(\S+), generation_tps=(\S+), peak_memory=(\S+),", call(command), re.M)
@@ -82,13 +116,24 @@ def first_used(command: str) -> Figures:
     return {request: {arm: {"seconds": arms[arm]} for arm in ARMS} for request, arms in seconds.items()}
 
 
-def measured(name: str, command: str, rows: dict[str, str], models: dict[str, str]) -> list[dict[str, Any]]:
+KINDS = {
+    "kernels": kernels,
+    "flash-eval": compared,
+    "benchmark": benchmarked,
+    "measure_first_use": first_used,
+    "measure_cuda_table": calls,
+}
+
+
+def measured(
+    name: str, command: str, models: dict[str, str], rows: dict[str, str] | None = None
+) -> list[dict[str, Any]]:
     for model in {*shlex.split(command)} & {*models}:
         if not (FOLDER / model).exists():
             call(models[model])
-    kinds = {"flash-eval": compared, "benchmark": benchmarked, "measure_first_use": first_used}
-    figures = next(measure for word, measure in kinds.items() if word in command)(command)
-    return [{"run": name, "name": rows[test], "test": test, "command": command, **figures[test]} for test in rows]
+    figures = next(measure for word, measure in KINDS.items() if word in command)(command)
+    names = rows or {test: test for test in figures}
+    return [{"run": name, "name": names[test], "test": test, "command": command, **figures[test]} for test in names]
 
 
 def said(*words: str) -> str | None:
