@@ -73,7 +73,7 @@ NOT_RUN = {
 
 SMALLEST = {
     "perplexity": ["--max-windows", "2"],
-    "speed": ["-p", "16", "-g", "2", "-d", "0", "-r", "1", "--delay", "0"],
+    "speed": ["-p", "16", "-g", "2", "-d", "0", "-r", "1"],
     "finetune": ["-p", "128,256", "-r", "1"],
     "kernels": ["--seq-len", "64,128", "-r", "3", "--max-seconds", "1"],
 }

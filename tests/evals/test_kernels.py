@@ -128,17 +128,6 @@ def test_mlx_rounds_float32_to_tf32_with_cuda(refused, fake_implementation, monk
     assert machine.device() == "gpu, NVIDIA H100" + (", TF32" if strict == "1" else "")
 
 
-def test_quick_changes_defaults_and_nothing_that_is_given(invoke, tmp_path):
-    out = tmp_path / "out.json"
-    arguments = ("kernels", "--quick", "--shape", "2/1x8", "--impl", "flash", "--json", out)
-    for more, lengths, trials in (([], [128, 512], 3), (["--seq-len", 16, "-r", 2], [16], 2)):
-        assert invoke(*arguments, *more).exit_code == 0
-        entries = json.loads(out.read_text())
-        assert [entry["config"]["seq_len"] for entry in entries] == lengths
-        assert {len(entry["forward"]["trials(s)"]) for entry in entries} == {trials}
-        assert {entry["settings"]["max_seconds"] for entry in entries} == {2}
-
-
 LENGTHS, PASSES_OF_ONE = ("--seq-len", "16,32,48"), ("--seq-len", 16, "--pass", "forward_backward,backward")
 FIRST = [[16, "flash", 2, 0, 0], [16, "naive", 2, 0, 0]]
 

@@ -41,8 +41,6 @@ SPEED = {
     "-d 0,-1": "-d takes numbers of tokens separated by commas, not '0,-1'",
     "-g ,": "-g takes numbers of tokens separated by commas, not ','",
     "-b 0": "-b takes numbers of sequences separated by commas, not '0'",
-    **{f"--delay {n}": f"--delay must be at least 0, not {n}" for n in ("-1", "nan")},
-    "--delay 1e20": "--delay must be at most 3,600, not 1e+20",
     "-p 100 -d 0,29": "pp100 @ d29 needs 129 positions",
     "-p 0 -g 129 -d 0": "tg129 needs 129 positions",
     "--num-draft-tokens 2": "--num-draft-tokens needs --draft-model",

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 
 def measured(loaded, *cases):
-    settings = Settings([], [], [], [], None, repetitions=2, delay=0, seed=0, prefill_step_size=0, memory="")
+    settings = Settings([], [], [], [], None, repetitions=2, seed=0, prefill_step_size=0, memory="")
     return generation.tests([loaded], cases, settings)
 
 
@@ -55,19 +55,17 @@ def test_attention_has_a_share_of_the_time(run_command, monkeypatch):
 
 
 @pytest.mark.slow("3 seconds")
-def test_the_delay_and_the_seed_reach_the_work(run_command, monkeypatch):
-    """--delay and --seed take effect. -g 0 measures no generation. One repetition has no standard deviation."""
-    prompts, waited = [], []
-    monkeypatch.setattr(generation.time, "sleep", waited.append)
+def test_the_seed_reaches_the_work(run_command, monkeypatch):
+    """--seed takes effect. -g 0 measures no generation. One repetition has no standard deviation."""
+    prompts = []
     monkeypatch.setattr(generation, "generate_step", lambda prompt, *_, **__: prompts.append(prompt.tolist()) or ())
     for seed in (0, 0, 1):
-        result = run_command("speed", "-p", 20, "-g", 0, "-d", 0, "-r", 1, "--seed", seed, "--delay", 2.5)
+        result = run_command("speed", "-p", 20, "-g", 0, "-d", 0, "-r", 1, "--seed", seed)
     [test] = result["results"]
     assert (test["test"], test["off"]["tokens_per_s_sd"], result["draft_model"]) == ("pp20", None, None)
     assert "accepted" not in result["page"]
-    assert waited == [2.5] * 3 * 6  # 3 runs, 2 arms; before warm-up, attention's share, repetition
     first, other = prompts[0], prompts[-1]
-    assert prompts == [first] * 12 + [other] * 6
+    assert prompts == [first] * 12 + [other] * 6  # 2 arms; warm-up, attention's share, repetition
     assert first != other
     assert all(0 <= token < 320 for token in first + other)
 

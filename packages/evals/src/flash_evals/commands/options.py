@@ -58,19 +58,19 @@ def grouped(
     return decorate
 
 
-def at_least(least: int, most: int = LARGEST) -> Callable[[click.Context, click.Parameter, Any], Any]:
+def at_least(least: int) -> Callable[[click.Context, click.Parameter, Any], Any]:
     def check(_: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
         if value is not None and not value >= least:
             raise EvalError(f"{parameter.opts[0]} must be at least {least}, not {value}")
-        if value is not None and value > most:
-            raise EvalError(f"{parameter.opts[0]} must be at most {most:,}, not {value}")
+        if value is not None and value > LARGEST:
+            raise EvalError(f"{parameter.opts[0]} must be at most {LARGEST:,}, not {value}")
         return value
 
     return check
 
 
-def number(*names: str, least: int, most: int = LARGEST, text: str, **option: Any) -> Callable[..., Any]:
-    return click.option(*names, show_default=True, callback=at_least(least, most), help=text, **option)
+def number(*names: str, least: int, text: str, **option: Any) -> Callable[..., Any]:
+    return click.option(*names, show_default=True, callback=at_least(least), help=text, **option)
 
 
 def several(*names: str, read: Callable[[str], object], what: str, **option: Any) -> Callable[..., Any]:

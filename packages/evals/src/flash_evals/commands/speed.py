@@ -28,9 +28,6 @@ from flash_evals.work.measure import memory_method
     "--num-draft-tokens", least=1, type=int, text="Tokens that the draft model guesses at a time.  [default: 3]"
 )
 @options.repetitions(5, "Trials of each test and arm, after one that warms up and one that times attention.")
-@options.number(
-    "--delay", least=0, most=3600, default=0.0, metavar="SECONDS", text="Wait before each trial, to cool down."
-)
 @options.seed("Seed of the random tokens in the prompts.")
 @options.kv_bits
 @options.kv_group_size
