@@ -77,7 +77,6 @@ def command(
     kv_bits: list[str],
     passes: list[Pass],
     impl: list[str] | None,
-    outputs: Outputs,
     **_: object,  # the other options, which are passed on to the workloads and settings unchanged
 ) -> None:
     """Compare time, FLOP/s and memory of attention kernels.
@@ -152,7 +151,7 @@ def command(
     settings.interrupted = stopped is not None
 
     entries = list(kernels_result.entries(trials, settings, machine.kind(), described_machine))
-    outputs.deliver(page.description(entries))
+    options.given(Outputs).deliver(page.description(entries))
     runner.end(stopped)
 
 

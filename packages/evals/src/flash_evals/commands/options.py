@@ -2,8 +2,6 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import fields
-from functools import reduce, wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,7 +10,7 @@ import mlxlm_flash_patch.cli
 import msgspec
 from flashattn_core.arguments import Precision
 
-from flash_evals.commands.outputs import FORMATS, Outputs
+from flash_evals.commands.outputs import FORMATS
 from flash_evals.results.errors import EvalError
 from flash_evals.results.record import LARGEST
 
@@ -40,22 +38,6 @@ adapter_path = click.option(
 def given(record: type[Item], **more: object) -> Item:
     """Makes a record from the current command's options. Arguments in `more` replace options of the same name."""
     return msgspec.convert({**click.get_current_context().params, **more}, record)
-
-
-def grouped(
-    name: str, record: type[Any], *options: Callable[..., Any]
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Passes these options to the command as one argument `name`: a `record` with a field for each option."""
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        @wraps(command)
-        def with_record(**given: Any) -> None:
-            values = {field.name: given.pop(field.name) for field in fields(record)}
-            command(**{name: record(**values)}, **given)
-
-        return reduce(lambda decorated, option: option(decorated), reversed(options), with_record)
-
-    return decorate
 
 
 def at_least(least: int) -> Callable[[click.Context, click.Parameter, Any], Any]:
@@ -140,10 +122,16 @@ def seed(text: str) -> Callable[..., Any]:
     return number("--seed", least=0, default=0, text=text)
 
 
-outputs = grouped(
-    "outputs",
-    Outputs,
-    click.option(
+def outputs(command: Callable[..., None]) -> Callable[..., None]:
+    """The options -o and --json. given(Outputs) has their values."""
+    command = click.option(
+        "--json",
+        "json_file",
+        type=click.Path(path_type=Path),
+        callback=writable,
+        help="Write all results to this file.",
+    )(command)
+    return click.option(
         "-o",
         "--output",
         "format",
@@ -151,12 +139,4 @@ outputs = grouped(
         default="text",
         show_default=True,
         help="Format of the results on stdout: text, Markdown or JSON.",
-    ),
-    click.option(
-        "--json",
-        "json_file",
-        type=click.Path(path_type=Path),
-        callback=writable,
-        help="Write all results to this file.",
-    ),
-)
+    )(command)

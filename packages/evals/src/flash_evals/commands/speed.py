@@ -41,7 +41,6 @@ def command(
     adapter_path: str | None,
     draft_model: str | None,
     num_draft_tokens: int | None,
-    outputs: Outputs,
     **_: object,  # the other options, which are passed on to the settings unchanged
 ) -> None:
     """Compare prompt and generation tokens per second, patch off and patch on.
@@ -115,5 +114,5 @@ def command(
         interrupted=stopped is not None,
         machine=described_machine,
     )
-    outputs.deliver(page.description(result))
+    options.given(Outputs).deliver(page.description(result))
     runner.end(stopped)
