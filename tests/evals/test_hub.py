@@ -95,8 +95,6 @@ def test_datasets(hub, run):
     long = described(LONG_ROWS, "wikitext-103-raw-v1")
     runs = {
         "wikitext": new,
-        "wikitext-2": new,
-        "wikitext-103": long,
         "Salesforce/wikitext --config wikitext-103-raw-v1": long,
         "wikitext --split validation": described(ONLY, split="validation"),
         "wikitext --dataset-revision main": new,

@@ -35,12 +35,12 @@ from flash_evals.work.ranks import Ranks, shared
     default=["pydoc"],
     multiple=True,
     metavar="NAME",
-    help="Text to read. pydoc: documentation that comes with CPython. wikitext, wikitext-2 or wikitext-103: a raw-v1 "
-    "configuration of Salesforce/wikitext (wikitext means wikitext-2). Or a .txt, .jsonl or .parquet file (repeat "
-    "--dataset for more files), a folder of files of one kind, any hub id, or - for stdin.",
+    help="Text to read. pydoc: documentation that comes with CPython. wikitext: Salesforce/wikitext (by default its "
+    "configuration wikitext-2-raw-v1). Or a .txt, .jsonl or .parquet file (repeat --dataset for more files), any hub "
+    "id, or - for stdin.",
 )
 @click.option("--config", help="Configuration of a hub dataset, as the hub names it.")
-@click.option("--split", help="Split of a hub dataset or a folder.  [default: test]")
+@click.option("--split", help="Split of a hub dataset.  [default: test]")
 @click.option("--text-column", "column", help="Column that holds the text.  [default: text]")
 @click.option("--dataset-revision", help="Branch, tag or commit of a hub dataset.  [default: main]")
 @click.option("--context", default=256, callback=options.at_least(2), help="Tokens that the model reads in one window.")
