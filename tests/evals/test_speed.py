@@ -5,8 +5,6 @@ import statistics
 from types import SimpleNamespace
 from unittest.mock import Mock
 
-import mlx.core as mx
-import numpy as np
 import pytest
 from flash_evals.results.arms import ARMS, Measurement
 from flash_evals.results.speed_result import Case, Settings
@@ -109,25 +107,6 @@ def test_what_a_trial_reads(loaded, monkeypatch, kind, tokens, depth, reads, bat
     if batch_size > 1 and kind == "prompt" and tokens > 1:
         first, *others = zip(*read[0], strict=True)
         assert all(sequence != first for sequence in others)
-
-
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_a_trial_has_a_cache_of_its_own(loaded, batch_size):
-    """A trial appends to a copy of the filled cache, so the next trial finds the cache unchanged. The copy's buffers
-    are allocated before the trial, because otherwise the trial's time and memory would include copying the cache.
-    """
-    cache = generation.filled_cache(loaded, np.arange(10))
-    before = [np.array(array) for layer in cache for array in layer.state[:2]]
-    held = sum(2 * layer.keys[..., :10, :].nbytes for layer in cache)
-    mx.synchronize()
-    active = mx.get_active_memory()
-    test, tokens = Case("generation", 4, 10, batch_size), np.ones((batch_size, 1), int)
-    work = generation.prepared([loaded], None, test, tokens, [cache])
-    assert mx.get_active_memory() - active >= batch_size * held
-    work()
-    assert [layer.offset for layer in cache] == [10, 10]
-    for a, b in zip(before, (array for layer in cache for array in layer.state[:2]), strict=True):
-        np.testing.assert_array_equal(a, np.array(b))
 
 
 @pytest.mark.slow("6 seconds")
