@@ -68,7 +68,6 @@ KERNELS = {
     "--dtype float64": "--dtype takes float32, float16, bfloat16 separated by commas, not 'float64'",
     "--pass both": "--pass takes forward, backward, forward_backward separated by commas, not 'both'",
     "--pass forward,backward --query-len 1": "--pass with gradients needs at least 2 queries: a single query is",
-    "--pass forward_backward --seq-len 1,32": "--pass with gradients needs at least 2 queries",
     "--seq-len 1,32": "--seq-len 1 is a decode step, measured in GB/s: run it separately from longer --seq-len",
     "--impl flash,xla": "--impl takes flash, mlx, naive, torch separated by commas, not 'flash,xla'",
     "--impl flash,torch": "--impl torch needs MLX's CPU device, and pip install torch==2.13.0",
