@@ -26,9 +26,12 @@ def embed(tmp_path):
 
 
 def test_includes_come_once_and_are_what_the_build_depends_on(embed, tmp_path):
-    done = embed(b'#include "b.h"\n#include "c.h"\nint a;\n', b=b"int b;\n", c=b'#include "b.h"\nint c;\n')
+    of_c = b'#include "b.h"\nint c;\n'
+    done = embed(b'#include "b.h"\n#include "c.h"\nint a;\n', b=b"#pragma once\nint b;\n", c=of_c)
     assert done.returncode == 0, done.stderr
-    assert re.findall(r"^int .;", (tmp_path / "a.cpp").read_text(), re.M) == ["int b;", "int c;", "int a;"]
+    text = (tmp_path / "a.cpp").read_text()
+    assert re.findall(r"^(?:int .;|#pragma once)", text, re.M) == ["int b;", "int c;", "int a;"]
+    assert '#line 1 "metal/kernels/b.h"' in text
     assert {Path(path).name for path in (tmp_path / "a.d").read_text().split()[1:]} == {"a.metal", "b.h", "c.h"}
 
 
