@@ -2,7 +2,7 @@
 
 This command prints the peak for causal calls of 1k to 32k positions, and the bytes of inputs, results and gradients:
 
-    uv run python -m tests.core.backward_memory [--heads 14/2] [--dtype float32]
+    uv run python -m tests.core.backward_memory [--dtype float32]
 """
 
 import argparse
@@ -100,13 +100,11 @@ def _peak_extra(call: Call) -> tuple[int, int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Peak memory of attention forward and backward, causal, head_dim 64.")
-    parser.add_argument("--heads", default="14/2", help="query heads/key heads (default: %(default)s)")
     parser.add_argument("--dtype", default="float32", choices=["float32", "float16", "bfloat16"])
     options = parser.parse_args()
-    heads, kv_heads = map(int, options.heads.split("/"))
     print(f"{'L':>6}  {'held MB':>8}  {'peak extra MB':>13}  ratio")
     for length in LENGTHS:
-        call = Call(length, heads, kv_heads, options.dtype)
+        call = Call(length, 14, 2, options.dtype)
         extra, _ = peak_extra(call)
         print(f"{length:>6}  {call.held / 1e6:>8.1f}  {extra / 1e6:>13.1f}  {extra / call.held:>5.2f}", flush=True)
 

@@ -12,7 +12,7 @@ from flashattn_core import flash_attention, quantized_flash_attention
 
 from tests.core.gradient_oracle import draw_call
 from tests.core.oracle import assert_within_rule, draw, to_numpy, unfused
-from tests.core.test_gradients import with_options
+from tests.core.test_gradients import small_call, with_options
 from tests.core.test_grid import mask_kinds, option_kinds
 from tests.promises import promise
 
@@ -118,19 +118,12 @@ ORDERS = [reverse_over_reverse, forward_over_reverse, reverse_over_forward]
 @pytest.mark.parametrize("option_turn", range(8))
 def test_hessian_times_vector(rng, mask_turn, option_turn):
     """The Hessian of sum(out * dout) + sum(lse * dlse), times tangents, must agree with finite differences."""
-    call = draw_call(rng, batch=(2,), heads=2, kv_heads=1, length=5, key_len=7, dim=3, value_dim=2)
-    call = with_options(call, mask_kinds(rng, 5, 7)[mask_turn](), option_kinds(rng, 2)[option_turn])
-    primals = [call.query, call.key, call.value] + ([] if call.sinks is None else [call.sinks])
+    call, primals, exact_loss = small_call(rng, mask_turn, option_turn)
     tangents = normal_like(rng, primals)
 
     def loss(*inputs):
         out, lse = function_of(call, with_lse)(*inputs)
         return (out * call.dout).sum() + mx.where(mx.isneginf(lse), 0, lse * call.dlse).sum()
-
-    def exact_loss(arrays):
-        out, lse = call.forward_of(*arrays)
-        seen = np.where(lse == -np.inf, 0, lse)
-        return (out * to_numpy(call.dout)).sum() + (seen * to_numpy(call.dlse)).sum()
 
     points = [to_numpy(a).astype(np.float64) for a in primals]
     steps = [to_numpy(a).astype(np.float64) * STEP_OF_TWO for a in tangents]

@@ -31,15 +31,11 @@ def count(pattern: str, object_file: Path, tool: str = "objdump") -> int:
     return len(re.findall(pattern, run(tool, "--disassemble", "--no-show-raw-insn", object_file)))
 
 
-def each_of(*sets: str) -> pytest.MarkDecorator:
-    """Parametrizes a test by instruction sets. Without --all, it runs only for sets that this machine has."""
-    nightly = pytest.mark.nightly("builds all instruction sets")
-    return pytest.mark.parametrize(
-        "isa", [isa if isa in sets_here() else pytest.param(isa, marks=nightly) for isa in sets]
-    )
-
-
-each_isa = each_of("avx512", "avx2", "baseline")
+# Without --all, tests run only for the sets that this machine has.
+_others = pytest.mark.nightly("builds all instruction sets")
+each_isa = pytest.mark.parametrize(
+    "isa", [pytest.param(s, marks=[] if s in sets_here() else _others) for s in ("avx512", "avx2", "baseline")]
+)
 each_source = pytest.mark.parametrize("source", ["kernels", "backward_kernels"])
 
 

@@ -84,22 +84,27 @@ def test_strided(rng, dtype, layout, length, key_len):
     assert_same_bits(call, dense)
 
 
-@promise("gradients of query, key, value and sinks agree with finite differences")
-@pytest.mark.rotate(7)
-@pytest.mark.parametrize("mask_turn", range(12))
-@pytest.mark.parametrize("option_turn", range(8))
-def test_by_finite_differences(rng, mask_turn, option_turn):
-    """Reference and kernel must agree with central differences of sum(out * dout) + sum(lse * dlse) in float64."""
+def small_call(rng, mask_turn, option_turn):
+    """Returns a call, its inputs, and a function of these: sum(out * dout) + sum(lse * dlse) in float64."""
     call = draw_call(rng, batch=(2,), heads=2, kv_heads=1, length=5, key_len=7, dim=3, value_dim=2)
     call = with_options(call, mask_kinds(rng, 5, 7)[mask_turn](), option_kinds(rng, 2)[option_turn])
-    primals = [call.query, call.key, call.value] + ([] if call.sinks is None else [call.sinks])
-    inputs = [to_numpy(a).astype(np.float64) for a in primals]
     dout, dlse = to_numpy(call.dout).astype(np.float64), to_numpy(call.dlse).astype(np.float64)
 
     def loss(arrays):
         out, lse = call.forward_of(*arrays)
         return (out * dout).sum() + np.where(lse == -np.inf, 0, lse * dlse).sum()
 
+    return call, [call.query, call.key, call.value] + ([] if call.sinks is None else [call.sinks]), loss
+
+
+@promise("gradients of query, key, value and sinks agree with finite differences")
+@pytest.mark.rotate(7)
+@pytest.mark.parametrize("mask_turn", range(12))
+@pytest.mark.parametrize("option_turn", range(8))
+def test_by_finite_differences(rng, mask_turn, option_turn):
+    """Reference and kernel must agree with central differences of the loss."""
+    call, primals, loss = small_call(rng, mask_turn, option_turn)
+    inputs = [to_numpy(a).astype(np.float64) for a in primals]
     formulas, kernel = unfused_gradients(call), flash_gradients(call)
     step = 1e-5
     for position, name in enumerate(("dq", "dk", "dv", "dsinks")[: len(inputs)]):

@@ -1,4 +1,4 @@
-"""The module embeds the Metal kernels as text that Metal can compile unchanged. #line directives name the files."""
+"""embed.py makes one text of a kernel and its includes, or names the line that it cannot take."""
 
 import re
 import subprocess
@@ -7,35 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from tests import launches
-
 CSRC = Path(__file__).parents[2] / "packages/flashattn-core/csrc"
-KERNELS = CSRC / "metal/kernels"
-NAMES = sorted(path.stem for path in KERNELS.glob("*.metal"))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_text(name):
-    text = launches.sources()[name]
-    assert text.isascii()
-    assert "#pragma once" not in text
-    assert re.findall(r'^\s*#\s*include\s*"', text, re.M) == []
-    assert "#include <metal_stdlib>" in text
-    files = re.findall(r'^#line 1 "(.*)"', text, re.M)
-    assert files[0] == f"metal/kernels/{name}.metal"
-    assert len(files) == len(set(files))
 
 
 @pytest.fixture
 def embed(tmp_path):
-    """A function that runs gpu/embed.py on the kernel file a.metal, its headers, and files in other folders."""
+    """A function that runs gpu/embed.py on the kernel file a.metal and its headers."""
 
-    def run(kernel: bytes, elsewhere: dict[str, bytes] | None = None, **headers: bytes):
-        files = {"a.metal": kernel, **{f"{name}.h": text for name, text in headers.items()}}
-        files = {f"metal/kernels/{name}": text for name, text in files.items()} | (elsewhere or {})
-        for name, text in files.items():
-            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / name).write_bytes(text)
+    def run(kernel: bytes, **headers: bytes):
+        folder = tmp_path / "metal/kernels"
+        folder.mkdir(parents=True)
+        for name, text in {"a.metal": kernel, **{f"{name}.h": text for name, text in headers.items()}}.items():
+            (folder / name).write_bytes(text)
         command = [sys.executable, CSRC / "gpu/embed.py", tmp_path, "metal", tmp_path / "a.cpp", tmp_path / "a.d"]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
@@ -43,25 +26,13 @@ def embed(tmp_path):
 
 
 def test_includes_come_once_and_are_what_the_build_depends_on(embed, tmp_path):
-    done = embed(b'#include "b.h"\n#include "c.h"\nint a;\n', b=b"int b;\n", c=b'#include "b.h"\nint c;\n')
-    assert done.returncode == 0, done.stderr
-    assert re.findall(r"^int .;", (tmp_path / "a.cpp").read_text(), re.M) == ["int b;", "int c;", "int a;"]
-    assert {Path(path).name for path in (tmp_path / "a.d").read_text().split()[1:]} == {"a.metal", "b.h", "c.h"}
-
-
-def test_where_includes_are_looked_for(embed, tmp_path):
-    elsewhere = {
-        "gpu/kernels/rule.h": b'#include "near.h"\n#include "dialect.h"\n#include "call/params.h"\nint rule;\n',
-        "gpu/kernels/near.h": b"int beside_the_file;\n",
-        "call/params.h": b"int params;\n",
-        "rule.h": b"int never;\n",
-        "dialect.h": b"int never;\n",
-    }
-    done = embed(b'#include "rule.h"\n', elsewhere, near=b"int never;\n", dialect=b"int of_the_backend;\n")
+    of_c = b'#include "b.h"\nint c;\n'
+    done = embed(b'#include "b.h"\n#include "c.h"\nint a;\n', b=b"#pragma once\nint b;\n", c=of_c)
     assert done.returncode == 0, done.stderr
     text = (tmp_path / "a.cpp").read_text()
-    assert re.findall(r"^int (.*);", text, re.M) == ["beside_the_file", "of_the_backend", "params", "rule"]
-    assert '#line 1 "call/params.h"' in text
+    assert re.findall(r"^(?:int .;|#pragma once)", text, re.M) == ["int b;", "int c;", "int a;"]
+    assert '#line 1 "metal/kernels/b.h"' in text
+    assert {Path(path).name for path in (tmp_path / "a.d").read_text().split()[1:]} == {"a.metal", "b.h", "c.h"}
 
 
 @pytest.mark.parametrize(

@@ -23,12 +23,17 @@ def prefill_elsewhere(query: mx.array, dim: int, quantised: bool = False) -> str
     return prefill(query, dim, quantised)
 
 
+def in_reverse(x):
+    """Stores the rows in reverse order, which the tensor memory accelerator (TMA) cannot read."""
+    return mx.contiguous(x[..., ::-1, :])[..., ::-1, :]
+
+
 def unreadable(attention):
-    """Makes `attention` store the keys in reverse order, which the tensor memory accelerator (TMA) cannot read."""
+    """Makes `attention` store the keys in reverse order. On Hopper, another version of the kernel then runs."""
 
     def attend(query, key, *args, **options):
         if isinstance(key, mx.array) and key.ndim >= 3 and key.size:
-            key = mx.contiguous(key[..., ::-1, :])[..., ::-1, :]
+            key = in_reverse(key)
         return attention(query, key, *args, **options)
 
     return attend

@@ -137,13 +137,3 @@ def test_quantised_cache(monkeypatch, bits, dtype):
     else:
         assert mx.linalg.norm(on - off) <= 0.01 * mx.linalg.norm(off)
     assert_kernels_ran(prefill="cuda_rowwise" if dtype == mx.float32 else "cuda_prefill")
-
-
-def test_compiled_models():
-    mx.enable_compile()
-    model, x = small("qwen2"), tokens()
-    off = model(x)
-    with flash.enabled():
-        assert close(mx.compile(model)(x), off)
-    assert sum(flash.status().calls.values()) == len(model.layers)
-    assert flash.status().fallbacks == {}

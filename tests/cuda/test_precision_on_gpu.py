@@ -3,13 +3,13 @@
 It adds this error only in kernels that give probabilities to 16-bit tensor cores.
 """
 
-import mlx.core as mx
 import pytest
 from flashattn_core import _ext
 from flashattn_core.arguments import lowered
 from flashattn_core.reference import reference_attention
 
 from tests.core.oracle import draw, roundings, to_numpy
+from tests.cuda.test_cuda_rules import in_reverse
 from tests.cuda.test_rounded import is_exact, is_rounded_once
 
 pytestmark = pytest.mark.usefixtures("requires_gpu")
@@ -23,12 +23,7 @@ def prefill(query, key, value, precision, small_blocks):
     return _ext.unchecked_attention(call, variant, False, None)
 
 
-def unreadable(x):
-    """Stores the rows in reverse order, which Hopper's version of the kernel cannot read. Another version then runs."""
-    return mx.contiguous(x[..., ::-1, :])[..., ::-1, :]
-
-
-@pytest.mark.parametrize("layout", [lambda x: x, unreadable], ids=["contiguous", "in reverse"])
+@pytest.mark.parametrize("layout", [lambda x: x, in_reverse], ids=["contiguous", "in reverse"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("dim", [64, 128, 256])
 @pytest.mark.parametrize("small_blocks", [False, True])

@@ -5,10 +5,9 @@ import pytest
 
 from tests.core.oracle import draw
 from tests.cuda.cuda_attention import flash_attention, run
-from tests.metal.test_metal_kernels import assert_exact_out
+from tests.metal.test_metal_kernels import SCHEDULES, assert_exact_out
 from tests.promises import promise
 
-SCHEDULES = ["forward", "reverse", "greedy", "random:1", "random:2"]
 pytestmark = [pytest.mark.rotate(3), pytest.mark.usefixtures("requires_clang")]
 CASES = {  # kernel, queries, keys, bits; optionally a dtype other than bfloat16
     "a chunk": ("cuda_decode", 3, 100, None),

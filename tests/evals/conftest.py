@@ -4,6 +4,7 @@ import json
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import click.testing
 import flashattn_core
@@ -16,7 +17,7 @@ from flash_evals.work.implementations import IMPLEMENTATIONS, RESULTS, Contestan
 from flash_evals.work.models import load
 from flashattn_core import _ext
 
-from tests.evals.fresh_process import in_fresh_process  # noqa: F401  # a fixture
+from tests.core.programs import python
 from tests.evals.report_page import parse
 from tests.patch.model_folders import write_model
 
@@ -92,6 +93,34 @@ def loaded(model_folder):
 def invoke():
     """invoke(*arguments, input=...): runs `flash-eval ...` in this process. `input` is its stdin."""
     return lambda *arguments, **stdin: click.testing.CliRunner().invoke(main, list(map(str, arguments)), **stdin)
+
+
+# The hub's libraries read the environment variables when they are imported.
+IN_A_FRESH_PROCESS = """
+import json
+from click.testing import CliRunner
+from flash_evals.cli import main
+from flash_evals.work import machine
+
+machine.blas = lambda: "openblas"
+results = [CliRunner().invoke(main, arguments) for arguments in {commands}]
+names = ("exit_code", "stdout", "stderr")
+print(json.dumps([{{name: getattr(result, name) for name in names}} for result in results]))
+"""
+
+
+@pytest.fixture
+def in_fresh_process():
+    """in_fresh_process(*commands, **environment): runs these commands in a new process, and returns their outcomes."""
+
+    def run(*commands, **environment):
+        done = python(
+            IN_A_FRESH_PROCESS.format(commands=[list(map(str, command)) for command in commands]), **environment
+        )
+        assert done.stderr == ""
+        return [SimpleNamespace(**outcome) for outcome in json.loads(done.stdout)]
+
+    return run
 
 
 @pytest.fixture

@@ -86,25 +86,16 @@ class _Handler(BaseHTTPRequestHandler):
         if verb in ("revision", ""):
             return self._json({"id": f"{owner}/{name}", "sha": commit, "siblings": [{"rfilename": f} for f in files]})
         if verb == "tree":
-            return self._json(_tree(files, path and f"{path}/", "recursive=true" in self.path.lower()))
+            tree = [{"type": "file", "path": f, "oid": _git_blob(x), "size": len(x)} for f, x in files.items()]
+            return self._json([entry for entry in tree if entry["path"].startswith(path)])
         if repo.gated:
             return self._send(401, {"X-Error-Code": "GatedRepo"})
         if path not in files:
             return self._send(404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit})
-        return self._file(path.split("/")[-1], files[path], commit)
+        self.hub.downloads[path.split("/")[-1]] += self.command == "GET"
+        return self._send(200, {"X-Repo-Commit": commit, "ETag": f'"{_git_blob(files[path])}"'}, files[path])
 
     do_HEAD = do_GET
-
-    def _file(self, name, content, commit):
-        """Sends the file, or the range that the client asks for."""
-        status, headers = 200, {"X-Repo-Commit": commit, "ETag": f'"{_git_blob(content)}"', "Accept-Ranges": "bytes"}
-        if asked := self.headers.get("Range"):
-            first, _, last = asked.removeprefix("bytes=").partition("-")
-            start, stop = int(first), min(int(last or len(content)) + 1, len(content))
-            status, headers["Content-Range"] = 206, f"bytes {start}-{stop - 1}/{len(content)}"
-            content = content[start:stop]
-        self.hub.downloads[name] += self.command == "GET"
-        self._send(status, headers, content)
 
     def _json(self, value):
         self._send(200, {"Content-Type": "application/json"}, json.dumps(value).encode())
@@ -124,15 +115,3 @@ class _Handler(BaseHTTPRequestHandler):
 def _git_blob(content):
     """The hash by which git names a file. The hub uses it as the file's ETag."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
-
-
-def _tree(files, folder, recursive):
-    """The entries of a folder and, if `recursive`, of all folders in it."""
-    entries = {}
-    for name, content in files.items():
-        first, _, deeper = name.removeprefix(folder).partition("/")
-        if name.startswith(folder) and deeper:
-            entries[folder + first] = {"type": "directory", "path": folder + first, "oid": "0" * 40, "size": 0}
-        if name.startswith(folder) and (recursive or not deeper):
-            entries[name] = {"type": "file", "path": name, "oid": _git_blob(content), "size": len(content)}
-    return list(entries.values())

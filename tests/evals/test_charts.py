@@ -5,53 +5,24 @@ import math
 import pytest
 from flash_evals.commands.report import DESCRIBE, Result
 from flash_evals.pages.chart import TIME, Chart, Point, Series
+from flash_evals.results.arms import ARMS
 from msgspec import convert
 
 pytestmark = pytest.mark.slow("draws for seconds")
 
-ARMS = ("off", "on")
-
-
-def values(charts):
-    """Maps each chart's title to {a line's name: [[length, value, low, high], ...]}.
-
-    `low` and `high` are the ends of the band around the line. Points without a band do not have them.
-    """
-    lines = {chart.title: {line.name: line.points for line in chart.series} for chart in charts}
-    return {
-        title: {
-            name: [pytest.approx([x for x in vars(point).values() if x is not None]) for point in points]
-            for name, points in of_chart.items()
-        }
-        for title, of_chart in lines.items()
-    }
-
-
-def charts(result):
-    """The charts of a result: a list of (title of a row of charts, the charts in this row)."""
-    found = convert(result, Result)
-    return DESCRIBE[type(found)](found).charts
-
-
-def line(points, *keys, length="seq_len"):
-    """The points that each arm's line must have: [length, value], or [length, value, low, high] with a band.
-
-    `keys` are the names of the value and of the band's ends in `points`.
-    """
-    return {f"patch {arm}": [[at[length], *(at[arm][key] for key in keys)] for at in points] for arm in ARMS}
-
 
 def test_finetune(results):
     """The band around the time of a step ranges from the 20th to the 80th percentile."""
-    [(_, row)] = charts(results["finetune"])
-    assert values(row) == {
-        "Time of a step": line(results["finetune"]["results"], "seconds", "seconds_p20", "seconds_p80"),
-        "Peak memory of a step": line(results["finetune"]["results"], "peak_memory_mb"),
-    }
-
-
-def chart(points, axis=TIME):
-    return Chart("Title", axis, "keys", [Series("flash", "on", [Point(*point) for point in points])])
+    found = convert(results["finetune"], Result)
+    [(_, charts)] = DESCRIBE[type(found)](found).charts
+    assert [chart.title for chart in charts] == ["Time of a step", "Peak memory of a step"]
+    for chart, keys in zip(charts, (["seconds", "seconds_p20", "seconds_p80"], ["peak_memory_mb"]), strict=True):
+        assert {line.name: line.points for line in chart.series} == {
+            f"patch {arm}": [
+                Point(at["seq_len"], *(at[arm][key] for key in keys)) for at in results["finetune"]["results"]
+            ]
+            for arm in ARMS
+        }
 
 
 @pytest.mark.parametrize(
@@ -67,4 +38,5 @@ def chart(points, axis=TIME):
     ],
 )
 def test_points_without_a_place_are_left_out(points, left):
-    assert values([chart(points)])["Title"] == ({"flash": left} if left else {})
+    chart = Chart("Title", TIME, "keys", [Series("flash", "on", [Point(*point) for point in points])])
+    assert [line.points for line in chart.series] == ([[Point(*point) for point in left]] if left else [])

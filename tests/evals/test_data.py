@@ -18,7 +18,6 @@ pytestmark = pytest.mark.slow("imports datasets for seconds")
 DOCUMENTS = ["One line.\r\nAnother – “quoted”.\n", "", "Third document."]
 JOINED = "\n\n".join(DOCUMENTS)
 FINGERPRINT = "sha256:" + hashlib.sha256(JOINED.encode()).hexdigest()
-SUFFIXES = pytest.mark.parametrize("suffix", [".txt", ".jsonl", ".parquet"])
 
 
 def write(path, column="text"):
@@ -38,7 +37,7 @@ def read(*datasets, **part):
     return text.dataset.separator.join(text.documents)
 
 
-@SUFFIXES
+@pytest.mark.parametrize("suffix", [".txt", ".jsonl", ".parquet"])
 def test_a_file_is_read_byte_for_byte(suffix, tmp_path):
     path = write(tmp_path / f"some{suffix}")
     assert read(path) == JOINED
@@ -59,48 +58,6 @@ def test_several_files_are_read_one_after_the_other(tmp_path, run_command):
     found = run_command("perplexity", *(word for file in files for word in ("--dataset", file)))["dataset"]
     assert found == to_builtins(data.load(*map(str, files)).dataset)
     assert (found["name"], found["documents"]) == ("b.txt, a.jsonl, c.parquet", 7)
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """An empty folder for data files. The library `datasets` gets an empty cache."""
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    folder = tmp_path / "set"
-    folder.mkdir()
-    return folder
-
-
-@SUFFIXES
-def test_a_folder(suffix, folder, monkeypatch):
-    """A file's name tells its split. Each file of the folder is read as if it were given alone."""
-    for name in ("test-00000", "test-00001", "train"):
-        write(folder / f"{name}{suffix}")
-    assert read(folder) == "\n\n".join([JOINED] * 2)
-    described = data.load(str(folder)).dataset
-    assert (described.name, described.split) == (f"{folder} test", "test")
-    monkeypatch.chdir(folder.parent)
-    folder.rename("text")  # `datasets` has a data format of this name
-    assert read("text", split="train") == JOINED
-
-
-def test_what_a_folder_does_not_have(folder):
-    def refused(says, **part):
-        with pytest.raises(EvalError, match=says):
-            read(folder, **part)
-
-    refused(f"cannot read {folder}, --split test: .*doesn't contain any data files")
-    csv_file = folder / "test.csv"  # a format that only `datasets` reads
-    csv_file.write_text("text,n\nfirst,1\nsecond,2\n")
-    assert read(folder) == "first\n\nsecond"
-    refused("Unknown split", split="nonsense")
-    refused("has no column 'nonsense'", column="nonsense")
-    csv_file.unlink()
-    notes = write(folder / "notes.parquet")
-    refused("Unknown split")
-    refused(r"'n' of .*notes.parquet holds int64, not text", split="train", column="n")
-    refused("BuilderConfig 'nonsense' not found", config="nonsense")
-    notes.write_bytes(b"no parquet at all")
-    refused("cannot read .*notes.parquet", split="train")
 
 
 def test_stdin(invoke, model_folder):
@@ -135,14 +92,14 @@ FILES = {
 }
 EVERY = ["--config", "--split", "--dataset-revision", "--text-column"]
 NO_MEANING = {"pydoc": EVERY, "-": EVERY, "some.txt": EVERY, "some.jsonl": EVERY[:-1]}
-NO_MEANING |= {"some.txt --dataset some.jsonl": ["--split"], ".": ["--dataset-revision"]}
+NO_MEANING |= {"some.txt --dataset some.jsonl": ["--split"]}
 REFUSED = {
     **{file: f"{file} holds no text" for file in ("blank.txt", "empty.jsonl")},
     **{file: f"cannot read {file}: " for file in FILES if file.startswith(("latin", "broken", "list"))},
     "half.jsonl": "half.jsonl holds characters that are not valid text",
     "number.jsonl": "cannot read number.jsonl: Expected `str`, got `int` - at `$[0].text`",
-    **{file: f"expected an existing .txt, .jsonl or .parquet file, not {file}" for file in ("some.csv", "no.txt")},
-    **{path: f"no such file or folder: {path}" for path in ("a/b/c", "/no", "./no", "~/no")},
+    **{file: f"expected an existing .txt, .jsonl or .parquet file, not {file}" for file in ("some.csv", "no.txt", ".")},
+    **{path: f"no such file: {path}" for path in ("a/b/c", "/no", "./no", "~/no")},
     **{
         f"some.txt --dataset {other}": f"file, not {other}"
         for other in ("no.txt", "pydoc", "wikitext", "-", ".", "a/b")

@@ -112,5 +112,6 @@ def test_kernels_keep_what_came_before_an_error(invoke, quick_machine, commands,
     assert page.exit_code == 2
     assert page.stderr.startswith("Error: flash cannot compute 1/1x600, 8 queries, 8 keys, causal, float32: ")
     assert "2/1x8" in page.stdout
+    assert page.stdout.endswith("The run was interrupted: the figures are of the trials that were finished.\n")
     [entry] = json.loads((tmp_path / "out.json").read_text())
     assert entry["settings"]["interrupted"] is True

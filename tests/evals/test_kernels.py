@@ -1,8 +1,6 @@
-"""Tests the options, the result file and the page of `flash-eval kernels`, and what it keeps after Ctrl-C."""
+"""Tests the options, the result file and the page of `flash-eval kernels`."""
 
-import json
 import re
-import signal
 from copy import deepcopy
 from unittest.mock import ANY
 
@@ -12,7 +10,7 @@ import numpy as np
 import pytest
 from flash_evals.pages.kernels_page import description
 from flash_evals.results.kernels_result import Entry
-from flash_evals.results.workload import PASSES, Workload
+from flash_evals.results.workload import Workload
 from flash_evals.work import contest, implementations, machine
 from msgspec import convert
 
@@ -126,49 +124,6 @@ def test_mlx_rounds_float32_to_tf32_with_cuda(refused, fake_implementation, monk
     line = refused("kernels", "--shape", "4/2x8", "--seq-len", 32, "--impl", "flash,naive")
     assert f"expected at most {limit}" in line
     assert machine.device() == "gpu, NVIDIA H100" + (", TF32" if strict == "1" else "")
-
-
-def test_quick_changes_defaults_and_nothing_that_is_given(invoke, tmp_path):
-    out = tmp_path / "out.json"
-    arguments = ("kernels", "--quick", "--shape", "2/1x8", "--impl", "flash", "--json", out)
-    for more, lengths, trials in (([], [128, 512], 3), (["--seq-len", 16, "-r", 2], [16], 2)):
-        assert invoke(*arguments, *more).exit_code == 0
-        entries = json.loads(out.read_text())
-        assert [entry["config"]["seq_len"] for entry in entries] == lengths
-        assert {len(entry["forward"]["trials(s)"]) for entry in entries} == {trials}
-        assert {entry["settings"]["max_seconds"] for entry in entries} == {2}
-
-
-LENGTHS, PASSES_OF_ONE = ("--seq-len", "16,32,48"), ("--seq-len", 16, "--pass", "forward_backward,backward")
-FIRST = [[16, "flash", 2, 0, 0], [16, "naive", 2, 0, 0]]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "trial", "kept"),
-    [
-        (LENGTHS, 1, [*FIRST, [32, "flash", 1, 0, 0]]),
-        (LENGTHS, 2, [*FIRST, [32, "flash", 1, 0, 0], [32, "naive", 1, 0, 0]]),  # in round 2 naive runs first
-        (PASSES_OF_ONE, 0, [[16, "flash", 0, 0, 2], [16, "naive", 0, 0, 2]]),
-    ],
-)
-def test_ctrl_c_keeps_what_is_finished(invoke, fake_implementation, tmp_path, arguments, trial, kept):
-    """Ctrl-C comes while naive runs its trial number `trial` of the second length or pass.
-
-    For each length and pass, naive has two warm-ups, then trials 1 and 2. Trial 0 is the second warm-up. Each item of
-    `kept` is an entry that the result must have: length, implementation, and the number of trials in each pass.
-    """
-    calls = iter(range(1, 100))
-    fake_implementation("naive", before=lambda: next(calls) == 2 + 2 + 2 + trial and signal.raise_signal(signal.SIGINT))
-    options = ("--shape", "2/1x8", "--impl", "flash,naive", "-r", 2, "--json", tmp_path / "out.json")
-    page = invoke("kernels", *options, *arguments)
-    assert (page.exit_code, page.stderr) == (130, "")
-    assert page.stdout.endswith("The run was interrupted: the figures are of the trials that were finished.\n")
-    entries = json.loads((tmp_path / "out.json").read_text())
-    assert all(entry["settings"]["interrupted"] for entry in entries)
-    trials = [[len(entry[pass_].get("trials(s)", ())) for pass_ in PASSES] for entry in entries]
-    found = [[entry["config"][key] for key in ("seq_len", "impl")] for entry in entries]
-    assert [[*one, *other] for one, other in zip(found, trials, strict=True)] == kept
-    assert ("flash against naive: " in page.stdout) is (len(kept) == 4)  # a mean, which one ratio does not need
 
 
 def test_quantised_beside_plain(run_kernels):

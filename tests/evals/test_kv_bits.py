@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flash_evals.results.speed_result import Case
 from flash_evals.work import generation, models
+from mlx.utils import tree_flatten
 
 KV = ("--kv-bits", 8, "--kv-group-size", 32)
 
@@ -62,12 +63,15 @@ def test_perplexity(run_command, wide):
     assert 0 < costs[0] < costs[1] < 0.1
 
 
+@pytest.mark.parametrize("kv", [{}, {"kv_bits": 8, "kv_group_size": 32}], ids=["plain", "quantised"])
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_a_trial_has_a_cache_of_its_own(wide, batch_size):
-    """A trial appends to a copy of the filled cache, whose buffers are allocated before."""
+def test_a_trial_has_a_cache_of_its_own(wide, batch_size, kv):
+    """A trial appends to a copy of the filled cache, so the next trial finds the cache unchanged. The copy's buffers
+    are allocated before the trial, because otherwise the trial's time and memory would include copying the cache.
+    """
     loaded = models.load(str(wide))
-    cache = generation.filled_cache(loaded, np.arange(10), kv_bits=8, kv_group_size=32)
-    arrays = [array for layer in cache for array in (*layer.keys, *layer.values)]
+    cache = generation.filled_cache(loaded, np.arange(10), **kv)
+    arrays = [array for _, array in tree_flatten([(layer.keys, layer.values) for layer in cache])]
     before = [np.array(array[..., :11, :]) for array in arrays]
     mx.synchronize()
     active = mx.get_active_memory()

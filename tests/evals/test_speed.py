@@ -5,8 +5,6 @@ import statistics
 from types import SimpleNamespace
 from unittest.mock import Mock
 
-import mlx.core as mx
-import numpy as np
 import pytest
 from flash_evals.results.arms import ARMS, Measurement
 from flash_evals.results.speed_result import Case, Settings
@@ -16,7 +14,7 @@ from msgspec.structs import replace
 
 
 def measured(loaded, *cases):
-    settings = Settings([], [], [], [], None, repetitions=2, delay=0, seed=0, prefill_step_size=0, memory="")
+    settings = Settings([], [], [], [], None, repetitions=2, seed=0, prefill_step_size=0, memory="")
     return generation.tests([loaded], cases, settings)
 
 
@@ -55,19 +53,17 @@ def test_attention_has_a_share_of_the_time(run_command, monkeypatch):
 
 
 @pytest.mark.slow("3 seconds")
-def test_the_delay_and_the_seed_reach_the_work(run_command, monkeypatch):
-    """--delay and --seed take effect. -g 0 measures no generation. One repetition has no standard deviation."""
-    prompts, waited = [], []
-    monkeypatch.setattr(generation.time, "sleep", waited.append)
+def test_the_seed_reaches_the_work(run_command, monkeypatch):
+    """--seed takes effect. -g 0 measures no generation. One repetition has no standard deviation."""
+    prompts = []
     monkeypatch.setattr(generation, "generate_step", lambda prompt, *_, **__: prompts.append(prompt.tolist()) or ())
     for seed in (0, 0, 1):
-        result = run_command("speed", "-p", 20, "-g", 0, "-d", 0, "-r", 1, "--seed", seed, "--delay", 2.5)
+        result = run_command("speed", "-p", 20, "-g", 0, "-d", 0, "-r", 1, "--seed", seed)
     [test] = result["results"]
     assert (test["test"], test["off"]["tokens_per_s_sd"], result["draft_model"]) == ("pp20", None, None)
     assert "accepted" not in result["page"]
-    assert waited == [2.5] * 3 * 6  # 3 runs, 2 arms; before warm-up, attention's share, repetition
     first, other = prompts[0], prompts[-1]
-    assert prompts == [first] * 12 + [other] * 6
+    assert prompts == [first] * 12 + [other] * 6  # 2 arms; warm-up, attention's share, repetition
     assert first != other
     assert all(0 <= token < 320 for token in first + other)
 
@@ -111,25 +107,6 @@ def test_what_a_trial_reads(loaded, monkeypatch, kind, tokens, depth, reads, bat
     if batch_size > 1 and kind == "prompt" and tokens > 1:
         first, *others = zip(*read[0], strict=True)
         assert all(sequence != first for sequence in others)
-
-
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_a_trial_has_a_cache_of_its_own(loaded, batch_size):
-    """A trial appends to a copy of the filled cache, so the next trial finds the cache unchanged. The copy's buffers
-    are allocated before the trial, because otherwise the trial's time and memory would include copying the cache.
-    """
-    cache = generation.filled_cache(loaded, np.arange(10))
-    before = [np.array(array) for layer in cache for array in layer.state[:2]]
-    held = sum(2 * layer.keys[..., :10, :].nbytes for layer in cache)
-    mx.synchronize()
-    active = mx.get_active_memory()
-    test, tokens = Case("generation", 4, 10, batch_size), np.ones((batch_size, 1), int)
-    work = generation.prepared([loaded], None, test, tokens, [cache])
-    assert mx.get_active_memory() - active >= batch_size * held
-    work()
-    assert [layer.offset for layer in cache] == [10, 10]
-    for a, b in zip(before, (array for layer in cache for array in layer.state[:2]), strict=True):
-        np.testing.assert_array_equal(a, np.array(b))
 
 
 @pytest.mark.slow("6 seconds")

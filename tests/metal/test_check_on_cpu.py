@@ -1,13 +1,12 @@
 """flashattn-core checks kernels before it uses them. The check accepts the kernels of both GPUs, run on the CPU."""
 
-import functools
-
 import mlx.core as mx
 import pytest
-from flashattn_core import _ext, flash_attention, quantized_flash_attention
+from flashattn_core import _ext
 from flashattn_core.check.compare import come_back, error_of, failure, gradient_failure, lse_error_of
 
 from tests.core.gradient_oracle import Call
+from tests.core.test_check import attention as on_the_cpu
 from tests.emulators.metal_on_cpu import MetalError
 from tests.metal import metal_attention, metal_backward
 
@@ -57,11 +56,6 @@ def name(case):
     return f"{case.dtype.size * 8} bits, {case.bits} of keys, {' '.join(sorted(case.given))}"
 
 
-def on_cpu(*, bits=None, **arguments):
-    attention = flash_attention if bits is None else functools.partial(quantized_flash_attention, bits=bits)
-    return attention(**arguments, return_lse=True, stream=mx.cpu)
-
-
 def found(kernel, call, edit=lambda source: source):
     """What the check finds wrong with the kernel after `edit` changed its source. Lengths are a few tiles."""
 
@@ -76,7 +70,7 @@ def found(kernel, call, edit=lambda source: source):
     name = kernel.removesuffix("_rounded")
     variant = _ext.Variant(getattr(_ext.Kernel, name.removesuffix("_hopper")), rounds=name != kernel)
     lengths = [(call.query_len, keys) for keys in (90, 400)] if call.query_len <= 16 else [(77, 150), (64, 128)]
-    return failure(call, attention, on_cpu, lengths, error_of(variant, call), lse_error=lse_error_of(variant, call))
+    return failure(call, attention, on_the_cpu, lengths, error_of(variant, call), lse_error=lse_error_of(variant, call))
 
 
 @pytest.mark.parametrize(("kernel", "call"), CASES, ids=name)

@@ -49,7 +49,6 @@ def command(
     revision: str | None,
     num_layers: int | None,
     max_memory: float | None,
-    outputs: Outputs,
     **_: object,  # the other options, which are passed on to the settings unchanged
 ) -> None:
     """Compare time and memory of LoRA fine-tuning steps, patch off and patch on.
@@ -114,5 +113,5 @@ def command(
         machine=described_machine,
     )
 
-    outputs.deliver(page.description(result))
+    options.given(Outputs).deliver(page.description(result))
     runner.end(stopped)

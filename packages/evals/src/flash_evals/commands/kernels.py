@@ -18,12 +18,6 @@ from flash_evals.work.implementations import IMPLEMENTATIONS, QUANTISED
 from flash_evals.work.measure import memory_method
 
 KV_BITS = {"none": None, **{str(bits): bits for bits in (2, 3, 4, 6, 8)}}  # the widths that mlx-lm offers
-QUICK = {"seq_len": "128,512", "repetitions": 3, "max_seconds": 2.0}
-
-
-def _quick(context: click.Context, _: click.Parameter, value: bool) -> None:
-    if value:
-        context.default_map = QUICK
 
 
 def _some_of(known: Iterable[str], *option: str, help: str, **others: Any) -> Callable[..., Any]:
@@ -71,14 +65,6 @@ def _some_of(known: Iterable[str], *option: str, help: str, **others: Any) -> Ca
     metavar="SECONDS",
     text="Stop the trials of an implementation in a configuration after this time; 0: no limit.",
 )
-@click.option(
-    "--quick",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_quick,
-    help="Use other defaults, for a first look: " + " ".join(f"--{k.replace('_', '-')} {v}" for k, v in QUICK.items()),
-)
 @options.seed("Seed of the random queries, keys, values and cotangents.")
 @options.precision("float32", "flash")
 @options.blas
@@ -91,7 +77,6 @@ def command(
     kv_bits: list[str],
     passes: list[Pass],
     impl: list[str] | None,
-    outputs: Outputs,
     **_: object,  # the other options, which are passed on to the workloads and settings unchanged
 ) -> None:
     """Compare time, FLOP/s and memory of attention kernels.
@@ -166,7 +151,7 @@ def command(
     settings.interrupted = stopped is not None
 
     entries = list(kernels_result.entries(trials, settings, machine.kind(), described_machine))
-    outputs.deliver(page.description(entries))
+    options.given(Outputs).deliver(page.description(entries))
     runner.end(stopped)
 
 

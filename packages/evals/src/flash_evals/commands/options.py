@@ -2,8 +2,6 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import fields
-from functools import reduce, wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,7 +10,7 @@ import mlxlm_flash_patch.cli
 import msgspec
 from flashattn_core.arguments import Precision
 
-from flash_evals.commands.outputs import FORMATS, Outputs
+from flash_evals.commands.outputs import FORMATS
 from flash_evals.results.errors import EvalError
 from flash_evals.results.record import LARGEST
 
@@ -30,47 +28,24 @@ def model(command: Callable[..., None]) -> Callable[..., None]:
     )(command)
 
 
-adapter_path = click.option(
-    "--adapter-path",
-    metavar="FOLDER",
-    help="Load the adapters that mlx_lm.lora has written to this folder (LoRA, DoRA, or all weights).",
-)
-
-
 def given(record: type[Item], **more: object) -> Item:
     """Makes a record from the current command's options. Arguments in `more` replace options of the same name."""
     return msgspec.convert({**click.get_current_context().params, **more}, record)
 
 
-def grouped(
-    name: str, record: type[Any], *options: Callable[..., Any]
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Passes these options to the command as one argument `name`: a `record` with a field for each option."""
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        @wraps(command)
-        def with_record(**given: Any) -> None:
-            values = {field.name: given.pop(field.name) for field in fields(record)}
-            command(**{name: record(**values)}, **given)
-
-        return reduce(lambda decorated, option: option(decorated), reversed(options), with_record)
-
-    return decorate
-
-
-def at_least(least: int, most: int = LARGEST) -> Callable[[click.Context, click.Parameter, Any], Any]:
+def at_least(least: int) -> Callable[[click.Context, click.Parameter, Any], Any]:
     def check(_: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
         if value is not None and not value >= least:
             raise EvalError(f"{parameter.opts[0]} must be at least {least}, not {value}")
-        if value is not None and value > most:
-            raise EvalError(f"{parameter.opts[0]} must be at most {most:,}, not {value}")
+        if value is not None and value > LARGEST:
+            raise EvalError(f"{parameter.opts[0]} must be at most {LARGEST:,}, not {value}")
         return value
 
     return check
 
 
-def number(*names: str, least: int, most: int = LARGEST, text: str, **option: Any) -> Callable[..., Any]:
-    return click.option(*names, show_default=True, callback=at_least(least, most), help=text, **option)
+def number(*names: str, least: int, text: str, **option: Any) -> Callable[..., Any]:
+    return click.option(*names, show_default=True, callback=at_least(least), help=text, **option)
 
 
 def several(*names: str, read: Callable[[str], object], what: str, **option: Any) -> Callable[..., Any]:
@@ -140,10 +115,16 @@ def seed(text: str) -> Callable[..., Any]:
     return number("--seed", least=0, default=0, text=text)
 
 
-outputs = grouped(
-    "outputs",
-    Outputs,
-    click.option(
+def outputs(command: Callable[..., None]) -> Callable[..., None]:
+    """The options -o and --json. given(Outputs) has their values."""
+    command = click.option(
+        "--json",
+        "json_file",
+        type=click.Path(path_type=Path),
+        callback=writable,
+        help="Write all results to this file.",
+    )(command)
+    return click.option(
         "-o",
         "--output",
         "format",
@@ -151,12 +132,4 @@ outputs = grouped(
         default="text",
         show_default=True,
         help="Format of the results on stdout: text, Markdown or JSON.",
-    ),
-    click.option(
-        "--json",
-        "json_file",
-        type=click.Path(path_type=Path),
-        callback=writable,
-        help="Write all results to this file.",
-    ),
-)
+    )(command)

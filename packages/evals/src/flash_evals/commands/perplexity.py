@@ -7,18 +7,20 @@ and `Outputs` prints the description.
 
 from collections.abc import Generator
 from pathlib import Path
+from typing import get_args
 
 import click
 
-from flash_evals.commands import options, rules, runner
+from flash_evals.commands import options, runner
 from flash_evals.commands.outputs import Outputs
 from flash_evals.pages import perplexity_page as page
 from flash_evals.results.arms import ARMS
 from flash_evals.results.errors import EvalError
-from flash_evals.results.perplexity_result import Settings
+from flash_evals.results.perplexity_result import Documents, Scoring, Settings
 from flash_evals.results.provenance import Part
 from flash_evals.work import caches, data, machine, models, paired, plan, score_file, scoring, summary
 from flash_evals.work.measure import memory_method
+from flash_evals.work.models import Bos
 from flash_evals.work.paired import Batch
 from flash_evals.work.plan import Rules
 from flash_evals.work.ranks import Ranks, shared
@@ -27,21 +29,55 @@ from flash_evals.work.ranks import Ranks, shared
 @click.command("perplexity", context_settings={"show_default": True})
 @shared
 @options.model
-@options.adapter_path
 @click.option(
     "--dataset",
     default=["pydoc"],
     multiple=True,
     metavar="NAME",
-    help="Text to read. pydoc: documentation that comes with CPython. wikitext, wikitext-2 or wikitext-103: a raw-v1 "
-    "configuration of Salesforce/wikitext (wikitext means wikitext-2). Or a .txt, .jsonl or .parquet file (repeat "
-    "--dataset for more files), a folder of files of one kind, any hub id, or - for stdin.",
+    help="Text to read. pydoc: documentation that comes with CPython. wikitext: Salesforce/wikitext (by default its "
+    "configuration wikitext-2-raw-v1). Or a .txt, .jsonl or .parquet file (repeat --dataset for more files), any hub "
+    "id, or - for stdin.",
 )
 @click.option("--config", help="Configuration of a hub dataset, as the hub names it.")
-@click.option("--split", help="Split of a hub dataset or a folder.  [default: test]")
+@click.option("--split", help="Split of a hub dataset.  [default: test]")
 @click.option("--text-column", "column", help="Column that holds the text.  [default: text]")
 @click.option("--dataset-revision", help="Branch, tag or commit of a hub dataset.  [default: main]")
-@rules.options
+@click.option("--context", default=256, callback=options.at_least(2), help="Tokens that the model reads in one window.")
+@click.option(
+    "--stride",
+    type=int,
+    help="Tokens between the starts of two windows. A stride below the context puts more text before each scored "
+    "token, and takes longer.  [default: the context]",
+)
+@click.option(
+    "--scoring",
+    type=click.Choice(get_args(Scoring)),
+    default="rolling",
+    help="Which tokens are scored. rolling: each token once, as in lm-evaluation-harness. half: only the second "
+    "half of each chunk of --context tokens, as in llama.cpp's llama-perplexity; then there is no "
+    "word or byte perplexity.",
+)
+@click.option(
+    "--documents",
+    type=click.Choice(get_args(Documents)),
+    default="joined",
+    help="joined: the documents form one text, with a blank line between two (in WikiText, as in its file). "
+    "separate: the model reads each document without the others, as in lm-evaluation-harness.",
+)
+@click.option(
+    "--bos",
+    type=click.Choice(get_args(Bos)),
+    default="auto",
+    help="Put a BOS token before the text, or each separate document, so that the first token is scored too; with "
+    "--scoring half the BOS replaces the first token of each chunk. auto: only if the model's tokenizer adds a "
+    "BOS by itself. always: in any case; EOS stands in for a missing BOS, as in lm-evaluation-harness.",
+)
+@click.option(
+    "--detokenise/--no-detokenise",
+    default=None,
+    help="Undo WikiText's tokenisation before the model reads it: `2 @.@ 5 kg ( 6 lb )` becomes `2.5 kg (6 lb)`. "
+    "Word and byte perplexity still count the original text.  [default: yes if --dataset names WikiText]",
+)
 @click.option(
     "--batch-size",
     default=4,
@@ -86,16 +122,13 @@ def command(
     ranks: Ranks,
     model: str | None,
     revision: str | None,
-    adapter_path: str | None,
     dataset: tuple[str, ...],
     dataset_revision: str | None,
-    rules: Rules,
     max_windows: int | None,
     arm: str,
     save: Path | None,
     compare: Path | None,
     resume: Path | None,
-    outputs: Outputs,
     **_: object,  # the other options; options.given() reads them from the context of click
 ) -> None:
     """Compare a model's perplexity, speed and memory, patch off and patch on.
@@ -137,12 +170,13 @@ def command(
     Under `mlx.launch -n N`, N processes share the batches, and the scores stay the same. Rank 0 prints and writes the
     results.
     """
+    rules: Rules = options.given(Rules)
     if compare and arm == "both":
         raise EvalError("--compare needs --arm off or --arm on: the other arm comes from the file")
     if save and resume:
         raise EvalError("--resume also saves scores, as --save-logprobs does: give only one of the two")
     text = data.load(*dataset, part=options.given(Part, revision=dataset_revision))
-    loaded = models.load(model, revision, adapter_path)
+    loaded = models.load(model, revision)
     planned = plan.make(loaded, text, rules)
     windows = planned.windows[:max_windows]
     read_as = {
@@ -185,7 +219,7 @@ def command(
         batches, stopped = runner.collect(work(), what, total, before, lambda batch: batch.trial.windows, _status)
     if ranks.rank == 0:
         result = summary.result(header, planned, len(windows), before, batches, other)
-        outputs.deliver(page.description(result))
+        options.given(Outputs).deliver(page.description(result))
     runner.end(stopped)
 
 

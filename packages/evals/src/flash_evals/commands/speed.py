@@ -14,7 +14,6 @@ from flash_evals.work.measure import memory_method
 
 @click.command("speed")
 @options.model
-@options.adapter_path
 @options.numbers("-p", "--prompt", of="tokens", least=0, default="512", text="Prompt lengths in tokens; 0: no prompts.")
 @options.numbers("-g", "--generate", of="tokens", least=0, default="32", text="Tokens to generate; 0: no generation.")
 @options.numbers(
@@ -28,9 +27,6 @@ from flash_evals.work.measure import memory_method
     "--num-draft-tokens", least=1, type=int, text="Tokens that the draft model guesses at a time.  [default: 3]"
 )
 @options.repetitions(5, "Trials of each test and arm, after one that warms up and one that times attention.")
-@options.number(
-    "--delay", least=0, most=3600, default=0.0, metavar="SECONDS", text="Wait before each trial, to cool down."
-)
 @options.seed("Seed of the random tokens in the prompts.")
 @options.kv_bits
 @options.kv_group_size
@@ -41,10 +37,8 @@ from flash_evals.work.measure import memory_method
 def command(
     model: str | None,
     revision: str | None,
-    adapter_path: str | None,
     draft_model: str | None,
     num_draft_tokens: int | None,
-    outputs: Outputs,
     **_: object,  # the other options, which are passed on to the settings unchanged
 ) -> None:
     """Compare prompt and generation tokens per second, patch off and patch on.
@@ -103,7 +97,7 @@ def command(
     if draft_model and settings.batch_size != [1]:
         raise EvalError("--draft-model needs -b 1: mlx-lm has no speculative decoding in batches")
     described_machine = machine.describe()
-    loaded = [models.load(model, revision, adapter_path), *([models.load(draft_model)] if draft_model else [])]
+    loaded = [models.load(model, revision), *([models.load(draft_model)] if draft_model else [])]
     generation.require(loaded, cases)
     runner.say_what_bounds(described_machine)
 
@@ -118,5 +112,5 @@ def command(
         interrupted=stopped is not None,
         machine=described_machine,
     )
-    outputs.deliver(page.description(result))
+    options.given(Outputs).deliver(page.description(result))
     runner.end(stopped)

@@ -22,7 +22,6 @@ class Settings(Record):
     batch_size: list[Count]
     num_draft_tokens: Count | None
     repetitions: Count
-    delay: Amount
     seed: Count
     prefill_step_size: Count
     memory: str

@@ -1,4 +1,4 @@
-"""Loads a text from this Python's documentation, files, a folder, stdin, or the hub (with the library `datasets`)."""
+"""Loads a text from this Python's documentation, files, stdin, or the hub (with the library `datasets`)."""
 
 import hashlib
 import json
@@ -64,8 +64,9 @@ class Text:
 def load(*datasets: str, part: Part = WHOLE) -> Text:
     """Loads the documents of a part of a dataset.
 
-    `datasets` is one of these: "pydoc", "wikitext", "wikitext-2", "wikitext-103", "-" for stdin, a .txt, .jsonl or
-    .parquet file, a folder that the `datasets` library can read, or a hub id. Several files are read one after another.
+    `datasets` is one of these: "pydoc", "wikitext", "-" for stdin, a .txt, .jsonl or .parquet file, or a hub id.
+    Several files are read one after another.
+
     Raises EvalError if a file, split, column or revision does not exist, if there is no text, if the hub is needed and
     cannot be reached, or if an option of `part` has no meaning for the dataset.
     """
@@ -78,15 +79,9 @@ def load(*datasets: str, part: Part = WHOLE) -> Text:
             _require_no(part, "stdin")
             with failing("cannot read stdin"):
                 return Text.of([sys.stdin.buffer.read().decode()], "stdin")
-        case ("wikitext" | "wikitext-2" | "wikitext-103" as name,):
-            if name != "wikitext":
-                _require_no(Part(config=part.config), name)
-            config = part.config or f"{'wikitext-2' if name == 'wikitext' else name}-raw-v1"
-            return _from_hub(WIKITEXT, replace(part, config=config))
-        case (folder,) if Path(folder).is_dir():
-            _require_no(Part(revision=part.revision), f"the folder {folder}")
-            return _from_folder(folder, part)
-        case (repo,) if not Path(repo).is_file() and Path(repo).suffix not in READERS:
+        case ("wikitext",):
+            return _from_hub(WIKITEXT, replace(part, config=part.config or "wikitext-2-raw-v1"))
+        case (repo,) if not Path(repo).exists() and Path(repo).suffix not in READERS:
             return _from_hub(repo, part)
     return _from_files(datasets, part)
 
@@ -105,16 +100,12 @@ def _from_files(files: Sequence[str], part: Part) -> Text:
             raise EvalError(f"{several}expected an existing .txt, .jsonl or .parquet file, not {path}")
     plain, column, source = all(path.suffix == ".txt" for path in paths), part.column or "text", ", ".join(files)
     _require_no(part if plain else replace(part, column=None), source)
-    documents, name = _read_files(paths, column), ", ".join(path.name for path in paths)
-    return Text.of(documents, source, Part(column=None if plain else column), name)
-
-
-def _read_files(paths: Sequence[Path], column: str) -> list[str]:
     documents: list[str] = []
     for path in paths:
         with failing(f"cannot read {path}", (Exception,)):
             documents += READERS[path.suffix](path, column)
-    return documents
+    name = ", ".join(path.name for path in paths)
+    return Text.of(documents, source, Part(column=None if plain else column), name)
 
 
 def _read_txt(path: Path, column: str) -> list[str]:
@@ -136,27 +127,13 @@ def _read_parquet(path: Path, column: str) -> list[str]:
 READERS = {".txt": _read_txt, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
 
 
-def _from_folder(folder: str, part: Part) -> Text:
-    """Reads a split of a folder. `datasets` finds the split's files, by their names or by the folder's README.md.
-
-    If READERS has a function for each file, these functions read them: `datasets` would cut a .txt into lines.
-    """
-    # The path is absolute, because `datasets` would take a relative path such as "text" for one of its own builders.
-    datasets, path = _quiet_datasets(), str(Path(folder).absolute())
-    split, column = part.split or "test", part.column or "text"
-    with failing(f"cannot read {folder}, --split {split}", (Exception,)):
-        builder = datasets.load_dataset_builder(path, part.config)
-        files = [Path(file) for file in builder.config.data_files.get(split, [])]
-        if files and all(file.suffix in READERS for file in files):
-            documents = _read_files(files, column)
-        else:
-            documents = _column(_table(builder, split), column, folder)
-    return Text.of(documents, folder, Part(part.config, split, column))
-
-
 def _from_hub(repo: str, part: Part) -> Text:
     """Reads a split of a dataset, at the commit that hub.reading() yields. Without a network, reads the cache."""
-    datasets = _quiet_datasets()
+    import datasets  # type: ignore[import-untyped]
+
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # flash-eval itself reports the errors of `datasets`
+    if not sys.stderr.isatty():
+        datasets.disable_progress_bars()
     split, column = part.split or "test", part.column or "text"
     with hub.reading(repo, "dataset", part.revision) as (commit, online):
         datasets.config.HF_HUB_OFFLINE = not online  # without a network, `datasets` would retry for half a minute
@@ -164,30 +141,17 @@ def _from_hub(repo: str, part: Part) -> Text:
         if builder.hash != commit:
             # If the hub does not answer, `datasets` reads the latest commit in its cache, which may be another commit.
             raise ConnectionError(f"the hub does not answer, and commit {commit} is not in the cache")
-        table = _table(builder, split)
+        try:
+            builder.download_and_prepare()
+        except Exception as error:
+            raise error.__cause__ or error from None  # the message of `datasets` only says that an error occurred
+        table = builder.as_dataset(split).with_format("arrow")[:]
     config = part.config or (None if builder.config.name == "default" else builder.config.name)
     documents, part = _column(table, column, repo), Part(config, split, column, commit)
     if repo != WIKITEXT:
         return Text.of(documents, repo, part)
     # Each row of WikiText is a line of a file. pages() joins the lines to pages.
     return Text.of(wikitext.pages(documents), repo, part, separator="\n", tokenised=True)
-
-
-def _quiet_datasets() -> Any:
-    import datasets  # type: ignore[import-untyped]
-
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # flash-eval itself reports the errors of `datasets`
-    if not sys.stderr.isatty():
-        datasets.disable_progress_bars()
-    return datasets
-
-
-def _table(builder: Any, split: str) -> Any:
-    try:
-        builder.download_and_prepare()
-    except Exception as error:
-        raise error.__cause__ or error from None  # the message of `datasets` only says that an error occurred
-    return builder.as_dataset(split).with_format("arrow")[:]
 
 
 def _column(table: Any, column: str, where: object) -> list[str]:

@@ -7,7 +7,6 @@ own. `BatchGenerator` is not used, because its queue and its merging of caches w
 
 import copy
 import inspect
-import time
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any
@@ -69,7 +68,6 @@ def tests(
     filled: dict[int, list[Cache]] = {}  # depth -> one cache per model; all have the same tokens
 
     def work() -> Callable[[], Guesses]:
-        time.sleep(settings.delay)
         return prepared(models, settings.num_draft_tokens, case, tokens, filled[case.depth])
 
     def share(name: Arm) -> float | None:

@@ -55,7 +55,7 @@ def reading(repo: str, kind: Kind, revision: str | None) -> Iterator[tuple[str |
         elif isinstance(error, errors.RevisionNotFoundError):
             says = f"the {what} on the hub has no branch, tag or commit {revision!r}"
         elif isinstance(error, errors.HFValidationError):
-            says = f"no such {'model folder' if kind == 'model' else 'file or folder'}: {repo}"
+            says = f"no such {'model folder' if kind == 'model' else 'file'}: {repo}"
         elif isinstance(error, errors.RepositoryNotFoundError):
             says = f"no file or folder {repo!r}, and the hub shows you no {what}; if it is private, run: hf auth login"
         else:

@@ -114,8 +114,7 @@ def attention_share(name: Arm, work: Callable[[], object], precision: Precision 
 def _counts() -> tuple[Counter[str], Counter[str], Counter[str]]:
     """Returns counts since the process began: kernel -> calls, reason -> fallbacks, reason -> calls left to MLX."""
     now = flash.status()
-    left = Counter(now.left)
-    return Counter(flashattn_core.stats()), Counter(now.fallbacks), left
+    return Counter(flashattn_core.stats()), Counter(now.fallbacks), Counter(now.left)
 
 
 @cache

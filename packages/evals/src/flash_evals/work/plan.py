@@ -19,7 +19,7 @@ from flash_evals.work.scoring import Window
 
 @dataclass(frozen=True)
 class Rules:
-    """The options of commands/rules.py. Raises EvalError for options that exclude each other."""
+    """The options that change the perplexity. Raises EvalError for options that exclude each other."""
 
     context: int
     stride: int | None  # None: the same as context
