@@ -28,6 +28,13 @@ def model(command: Callable[..., None]) -> Callable[..., None]:
     )(command)
 
 
+adapter_path = click.option(
+    "--adapter-path",
+    metavar="FOLDER",
+    help="Load the adapters that mlx_lm.lora has written to this folder (LoRA, DoRA, or all weights).",
+)
+
+
 def given(record: type[Item], **more: object) -> Item:
     """Makes a record from the current command's options. Arguments in `more` replace options of the same name."""
     return msgspec.convert({**click.get_current_context().params, **more}, record)

@@ -29,6 +29,7 @@ from flash_evals.work.ranks import Ranks, shared
 @click.command("perplexity", context_settings={"show_default": True})
 @shared
 @options.model
+@options.adapter_path
 @click.option(
     "--dataset",
     default=["pydoc"],
@@ -122,6 +123,7 @@ def command(
     ranks: Ranks,
     model: str | None,
     revision: str | None,
+    adapter_path: str | None,
     dataset: tuple[str, ...],
     dataset_revision: str | None,
     max_windows: int | None,
@@ -176,7 +178,7 @@ def command(
     if save and resume:
         raise EvalError("--resume also saves scores, as --save-logprobs does: give only one of the two")
     text = data.load(*dataset, part=options.given(Part, revision=dataset_revision))
-    loaded = models.load(model, revision)
+    loaded = models.load(model, revision, adapter_path)
     planned = plan.make(loaded, text, rules)
     windows = planned.windows[:max_windows]
     read_as = {

@@ -14,6 +14,7 @@ from flash_evals.work.measure import memory_method
 
 @click.command("speed")
 @options.model
+@options.adapter_path
 @options.numbers("-p", "--prompt", of="tokens", least=0, default="512", text="Prompt lengths in tokens; 0: no prompts.")
 @options.numbers("-g", "--generate", of="tokens", least=0, default="32", text="Tokens to generate; 0: no generation.")
 @options.numbers(
@@ -37,6 +38,7 @@ from flash_evals.work.measure import memory_method
 def command(
     model: str | None,
     revision: str | None,
+    adapter_path: str | None,
     draft_model: str | None,
     num_draft_tokens: int | None,
     **_: object,  # the other options, which are passed on to the settings unchanged
@@ -97,7 +99,7 @@ def command(
     if draft_model and settings.batch_size != [1]:
         raise EvalError("--draft-model needs -b 1: mlx-lm has no speculative decoding in batches")
     described_machine = machine.describe()
-    loaded = [models.load(model, revision), *([models.load(draft_model)] if draft_model else [])]
+    loaded = [models.load(model, revision, adapter_path), *([models.load(draft_model)] if draft_model else [])]
     generation.require(loaded, cases)
     runner.say_what_bounds(described_machine)
 

@@ -1,5 +1,7 @@
 """Records of a run's model, text and machine, and ModelResult, the base class of results about models."""
 
+from pathlib import Path
+
 from mlxlm_flash_patch.blas import REFERENCE
 
 from flash_evals.results.arms import Flash
@@ -20,16 +22,19 @@ class Model(Record):
     name: str
     source: str  # the folder or hub id as the user gave it
     revision: str | None  # the hub's commit
+    adapter_path: str | None  # the folder as the user gave it
+    adapter_type: str | None  # mlx-lm's fine_tune_type: lora, dora or full
     type: str  # mlx-lm's name of the architecture
-    parameters: Count  # each quantised weight counts as one, however it is packed
+    parameters: Count  # adapters do not count; each quantised weight counts as one, however it is packed
     dtype: str
     max_positions: int | None  # the longest sequence in tokens; None if the model's config does not state it
 
     @property
     def title(self) -> str:
         """The model as pages show it: `Qwen2 demo, 1.0 M parameters, float32`."""
+        adapters = f"{self.adapter_type} adapters {Path(self.adapter_path).name}" if self.adapter_path else None
         size = f"{_count(self.parameters)} parameters"
-        return ", ".join(filter(None, (self.name, self.revision, size, self.dtype)))
+        return ", ".join(filter(None, (self.name, self.revision, adapters, size, self.dtype)))
 
 
 class Part(Record):

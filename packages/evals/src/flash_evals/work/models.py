@@ -1,5 +1,6 @@
 """Loads a model with mlx-lm, from a folder, the hub or this package. Encodes text with the model's tokenizer."""
 
+import json
 import logging
 from collections import Counter
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from flash_evals.work import hub
 
 Bos = Literal["auto", "always", "never"]
 DEMO_MODEL = Path(__file__).parent / "demo_model"
+ADAPTER_PARAMETERS = {"lora_a", "lora_b", "m"}  # mlx-lm's names of adapter parameters; m is DoRA's magnitude
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,8 @@ def parameters(network: Any) -> dict[str, mx.array]:
     return dict(tree_flatten(network.parameters()))
 
 
-def load(model: str | None, revision: str | None = None) -> LoadedModel:
-    """Loads a model and its tokenizer. model None: this package's demo model.
+def load(model: str | None, revision: str | None = None, adapter_path: str | None = None) -> LoadedModel:
+    """Loads a model and its tokenizer, and adapters if `adapter_path` is given. model None: this package's demo model.
 
     `revision`: branch, tag or commit of a model on the hub. None means "main". Raises EvalError if loading fails.
     """
@@ -101,10 +103,13 @@ def load(model: str | None, revision: str | None = None) -> LoadedModel:
         network, tokenizer, config = mlx_lm_load(str(path), return_config=True)  # type: ignore[misc]
     if not tokenizer.encode("a", add_special_tokens=False):
         raise EvalError(f"cannot load the model in {path}: the folder has no tokenizer")
+    adapter_type = _add_adapters(network, adapter_path) if adapter_path is not None else None
     described = Model(
         name=name,
         source=model or "demo",
         revision=commit,
+        adapter_path=adapter_path,
+        adapter_type=adapter_type,
         type=config["model_type"],
         parameters=get_total_parameters(network),  # type: ignore[no-untyped-call]
         dtype=_dtype(network, config),
@@ -122,6 +127,24 @@ def _dtype(network: Any, config: dict[str, Any]) -> str:
     [(dtype, _)] = sizes.most_common(1)
     quantization = config.get("quantization")
     return f"{quantization['bits']}-bit, {dtype}" if quantization else dtype
+
+
+def _add_adapters(network: Any, adapter_path: str) -> str:
+    """Loads adapters as mlx-lm does, and returns their type. Raises EvalError if the file lacks tensors of adapters."""
+    from mlx_lm.utils import load_adapters
+
+    folder, what = Path(adapter_path), f"cannot load the adapters in {adapter_path}"
+    with failing(what, (Exception,)):
+        load_adapters(network, adapter_path)
+        kind = json.loads((folder / "adapter_config.json").read_bytes()).get("fine_tune_type", "lora")
+        given = set(mx.load(str(folder / "adapters.safetensors")))
+    needed = {name for name in parameters(network) if name.split(".")[-1] in ADAPTER_PARAMETERS}
+    if not given:
+        raise EvalError(f"{what}: adapters.safetensors holds no adapters")
+    if not needed <= given:
+        raise EvalError(f"{what}: the file lacks {len(needed - given)} of {len(needed)} tensors, and has {len(given)}")
+    network.eval()  # no dropout
+    return str(kind)
 
 
 def encode(loaded: LoadedModel, text: str, bos: Bos) -> Tokens:
