@@ -62,6 +62,8 @@ NOT_RUN = {
     "lm_eval …": "another program",
     "llama-perplexity …": "another program",
     "llama-quantize …": "another program",
+    "cmake …": "builds another program",
+    "build/driver/parts_avx2": "cmake builds it, which is not run",
     "pip install --no-deps --target …": "downloads 93 MB",
     "flash-eval real-model …": "downloads 93 MB; the tests beside other programs run it",
     "flash-eval perplexity --model M --dataset W …": "needs that model and text; docs/flash-eval.md has the same",
