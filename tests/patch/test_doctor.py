@@ -13,9 +13,10 @@ import pytest
 from click.testing import CliRunner
 from flashattn_core import _ext
 from flashattn_core.check import survey
-from mlx_lm.models import base
+from mlx_lm.models import base, qwen2
 from mlxlm_flash_patch import blas, coverage, doctor, tune
 from mlxlm_flash_patch.cli import cli
+from mlxlm_flash_patch.patch_points import POINTS
 from release_table import releases
 
 from tests.core.programs import ANOTHER_MLX, library
@@ -74,7 +75,9 @@ def test_nothing_to_find():
         assert f"✓ versions: {package} {number}" in findings
     for backend, description in flashattn_core.backends().items():
         assert f"✓ {backend}: {description}" in findings
-    for rest in ("MLXLM_FLASH: not set", "BLAS: openblas", "self-test: ", "attention: "):
+    late = "(functions of mlx-lm's gemma2, phi3small and gear follow when a program imports them)"
+    assert f"✓ attention: the patch replaces {len(POINTS)} functions {late}" in findings
+    for rest in ("MLXLM_FLASH: not set", "BLAS: openblas", "self-test: "):
         assert any(line.startswith(f"✓ {rest}") for line in findings), rest
     assert lines[-1] == "broken: 0 · could be better: 0"
 
@@ -251,6 +254,15 @@ def test_a_model_without_flash_attention(tmp_path, monkeypatch):
     found("! model: 0 attention calls of a prompt use flash attention; others do not: head_dim over 512 2", *model)
     monkeypatch.setattr(coverage, "attention_of", lambda name: ([], 0, {}))
     found("! model: no attention call of a prompt uses flash attention", *model)
+
+
+def test_a_model_that_cannot_read_a_prompt(tmp_path, monkeypatch):
+    def fails(*_):
+        raise ValueError("these layers do not fit")
+
+    (tmp_path / "config.json").write_text(json.dumps(config("qwen2")))
+    monkeypatch.setattr(qwen2.Model, "__call__", fails)
+    found("✗ model: these layers do not fit · cure: give --model a folder", "--model", str(tmp_path))
 
 
 def test_a_model_that_brings_its_own_code(tmp_path):

@@ -100,6 +100,16 @@ def test_another_signature(monkeypatch):
     assert vars(base)[name] is other
 
 
+def test_without_sources(reads):
+    """Without mlx-lm's source, the patch still replaces the function that it recognises by its signature."""
+    own = base.create_causal_mask
+    reads(own, None)
+    with pytest.warns(flash.FlashFallbackWarning, match="not replaced: its source is not available"):
+        flash.enable()
+    assert base.create_causal_mask is own
+    assert "mlx_lm.models.base.quantized_scaled_dot_product_attention" in flash.status().patched
+
+
 WITHOUT_MLX_LM = """
 import sys
 import mlx.core as mx, mlx.nn as nn, mlxlm_flash_patch as flash

@@ -130,3 +130,4 @@ def test_layers_of_several_kinds(seen):
     window = config("gpt_oss")["sliding_window"]
     assert {(call.window, "sinks" in call.given) for call in seen("gpt_oss")} == {(0, True), (window, True)}
     assert all("softcap" in call.given for call in seen("gemma2"))
+    assert {call.window for call in seen("gpt_oss", sliding_window=1000)} == {0, 1000}  # the prompt is longer
