@@ -10,25 +10,22 @@ import hashlib
 import inspect
 import sys
 import threading
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
+from weakref import WeakSet
 
 import mlx.core as mx
 
 from . import described_masks, mlx_lm_functions, mlx_own, mx_fast
 from .mlx_own import is_mlx_attention, mlx_attention
-from .router import MLX_LM_BASE, FlashFallbackWarning, frames_of_libraries, state
+from .router import MLX_LM_BASE, state, warn
 
-_original_of = WeakKeyDictionary[Any, Any]()  # the patch's function -> the function that it replaces
-_replacement_of = WeakValueDictionary[tuple[str, int], Any]()  # (PatchPoint.name, id(original)) -> replacement
-_last: dict[str, Any] = {}  # PatchPoint.name -> its last replacement, kept for the next time that the patch goes in
+_original_of: dict[Any, Any] = {}  # the patch's function -> the function that it replaces
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,13 +70,11 @@ class PatchPoint:
         setattr(owner, self.attribute, function)
 
     def ours(self, original: Any) -> Any:
-        """Returns the replacement of `original`. Makes one only if no earlier replacement still exists."""
-        key = self.name, id(original)
-        made = _replacement_of.get(key)
+        """Returns the replacement of `original`, the same one each time."""
+        made = next((made for made, replaced in _original_of.items() if replaced is original), None)
         if made is None:
-            made = _replacement_of[key] = self.replacement(original)
+            made = self.replacement(original)
             _original_of[made] = original
-        _last[self.name] = made
         return made
 
     def why_not(self, original: Any) -> str | None:
@@ -89,7 +84,7 @@ class PatchPoint:
         if self is MX_ATTENTION:
             return None
         if not self.texts:
-            if (self.name, id(original)) in _replacement_of:  # compared when the replacement was made
+            if original in _original_of.values():  # compared when the replacement was made
                 return None
             try:
                 known = _signature(original) == _signature(self.replacement(original), follow_wrapped=False)
@@ -256,13 +251,10 @@ def exchange(pairs: Sequence[tuple[Any, Any]]) -> None:
     A library may have saved `old` under such a name, to restore the function later. It then restores `new`.
     """
     instead = {id(old): new for old, new in pairs}
-    for module, name in tuple(_places):
-        if module in sys.modules:
-            _rebind(names_in(sys.modules[module]), name, instead)
-        else:
-            _places.discard((module, name))
-    if elsewhere := _held_elsewhere(pairs):
-        _search_modules(elsewhere)
+    for module, name in _places:
+        _rebind(names_in(sys.modules.get(module)), name, instead)
+    if _are_held_elsewhere(pairs):
+        _search_modules(instead)
 
 
 def _rebind(names: Any, name: str, instead: dict[int, Any]) -> None:
@@ -271,48 +263,28 @@ def _rebind(names: Any, name: str, instead: dict[int, Any]) -> None:
         names[name] = instead[id(held)]
 
 
-def _held_elsewhere(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """The pairs whose `old` is held by anything but this package. Usually there are none.
+def _are_held_elsewhere(pairs: Sequence[tuple[Any, Any]]) -> bool:
+    """Whether anything but this package refers to a pair's `old`. Usually nothing does.
 
     Python counts the references to each object, so this takes microseconds. To search all modules takes milliseconds.
     """
     functions = [*(old for old, _ in pairs), object()]  # the object shows the count of what only this list holds
-    made = list(_original_of)
-    holders: list[Any] = [functions, made, *pairs, _last, vars(_original_of)["data"], vars(mlx_own), globals()]
-    holders += [holder for function in made for holder in (vars(function), *function.__closure__)]
-    elsewhere = [n - m for n, m in zip(_references(functions), _references_from(holders, functions), strict=True)]
-    return [pair for pair, n in zip(pairs, elsewhere, strict=False) if n != elsewhere[-1]]
-
-
-def _references(functions: Iterable[Any]) -> list[int]:
-    return list(map(sys.getrefcount, functions))
-
-
-def _references_from(holders: Iterable[Any], functions: Sequence[Any]) -> list[int]:
-    """How often the holders refer to each function. Must not get a holder twice."""
-    before = _references(functions)
+    holders: list[Any] = [functions, *pairs, _original_of, vars(mlx_own), globals()]  # none of them twice
+    holders += [holder for made in _original_of for holder in (vars(made), *made.__closure__)]
+    before = list(map(sys.getrefcount, functions))
     referents = gc.get_referents(*holders)  # this list refers to a function once more for each reference of a holder
-    counts = [after - n for after, n in zip(_references(functions), before, strict=True)]
+    elsewhere = {2 * n - after for n, after in zip(before, map(sys.getrefcount, functions), strict=True)}
     del referents
-    return counts
+    return len(elsewhere) > 1
 
 
-def _search_modules(pairs: Sequence[tuple[Any, Any]]) -> None:
-    """Does what exchange() does, and remembers the places."""
-    modules = [
-        (module, names)
-        for module, names in ((name, names_in(module)) for name, module in list(sys.modules.items()))
-        if isinstance(names, dict) and module not in OWN_MODULES
-    ]
-    if not any(_references_from((names for _, names in modules), [old for old, _ in pairs])):
-        return
-    instead = {id(old): new for old, new in pairs}
-    types = {type(old) for old, _ in pairs}  # comparing types before ids halves the time
-    for module, names in modules:
-        found = [name for name, held in list(names.items()) if type(held) in types and id(held) in instead]
-        for name in found:
-            _places.add((module, name))
-            _rebind(names, name, instead)
+def _search_modules(instead: dict[int, Any]) -> None:
+    """Rebinds names in all modules, from the function with an id to another function, and remembers the places."""
+    for module, names in [(name, names_in(module)) for name, module in list(sys.modules.items())]:
+        if isinstance(names, dict) and module not in OWN_MODULES:
+            for name in [name for name, held in list(names.items()) if id(held) in instead]:
+                _places.add((module, name))
+                _rebind(names, name, instead)
 
 
 def foreign() -> dict[str, str]:
@@ -387,8 +359,7 @@ class _Finder(MetaPathFinder):
 
 def warn_of(left: dict[str, str]) -> None:
     for name, why in left.items():
-        message = f"{name} was not replaced: {why}. It still runs unpatched; all other functions are replaced."
-        warnings.warn(message, FlashFallbackWarning, stacklevel=2 + frames_of_libraries(sys._getframe(1)))
+        warn(f"{name} was not replaced: {why}. It still runs unpatched; all other functions are replaced.")
 
 
 HOMES = frozenset(point.module for point in POINTS if point is not MX_ATTENTION)

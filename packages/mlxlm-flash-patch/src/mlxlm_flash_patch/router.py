@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
-from types import FrameType
 from typing import Any
 
 import flashattn_core
@@ -187,20 +186,19 @@ def flash_or(original: Callable[[], mx.array], flash: Callable[[], mx.array], wh
     if state.strict:
         raise FlashFallbackError(f"strict: flash attention cannot compute this call: {reason}")
     if first:
-        message = f"{whose} attention computed this call, because: {reason} (warned once; status() counts every call)"
-        warnings.warn(message, FlashFallbackWarning, stacklevel=2 + frames_of_libraries(sys._getframe(1)))
+        warn(f"{whose} attention computed this call, because: {reason} (warned once; status() counts every call)")
     return out
 
 
-def frames_of_libraries(frame: FrameType | None) -> int:
-    """Counts the frames, from `frame` up, that belong to this package, to mlx-lm's base module or to contextlib."""
-    count = 0
-    while frame is not None and (
-        os.path.dirname(frame.f_code.co_filename) == os.path.dirname(__file__)
+def warn(message: str) -> None:
+    """Warns with the line that called this package, mlx-lm's base module or contextlib."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and (
+        frame.f_code.co_filename.startswith(os.path.join(os.path.dirname(__file__), ""))
         or frame.f_globals.get("__name__") in (MLX_LM_BASE, "contextlib")
     ):
-        count, frame = count + 1, frame.f_back
-    return count
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, FlashFallbackWarning, stacklevel=level)
 
 
 @contextmanager

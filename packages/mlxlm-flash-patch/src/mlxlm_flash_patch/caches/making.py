@@ -1,8 +1,6 @@
 """Decides which of a model's caches are quantised."""
 
 import copy
-import sys
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -12,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models import cache as mlx_lm
 
-from ..router import FlashFallbackWarning, KVBits, frames_of_libraries, in_trial
+from ..router import KVBits, in_trial, warn
 from .quantized import QuantizedKVCache, QuantizedLatentKVCache
 from .waiting import QUANTIZED, quantised
 
@@ -33,8 +31,7 @@ def quantise(model: Any, caches: list[Any], kv: KVBits) -> list[Any]:
         into, kept = _plan(model, caches, kv)
         _plans[key] = weakref.ref(model, lambda _: _plans.pop(key) and None), described, into
         if kept:
-            message = f"kv_bits={kv.bits}: some caches stay as they are: {' · '.join(_grouped(kept))}"
-            warnings.warn(message, FlashFallbackWarning, stacklevel=2 + frames_of_libraries(sys._getframe(1)))
+            warn(f"kv_bits={kv.bits}: some caches stay as they are: {' · '.join(_grouped(kept))}")
     return _changed(caches, lambda place, cache: quantised(cache, kv, into[place]) if place in into else cache)
 
 
