@@ -85,21 +85,6 @@ def _is_ours(function: object) -> bool:
     return getattr(function, "__globals__", None) is globals()
 
 
-def quantised_caches(original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """Replaces the function that makes a model's caches. After enable(kv_bits=...) they are quantised."""
-
-    @functools.wraps(original)
-    def make_prompt_cache(model: Any, max_kv_size: int | None = None) -> list[Any]:
-        caches = original(model, max_kv_size)
-        if state.kv is None:
-            return caches
-        from .caches.making import quantise  # imported here, because it imports mlx-lm
-
-        return quantise(model, caches, state.kv)
-
-    return make_prompt_cache
-
-
 class _Gemma2:
     """One call of gemma2's attention. mlx-lm's code gets this object in place of both `self` and the cache.
 

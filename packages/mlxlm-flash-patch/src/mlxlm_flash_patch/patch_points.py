@@ -22,6 +22,7 @@ from weakref import WeakSet
 import mlx.core as mx
 
 from . import described_masks, mlx_lm_functions, mlx_own, mx_fast
+from .caches import kv_bits
 from .mlx_own import is_mlx_attention, mlx_attention
 from .router import MLX_LM_BASE, state, warn
 
@@ -175,7 +176,7 @@ POINTS: Sequence[PatchPoint] = (
 MAKE_CACHES = PatchPoint(  # replaced only while `kv_bits` asks for quantised caches
     CACHE,
     "make_prompt_cache",
-    mlx_lm_functions.quantised_caches,
+    kv_bits.quantised_caches,
     frozenset({"7cde4e9fdb0c1b5a"}),
     is_attention=False,
 )
@@ -194,7 +195,7 @@ def watch_imports() -> None:
 
 
 def wanted() -> Sequence[PatchPoint]:
-    return POINTS if state.kv is None else (*POINTS, MAKE_CACHES)
+    return POINTS if kv_bits.wanted is None else (*POINTS, MAKE_CACHES)
 
 
 def put_in() -> dict[str, str]:

@@ -27,6 +27,7 @@ from . import mlx_own
 from .described_masks import description_of
 
 Function = Callable[..., mx.array]
+NAME = "[scaled_dot_product_attention]"
 DTYPES = (mx.bfloat16, mx.float16, mx.float32)
 MLX_LM_BASE = "mlx_lm.models.base"  # the module whose functions most models call for attention
 
@@ -43,26 +44,6 @@ class FlashFallbackError(RuntimeError):
     """Raised with strict=True for a call that flash attention cannot compute. The text says why."""
 
 
-@dataclass(frozen=True)
-class KVBits:
-    """How new caches store keys and values: in so many bits, with a scale and a bias for each group of elements.
-
-    A cache keeps 16 bits until it holds `start` tokens.
-    """
-
-    bits: int
-    group_size: int = 64
-    start: int = 0
-
-    def __post_init__(self) -> None:
-        for name, given, known in (("kv_bits", self.bits, (4, 8)), ("kv_group_size", self.group_size, (32, 64, 128))):
-            if integer(given) not in known:
-                raise ValueError(f"[enable] {name} is {given!r}, expected one of {', '.join(map(str, known))}")
-        start = integer(self.start)
-        if start is None or start < 0:
-            raise ValueError(f"[enable] quantized_kv_start is {self.start!r}, expected a whole number, at least 0")
-
-
 @dataclass
 class State:
     """Each attention call reads these settings. enable(), disable() and enabled() blocks change them."""
@@ -70,7 +51,6 @@ class State:
     on: bool = False
     strict: bool = False
     precision: Precision = "input"
-    kv: KVBits | None = None  # None: new caches hold 16 bits
     outermost: bool = False  # whether mx.fast has the patch's function itself, not another library's wrapper of it
     fallbacks: Counter[str] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)  # guards `fallbacks`
@@ -88,14 +68,14 @@ def is_active() -> bool:
 
 
 @contextmanager
-def active() -> Iterator[None]:
-    """Inside the block, is_active() returns True in this thread or asyncio task."""
-    before = in_model.get()
+def inside(variable: ContextVar[bool]) -> Iterator[None]:
+    """Inside the block, the variable is True in this thread or asyncio task."""
+    before = variable.get()
     try:  # includes set(), because Ctrl-C may come right after set()
-        in_model.set(True)
+        variable.set(True)
         yield
     finally:
-        in_model.set(before)
+        variable.set(before)
 
 
 def plain_call(
@@ -138,11 +118,10 @@ def attend(
     """
     for name, given in (storage or {}).items():
         if integer(given) is None:
-            what = f"{name} of the KV cache is {describe(given)}, expected a whole number"
-            raise CacheError(f"[scaled_dot_product_attention] {what}")
+            raise CacheError(f"{NAME} {name} of the KV cache is {describe(given)}, expected a whole number")
     query, key, value = _in_one_dtype(query, key, value, storage)
     if scale is None:  # as for flash_attention(), but MLX's function has no default
-        raise TypeError("[scaled_dot_product_attention] scale is None, expected a number")
+        raise TypeError(f"{NAME} scale is None, expected a number")
     mlx_mask, mask = mask, description_of(mask, query, (key[0] if storage else key).shape[-2])
     _require_kernel(query, key, value, mask, sinks, storage)
     if in_trial.get():  # nothing is evaluated, and a kernel might have to be compiled for this call alone
@@ -252,9 +231,8 @@ def _in_one_dtype(query: mx.array, key: Any, value: Any, storage: dict[str, int]
         if not isinstance(given, mx.array):
             cure = ": this attention takes no quantised KV cache, so run it without --kv-bits"
             message = f"{name} is {describe(given)}, expected an array{cure if isinstance(given, list | tuple) else ''}"
-            raise TypeError(f"[scaled_dot_product_attention] {message}")
+            raise TypeError(f"{NAME} {message}")
         if given.ndim != 4:  # flash attention takes other arrays, too, but MLX's function and mlx-lm's do not
-            message = f"{name} has shape {given.shape}, expected (B, heads, length, dim)"
-            raise ValueError(f"[scaled_dot_product_attention] {message}")
+            raise ValueError(f"{NAME} {name} has shape {given.shape}, expected (B, heads, length, dim)")
     dtype = mx.result_type(query, *rows)
     return (query.astype(dtype), *((key, value) if storage else (key.astype(dtype), value.astype(dtype))))

@@ -10,7 +10,8 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models import cache as mlx_lm
 
-from ..router import KVBits, in_trial, warn
+from ..router import in_trial, inside, warn
+from .kv_bits import KVBits
 from .quantized import QuantizedKVCache, QuantizedLatentKVCache
 from .waiting import QUANTIZED, quantised
 
@@ -49,16 +50,14 @@ def _changed(caches: Iterable[Any], change: Callable[[Place, Any], Any], within:
 
 def _plan(model: Any, caches: list[Any], kv: KVBits) -> tuple[Into, Kept]:
     """The classes for the caches that can be quantised, and the reasons why the others cannot."""
-    token = in_trial.set(True)
     try:
-        return _tried(model, caches, kv)
+        with inside(in_trial):
+            return _tried(model, caches, kv)
     except Exception as error:
         kept: Kept = {}
         why = f"a trial call of the model fails: {_line(error)}"
         _changed(copy.deepcopy(caches), lambda place, _: kept.setdefault(place, why))
         return {}, kept
-    finally:
-        in_trial.reset(token)
 
 
 def _tried(model: Any, caches: list[Any], kv: KVBits) -> tuple[Into, Kept]:
