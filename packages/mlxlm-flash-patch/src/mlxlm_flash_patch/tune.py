@@ -4,7 +4,6 @@ It writes a file into the user's cache folder. flashattn_core reads that file wh
 leaves a call to MLX if MLX's own attention is faster.
 """
 
-import gc
 import math
 import os
 import time
@@ -80,14 +79,10 @@ def measured() -> Iterator[Measured]:
 def costs(found: Sequence[Measured]) -> str:
     """The text of the file, in the form of flashattn_core's csrc/call/costs.def. A kernel's cost is its highest."""
     device = mx.default_device()
-    name = mx.device_info(device)["device_name"]
+    source = f"{mx.device_info(device)['device_name']}, mlxlm-flash tune"
     capability = _ext.device_of(device).compute_capability
     highest = {each.kernel: max(one.cost for one in found if one.kernel == each.kernel) for each in found}
-    lines = (
-        f'{{Kernel::{kernel}, {capability}, {cost:.3f}, "{name}, mlxlm-flash tune"}},\n'
-        for kernel, cost in highest.items()
-    )
-    return "".join(lines)
+    return "".join(f'{{Kernel::{name}, {capability}, {cost:.3f}, "{source}"}},\n' for name, cost in highest.items())
 
 
 def write(text: str) -> Path:
@@ -147,13 +142,7 @@ def _in_turns(*sides: Calls) -> list[float]:
 
 def _seconds(calls: Calls, count: int) -> float:
     mx.synchronize()
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        began = time.perf_counter()
-        mx.eval(calls(count))
-        mx.synchronize()
-        return time.perf_counter() - began
-    finally:
-        if collects:
-            gc.enable()
+    began = time.perf_counter()
+    mx.eval(calls(count))
+    mx.synchronize()
+    return time.perf_counter() - began
