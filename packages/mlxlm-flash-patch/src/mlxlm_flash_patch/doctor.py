@@ -280,7 +280,7 @@ def seam() -> Iterator[Finding]:
         if changed.name in now.foreign:
             continue
         what = f"{said.message} · note: a later mlxlm-flash-patch may replace this function"
-        text = fingerprint(changed.current)
+        text = fingerprint(changed.current.__code__)
         yield warning("mlx-lm", what + (f" (fingerprint of its source: {text})" if text else ""))
     for name, holder in now.foreign.items():
         what = f"another library has replaced {name} with {holder}"
