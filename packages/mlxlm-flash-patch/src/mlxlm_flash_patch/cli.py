@@ -4,14 +4,9 @@ import json
 import os
 import platform
 import sys
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import click
-
-if TYPE_CHECKING:
-    from .run import Program
-
-    Started = tuple[Program, dict[str, Any]]
 
 MODES = ("0", "1", "strict", "float32", "float32,strict")  # values of MLXLM_FLASH
 
@@ -107,7 +102,7 @@ def cli() -> None:
 @blas_option
 @click.argument("command", metavar="COMMAND|SCRIPT|-m MODULE")
 @click.argument("arguments", metavar="[ARGS]...", nargs=-1, type=click.UNPROCESSED)
-def run(command: str, arguments: tuple[str, ...], **settings: Any) -> "Started":
+def run(command: str, arguments: tuple[str, ...], **settings: Any) -> tuple[Any, dict[str, Any]]:
     """Run a program with flash attention on.
 
     COMMAND is a command that a package in this environment installs, such as mlx_lm.generate. SCRIPT is a Python
@@ -217,8 +212,8 @@ def main() -> None:
     """The command's entry point. It starts the program outside click, because click catches Ctrl-C and broken pipes."""
     mode = os.environ.get("MLXLM_FLASH", "1")
     try:
-        started: Started | int | None = cli.main(prog_name="mlxlm-flash", standalone_mode=False)
-        if started is None or isinstance(started, int):
+        started = cli.main(prog_name="mlxlm-flash", standalone_mode=False)
+        if not isinstance(started, tuple):  # the exit code of another command than `run`
             sys.exit(started)
         program, settings = started
         if mode not in MODES:

@@ -47,14 +47,7 @@ problem = partial(Finding, Mark.PROBLEM)
 
 
 def examine(model: str | None = None, with_kernels: bool = False, with_times: bool = False) -> Iterator[Finding]:
-    """Runs the checks and yields their findings.
-
-    Args:
-      model: also look at the attention of this model. It is a folder that mlx-lm loads, or a hub id whose configuration
-        is in the local hub cache.
-      with_kernels: also compare each kernel of MLX's default device with the CPU kernels. This takes minutes.
-      with_times: also time the kernels, as `mlxlm-flash tune` does, without writing its file.
-    """
+    """Runs the checks and yields their findings. The arguments are the command's options."""
     for check in (versions, extension, cpu, matrix_products, numbers, seam, checks_before):
         broken = False
         for finding in check():

@@ -352,10 +352,7 @@ def _kv(bits: int | None, group_size: int, start: int) -> caches.KVBits | None:
 
 
 def _begin(request: Request) -> None:
-    """Adds a request. A request from enable() replaces the request of an earlier enable().
-
-    Warns of functions that are not replaced.
-    """
+    """Adds a request. One from enable() replaces that of an earlier enable(). Warns of functions that stay."""
     _wait_for_imports()
     with lock:
         _count_if_off()
@@ -367,16 +364,13 @@ def _begin(request: Request) -> None:
 
 
 def _end(requests: list[Request]) -> None:
-    """Removes `requests` from `_requests`. Ignores those that are not there any more.
-
-    Raises FlashNeverRanError if a removed request is strict, and no call ran as flash attention or went to MLX's faster
-    attention since that request began.
-    """
+    """Removes those of `requests` that are in `_requests`. Raises FlashNeverRanError for one that is strict."""
     with lock:
         ended = [r for r in requests if r in _requests]
+        never_ran = any(r.strict and r.never_ran() for r in ended)  # now, because a later request may reset the counts
         _requests[:] = [r for r in _requests if r not in ended]
         _settle()
-    if any(r.strict and r.never_ran() for r in ended):
+    if never_ran:
         now = status()
         none = f"no call of {patch_points.MX_ATTENTION.name} was evaluated"
         compiled = "functions that mx.compile traced earlier keep MLX's own attention"
