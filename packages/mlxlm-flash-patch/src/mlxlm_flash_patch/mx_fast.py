@@ -31,13 +31,13 @@ def flash_instead_of(original: Function) -> Function:
         arrays = [array for array in (q, k, v, *others) if array is not MISSING]
         options = {"scale": scale} if scale is not MISSING else {}
         options |= {name: array for name, array in (("mask", mask), ("sinks", sinks)) if array is not None} | more
-        return flash_or(lambda: _own(original, arrays, options), lambda: _flash(*arrays, **options), "MLX's own")
+        return flash_or(lambda: _call(original, arrays, options), lambda: _flash(*arrays, **options), "MLX's own")
 
     scaled_dot_product_attention.__doc__ = original.__doc__
     return scaled_dot_product_attention
 
 
-def _own(original: Function, arrays: Sequence[Any], options: dict[str, Any]) -> mx.array:
+def _call(original: Function, arrays: Sequence[Any], options: dict[str, Any]) -> mx.array:
     key = arrays[1] if len(arrays) > 1 else None
     if isinstance(key, mx.array) and key.ndim == 4 and key.shape[1] == 0 and is_active():
         # MLX's own function would divide by key's number of heads, and a division by 0 ends the process.
