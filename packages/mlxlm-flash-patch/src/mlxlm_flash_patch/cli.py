@@ -196,7 +196,7 @@ def tune() -> None:
     try:
         for each in measured():
             found.append(each)
-            click.echo(str(each))
+            click.echo(each.line)
         text = costs(found)
         click.echo(f"\n{text}written to {write(text)}")
     except (OSError, ValueError) as error:

@@ -217,7 +217,7 @@ def times() -> Iterator[Finding]:
     try:
         for each in measured():
             found.append(each)
-            yield ok("tune", str(each))
+            yield ok("tune", each.line)
     except (RuntimeError, ValueError) as error:
         yield problem("tune", str(error), "please report this finding")
     yield ok("tune", " ".join(costs(found).split("\n")).strip())
@@ -255,9 +255,8 @@ def _error(length: int) -> float:
 
 
 def seam() -> Iterator[Finding]:
-    """Whether enable() works, which functions it leaves alone, and which another library has replaced."""
+    """Whether enable() works, and which functions it leaves alone."""
     from . import FlashFallbackWarning, enabled, status
-    from .patch_points import POINTS, fingerprint
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -267,17 +266,9 @@ def seam() -> Iterator[Finding]:
         with enabled():
             now = status()
     for said in caught:
-        if not issubclass(said.category, FlashFallbackWarning):
-            continue
-        [changed] = [point for point in POINTS if str(said.message).startswith(f"{point.name} ")]
-        if changed.name in now.foreign:
-            continue
-        what = f"{said.message} · note: a later mlxlm-flash-patch may replace this function"
-        text = fingerprint(changed.current.__code__)
-        yield warning("mlx-lm", what + (f" (fingerprint of its source: {text})" if text else ""))
-    for name, holder in now.foreign.items():
-        what = f"another library has replaced {name} with {holder}"
-        yield warning("mlx-lm", what, f"switch {holder} off if only flash attention should replace {name}")
+        if issubclass(said.category, FlashFallbackWarning):
+            cure = "install a tested release of mlx-lm, or switch the other library off"
+            yield warning("mlx-lm", str(said.message), cure)
     late = "functions of mlx-lm's gemma2, phi3small and gear follow when a program imports them"
     yield ok("attention", f"the patch replaces {len(now.patched)} functions ({late})")
 

@@ -27,7 +27,6 @@ from .described_masks import description_of
 
 Function = Callable[..., mx.array]
 NAME = "[scaled_dot_product_attention]"
-DTYPES = (mx.bfloat16, mx.float16, mx.float32)
 MLX_LM_BASE = "mlx_lm.models.base"  # the module whose functions most models call for attention
 
 
@@ -194,7 +193,7 @@ def _require_kernel(
             where = f"on this device for a head_dim over {most}" if most else "on this device"
             where = "with a quantised KV cache" if quantised else where
             raise NoKernelError(f"traced by mx.grad, mx.vmap or mx.compile: flash attention has no gradient {where}")
-    if query.dtype not in DTYPES:
+    if query.dtype not in (mx.bfloat16, mx.float16, mx.float32):
         raise NoKernelError(f"dtype {str(query.dtype).removeprefix('mlx.core.')}")
 
 
