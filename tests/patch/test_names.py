@@ -75,7 +75,7 @@ from mlxlm_flash_patch import patch_points
 theirs, held = types.ModuleType("theirs"), []
 sys.modules["theirs"] = theirs
 searches, search = [], patch_points._search_modules
-patch_points._search_modules = lambda instead: (searches.append(instead), search(instead))
+patch_points._search_modules = lambda pairs: (searches.append(pairs), search(pairs))
 
 def ours():
     values = [*vars(theirs).values(), llama.scaled_dot_product_attention, mx.fast.scaled_dot_product_attention]

@@ -10,7 +10,7 @@ import hashlib
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from importlib.abc import MetaPathFinder
@@ -242,7 +242,7 @@ def exchange(pairs: Sequence[tuple[Any, Any]]) -> None:
     for module, name in _places:
         _rebind(names_in(sys.modules.get(module)), name, instead)
     if _are_held_elsewhere(pairs):
-        _search_modules(instead)
+        _search_modules(pairs)
 
 
 def _rebind(names: Any, name: str, instead: dict[int, Any]) -> None:
@@ -257,19 +257,31 @@ def _are_held_elsewhere(pairs: Sequence[tuple[Any, Any]]) -> bool:
     Python counts the references to each object, so this takes microseconds. To search all modules takes milliseconds.
     """
     functions = [*(old for old, _ in pairs), object()]  # the object shows the count of what only this list holds
-    holders: list[Any] = [functions, *pairs, _original_of, vars(mlx_own), globals()]  # none of them twice
+    holders: list[Any] = [functions, *pairs, _original_of, vars(mlx_own), globals()]
     holders += [holder for made in _original_of for holder in (vars(made), *made.__closure__)]
+    known = _references_from(holders, functions)
+    return len({n - m for n, m in zip(map(sys.getrefcount, functions), known, strict=True)}) > 1
+
+
+def _references_from(holders: Iterable[Any], functions: Sequence[Any]) -> list[int]:
+    """How often the holders refer to each function. Must not get a holder twice."""
     before = list(map(sys.getrefcount, functions))
     referents = gc.get_referents(*holders)  # this list refers to a function once more for each reference of a holder
-    elsewhere = {2 * n - after for n, after in zip(before, map(sys.getrefcount, functions), strict=True)}
+    counts = [after - n for after, n in zip(map(sys.getrefcount, functions), before, strict=True)]
     del referents
-    return len(elsewhere) > 1
+    return counts
 
 
-def _search_modules(instead: dict[int, Any]) -> None:
-    """Rebinds names in all modules, from the function with an id to another function, and remembers the places."""
-    for module, names in [(name, names_in(module)) for name, module in list(sys.modules.items())]:
-        if isinstance(names, dict) and module not in OWN_MODULES:
+def _search_modules(pairs: Sequence[tuple[Any, Any]]) -> None:
+    """Does what exchange() does, and remembers the places."""
+    instead = {id(old): new for old, new in pairs}
+    modules = [
+        (module, names)
+        for module, names in ((name, names_in(module)) for name, module in list(sys.modules.items()))
+        if isinstance(names, dict) and module not in OWN_MODULES
+    ]
+    if any(_references_from((names for _, names in modules), [old for old, _ in pairs])):
+        for module, names in modules:
             for name in [name for name, held in list(names.items()) if id(held) in instead]:
                 _places.add((module, name))
                 _rebind(names, name, instead)
