@@ -10,7 +10,7 @@ import os
 import platform
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 from functools import partial
@@ -21,6 +21,7 @@ from typing import Any
 LIBMLX = {"mlx-cuda-12": "mlx[cuda12]", "mlx-cuda-13": "mlx[cuda13]", "mlx-cpu": "mlx[cpu]"}
 # This project's packages. They require certain versions of mlx, nanobind-backend, mlx-lm and click.
 PINNED = ("flashattn-core", "mlxlm-flash-patch")
+RELATIONS = {"==": operator.eq, ">=": operator.ge, "<=": operator.le}
 CPU_VARIABLES = ("FLASHATTN_CPU_ISA", "FLASHATTN_NUM_THREADS")
 
 
@@ -90,7 +91,7 @@ def _needed(name: str, limits: dict[str, str]) -> Finding:
         if limits.keys() == {">="}:
             return warning("versions", f"{name} is not installed, so the patch replaces only MLX's own function", cure)
         return problem("versions", f"{name} is not installed", cure)
-    if all(RELATIONS[relation](found, limit) for relation, limit in limits.items()):
+    if all(RELATIONS[relation](_numbers(found), _numbers(limit)) for relation, limit in limits.items()):
         return ok("versions", f"{name} {found}")
     lowest = limits.get("==") or limits[">="]
     highest = f" to {limits['<=']}" if "<=" in limits else " or later" * (">=" in limits)
@@ -99,13 +100,6 @@ def _needed(name: str, limits: dict[str, str]) -> Finding:
 
 def _numbers(release: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", release)]
-
-
-RELATIONS: dict[str, Callable[[str, str], bool]] = {
-    "==": operator.eq,  # compares texts, because a pre-release is not the release itself
-    ">=": lambda found, limit: _numbers(found) >= _numbers(limit),
-    "<=": lambda found, limit: _numbers(found) <= _numbers(limit),
-}
 
 
 def _mlx() -> str:
