@@ -255,13 +255,8 @@ class Status:
     versions: Mapping[str, str]
 
     def __str__(self) -> str:
-        if self.instances and not self.enabled:
-            models, replaced = count(self.instances, "model"), count(len(self.patched), "function")
-            first = f"flash attention: off for the process, on for {models} · {replaced} replaced"
-        else:
-            how = f"{'on' if self.enabled else 'off'}{', strict' if self.strict else ''}"
-            where = f"{count(len(self.patched), 'function')}, {count(self.instances, 'model instance')}"
-            first = f"flash attention {how}: {where}"
+        how = f"{'on' if self.enabled else 'off'}{', strict' if self.strict else ''}"
+        first = f"flash attention {how} · functions replaced: {len(self.patched)} · models patched: {self.instances}"
         return "\n".join((first, f"calls: {self.counts()}", *self.replaced(), joined(self.versions)))
 
     def replaced(self) -> list[str]:
@@ -320,10 +315,6 @@ def tally(counts: Mapping[str, int]) -> str:
 def joined(named: Mapping[str, str]) -> str:
     """Formats names and values, for example as ``mlx 0.32.4 · mlx-lm 0.32.2``."""
     return " · ".join(f"{name} {value}" for name, value in named.items())
-
-
-def count(n: int, noun: str) -> str:
-    return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
 def _wait_for_imports() -> None:
