@@ -13,9 +13,10 @@ import pytest
 from click.testing import CliRunner
 from flashattn_core import _ext
 from flashattn_core.check import survey
-from mlx_lm.models import base
+from mlx_lm.models import base, qwen2
 from mlxlm_flash_patch import blas, coverage, doctor, tune
 from mlxlm_flash_patch.cli import cli
+from mlxlm_flash_patch.patch_points import POINTS
 from release_table import releases
 
 from tests.core.programs import ANOTHER_MLX, library
@@ -26,7 +27,7 @@ from tests.promises import promise
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch, tmp_path):
     """Hides the machine's own faults from doctor, so that doctor finds only the faults that a test adds."""
-    for name in ("MLXLM_FLASH", *doctor.CPU_VARIABLES):
+    for name in doctor.CPU_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("FLASHATTN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(blas, "blas", lambda: "openblas")
@@ -74,7 +75,9 @@ def test_nothing_to_find():
         assert f"✓ versions: {package} {number}" in findings
     for backend, description in flashattn_core.backends().items():
         assert f"✓ {backend}: {description}" in findings
-    for rest in ("MLXLM_FLASH: not set", "BLAS: openblas", "self-test: ", "attention: "):
+    late = "(functions of mlx-lm's gemma2, phi3small and gear follow when a program imports them)"
+    assert f"✓ attention: the patch replaces {len(POINTS)} functions {late}" in findings
+    for rest in ("BLAS: openblas", "self-test: "):
         assert any(line.startswith(f"✓ {rest}") for line in findings), rest
     assert lines[-1] == "broken: 0 · could be better: 0"
 
@@ -136,12 +139,6 @@ def test_an_nvidia_gpu_that_is_not_used(monkeypatch):
     assert lines[-3].startswith("✗ cuda: ")
 
 
-@pytest.mark.parametrize("value", ["", "on"])
-def test_a_variable_that_means_nothing(monkeypatch, value):
-    monkeypatch.setenv("MLXLM_FLASH", value)
-    found(f"✗ MLXLM_FLASH: {value!r} is not a valid value · cure: unset MLXLM_FLASH, or set one of 0, 1, strict")
-
-
 @pytest.mark.slow("2 seconds")
 @pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run this test on Linux")
 def test_an_extension_made_for_another_mlx(command, light, examined_with, tmp_path):
@@ -165,14 +162,6 @@ def test_an_extension_made_for_another_mlx(command, light, examined_with, tmp_pa
     done = command("python", "-c", "import mlxlm_flash_patch as flash; flash.enable()", env=env)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith(f"ImportError: {why}")
-
-
-# nanobind 3 and nanobind 2 spell this name in different ways.
-@pytest.mark.parametrize("spelling", ["__nb_internals_some_abi_v21_mlx__", "__nb_internals_v21_some_abi_mlx__"])
-def test_two_versions_of_nanobind_s_abi(monkeypatch, spelling):
-    monkeypatch.setitem(doctor._interpreter_dict(), spelling, None)
-    lines = found("✗ extension: flashattn_core and mlx use different nanobind ABIs: v21, v22 · cure: pip install --")
-    assert not any("self-test" in line for line in lines)  # doctor skips the self-test, which might crash
 
 
 @pytest.mark.rotate(1, default=2)
@@ -253,6 +242,15 @@ def test_a_model_without_flash_attention(tmp_path, monkeypatch):
     found("! model: no attention call of a prompt uses flash attention", *model)
 
 
+def test_a_model_that_cannot_read_a_prompt(tmp_path, monkeypatch):
+    def fails(*_):
+        raise ValueError("these layers do not fit")
+
+    (tmp_path / "config.json").write_text(json.dumps(config("qwen2")))
+    monkeypatch.setattr(qwen2.Model, "__call__", fails)
+    found("✗ model: these layers do not fit · cure: give --model a folder", "--model", str(tmp_path))
+
+
 def test_a_model_that_brings_its_own_code(tmp_path):
     """doctor does not run the model's code."""
     (tmp_path / "config.json").write_text(json.dumps({**config("qwen2"), "model_file": "own.py"}))
@@ -265,12 +263,12 @@ def test_a_kernel_that_is_wrong_on_this_machine(monkeypatch):
     wrong = "77 queries: out is wrong"
     monkeypatch.setattr(survey, "of_backend", lambda backend: [("cuda_decode", 3, ""), ("cuda_prefill", 2, wrong)])
     lines = found(f"✗ kernels: cuda_prefill: {wrong} · cure: report this, and leave FLASHATTN_CHECK unset", "--kernels")
-    assert "✓ kernels: cuda_decode is right in 3 kinds of calls; the check took 0.0 s" in lines
+    assert "✓ kernels: cuda_decode is right in 3 kinds of calls" in lines
 
 
 def test_how_long_kernels_take(monkeypatch):
     def measured():
-        yield "a kernel: 2.0 µs, MLX's own 3.0 µs"
+        yield tune.Measured("a kernel", 0.67, "a kernel: 2.0 µs, MLX's own 3.0 µs")
         raise RuntimeError("the GPU is gone")
 
     monkeypatch.setattr(mx, "default_device", lambda: mx.gpu)
@@ -291,11 +289,9 @@ def test_on_a_cpu_there_is_nothing_to_compare_or_to_time():
 
 def test_what_another_library_or_the_environment_changes(monkeypatch):
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", lambda *arrays, **options: arrays[0])
-    found("! mlx-lm: another library has replaced mx.fast.scaled_dot_product_attention with ")
+    found("! mlx-lm: mx.fast.scaled_dot_product_attention was not replaced: another library's function, ")
     monkeypatch.setenv("FLASHATTN_CPU_ISA", "baseline")
-    others = {**flashattn_core.backends(), "cpu": "baseline, 1 thread"}
-    monkeypatch.setattr(flashattn_core, "backends", lambda: others)
-    found("! cpu: FLASHATTN_CPU_ISA=baseline is set; by default the CPU backend would be ")
+    found("! cpu: FLASHATTN_CPU_ISA=baseline is set, which may make the CPU backend slower · cure: unset FLASHATTN_CPU")
 
 
 def test_checks_before():

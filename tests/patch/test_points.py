@@ -60,7 +60,7 @@ def reads(monkeypatch):
         lines = linecache.getlines(file)
         original = "".join(lines)
         monkeypatch.setattr(linecache, "checkcache", lambda *_: None)
-        monkeypatch.setattr(patch_points, "_hash_of_text", patch_points._hash_of_text.__wrapped__)  # without its cache
+        monkeypatch.setattr(patch_points, "fingerprint", patch_points.fingerprint.__wrapped__)  # without its cache
         changed = original.replace(*text) if text else ""
         assert changed != original
         monkeypatch.setitem(linecache.cache, file, (1, None, changed.splitlines(keepends=True), file))
@@ -98,6 +98,16 @@ def test_another_signature(monkeypatch):
     with pytest.warns(flash.FlashFallbackWarning, match=f"{name} was not replaced: its signature"):
         flash.enable()
     assert vars(base)[name] is other
+
+
+def test_without_sources(reads):
+    """Without mlx-lm's source, the patch still replaces the function that it recognises by its signature."""
+    own = base.create_causal_mask
+    reads(own, None)
+    with pytest.warns(flash.FlashFallbackWarning, match="not replaced: its source is not available"):
+        flash.enable()
+    assert base.create_causal_mask is own
+    assert "mlx_lm.models.base.quantized_scaled_dot_product_attention" in flash.status().patched
 
 
 WITHOUT_MLX_LM = """

@@ -22,7 +22,7 @@ def test_on(tiny, tokens):
     assert now.calls == {"cpu_prefill": 2, "cpu_decode": 2}
     assert now.fallbacks == {"head_dim over 512": 1}
     assert str(now).splitlines()[:2] == [
-        f"flash attention on: {len(POINTS)} functions, 1 model instance",
+        f"flash attention on · functions replaced: {len(POINTS)} · models patched: 1",
         "calls: cpu_prefill 2, cpu_decode 2 · fallbacks: head_dim over 512 1",
     ]
 

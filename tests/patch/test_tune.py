@@ -67,16 +67,14 @@ def _flat(outputs):
 
 @promise("mlxlm-flash tune takes a kernel's highest cost")
 def test_a_kernel_costs_what_its_slowest_call_does(gpu):
-    found = [Measured(PROMPT, "cuda_prefill", 3e-3, 4e-3), Measured(PROMPT, "cuda_prefill", 1e-3, 2e-3)]
-    found.append(Measured(PROMPT, "cuda_decode", 3e-5, 2e-5))
-    text = tune.costs(found)
+    found = (("cuda_prefill", 0.75), ("cuda_prefill", 0.5), ("cuda_decode", 1.5))
+    text = tune.costs([Measured(kernel, cost, "") for kernel, cost in found])
     assert text == (
         '{Kernel::cuda_prefill, 80, 0.750, "An A100, mlxlm-flash tune"},\n'
         '{Kernel::cuda_decode, 80, 1.500, "An A100, mlxlm-flash tune"},\n'
     )
     tuned = _ext.Device("cuda", 80, costs=text)
     assert _ext.cost_of(_ext.Kernel.cuda_prefill, tuned) == (0.75, "An A100, mlxlm-flash tune")
-    assert str(found[-1]) == "cuda_decode, 4/2x16, 9 x 9: 30.0 µs, MLX's own 20.0 µs, cost 1.50"
 
 
 @promise("mlxlm-flash tune writes a file that the user alone may read")
@@ -130,3 +128,4 @@ def test_layers_of_several_kinds(seen):
     window = config("gpt_oss")["sliding_window"]
     assert {(call.window, "sinks" in call.given) for call in seen("gpt_oss")} == {(0, True), (window, True)}
     assert all("softcap" in call.given for call in seen("gemma2"))
+    assert {call.window for call in seen("gpt_oss", sliding_window=1000)} == {0, 1000}  # the prompt is longer

@@ -318,7 +318,7 @@ def main() -> None:
         "call | stream, µs | gain / share | default | chain, µs | gain / share | default | memory, MB | error | peaked"
     )
     print(f"| {titles} |\n" + "|---" * 10 + "|")
-    with router.active():  # like enable(), but mx.fast keeps MLX's own function
+    with router.inside(router.in_model):  # like enable(), but mx.fast keeps MLX's own function
         for name, call in TABLE.items():
             found, cells = measured(call), [name]
             for way in ("stream", "chain"):

@@ -3,17 +3,7 @@
 try:
     import flashattn_core  # noqa: F401  first, because if MLX does not load, this import's error says what to install
 
-    from .patch import (
-        FlashNeverRanError,
-        Status,
-        disable,
-        enable,
-        enabled,
-        observe,
-        patch_model,
-        status,
-        unpatch_model,
-    )
+    from .patch import FlashNeverRanError, Status, disable, enable, enabled, observe, patch_model, status, unpatch_model
     from .router import FlashFallbackError, FlashFallbackWarning
 except ImportError as error:
     # MLX or flashattn_core does not load. Importing this package must work all the same, so that `mlxlm-flash doctor`

@@ -1,19 +1,14 @@
 """The command mlxlm-flash. Each subcommand has its own imports, so `doctor` works even if MLX does not load."""
 
+import json
 import os
 import platform
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TextIO
 
 import click
 
-if TYPE_CHECKING:
-    from flashattn_core.arguments import Precision
-
-    from .run import Program
-
-    Started = tuple[Program, dict[str, Any]]
+MODES = ("0", "1", "strict", "float32", "float32,strict")  # values of MLXLM_FLASH
 
 
 class Refusal(click.ClickException):
@@ -34,19 +29,6 @@ class Verbatim(click.Command):
         if args[own : own + 1] and args[own] not in ("-h", "--help", "--"):
             args = [*args[:own], "--", *args[own:]]
         return super().parse_args(ctx, args)
-
-
-def _writable(context: click.Context, parameter: click.Parameter, file: Path | None) -> Path | None:
-    """Raises BadParameter before the work starts if the file cannot be written. Leaves the file as it is."""
-    if file is not None:
-        is_new = not file.exists()
-        try:
-            file.open("a").close()
-        except OSError as error:
-            raise click.BadParameter(f"cannot write {file}: {error.strerror}") from error
-        if is_new:
-            file.unlink()
-    return file
 
 
 def _preload(context: click.Context, parameter: click.Parameter, choice: str | None) -> None:
@@ -120,14 +102,7 @@ def cli() -> None:
 @blas_option
 @click.argument("command", metavar="COMMAND|SCRIPT|-m MODULE")
 @click.argument("arguments", metavar="[ARGS]...", nargs=-1, type=click.UNPROCESSED)
-def run(
-    precision: "Precision | None",
-    kv_bits: int | None,
-    kv_group_size: int,
-    quantized_kv_start: int,
-    command: str,
-    arguments: tuple[str, ...],
-) -> "Started":
+def run(command: str, arguments: tuple[str, ...], **settings: Any) -> tuple[Any, dict[str, Any]]:
     """Run a program with flash attention on.
 
     COMMAND is a command that a package in this environment installs, such as mlx_lm.generate. SCRIPT is a Python
@@ -153,8 +128,7 @@ def run(
     from .run import find
 
     try:
-        kv = {"kv_bits": kv_bits, "kv_group_size": kv_group_size, "quantized_kv_start": quantized_kv_start}
-        return find(command, arguments), {"precision": precision, **kv}
+        return find(command, arguments), settings
     except LookupError as error:
         raise Refusal(str(error)) from error
 
@@ -183,17 +157,15 @@ def status() -> None:
 )
 @click.option("--kernels", is_flag=True, help="Compare every GPU kernel's results with the CPU's; this takes minutes.")
 @click.option("--tune", is_flag=True, help="Time the GPU kernels, as `mlxlm-flash tune` does; this takes a minute.")
-@click.option(
-    "--json", "file", type=click.Path(path_type=Path), callback=_writable, help="Write the findings to this file."
-)
+@click.option("--json", "file", type=click.File("w", "utf-8", lazy=False), help="Write the findings to this file.")
 @click.pass_context
-def doctor(ctx: click.Context, model: str | None, kernels: bool, tune: bool, file: Path | None) -> None:
+def doctor(ctx: click.Context, model: str | None, kernels: bool, tune: bool, file: TextIO | None) -> None:
     """Look for what is broken or slow, and name the cure.
 
     Each line is one finding: ✓ fine, ! could be better, ✗ broken. The exit code is 1 if anything is broken. If
     something is wrong on your machine, send us the file that --json writes.
     """
-    from .doctor import counts, examine, in_json
+    from .doctor import examine, report
 
     click.echo(f"environment: {sys.prefix}, Python {platform.python_version()}\n")
     findings = []
@@ -203,10 +175,10 @@ def doctor(ctx: click.Context, model: str | None, kernels: bool, tune: bool, fil
             findings.append(finding)
     finally:  # also after an error or Ctrl-C
         if file is not None:
-            file.write_text(in_json(findings), encoding="utf-8")
-    how_many = counts(findings)
-    click.echo(f"\nbroken: {how_many['broken']} · could be better: {how_many['could_be_better']}")
-    ctx.exit(1 if how_many["broken"] else 0)
+            file.write(json.dumps(report(findings), indent=1, ensure_ascii=False) + "\n")
+    result = report(findings)
+    click.echo(f"\nbroken: {result['broken']} · could be better: {result['could_be_better']}")
+    ctx.exit(1 if result["broken"] else 0)
 
 
 @cli.command()
@@ -224,7 +196,7 @@ def tune() -> None:
     try:
         for each in measured():
             found.append(each)
-            click.echo(str(each))
+            click.echo(each.line)
         text = costs(found)
         click.echo(f"\n{text}written to {write(text)}")
     except (OSError, ValueError) as error:
@@ -240,11 +212,9 @@ def main() -> None:
     """The command's entry point. It starts the program outside click, because click catches Ctrl-C and broken pipes."""
     mode = os.environ.get("MLXLM_FLASH", "1")
     try:
-        started: Started | int | None = cli.main(prog_name="mlxlm-flash", standalone_mode=False)
-        if started is None or isinstance(started, int):
+        started = cli.main(prog_name="mlxlm-flash", standalone_mode=False)
+        if not isinstance(started, tuple):  # the exit code of another command than `run`
             sys.exit(started)
-        from .doctor import MODES
-
         program, settings = started
         if mode not in MODES:
             raise Refusal(f"MLXLM_FLASH is {mode!r}, expected one of {', '.join(MODES)}")

@@ -25,7 +25,6 @@ class _Remembered(NamedTuple):
     lengths: tuple[int, int]  # the L and S for which the description holds
     batch: tuple[int, ...] | None  # the batch shape for which the description holds; None: any
     array: mx.array  # while this array lives, no other array gets the mask's id
-    forget: weakref.ref[mx.array]  # removes this entry when the mask is deleted
 
 
 _remembered: dict[int, _Remembered] = {}  # key: array_id(), which changes when a program writes to the array
@@ -102,11 +101,11 @@ def batch_rotating(self: Any, N: int, window_size: int | None = None, return_arr
 
 
 def _remember(mask: mx.array, description: Mask) -> None:
-    key, shape, pop = array_id(mask), mask.shape, _remembered.pop  # at exit, _remembered may be gone before the mask
-    forget = weakref.ref(mask, lambda _: pop(key, None))
+    key, shape = array_id(mask), mask.shape
     lengths = (shape[-2] if mask.ndim > 1 else 1, shape[-1])
     batch = shape[:-3] if mask.ndim > 3 else None
-    _remembered[key] = _Remembered(description, lengths, batch, _as_it_is_now(mask), forget)
+    _remembered[key] = _Remembered(description, lengths, batch, _as_it_is_now(mask))
+    weakref.finalize(mask, _remembered.pop, key, None).atexit = False
 
 
 def _as_it_is_now(array: mx.array) -> mx.array:

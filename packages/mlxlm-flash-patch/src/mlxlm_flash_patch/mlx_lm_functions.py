@@ -70,7 +70,8 @@ def any_cache(original: Function) -> Function:
             if out is None:
                 return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
             return out
-        if sinks is None or not _is_ours(original.__globals__["quantized_scaled_dot_product_attention"]):
+        attention = original.__globals__["quantized_scaled_dot_product_attention"]
+        if sinks is None or getattr(attention, "__globals__", None) is not globals():  # another library's
             return original(queries, keys, values, cache, scale, mask, sinks)
         storage = {"group_size": cache.group_size, "bits": cache.bits}
         return flash_or(
@@ -79,25 +80,6 @@ def any_cache(original: Function) -> Function:
         )
 
     return scaled_dot_product_attention
-
-
-def _is_ours(function: object) -> bool:
-    return getattr(function, "__globals__", None) is globals()
-
-
-def quantised_caches(original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """Replaces the function that makes a model's caches. After enable(kv_bits=...) they are quantised."""
-
-    @functools.wraps(original)
-    def make_prompt_cache(model: Any, max_kv_size: int | None = None) -> list[Any]:
-        caches = original(model, max_kv_size)
-        if state.kv is None:
-            return caches
-        from .caches.making import quantise  # imported here, because it imports mlx-lm
-
-        return quantise(model, caches, state.kv)
-
-    return make_prompt_cache
 
 
 class _Gemma2:

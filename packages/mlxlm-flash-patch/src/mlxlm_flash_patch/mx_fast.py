@@ -1,5 +1,6 @@
 """The replacement for `mx.fast.scaled_dot_product_attention`, which almost all MLX programs call for attention."""
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -7,7 +8,7 @@ import mlx.core as mx
 
 from .router import Function, attend, flash_or, is_active, plain_call
 
-MISSING: Any = object()  # an argument that the caller did not give. _call() omits it, so MLX raises its own error
+MISSING: Any = object()  # an argument that the caller did not give
 
 
 def flash_instead_of(original: Function) -> Function:
@@ -24,45 +25,40 @@ def flash_instead_of(original: Function) -> Function:
         **more: Any,
     ) -> Any:
         out = None if others or more else plain_call(q, k, v, scale, mask, sinks)
-        if out is None:
-            return _flash_or(original, (q, k, v, *others), scale=scale, mask=mask, sinks=sinks, **more)
-        return out
+        if out is not None:
+            return out
+        # MLX's errors list all that MLX got, so it gets only the arguments that the caller gave.
+        arrays = [array for array in (q, k, v, *others) if array is not MISSING]
+        options = {"scale": scale} if scale is not MISSING else {}
+        options |= {name: array for name, array in (("mask", mask), ("sinks", sinks)) if array is not None} | more
+        return flash_or(lambda: _call(original, arrays, options), lambda: _flash(*arrays, **options), "MLX's own")
 
     scaled_dot_product_attention.__doc__ = original.__doc__
     return scaled_dot_product_attention
 
 
-def _flash_or(original: Function, arrays: tuple[Any, ...], **options: Any) -> mx.array:
-    def mlx_own() -> mx.array:
-        key = arrays[1]
-        if isinstance(key, mx.array) and key.ndim == 4 and key.shape[1] == 0 and is_active():
-            # MLX's own function would divide by key's number of heads, and a division by 0 ends the process.
-            raise ValueError("[scaled_dot_product_attention] key has 0 heads, expected at least 1")
-        return _call(original, arrays, **options)
-
-    return flash_or(mlx_own, lambda: _attend(arrays, **options), "MLX's own")
+def _call(original: Function, arrays: Sequence[Any], options: dict[str, Any]) -> mx.array:
+    key = arrays[1] if len(arrays) > 1 else None
+    if isinstance(key, mx.array) and key.ndim == 4 and key.shape[1] == 0 and is_active():
+        # MLX's own function would divide by key's number of heads, and a division by 0 ends the process.
+        raise ValueError("[scaled_dot_product_attention] key has 0 heads, expected at least 1")
+    return original(*arrays, **options)
 
 
-def _attend(
-    arrays: Any, scale: Any, mask: Any, sinks: Any, force_fused: bool = False, stream: Any = None, **later: Any
+def _flash(
+    *arrays: Any,
+    scale: Any = None,
+    mask: Any = None,
+    sinks: Any = None,
+    force_fused: bool = False,
+    stream: Any = None,
+    **later: Any,
 ) -> mx.array:
     """Computes a call with the arguments of MLX's function. Raises TypeError for arguments that it does not know.
 
     Ignores `force_fused`, because flash attention is always fused.
     """
-    q, k, v, *others = arrays
-    if others or later or not isinstance(force_fused, bool):
+    if len(arrays) != 3 or later or not isinstance(force_fused, bool):
         raise TypeError(f"flash attention does not support the arguments {', '.join(later) or 'of this call'}")
     with nullcontext() if stream is None else mx.stream(stream):
-        return attend(q, k, v, scale, mask, sinks)
-
-
-def _call(original: Function, arrays: tuple[Any, ...], **options: Any) -> mx.array:
-    """Calls `original` with only the arguments that the caller gave, because MLX's errors list all that they got."""
-    arrays = tuple(array for array in arrays if array is not MISSING)
-    given = {
-        name: value
-        for name, value in options.items()
-        if value is not MISSING and (value is not None or name not in ("mask", "sinks"))
-    }
-    return original(*arrays, **given)
+        return attend(*arrays, scale, mask, sinks)

@@ -25,10 +25,9 @@ from flashattn_core.arguments import Precision
 from mlx.nn.layers.base import Module
 
 from . import patch_points
+from .caches import kv_bits as caches
 from .patch_points import HOMES, POINTS, is_ours, lock
-from .router import KVBits, active, is_active, state
-
-DISTRIBUTIONS = ("mlx", "mlx-lm", "flashattn-core", "mlxlm-flash-patch")
+from .router import in_model, inside, is_active, state
 
 
 class FlashNeverRanError(RuntimeError):
@@ -59,7 +58,7 @@ class Request:
 
     strict: bool
     precision: Precision
-    kv: KVBits | None
+    kv: caches.KVBits | None
     from_enable: bool
     before: Counts = field(init=False)  # the counts when the request began
 
@@ -172,7 +171,10 @@ def patch_model(model: Module) -> None:
     modules = _modules("patch_model", model)
     _wait_for_imports()
     with lock:
-        modules = [module for module in modules if _can_attend(module)]
+        # Modules without submodules compute no attention. Patching only the whole model is not enough, because
+        # mx.checkpoint calls a layer again after the model's call.
+        modules = [module for module in modules if module.children() and callable(module)]  # type: ignore[no-untyped-call]
+        modules = [module for module in modules if not _is_patched(type(module))]
         classes = [_patched(type(module)) for module in modules]  # raises if a class cannot be subclassed
         for module, cls in zip(modules, classes, strict=True):
             object.__setattr__(module, "__class__", cls)
@@ -253,13 +255,8 @@ class Status:
     versions: Mapping[str, str]
 
     def __str__(self) -> str:
-        if self.instances and not self.enabled:
-            models, replaced = count(self.instances, "model"), count(len(self.patched), "function")
-            first = f"flash attention: off for the process, on for {models} · {replaced} replaced"
-        else:
-            how = f"{'on' if self.enabled else 'off'}{', strict' if self.strict else ''}"
-            where = f"{count(len(self.patched), 'function')}, {count(self.instances, 'model instance')}"
-            first = f"flash attention {how}: {where}"
+        how = f"{'on' if self.enabled else 'off'}{', strict' if self.strict else ''}"
+        first = f"flash attention {how} · functions replaced: {len(self.patched)} · models patched: {self.instances}"
         return "\n".join((first, f"calls: {self.counts()}", *self.replaced(), joined(self.versions)))
 
     def replaced(self) -> list[str]:
@@ -304,7 +301,7 @@ def _why_left(kernel: str) -> str:
 def versions() -> dict[str, str]:
     """Installed distribution -> version."""
     found = {}
-    for name in DISTRIBUTIONS:
+    for name in ("mlx", "mlx-lm", "flashattn-core", "mlxlm-flash-patch"):
         with contextlib.suppress(PackageNotFoundError):
             found[name] = version(name)
     return found
@@ -320,10 +317,6 @@ def joined(named: Mapping[str, str]) -> str:
     return " · ".join(f"{name} {value}" for name, value in named.items())
 
 
-def count(n: int, noun: str) -> str:
-    return f"{n:,} {noun}{'' if n == 1 else 's'}"
-
-
 def _wait_for_imports() -> None:
     """Waits for imports of modules in HOMES that other threads have begun.
 
@@ -336,10 +329,10 @@ def _wait_for_imports() -> None:
             importlib.import_module(name)
 
 
-def _kv(bits: int | None, group_size: int, start: int) -> KVBits | None:
+def _kv(bits: int | None, group_size: int, start: int) -> caches.KVBits | None:
     if bits is None:
         return None
-    kv = KVBits(bits, group_size, start)
+    kv = caches.KVBits(bits, group_size, start)
     from .caches.release import require_tested  # imported here, because it imports mlx-lm
 
     require_tested()
@@ -350,10 +343,7 @@ def _kv(bits: int | None, group_size: int, start: int) -> KVBits | None:
 
 
 def _begin(request: Request) -> None:
-    """Adds a request. A request from enable() replaces the request of an earlier enable().
-
-    Warns of functions that are not replaced.
-    """
+    """Adds a request. One from enable() replaces that of an earlier enable(). Warns of functions that stay."""
     _wait_for_imports()
     with lock:
         _count_if_off()
@@ -365,16 +355,13 @@ def _begin(request: Request) -> None:
 
 
 def _end(requests: list[Request]) -> None:
-    """Removes `requests` from `_requests`. Ignores those that are not there any more.
-
-    Raises FlashNeverRanError if a removed request is strict, and no call ran as flash attention or went to MLX's faster
-    attention since that request began.
-    """
+    """Removes those of `requests` that are in `_requests`. Raises FlashNeverRanError for one that is strict."""
     with lock:
         ended = [r for r in requests if r in _requests]
+        never_ran = any(r.strict and r.never_ran() for r in ended)  # now, because a later request may reset the counts
         _requests[:] = [r for r in _requests if r not in ended]
         _settle()
-    if any(r.strict and r.never_ran() for r in ended):
+    if never_ran:
         now = status()
         none = f"no call of {patch_points.MX_ATTENTION.name} was evaluated"
         compiled = "functions that mx.compile traced earlier keep MLX's own attention"
@@ -391,7 +378,7 @@ def _settle() -> dict[str, str]:
     """
     state.on, state.strict = bool(_requests), any(r.strict for r in _requests)
     state.precision = "float32" if any(r.precision == "float32" for r in _requests) else "input"
-    state.kv = next((r.kv for r in reversed(_requests) if r.kv), None)
+    caches.wanted = next((r.kv for r in reversed(_requests) if r.kv), None)
     if _requests or _patched_modules:
         return patch_points.put_in()
     patch_points.take_out()
@@ -413,16 +400,6 @@ def _modules(caller: str, model: object) -> list[Module]:
         raise TypeError(f"[{caller}] model is {describe(model)}, expected an mlx.nn.Module")
     modules: list[Module] = model.modules()  # type: ignore[no-untyped-call]
     return modules
-
-
-def _can_attend(module: Module) -> bool:
-    """Whether patch_model() gives a module the patched class. All callable modules with submodules get it.
-
-    Modules without submodules compute no attention. Patching only the whole model is not enough, because mx.checkpoint
-    calls a layer again after the model's call.
-    """
-    has_modules = bool(module.children())  # type: ignore[no-untyped-call]
-    return has_modules and callable(module) and not _is_patched(type(module))
 
 
 def _is_patched(cls: type) -> bool:
@@ -448,7 +425,7 @@ def _patched(cls: Any) -> Any:
                 with lock:
                     left = _serve([self])
                 patch_points.warn_of(left)
-            with active():
+            with inside(in_model):
                 return super().__call__(*arguments, **options)
 
         def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
@@ -476,11 +453,8 @@ def _observed(attention: Callable[..., mx.array], observer: Callable[..., mx.arr
     def observed(*arguments: Any, **others: Any) -> mx.array:
         if _is_observed.get():
             return attention(*arguments, **others)
-        token = _is_observed.set(True)
-        try:
+        with inside(_is_observed):
             return observer(attention, *arguments, **others)
-        finally:
-            _is_observed.reset(token)
 
     return observed
 

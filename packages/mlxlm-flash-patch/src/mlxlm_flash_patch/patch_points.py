@@ -10,7 +10,6 @@ import hashlib
 import inspect
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -18,17 +17,16 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
+from weakref import WeakSet
 
 import mlx.core as mx
 
 from . import described_masks, mlx_lm_functions, mlx_own, mx_fast
+from .caches import kv_bits
 from .mlx_own import is_mlx_attention, mlx_attention
-from .router import MLX_LM_BASE, FlashFallbackWarning, frames_of_libraries, state
+from .router import MLX_LM_BASE, state, warn
 
-_original_of = WeakKeyDictionary[Any, Any]()  # the patch's function -> the function that it replaces
-_replacement_of = WeakValueDictionary[tuple[str, int], Any]()  # (PatchPoint.name, id(original)) -> replacement
-_last: dict[str, Any] = {}  # PatchPoint.name -> its last replacement, kept for the next time that the patch goes in
+_original_of: dict[Any, Any] = {}  # the patch's function -> the function that it replaces
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +36,7 @@ class PatchPoint:
     module: str
     path: str  # of the function in its module, such as `Attention.__call__`
     replacement: Callable[[Any], Any]  # original -> the function that replaces it
-    texts: frozenset[str] = frozenset()  # fingerprints of tested sources; if empty, the signature is compared instead
+    texts: tuple[str, ...] = ()  # fingerprints of tested sources; if empty, the signature is compared instead
     is_attention: bool = True  # whether observe() passes the function's calls to the observer
     owners: WeakSet[Any] = field(default_factory=WeakSet)  # classes whose method was replaced
 
@@ -63,8 +61,7 @@ class PatchPoint:
     @property
     def current(self) -> Any:
         """The function at this point now, or None."""
-        owner = self.owner
-        return None if owner is None else vars(owner)[self.attribute]
+        return names_in(self.owner).get(self.attribute)
 
     def put(self, function: Any) -> None:
         owner = self.owner
@@ -73,13 +70,11 @@ class PatchPoint:
         setattr(owner, self.attribute, function)
 
     def ours(self, original: Any) -> Any:
-        """Returns the replacement of `original`. Makes one only if no earlier replacement still exists."""
-        key = self.name, id(original)
-        made = _replacement_of.get(key)
+        """Returns the replacement of `original`, the same one each time."""
+        made = next((made for made, replaced in _original_of.items() if replaced is original), None)
         if made is None:
-            made = _replacement_of[key] = self.replacement(original)
+            made = self.replacement(original)
             _original_of[made] = original
-        _last[self.name] = made
         return made
 
     def why_not(self, original: Any) -> str | None:
@@ -89,14 +84,11 @@ class PatchPoint:
         if self is MX_ATTENTION:
             return None
         if not self.texts:
-            if (self.name, id(original)) in _replacement_of:  # compared when the replacement was made
+            if original in _original_of.values():  # compared when the replacement was made
                 return None
-            try:
-                known = _signature(original) == _signature(self.replacement(original), follow_wrapped=False)
-            except (TypeError, ValueError):
-                known = False
+            known = _signature(original) == _signature(self.replacement(original), follow_wrapped=False)
             return None if known else "its signature is not that of a tested release"
-        text = fingerprint(original)
+        text = fingerprint(original.__code__)
         if text is None:
             return "its source is not available"
         return None if text in self.texts else "its source is not that of a tested release"
@@ -123,14 +115,9 @@ def original_of(function: Any) -> Any:
     return _original_of[function] if is_ours(function) else function
 
 
-def fingerprint(function: Any) -> str | None:
-    """A hash of a function's source text, because bytecode differs between versions of Python. None without source."""
-    # For a wrapper, getsource(function) would return the wrapped function's source.
-    return _hash_of_text(function.__code__) if hasattr(function, "__code__") else None
-
-
 @lru_cache(maxsize=64)  # because reading the text takes longer than all else that a block of enabled() does
-def _hash_of_text(code: CodeType) -> str | None:
+def fingerprint(code: CodeType) -> str | None:
+    """A hash of a function's source text, because bytecode differs between versions of Python. None without source."""
     try:
         return hashlib.sha256(inspect.getsource(code).strip().encode()).hexdigest()[:16]
     except OSError:
@@ -150,26 +137,26 @@ MX_ATTENTION = PatchPoint("mlx.core.fast", "scaled_dot_product_attention", mx_fa
 
 def _mask(module: str, path: str, describe: described_masks.Describe, text: str) -> PatchPoint:
     describing = partial(described_masks.describing, describe=describe)
-    return PatchPoint(module, path, describing, frozenset({text}), is_attention=False)
+    return PatchPoint(module, path, describing, (text,), is_attention=False)
 
 
 # The sources of these functions are the same in mlx-lm 0.31.3 to 0.32.2.
 POINTS: Sequence[PatchPoint] = (
     MX_ATTENTION,
     PatchPoint(BASE, "quantized_scaled_dot_product_attention", mlx_lm_functions.quantised),
-    PatchPoint(BASE, "scaled_dot_product_attention", mlx_lm_functions.any_cache, frozenset({"a13838be6e6c5293"})),
-    PatchPoint("mlx_lm.models.gear", "_softcap_attention", mlx_lm_functions.gear, frozenset({"6e8aacdedc907ca0"})),
+    PatchPoint(BASE, "scaled_dot_product_attention", mlx_lm_functions.any_cache, ("a13838be6e6c5293",)),
+    PatchPoint("mlx_lm.models.gear", "_softcap_attention", mlx_lm_functions.gear, ("6e8aacdedc907ca0",)),
     PatchPoint(
         "mlx_lm.models.phi3small",
         "Attention._block_sparse_attention",
         mlx_lm_functions.phi3small,
-        frozenset({"80c13efe91a00897"}),
+        ("80c13efe91a00897",),
     ),
     PatchPoint(
         "mlx_lm.models.gemma2",
         "Attention.__call__",
         mlx_lm_functions.gemma2,
-        frozenset({"2d6752739f0e58e5"}),
+        ("2d6752739f0e58e5",),
         is_attention=False,  # the method also computes the projections
     ),
     _mask(BASE, "create_causal_mask", described_masks.causal, "f5ab1820ef1f5d7a"),
@@ -178,11 +165,7 @@ POINTS: Sequence[PatchPoint] = (
 )
 
 MAKE_CACHES = PatchPoint(  # replaced only while `kv_bits` asks for quantised caches
-    CACHE,
-    "make_prompt_cache",
-    mlx_lm_functions.quantised_caches,
-    frozenset({"7cde4e9fdb0c1b5a"}),
-    is_attention=False,
+    CACHE, "make_prompt_cache", kv_bits.quantised_caches, ("7cde4e9fdb0c1b5a",), is_attention=False
 )
 
 
@@ -199,7 +182,7 @@ def watch_imports() -> None:
 
 
 def wanted() -> Sequence[PatchPoint]:
-    return POINTS if state.kv is None else (*POINTS, MAKE_CACHES)
+    return POINTS if kv_bits.wanted is None else (*POINTS, MAKE_CACHES)
 
 
 def put_in() -> dict[str, str]:
@@ -256,13 +239,10 @@ def exchange(pairs: Sequence[tuple[Any, Any]]) -> None:
     A library may have saved `old` under such a name, to restore the function later. It then restores `new`.
     """
     instead = {id(old): new for old, new in pairs}
-    for module, name in tuple(_places):
-        if module in sys.modules:
-            _rebind(names_in(sys.modules[module]), name, instead)
-        else:
-            _places.discard((module, name))
-    if elsewhere := _held_elsewhere(pairs):
-        _search_modules(elsewhere)
+    for module, name in _places:
+        _rebind(names_in(sys.modules.get(module)), name, instead)
+    if _are_held_elsewhere(pairs):
+        _search_modules(pairs)
 
 
 def _rebind(names: Any, name: str, instead: dict[int, Any]) -> None:
@@ -271,48 +251,40 @@ def _rebind(names: Any, name: str, instead: dict[int, Any]) -> None:
         names[name] = instead[id(held)]
 
 
-def _held_elsewhere(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """The pairs whose `old` is held by anything but this package. Usually there are none.
+def _are_held_elsewhere(pairs: Sequence[tuple[Any, Any]]) -> bool:
+    """Whether anything but this package refers to a pair's `old`. Usually nothing does.
 
     Python counts the references to each object, so this takes microseconds. To search all modules takes milliseconds.
     """
     functions = [*(old for old, _ in pairs), object()]  # the object shows the count of what only this list holds
-    made = list(_original_of)
-    holders: list[Any] = [functions, made, *pairs, _last, vars(_original_of)["data"], vars(mlx_own), globals()]
-    holders += [holder for function in made for holder in (vars(function), *function.__closure__)]
-    elsewhere = [n - m for n, m in zip(_references(functions), _references_from(holders, functions), strict=True)]
-    return [pair for pair, n in zip(pairs, elsewhere, strict=False) if n != elsewhere[-1]]
-
-
-def _references(functions: Iterable[Any]) -> list[int]:
-    return list(map(sys.getrefcount, functions))
+    holders: list[Any] = [functions, *pairs, _original_of, vars(mlx_own), globals()]
+    holders += [holder for made in _original_of for holder in (vars(made), *made.__closure__)]
+    known = _references_from(holders, functions)
+    return len({n - m for n, m in zip(map(sys.getrefcount, functions), known, strict=True)}) > 1
 
 
 def _references_from(holders: Iterable[Any], functions: Sequence[Any]) -> list[int]:
     """How often the holders refer to each function. Must not get a holder twice."""
-    before = _references(functions)
+    before = list(map(sys.getrefcount, functions))
     referents = gc.get_referents(*holders)  # this list refers to a function once more for each reference of a holder
-    counts = [after - n for after, n in zip(_references(functions), before, strict=True)]
+    counts = [after - n for after, n in zip(map(sys.getrefcount, functions), before, strict=True)]
     del referents
     return counts
 
 
 def _search_modules(pairs: Sequence[tuple[Any, Any]]) -> None:
     """Does what exchange() does, and remembers the places."""
+    instead = {id(old): new for old, new in pairs}
     modules = [
         (module, names)
         for module, names in ((name, names_in(module)) for name, module in list(sys.modules.items()))
         if isinstance(names, dict) and module not in OWN_MODULES
     ]
-    if not any(_references_from((names for _, names in modules), [old for old, _ in pairs])):
-        return
-    instead = {id(old): new for old, new in pairs}
-    types = {type(old) for old, _ in pairs}  # comparing types before ids halves the time
-    for module, names in modules:
-        found = [name for name, held in list(names.items()) if type(held) in types and id(held) in instead]
-        for name in found:
-            _places.add((module, name))
-            _rebind(names, name, instead)
+    if any(_references_from((names for _, names in modules), [old for old, _ in pairs])):
+        for module, names in modules:
+            for name in [name for name, held in list(names.items()) if id(held) in instead]:
+                _places.add((module, name))
+                _rebind(names, name, instead)
 
 
 def foreign() -> dict[str, str]:
@@ -387,8 +359,7 @@ class _Finder(MetaPathFinder):
 
 def warn_of(left: dict[str, str]) -> None:
     for name, why in left.items():
-        message = f"{name} was not replaced: {why}. It still runs unpatched; all other functions are replaced."
-        warnings.warn(message, FlashFallbackWarning, stacklevel=2 + frames_of_libraries(sys._getframe(1)))
+        warn(f"{name} was not replaced: {why}. It still runs unpatched; all other functions are replaced.")
 
 
 HOMES = frozenset(point.module for point in POINTS if point is not MX_ATTENTION)

@@ -13,14 +13,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cache
-from types import FrameType
 from typing import Any
 
 import flashattn_core
 import mlx.core as mx
 from flashattn_core import NoKernelError, _ext
-from flashattn_core.argument_types import describe, integer
+from flashattn_core.argument_types import describe
 from flashattn_core.arguments import Precision, lowered
 from flashattn_core.masks import for_quick
 
@@ -28,7 +26,7 @@ from . import mlx_own
 from .described_masks import description_of
 
 Function = Callable[..., mx.array]
-DTYPES = (mx.bfloat16, mx.float16, mx.float32)
+NAME = "[scaled_dot_product_attention]"
 MLX_LM_BASE = "mlx_lm.models.base"  # the module whose functions most models call for attention
 
 
@@ -36,32 +34,8 @@ class FlashFallbackWarning(UserWarning):
     """Warns, once for each reason, that a call fell back or that a function was not replaced."""
 
 
-class CacheError(TypeError):
-    """No attention can compute the call, and MLX's error would list signatures without saying what is wrong."""
-
-
 class FlashFallbackError(RuntimeError):
     """Raised with strict=True for a call that flash attention cannot compute. The text says why."""
-
-
-@dataclass(frozen=True)
-class KVBits:
-    """How new caches store keys and values: in so many bits, with a scale and a bias for each group of elements.
-
-    A cache keeps 16 bits until it holds `start` tokens.
-    """
-
-    bits: int
-    group_size: int = 64
-    start: int = 0
-
-    def __post_init__(self) -> None:
-        for name, given, known in (("kv_bits", self.bits, (4, 8)), ("kv_group_size", self.group_size, (32, 64, 128))):
-            if integer(given) not in known:
-                raise ValueError(f"[enable] {name} is {given!r}, expected one of {', '.join(map(str, known))}")
-        start = integer(self.start)
-        if start is None or start < 0:
-            raise ValueError(f"[enable] quantized_kv_start is {self.start!r}, expected a whole number, at least 0")
 
 
 @dataclass
@@ -71,7 +45,6 @@ class State:
     on: bool = False
     strict: bool = False
     precision: Precision = "input"
-    kv: KVBits | None = None  # None: new caches hold 16 bits
     outermost: bool = False  # whether mx.fast has the patch's function itself, not another library's wrapper of it
     fallbacks: Counter[str] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)  # guards `fallbacks`
@@ -89,14 +62,14 @@ def is_active() -> bool:
 
 
 @contextmanager
-def active() -> Iterator[None]:
-    """Inside the block, is_active() returns True in this thread or asyncio task."""
-    before = in_model.get()
+def inside(variable: ContextVar[bool]) -> Iterator[None]:
+    """Inside the block, the variable is True in this thread or asyncio task."""
+    before = variable.get()
     try:  # includes set(), because Ctrl-C may come right after set()
-        in_model.set(True)
+        variable.set(True)
         yield
     finally:
-        in_model.set(before)
+        variable.set(before)
 
 
 def plain_call(
@@ -137,13 +110,9 @@ def attend(
       NoKernelError: (a ValueError) flash attention cannot compute this call; the text is the reason.
       TypeError, ValueError: bad arguments.
     """
-    for name, given in (storage or {}).items():
-        if integer(given) is None:
-            what = f"{name} of the KV cache is {describe(given)}, expected a whole number"
-            raise CacheError(f"[scaled_dot_product_attention] {what}")
     query, key, value = _in_one_dtype(query, key, value, storage)
     if scale is None:  # as for flash_attention(), but MLX's function has no default
-        raise TypeError("[scaled_dot_product_attention] scale is None, expected a number")
+        raise TypeError(f"{NAME} scale is None, expected a number")
     mlx_mask, mask = mask, description_of(mask, query, (key[0] if storage else key).shape[-2])
     _require_kernel(query, key, value, mask, sinks, storage)
     if in_trial.get():  # nothing is evaluated, and a kernel might have to be compiled for this call alone
@@ -162,45 +131,39 @@ def flash_or(original: Callable[[], mx.array], flash: Callable[[], mx.array], wh
 
     `original` is called if the patch is off, or if `flash` raises an error, which is a fallback. The first fallback for
     each reason warns that `whose` attention computed the call. Under strict, every fallback raises FlashFallbackError.
-    If both `flash` and `original` raise, the arguments are bad. The caller then gets the error of `original`, except
-    where `flash` raised a CacheError. No fallback is counted.
+    If both `flash` and `original` raise, the arguments are bad. The caller then gets the error of `original`, with the
+    other as a note. No fallback is counted.
     """
-    reason, is_bad_cache = None, False
-    if is_active():
-        try:
-            return flash()
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
-            reason, is_bad_cache = str(error), isinstance(error, CacheError)
+    if not is_active():
+        return original()
+    try:
+        return flash()
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        reason = str(error)
     try:
         out = original()
     except Exception as error:
-        if is_bad_cache:
-            raise CacheError(reason) from error
-        if reason is not None:
-            error.add_note(f"flash attention cannot compute this call either: {reason}")
+        error.add_note(f"flash attention cannot compute this call either: {reason}")
         raise
-    if reason is None:
-        return out
     with state.lock:
         state.fallbacks[reason] += 1
         first = state.fallbacks[reason] == 1
     if state.strict:
         raise FlashFallbackError(f"strict: flash attention cannot compute this call: {reason}")
     if first:
-        message = f"{whose} attention computed this call, because: {reason} (warned once; status() counts every call)"
-        warnings.warn(message, FlashFallbackWarning, stacklevel=2 + frames_of_libraries(sys._getframe(1)))
+        warn(f"{whose} attention computed this call, because: {reason} (warned once; status() counts every call)")
     return out
 
 
-def frames_of_libraries(frame: FrameType | None) -> int:
-    """Counts the frames, from `frame` up, that belong to this package, to mlx-lm's base module or to contextlib."""
-    count = 0
-    while frame is not None and (
-        os.path.dirname(frame.f_code.co_filename) == os.path.dirname(__file__)
+def warn(message: str) -> None:
+    """Warns with the line that called this package, mlx-lm's base module or contextlib."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and (
+        frame.f_code.co_filename.startswith(os.path.join(os.path.dirname(__file__), ""))
         or frame.f_globals.get("__name__") in (MLX_LM_BASE, "contextlib")
     ):
-        count, frame = count + 1, frame.f_back
-    return count
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, FlashFallbackWarning, stacklevel=level)
 
 
 @contextmanager
@@ -223,25 +186,15 @@ def _require_kernel(
     """
     quantised = storage is not None
     head_dim = query.shape[-1] if quantised else max(query.shape[-1], value.shape[-1])
-    device = mx.default_device().type
-    if head_dim > (most := _max_head_dim(device, True, quantised)):
-        if 0 < (forward := _max_head_dim(device, False, quantised)) < head_dim:
+    if head_dim > (most := flashattn_core.max_head_dim(gradient=True, quantised=quantised)):
+        if 0 < (forward := flashattn_core.max_head_dim(gradient=False, quantised=quantised)) < head_dim:
             raise NoKernelError(f"head_dim over {forward}")
         if flashattn_core.is_tracing(*[x for x in (query, key, value, mask, sinks) if isinstance(x, mx.array)]):
             where = f"on this device for a head_dim over {most}" if most else "on this device"
             where = "with a quantised KV cache" if quantised else where
             raise NoKernelError(f"traced by mx.grad, mx.vmap or mx.compile: flash attention has no gradient {where}")
-    if query.dtype not in DTYPES:
+    if query.dtype not in (mx.bfloat16, mx.float16, mx.float32):
         raise NoKernelError(f"dtype {str(query.dtype).removeprefix('mlx.core.')}")
-
-
-@cache
-def _max_head_dim(device: mx.DeviceType, gradient: bool, quantised: bool) -> int:
-    """The largest head_dim that kernels of the default device take, forward or backward; 0: there are no such kernels.
-
-    `device` is the default device's type. It makes @cache keep one number for each device.
-    """
-    return flashattn_core.max_head_dim(gradient=gradient, quantised=quantised)
 
 
 def _in_one_dtype(query: mx.array, key: Any, value: Any, storage: dict[str, int] | None) -> tuple[mx.array, Any, Any]:
@@ -254,9 +207,8 @@ def _in_one_dtype(query: mx.array, key: Any, value: Any, storage: dict[str, int]
         if not isinstance(given, mx.array):
             cure = ": this attention takes no quantised KV cache, so run it without --kv-bits"
             message = f"{name} is {describe(given)}, expected an array{cure if isinstance(given, list | tuple) else ''}"
-            raise TypeError(f"[scaled_dot_product_attention] {message}")
+            raise TypeError(f"{NAME} {message}")
         if given.ndim != 4:  # flash attention takes other arrays, too, but MLX's function and mlx-lm's do not
-            message = f"{name} has shape {given.shape}, expected (B, heads, length, dim)"
-            raise ValueError(f"[scaled_dot_product_attention] {message}")
+            raise ValueError(f"{NAME} {name} has shape {given.shape}, expected (B, heads, length, dim)")
     dtype = mx.result_type(query, *rows)
     return (query.astype(dtype), *((key, value) if storage else (key.astype(dtype), value.astype(dtype))))

@@ -23,8 +23,8 @@ from typing import TextIO
 import flashattn_core
 from flashattn_core.arguments import Precision
 
+from .caches import kv_bits as caches
 from .patch import enable, joined, status, versions
-from .router import state
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def _say_what_ran(stream: TextIO, process: int) -> None:
     if os.getpid() == process:  # not in a child that the program forked
         now = status()
         say(" · ".join([f"flash attention ran: {now.counts()}", *now.replaced()]), stream)
-        if state.kv:
+        if caches.wanted:
             from .caches.held import largest
 
             most = largest()

@@ -4,7 +4,6 @@ It writes a file into the user's cache folder. flashattn_core reads that file wh
 leaves a call to MLX if MLX's own attention is faster.
 """
 
-import gc
 import math
 import os
 import time
@@ -40,24 +39,11 @@ Calls = Callable[[int], Any]  # count -> the lazy outputs of that many calls
 
 @dataclass(frozen=True)
 class Measured:
-    """A call's kernel, and the seconds per call of the kernel and of MLX's own attention."""
+    """What a pair costs a kernel in one call, relative to MLX. Both compute the same pairs."""
 
-    call: _ext.Call
     kernel: str
-    ours: float
-    mlx: float
-
-    @property
-    def cost(self) -> float:
-        """What a pair costs our kernel, relative to MLX. Both compute the same pairs of these calls."""
-        return self.ours / self.mlx
-
-    def __str__(self) -> str:
-        call = self.call
-        shape = f"{call.heads}/{call.kv_heads}x{call.head_dim}, {call.query_len} x {call.key_len}"
-        gradient = " with its gradient" * call.is_traced
-        times = f"{1e6 * self.ours:,.1f} µs, MLX's own {1e6 * self.mlx:,.1f} µs"
-        return f"{self.kernel}, {shape}{gradient}: {times}, cost {self.cost:.2f}"
+    cost: float
+    line: str  # all of it in words
 
 
 def measured() -> Iterator[Measured]:
@@ -74,20 +60,20 @@ def measured() -> Iterator[Measured]:
         if kernel is not None:
             named = partial(_ours, kernel=choice.variant.kernel.name)  # raises if the kernel fails its check
             ours, mlx = _in_turns(_calls(call, named), _calls(call, _mlx))
-            yield Measured(call, kernel.kernel.name, ours, mlx)
+            shape = f"{call.heads}/{call.kv_heads}x{call.head_dim}, {call.query_len} x {call.key_len}"
+            gradient = " with its gradient" * call.is_traced
+            times = f"{1e6 * ours:,.1f} µs, MLX's own {1e6 * mlx:,.1f} µs, cost {ours / mlx:.2f}"
+            name = kernel.kernel.name
+            yield Measured(name, ours / mlx, f"{name}, {shape}{gradient}: {times}")
 
 
 def costs(found: Sequence[Measured]) -> str:
     """The text of the file, in the form of flashattn_core's csrc/call/costs.def. A kernel's cost is its highest."""
     device = mx.default_device()
-    name = mx.device_info(device)["device_name"]
+    source = f"{mx.device_info(device)['device_name']}, mlxlm-flash tune"
     capability = _ext.device_of(device).compute_capability
     highest = {each.kernel: max(one.cost for one in found if one.kernel == each.kernel) for each in found}
-    lines = (
-        f'{{Kernel::{kernel}, {capability}, {cost:.3f}, "{name}, mlxlm-flash tune"}},\n'
-        for kernel, cost in highest.items()
-    )
-    return "".join(lines)
+    return "".join(f'{{Kernel::{name}, {capability}, {cost:.3f}, "{source}"}},\n' for name, cost in highest.items())
 
 
 def write(text: str) -> Path:
@@ -147,13 +133,7 @@ def _in_turns(*sides: Calls) -> list[float]:
 
 def _seconds(calls: Calls, count: int) -> float:
     mx.synchronize()
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        began = time.perf_counter()
-        mx.eval(calls(count))
-        mx.synchronize()
-        return time.perf_counter() - began
-    finally:
-        if collects:
-            gc.enable()
+    began = time.perf_counter()
+    mx.eval(calls(count))
+    mx.synchronize()
+    return time.perf_counter() - began

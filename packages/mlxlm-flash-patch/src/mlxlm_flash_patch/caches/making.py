@@ -1,8 +1,6 @@
 """Decides which of a model's caches are quantised."""
 
 import copy
-import sys
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -12,7 +10,8 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models import cache as mlx_lm
 
-from ..router import FlashFallbackWarning, KVBits, frames_of_libraries, in_trial
+from ..router import in_trial, inside, warn
+from .kv_bits import KVBits
 from .quantized import QuantizedKVCache, QuantizedLatentKVCache
 from .waiting import QUANTIZED, quantised
 
@@ -33,8 +32,7 @@ def quantise(model: Any, caches: list[Any], kv: KVBits) -> list[Any]:
         into, kept = _plan(model, caches, kv)
         _plans[key] = weakref.ref(model, lambda _: _plans.pop(key) and None), described, into
         if kept:
-            message = f"kv_bits={kv.bits}: some caches stay as they are: {' · '.join(_grouped(kept))}"
-            warnings.warn(message, FlashFallbackWarning, stacklevel=2 + frames_of_libraries(sys._getframe(1)))
+            warn(f"kv_bits={kv.bits}: some caches stay as they are: {' · '.join(_grouped(kept))}")
     return _changed(caches, lambda place, cache: quantised(cache, kv, into[place]) if place in into else cache)
 
 
@@ -52,16 +50,14 @@ def _changed(caches: Iterable[Any], change: Callable[[Place, Any], Any], within:
 
 def _plan(model: Any, caches: list[Any], kv: KVBits) -> tuple[Into, Kept]:
     """The classes for the caches that can be quantised, and the reasons why the others cannot."""
-    token = in_trial.set(True)
     try:
-        return _tried(model, caches, kv)
+        with inside(in_trial):
+            return _tried(model, caches, kv)
     except Exception as error:
         kept: Kept = {}
         why = f"a trial call of the model fails: {_line(error)}"
         _changed(copy.deepcopy(caches), lambda place, _: kept.setdefault(place, why))
         return {}, kept
-    finally:
-        in_trial.reset(token)
 
 
 def _tried(model: Any, caches: list[Any], kv: KVBits) -> tuple[Into, Kept]:

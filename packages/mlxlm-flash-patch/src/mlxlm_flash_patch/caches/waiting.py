@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 import mlx.core as mx
 
-from ..router import KVBits
 from . import held
+from .kv_bits import KVBits
 from .quantized import CLASSES, Quantized
 
 QUANTIZED: dict[Any, Any] = {cls.own: cls for cls in CLASSES}  # mlx-lm's class -> ours
