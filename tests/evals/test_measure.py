@@ -16,7 +16,7 @@ from flash_evals.work import machine, measure
 from flash_evals.work.measure import run
 from flashattn_core import _ext
 from mlx_lm.models import base, qwen2
-from mlxlm_flash_patch import patch
+from mlxlm_flash_patch import patch, router
 
 from tests.evals.trial_peaks import MB, nine_peaks
 from tests.promises import promise
@@ -65,7 +65,7 @@ def test_the_on_arm_is_flash_and_ends_with_the_trial(loaded):
 
 def test_fallbacks_are_counted_and_not_warned_about(loaded, monkeypatch):
     """Every call falls back here, because its head_dim is above the limit that the test sets."""
-    monkeypatch.setattr(flashattn_core, "max_head_dim", lambda **_: 1)
+    monkeypatch.setattr(router, "_max_head_dim", lambda *_: 1)
     monkeypatch.setattr(_ext, "quick", lambda *_: None)  # otherwise quick(), which ignores that limit, takes the calls
     flash = Flash({"cpu_prefill": 1000, "cpu_decode": 5})
     run("on", partial(forward, loaded), 16, flash)

@@ -14,7 +14,7 @@ import mlxlm_flash_patch as flash
 import pytest
 from flashattn_core import _ext
 from mlx_lm.models import base, cache, gear, gemma2, phi3small
-from mlxlm_flash_patch import patch
+from mlxlm_flash_patch import patch, router
 from mlxlm_flash_patch.mlx_own import mlx_attention
 from mlxlm_flash_patch.patch_points import POINTS
 
@@ -69,8 +69,10 @@ def kernels_take(monkeypatch):
     def at_most(head_dim, gradient):
         monkeypatch.setattr(_ext, "quick", lambda *_: None)  # quick() would ignore the pretended max_head_dim()
         monkeypatch.setattr(flashattn_core, "max_head_dim", lambda **of: gradient if of["gradient"] else head_dim)
+        router._max_head_dim.cache_clear()
 
-    return at_most
+    yield at_most
+    router._max_head_dim.cache_clear()
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ class PatchPoint:
     module: str
     path: str  # of the function in its module, such as `Attention.__call__`
     replacement: Callable[[Any], Any]  # original -> the function that replaces it
-    texts: tuple[str, ...] = ()  # fingerprints of tested sources; if empty, the signature is compared instead
+    texts: frozenset[str] = frozenset()  # fingerprints of tested sources; if empty, the signature is compared instead
     is_attention: bool = True  # whether observe() passes the function's calls to the observer
     owners: WeakSet[Any] = field(default_factory=WeakSet)  # classes whose method was replaced
 
@@ -61,7 +61,8 @@ class PatchPoint:
     @property
     def current(self) -> Any:
         """The function at this point now, or None."""
-        return names_in(self.owner).get(self.attribute)
+        owner = self.owner
+        return None if owner is None else vars(owner)[self.attribute]
 
     def put(self, function: Any) -> None:
         owner = self.owner
@@ -88,7 +89,7 @@ class PatchPoint:
                 return None
             known = _signature(original) == _signature(self.replacement(original), follow_wrapped=False)
             return None if known else "its signature is not that of a tested release"
-        text = fingerprint(original.__code__)
+        text = fingerprint(original)
         if text is None:
             return "its source is not available"
         return None if text in self.texts else "its source is not that of a tested release"
@@ -115,9 +116,14 @@ def original_of(function: Any) -> Any:
     return _original_of[function] if is_ours(function) else function
 
 
-@lru_cache(maxsize=64)  # because reading the text takes longer than all else that a block of enabled() does
-def fingerprint(code: CodeType) -> str | None:
+def fingerprint(function: Any) -> str | None:
     """A hash of a function's source text, because bytecode differs between versions of Python. None without source."""
+    # For a wrapper, getsource(function) would return the wrapped function's source.
+    return _hash_of_text(function.__code__) if hasattr(function, "__code__") else None
+
+
+@lru_cache(maxsize=64)  # because reading the text takes longer than all else that a block of enabled() does
+def _hash_of_text(code: CodeType) -> str | None:
     try:
         return hashlib.sha256(inspect.getsource(code).strip().encode()).hexdigest()[:16]
     except OSError:
@@ -137,26 +143,26 @@ MX_ATTENTION = PatchPoint("mlx.core.fast", "scaled_dot_product_attention", mx_fa
 
 def _mask(module: str, path: str, describe: described_masks.Describe, text: str) -> PatchPoint:
     describing = partial(described_masks.describing, describe=describe)
-    return PatchPoint(module, path, describing, (text,), is_attention=False)
+    return PatchPoint(module, path, describing, frozenset({text}), is_attention=False)
 
 
 # The sources of these functions are the same in mlx-lm 0.31.3 to 0.32.2.
 POINTS: Sequence[PatchPoint] = (
     MX_ATTENTION,
     PatchPoint(BASE, "quantized_scaled_dot_product_attention", mlx_lm_functions.quantised),
-    PatchPoint(BASE, "scaled_dot_product_attention", mlx_lm_functions.any_cache, ("a13838be6e6c5293",)),
-    PatchPoint("mlx_lm.models.gear", "_softcap_attention", mlx_lm_functions.gear, ("6e8aacdedc907ca0",)),
+    PatchPoint(BASE, "scaled_dot_product_attention", mlx_lm_functions.any_cache, frozenset({"a13838be6e6c5293"})),
+    PatchPoint("mlx_lm.models.gear", "_softcap_attention", mlx_lm_functions.gear, frozenset({"6e8aacdedc907ca0"})),
     PatchPoint(
         "mlx_lm.models.phi3small",
         "Attention._block_sparse_attention",
         mlx_lm_functions.phi3small,
-        ("80c13efe91a00897",),
+        frozenset({"80c13efe91a00897"}),
     ),
     PatchPoint(
         "mlx_lm.models.gemma2",
         "Attention.__call__",
         mlx_lm_functions.gemma2,
-        ("2d6752739f0e58e5",),
+        frozenset({"2d6752739f0e58e5"}),
         is_attention=False,  # the method also computes the projections
     ),
     _mask(BASE, "create_causal_mask", described_masks.causal, "f5ab1820ef1f5d7a"),
@@ -165,7 +171,11 @@ POINTS: Sequence[PatchPoint] = (
 )
 
 MAKE_CACHES = PatchPoint(  # replaced only while `kv_bits` asks for quantised caches
-    CACHE, "make_prompt_cache", kv_bits.quantised_caches, ("7cde4e9fdb0c1b5a",), is_attention=False
+    CACHE,
+    "make_prompt_cache",
+    kv_bits.quantised_caches,
+    frozenset({"7cde4e9fdb0c1b5a"}),
+    is_attention=False,
 )
 
 

@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import flashattn_core
 import mlx.core as mx
 from flashattn_core import NoKernelError, _ext
-from flashattn_core.argument_types import describe
+from flashattn_core.argument_types import describe, integer
 from flashattn_core.arguments import Precision, lowered
 from flashattn_core.masks import for_quick
 
@@ -32,6 +33,10 @@ MLX_LM_BASE = "mlx_lm.models.base"  # the module whose functions most models cal
 
 class FlashFallbackWarning(UserWarning):
     """Warns, once for each reason, that a call fell back or that a function was not replaced."""
+
+
+class CacheError(TypeError):
+    """No attention can compute the call, and MLX's error would list signatures without saying what is wrong."""
 
 
 class FlashFallbackError(RuntimeError):
@@ -110,6 +115,9 @@ def attend(
       NoKernelError: (a ValueError) flash attention cannot compute this call; the text is the reason.
       TypeError, ValueError: bad arguments.
     """
+    for name, given in (storage or {}).items():
+        if integer(given) is None:
+            raise CacheError(f"{NAME} {name} of the KV cache is {describe(given)}, expected a whole number")
     query, key, value = _in_one_dtype(query, key, value, storage)
     if scale is None:  # as for flash_attention(), but MLX's function has no default
         raise TypeError(f"{NAME} scale is None, expected a number")
@@ -131,20 +139,25 @@ def flash_or(original: Callable[[], mx.array], flash: Callable[[], mx.array], wh
 
     `original` is called if the patch is off, or if `flash` raises an error, which is a fallback. The first fallback for
     each reason warns that `whose` attention computed the call. Under strict, every fallback raises FlashFallbackError.
-    If both `flash` and `original` raise, the arguments are bad. The caller then gets the error of `original`, with the
-    other as a note. No fallback is counted.
+    If both `flash` and `original` raise, the arguments are bad. The caller then gets the error of `original`, except
+    where `flash` raised a CacheError. No fallback is counted.
     """
-    if not is_active():
-        return original()
-    try:
-        return flash()
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        reason = str(error)
+    reason, is_bad_cache = None, False
+    if is_active():
+        try:
+            return flash()
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            reason, is_bad_cache = str(error), isinstance(error, CacheError)
     try:
         out = original()
     except Exception as error:
-        error.add_note(f"flash attention cannot compute this call either: {reason}")
+        if is_bad_cache:
+            raise CacheError(reason) from error
+        if reason is not None:
+            error.add_note(f"flash attention cannot compute this call either: {reason}")
         raise
+    if reason is None:
+        return out
     with state.lock:
         state.fallbacks[reason] += 1
         first = state.fallbacks[reason] == 1
@@ -186,8 +199,9 @@ def _require_kernel(
     """
     quantised = storage is not None
     head_dim = query.shape[-1] if quantised else max(query.shape[-1], value.shape[-1])
-    if head_dim > (most := flashattn_core.max_head_dim(gradient=True, quantised=quantised)):
-        if 0 < (forward := flashattn_core.max_head_dim(gradient=False, quantised=quantised)) < head_dim:
+    device = mx.default_device().type
+    if head_dim > (most := _max_head_dim(device, True, quantised)):
+        if 0 < (forward := _max_head_dim(device, False, quantised)) < head_dim:
             raise NoKernelError(f"head_dim over {forward}")
         if flashattn_core.is_tracing(*[x for x in (query, key, value, mask, sinks) if isinstance(x, mx.array)]):
             where = f"on this device for a head_dim over {most}" if most else "on this device"
@@ -195,6 +209,15 @@ def _require_kernel(
             raise NoKernelError(f"traced by mx.grad, mx.vmap or mx.compile: flash attention has no gradient {where}")
     if query.dtype not in (mx.bfloat16, mx.float16, mx.float32):
         raise NoKernelError(f"dtype {str(query.dtype).removeprefix('mlx.core.')}")
+
+
+@cache
+def _max_head_dim(device: mx.DeviceType, gradient: bool, quantised: bool) -> int:
+    """The largest head_dim that kernels of the default device take, forward or backward; 0: there are no such kernels.
+
+    `device` is the default device's type. It makes @cache keep one number for each device.
+    """
+    return flashattn_core.max_head_dim(gradient=gradient, quantised=quantised)
 
 
 def _in_one_dtype(query: mx.array, key: Any, value: Any, storage: dict[str, int] | None) -> tuple[mx.array, Any, Any]:
