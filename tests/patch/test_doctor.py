@@ -27,7 +27,7 @@ from tests.promises import promise
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch, tmp_path):
     """Hides the machine's own faults from doctor, so that doctor finds only the faults that a test adds."""
-    for name in doctor.CPU_VARIABLES:
+    for name in ("MLXLM_FLASH", *doctor.CPU_VARIABLES):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("FLASHATTN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(blas, "blas", lambda: "openblas")
@@ -77,7 +77,7 @@ def test_nothing_to_find():
         assert f"✓ {backend}: {description}" in findings
     late = "(functions of mlx-lm's gemma2, phi3small and gear follow when a program imports them)"
     assert f"✓ attention: the patch replaces {len(POINTS)} functions {late}" in findings
-    for rest in ("BLAS: openblas", "self-test: "):
+    for rest in ("MLXLM_FLASH: not set", "BLAS: openblas", "self-test: "):
         assert any(line.startswith(f"✓ {rest}") for line in findings), rest
     assert lines[-1] == "broken: 0 · could be better: 0"
 
@@ -139,6 +139,12 @@ def test_an_nvidia_gpu_that_is_not_used(monkeypatch):
     assert lines[-3].startswith("✗ cuda: ")
 
 
+@pytest.mark.parametrize("value", ["", "on"])
+def test_a_variable_that_means_nothing(monkeypatch, value):
+    monkeypatch.setenv("MLXLM_FLASH", value)
+    found(f"✗ MLXLM_FLASH: {value!r} is not a valid value · cure: unset MLXLM_FLASH, or set one of 0, 1, strict")
+
+
 @pytest.mark.slow("2 seconds")
 @pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run this test on Linux")
 def test_an_extension_made_for_another_mlx(command, light, examined_with, tmp_path):
@@ -162,6 +168,14 @@ def test_an_extension_made_for_another_mlx(command, light, examined_with, tmp_pa
     done = command("python", "-c", "import mlxlm_flash_patch as flash; flash.enable()", env=env)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith(f"ImportError: {why}")
+
+
+# nanobind 3 and nanobind 2 spell this name in different ways.
+@pytest.mark.parametrize("spelling", ["__nb_internals_some_abi_v21_mlx__", "__nb_internals_v21_some_abi_mlx__"])
+def test_two_versions_of_nanobind_s_abi(monkeypatch, spelling):
+    monkeypatch.setitem(doctor._interpreter_dict(), spelling, None)
+    lines = found("✗ extension: flashattn_core and mlx use different nanobind ABIs: v21, v22 · cure: pip install --")
+    assert not any("self-test" in line for line in lines)  # doctor skips the self-test, which might crash
 
 
 @pytest.mark.rotate(1, default=2)

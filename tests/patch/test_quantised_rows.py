@@ -12,8 +12,8 @@ import pytest
 from mlx_lm.models import cache as mlx_lm
 from mlxlm_flash_patch import caches
 from mlxlm_flash_patch.caches import quantized
-from mlxlm_flash_patch.caches.waiting import quantised
 from mlxlm_flash_patch.caches.kv_bits import KVBits
+from mlxlm_flash_patch.caches.waiting import quantised
 
 from tests.patch.arms import normal
 from tests.promises import promise

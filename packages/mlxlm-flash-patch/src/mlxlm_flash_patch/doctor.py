@@ -5,6 +5,7 @@ if the package does not load.
 """
 
 import contextlib
+import ctypes
 import operator
 import os
 import platform
@@ -49,7 +50,7 @@ problem = partial(Finding, Mark.PROBLEM)
 
 def examine(model: str | None = None, with_kernels: bool = False, with_times: bool = False) -> Iterator[Finding]:
     """Runs the checks and yields their findings. The arguments are the command's options."""
-    for check in (versions, extension, cpu, matrix_products, numbers, seam, checks_before):
+    for check in (versions, variable, extension, cpu, matrix_products, numbers, seam, checks_before):
         broken = False
         for finding in check():
             broken |= finding.mark is Mark.PROBLEM
@@ -111,17 +112,45 @@ def _mlx() -> str:
     return next((extra for name, extra in LIBMLX.items() if name in installed), "mlx")
 
 
+def variable() -> Iterator[Finding]:
+    """Whether MLXLM_FLASH in the environment is valid."""
+    from .cli import MODES
+
+    mode = os.environ.get("MLXLM_FLASH")
+    if mode is None or mode in MODES:
+        yield ok("MLXLM_FLASH", mode or "not set")
+    else:
+        cure = f"unset MLXLM_FLASH, or set one of {', '.join(MODES)}"
+        yield problem("MLXLM_FLASH", f"{mode!r} is not a valid value", cure)
+
+
 def extension() -> Iterator[Finding]:
-    """Whether the compiled module loads."""
+    """Whether the compiled module loads and has MLX's nanobind ABI. With another ABI it could not take MLX's arrays."""
+    again = "pip install --force-reinstall --no-deps flashattn-core"
     try:
         from . import enable  # noqa: F401  raises the error of the first import
     except ImportError as error:
         what = str(error)
         cure = re.search(r"pip install .*", what)  # in the error for a wrong version of mlx
-        again = "pip install --force-reinstall --no-deps flashattn-core"
         yield problem("extension", what.splitlines()[0], cure[0] if cure else again)
+        return
+    # For each ABI of the modules in its domain "mlx", nanobind adds one entry to the interpreter's dict.
+    names = [name for name in _interpreter_dict() if isinstance(name, str) and "nb_internals" in name]
+    domains = sorted(match[1] for name in names if (match := re.search(r"_(v\d+)_(?:\w+_)?mlx__$", name)))
+    if len(domains) > 1:
+        yield problem("extension", f"flashattn_core and mlx use different nanobind ABIs: {', '.join(domains)}", again)
     else:
-        yield ok("extension", "flashattn_core loads")
+        yield ok("extension", f"flashattn_core loads, and uses the same nanobind ABI as MLX: {', '.join(domains)}")
+
+
+def _interpreter_dict() -> dict[object, object]:
+    api = ctypes.pythonapi
+    api.PyInterpreterState_Get.restype = ctypes.c_void_p
+    api.PyInterpreterState_GetDict.argtypes = [ctypes.c_void_p]
+    api.PyInterpreterState_GetDict.restype = ctypes.c_void_p  # py_object would release this borrowed reference
+    address = api.PyInterpreterState_GetDict(api.PyInterpreterState_Get())
+    shared: dict[object, object] = ctypes.cast(address, ctypes.py_object).value
+    return shared
 
 
 def cpu() -> Iterator[Finding]:
