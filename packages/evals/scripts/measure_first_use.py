@@ -15,7 +15,7 @@ import time
 from collections import defaultdict
 
 CACHES = ("HOME", "TMPDIR", "FLASHATTN_CACHE", "MLX_PTX_CACHE_DIR")
-PROCESSES = 3  # of each arm
+PROCESSES = 2  # of each arm
 PROMPTS = {"prompt": 2000, "short prompt": 37}  # tokens
 BATCH = (100, 400, 900, 1500)
 
