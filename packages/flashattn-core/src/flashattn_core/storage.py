@@ -15,7 +15,7 @@ Rows = tuple[mx.array, ...]  # weights, scales and biases
 def append(
     keys: Sequence[mx.array], values: Sequence[mx.array], new: Rows, offset: int, group_size: int, bits: int
 ) -> tuple[Rows, Rows] | None:
-    """Does `array[..., offset:end, :] = rows` for each array of `keys` and `values`, with new keys and values quantised.
+    """Quantises new keys and values, and does `array[..., offset:end, :] = rows` for each array of the cache.
 
     Returns keys and values up to `end`. Returns None, and changes nothing, if only MLX's own operations can do this.
     """
