@@ -666,7 +666,7 @@ Launches append_launches(const NewRows& rows) {
       arguments.push_back({static_cast<Binding>(static_cast<int>(first) + i), role});
     };
     if (!rows.in_place[i]) add(Binding::old_key_words, Role::input);
-    add(Binding::key_words, Role::output);
+    add(Binding::stored_key_words, Role::output);
     is_in_place = is_in_place && rows.in_place[i];
   }
   arguments.insert(arguments.end(), {{Binding::params, Role::value}, {Binding::split, Role::value}});

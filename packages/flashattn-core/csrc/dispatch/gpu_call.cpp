@@ -212,7 +212,7 @@ gpu::Work append_work(const std::vector<mx::array>& inputs, const std::vector<mx
   work.arrays[index(Binding::new_values)] = values;
   for (int i = 0; i < 6; ++i) {
     if (!in_place[i]) work.arrays[index(Binding::old_key_words) + i] = inputs[i];
-    work.arrays[index(Binding::key_words) + i] = outputs[i];
+    work.arrays[index(Binding::stored_key_words) + i] = outputs[i];
   }
   return work;
 }

@@ -65,10 +65,10 @@ namespace flashattn::gpu {
   X(old_value_words)                \
   X(old_value_scales)               \
   X(old_value_biases)               \
-  X(key_words)                      \
+  X(stored_key_words)               \
   X(stored_key_scales)              \
   X(stored_key_biases)              \
-  X(value_words)                    \
+  X(stored_value_words)             \
   X(stored_value_scales)            \
   X(stored_value_biases)
 

@@ -7,7 +7,6 @@ from functools import cache
 import mlx.core as mx
 
 from . import _ext
-from .check import KernelWarning, when_to_check
 
 Rows = tuple[mx.array, ...]  # weights, scales and biases
 
@@ -31,8 +30,12 @@ def append(
 @cache
 def _has_mlxs_bits(dtype: mx.Dtype, group_size: int, bits: int) -> bool:
     """Compares the kernel with mx.quantize() on this GPU, before its first use."""
-    if not mx.cuda.is_available() or when_to_check() == "never":
-        return mx.cuda.is_available()
+    if not mx.cuda.is_available():
+        return False
+    from .check import KernelWarning, when_to_check  # imported here, because the CPU's calls never need it
+
+    if when_to_check() == "never":
+        return True
     try:
         with mx.stream(mx.gpu):
             # Rows of zeros, of any numbers, and of numbers of one sign.

@@ -73,7 +73,7 @@ FLASHATTN_KERNEL append(const cuda::Arguments& arguments) {
   int first = is_value ? 3 : 0, columns = is_value ? params.value_dim : params.head_dim;
   int words = columns * Sizes::bits / 32, groups = columns / Sizes::group_size;
   int64_t stored = rest % heads * params.key_len + row;
-  void* const* to = arguments.arrays + FLASHATTN_BINDING_key_words + first;
+  void* const* to = arguments.arrays + FLASHATTN_BINDING_stored_key_words + first;
   if (position < 0 || position >= split.chunk_len) {
     copy_row<uint>(old[first], to[0], stored * words, words);
     copy_row<T>(old[first + 1], to[1], stored * groups, groups);
