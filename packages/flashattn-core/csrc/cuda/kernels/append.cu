@@ -50,6 +50,7 @@ FLASHATTN_FUNC void write_group(const T* group, int64_t step, uint* words, T* sc
 template <typename T>
 FLASHATTN_FUNC void copy_row(const void* from, void* to, int64_t first, int count) {
   if (from == nullptr) return;
+  FLASHATTN_ROLLED
   for (int i = lane_index(); i < count; i += FLASHATTN_LANES) {
     static_cast<T*>(to)[first + i] = static_cast<const T*>(from)[first + i];
   }
@@ -63,16 +64,15 @@ FLASHATTN_KERNEL append(const cuda::Arguments& arguments) {
   bool copies = false;
   FLASHATTN_UNROLL
   for (int i = 0; i < 6; ++i) copies |= old[i] != nullptr;
-  int rows = copies ? params.key_len : split.chunk_len;
-  int64_t rest = int64_t(blockIdx.x) * Sizes::warps + warp_index(), heads = params.num_kv_heads * params.batch_size;
-  if (rest >= 2 * heads * rows) return;
-  int row = int(rest % rows) + (copies ? 0 : split.first_key), position = row - split.first_key;
-  rest /= rows;
-  int head = int(rest % params.num_kv_heads), batch = int(rest % heads / params.num_kv_heads);
-  bool is_value = rest >= heads;
+  uint rows = copies ? params.key_len : split.chunk_len;
+  uint heads = params.num_kv_heads * uint(params.batch_size), index = blockIdx.x * Sizes::warps + warp_index();
+  if (index >= 2 * heads * rows) return;
+  int row = int(index % rows) + (copies ? 0 : split.first_key), position = row - split.first_key;
+  uint head = index / rows % heads;  // of all batch elements
+  bool is_value = index / rows >= heads;
   int first = is_value ? 3 : 0, columns = is_value ? params.value_dim : params.head_dim;
   int words = columns * Sizes::bits / 32, groups = columns / Sizes::group_size;
-  int64_t stored = rest % heads * params.key_len + row;
+  int64_t stored = int64_t(head) * params.key_len + row;
   void* const* to = arguments.arrays + FLASHATTN_BINDING_stored_key_words + first;
   if (position < 0 || position >= split.chunk_len) {
     copy_row<uint>(old[first], to[0], stored * words, words);
@@ -82,10 +82,11 @@ FLASHATTN_KERNEL append(const cuda::Arguments& arguments) {
   }
   const Strides& strides = is_value ? params.value : params.key;
   const T* from = static_cast<const T*>(arguments.arrays[FLASHATTN_BINDING_new_keys + is_value]) +
-                  batch * strides.batch[0] + head * strides.head + position * strides.row;
+                  head / params.num_kv_heads * strides.batch[0] + head % params.num_kv_heads * strides.head +
+                  position * strides.row;
   for (int g = 0; g < groups; ++g) {
     write_group<T, Sizes>(from + g * Sizes::group_size * strides.column, strides.column,
-                          static_cast<uint*>(to[0]) + stored * words + g * words / groups,
+                          static_cast<uint*>(to[0]) + stored * words + g * (Sizes::group_size * Sizes::bits / 32),
                           static_cast<T*>(to[1]) + stored * groups + g, static_cast<T*>(to[2]) + stored * groups + g);
   }
 }
