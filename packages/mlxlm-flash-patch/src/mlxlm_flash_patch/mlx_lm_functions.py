@@ -42,6 +42,22 @@ def quantised(original: Function) -> Function:
     return _replacement(original, flash)
 
 
+def appending(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Replaces the method that appends to quantised caches. On CUDA one kernel appends the rows of a decode step."""
+
+    @functools.wraps(original)
+    def update_and_fetch(self: Any, keys: mx.array, values: mx.array) -> Any:
+        read = None
+        if self.keys is not None and is_active():
+            read = storage.append(self.keys, self.values, (keys, values), self.offset, self.group_size, self.bits)
+        if read is None:
+            return original(self, keys, values)
+        self.offset += keys.shape[2]
+        return read
+
+    return update_and_fetch
+
+
 def any_cache(original: Function) -> Function:
     """Replaces the attention function that most models call.
 
@@ -99,22 +115,6 @@ def quantised_caches(original: Callable[..., list[Any]]) -> Callable[..., list[A
         return quantise(model, caches, state.kv)
 
     return make_prompt_cache
-
-
-def appending(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Replaces the method that appends to quantised caches. On CUDA one kernel appends the rows of a decode step."""
-
-    @functools.wraps(original)
-    def update_and_fetch(self: Any, keys: mx.array, values: mx.array) -> Any:
-        read = None
-        if self.keys is not None and is_active():
-            read = storage.append(self.keys, self.values, (keys, values), self.offset, self.group_size, self.bits)
-        if read is None:
-            return original(self, keys, values)
-        self.offset += keys.shape[2]
-        return read
-
-    return update_and_fetch
 
 
 class _Gemma2:
