@@ -124,6 +124,15 @@ def test_block_maps(architecture):
         assert spilled_by(architecture, launches.block_map(mx.zeros((64, 64), dtype), "cuda")) == 0
 
 
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_appending(architecture):
+    for dtype, group_size, bits in itertools.product(DTYPES.values(), (32, 64, 128), (4, 8)):
+        rows = mx.zeros((1, 1, 1, 128), dtype)
+        stored = mx.quantize(rows, group_size=group_size, bits=bits)
+        described = launches.append([*stored, *stored], rows, rows, 0, group_size, bits, [True] * 6)
+        assert spilled_by(architecture, described) == 0
+
+
 # Calls that models make: dtype, query heads per key/value head, queries, head_dim, mask and options.
 MODELS = {
     "Mistral": ("bfloat16", 7, 128, 128, SlidingWindow(512), {}),

@@ -50,7 +50,7 @@ def _load() -> ModuleType:
     return module
 
 
-OF_THE_MODULE = ("sources", "forward", "backward", "block_map", "sinks_gradient", "programs")
+OF_THE_MODULE = ("sources", "forward", "backward", "block_map", "append", "sinks_gradient", "programs")
 
 
 def __getattr__(name: str) -> Any:

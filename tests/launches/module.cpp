@@ -8,6 +8,7 @@
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
+#include <array>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -242,6 +243,19 @@ nb::list block_map(mx::array mask, const std::string& device) {
   return described(block_map_work(backend, mask, params, not_allocated(shape, mx::uint8)), backend);
 }
 
+nb::list append(std::vector<mx::array> stored, const mx::array& keys, const mx::array& values, int offset,
+                int group_size, int bits, const std::vector<bool>& in_place) {
+  stored.insert(stored.end(), {keys, values});
+  mx::eval(stored);
+  std::vector<mx::array> outputs;
+  std::array<bool, 6> each;
+  for (size_t i = 0; i < each.size(); ++i) {
+    outputs.push_back(not_allocated(stored[i].shape(), stored[i].dtype()));
+    each[i] = in_place[i];
+  }
+  return described(append_work(stored, outputs, each, offset, group_size, bits), Backend::cuda);
+}
+
 }  // namespace
 
 NB_MODULE(flashattn_launches, m) {
@@ -276,4 +290,6 @@ NB_MODULE(flashattn_launches, m) {
       "sinks"_a, "lse"_a, "row_stats"_a, "delta"_a,
       "The gradient of sinks, computed on MLX's default device from arrays that kernels wrote.");
   m.def("block_map", &block_map, "mask"_a, "device"_a = "metal", "The launch that finds a mask's block map.");
+  m.def("append", &append, "stored"_a, "keys"_a, "values"_a, "offset"_a, "group_size"_a, "bits"_a, "in_place"_a,
+        "The launch that appends rows to the six arrays of a quantised cache. in_place: which of them it overwrites.");
 }

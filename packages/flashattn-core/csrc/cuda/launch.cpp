@@ -589,9 +589,14 @@ std::string source_text(const Launch& launch) {
     std::string value = flag ? (*flag ? "true" : "false") : std::to_string(std::get<int32_t>(constant.value));
     text += std::string("constexpr ") + (flag ? "bool " : "int ") + std::string(constant.name) + " = " + value + ";\n";
   }
-  for (int i = 0; i < kNumBindings; ++i) {
-    text += "#define FLASHATTN_BINDING_" + std::string(name(static_cast<Binding>(i))) + " " + std::to_string(i) + "\n";
-  }
+  const auto define = [&](int first, int end) {
+    for (int i = first; i < end; ++i) {
+      auto binding = static_cast<Binding>(i);
+      text += "#define FLASHATTN_BINDING_" + std::string(name(binding)) + " " + std::to_string(index(binding)) + "\n";
+    }
+  };
+  define(0, kNumBindings);
+  if (is_of_cache(launch.arguments[0].binding)) define(kNumBindings + 1, static_cast<int>(Binding::end));
   bool is_backward = std::any_of(launch.arguments.begin(), launch.arguments.end(),
                                  [](Argument argument) { return argument.binding == Binding::backward; });
   std::string_view arguments = is_backward ? "Backward" : launch.tensor_maps.empty() ? "" : "Box";
@@ -650,6 +655,29 @@ Launches backward_launches(const GpuCall& call, const BackwardParams& params) {
     result.scratch.push_back({Binding::dv_parts, rows * p.value_dim});
   }
   return in_order(std::move(result));
+}
+
+Launches append_launches(const NewRows& rows) {
+  constexpr int kWarps = 4;  // each writes one row
+  std::vector<Argument> arguments = gpu::arguments({Binding::new_keys, Binding::new_values}, {}, {});
+  bool is_in_place = true;
+  for (int i = 0; i < 6; ++i) {
+    const auto add = [&](Binding first, Role role) {
+      arguments.push_back({static_cast<Binding>(static_cast<int>(first) + i), role});
+    };
+    if (!rows.in_place[i]) add(Binding::old_key_words, Role::input);
+    add(Binding::stored_key_words, Role::output);
+    is_in_place = is_in_place && rows.in_place[i];
+  }
+  arguments.insert(arguments.end(), {{Binding::params, Role::value}, {Binding::split, Role::value}});
+  const AttentionParams& p = rows.params;
+  int64_t count = 2 * p.batch_size * p.num_kv_heads * (is_in_place ? rows.split.chunk_len : p.key_len);
+  GpuCall call = {};  // without sizes, because the program does not depend on them
+  call.dtype = rows.dtype;
+  return {.launches = {launch(call, "append", {{"bits", p.bits}, {"group_size", p.group_size}, {"warps", kWarps}},
+                              std::move(arguments), divide_up(count, kWarps), kWarps)},
+          .params = p,
+          .split = rows.split};
 }
 
 Launches launches(Kernel kernel, const GpuCall& call) {

@@ -183,4 +183,38 @@ gpu::Work block_map_work(Backend backend, const mx::array& mask, const ArrayPara
   return work;
 }
 
+gpu::Work append_work(const std::vector<mx::array>& inputs, const std::vector<mx::array>& outputs,
+                      const std::array<bool, 6>& in_place, int offset, int group_size, int bits) {
+  const mx::array &keys = inputs[6], &values = inputs[7];
+  cuda::NewRows rows = {};
+  rows.dtype = dtype_of(&keys);
+  AttentionParams& p = rows.params;
+  p.batch_size = keys.shape(0);
+  p.num_kv_heads = keys.shape(1);
+  p.key_len = outputs[0].shape(kRow);
+  p.head_dim = keys.shape(kColumn);
+  p.value_dim = values.shape(kColumn);
+  p.bits = bits;
+  p.group_size = group_size;
+  p.key = strides_of(keys, 1, kTensorAxes);
+  p.value = strides_of(values, 1, kTensorAxes);
+  rows.split = {.first_key = offset, .chunk_len = keys.shape(kRow), .num_chunks = 0, .whole_blocks = 0};
+  rows.in_place = in_place;
+  static_assert(std::is_trivially_copyable_v<cuda::NewRows>);
+  thread_local cuda::NewRows last;  // the layers of a model append at the same offset
+  thread_local std::shared_ptr<const gpu::Launches> launches;
+  if (!launches || std::memcmp(&last, &rows, sizeof(rows)) != 0) {
+    launches = std::make_shared<gpu::Launches>(cuda::append_launches(rows));
+    std::memcpy(&last, &rows, sizeof(rows));
+  }
+  gpu::Work work = {.launches = launches, .arrays = {}, .temporaries = {}};
+  work.arrays[index(Binding::new_keys)] = keys;
+  work.arrays[index(Binding::new_values)] = values;
+  for (int i = 0; i < 6; ++i) {
+    if (!in_place[i]) work.arrays[index(Binding::old_key_words) + i] = inputs[i];
+    work.arrays[index(Binding::stored_key_words) + i] = outputs[i];
+  }
+  return work;
+}
+
 }  // namespace flashattn

@@ -1,6 +1,7 @@
 // Turns a call's arrays into launches of GPU kernels.
 #pragma once
 
+#include <array>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,5 +34,9 @@ std::string source_text(const gpu::Launch& launch, Backend backend);
 
 // Makes the work that computes the block map of a mask, see call/block_map.h.
 gpu::Work block_map_work(Backend backend, const mx::array& mask, const ArrayParams& params, const mx::array& map);
+
+// Makes the work that appends rows to a quantised cache, see op/append.h. inputs, outputs: those of the primitive.
+gpu::Work append_work(const std::vector<mx::array>& inputs, const std::vector<mx::array>& outputs,
+                      const std::array<bool, 6>& in_place, int offset, int group_size, int bits);
 
 }  // namespace flashattn

@@ -8,9 +8,10 @@ namespace flashattn::gpu {
 std::string_view name(Binding binding) {
 #define FLASHATTN_NAME(name, ...) #name,
   static constexpr std::string_view kNames[] = {FLASHATTN_INPUTS(FLASHATTN_NAME)
-                                                    FLASHATTN_FURTHER_BINDINGS(FLASHATTN_NAME)};
+                                                    FLASHATTN_FURTHER_BINDINGS(FLASHATTN_NAME) "count",
+                                                FLASHATTN_CACHE_BINDINGS(FLASHATTN_NAME)};
 #undef FLASHATTN_NAME
-  return kNames[index(binding)];
+  return kNames[static_cast<int>(binding)];
 }
 
 std::span<const std::byte> value_of(const Launches& launches, Binding binding) {

@@ -54,14 +54,39 @@ namespace flashattn::gpu {
      It has the strides of out. The gradient's kernels get it as `out`. */        \
   X(exact_out)
 
+// The arrays of the launch that appends rows to a quantised cache, which has none of the others. An old array is
+// missing if the launch writes in place.
+#define FLASHATTN_CACHE_BINDINGS(X) \
+  X(new_keys)                       \
+  X(new_values)                     \
+  X(old_key_words)                  \
+  X(old_key_scales)                 \
+  X(old_key_biases)                 \
+  X(old_value_words)                \
+  X(old_value_scales)               \
+  X(old_value_biases)               \
+  X(stored_key_words)               \
+  X(stored_key_scales)              \
+  X(stored_key_biases)              \
+  X(stored_value_words)             \
+  X(stored_value_scales)            \
+  X(stored_value_biases)
+
 #define FLASHATTN_ENUMERATOR(name, ...) name,
-enum class Binding { FLASHATTN_INPUTS(FLASHATTN_ENUMERATOR) FLASHATTN_FURTHER_BINDINGS(FLASHATTN_ENUMERATOR) count };
+enum class Binding {
+  FLASHATTN_INPUTS(FLASHATTN_ENUMERATOR) FLASHATTN_FURTHER_BINDINGS(FLASHATTN_ENUMERATOR) count,
+  FLASHATTN_CACHE_BINDINGS(FLASHATTN_ENUMERATOR) end
+};
 #undef FLASHATTN_ENUMERATOR
 
 constexpr int kNumBindings = static_cast<int>(Binding::count);
 
+constexpr bool is_of_cache(Binding binding) {
+  return binding > Binding::count;
+}
+// An array's place among the arrays of its launch.
 constexpr int index(Binding binding) {
-  return static_cast<int>(binding);
+  return static_cast<int>(binding) - (is_of_cache(binding) ? kNumBindings + 1 : 0);
 }
 constexpr Binding binding_of(Input input) {
   return static_cast<Binding>(flashattn::index(input));

@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/variant.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <cmath>
@@ -15,6 +16,7 @@
 #include "../cpu/roofline.h"
 #include "../cuda/driver.h"
 #include "../cuda/encode.h"
+#include "../op/append.h"
 #include "../op/block_map.h"
 #include "../op/forward.h"
 #include "../op/tree.h"
@@ -295,6 +297,17 @@ NB_MODULE(_ext, m) {
         "Lets the calls of one evaluation share this mask's block maps, until forget_block_maps() has been called as\n"
         "often as this.");
   m.def("forget_block_maps", &forget_block_maps, "mask_id"_a, "Undoes one keep_block_maps(). mask_id: array_id().");
+
+  m.def(
+      "append_rows",
+      [](mx::array& key_words, mx::array& key_scales, mx::array& key_biases, mx::array& value_words,
+         mx::array& value_scales, mx::array& value_biases, const mx::array& keys, const mx::array& values, int offset,
+         int group_size, int bits) {
+        return append({&key_words, &key_scales, &key_biases, &value_words, &value_scales, &value_biases}, keys, values,
+                      offset, group_size, bits);
+      },
+      "Appends rows to the six arrays of a quantised cache: see csrc/op/append.h. The array objects get the new\n"
+      "content, as with array[..., offset:end, :] = rows. Returns the six arrays up to the last row, or None.");
 
   m.def(
       "pack_tree", [](const mx::array& visible) { return pack_tree(visible); }, "visible"_a,

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
+from flashattn_core import storage
 
 from .router import Function, attend, flash_or, is_active, plain_call, state
 
@@ -39,6 +40,22 @@ def quantised(original: Function) -> Function:
         return out
 
     return _replacement(original, flash)
+
+
+def appending(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Replaces the method that appends to quantised caches. On CUDA one kernel appends the rows of a decode step."""
+
+    @functools.wraps(original)
+    def update_and_fetch(self: Any, keys: mx.array, values: mx.array) -> Any:
+        read = None
+        if self.keys is not None and is_active():
+            read = storage.append(self.keys, self.values, (keys, values), self.offset, self.group_size, self.bits)
+        if read is None:
+            return original(self, keys, values)
+        self.offset += keys.shape[2]
+        return read
+
+    return update_and_fetch
 
 
 def any_cache(original: Function) -> Function:

@@ -146,7 +146,7 @@ def _mask(module: str, path: str, describe: described_masks.Describe, text: str)
     return PatchPoint(module, path, describing, frozenset({text}), is_attention=False)
 
 
-# The sources of these functions are the same in mlx-lm 0.31.3 to 0.32.2.
+# Except for one, the sources of these functions are the same in mlx-lm 0.31.3 to 0.32.2.
 POINTS: Sequence[PatchPoint] = (
     MX_ATTENTION,
     PatchPoint(BASE, "quantized_scaled_dot_product_attention", mlx_lm_functions.quantised),
@@ -164,6 +164,13 @@ POINTS: Sequence[PatchPoint] = (
         mlx_lm_functions.gemma2,
         frozenset({"2d6752739f0e58e5"}),
         is_attention=False,  # the method also computes the projections
+    ),
+    PatchPoint(
+        CACHE,
+        "QuantizedKVCache.update_and_fetch",
+        mlx_lm_functions.appending,
+        frozenset({"7303f170e9cb80e8", "1a03852f80c5fba2"}),  # of mlx-lm 0.31.3, and of 0.32.0 to 0.32.2
+        is_attention=False,
     ),
     _mask(BASE, "create_causal_mask", described_masks.causal, "f5ab1820ef1f5d7a"),
     _mask(CACHE, "RotatingKVCache.make_mask", described_masks.rotating, "2fc5a1c461dc4891"),

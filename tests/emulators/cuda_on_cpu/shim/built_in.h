@@ -62,9 +62,13 @@ CUDA_FUNC float __fmul_rn(float a, float b) {
 CUDA_MATHEMATICS(fabsf, float)
 CUDA_MATHEMATICS(log2f, float)
 CUDA_MATHEMATICS(tanhf, float)
+CUDA_MATHEMATICS(roundf, float)
 #undef CUDA_MATHEMATICS
 CUDA_FUNC float fmaxf(float a, float b) {  // if one argument is NaN, the result is the other one
   return b != b || a > b ? a : b;
+}
+CUDA_FUNC float fminf(float a, float b) {
+  return -fmaxf(-a, -b);
 }
 
 CUDA_FUNC unsigned __cvta_generic_to_shared(const void* pointer) {

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import mlx.core as mx
+from flashattn_core import storage
 from mlx_lm.models import cache as mlx_lm
 
 from . import held
@@ -151,6 +152,16 @@ class QuantizedChunkedKVCache(Quantized, mlx_lm.ChunkedKVCache):
 
 class BatchQuantizedKVCache(_Batch, mlx_lm.BatchKVCache):
     own, single = mlx_lm.BatchKVCache, QuantizedKVCache
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        read = None
+        if self.keys is not None:
+            read = storage.append(self.keys, self.values, (keys, values), self._idx, self.group_size, self.bits)
+        if read is None:
+            return super().update_and_fetch(keys, values)
+        self.offset = self.offset + keys.shape[2]
+        self._idx += keys.shape[2]
+        return read
 
 
 class BatchQuantizedRotatingKVCache(_Batch, mlx_lm.BatchRotatingKVCache):  # type: ignore[misc]

@@ -1,0 +1,134 @@
+"""On a GPU, the patch's quantised caches hold the bytes that mlx-lm's own code writes, and models the same tokens."""
+
+import mlx.core as mx
+import mlxlm_flash_patch as flash
+import pytest
+from flashattn_core import storage
+from mlx_lm.generate import generate_step
+from mlx_lm.models.cache import QuantizedKVCache
+
+from tests.core.test_quantised import GROUP_SIZES, normal
+from tests.cuda.test_append import BITS, LAYOUTS, special
+from tests.patch.model_configs import config, random_model
+
+pytestmark = pytest.mark.usefixtures("requires_gpu")
+
+DTYPES = {"float16": mx.float16, "bfloat16": mx.bfloat16}
+each_bits = pytest.mark.parametrize("bits", BITS)
+
+
+@pytest.fixture(autouse=True)
+def appended(monkeypatch):
+    """Counts the calls that the kernel computes."""
+    calls = []
+
+    def append(*arguments):
+        read = original(*arguments)
+        calls.append(read is not None)
+        return read
+
+    original = storage.append
+    monkeypatch.setattr(storage, "append", append)
+    return calls
+
+
+def arrays(cache):
+    return [*cache.keys, *cache.values]
+
+
+def assert_same(found, expected):
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype
+        assert mx.array_equal(one.view(mx.uint8), other.view(mx.uint8))
+
+
+def prefilled(rng, dtype, group_size, bits, length=100, dim=256):
+    """Two caches with the same rows."""
+    rows = normal(rng, 2, 3, length, dim, dtype=dtype)
+    caches = [QuantizedKVCache(group_size, bits) for _ in range(2)]
+    for cache in caches:
+        cache.update_and_fetch(rows, rows)
+        mx.eval(arrays(cache))
+    return caches
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+@pytest.mark.parametrize("group_size", GROUP_SIZES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@each_bits
+def test_same_bytes(rng, appended, bits, dtype, group_size, is_held):
+    """is_held: somebody else has an array with the same memory, whose content must stay."""
+    dtype = DTYPES[dtype]
+    ours, own = prefilled(rng, dtype, group_size, bits)
+    for i, length in enumerate((1, 1, 16, 2, 5, 1)):
+        drawn = special(rng, 2, 3, length, 256, group_size=group_size)
+        keys, values = mx.array(drawn).astype(dtype), normal(rng, 2, 3, length, 256, dtype=dtype)
+        keys = list(LAYOUTS.values())[i % len(LAYOUTS)](keys)
+        held = [x[..., 7:40, :] for x in arrays(ours)[:: 1 + i % 2]] if is_held else []
+        mx.eval(held)
+        copies = [mx.contiguous(x + 0) for x in held]
+        mx.eval(copies)
+        with flash.enabled():
+            found = ours.update_and_fetch(keys, values)
+        expected = own.update_and_fetch(keys, values)
+        assert_same((x for rows in found for x in rows), (x for rows in expected for x in rows))
+        assert_same(arrays(ours), arrays(own))
+        assert_same(held, copies)
+    assert appended == [True] * 6
+
+
+@each_bits
+def test_several_steps_in_one_evaluation(rng, appended, bits):
+    ours, own = prefilled(rng, mx.bfloat16, 64, bits)
+    for _ in range(3):
+        rows = normal(rng, 2, 3, 1, 256, dtype=mx.bfloat16)
+        with flash.enabled():
+            ours.update_and_fetch(rows, rows + 1)
+        own.update_and_fetch(rows, rows + 1)
+    mx.eval(arrays(ours))
+    assert_same(arrays(ours), arrays(own))
+    assert appended == [True] * 3
+
+
+def test_writes_in_place(rng, appended):
+    ours, _ = prefilled(rng, mx.bfloat16, 64, 8, length=4000)
+    rows = normal(rng, 2, 3, 1, 256, dtype=mx.bfloat16)
+    with flash.enabled():
+        mx.eval(ours.update_and_fetch(rows, rows))
+        mx.synchronize()
+        mx.reset_peak_memory()
+        before = mx.get_active_memory()
+        mx.eval(ours.update_and_fetch(rows, rows))
+    assert mx.get_peak_memory() - before < ours.keys[0].nbytes / 2
+    assert appended == [True, True]
+
+
+def test_traced_rows_are_left_to_mlx(rng, appended):
+    ours, own = prefilled(rng, mx.float16, 64, 8)
+    rows = normal(rng, 2, 3, 1, 256, dtype=mx.float16)
+
+    def loss(rows):
+        ours.update_and_fetch(rows, rows)
+        return mx.sum(rows)
+
+    with flash.enabled():
+        mx.eval(mx.grad(loss)(rows))
+    own.update_and_fetch(rows, rows)
+    assert appended == [False]
+    assert_same(arrays(ours), arrays(own))
+
+
+@each_bits
+def test_same_tokens(appended, bits):
+    model = random_model("qwen2", {**config("qwen2"), "hidden_size": 512}, mx.bfloat16)
+    prompt = mx.random.randint(0, 97, (300,), key=mx.random.key(0))
+    options = {"max_tokens": 60, "kv_bits": bits, "kv_group_size": 32, "quantized_kv_start": 0}
+
+    def tokens():
+        return [int(token) for token, _ in generate_step(prompt, model, **options)]
+
+    with flash.enabled():
+        found = tokens()
+        assert sum(appended) > 50
+        storage.append = lambda *_: None  # the fixture restores it
+        assert found == tokens()
