@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,11 @@ def attention_of(name: str) -> tuple[list[_ext.Call], int, dict[str, int]]:
     seen: list[_ext.Call] = []
     with enabled(), observed(lambda arguments: seen.append(arguments.call)), warnings.catch_warnings():
         warnings.simplefilter("ignore", FlashFallbackWarning)  # this function returns the reasons
+        before = status()
         model(mx.zeros((1, 1 + _longest_window(config)), mx.int32))
         now = status()
-        return seen, sum(now.left.values()), dict(now.fallbacks)
+        left = sum(now.left.values()) - sum(before.left.values())
+        return seen, left, dict(Counter(now.fallbacks) - Counter(before.fallbacks))
 
 
 def _configuration(model: str) -> Path:

@@ -22,7 +22,7 @@ from typing import Any
 LIBMLX = {"mlx-cuda-12": "mlx[cuda12]", "mlx-cuda-13": "mlx[cuda13]", "mlx-cpu": "mlx[cpu]"}
 # This project's packages. They require certain versions of mlx, nanobind-backend, mlx-lm and click.
 PINNED = ("flashattn-core", "mlxlm-flash-patch")
-RELATIONS = {"==": operator.eq, ">=": operator.ge, "<=": operator.le}
+RELATIONS = {">=": operator.ge, "<=": operator.le}
 CPU_VARIABLES = ("FLASHATTN_CPU_ISA", "FLASHATTN_NUM_THREADS")
 
 
@@ -92,7 +92,11 @@ def _needed(name: str, limits: dict[str, str]) -> Finding:
         if limits.keys() == {">="}:
             return warning("versions", f"{name} is not installed, so the patch replaces only MLX's own function", cure)
         return problem("versions", f"{name} is not installed", cure)
-    if all(RELATIONS[relation](_numbers(found), _numbers(limit)) for relation, limit in limits.items()):
+    # "==" compares texts, because a pre-release is not the release itself.
+    if all(
+        found == limit if relation == "==" else RELATIONS[relation](_numbers(found), _numbers(limit))
+        for relation, limit in limits.items()
+    ):
         return ok("versions", f"{name} {found}")
     lowest = limits.get("==") or limits[">="]
     highest = f" to {limits['<=']}" if "<=" in limits else " or later" * (">=" in limits)
@@ -288,10 +292,13 @@ def seam() -> Iterator[Finding]:
             import mlx_lm.models.cache  # noqa: F401
         with enabled():
             now = status()
-    for said in caught:
-        if issubclass(said.category, FlashFallbackWarning):
-            cure = "install a tested release of mlx-lm, or switch the other library off"
-            yield warning("mlx-lm", str(said.message), cure)
+    cure = "install a tested release of mlx-lm, or switch the other library off"
+    said = [str(each.message) for each in caught if issubclass(each.category, FlashFallbackWarning)]
+    for text in said:
+        yield warning("mlx-lm", text, cure)
+    for name, holder in now.foreign.items():  # the patch warns of each only once in a process
+        if not any(text.startswith(f"{name} ") for text in said):
+            yield warning("mlx-lm", f"another library has replaced {name} with {holder}", cure)
     late = "functions of mlx-lm's gemma2, phi3small and gear follow when a program imports them"
     yield ok("attention", f"the patch replaces {len(now.patched)} functions ({late})")
 

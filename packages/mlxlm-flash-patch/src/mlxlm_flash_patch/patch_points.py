@@ -87,7 +87,10 @@ class PatchPoint:
         if not self.texts:
             if original in _original_of.values():  # compared when the replacement was made
                 return None
-            known = _signature(original) == _signature(self.replacement(original), follow_wrapped=False)
+            try:
+                known = _signature(original) == _signature(self.replacement(original), follow_wrapped=False)
+            except (TypeError, ValueError):
+                known = False
             return None if known else "its signature is not that of a tested release"
         text = fingerprint(original)
         if text is None:
