@@ -67,7 +67,7 @@ def selected(
 
     check(kernel) stands in for the check of the kernel. It returns what is wrong with it, or "".
     """
-    return _load().selected(arguments, device, may_leave, lambda kernel, small_blocks: check(kernel))
+    return _load().selected(arguments, device, may_leave, check)
 
 
 def form(kernel: str) -> tuple[str, dict[str, str], contextlib.AbstractContextManager[None]]:

@@ -15,7 +15,6 @@ PROGRAM = "mlx-vlm==0.7.10"
 KERNELS = {
     "qwen2_vl": {"cpu_prefill": 2 * 2 + 2},  # two images
     "qwen2_vl_generates": {"cpu_prefill": 2 + 1, "cpu_decode": 13 * 2},
-    "qwen2_vl_generates_with_a_rotating_cache": {"cpu_prefill": 2 + 1, "cpu_decode": 13 * 2},
     "vision_tower": {"cpu_prefill": 1},
     "gemma3": {"cpu_prefill": 2 + 6},
 }
