@@ -82,7 +82,6 @@ GONE = object()
 CHANGES = [
     ("perplexity", ("on", "ppl"), GONE, "Object missing required field `ppl` - at `$.on`"),
     ("perplexity", ("tokens",), 10**400, "Expected `int` <= 9007199254740992 - at `$.tokens`"),
-    ("perplexity", ("tokens",), 1.5, "Expected `int`, got `float` - at `$.tokens`"),
     ("perplexity", ("command",), "train", "Invalid value 'train' - at `$.command`"),
     ("perplexity", ("paired",), None, "expected `paired` of the two columns if the file has two"),
     ("speed", ("results", 1, "kind"), "training", "Invalid enum value 'training' - at `$.results[1].kind`"),

@@ -2,7 +2,7 @@
 
 Each launch is a dict:
 
-- `kernel`, only in a forward pass; `function`; `source`, the text that Metal or NVRTC compiles; `constants`.
+- `function`; `source`, the text that Metal or NVRTC compiles; `constants`.
 - `grid`, in threadgroups; `threadgroup`, in threads; `split`: (first_key, chunk_len, num_chunks).
 - `buffers`, by name. An input is a pair: its bytes, and the byte offset of its element at index 0. This offset is not
   0 if a stride is negative. An array that the launches write is given by its size in bytes, and a struct by its bytes.

@@ -178,11 +178,7 @@ nb::list forward(const Arguments& arguments, const std::string& backend, bool wi
   Outputs outputs = {out, with_lse ? &lse : nullptr, with_lse ? &row_stats : nullptr,
                      with_exact_out ? &exact_out : nullptr};
   gpu::Work work = forward_work(variant, call, device, named, outputs);
-  nb::list result = described(work, device.backend);
-  for (nb::handle launch : result) {
-    launch["kernel"] = name(variant.kernel);
-  }
-  return result;
+  return described(work, device.backend);
 }
 
 nb::list backward(const Arguments& arguments, const mx::array& out, const mx::array& lse, const mx::array& row_stats,
@@ -204,14 +200,13 @@ nb::list backward(const Arguments& arguments, const mx::array& out, const mx::ar
       device.backend);
 }
 
-// Selects the kernel of a call on a GPU, as the op does. check: kernel's name -> what is wrong. Returns nothing if MLX's own attention should compute the call.
+// Selects the kernel of a call on a GPU, as the op does. check: kernel's name -> what is wrong. Returns nothing if
+// MLX's own attention should compute the call.
 std::optional<std::string> selected(const Arguments& arguments, const std::string& backend, bool may_leave,
                                     const nb::callable& check) {
   Device device = device_named(backend);
   Call call = describe(arguments);
-  const auto checked = [&](Variant variant) {
-    return nb::cast<std::string>(check(std::string(name(variant.kernel))));
-  };
+  const auto checked = [&](Variant variant) { return nb::cast<std::string>(check(std::string(name(variant.kernel)))); };
   std::optional<Selection> selection = select(arguments, call, device, may_leave, checked);
   if (!selection) return std::nullopt;
   return std::string(name(variant_for(*selection, call, device).kernel));

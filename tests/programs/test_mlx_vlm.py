@@ -32,12 +32,6 @@ def test_the_same_results(arms, case):
     arms.check(case, KERNELS[case], tolerance=2e-5)
 
 
-def test_a_tower_of_vision_takes_less_memory(arms):
-    """The scores of 2,048 patches in 16 heads take 268 MB."""
-    off, on = arms.memory("vision_tower")
-    assert off - on > 0.95 * 16 * 2048**2 * 4 / 1e6
-
-
 def test_the_example(environment_of):
     """Flash attention runs in two layers of the vision tower and in two of the language model."""
     printed = environment_of(PROGRAM).check("python", ROOT / "examples/vision_model.py").stdout

@@ -143,8 +143,8 @@ bool same_bits(const Case& c, const Inputs& in, Draw& draw) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  int cases = argc > 1 ? std::atoi(argv[1]) : 0;
+int main(int, char** argv) {
+  int cases = std::atoi(argv[1]);
   for (int number = 0; number < cases; ++number) {
     Draw draw = {std::mt19937(unsigned(number))};
     Case c = draw_case(draw, number % 4 == 3, kSmall);
