@@ -36,6 +36,18 @@ def lowered_call(
     return lowered(array(batch, heads, length, dim), key_layout(key), value, None, mask, **options)
 
 
+def while_traced(asked, dim=64, dtype=mx.bfloat16, **options):
+    """Returns asked(arguments) of a causal call while mx.grad traces the call."""
+    key, answers = mx.zeros((1, 2, 300, dim), dtype), []
+
+    def function(query):
+        answers.append(asked(lowered(query, key, key, None, "causal", **options)))
+        return query.sum()
+
+    mx.grad(function)(mx.zeros((1, 4, 100, dim), dtype))
+    return answers[0]
+
+
 def described(form, **sizes):
     """The launches of a call with these sizes. `form`: a kernel and its suffixes, as launches.form() takes them."""
     kernel, precision, gpu = launches.form(form)

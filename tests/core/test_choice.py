@@ -13,7 +13,7 @@ from flashattn_core.arguments import lowered
 from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree
 
 from tests.core.oracle import draw
-from tests.gpu_calls import lowered_call
+from tests.gpu_calls import lowered_call, while_traced
 from tests.promises import promise
 
 H100, A100, METAL = _ext.Device("cuda", 90), _ext.Device("cuda", 80), _ext.Device("metal")
@@ -22,18 +22,6 @@ H100, A100, METAL = _ext.Device("cuda", 90), _ext.Device("cuda", 80), _ext.Devic
 def call(length=100, keys=300, mask="causal", dtype=mx.bfloat16, dim=64, **options):
     sizes = {"length": length, "keys": keys, "mask": mask, "dtype": dtype, "dim": dim}
     return lowered_call(**sizes, **{"precision": "input", **options}).call
-
-
-def traced(**sizes):
-    found = []
-
-    def function(query):
-        key = mx.zeros((1, 2, 300, 64), mx.bfloat16)
-        found.append(lowered(query, key, key, None, "causal", **sizes).call)
-        return query.sum()
-
-    mx.grad(function)(mx.zeros((1, 4, 100, 64), mx.bfloat16))
-    return found[0]
 
 
 # --- Our estimate and MLX's ---------------------------------------------------------------------------------
@@ -60,6 +48,7 @@ OURS = {
     "an array": {"mask": mx.ones((100, 300), mx.bool_)},
     "a wide head": {"dim": 320},
     "precision": {"precision": "float32"},
+    "quantised keys": {"bits": 8, "group_size": 64},
 }
 
 
@@ -78,11 +67,6 @@ class TestAGpuThatNobodyHasMeasured:
         kernel = _ext.choose(call(), device).variant.kernel
         assert not _ext.choose(call(), device, kernel).is_left
 
-    def test_quantised_keys_are_ours(self, device):
-        given = dict.fromkeys(("key_scales", "key_biases", "value_scales", "value_biases"), mx.bfloat16)
-        quantised = _ext.Call(mx.bfloat16, 64, given=given, bits=8, group_size=64, rounds=True)
-        assert not _ext.choose(quantised, device).is_left
-
 
 @pytest.mark.parametrize("how", PLAIN)
 def test_on_an_h100_no_kernel_is_slower_than_mlxs_own(how):
@@ -94,7 +78,7 @@ def test_on_an_h100_no_kernel_is_slower_than_mlxs_own(how):
 @pytest.mark.parametrize(("device", "left"), [(A100, True), (METAL, False)], ids=["cuda", "metal"])
 def test_a_traced_call_is_compared_with_its_gradient(device, left):
     """On Metal, MLX's own attention is not fused under mx.grad."""
-    assert _ext.choose(traced(precision="input"), device).is_left == left
+    assert while_traced(lambda asked: _ext.choose(asked.call, device), precision="input").is_left == left
 
 
 FUSED = {  # what MLX 0.32 has a fused kernel for: on CUDA, on Metal
@@ -151,7 +135,6 @@ def test_a_wrong_line_is_refused(line):
     [
         (128, 512, 512, "causal", "float32", True),
         (128, 2048, 2048, "causal", "float32", False),
-        (128, 4096, 4096, "causal", "float32", False),
         (128, 512, 9000, "causal", "float32", True),
         (128, 1000, 9000, "causal", "float32", False),  # the keys of the last blocks are split
         (64, 512, 512, "causal", "input", True),
@@ -199,13 +182,11 @@ def test_plan_says_both_estimates(rng):
         (1, 129, 64, "metal_decode_parallel"),
         (1, 1024, 512, "metal_decode_parallel"),
         (1, 1025, 64, "metal_decode_split"),
-        (2, 10, 64, "metal_decode_split"),
         (8, 5000, 512, "metal_decode_split"),
         (9, 9, 64, "metal_prefill_tg"),
         (64, 5000, 256, "metal_prefill_tg"),
         (65, 65, 256, "metal_prefill_reg"),
         (65, 65, 257, "metal_rowwise"),
-        (9, 9, 512, "metal_rowwise"),
         (16, 70, 512, "cuda_decode"),
         (17, 70, 256, "cuda_prefill"),
         (17, 70, 257, "cuda_rowwise"),

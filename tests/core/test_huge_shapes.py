@@ -18,35 +18,6 @@ MOST_KEYS = 2**31 - 1 - 1024  # the largest sum of query's and key's lengths
 DIM = 64
 
 
-def rows_of(numbers: np.ndarray, count: int) -> mx.array:
-    """A view of shape (1, 1, count, DIM), whose row j is numbers[j : j + DIM]."""
-    return mx.as_strided(mx.array(numbers), (1, 1, count, DIM), (0, 0, 1, 1))
-
-
-@pytest.mark.slow("3 seconds")
-@pytest.mark.rotate(4)
-@pytest.mark.parametrize("mask", [None, KeyRange(77, MILLION - 5), SlidingWindow(MILLION // 2)], ids=str)
-@pytest.mark.parametrize("length", [1, 9])
-def test_a_million_keys(rng, length, mask):
-    keys, values = (rng.standard_normal(MILLION + DIM - 1).astype(np.float32) for _ in range(2))
-    query = rng.standard_normal((1, 1, length, DIM)).astype(np.float32)
-    out, lse = flash_attention(
-        mx.array(query), rows_of(keys, MILLION), rows_of(values, MILLION), mask=mask, return_lse=True
-    )
-    position = np.arange(MILLION)
-    for i in {0, length - 1}:
-        scores = np.correlate(keys.astype(np.float64), query[0, 0, i].astype(np.float64)) / np.sqrt(DIM)
-        begin, end = 0, MILLION
-        if isinstance(mask, KeyRange):
-            begin, end = 77, MILLION - 5
-        elif mask is not None:
-            begin, end = MILLION // 2 - length + i + 1, MILLION - length + i + 1
-        weights = np.where((begin <= position) & (position < end), np.exp(scores - scores.max()), 0)
-        expected = np.correlate(values.astype(np.float64), weights / weights.sum())
-        np.testing.assert_allclose(to_numpy(out)[0, 0, i], expected, atol=1e-5)
-        np.testing.assert_allclose(to_numpy(lse)[0, 0, i], scores.max() + np.log(weights.sum()), atol=1e-5)
-
-
 def test_a_million_queries_and_keys_in_a_window(rng):
     numbers = rng.standard_normal(MILLION).astype(np.float32)
     x = mx.array(numbers).reshape(1, 1, MILLION, 1)

@@ -192,20 +192,19 @@ def test_a_forked_child_forgets_its_parents_scratch():
     python(IN_A_FORKED_CHILD)
 
 
-def assert_keeps_the_account(call):
-    """The call must allocate no array beyond those that docs/training.md names."""
-    extra, scratch = peak_extra(call)
-    # Allows for the threads' scratch and for memory that the process itself takes.
-    slack = 0.01 * call.needed + 1.5e6 + scratch
-    assert 0.95 * call.needed <= extra <= call.needed + slack
-    if call.length >= 8192:  # in such long calls, memory that does not grow with the length hardly counts
-        assert extra - scratch < (1.2 if call.dtype == "float32" else 1.6) * call.held
-
-
 @promise("forward and backward take memory linear in L, as docs/training.md accounts for it")
 @pytest.mark.slow("starts processes")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("length", [4096, 8192, pytest.param(32768, marks=pytest.mark.nightly("a minute"))])
 def test_forward_and_backward(length, dtype):
-    # At 8k one array of all scores would take 268 MB, at 32k 4.3 GB.
-    assert_keeps_the_account(Call(length, heads=1, kv_heads=1, dtype=dtype))
+    """The call must allocate no array beyond those that docs/training.md names.
+
+    At 8k one array of all scores would take 268 MB, at 32k 4.3 GB.
+    """
+    call = Call(length, heads=1, kv_heads=1, dtype=dtype)
+    extra, scratch = peak_extra(call)
+    # Allows for the threads' scratch and for memory that the process itself takes.
+    slack = 0.01 * call.needed + 1.5e6 + scratch
+    assert 0.95 * call.needed <= extra <= call.needed + slack
+    if length >= 8192:  # in such long calls, memory that does not grow with the length hardly counts
+        assert extra - scratch < (1.2 if dtype == "float32" else 1.6) * call.held

@@ -32,6 +32,8 @@ def quantised(rng, *shape, group_size=64, bits=8, dtype=mx.float32):
 def dequantised(packed, group_size=64, bits=8):
     """Dequantises in float32, like the kernels."""
     weights, scales, biases = packed
+    if not weights.size:  # MLX refuses some empty arrays
+        return mx.zeros((*weights.shape[:-1], weights.shape[-1] * 32 // bits))
     return mx.dequantize(
         weights, scales.astype(mx.float32), biases.astype(mx.float32), group_size=group_size, bits=bits, stream=mx.cpu
     )

@@ -26,10 +26,6 @@ def arrays(rng):
 OWN = mx.fast.scaled_dot_product_attention
 CALLS = {
     "plain": {},
-    "causal": {"mask": "causal"},
-    "scale": {"scale": 0.3},
-    "sinks": {"sinks": mx.array([0.5, -3.0, 8.0, 2.0])},
-    "rounds": {"rounds": True},
     "instead of MLX's": {"mlx": OWN, "scale": 0.3},
     "all": {"mask": "causal", "scale": -0.3, "sinks": mx.zeros(4), "rounds": True},
 }

@@ -11,7 +11,7 @@ from flashattn_core import NoKernelError, _ext
 from flashattn_core.arguments import lowered
 
 from tests import launches
-from tests.gpu_calls import lowered_call
+from tests.gpu_calls import lowered_call, while_traced
 from tests.promises import promise
 
 DIMS = itertools.count(17)  # each test has its own head_dim, because the process remembers the results of checks
@@ -140,16 +140,7 @@ def test_a_call_without_elements_is_not_checked(dim):
 
 
 def traced(check, dim, device="metal", dtype=mx.float32, precision="float32"):
-    key = mx.zeros((1, 2, 300, dim), dtype)
-    found = []
-
-    def call(query):
-        arguments = lowered(query, key, key, None, "causal", precision=precision)
-        found.append(launches.selected(arguments, device, check))
-        return query.sum()
-
-    mx.grad(call)(mx.zeros((1, 4, 100, dim), dtype))
-    return found[0]
+    return while_traced(lambda asked: launches.selected(asked, device, check), dim, dtype, precision=precision)
 
 
 @promise("traced calls have their gradient checked, too")

@@ -37,7 +37,6 @@ def on_hopper():
 
 def is_hoppers(query, key, value, precision="float32"):
     (launch,) = launches.forward(lowered(query, key, value, kernel="cuda_prefill", precision=precision), "cuda")
-    assert launch["kernel"] == "cuda_prefill"
     is_form = launch["function"].startswith("cuda_prefill_hopper_")
     assert is_form == (launch["tensor_maps"] != [])
     return is_form

@@ -2,7 +2,7 @@
 
 Each launch is a dict:
 
-- `kernel`, only in a forward pass; `function`; `source`, the text that Metal or NVRTC compiles; `constants`.
+- `function`; `source`, the text that Metal or NVRTC compiles; `constants`.
 - `grid`, in threadgroups; `threadgroup`, in threads; `split`: (first_key, chunk_len, num_chunks).
 - `buffers`, by name. An input is a pair: its bytes, and the byte offset of its element at index 0. This offset is not
   0 if a stride is negative. An array that the launches write is given by its size in bytes, and a struct by its bytes.
@@ -67,7 +67,7 @@ def selected(
 
     check(kernel) stands in for the check of the kernel. It returns what is wrong with it, or "".
     """
-    return _load().selected(arguments, device, may_leave, lambda kernel, small_blocks: check(kernel))
+    return _load().selected(arguments, device, may_leave, check)
 
 
 def form(kernel: str) -> tuple[str, dict[str, str], contextlib.AbstractContextManager[None]]:

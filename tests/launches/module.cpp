@@ -179,11 +179,7 @@ nb::list forward(const Arguments& arguments, const std::string& backend, bool wi
   Outputs outputs = {out, with_lse ? &lse : nullptr, with_lse ? &row_stats : nullptr,
                      with_exact_out ? &exact_out : nullptr};
   gpu::Work work = forward_work(variant, call, device, named, outputs);
-  nb::list result = described(work, device.backend);
-  for (nb::handle launch : result) {
-    launch["kernel"] = name(variant.kernel);
-  }
-  return result;
+  return described(work, device.backend);
 }
 
 nb::list backward(const Arguments& arguments, const mx::array& out, const mx::array& lse, const mx::array& row_stats,
@@ -205,15 +201,13 @@ nb::list backward(const Arguments& arguments, const mx::array& out, const mx::ar
       device.backend);
 }
 
-// Selects the kernel of a call on a GPU, as the op does. check: (kernel's name, whether it has small blocks) -> what is
-// wrong. Returns nothing if MLX's own attention should compute the call.
+// Selects the kernel of a call on a GPU, as the op does. check: kernel's name -> what is wrong. Returns nothing if
+// MLX's own attention should compute the call.
 std::optional<std::string> selected(const Arguments& arguments, const std::string& backend, bool may_leave,
                                     const nb::callable& check) {
   Device device = device_named(backend);
   Call call = describe(arguments);
-  const auto checked = [&](Variant variant) {
-    return nb::cast<std::string>(check(std::string(name(variant.kernel)), variant.small_blocks));
-  };
+  const auto checked = [&](Variant variant) { return nb::cast<std::string>(check(std::string(name(variant.kernel)))); };
   std::optional<Selection> selection = select(arguments, call, device, may_leave, checked);
   if (!selection) return std::nullopt;
   return std::string(name(variant_for(*selection, call, device).kernel));
@@ -276,8 +270,7 @@ NB_MODULE(flashattn_launches, m) {
       "shared_memory"_a, "compute_capability"_a,
       "Sets the NVIDIA GPU that launches are for: the bytes that a block can have, and 90 for 9.0. Returns the last.");
   m.def("selected", &selected, "arguments"_a, "device"_a, "may_leave"_a, "check"_a,
-        "The kernel that the op selects; None if it leaves the call to MLX. check(kernel, has small blocks): what is\n"
-        "wrong with it.");
+        "The kernel that the op selects; None if it leaves the call to MLX. check(kernel): what is wrong with it.");
   m.def("programs", &programs, "arguments"_a, "device"_a, "The programs that such calls may need.");
   m.def("backward", &backward, "arguments"_a, "out"_a, "lse"_a, "row_stats"_a, "out_gradient"_a, "lse_gradient"_a,
         "device"_a = "metal", "The launches of a call's gradients. out: exact_out if it is float32 and query is not.");

@@ -60,16 +60,6 @@ def test_grid(rng, dtype, group):
         assert_obeys_the_rule(call, run(call, schedule=SCHEDULES[(turn + i) % len(SCHEDULES)]))
 
 
-@pytest.mark.rotate(12)
-@pytest.mark.parametrize("mask_turn", range(MASK_KINDS))
-def test_each_mask_with_each_option(rng, mask_turn):
-    for option_turn in range(8):
-        for length, key_len in [(5, 97), (33, 97), (97, 33)]:
-            call = draw_call(rng, batch=(2,), heads=4, length=length, key_len=key_len, dim=40, value_dim=24)
-            call = with_options(call, mask_kinds(rng, length, key_len)[mask_turn](), option_kinds(rng, 4)[option_turn])
-            assert_obeys_the_rule(call, run(call, schedule=SCHEDULES[(mask_turn + option_turn) % len(SCHEDULES)]))
-
-
 @pytest.mark.rotate(20)
 @pytest.mark.parametrize(
     "dims",

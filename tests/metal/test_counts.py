@@ -78,28 +78,6 @@ def test_decode(rng, case):
     assert_is_the_pages(total(run(*arrays).counts), rows("decode")[case])
 
 
-@pytest.mark.rotate(10)
-@pytest.mark.parametrize("length", [1, 3, 8])
-@pytest.mark.parametrize("group", [1, 2, 7])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_decode_split_reads_each_key_and_value_once(rng, dtype, group, length):
-    query, key, value = draw(rng, heads=group, kv_heads=1, length=length, key_len=300, dim=64, dtype=dtype)
-    result = run(query, key, value, kernel="metal_decode_split")
-    assert result.chunks > 1
-    assert result.counts[0].device_read == key.nbytes + value.nbytes + result.chunks * query.nbytes
-
-
-@pytest.mark.rotate(6)
-@pytest.mark.parametrize("dim", [64, 128, 256])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_prefill_reg_writes_only_keys_and_values_to_threadgroup_memory(rng, dtype, dim):
-    # There is no mask, so each threadgroup copies each key and value once, and nothing else.
-    arrays = draw(rng, heads=1, kv_heads=1, length=128, key_len=96, dim=dim, dtype=dtype)
-    (counts,) = run(*arrays, kernel="metal_prefill_reg").counts
-    threadgroups = 2 if dim <= 128 else 4  # with 64 or 32 queries each
-    assert counts.threadgroup_written == threadgroups * (arrays[1].nbytes + arrays[2].nbytes)
-
-
 ONE_QUERY = [(f"metal_decode_{name}", 1) for name in ("fast", "parallel", "split")]
 EIGHT_QUERIES = [(f"metal_{name}", 8) for name in ("decode_split", "prefill_tg", "prefill_reg", "rowwise")]
 MASKS = {  # pairs of a mask and the number of keys that each query sees

@@ -13,7 +13,7 @@ from tests.programs.environments import SCRIPTS, Environment, kernels_of
 
 class Arms:
     """Runs a script's cases in three processes: with stock MLX ("off"), after enable() ("on"), and under
-    `mlxlm-flash run` ("run"). check() compares the results. `pytest -s` prints differences and memory."""
+    `mlxlm-flash run` ("run"). check() compares the results. `pytest -s` prints the differences."""
 
     def __init__(self, environment: Environment, script: str, folder: Path) -> None:
         self.folder = folder
@@ -47,12 +47,6 @@ class Arms:
         """How often each kernel ran in "on". No call may have fallen back."""
         assert self.on[case]["fallbacks"] == {}
         return self.on[case]["kernels"]
-
-    def memory(self, case):
-        """The peak memory without flash attention and with it, in MB."""
-        off, on = (arm[case]["peak"] / 1e6 for arm in (self.off, self.on))
-        print(f"{case}: {off:.0f} MB without flash attention, {on:.0f} MB with it")
-        return off, on
 
 
 @pytest.fixture(scope="session")

@@ -3,9 +3,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <sstream>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include "call/choose.h"
@@ -30,7 +27,6 @@ inline const Sizes kSizes = {{{}, {2}, {2, 3}},
                              1 << 21};
 
 struct Case {
-  int number;
   bool decode;
   Dtype dtype, bias_dtype;
   std::vector<int> batch;
@@ -55,32 +51,14 @@ struct Case {
   int64_t work() const {
     return batch_size() * std::max(heads() * query_len, kv_heads) * std::max(key_len, 1) * (head_dim + value_dim);
   }
-
-  std::string describe() const {
-    std::ostringstream text;
-    text << "case " << number << ": " << (decode ? "decode " : "prefill ") << format(dtype).name;
-    for (int extent : batch) text << " B " << extent;
-    text << ", heads " << heads() << "/" << kv_heads << ", L " << query_len << ", S " << key_len << ", D " << head_dim
-         << ", D_v " << value_dim << ", queries times " << query_size << ", window " << window << ", tree " << tree_size
-         << ", softcap " << softcap << ", " << bits << " bits in groups of " << group_size << ", dtypes of bias "
-         << format(bias_dtype).name << " and of groups " << format(group_dtype).name;
-    const std::pair<bool, const char*> flags[] = {
-        {strided, "strided"}, {causal, "causal"}, {key_range, "key range"}, {visible, "bool array"},
-        {bias, "bias"},       {sinks, "sinks"},   {alibi, "alibi"},         {poison, "NaN and infinity in keys"}};
-    for (auto [is_set, name] : flags) {
-      if (is_set) text << ", " << name;
-    }
-    return text.str();
-  }
 };
 
 inline Dtype any_dtype(Draw& draw) {
   return static_cast<Dtype>(draw.below(3));
 }
 
-inline Case draw_case(Draw& draw, int number, bool quantised, const Sizes& sizes = kSizes) {
+inline Case draw_case(Draw& draw, bool quantised, const Sizes& sizes = kSizes) {
   Case c = {};
-  c.number = number;
   // The loop below draws sizes until the work is at most most_work. The lengths are drawn before the loop. Otherwise
   // long cases would be rare.
   const auto draw_lengths = [&] {

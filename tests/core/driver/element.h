@@ -15,13 +15,12 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 struct Format {
-  const char* name;
   size_t bytes;
   int precision;       // bits of the significand
   int smallest_place;  // the smallest positive number is 2 to this power
 };
 inline const Format& format(Dtype dtype) {
-  static const Format formats[] = {{"float32", 4, 24, -149}, {"float16", 2, 11, -24}, {"bfloat16", 2, 8, -133}};
+  static const Format formats[] = {{4, 24, -149}, {2, 11, -24}, {2, 8, -133}};
   return formats[static_cast<int>(dtype)];
 }
 

@@ -143,15 +143,15 @@ bool same_bits(const Case& c, const Inputs& in, Draw& draw) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  int cases = argc > 1 ? std::atoi(argv[1]) : 0;
+int main(int, char** argv) {
+  int cases = std::atoi(argv[1]);
   for (int number = 0; number < cases; ++number) {
     Draw draw = {std::mt19937(unsigned(number))};
-    Case c = draw_case(draw, number, number % 4 == 3, kSmall);
+    Case c = draw_case(draw, number % 4 == 3, kSmall);
     c.strided = false;
     Inputs in = draw_inputs(c, draw);
     if (!same_bits(c, in, draw)) {
-      std::printf("%s: other bits\n", c.describe().c_str());
+      std::printf("case %d: other bits\n", number);
       return 1;
     }
   }

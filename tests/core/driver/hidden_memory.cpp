@@ -44,11 +44,7 @@ void close_but(const T*& array, size_t size, size_t begin, size_t end) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  if (argc != 10) {
-    std::fprintf(stderr, "expected 9 arguments, found %d\n", argc - 1);
-    return 2;
-  }
+int main(int, char** argv) {
   std::string kernel = argv[1];
   const auto number = [&](int i) { return std::atoi(argv[i]); };
   Case c = {};

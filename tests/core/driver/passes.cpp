@@ -5,7 +5,7 @@
 //   passes forward|backward CASES [FIRST]
 //
 // Prints the instruction set, the number of threads, the worst error and a checksum of all outputs. If a case fails, it
-// prints that case.
+// prints the number of that case.
 #include "passes.h"
 
 #include <cstdio>
@@ -17,21 +17,17 @@ using namespace flashattn;
 using namespace flashattn::driver;
 
 int main(int argc, char** argv) try {
-  bool forward = argc > 1 && std::string(argv[1]) == "forward";
-  if (argc < 3 || argc > 4 || !(forward || std::string(argv[1]) == "backward")) {
-    std::fprintf(stderr, "expected forward|backward CASES [FIRST]\n");
-    return 2;
-  }
+  bool forward = std::string(argv[1]) == "forward";
   int cases = std::atoi(argv[2]), first = argc == 4 ? std::atoi(argv[3]) : 0;
   std::string instruction_set = cpu::describe();
   Check check;
   for (int number = first; number < first + cases; ++number) {
     Draw draw{std::mt19937(static_cast<unsigned>(number))};
-    Case c = draw_case(draw, number, forward && draw.chance(30));  // quantised keys and values have no gradient
+    Case c = draw_case(draw, forward && draw.chance(30));  // quantised keys and values have no gradient
     Inputs in = draw_inputs(c, draw);
     forward ? check_forward(c, in, draw, check) : check_backward(c, in, draw, check);
     if (!check.failure.empty()) {
-      std::printf("%s: %s\n%s\n", instruction_set.c_str(), c.describe().c_str(), check.failure.c_str());
+      std::printf("%s: case %d: %s\n", instruction_set.c_str(), number, check.failure.c_str());
       return 1;
     }
   }

@@ -52,28 +52,18 @@ def qwen2_vl():
     return lambda: model(tokens, pixel_values=pixels, image_grid_thw=grid, mask=mx.ones_like(tokens)).logits
 
 
-def generated(**cache):
-    """The log-probabilities of twelve tokens after an image, from mlx-vlm's own loop and caches."""
+def qwen2_vl_generates():
+    """The log-probabilities of twelve tokens after an image, from mlx-vlm's own loop and rotating caches."""
     rotation = {"type": "mrope", "mrope_section": [4, 6, 6]}
     model, pixels = qwen2(num_attention_heads=2, num_key_value_heads=1, rope_scaling=rotation), patches(96)
     tokens = mx.array([[5] * 4 + [292] + [IMAGE] * 24 + [7] * 6])
-    grid = {"image_grid_thw": mx.array([[1, 8, 12]])}
+    how = {"image_grid_thw": mx.array([[1, 8, 12]]), "max_tokens": 12, "temperature": 0.0, "max_kv_size": 16}
 
     def run():
-        steps = generate_step(
-            tokens, model, pixels, mx.ones_like(tokens), max_tokens=12, temperature=0.0, **grid, **cache
-        )
+        steps = generate_step(tokens, model, pixels, mx.ones_like(tokens), **how)
         return [logprobs for _, (_, logprobs) in zip(range(12), steps, strict=False)]
 
     return run
-
-
-def qwen2_vl_generates():
-    return generated()
-
-
-def qwen2_vl_generates_with_a_rotating_cache():
-    return generated(max_kv_size=16)
 
 
 def vision_tower():
@@ -102,10 +92,4 @@ def gemma3():
 
 
 if __name__ == "__main__":
-    main(
-        qwen2_vl,
-        qwen2_vl_generates,
-        qwen2_vl_generates_with_a_rotating_cache,
-        vision_tower,
-        gemma3,
-    )
+    main(qwen2_vl, qwen2_vl_generates, vision_tower, gemma3)

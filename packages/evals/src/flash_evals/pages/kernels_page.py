@@ -14,8 +14,7 @@ from flash_evals.results.claims import Ratio, percentile, quotient, times
 from flash_evals.results.kernels_result import Config, Entry, Figures, by_problem
 from flash_evals.results.workload import PASSES, Pass
 
-SHARE = Axis(units.percent_tick, logarithmic=False)
-SPEED = Axis(units.number_tick, logarithmic=False)
+SHARE = Axis(units.share, logarithmic=False)
 LOOK_OF = {"flash": "on", "mlx": "off", "naive": "naive", "torch": "torch"}
 
 
@@ -28,7 +27,7 @@ class Call:
     figures: Figures
     flash: Figures | None  # flash's figures on the same work, if any
     speed: float  # GFLOP/s; for a decode step GB/s
-    share: float  # speed / the machine's speed_bound; NaN if the bound was not measured
+    share: float  # speed / the machine's speed_bound
 
     @property
     def ratio(self) -> Ratio:
@@ -60,7 +59,7 @@ def description(entries: Sequence[Entry]) -> Description:
     kind = f"{what}, {config.visible}, batch size {config.batch_size}"
     return Description(
         entries,
-        [kind, machine.device, *filter(None, [", ".join(_bounds(entries))])],
+        [kind, machine.device, ", ".join(_bounds(entries))],
         [_table(calls, several)],
         [*_means(calls, several), *machine.bounds],
         only="trials" if settings.interrupted else "",
@@ -86,20 +85,19 @@ def _calls(entries: Sequence[Entry]) -> list[Call]:
             for entry in problem.values():
                 if figures := entry.passes.get(pass_):
                     speed = entry.speed(pass_)
-                    share = speed / (entry.speed_bound or nan)
+                    share = speed / (entry.speed_bound or nan)  # a file may hold 0
                     calls.append(Call(entry.config, pass_, figures, flash, speed, share))
     return calls
 
 
 def _bounds(entries: Sequence[Entry]) -> list[str]:
     """The machine's measured speeds in words, such as `peak 127–129 GFLOP/s` and `reads 10 GB/s`."""
-    peaks = [1000 * entry.roofline.peak for entry in entries if entry.roofline.peak]
-    reads = [entry.roofline.read for entry in entries if entry.roofline.read]
+    peaks = [1000 * entry.roofline.peak for entry in entries]
+    reads = [entry.roofline.read for entry in entries]
     texts = []
     for name, values, unit in (("peak", peaks, "GFLOP/s"), ("reads", reads, "GB/s")):
-        if values:
-            low, high = units.whole(min(values)), units.whole(max(values))
-            texts.append(f"{name} {low if low == high else f'{low}–{high}'} {unit}")
+        low, high = units.whole(min(values)), units.whole(max(values))
+        texts.append(f"{name} {low if low == high else f'{low}–{high}'} {unit}")
     return texts
 
 
@@ -157,7 +155,7 @@ def _means(calls: Sequence[Call], several: bool) -> list[str]:
 
 def _charts(calls: Sequence[Call]) -> list[Chart]:
     by_impl = grouped(calls, lambda call: call.config.impl).items()
-    decode = calls[0].config.is_decode
+    bound = "what the machine reads" if calls[0].config.is_decode else "the machine's peak"
 
     def lines(point: Callable[[Call], Point]) -> list[Series]:
         return [Series(impl, LOOK_OF.get(impl, "other"), list(map(point, of_impl))) for impl, of_impl in by_impl]
@@ -168,14 +166,9 @@ def _charts(calls: Sequence[Call]) -> list[Chart]:
     memory = lines(lambda call: Point(call.config.seq_len, call.figures.peak_memory))
     held = {call.config.seq_len: call.figures.held for call in calls}
     memory.append(Series("inputs and outputs", "bound", [Point(keys, size) for keys, size in held.items()]))
-    if any(call.share >= 0 for call in calls):
-        title = "Share of what the machine reads" if decode else "Share of the machine's peak"
-        axis, speed = SHARE, lines(lambda call: Point(call.config.seq_len, call.share))
-    else:
-        title = "Keys and values read, GB/s" if decode else "GFLOP/s"
-        axis, speed = SPEED, lines(lambda call: Point(call.config.seq_len, call.speed))
+    share = lines(lambda call: Point(call.config.seq_len, call.share))
     return [
         Chart("Time of a call", chart.TIME, "keys", lines(time)),
         Chart("Memory of a call", chart.MEMORY, "keys", memory),
-        Chart(title, axis, "keys", speed),
+        Chart(f"Share of {bound}", SHARE, "keys", share),
     ]

@@ -75,7 +75,3 @@ def on_axis(units: Units) -> Shown:
 def _unit(x: float, units: Units) -> tuple[float, str]:
     """Returns the largest unit that x reaches, or the smallest unit if x reaches none."""
     return next((unit for unit in units if x >= unit[0] * (1 - 1e-9)), units[-1])
-
-
-def percent_tick(x: float) -> str:
-    return f"{100 * x:,.6g} %"

@@ -60,10 +60,10 @@ class Figures(Record, omit_defaults=True):
 
 
 class Roofline(Record):
-    """The speeds that the machine itself reaches, measured between the trials. None: not measured."""
+    """The speeds that the machine itself reaches, measured between the trials."""
 
-    peak: Amount | None = field(name="peak(TFLOPs/s)")
-    read: Amount | None = field(name="read(GB/s)")
+    peak: Amount = field(name="peak(TFLOPs/s)")
+    read: Amount = field(name="read(GB/s)")
 
 
 class Entry(Record):
@@ -88,10 +88,9 @@ class Entry(Record):
         return figures.read if self.config.is_decode else 1000 * figures.flops
 
     @property
-    def speed_bound(self) -> float | None:
-        """The machine's limit for speed(), in the unit of speed(). None if the limit was not measured."""
-        bound = self.roofline.read if self.config.is_decode else self.roofline.peak
-        return bound if bound is None or self.config.is_decode else 1000 * bound
+    def speed_bound(self) -> float:
+        """The machine's limit for speed(), in the unit of speed()."""
+        return self.roofline.read if self.config.is_decode else 1000 * self.roofline.peak
 
 
 def entries(trials: Iterable[Trial | None], settings: Settings, device: str, on: Machine) -> Iterator[Entry]:

@@ -46,15 +46,9 @@ def free_memory() -> int:
     if meminfo.exists():
         [available] = re.findall(r"MemAvailable: +(\d+) kB", meminfo.read_text())
         return int(available) * 1024
-    usable = mx.device_info().get("max_recommended_working_set_size", physical_memory())
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    usable = mx.device_info().get("max_recommended_working_set_size", physical)
     return int(usable) - mx.get_active_memory()
-
-
-def physical_memory() -> int:
-    """The size of the machine's memory in bytes. With CUDA, the size of the GPU's memory."""
-    if (total := mx.device_info().get("total_memory")) is not None:
-        return int(total)
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def peak_flops(dtype: str) -> float:
