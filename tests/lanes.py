@@ -10,19 +10,21 @@
   marked `rotate(n, nightly=m)` would take hours. It runs every m-th case, chosen by the number of the last commit,
   unless the command names its file.
 
-`pytest --all file.py::test` runs all cases of one test. Without `--all`, naming a test does not make it run if it is
-marked nightly.
+`pytest file.py::test` runs the test even if it is marked slow or nightly. It leaves out cases with a nightly mark of
+their own. `pytest file.py::test[case]` runs that case.
 """
 
 import os
 import subprocess
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
 from hypothesis import HealthCheck, settings
 
+LEFT_OUT = pytest.StashKey[dict[str, int]]()
 # This file starts first, because other files wait for its build.
 FIRST = ("test_instruction_sets.py",)
 
@@ -73,18 +75,56 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return mark.kwargs.get("default", mark.args[0]) if is_default else mark.args[0]
 
     seen = Counter[str]()
-    chosen, left_out = [], []
+    groups: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        is_left_out = (item.get_closest_marker("nightly") and not is_all) or (
-            item.get_closest_marker("slow") and is_default
-        )
+        test = item.nodeid.partition("[")[0]
         every = max((step(mark) for mark in item.iter_markers("rotate")), default=1)
-        if not is_left_out and every > 1:
-            test = item.nodeid.partition("[")[0]
-            is_whole_file = is_all and any(item.path.name in name for name in config.args)
-            is_left_out = seen[test] % every != start % every and not is_whole_file
+        group = "run"
+        nightly = item.get_closest_marker("nightly")
+        is_of_case = nightly in getattr(getattr(item, "callspec", None), "marks", [])
+        if nightly and not is_all and not is_named(config, item.nodeid, whole=is_of_case):
+            group = "nightly"
+        elif item.get_closest_marker("slow") and is_default and not is_named(config, item.nodeid):
+            group = "slow"
+        if group == "run" and every > 1:
+            is_whole_file = is_all and any(name.endswith(item.path.name) for name in config.args)
+            is_turn = seen[test] % every == start % every
+            group = "run" if is_turn or is_whole_file or is_named(config, item.nodeid, whole=True) else "cases"
             seen[test] += 1
-        (left_out if is_left_out else chosen).append(item)
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-    items[:] = sorted(chosen, key=lambda item: (*FIRST, item.path.name).index(item.path.name))
+        groups[group].append(item)
+    left_out = {group: len(groups[group]) for group in ("slow", "nightly", "cases")}
+    if any(left_out.values()):
+        config.stash[LEFT_OUT] = left_out
+        config.hook.pytest_deselected(items=groups["slow"] + groups["nightly"] + groups["cases"])
+    items[:] = sorted(groups["run"], key=lambda item: (*FIRST, item.path.name).index(item.path.name))
+
+
+def is_named(config: pytest.Config, nodeid: str, whole: bool = False) -> bool:
+    """Whether an argument of pytest names this case, its test or its class. With `whole`, only the case counts."""
+    for argument in config.args:
+        file, is_test, test = argument.partition("::")
+        if is_test:
+            path = os.path.relpath(Path(config.invocation_params.dir, file).resolve(), config.rootpath)
+            name = f"{path}::{test}"
+            if nodeid == name or ("[" not in test and not whole and nodeid.startswith((f"{name}[", f"{name}::"))):
+                return True
+    return False
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Gets the counts of left-out tests from a worker of pytest-xdist. Workers collect tests, this process reports."""
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left out", {})
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left out"] = session.config.stash.get(LEFT_OUT, {})
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if left_out := config.stash.get(LEFT_OUT, None):
+        terminalreporter.write_line(
+            f"Not run: {left_out['slow']} slow tests (make parts), {left_out['nightly']} nightly tests (make nightly), "
+            f"{left_out['cases']} other cases of tests that ran"
+        )

@@ -1,15 +1,34 @@
-"""`flash-eval perplexity` can detokenise a text. Words and bytes are those of the original text."""
+"""`flash-eval perplexity` can put a BOS before a text, and can detokenise the text. The result names both choices."""
 
 import re
 from dataclasses import replace
 
 import pytest
-from flash_evals.work import plan
+from flash_evals.work import models, plan
 from flash_evals.work.data import Text
 from flash_evals.work.plan import Rules
 
 TOKENISED = ' = Lobster = \n \n It weighs 0 @.@ 7 – 2 @.@ 2 kg ( 1 @.@ 5 – 4 @.@ 9 lb ) , and is " lobster red " . \n'
 STANDARD = Rules(24, None, "rolling", "joined", "auto", None)
+
+
+@pytest.mark.rotate(1, default=3)
+@pytest.mark.parametrize(
+    ("has_bos", "option", "named", "on_the_page"),
+    [
+        (True, "auto", "bos", "BOS"),
+        (False, "always", "eos", "EOS as BOS"),
+        (True, "never", None, "no BOS"),
+    ],
+)
+def test_bos(run_command, make_model, text, has_bos, option, named, on_the_page):
+    """After a BOS, the text's first token is scored, too."""
+    folder = make_model(bos=has_bos)
+    tokens = len(models.load(str(folder)).tokenizer.encode(text, add_special_tokens=False))
+    result = run_command("perplexity", "--model", folder, "--bos", option)
+    assert result["settings"]["bos"] == named
+    assert result["tokens"] == tokens - (named is None)
+    assert f"stride 24, {on_the_page} · " in result["page"]
 
 
 def test_words_and_bytes_are_those_of_the_original(run_command, tmp_path):

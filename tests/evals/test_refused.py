@@ -28,6 +28,7 @@ PERPLEXITY = {
     "--save-logprobs a --json a": "--save-logprobs and --json name the same file: a",
     "--arm on --compare a --resume ./a": "--compare and --resume name the same file: a",
     "--save-logprobs /dev/null": "cannot write /dev/null: Invalid argument",
+    "--save-logprobs missing/a.jsonl": "--save-logprobs missing/a.jsonl: missing is missing or not writable",
 }
 SHORT = {
     "--dataset short.txt": "short.txt has 1 tokens for this model; scoring needs at least 2",
@@ -46,6 +47,7 @@ SPEED = {
     "--draft-model model --num-draft-tokens 0": "--num-draft-tokens must be at least 1, not 0",
     "--draft-model model -g 0": "--draft-model needs -g: prompts do not use the draft model",
     "--draft-model model -b 1,2": "--draft-model needs -b 1: mlx-lm has no speculative decoding",
+    "--draft-model ./missing": "no such model folder: ./missing",
     "--draft-model model -p 0 -g 128 -d 0": "tg128 needs 129 positions",
 }
 FINETUNE = {
@@ -55,6 +57,7 @@ FINETUNE = {
     "--num-layers 0": "--num-layers must be -1, or 1 to 2 (the layers of",
     "--num-layers 3": "--num-layers must be -1, or 1 to 2 (the layers of",
     "--max-seconds -1": "--max-seconds must be at least 0, not -1",
+    "--max-seconds inf": "--max-seconds must be at most 9,007,199,254,740,992, not inf",
     "--max-memory -1": "--max-memory must be at least 0, not -1",
 }
 KERNELS = {
