@@ -132,7 +132,7 @@ def largest(rows: list[Found]) -> list[str]:
 
 
 def by_gain(rows: list[Found]) -> list[Found]:
-    """The rows, the largest gain first. Rows of one model without any clear difference become one row, at the end."""
+    """The rows, the largest gain first. Those without any clear difference become one row, at the end."""
     clear: list[Found] = []
     others: dict[str, list[str]] = {}
     for row in rows:
@@ -141,8 +141,9 @@ def by_gain(rows: list[Found]) -> list[Found]:
         else:
             model, _, what = row["name"].partition(", ")
             others.setdefault(model, []).append(what)
-    joined = [{"name": f"{model}, {', '.join(each)}", "speed": {"is_clear": False}} for model, each in others.items()]
-    return sorted(clear, key=lambda row: -float(row["speed"]["ratio"])) + joined
+    joined = "; ".join(f"{model}, {', '.join(each)}" for model, each in others.items())
+    none = [{"name": joined, "speed": {"is_clear": False}}] if joined else []
+    return sorted(clear, key=lambda row: -float(row["speed"]["ratio"])) + none
 
 
 def gain(row: Found) -> list[str]:
@@ -168,7 +169,8 @@ def quantised(rows: list[Found]) -> str:
     for row in rows:
         bits = row["run"].removeprefix("kv")
         memory = f"{row['on']['peak_memory_with_weights_mb'] / 1000:.1f} GB"
-        shown[bits] = [*shown.get(bits, [bits])[:2], rate(row["on"]["tokens_per_s"]), memory]
+        middle, lowest, highest = (rate(row["on"][which]) for which in ("tokens_per_s", "lowest", "highest"))
+        shown[bits] = [*shown.get(bits, [bits])[:2], f"{middle} ({lowest} to {highest})", memory]
     head = [
         "bits of the KV cache, with the patch",
         *(f"{row['name']}, tokens/s" for row in rows[:2]),
