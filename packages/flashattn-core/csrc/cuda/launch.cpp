@@ -102,7 +102,7 @@ bool can_be_mapped(const GpuCall& call, const MappedArray& mapped) {
 // How many numbers of bfloat16 represent a float32, see kernels/float_parts.h.
 constexpr int kFloatParts = 3;
 
-// How many 16-bit parts represent an element of quantised values.
+// How many 16-bit parts represent an element of values, which may be quantised or float32.
 int parts_of_values(const GpuCall& call) {
   return call.dtype == Dtype::float32 ? kFloatParts : is_quantised(call) ? parts_of_products(call) : 1;
 }
