@@ -4,8 +4,8 @@
     uv run packages/evals/scripts/measure_gains.py cpu docs/results/cpu.json
 
 gains.toml has the runs. OUT gets the rows of a run when the run ends. A run that OUT has from the same commit and
-machine is not repeated; rows from other commits or machines are dropped. Models are written to build/gains, 26 GB for a
-GPU. draw_gains.py writes the tables and the picture of the pages from OUT.
+machine is not repeated; rows and notes from other commits or machines are dropped. Models are written to build/gains,
+42 GB for a GPU. draw_gains.py writes the tables and the picture of the pages from OUT.
 """
 
 import json
@@ -16,7 +16,9 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+import traceback
 from collections.abc import Iterable
+from itertools import accumulate
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -92,14 +94,17 @@ def kernels(command: str) -> Figures:
 
 
 def calls(command: str) -> Figures:
-    """Runs measure_cuda_table.py. A call's figures are the cells of its row, by their titles."""
+    """Runs measure_cuda_table.py. A call's figures are the cells of its row. Their names are the titles, behind those of
+    the way, such as "chain, µs default"."""
     rows = [line.strip("| ").split(" | ") for line in call(command).splitlines() if line.startswith("| ")]
     figures: Figures = {}
-    for name, *cells in rows:
-        if name == "call":
-            titles = cells
+    names: list[str] = []
+    for call_name, *cells in rows:
+        if call_name == "call":
+            ways = accumulate(cells, lambda way, title: title if title.endswith((", µs", ", MB")) else way)
+            names = [title if title == way else f"{way} {title}" for way, title in zip(ways, cells, strict=True)]
         else:
-            figures[name] = dict(zip(titles, cells, strict=False))
+            figures[call_name] = dict(zip(names, cells, strict=False))
     return figures
 
 
@@ -152,13 +157,15 @@ def said(*words: str) -> str | None:
 def main(device: str, out: Path, names: tuple[str, ...], commit: str | None) -> None:
     runs = dict(RUNS[device])
     models = runs.pop("models")
-    commit = commit or said("git", "rev-parse", "--short=8", "HEAD")
+    if commit is None and (commit := said("git", "rev-parse", "--short=8", "HEAD")):
+        changes = said("git", "status", "--porcelain", "--untracked-files=no", ":(top,exclude)docs/results")
+        commit += "-dirty" * bool(changes)
     if commit is None or not {*names} <= {*runs}:
         raise click.UsageError(f"the runs are {', '.join(runs)}" if commit else "git finds no commit: give --commit")
     driver = said("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") if device == "gpu" else None
     here = {"commit": commit, "machine": {**msgspec.to_builtins(machine.describe()), "driver": driver}}
     found = json.loads(out.read_text()) if out.exists() else {}
-    rows = found["rows"] if here.items() <= found.items() else []
+    rows = [row for row in found["rows"] if "commit" not in row] if here.items() <= found.items() else []
     FOLDER.mkdir(parents=True, exist_ok=True)
     failed = []
     for name in names or runs:
@@ -166,8 +173,8 @@ def main(device: str, out: Path, names: tuple[str, ...], commit: str | None) -> 
             continue
         try:
             rows += measured(name, models=models, **runs[name])
-        except (subprocess.CalledProcessError, EvalError) as error:
-            print(error, file=sys.stderr)
+        except Exception:  # the other runs of a rented GPU go on
+            traceback.print_exc()
             failed.append(name)
             continue
         rows.sort(key=lambda row: list(runs).index(row["run"]))

@@ -10,6 +10,7 @@
 #include "../dispatch/gpu_call.h"
 #include "../dispatch/gpu_stream.h"
 #include "../dispatch/memory.h"
+#include "mlx/backend/common/utils.h"
 #include "mlx/ops.h"
 #include "mlx/utils.h"
 
@@ -17,6 +18,8 @@ namespace flashattn {
 namespace {
 
 constexpr int kMaxLength = 16;  // for more rows, MLX's own operations take a small part of the call's time
+// An array that a running kernel still reads is copied. MLX's operations copy faster, so larger caches are left to them.
+constexpr size_t kMaxBytes = size_t{64} << 20;
 
 bool has_kernel(const mx::Device& device) try {
   if (backend_of(device) != Backend::cuda) return false;
@@ -52,9 +55,13 @@ std::optional<std::vector<mx::array>> append(const std::array<mx::array*, 6>& st
   bool is_float = keys.dtype() == mx::float32 || keys.dtype() == mx::float16 || keys.dtype() == mx::bfloat16;
   int capacity = stored[0]->ndim() == 4 ? stored[0]->shape(kRow) : 0;
   if (!is_float || keys.dtype() != values.dtype() || !fit(&stored[0], keys, capacity, offset, group_size, bits) ||
-      !fit(&stored[3], values, capacity, offset, group_size, bits) || keys.shape(kRow) != values.shape(kRow)) {
+      !fit(&stored[3], values, capacity, offset, group_size, bits)) {
     return std::nullopt;
   }
+  if (!std::equal(keys.shape().begin(), keys.shape().end() - 1, values.shape().begin())) return std::nullopt;
+  size_t bytes = 0;
+  for (const mx::array* array : stored) bytes += array->nbytes();
+  if (bytes > kMaxBytes) return std::nullopt;
   mx::Stream stream = mx::default_stream(device);
   std::vector<mx::array> inputs;
   for (const mx::array* array : stored) {
@@ -86,7 +93,13 @@ void Append::eval_cpu(const std::vector<mx::array>&, std::vector<mx::array>&) {
   throw std::logic_error("append() makes this primitive only for CUDA");
 }
 
-void Append::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
+std::vector<mx::Shape> Append::output_shapes(const std::vector<mx::array>& inputs) {
+  std::vector<mx::Shape> shapes;
+  for (size_t i = 0; i < 6; ++i) shapes.push_back(inputs[i].shape());
+  return shapes;
+}
+
+void Append::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) try {
   // Each output refers to the inputs. MLX evaluates the primitive through one output, so the other references can go.
   // They would keep the inputs' memory from being reused.
   for (mx::array& output : outputs) {
@@ -94,7 +107,7 @@ void Append::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::arra
   }
   std::array<bool, 6> in_place;
   for (size_t i = 0; i < in_place.size(); ++i) {
-    in_place[i] = inputs[i].is_donatable() && inputs[i].flags().row_contiguous;
+    in_place[i] = mx::is_donatable(inputs[i], outputs[i]) && inputs[i].flags().row_contiguous;
     if (in_place[i]) {
       outputs[i].copy_shared_buffer(inputs[i]);
     } else {
@@ -103,6 +116,11 @@ void Append::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::arra
     }
   }
   run_on_gpu(append_work(inputs, outputs, in_place, offset_, group_size_, bits_), stream());
+} catch (...) {
+  for (mx::array& output : outputs) {  // the program may evaluate them again, for example with less memory in use
+    if (output.inputs().empty()) output.inputs() = inputs;
+  }
+  throw;
 }
 
 }  // namespace flashattn

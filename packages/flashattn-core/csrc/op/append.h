@@ -20,8 +20,8 @@ namespace mx = mlx::core;
 std::optional<std::vector<mx::array>> append(const std::array<mx::array*, 6>& stored, const mx::array& keys,
                                              const mx::array& values, int offset, int group_size, int bits);
 
-// Inputs: the six arrays, new keys and new values. Outputs: the six arrays. Like MLX's SliceUpdate, it writes in place
-// if nobody else holds an input's memory.
+// Inputs: the six arrays, new keys and new values. Outputs: the six arrays. It writes in place if nobody else holds an
+// input's memory.
 class Append : public mx::Primitive {
  public:
   Append(mx::Stream stream, int offset, int group_size, int bits)
@@ -29,6 +29,7 @@ class Append : public mx::Primitive {
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
   void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
+  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override;
   const char* name() const override { return "FlashAttentionAppend"; }
 
  private:

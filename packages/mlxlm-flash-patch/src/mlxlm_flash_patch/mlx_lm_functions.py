@@ -12,9 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
-from flashattn_core import storage
 
-from .router import Function, attend, flash_or, is_active, plain_call, state
+from .router import Function, appended, attend, flash_or, is_active, plain_call, state
 
 
 def _replacement(original: Function, flash: Callable[..., mx.array]) -> Function:
@@ -47,13 +46,12 @@ def appending(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def update_and_fetch(self: Any, keys: mx.array, values: mx.array) -> Any:
-        read = None
-        if self.keys is not None and is_active():
-            read = storage.append(self.keys, self.values, (keys, values), self.offset, self.group_size, self.bits)
+        read = appended(self, keys, values, self.offset)
         if read is None:
             return original(self, keys, values)
         self.offset += keys.shape[2]
-        return read
+        usual = getattr(original.__globals__.get("QuantizedKVCache"), "keys_and_values", None)
+        return read if getattr(type(self), "keys_and_values", None) is usual else self.keys_and_values()
 
     return update_and_fetch
 

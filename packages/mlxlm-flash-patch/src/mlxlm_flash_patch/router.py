@@ -18,7 +18,7 @@ from typing import Any
 
 import flashattn_core
 import mlx.core as mx
-from flashattn_core import NoKernelError, _ext
+from flashattn_core import NoKernelError, _ext, storage
 from flashattn_core.argument_types import describe, integer
 from flashattn_core.arguments import Precision, lowered
 from flashattn_core.masks import for_quick
@@ -64,6 +64,13 @@ in_model = ContextVar("mlxlm_flash_patch: whether a call of a model given to pat
 def is_active() -> bool:
     """Whether a call made now should be flash attention."""
     return state.on or in_model.get()
+
+
+def appended(cache: Any, keys: mx.array, values: mx.array, offset: int) -> Any:
+    """Appends rows to a quantised cache by our kernel. Returns its keys and values, or None, having changed nothing."""
+    if cache.keys is None or not is_active() or in_trial.get():  # a trial evaluates nothing
+        return None
+    return storage.append(cache.keys, cache.values, (keys, values), offset, cache.group_size, cache.bits)
 
 
 @contextmanager

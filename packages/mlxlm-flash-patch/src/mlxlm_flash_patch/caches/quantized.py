@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import mlx.core as mx
-from flashattn_core import storage
 from mlx_lm.models import cache as mlx_lm
 
+from ..router import appended
 from . import held
 
 Rows = tuple[mx.array, mx.array, mx.array]  # weights, scales and biases, as mx.quantize() returns them
@@ -154,13 +154,12 @@ class BatchQuantizedKVCache(_Batch, mlx_lm.BatchKVCache):
     own, single = mlx_lm.BatchKVCache, QuantizedKVCache
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        read = None
-        if self.keys is not None:
-            read = storage.append(self.keys, self.values, (keys, values), self._idx, self.group_size, self.bits)
+        read = appended(self, keys, values, self._idx)
         if read is None:
             return super().update_and_fetch(keys, values)
         self.offset = self.offset + keys.shape[2]
         self._idx += keys.shape[2]
+        held.note(self)
         return read
 
 
