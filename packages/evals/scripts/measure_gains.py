@@ -94,8 +94,8 @@ def kernels(command: str) -> Figures:
 
 
 def calls(command: str) -> Figures:
-    """Runs measure_cuda_table.py. A call's figures are the cells of its row. Their names are the titles, behind those of
-    the way, such as "chain, µs default"."""
+    """Runs measure_cuda_table.py. A call's figures are the cells of its row, named by their titles behind that of the
+    way, such as "chain, µs default"."""
     rows = [line.strip("| ").split(" | ") for line in call(command).splitlines() if line.startswith("| ")]
     figures: Figures = {}
     names: list[str] = []
