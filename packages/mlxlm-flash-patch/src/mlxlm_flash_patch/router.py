@@ -66,7 +66,7 @@ def is_active() -> bool:
     return state.on or in_model.get()
 
 
-def appended(cache: Any, keys: mx.array, values: mx.array, offset: int) -> Any:
+def appended(cache: Any, keys: mx.array, values: mx.array, offset: int) -> tuple[Any, Any] | None:
     """Appends rows to a quantised cache by our kernel. Returns its keys and values, or None, having changed nothing."""
     if cache.keys is None or not is_active() or in_trial.get():  # a trial evaluates nothing
         return None
