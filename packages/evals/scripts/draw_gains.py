@@ -47,6 +47,7 @@ def parts() -> dict[str, list[str]]:
     """The pages, each with the texts that this script writes there."""
     gpu, cpu = read("h100.json"), read("cpu.json")
     gpu_rows = [row for row in gpu["rows"] if "speed" in row]
+    small = [row for row in gpu_rows if row["run"] == "small"]
     models = [row for row in cpu["rows"] if "speed" in row]
     cpu_rows = [row for row in models if not row["run"].endswith("-avx2")]
     with_openblas = [row for row in cpu_rows if "--blas auto" in row["command"]]
@@ -67,6 +68,7 @@ def parts() -> dict[str, list[str]]:
         "docs/nvidia.md": [
             text(f"{source('h100.json', gpu, gpu_rows)} by these commands:")
             + commands(gpu, gpu_rows + bits)
+            + "".join(text(f"S, {row['name']}: {gain(row)[1]}.") for row in small)
             + quantised(bits),
             single_calls(gpu),
         ],
@@ -133,10 +135,12 @@ def largest(rows: list[Found]) -> list[str]:
 
 
 def by_gain(rows: list[Found]) -> list[Found]:
-    """The rows, the largest gain first. Those without any clear difference become one row, at the end."""
+    """The README's rows, the largest gain first. Those without any clear difference become one row, at the end."""
     clear: list[Found] = []
     others: dict[str, list[str]] = {}
     for row in rows:
+        if row["run"] == "small":
+            continue  # nvidia.md names it among the limits
         if any(row.get(what, {}).get("is_clear") for what in ("speed", "memory")):
             clear.append(row)
         else:
