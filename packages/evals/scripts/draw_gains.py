@@ -96,33 +96,26 @@ def single_calls(gpu: Found) -> str:
 
 
 def kernels(cpu: Found) -> str:
-    """Tables of prompts, of their gradients, and of decoding, with the commands that measured them."""
+    """A table of float32 calls for each run, and the commands that measured them. Columns are numbers of keys."""
     runs: dict[str, list[Found]] = {}
     for row in cpu["rows"]:
-        if "flash" in row:
+        if "torch" in row and ", float32, " in row["name"]:
             runs.setdefault(row["run"], []).append(row)
-    if not runs:
-        return ""
     every = [row for rows in runs.values() for row in rows]
-    said = text(f"{source('cpu.json', cpu, every)} by these commands:") + commands(cpu, every)
-    for name, rows in runs.items():
-        if name.removesuffix("-avx2") in runs and name.endswith("-avx2"):
-            continue  # a column beside the other run
-        other = next(impl for impl in ("torch", "mlx") if impl in rows[0])
-        cells = f"time, share of the limit, speed against {'PyTorch' if other == 'torch' else 'MLX'}"
-        head = ["call", cells + ", AVX2" * name.endswith("-avx2")]
-        shown = [[row["name"], kernel(row, other)] for row in rows]
-        if with_avx2 := runs.get(f"{name}-avx2"):
-            head.append("with `FLASHATTN_CPU_ISA=avx2`")
-            shown = [[*cells, kernel(row, other)] for cells, row in zip(shown, with_avx2, strict=True)]
-        said += table(head, shown)
+    said = text(f"{source('cpu.json', cpu, every)} by these commands:") + commands(cpu, every) if every else ""
+    tables: dict[tuple[str, ...], dict[str, list[str]]] = {}
+    for run, rows in runs.items():
+        for row in rows:
+            shape, _, _, pass_ = row["name"].rsplit(", ", 3)
+            lengths = tuple(dict.fromkeys(other["name"].rsplit(", ", 3)[1] for other in rows))
+            what = ", ".join([shape, *["decoding"] * (run == "decode"), *[pass_] * (pass_ != "forward")])
+            flash, against = row["flash"], ratio({"speed": row["torch"]["flash_speed"]})
+            cell = f"{rate(flash['ms'])} ms, {flash['speed'] / flash['limit']:.0%}, {against}"
+            title = what + ", AVX2" * run.endswith("-avx2")
+            tables.setdefault(lengths, {}).setdefault(title, []).append(cell)
+    for lengths, cells in tables.items():
+        said += table(["float32", *(f"{keys} keys" for keys in lengths)], [[name, *row] for name, row in cells.items()])
     return said
-
-
-def kernel(row: Found, other: str) -> str:
-    flash = row["flash"]
-    share = f"{flash['speed'] / flash['limit']:.0%}"
-    return f"{rate(flash['ms'])} ms, {share}, {ratio({'speed': row[other]['flash_speed']})}"
 
 
 def largest(rows: list[Found]) -> list[str]:

@@ -18,7 +18,8 @@ namespace flashattn {
 namespace {
 
 constexpr int kMaxLength = 16;  // for more rows, MLX's own operations take a small part of the call's time
-// An array that a running kernel still reads is copied. MLX's operations copy faster, so larger caches are left to them.
+// An array that a running kernel still reads is copied. MLX's operations copy faster, so larger caches are left to
+// them.
 constexpr size_t kMaxBytes = size_t{64} << 20;
 
 bool has_kernel(const mx::Device& device) try {
