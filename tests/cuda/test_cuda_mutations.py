@@ -84,7 +84,7 @@ FAULTS = {
     "decode: rows that are padding": of_decode(
         "return position.query < params.query_len ? row_of", "return true ? row_of", length=4
     ),
-    "decode: the next chunk's keys": of_decode("end - first, head_dim", "end - first + 1, head_dim"),
+    "decode: the next chunk's keys": of_decode("key_rows, first, end, head_dim", "key_rows, first, end + 1, head_dim"),
     # Masks.
     "a span's begin ignored": of_decode(
         "row.seen.contains(key + e, 1)", "key + e < row.seen.end", length=8, mask=SlidingWindow(9) & KeyRange(3)
@@ -176,12 +176,16 @@ FAULTS = {
     "scales beyond the last key": of_integers("clamped(count * kRow - at, 0, 16)", "16", batch_and_kv_heads=(1, 1)),
     "words beyond the last key": of_integers("count >= kIntegerKeys || key + keys < count", "true"),
     "scales that begin anywhere": of_integers("begins % 16 == 0", "true"),
-    "dequantised: one tile for all parts": of_dequantised("+ part * Tiles::kBytes", ""),
-    "dequantised: keys of another head": of_dequantised("num_kv_heads + kv_head) * params", "num_kv_heads) * params"),
-    "dequantised: small parts of keys forgotten": of_dequantised(
-        "int part = 0; part < KEY_", "int part = 1; part < KEY_"
+    "dequantised: one tile for all parts": of_dequantised("kStage + part * Keys::kBytes", "kStage"),
+    "dequantised: keys of another head": of_dequantised(
+        "KEY_PARTS * heads + kv_head) * len", "KEY_PARTS * heads) * len"
     ),
-    "dequantised: small parts of values forgotten": of_dequantised("if (KEY_PARTS == 2) add", "if (false) add"),
+    "dequantised: small parts of keys forgotten": of_dequantised(
+        "int part = 0; part < Tiles::kKeyParts", "int part = 1; part < Tiles::kKeyParts"
+    ),
+    "dequantised: small parts of values forgotten": of_dequantised(
+        "if (Tiles::kValueParts == 2) add", "if (false) add"
+    ),
     "dequantised: one array for all parts": of_dequantised("+ part) * heads", ") * heads", source="float_parts"),
     # Hopper: barriers in shared memory, tensor maps, products of warpgroups.
     "hopper: queries before they are there": of_hopper("if (!kFresh) queries_arrived.wait(0);"),
@@ -192,10 +196,10 @@ FAULTS = {
     "hopper: a tile over one that is read": of_hopper("if (turn >= STAGES) read(turn).wait(turn / STAGES - 1);"),
     "hopper: room a turn too early": of_hopper("read(turn).wait(turn / STAGES - 1)", "read(turn).wait(turn / STAGES)"),
     "hopper: keys given back while they are read": of_hopper(
-        "wait_for_products<kParts>(scores);\n      keys.release(next.n);",
-        "keys.release(next.n);\n      wait_for_products<kParts>(scores);",
+        "wait_for_products<kValueParts>(scores);\n      keys.release(next.n);",
+        "keys.release(next.n);\n      wait_for_products<kValueParts>(scores);",
     ),
-    "hopper: scores not waited for": of_hopper("wait_for_products<kParts>(scores);"),
+    "hopper: scores not waited for": of_hopper("wait_for_products<kValueParts>(scores);"),
     "hopper: output not waited for": of_hopper("wait_for_products<0>(sums);"),
     "hopper: a tile never given back": of_hopper("rows.add(sums);\n      values.release(n);", "rows.add(sums);"),
     "hopper: a warp less reads": of_hopper("keys.initialise(kReaders)", "keys.initialise(kReaders - 1)"),
@@ -205,7 +209,7 @@ FAULTS = {
     "hopper: values of another step": of_hopper("i * 16 * 128", "i * 8 * 128"),
     # Hopper's kernel for float32. It splits each number into 16-bit parts.
     "parts: those of queries forgotten": of_parts("PARTS - 1 > key_part ? PARTS - 1 - key_part : 0", "PARTS - 1"),
-    "parts: those of probabilities forgotten": of_parts("part = VALUE_PARTS - 1 - value_part", "part = PARTS - 1"),
+    "parts: those of probabilities forgotten": of_parts("VALUE_PARTS - 1 - value_part, count", "PARTS - 1, count"),
     "parts: one tile for all": of_parts("batch * PARTS + part, arrived", "batch * PARTS, arrived"),
     "parts: queries over each other": of_parts("row, piece) + part * Queries::kBytes", "row, piece)"),
     "parts: queries beyond the last": of_parts("first_row + row <= last_row", "true"),

@@ -68,6 +68,7 @@ NOT_RUN = {
     "flash-eval real-model …": "downloads 93 MB; the tests beside other programs run it",
     "flash-eval perplexity --model M --dataset W …": "needs that model and text; docs/flash-eval.md has the same",
     "flash-eval speed --blas auto …": "needs OpenBLAS; tests/patch/test_blas.py runs it",
+    "FLASHATTN_CPU_ISA=avx2 flash-eval kernels …": "needs PyTorch",
     "flash-eval finetune --blas auto …": "needs OpenBLAS; tests/patch/test_blas.py runs it",
 }
 
