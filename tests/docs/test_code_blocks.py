@@ -77,6 +77,7 @@ SMALLEST = {
     "speed": ["-p", "16", "-g", "2", "-d", "0", "-r", "1"],
     "finetune": ["-p", "128,256", "-r", "1"],
     "kernels": ["--seq-len", "64,128", "-r", "3", "--max-seconds", "1"],
+    "benchmark": ["--model", "M", "-p", "16", "-g", "2", "-n", "1"],  # mlx_lm benchmark
 }
 # If a command on a page has one of these options, the option is appended again with this value. Other commands do not
 # get the option, because a page may show its default value.
@@ -179,6 +180,8 @@ def run(command, monkeypatch):
         command += " --dry-run"
     elif "flash-eval" in words and not words[0].startswith("mlxlm-flash"):
         command += " " + shlex.join(SMALLEST[words[words.index("flash-eval") + 1]])
+    elif "benchmark" in words:
+        command += " " + shlex.join(SMALLEST["benchmark"])
     elif words[0].endswith(".py"):
         command = f"python {command}"
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
