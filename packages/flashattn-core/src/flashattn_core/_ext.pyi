@@ -52,6 +52,7 @@ def quick(
 # These, down to checked_sharing, are in csrc/python/calls.cpp.
 class Kernel(Enum):
     cpu_prefill = ...
+    cpu_backward = ...
     cuda_prefill = ...  # and the others of csrc/call/choose.h
 
 class Variant:

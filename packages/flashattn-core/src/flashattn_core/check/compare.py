@@ -27,7 +27,8 @@ FEW_KEYS = (90, 2400)
 
 NO_MEMORY = re.compile("out of memory|unable to allocate|out_of_memory", re.IGNORECASE)
 
-_GRADIENTS, _GRADIENT_ERROR = ("dq", "dk", "dv", "dsinks"), 3e-5  # larger than ERROR, as gradients sum over all rows
+_OUTPUTS, _GRADIENTS = ("out", "lse", "exact_out"), ("dq", "dk", "dv", "dsinks")
+_ON_CPU, _GRADIENT_ON_CPU = (_ext.Variant(kernel) for kernel in (_ext.Kernel.cpu_prefill, _ext.Kernel.cpu_backward))
 
 Attention = Callable[..., tuple[mx.array, ...]]  # flash_attention's arguments -> (out, lse) or gradients
 Lengths = Sequence[tuple[int, int]]
@@ -44,17 +45,12 @@ class Case:
 
 def of_call(call: _ext.Call, variant: _ext.Variant, stream: mx.Stream) -> str:
     """Compares a kernel with the CPU's for calls like this one. Returns the error, or ""."""
-    error = error_of(variant, call)
     how: Named = {"stream": stream, "variant": variant, "precision": "input" if call.rounds else "float32"}
     if "backward" in variant.kernel.name:
-        return gradient_failure(call, partial(_gradients, **how), error=error)
+        return gradient_failure(call, partial(_gradients, **how), variant=variant)
     exact_out = _ext.saves_exact_out(call, _ext.backend_of(stream.device))
     attend, on_cpu = partial(_attend, **how, exact_out=exact_out), partial(_attend, stream=mx.cpu, exact_out=exact_out)
-    of_lse, names = lse_error_of(variant, call), ("out", "lse", "exact_out")
-    return failure(call, attend, on_cpu, lengths_of(call, variant), error, names, of_lse)
-
-
-_ON_CPU = _ext.Variant(_ext.Kernel.cpu_prefill)  # stands for the kernel that a CPU's call has anyway
+    return failure(call, attend, on_cpu, lengths_of(call, variant), variant)
 
 
 def _attend(
@@ -86,7 +82,7 @@ def come_back(arguments: Named) -> list[mx.array]:
 
 
 def gradient_failure(
-    call: _ext.Call, gradients: Attention, lengths: Lengths | None = None, error: float | None = None
+    call: _ext.Call, gradients: Attention, lengths: Lengths | None = None, variant: _ext.Variant = _GRADIENT_ON_CPU
 ) -> str:
     """Compares the function `gradients` with the CPU's gradients in call.dtype. Returns the error, or ""."""
 
@@ -95,8 +91,7 @@ def gradient_failure(
         with mx.stream(mx.cpu):
             return tuple(x.astype(mx.float32) for x in _gradients(**rows, stream=mx.cpu))
 
-    error = error or max(_GRADIENT_ERROR, float(mx.finfo(call.dtype).eps))
-    return failure(call, gradients, on_cpu, lengths, error, _GRADIENTS)
+    return failure(call, gradients, on_cpu, lengths, variant)
 
 
 def failure(
@@ -104,24 +99,18 @@ def failure(
     attention: Attention,
     on_cpu: Attention,
     lengths: Lengths | None = None,
-    error: float = ERROR,
-    names: Sequence[str] = ("out", "lse"),
-    lse_error: float = ERROR,
+    variant: _ext.Variant = _ON_CPU,
 ) -> str:
     """Compares `attention` with `on_cpu` for such calls. Returns the first error, or "".
 
     lengths: pairs of a number of queries and a number of keys. None means lengths_of(call).
-    error: the allowed error of a result before the result is rounded to its dtype. It is relative to the larger of
-    size_of() and the expected number. The error allowed for exact_out is 1/8 of the rounding error that exact_out keeps
-    away from gradients.
-    names: the names of the results.
-    lse_error: the allowed error of lse, see lse_error_of().
+    variant: says whether the results are gradients, and how large their errors may be, see error_of().
 
     Raises MemoryError if there is too little memory for the check. This says nothing about the kernel.
     """
-    errors = {"lse": lse_error, "exact_out": max(ERROR, float(mx.finfo(call.dtype).eps) / 16)}
+    names = _GRADIENTS if "backward" in variant.kernel.name else _OUTPUTS
     for case in cases(call, lengths or lengths_of(call)):
-        expected = on_cpu(**exactly(case.arguments))
+        expected = on_cpu(**_with_rows(case.arguments, lambda x: x.astype(mx.float32)))
         for layout in case.layouts:
             try:
                 got = attention(**laid_out(case.arguments, layout))
@@ -130,8 +119,8 @@ def failure(
                 if NO_MEMORY.search(str(raised)):
                     raise MemoryError(f"there is no memory to check a kernel: {raised}") from raised
                 return f"{case.name}, {layout}: {raised}"
-            for name, found, wanted in zip(names, got, expected, strict=False):  # dsinks only if the call has sinks
-                if wrong := difference(found, wanted, errors.get(name, error), size_of(name, wanted)):
+            for name, found, wanted in zip(names, got, expected, strict=False):  # some have no exact_out or dsinks
+                if wrong := difference(found, wanted, error_of(name, variant, call), size_of(name, wanted)):
                     return f"{case.name}, {layout}: {name} {wrong}"
     return ""
 
@@ -147,30 +136,29 @@ def size_of(name: str, expected: mx.array) -> float:
         return float(mx.sqrt(mx.mean(finite * finite)))
 
 
-def error_of(variant: _ext.Variant, call: _ext.Call) -> float:
-    """The allowed error of out, or of a gradient, before rounding to its dtype. A kernel that rounds probabilities to
-    16 bits may change each of them, and therefore out, by eps / 2. Rounding the elements of quantised keys and values
-    may change out as much again, each. Backward kernels round P and dS, and read the rounded out."""
+def error_of(name: str, variant: _ext.Variant, call: _ext.Call) -> float:
+    """The allowed error of a result before it is rounded to its dtype, relative to the larger of size_of() and the
+    expected number."""
     eps = float(mx.finfo(call.dtype).eps)
-    if "backward" in variant.kernel.name:
-        return max(_GRADIENT_ERROR, 8 * eps if variant.rounds else eps)
-    if variant.rounds:
-        return max(ERROR, eps * (1.5 if call.bits else 0.5))
-    return ERROR
+    if name in _GRADIENTS:  # sums over all rows; with precision="input", P, dS and the saved out are rounded
+        return max(3e-5, 8 * eps if variant.rounds else eps)
+    if name == "exact_out":  # 1/8 of the rounding error that exact_out keeps away from gradients
+        return max(ERROR, eps / 16)
+    if not variant.rounds:
+        return ERROR
+    if name == "lse":  # rounding quantised keys changes scores by about eps / 5, and one of thousands by nearly eps
+        return max(ERROR, eps) if call.bits else ERROR
+    # Rounding a probability to 16 bits changes it, and therefore out, by up to eps / 2. Rounding the elements of
+    # quantised keys and values may change out as much again, each.
+    return max(ERROR, eps * (1.5 if call.bits else 0.5))
 
 
-def lse_error_of(variant: _ext.Variant, call: _ext.Call) -> float:
-    """The allowed error of lse. Rounding quantised keys changes scores by about eps / 5, and one of thousands by nearly
-    eps."""
-    return max(ERROR, float(mx.finfo(call.dtype).eps)) if call.bits and variant.rounds else ERROR
-
-
-def lengths_of(call: _ext.Call, variant: _ext.Variant | None = None) -> Lengths:
+def lengths_of(call: _ext.Call, variant: _ext.Variant = _ON_CPU) -> Lengths:
     """Pairs of a number of queries and a number of keys to check the kernel with."""
-    backend = variant.kernel.name.partition("_")[0] if variant else "cpu"
+    backend = variant.kernel.name.partition("_")[0]
     if call.query_len <= _ext.max_exact_queries(backend):
         return [(call.query_len, keys) for keys in FEW_KEYS]
-    sharing = [_ext.checked_sharing] if variant and variant.kernel is _ext.Kernel.cuda_prefill else []
+    sharing = [_ext.checked_sharing] if variant.kernel is _ext.Kernel.cuda_prefill else []
     return [*_ext.checked_lengths, *sharing]
 
 
@@ -181,10 +169,10 @@ def cases(call: _ext.Call, lengths: Lengths) -> Iterator[Case]:
     few: dict[tuple[int, int], Any] = {_ext.checked_sharing: {"batch": 1, "kv_heads": 1}}
     for query_len, key_len in lengths:
         drawn_call = drawn(call, query_len, key_len, **few.get((query_len, key_len), {}))
-        yield Case(f"{query_len} queries, {key_len} keys", drawn_call, LAYOUTS)
+        yield Case(f"{query_len} queries, {key_len} keys", drawn_call, tuple(LAYOUTS))
     if any(name in HIDES for name in call.given):
         for pair in {lengths[0], *(pair for pair in lengths if pair in few)}:
-            yield Case("NaN in hidden keys", drawn(call, *pair, hidden_nan=True, **few.get(pair, {})), LAYOUTS[:1])
+            yield Case("NaN in hidden keys", drawn(call, *pair, hidden_nan=True, **few.get(pair, {})), ("contiguous",))
 
 
 def difference(got: mx.array, expected: mx.array, error: float = ERROR, size: float = 1.0) -> str:
@@ -202,30 +190,21 @@ def difference(got: mx.array, expected: mx.array, error: float = ERROR, size: fl
         return f"is wrong in {count} of {got.size} numbers, by up to {float(mx.max(off)):.2g}"
 
 
-def exactly(arguments: Named) -> Named:
-    """The same call with its unquantised arrays cast to float32."""
-    return _with_rows(arguments, lambda x: x.astype(mx.float32))
-
-
-# Memory layouts of query, key and value, see laid_out().
-LAYOUTS = ("contiguous", "strided", "misaligned")
+# Memory layouts, each with the function that brings an array into it.
+LAYOUTS: dict[str, Callable[[mx.array], mx.array]] = {
+    "contiguous": lambda x: x,
+    "strided": lambda x: mx.repeat(x, 2, axis=-1)[..., ::2],
+    "misaligned": lambda x: mx.concatenate([x[..., :1], x], axis=-1)[..., 1:],
+}
 
 
 def laid_out(arguments: Named, layout: str) -> Named:
-    """The same call with query, and key and value unless they are quantised, in this memory layout. Copies them unless
-    the layout is "contiguous"."""
-
-    def laid(x: mx.array) -> mx.array:
-        if layout == "strided":
-            return mx.repeat(x, 2, axis=-1)[..., ::2]
-        if layout == "misaligned":
-            return mx.concatenate([x[..., :1], x], axis=-1)[..., 1:]
-        return x
-
-    return _with_rows(arguments, laid)
+    """The same call with query, and key and value unless they are quantised, in this memory layout."""
+    return _with_rows(arguments, LAYOUTS[layout])
 
 
 def _with_rows(arguments: Named, change: Callable[[mx.array], mx.array]) -> Named:
+    """The same call with query, and key and value unless they are quantised, changed by this function."""
     rows = [name for name in ("query", "key", "value") if isinstance(arguments[name], mx.array)]
     with mx.stream(mx.cpu):
         changed = {name: change(arguments[name]) for name in rows}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -11,8 +11,7 @@ from .. import _ext
 from ..masks import And, Causal, KeyRange, Mask, SlidingWindow, Tree
 
 Named = dict[str, Any]
-
-_WINDOW, _SOFTCAP, _FEW_QUERIES = 21, 5.0, 16
+Given = dict[str, Any]  # see _ext.Call.given
 
 # With one of these masks, drawn() hides one key from all rows. A causal mask alone shows that key to the last row.
 HIDES = ("causal", "key_start", "key_stop", "visible", "bias")
@@ -25,17 +24,14 @@ def drawn(
     *,
     batch: int = 2,
     kv_heads: int = 2,
-    window: int = 0,
     hidden_nan: bool = False,
     stream: mx.Stream | mx.Device | mx.DeviceType = mx.cpu,
 ) -> Named:
     """Random arguments of flash_attention() or of the quantised op. MLX's global random state does not change.
 
-    window: 0 means _WINDOW. With few queries it means 5/6 of the keys, so that kernels split the keys into chunks.
     hidden_nan: whether the hidden key (see HIDES) and the hidden value are NaN.
     """
-    given = call.given
-    window = window or (_WINDOW if query_len > _FEW_QUERIES else key_len * 5 // 6)
+    given: Given = call.given
     with mx.stream(stream):
         keys = iter(mx.random.split(mx.random.key(query_len), 16))
 
@@ -55,34 +51,26 @@ def drawn(
         if call.bits:
             how: Named = {"bits": call.bits, "group_size": call.group_size}
             for name in ("key", "value"):
-                named[name] = mx.quantize(named[name].astype(_dtype(given, "key_scales")), **how)
+                named[name] = mx.quantize(named[name].astype(given["key_scales"]), **how)
             named |= how
-        mask = _mask(given, batch, query_len, key_len, window, numbers, next(keys))
-        if mask is not None:
+        if mask := _mask(given, (batch, 1, query_len, key_len), numbers, next(keys)):
             named["mask"] = mask
         if "softcap" in given:
-            named["softcap"] = _SOFTCAP
+            named["softcap"] = 5.0
         # Slopes are small, because rounding a score in the hundreds would exceed the allowed error.
         for name, most in (("sinks", 1), ("alibi_slopes", 1 / 16)):
             if name in given:
-                named[name] = mx.abs(numbers(heads, dtype=_dtype(given, name))) * most
+                named[name] = mx.abs(numbers(heads, dtype=given[name])) * most
         mx.eval(named)
         return named
 
 
-def _mask(
-    given: Mapping[str, mx.Dtype | None],
-    batch: int,
-    query_len: int,
-    key_len: int,
-    window: int,
-    numbers: Callable[..., mx.array],
-    random: mx.array,
-) -> Mask | None:
-    scores = (batch, 1, query_len, key_len)
+def _mask(given: Given, scores: tuple[int, ...], numbers: Callable[..., mx.array], random: mx.array) -> Mask | None:
+    batch, _, query_len, key_len = scores
     parts: list[Any] = []
     if "window" in given:
-        parts.append(SlidingWindow(window))
+        # With few queries the window is 5/6 of the keys, so that kernels split these into chunks.
+        parts.append(SlidingWindow(21 if query_len > 16 else key_len * 5 // 6))
     elif "causal" in given:
         parts.append(Causal())
     if "key_start" in given or "key_stop" in given:
@@ -95,11 +83,5 @@ def _mask(
     if "visible" in given:
         parts.append((mx.random.uniform(shape=scores, key=random) < 0.7) & seen)
     if "bias" in given:
-        parts.append(mx.where(seen, numbers(*scores), -mx.inf).astype(_dtype(given, "bias")))
+        parts.append(mx.where(seen, numbers(*scores), -mx.inf).astype(given["bias"]))
     return And(tuple(parts)) if parts else None
-
-
-def _dtype(given: Mapping[str, mx.Dtype | None], name: str) -> mx.Dtype:
-    dtype = given[name]
-    assert dtype is not None, f"{name} is a flag"
-    return dtype
