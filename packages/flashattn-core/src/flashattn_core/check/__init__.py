@@ -15,14 +15,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from importlib.resources import files
-from typing import Literal, cast
 
 import mlx.core as mx
 
 from .. import _ext
 from . import compare
-
-When = Literal["once", "never"]
 
 
 class KernelWarning(UserWarning):
@@ -62,12 +59,12 @@ def wrong_with(call: _ext.Call, variant: _ext.Variant, stream: mx.Stream) -> str
     return wrong
 
 
-def when_to_check() -> When:
+def when_to_check() -> str:
     """The value of FLASHATTN_CHECK. Raises ValueError if it is invalid."""
     wanted = os.environ.get("FLASHATTN_CHECK", "once")
     if wanted not in ("once", "never"):
         raise ValueError(f"[flash_attention] FLASHATTN_CHECK is {wanted!r}, expected 'once' or 'never'")
-    return cast(When, wanted)
+    return wanted
 
 
 def untested_programs(call: _ext.Call, variant: _ext.Variant, device: mx.Device) -> Sequence[str]:

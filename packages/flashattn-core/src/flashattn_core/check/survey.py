@@ -12,6 +12,7 @@ import mlx.core as mx
 from .. import _ext
 from ..plan import Device
 from . import compare
+from .drawn import Given
 
 _PROMPT = 100  # queries of a prompt
 
@@ -76,22 +77,14 @@ def _files(folder: str) -> list[Path]:
 def calls_of_models() -> Iterator[_ext.Call]:
     """Yields prompts: each dtype and precision with three head sizes, and with padding. Then come prompts for layers of
     gpt-oss and gemma, and for quantised caches."""
-
-    def prompt(dtype: mx.Dtype, dim: int, more: dict[str, mx.Dtype | None], bits: int = 0) -> Iterator[_ext.Call]:
-        given: dict[str, mx.Dtype | None] = {"causal": None, **more}
-        sizes: Any = {"heads": 8, "kv_heads": 2, "query_len": _PROMPT, "key_len": compare.FEW_KEYS[0], "bits": bits}
-        for rounds in (False, True) if dtype != mx.float32 else (False,):
-            yield _ext.Call(dtype, dim, **sizes, given=given, rounds=rounds, group_size=64 if bits else 0)
-
-    for dtype in (mx.bfloat16, mx.float16, mx.float32):
-        for dim in (64, 128, 256):
-            yield from prompt(dtype, dim, {})
-        yield from prompt(dtype, 128, {"key_start": mx.int32})
-    for dim, more in ((64, "sinks"), (256, ""), (256, "softcap")):
-        windowed: dict[str, mx.Dtype | None] = {"window": None}
-        if more:
-            windowed[more] = mx.bfloat16 if more == "sinks" else None
-        yield from prompt(mx.bfloat16, dim, windowed)
+    plain: list[tuple[int, Given]] = [(64, {}), (128, {}), (256, {}), (128, {"key_start": mx.int32})]
+    windows: list[tuple[int, Given]] = [(64, {"sinks": mx.bfloat16}), (256, {}), (256, {"softcap": None})]
     stored = ("key_scales", "key_biases", "value_scales", "value_biases")
-    for bits in (4, 8):
-        yield from prompt(mx.bfloat16, 128, dict.fromkeys(stored, mx.bfloat16), bits)
+    kinds = [(dtype, dim, more, 0) for dtype in (mx.bfloat16, mx.float16, mx.float32) for dim, more in plain]
+    kinds += [(mx.bfloat16, dim, {"window": None, **more}, 0) for dim, more in windows]
+    kinds += [(mx.bfloat16, 128, dict.fromkeys(stored, mx.bfloat16), bits) for bits in (4, 8)]
+    sizes: Any = {"heads": 8, "kv_heads": 2, "query_len": _PROMPT, "key_len": compare.FEW_KEYS[0]}
+    for dtype, dim, more, bits in kinds:
+        how: Any = {"given": {"causal": None, **more}, "bits": bits, "group_size": 64 if bits else 0}
+        for rounds in (False, True) if dtype != mx.float32 else (False,):
+            yield _ext.Call(dtype, dim, **sizes, **how, rounds=rounds)
