@@ -45,12 +45,11 @@ def integer(given: object) -> int | None:
         return None
 
 
-def positive(name: str, given: object) -> int:
-    """`given` as an int. Raises ValueError unless it is a whole number above 0 that fits int32."""
+def whole(name: str, given: object, least: int, most: float, expected: str) -> int:
+    """`given` as an int. Raises ValueError unless it is a whole number from `least` to `most`."""
     number = integer(given)
-    if number is None or not 0 < number <= INT32_MAX:
-        what = describe(given if number is None else number)
-        raise ValueError(f"[flash_attention] {name} is {what}, expected a whole number above 0")
+    if number is None or not least <= number <= most:
+        raise ValueError(f"{name} is {describe(given if number is None else number)}, expected {expected}")
     return number
 
 
@@ -78,12 +77,9 @@ def finite(name: str, given: Any, cure: str) -> float:
 
 def rounds(precision: object) -> bool:
     """Whether probabilities may be rounded. Raises ValueError unless `precision` is "float32" or "input"."""
-    if isinstance(precision, str):  # comparing another type may fail
-        if precision == "float32":
-            return False
-        if precision == "input":
-            return True
-    raise ValueError(f"[flash_attention] precision is {describe(precision)}, expected 'float32' or 'input'")
+    if not isinstance(precision, str) or precision not in ("float32", "input"):  # comparing another type may fail
+        raise ValueError(f"[flash_attention] precision is {describe(precision)}, expected 'float32' or 'input'")
+    return precision == "input"
 
 
 def boolean(name: str, given: object) -> bool:

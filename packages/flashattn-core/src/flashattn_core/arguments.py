@@ -58,7 +58,8 @@ def lowered(
     if alibi_slopes is not None:
         given["alibi_slopes"] = types.array("alibi_slopes", alibi_slopes)
     if bits is not _NOT_QUANTISED:
-        given |= {"bits": types.positive("bits", bits), "group_size": types.positive("group_size", group_size)}
+        for name, count in (("bits", bits), ("group_size", group_size)):
+            given[name] = types.whole(f"[flash_attention] {name}", count, 1, types.INT32_MAX, "a whole number above 0")
         key, given["key_scales"], given["key_biases"] = _quantized("key", key)
         value, given["value_scales"], given["value_biases"] = _quantized("value", value)
     # The name becomes a std::string, which cannot hold surrogates, and part of an error's what(), which ends at a NUL.
@@ -80,9 +81,6 @@ lowered.__qualname__ = "flash_attention"  # so that TypeError for an unknown key
 def _quantized(name: str, given: object) -> Quantized:
     if not isinstance(given, tuple | list) or len(given) != 3:
         raise ValueError(f"[flash_attention] {name} is {types.describe(given)}, expected (weights, scales, biases)")
-    weights, scales, biases = given
-    return (
-        types.array(f"{name} (weights)", weights),
-        types.array(f"{name} (scales)", scales),
-        types.array(f"{name} (biases)", biases),
-    )
+    parts = zip(("weights", "scales", "biases"), given, strict=True)
+    weights, scales, biases = (types.array(f"{name} ({part})", array) for part, array in parts)
+    return weights, scales, biases

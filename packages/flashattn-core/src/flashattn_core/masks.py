@@ -13,30 +13,19 @@ of L has position ``i + S - L`` among S keys: queries and keys are aligned at th
 
 from __future__ import annotations
 
+import math
 import operator
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple, TypedDict
+from typing import Any
 
 import mlx.core as mx
 
 from . import _ext
-from .argument_types import INT32_MAX, describe, integer
-
-
-class Lowered(TypedDict, total=False):
-    """The inputs and options (see csrc/call/inputs.def) that a mask sets."""
-
-    causal: bool
-    window: int
-    key_start: mx.array
-    key_stop: mx.array
-    tree: mx.array
-    visible: mx.array
-    bias: mx.array
+from .argument_types import INT32_MAX, describe, integer, whole
 
 
 class Mask:
@@ -67,10 +56,7 @@ class SlidingWindow(Mask):
     window: int
 
     def __post_init__(self) -> None:
-        window = integer(self.window)
-        if window is None or window < 1:
-            what = describe(self.window if window is None else window)
-            raise ValueError(f"[SlidingWindow] window is {what}, expected a whole number of at least 1")
+        whole("[SlidingWindow] window", self.window, 1, math.inf, "a whole number of at least 1")
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,10 +123,7 @@ class Tree(Mask):
             raise ValueError(f"[Tree] parents is {describe(parents)}, expected a sequence of whole numbers")
         rows: list[list[bool]] = []
         for node, given in enumerate(parents):
-            parent = integer(given)
-            if parent is None or not -1 <= parent < node:
-                what = describe(given if parent is None else parent)
-                raise ValueError(f"[Tree] parents[{node}] is {what}, expected -1 or an earlier node")
+            parent = whole(f"[Tree] parents[{node}]", given, -1, node - 1, "-1 or an earlier node")
             row = list(rows[parent]) if parent >= 0 else [False] * len(parents)
             row[node] = True
             rows.append(row)
@@ -156,19 +139,17 @@ class And(Mask):
     parts: tuple[Mask | mx.array, ...]
 
 
-def lower(mask: object) -> Lowered:
-    """Converts a mask of :func:`flash_attention` to inputs and options of the primitive.
+def lower(mask: object) -> dict[str, Any]:
+    """Converts a mask of :func:`flash_attention` to inputs and options of csrc/call/inputs.def, by name.
 
     Raises ValueError for another object, and for two bool arrays, two additive arrays or two trees, because kernels
     read at most one of each.
     """
-    lowered: Lowered = {}
+    lowered: dict[str, Any] = {}
     if mask is None:
         return lowered
-    if isinstance(mask, str):
-        if mask == "causal":
-            return {"causal": True}
-        raise ValueError(f"[flash_attention] mask is {describe(mask)}, expected None, 'causal', an mx.array or a Mask")
+    if isinstance(mask, str) and mask == "causal":  # comparing another type may fail
+        return {"causal": True}
     for part in _parts(mask):
         if isinstance(part, mx.array):
             _keep_block_maps(part)
@@ -218,12 +199,8 @@ def _parts(mask: Any) -> tuple[Mask | mx.array, ...]:
     raise ValueError(f"[flash_attention] mask is {describe(mask)}, expected None, 'causal', an mx.array or a Mask")
 
 
-class _Kept(NamedTuple):
-    array_id: int  # changes when an operator writes to the array in place
-    forget: weakref.ref[mx.array]
-
-
-_kept: dict[int, _Kept] = {}  # by id() of the mask
+# By id() of a mask: its array_id(), which changes when an operator writes to the array in place, and what forgets it.
+_kept: dict[int, tuple[int, weakref.finalize[..., mx.array]]] = {}
 _keeping = threading.Lock()
 
 
@@ -231,23 +208,18 @@ def _keep_block_maps(mask: mx.array) -> None:
     """Lets layers that share a mask share its block map, until the map is evaluated or the array changes."""
     key, array_id = id(mask), _ext.array_id(mask)
     kept = _kept.get(key)
-    if (kept is not None and kept.array_id == array_id) or _ext.is_tracing(mask):
+    if (kept is not None and kept[0] == array_id) or _ext.is_tracing(mask):
         return
     with _keeping:
-        _forget_block_maps(key)
+        if key in _kept:
+            _kept[key][1]()
         _ext.keep_block_maps(mask)
-        forget = _forget_block_maps  # local, because at exit the global may be gone before the mask
-        _kept[key] = _Kept(array_id, weakref.ref(mask, lambda _: forget(key)))
+        _kept[key] = array_id, weakref.finalize(mask, _forget_block_maps, key, array_id)
 
 
-def _forget_block_maps(
-    key: int,
-    pop: Callable[[int, None], _Kept | None] = _kept.pop,
-    forget: Callable[[int], None] = _ext.forget_block_maps,
-) -> None:
-    kept = pop(key, None)
-    if kept is not None:
-        forget(kept.array_id)
+def _forget_block_maps(key: int, array_id: int) -> None:
+    _kept.pop(key, None)
+    _ext.forget_block_maps(array_id)
 
 
 def _only(kind: str, before: mx.array | None, now: mx.array) -> mx.array:
