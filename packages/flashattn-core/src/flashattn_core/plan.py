@@ -85,28 +85,25 @@ def plan(
         and its reason is the error that :func:`flash_attention` would raise.
     """
     where = _backend("plan", device, options.get("stream"))
-    quantised = isinstance(key, tuple | list)
     types.boolean("return_lse", return_lse)
-    storage = {"group_size": group_size, "bits": bits} if quantised else {}
-    call = lowered(query, key, value, scale, mask, **storage, **options)
-    chosen, reason = None, ""
+    storage = {"group_size": group_size, "bits": bits} if isinstance(key, tuple | list) else {}
+    arguments = lowered(query, key, value, scale, mask, **storage, **options)
     try:
-        chosen = _ext.plan(call, where)
+        chosen = _ext.plan(arguments, where)
     except _ext.NoKernelError as error:
         reason = str(error).removeprefix("[flash_attention] ")
-    heads, length, head_dim = query.shape[-3:]
-    kv_heads, key_length = (key if isinstance(key, mx.array) else key[0]).shape[-3:-1]
-    dtype = str(query.dtype).removeprefix("mlx.core.")
-    if quantised:
-        dtype += f", keys and values of {bits} bits"
-    shape = f"L {length}, S {key_length}, heads {heads}/{kv_heads}, D {head_dim}, {dtype}"
-    if chosen is None:
-        return Plan(where, None, "float32", reason, shape)
+        return Plan(where, None, "float32", reason, _in_words(arguments.call))
     precision: Precision = "input" if chosen.variant.rounds else "float32"
     name, is_gpu = chosen.variant.kernel.name, where != "cpu"
     ours = Estimate(chosen.ours.pairs, chosen.ours.cost, chosen.ours.source) if is_gpu and chosen.ours.cost else None
     mlx = Estimate(chosen.mlx.pairs, chosen.mlx.cost, chosen.mlx.source) if chosen.mlx else None
-    return Plan(where, name, precision, chosen.why, shape, ours, mlx, chosen.is_left)
+    return Plan(where, name, precision, chosen.why, _in_words(arguments.call), ours, mlx, chosen.is_left)
+
+
+def _in_words(call: _ext.Call) -> str:
+    text = f"L {call.query_len}, S {call.key_len}, heads {call.heads}/{call.kv_heads}, D {call.head_dim}"
+    text += f", {str(call.dtype).removeprefix('mlx.core.')}"
+    return f"{text}, keys and values of {call.bits} bits" if call.bits else text
 
 
 def max_head_dim(device: Device | None = None, *, gradient: bool = False, quantised: bool = False) -> int:
