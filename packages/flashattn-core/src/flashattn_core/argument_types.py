@@ -1,7 +1,5 @@
 """Checks the types of Python arguments, and describes wrong ones for messages. C++ checks shapes and dtypes."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import operator

@@ -1,7 +1,5 @@
 """Checks and converts the Python arguments of a call."""
 
-from __future__ import annotations
-
 from typing import Any, Literal, TypedDict
 
 import mlx.core as mx

@@ -3,8 +3,6 @@
 Needs numpy (``pip install 'flashattn-core[reference]'``).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import mlx.core as mx

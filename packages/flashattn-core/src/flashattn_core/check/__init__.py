@@ -6,8 +6,6 @@ The result is kept in the user's cache folder, for the next process.
 FLASHATTN_CHECK: check "once" on this machine (default), or "never".
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import warnings

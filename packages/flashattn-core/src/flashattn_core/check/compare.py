@@ -4,8 +4,6 @@ Such calls may have full or partial tiles, one or many chunks of keys, strided o
 hidden keys. So the inputs have all of these.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

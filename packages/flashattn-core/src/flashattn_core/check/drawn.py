@@ -1,7 +1,5 @@
 """Draws random arguments for a call."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

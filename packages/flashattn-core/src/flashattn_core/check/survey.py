@@ -1,7 +1,5 @@
 """Checks all kernels of a backend on calls like those of models, and reads stored results of earlier checks."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
