@@ -46,6 +46,8 @@ __all__ = [
     "stats",
 ]
 
+_DEVICES = Path("/dev")
+
 
 def backends() -> dict[str, str]:
     """Describes each backend on this machine: ``{"cpu": "AVX2, 2 threads", "metal": "not in this MLX build", ...}``.
@@ -54,23 +56,17 @@ def backends() -> dict[str, str]:
 
     Raises ValueError if FLASHATTN_CPU_ISA or FLASHATTN_NUM_THREADS has an invalid value.
     """
-    metal = str(mx.device_info(mx.gpu)["device_name"]) if mx.metal.is_available() else _NOT_BUILT
-    return {"cpu": _ext.describe_cpu(), "metal": metal, "cuda": _describe_cuda()}
-
-
-_NOT_BUILT = "not in this MLX build"
-_DEVICES = Path("/dev")
-
-
-def _describe_cuda() -> str:
+    metal = cuda = "not in this MLX build"
+    if mx.metal.is_available():
+        metal = str(mx.device_info(mx.gpu)["device_name"])
     if mx.cuda.is_available():
         try:
-            return _ext.describe_cuda()
+            cuda = _ext.describe_cuda()
         except NoKernelError as error:
-            return str(error).removeprefix("[flash_attention] ")
-    if any(_DEVICES.glob("nvidia[0-9]*")):
-        return f"{_NOT_BUILT}, though there is an NVIDIA GPU: pip install 'flashattn-core[cuda13]', or [cuda12]"
-    return _NOT_BUILT
+            cuda = str(error).removeprefix("[flash_attention] ")
+    elif any(_DEVICES.glob("nvidia[0-9]*")):
+        cuda += ", though there is an NVIDIA GPU: pip install 'flashattn-core[cuda13]', or [cuda12]"
+    return {"cpu": _ext.describe_cpu(), "metal": metal, "cuda": cuda}
 
 
 def is_tracing(*arrays: mx.array) -> bool:
