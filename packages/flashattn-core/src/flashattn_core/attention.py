@@ -186,6 +186,5 @@ def _attention(call: _ext.Arguments, return_lse: bool, stream: Any) -> mx.array 
         device = types.device_of(stream)
         if _ext.backend_of(device) == "metal" and not mx.metal.is_available():
             raise _ext.NoKernelError("[flash_attention] stream is on a GPU, but this MLX has neither Metal nor CUDA")
-    with_lse = types.boolean("return_lse", return_lse)
-    out: mx.array | tuple[mx.array, mx.array] = _ext.attention(call, with_lse, stream)
+    out: mx.array | tuple[mx.array, mx.array] = _ext.attention(call, types.boolean("return_lse", return_lse), stream)
     return out

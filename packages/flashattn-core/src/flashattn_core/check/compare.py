@@ -6,9 +6,8 @@ hidden keys. So the inputs have all of these.
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
@@ -32,8 +31,7 @@ Attention = Callable[..., tuple[mx.array, ...]]  # flash_attention's arguments -
 Lengths = Sequence[tuple[int, int]]
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """A call to check, with the memory layouts (see LAYOUTS) to check it in."""
 
     name: str
