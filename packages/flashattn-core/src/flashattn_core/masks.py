@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 import operator
-import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -201,7 +200,6 @@ def _parts(mask: Any) -> tuple[Mask | mx.array, ...]:
 
 # By id() of a mask: its array_id(), which changes when an operator writes to the array in place, and what forgets it.
 _kept: dict[int, tuple[int, weakref.finalize[..., mx.array]]] = {}
-_keeping = threading.Lock()
 
 
 def _keep_block_maps(mask: mx.array) -> None:
@@ -210,11 +208,10 @@ def _keep_block_maps(mask: mx.array) -> None:
     kept = _kept.get(key)
     if (kept is not None and kept[0] == array_id) or _ext.is_tracing(mask):
         return
-    with _keeping:
-        if key in _kept:
-            _kept[key][1]()
-        _ext.keep_block_maps(mask)
-        _kept[key] = array_id, weakref.finalize(mask, _forget_block_maps, key, array_id)
+    if kept is not None:
+        kept[1]()
+    _ext.keep_block_maps(mask)  # if two threads come here, each of their finalizers forgets once
+    _kept[key] = array_id, weakref.finalize(mask, _forget_block_maps, key, array_id)
 
 
 def _forget_block_maps(key: int, array_id: int) -> None:
