@@ -14,13 +14,22 @@ struct Left {
   int64_t row_stride, depth_stride;
 };
 
-// A right operand: element (k, c) is data[k * depth_stride + c]. Other types of right operand have the same member
-// functions.
+// The elements of a row from some column on.
+template <typename T>
+struct Run {
+  const T* data;
+  FLASHATTN_INLINE_MEMBER vfloat at(int column) const { return load(data + column); }
+};
+
+// A right operand: element (k, c) is data[k * depth_stride + c]. Other types of right operand have the same members.
+// Products read kRun elements from each run, whose column is a multiple of kRun: quantised rows load the scale of these
+// elements once.
 struct Right {
   const float* data;
   int64_t depth_stride;
 
-  FLASHATTN_INLINE_MEMBER vfloat at(int64_t k, int64_t column) const { return load(data + k * depth_stride + column); }
+  static constexpr int kRun = kWidth;
+  FLASHATTN_INLINE_MEMBER Run<float> run(int64_t k, int64_t column) const { return {data + k * depth_stride + column}; }
   void prefetch(int64_t, int64_t) const {}  // a copy is in the second-level cache already
   FLASHATTN_INLINE_MEMBER void skip(int n) { data += n; }
 };
@@ -38,8 +47,9 @@ struct Packed {
   const float* data;
   int depth, columns, first, column = 0;
 
-  FLASHATTN_INLINE_MEMBER vfloat at(int64_t k, int64_t c) const {
-    return load(data + packed_index(first + k, column, depth, columns) + c);
+  static constexpr int kRun = kWidth;
+  FLASHATTN_INLINE_MEMBER Run<float> run(int64_t k, int64_t c) const {
+    return {data + packed_index(first + k, column, depth, columns) + c};
   }
   FLASHATTN_INLINE_MEMBER void skip(int n) { column += n; }
 };
@@ -59,7 +69,8 @@ FLASHATTN_INLINE void multiply_tile(Left left, Operand right, int depth, Result 
     vfloat row[Vectors];
 #pragma GCC unroll 4
     for (int c = 0; c < Vectors; ++c) {
-      row[c] = right.at(k, c * kWidth);
+      constexpr int kRun = Operand::kRun;
+      row[c] = right.run(k, c * kWidth / kRun * kRun).at(c * kWidth % kRun);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r) {
@@ -160,19 +171,27 @@ static void dot_rows(Operand keys, Values values, int key_count, const float* qu
     int key[kKeys];
     for (int j = 0; j < kKeys; ++j) key[j] = smaller(first + j, key_count - 1);
     vfloat sum[kWidth] = {};
-    for (int d = 0; d < depth; d += kWidth) {
-      vfloat x[kKeys];
+    constexpr int kRun = Operand::kRun;
+    for (int begin = 0; begin < depth; begin += kRun) {
+      decltype(keys.run(0, 0)) run[kKeys];
 #pragma GCC unroll 16
-      for (int j = 0; j < kKeys; ++j) {
-        x[j] = keys.at(key[j], d);
-        keys.prefetch(first + j + kAhead, d);
-        values.prefetch(first + j, d);
-      }
+      for (int j = 0; j < kKeys; ++j) run[j] = keys.run(key[j], begin);
 #pragma GCC unroll 8
-      for (int r = 0; r < Rows; ++r) {
-        vfloat query = load(queries + r * depth + d);
+      for (int i = 0; i < kRun; i += kWidth) {
+        int d = begin + i;
+        vfloat x[kKeys];
 #pragma GCC unroll 16
-        for (int j = 0; j < kKeys; ++j) sum[j * kScoreStride + r] += x[j] * query;
+        for (int j = 0; j < kKeys; ++j) {
+          x[j] = run[j].at(i);
+          keys.prefetch(first + j + kAhead, d);
+          values.prefetch(first + j, d);
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < Rows; ++r) {
+          vfloat query = load(queries + r * depth + d);
+#pragma GCC unroll 16
+          for (int j = 0; j < kKeys; ++j) sum[j * kScoreStride + r] += x[j] * query;
+        }
       }
     }
     store(scores + first * kScoreStride, sum_each(sum));

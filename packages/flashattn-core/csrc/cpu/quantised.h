@@ -17,15 +17,17 @@ FLASHATTN_INLINE void with_bits(int bits, Visit visit) {
 
 #if defined(__AVX2__)
 // To decode a lane, a shuffle picks four bytes, from the first byte of the lane's q on. Then these bytes are shifted
-// right by `shift` bits. `byte` has the indices of the picked bytes, at most 15, because a shuffle reads 16 bytes.
+// right by `shift` bits. `byte` has the indices of the picked bytes, at most 15, because a shuffle reads 16 bytes. If
+// four bytes have all lanes, each lane gets them without a shuffle.
 template <int Bits>
 struct Picks {
   alignas(64) uint8_t byte[4 * kWidth] = {};
   alignas(64) int32_t shift[kWidth] = {};
   constexpr Picks() {
     for (int i = 0; i < kWidth; ++i) {
-      for (int b = 0; b < 4; ++b) byte[4 * i + b] = static_cast<uint8_t>(smaller(i * Bits / 8 + b, 15));
-      shift[i] = i * Bits % 8;
+      int first = kWidth * Bits <= 32 ? 0 : i * Bits / 8;
+      for (int b = 0; b < 4; ++b) byte[4 * i + b] = static_cast<uint8_t>(smaller(first + b, 15));
+      shift[i] = i * Bits - 8 * first;
     }
   }
 };
@@ -77,8 +79,11 @@ FLASHATTN_INLINE vfloat dequantise(const uint8_t* row, int first, float scale, f
                scale +
            bias;
   }
-  __m256i words = _mm256_shuffle_epi8(_mm256_set1_epi64x(static_cast<int64_t>(low)),
-                                      _mm256_load_si256(reinterpret_cast<const __m256i*>(kPicks.byte)));
+  __m256i words = _mm256_set1_epi32(static_cast<int32_t>(low));
+  if constexpr (Bits > 4) {
+    words = _mm256_shuffle_epi8(_mm256_set1_epi64x(static_cast<int64_t>(low)),
+                                _mm256_load_si256(reinterpret_cast<const __m256i*>(kPicks.byte)));
+  }
   words = _mm256_srlv_epi32(words, _mm256_load_si256(reinterpret_cast<const __m256i*>(kPicks.shift)));
   return to_float(reinterpret_cast<vint>(words) & ((1 << Bits) - 1)) * scale + bias;
 #else

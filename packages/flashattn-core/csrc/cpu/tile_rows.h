@@ -10,6 +10,15 @@
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
+// Elements of one group, from column `first` of a row on.
+template <int Bits>
+struct QuantisedRun {
+  const uint8_t* row;
+  int first;
+  float scale, bias;
+  FLASHATTN_INLINE_MEMBER vfloat at(int column) const { return dequantise<Bits>(row, first + column, scale, bias); }
+};
+
 template <typename T>
 struct PlainRows {
   const T* data;
@@ -29,10 +38,9 @@ struct PlainRows {
     return load_part(data + row * row_stride, column_stride, column, columns);
   }
 
-  // The member functions of a right operand, see matmul.h. They may be called only if in_place() is true.
-  FLASHATTN_INLINE_MEMBER vfloat at(int64_t row, int64_t column) const {
-    return load(data + row * row_stride + column);
-  }
+  // The members of a right operand, see matmul.h. The functions may be called only if in_place() is true.
+  static constexpr int kRun = kWidth;
+  FLASHATTN_INLINE_MEMBER Run<T> run(int64_t row, int64_t column) const { return {data + row * row_stride + column}; }
   FLASHATTN_INLINE_MEMBER void prefetch(int64_t row, int64_t column) const {
     if (column % (kLine / sizeof(T)) == 0) prefetch_line(data + row * row_stride + column);
   }
@@ -58,9 +66,13 @@ struct QuantisedRows {
   FLASHATTN_INLINE_MEMBER vfloat part(int row, int column) const { return at(row, column); }
 
   FLASHATTN_INLINE_MEMBER vfloat at(int64_t row, int64_t column) const {
-    int c = first_column + static_cast<int>(column);
-    int64_t group = row * groups_per_row + (c >> group_shift);
-    return dequantise<Bits>(data + row * row_stride, c, scales[group], biases[group]);
+    return run(row, column / kRun * kRun).at(static_cast<int>(column % kRun));
+  }
+  static constexpr int kRun = 32;
+  FLASHATTN_INLINE_MEMBER QuantisedRun<Bits> run(int64_t row, int64_t column) const {
+    int first = first_column + static_cast<int>(column);
+    int64_t group = row * groups_per_row + (first >> group_shift);
+    return {data + row * row_stride, first, scales[group], biases[group]};
   }
   FLASHATTN_INLINE_MEMBER void prefetch(int64_t row, int64_t column) const {
     if (column * Bits % (8 * kLine) < kWidth * Bits) prefetch_line(data + row * row_stride + column * Bits / 8);
