@@ -33,24 +33,14 @@ void copy_keys(Scratch& scratch, Rows keys, int count) {
 // key, because 0 * NaN is NaN. Returns whether all values were finite.
 template <typename Rows>
 bool pack_values(Scratch& scratch, Rows values, int count) {
-  vfloat zeros[kTileVectors] = {};  // stay 0 if all values are finite; several, because one would wait for itself
-  constexpr int kPanel = kTileVectors * kWidth;
-  float* target = scratch.value;
-  for (int first = 0; first < scratch.value_columns; first += kPanel) {
-    int vectors = smaller(kPanel, scratch.value_columns - first) / kWidth;
-    for (int j = 0; j < count; ++j) {
-#pragma GCC unroll 4
-      for (int v = 0; v < kTileVectors; ++v) {
-        if (v == vectors) break;
-        vfloat x = values.part(j, first + v * kWidth);
-        store(target, x);
-        target += kWidth;
-        zeros[v] += x * 0.0f;
-      }
+  vfloat zero = {};  // stays 0 if all values are finite
+  for (int j = 0; j < count; ++j) {
+    for (int c = 0; c < scratch.value_columns; c += kWidth) {
+      vfloat x = values.part(j, c);
+      store(scratch.value + packed_index(j, c, count, scratch.value_columns), x);
+      zero += x * 0.0f;
     }
   }
-  vfloat zero = {};
-  for (vfloat each : zeros) zero += each;
   for (int i = 0; i < kWidth; ++i) {
     if (zero[i] == 0) continue;
     for (int64_t k = 0; k < int64_t{count} * scratch.value_columns; ++k) {

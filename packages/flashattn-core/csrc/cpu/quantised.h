@@ -46,6 +46,17 @@ struct Numbers {
 };
 #endif
 
+// Loads up to eight bytes, the first one into the lowest bits. The parts meet in a register: through memory, the
+// processor would have to wait until they are stored.
+template <int Bytes>
+FLASHATTN_INLINE uint64_t load_bytes(const uint8_t* source) {
+  constexpr int kPart = Bytes >= 8 ? 8 : Bytes >= 4 ? 4 : Bytes >= 2 ? 2 : 1;
+  uint64_t bytes = 0;
+  __builtin_memcpy(&bytes, source, kPart);
+  if constexpr (kPart < Bytes) bytes |= load_bytes<Bytes - kPart>(source + kPart) << 8 * kPart;
+  return bytes;
+}
+
 // Returns kWidth elements of one group from `first` on. `first` is a multiple of kWidth. Reads only the bytes with
 // these elements.
 template <int Bits>
@@ -54,9 +65,8 @@ FLASHATTN_INLINE vfloat dequantise(const uint8_t* row, int first, float scale, f
   const uint8_t* source = row + first * Bits / 8;
 #if defined(__AVX2__)
   static constexpr Picks<Bits> kPicks;
-  uint64_t low = 0, high = 0;
-  __builtin_memcpy(&low, source, smaller(kBytes, 8));
-  if constexpr (kBytes > 8) __builtin_memcpy(&high, source + 8, kBytes - 8);
+  uint64_t low = load_bytes<smaller(kBytes, 8)>(source), high = 0;
+  if constexpr (kBytes > 8) high = load_bytes<kBytes - 8>(source + 8);
 #endif
 #if defined(__AVX512F__)
   if constexpr (Bits == 8) {
