@@ -2,7 +2,7 @@
 
 import mlx.core as mx
 import mlxlm_flash_patch as flash
-from mlx_lm.models.cache import BatchKVCache, BatchRotatingKVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import BatchKVCache, BatchRotatingKVCache, CacheList, RotatingKVCache, make_prompt_cache
 
 # Source texts of programs. ATTEND calls attention. LATER calls it in a thread that ends after the main thread.
 ATTEND = """
@@ -25,6 +25,12 @@ def batch_caches(model, padding, max_size=None):
         BatchRotatingKVCache(cache.max_size, padding) if isinstance(cache, RotatingKVCache) else BatchKVCache(padding)
         for cache in make_prompt_cache(model, max_size)
     ]
+
+
+def leaves(caches):
+    """The caches, and those inside of CacheLists."""
+    for cache in caches:
+        yield from leaves(cache.caches) if isinstance(cache, CacheList) else [cache]
 
 
 def off_and_on(run):

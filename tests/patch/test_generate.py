@@ -3,15 +3,9 @@
 import mlxlm_flash_patch as flash
 import pytest
 from mlx_lm.generate import batch_generate, generate_step, stream_generate
-from mlx_lm.utils import load
 
 from tests.patch.arms import off_and_on
 from tests.promises import promise
-
-
-@pytest.fixture(scope="module")
-def tokenizer(model_folder):
-    return load(str(model_folder))[1]
 
 
 @pytest.mark.rotate(1, default=5)

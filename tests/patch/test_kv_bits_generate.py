@@ -8,7 +8,6 @@ import mlxlm_flash_patch as flash
 import pytest
 from mlx_lm.generate import batch_generate, generate_step, stream_generate
 from mlx_lm.models import cache as mlx_lm
-from mlx_lm.utils import load
 from mlxlm_flash_patch.caches.quantized import Quantized
 
 from tests.promises import promise
@@ -32,11 +31,6 @@ def batches(model, lengths, **options):
     options |= {"return_token_ids": True, "return_prompt_caches": True}
     first = batch_generate(model, NoEnd(), PROMPTS, None, lengths, **options)
     return first, batch_generate(model, NoEnd(), PROMPTS, first.caches, 8, **options)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(model_folder):
-    return load(str(model_folder))[1]
 
 
 @pytest.fixture

@@ -7,13 +7,15 @@ the types and their caches.
 import mlx.core as mx
 import mlxlm_flash_patch as flash
 import pytest
-from mlx_lm.models.cache import CacheList, make_prompt_cache
+from mlx_lm.models.cache import make_prompt_cache
 from mlxlm_flash_patch import mx_fast
 
-from tests.patch.arms import close
+from tests.patch.arms import close, leaves
 from tests.patch.model_configs import config, random_model
 from tests.patch.model_types import model_types, supported
 from tests.promises import promise
+
+pytestmark = pytest.mark.usefixtures("uncompiled")
 
 PROMPT, STEPS, MAX_KV_SIZE = 20, 4, 16
 UNTESTED = [name for name in supported() if model_types()[name].untested]
@@ -25,14 +27,6 @@ ALWAYS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def uncompiled():
-    """Disables mx.compile, which on the CPU runs a C++ compiler for a second or more per function."""
-    mx.disable_compile()
-    yield
-    mx.enable_compile()
-
-
 def logits(model, tokens, cache):
     """The logits of a prompt, computed in one call, and of the next tokens, computed one by one."""
     parts = [model(tokens[:, :PROMPT], cache=cache)]
@@ -40,11 +34,6 @@ def logits(model, tokens, cache):
     out = mx.concatenate(parts, axis=1)
     mx.eval(out)
     return out
-
-
-def kinds(caches):
-    for cache in caches:
-        yield from kinds(cache.caches) if isinstance(cache, CacheList) else [type(cache).__name__]
 
 
 @promise("each model type gives the same logits, prefill and decode")
@@ -77,7 +66,8 @@ def test_logits(model_type, tokens, monkeypatch):
         assert close(patched, unpatched)
         assert not mx.array_equal(patched, unpatched)  # equal bits would mean that attention does not affect the logits
 
-    assert sorted(set(kinds(cache for made in caches for cache in made))) == list(model_types()[model_type].caches)
+    kinds = {type(cache).__name__ for made in caches for cache in leaves(made)}
+    assert sorted(kinds) == list(model_types()[model_type].caches)
 
     flash.patch_model(model)
     assert mx.array_equal(logits(model, x, make_prompt_cache(model)), on[0])
