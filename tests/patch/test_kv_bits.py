@@ -55,13 +55,6 @@ def test_the_last_block_with_kv_bits_decides(tiny):
     assert bits() == 16
 
 
-def test_max_kv_size(tiny):
-    flash.enable(kv_bits=8, kv_group_size=32)
-    caches = mlx_lm.make_prompt_cache(tiny(), max_kv_size=16)
-    assert kinds(caches) == ["QuantizedRotatingKVCache"] * 2
-    assert (caches[0].max_size, caches[0].keep) == (16, 4)
-
-
 ITSELF = "the model computes with keys and values itself:"
 KEPT = {
     # recurrent state

@@ -174,11 +174,3 @@ def test_16_bits_until_there_are_enough_tokens(name, kv):
     assert not hasattr(short.ours, "bits")
     batch.extend(joined)
     assert batch.bits == kv.bits
-
-
-def test_nothing_is_quantised_twice(kv):
-    """mlx-lm's own --kv-bits leaves the rows as they are."""
-    pair = Pair.of(mlx_lm.KVCache(), kv)
-    pair.write(5)
-    assert pair.ours.to_quantized(group_size=32, bits=2) is pair.ours
-    pair.same()
