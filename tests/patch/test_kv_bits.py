@@ -86,13 +86,6 @@ def test_a_warning_names_layers_that_keep_16_bits(tiny, model_type):
     mx.eval(model(mx.array([[1, 2, 3]]), cache=caches), [c.state for c in caches])
 
 
-def test_a_group_that_does_not_divide_head_dim(tiny):
-    flash.enable(kv_bits=8)  # with groups of 64 elements
-    why = "[quantize] The last dimension of the matrix needs to be divisible by the quantization group size 64"
-    with warned(f"kv_bits=8: some caches stay as they are: layers 0-1 ({why})"):
-        assert kinds(mlx_lm.make_prompt_cache(tiny())) == ["KVCache"] * 2
-
-
 def test_a_trial_prepares_no_kernel(tiny, monkeypatch):
     """The model is called to see what its attention can read. On a GPU, a kernel would be compiled for this call."""
     prepared = []
