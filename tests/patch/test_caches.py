@@ -114,31 +114,3 @@ def test_batches_with_right_padding(tiny, tokens, cache):
 
     off, on = off_and_on(run)
     assert close(on, off)
-
-
-FILES = {**CACHES, "QuantizedKVCache": lambda: mlx_caches.QuantizedKVCache(32, 8)}
-del FILES["ChunkedKVCache"]  # mlx-lm reads the file of a ChunkedKVCache back as a KVCache
-
-
-@pytest.mark.rotate(1, default=3)
-@pytest.mark.parametrize("cache", FILES.values(), ids=FILES)
-def test_prompt_cache_files(tiny, tokens, tmp_path, cache):
-    """Logits are the same whether prompt caches are written and read with the patch or without it."""
-    model, x = tiny(num_hidden_layers=1), tokens(1, sum(STEPS))
-
-    def write(name):
-        caches = [cache()]
-        mx.eval(logits(model, x[:, :16], caches, [*STEPS[:3], 5]))
-        mlx_caches.save_prompt_cache(str(tmp_path / name), caches)
-
-    def read(name):
-        return logits(model, x[:, 16:], mlx_caches.load_prompt_cache(str(tmp_path / name)), [12, 1, 1, 1, 1, 1])
-
-    write("off.safetensors")
-    expected, read_on = off_and_on(lambda: read("off.safetensors"))
-    with flash.enabled(strict=True):
-        write("on.safetensors")
-        both_on = read("on.safetensors")
-        mx.eval(both_on)
-    for on in (read_on, both_on, read("on.safetensors")):
-        assert close(on, expected)

@@ -124,16 +124,6 @@ def test_batches(make, kv):
     pair.write(1, batch=2)
 
 
-@pytest.mark.parametrize("make", BATCH.values(), ids=BATCH)
-def test_prompts_padded_at_the_right(make, kv):
-    pair = Pair.of(make([0, 0, 0]), kv)
-    pair.do("prepare", lengths=[20 - n for n in PADDING], right_padding=PADDING)
-    pair.write(15, 5, batch=3)
-    pair.do("finalize")
-    pair.same()
-    pair.write(1, 1, batch=3)
-
-
 @promise("batches of quantised caches merge, grow and shrink without rounding again")
 @pytest.mark.parametrize("lengths", [(3, 30, 11), (0, 5, 0), (0, 0, 0)], ids=str)
 @pytest.mark.parametrize("name", ["plain", "rotating", "rotating, not full"])
