@@ -10,6 +10,7 @@ import pytest
 from mlx_lm.models import base
 from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
 
+from tests.patch import arms
 from tests.patch.arms import batch_caches, close, off_and_on
 from tests.patch.model_configs import config, random_model
 
@@ -50,14 +51,8 @@ def tokens(batch=1):
     return mx.random.randint(0, 97, (batch, PROMPT + STEPS), key=mx.random.key(0))
 
 
-def parts(x):
-    yield x[:, :PROMPT]
-    for i in range(PROMPT, PROMPT + STEPS):
-        yield x[:, i : i + 1]
-
-
 def logits(model, x, caches):
-    return mx.concatenate([model(part, cache=caches) for part in parts(x)], axis=1)
+    return arms.logits(model, x, caches, PROMPT, *[1] * STEPS)
 
 
 def assert_kernels_ran(prefill="cuda_prefill"):

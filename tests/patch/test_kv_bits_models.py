@@ -10,7 +10,7 @@ from mlx_lm.models import cache as mlx_lm
 from mlxlm_flash_patch import router
 from mlxlm_flash_patch.caches.quantized import Quantized
 
-from tests.patch.arms import close, leaves
+from tests.patch.arms import close, leaves, logits
 from tests.patch.model_configs import config, random_model
 from tests.patch.test_kv_bits import kinds
 from tests.promises import promise
@@ -109,15 +109,6 @@ def rounding(own, quantised):
 
     write = own.update_and_fetch
     own.update_and_fetch = lambda keys, values: write(rounded(keys), rounded(values))
-
-
-def logits(model, tokens, caches, *lengths):
-    out = []
-    for length in lengths:
-        out.append(model(tokens[:, :length], cache=caches))
-        tokens = tokens[:, length:]
-        mx.eval(out, [cache.state for cache in caches])
-    return mx.concatenate(out, axis=1)
 
 
 @promise("with kv_bits, each kind of model computes as with rounded keys and values")
