@@ -98,18 +98,6 @@ def test_a_cache_whose_bits_are_no_number(name, given):
     assert flash.status().fallbacks == {}
 
 
-def test_three_dimensions():
-    """mlx-lm's functions raise their own errors for arrays that flash attention would take."""
-    cache, keys, values = filled()
-    x, packed = normal(3, 6, 5, 128), [[array[0] for array in arrays] for arrays in (keys, values)]
-    for given in ((None, x, x), (cache, *packed)):
-        with pytest.raises(ValueError, match=r"rank 4|not enough values") as off:
-            attend(x, given)
-        with flash.enabled(), pytest.raises(ValueError, match=r"rank 4|not enough values") as on:
-            attend(x, given)
-        assert str(on.value) == str(off.value)
-
-
 @pytest.mark.parametrize("model_type", ["plamo2", "phi3small"])
 def test_a_model_that_takes_no_quantised_cache_says_so(model_type, tokens):
     """The model fails with the same error as without the patch. The patch adds a note to the error."""
