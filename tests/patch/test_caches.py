@@ -80,28 +80,3 @@ def test_batches_with_left_padding(architecture, tiny, tokens, masks, max_size):
         lambda logits: mx.concatenate([row[padding:] for row, padding in zip(logits, PADDING, strict=True)]),
     )
     assert any(not isinstance(mask, mx.array | str | None) for mask in masks)
-
-
-@pytest.mark.parametrize(
-    "cache", [mlx_caches.BatchKVCache, lambda none: mlx_caches.BatchRotatingKVCache(12, none)], ids=["", "rotating"]
-)
-def test_batches_with_right_padding(tiny, tokens, cache):
-    """mlx-lm pads prompts of different lengths at the right, and moves the padding to the left before generation.
-
-    One of the two layers has a window.
-    """
-    model, x = tiny("llama"), tokens(3, 20)
-    lengths = [20 - padding for padding in PADDING]
-
-    def run():
-        caches = [cache([0, 0, 0]) for _ in model.layers]
-        for c in caches:
-            c.prepare(lengths=lengths, right_padding=PADDING)
-        prompt = model(x, cache=caches)
-        for c in caches:
-            c.finalize()
-        real = [row[:length] for row, length in zip(prompt, lengths, strict=True)]
-        return mx.concatenate([*real, *(model(x[:, :1], cache=caches)[:, 0] for _ in range(6))])
-
-    off, on = off_and_on(run)
-    assert close(on, off)
