@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Iterator
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
@@ -21,3 +22,11 @@ def _heeds_control_c() -> Iterator[None]:
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     """A random generator, seeded with the test's name. A test gets the same numbers in every run."""
     return np.random.default_rng(list(request.node.name.encode()))
+
+
+@pytest.fixture
+def uncompiled() -> Iterator[None]:
+    """Turns mx.compile off, because compiling takes a second or more for each of a model's small functions."""
+    mx.disable_compile()
+    yield
+    mx.enable_compile()

@@ -62,6 +62,15 @@ def expected_map(mask: mx.array) -> np.ndarray:
     return result
 
 
+def drawn(rng: np.random.Generator, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+    """A mask with hidden and visible blocks, some of which contain -0 or NaN."""
+    shown = mx.array(rng.random(shape) > np.round(rng.random(-(-shape[-1] // 32)).repeat(32)[: shape[-1]] * 2) / 2)
+    if dtype == mx.bool_:
+        return shown
+    mask = mx.where(shown, mx.where(mx.arange(shape[-1]) < 30, 0.0, -0.0), -mx.inf).astype(dtype)
+    return mx.where(mx.arange(shape[-1]) == 31, mx.array(mx.nan, dtype), mask)
+
+
 def map_of(mask: Mask | mx.array, length: int, key_len: int) -> mx.array:
     """The block map that a call with this mask makes."""
     tensor = mx.zeros((1, 1, key_len, 8))

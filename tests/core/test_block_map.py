@@ -12,7 +12,7 @@ import pytest
 from flashattn_core import _ext, flash_attention, masks
 from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree
 
-from tests.core.array_cases import NAMES, as_array, expected_map, map_of, visible
+from tests.core.array_cases import NAMES, as_array, drawn, expected_map, map_of, visible
 from tests.core.gradient_oracle import assert_both_ways
 from tests.core.oracle import DTYPES, assert_same_bits, draw
 from tests.promises import promise
@@ -56,11 +56,7 @@ def test_beside_other_masks(rng, call, other):
     "shape", [(333,), (1, 333), (100, 1), (100, 333), (4, 100, 333), (2, 1, 1, 333), (2, 4, 100, 333)], ids=str
 )
 def test_what_it_says(rng, shape, dtype):
-    shown = rng.random(shape) > np.round(rng.random(-(-shape[-1] // 32)).repeat(32)[: shape[-1]])
-    mask = mx.array(shown)
-    if dtype != "bool":
-        mask = mx.where(mask, mx.where(mx.arange(shape[-1]) < 150, 0.0, -0.0), -mx.inf).astype(DTYPES[dtype])
-        mask = mx.where(mx.arange(shape[-1]) == 200, mx.array(mx.nan, DTYPES[dtype]), mask)
+    mask = drawn(rng, shape, mx.bool_ if dtype == "bool" else DTYPES[dtype])
     found = np.array(map_of(mask, 100, 333))
     np.testing.assert_array_equal(found, expected_map(mask.reshape(1, -1) if mask.ndim < 2 else mask))
 
@@ -88,13 +84,6 @@ class TestFoundOnce:
         mask = mx.ones((300, 300), dtype)
         maps = [map_of(m, 300, 300) for m in (mask, mask, Causal() & mask)]  # the list keeps them, so no id is reused
         assert len({_ext.array_id(each) for each in maps}) == 1
-
-    def test_written_in_place_it_is_another(self, rng, call):
-        mask = mx.ones((100, 333), mx.bool_)
-        for n in range(5):  # a new array may get the address of an earlier one
-            flash_attention(*call, mask=mask)
-            mask[:, 40 * n : 40 * n + 35] = False
-            assert_same_bits(flash_attention(*call, mask=mask), flash_attention(*call, mask=mx.array(np.array(mask))))
 
     def test_written_in_place_it_has_one_map_again(self):
         mask = mx.ones((300, 300), mx.bool_)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.core.gradient_oracle import Call, assert_obeys_the_rule
 from tests.core.oracle import DTYPES, assert_matches_reference, assert_same_bits
 from tests.core.strategies import cases, seeds, tensors
-from tests.core.test_quantised import dequantised
+from tests.core.test_quantised import assert_matches
 from tests.promises import promise
 
 
@@ -22,15 +22,7 @@ def test_agrees_with_the_reference(case):
 def test_quantised_agrees_with_the_reference(case):
     """Compares float32 calls with calls on dequantised arrays. Another test compares 16-bit calls."""
     case.arrays["query"] = case.arrays["query"].astype(mx.float32)
-    arguments = case.arguments()
-    how = {name: arguments.pop(name) for name in ("group_size", "bits")}
-    packed = {name: arguments.pop(name) for name in ("key", "value")}
-    floats = {name: dequantised(parts, **how) for name, parts in packed.items()}
-
-    def attention(query, _key, _value, scale, mask, **options):
-        return case.function(query, **packed, scale=scale, mask=mask, **how, **options)
-
-    assert_matches_reference(**arguments, **floats, attention=attention)
+    assert_matches(**case.arguments())
 
 
 @promise("on the CPU both precisions give the same bits")

@@ -7,9 +7,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from flashattn_core import plan, quantized_flash_attention
-from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree
+from flashattn_core.masks import KeyRange
 
 from tests.core.oracle import DTYPES, assert_matches_reference, packs_one_bit
+from tests.core.test_grid import MASK_KINDS, mask_kinds, option_kinds
 from tests.promises import promise
 
 BITS = [1, 2, 3, 4, 5, 6, 8]
@@ -49,22 +50,6 @@ def assert_matches(query, key, value, scale=None, mask=None, *, group_size=64, b
     assert_matches_reference(query, *floats, scale, mask, attention=attention, **options)
 
 
-def masks_and_options(rng, heads, length, key_len):
-    """Returns a list of masks and a list of options. Each case takes the next mask and the next options."""
-    tree_size = min(length, key_len, 20)
-    sinks, slopes = normal(rng, heads), mx.array(rng.random(heads, dtype=np.float32))
-    masks = [
-        None,
-        "causal",
-        SlidingWindow(17),
-        KeyRange(mx.array([0, key_len // 3]), mx.array([key_len - key_len // 4, key_len])),
-        Causal() & Tree(mx.array(rng.random((tree_size, tree_size)) > 0.4)),
-        mx.array(rng.random((length, key_len)) > 0.4),
-        normal(rng, 2, 1, length, key_len),
-    ]
-    return masks, [{}, {"softcap": 4.0}, {"sinks": sinks}, {"alibi_slopes": slopes}, {"sinks": sinks, "softcap": 2.0}]
-
-
 @promise("quantised keys and values give the dequantised ones' result, with every option")
 @pytest.mark.rotate(4, default=12)
 @pytest.mark.parametrize("group_size", GROUP_SIZES)
@@ -75,10 +60,11 @@ def test_equals_the_dequantised(rng, bits, group_size):
     for (length, key_len), group in itertools.product(LENGTHS, (1, 7)):
         key = quantised(rng, 2, 2, key_len, group_size, **how)
         value = quantised(rng, 2, 2, key_len, 128 if group_size != 128 else 256, **how)
-        masks, options = masks_and_options(rng, 2 * group, length, key_len)
         n = next(turn)
+        mask = mask_kinds(rng, length, key_len)[n % MASK_KINDS]()
+        options = option_kinds(rng, 2 * group)[n % 8]
         query = normal(rng, 2, 2 * group, length, group_size)
-        assert_matches(query, key, value, mask=masks[n % len(masks)], **options[n % len(options)], **how)
+        assert_matches(query, key, value, mask=mask, **options, **how)
 
 
 VIEWS = {

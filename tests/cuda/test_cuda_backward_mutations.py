@@ -69,7 +69,6 @@ FAULTS = {
         "output_column<E>(c, lane);\n      float x", "output_column<T>(c, lane);\n      float x"
     ),
     "parts: softcap in two steps": of_parts("has_softcap ? kBoth", "false ? kBoth", options={"softcap": 1.5}),
-    "parts: hidden NaN": of_parts("not_finite[h] = row <= last_row && !finite", "not_finite[h] = false", mask="NaN"),
     # Accesses out of bounds.
     "rows beyond the last": Fault(BACKWARD, "row > last_row || not_finite[h]", "not_finite[h]"),
     "delta: rows beyond the last": Fault(DELTA, "minimum(first + r * kStep, params.query_len - 1)", "first + r"),
@@ -90,16 +89,12 @@ FAULTS = {
     "parts over each other": Fault(BACKWARD, "(chunk * int(params.batch_size) + batch)", "(chunk + batch)"),
     # Masks.
     "masks ignored": Fault(BACKWARD, "visibility.unmasked(first, last).contains", "KeySpan{0, 1 << 30}.contains"),
-    "hopper: masks ignored": of_hopper("visibility.unmasked(first, last).contains", "KeySpan{0, 1 << 30}.contains"),
     # The block map, and the bits of a bool mask.
     "a block that hides some taken for whole": Fault(BACKWARD, OPEN, "true", **BLOCKS),
-    "hopper: a block that hides some taken for whole": of_hopper(OPEN, "true", **BLOCKS),
-    "parts: a block that hides some taken for whole": of_parts(OPEN, "true", **BLOCKS),
     "bits of the wrong keys": Fault(BACKWARD, "% 2) >> lane / 4", "% 2) >> lane % 4", **BLOCKS),
     "bits of the wrong queries": Fault(BACKWARD, "lane % 4 * 2 + n % 2) >>", "lane % 4 * 2) >>", **BLOCKS),
     "parts: bits of queries 32 further": of_parts("bits() << n * 16", "bits() << 0", **BLOCKS),
     "hidden NaN": Fault(BACKWARD, "not_finite[h] = row <= last_row && !finite", "not_finite[h] = false", mask="NaN"),
-    "hopper: hidden NaN": of_hopper("not_finite[h] = row <= last_row && !finite", "not_finite[h] = false", mask="NaN"),
 }  # fmt: skip
 
 

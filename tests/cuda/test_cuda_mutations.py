@@ -97,11 +97,7 @@ FAULTS = {
     ),
     # The block map, and the bits of a bool mask.
     "a mixed block taken for whole": Fault(PREFILL, "!(has_block_map && listed.changes(own_part))", "true", **BLOCKS),
-    "hopper: a block that hides some taken for whole": of_hopper(
-        "!(has_block_map && listed.changes(own_part))", "true", mask="blocks"
-    ),
     "a tile too far": Fault(PREFILL, "ListedTile{words[n]}", "ListedTile{words[n + 1]}", **BLOCKS),
-    "hopper: a tile too far": of_hopper("ListedTile{words[n]}", "ListedTile{words[n + 1]}", mask="blocks"),
     "a warp's rows see less": Fault(PREFILL, "listed.shows(own_part)", "listed.changes(own_part)", **BLOCKS),
     "hopper: output not rescaled behind a gap": of_hopper(
         "if (has_block_map) rows.rescale(first_rescaling);", dim=128, mask=GAP, options={"scale": 4.0}
@@ -158,7 +154,6 @@ FAULTS = {
     "scales of another key": of_integers("scales.of(key, g), product", "scales.of(0, g), product"),
     "scales of the first group": of_integers("scales.of(key, g), product", "scales.of(key, 0), product"),
     "keys in the order of rows": of_integers("return row % 8 * 4 + row / 8;", "return row;"),
-    "a row's maximum of four keys": of_integers("lane_max<LANES, STEP>(score", "(score", **GROWING_STEPS),
     "integers: not rescaled": of_integers(
         "output[c / 2][h / 2][c % 2 * 2 + h % 2] *= rescaling.by[h];", **GROWING_STEPS
     ),

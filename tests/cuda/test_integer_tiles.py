@@ -14,8 +14,8 @@ from flashattn_core.masks import KeyRange
 from flashattn_core.reference import reference_attention
 
 from tests.core.oracle import to_numpy
-from tests.core.test_grid import in_dtype
-from tests.core.test_quantised import GROUP_SIZES, VIEWS, dequantised, masks_and_options, normal, quantised
+from tests.core.test_grid import in_dtype, mask_kinds, option_kinds
+from tests.core.test_quantised import GROUP_SIZES, VIEWS, dequantised, normal, quantised
 from tests.cuda.cuda_attention import flash_attention
 from tests.metal.planted_faults import replacing
 from tests.promises import promise
@@ -72,8 +72,8 @@ def test_is_float32s(rng, attention, kernel, length, group, dtype, group_size, b
     group_dtype = (dtype, dtype, mx.float32)[turn % 3]
     dim, value_dim = (128, 128) if turn % 2 else (group_size, 128 if group_size < 128 else 256)
     key, value = (quantised(rng, 2, 2, key_len, columns, dtype=group_dtype, **how) for columns in (dim, value_dim))
-    masks, options = masks_and_options(rng, 2 * group, length, key_len)
-    given = in_dtype(dtype, masks[turn], options[turn % len(options)])
+    mask, options = mask_kinds(rng, length, key_len)[turn](), option_kinds(rng, 2 * group)[turn]
+    given = in_dtype(dtype, mask, options)
     query = normal(rng, 2, 2 * group, length, dim, dtype=dtype)
     assert_is_float32s(attention, query, key, value, None, given.pop("mask"), how=how, kernel=kernel, **given)
 

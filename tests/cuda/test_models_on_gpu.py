@@ -10,10 +10,11 @@ import pytest
 from mlx_lm.models import base
 from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
 
+from tests.patch import arms
 from tests.patch.arms import batch_caches, close, off_and_on
 from tests.patch.model_configs import config, random_model
 
-pytestmark = pytest.mark.usefixtures("requires_gpu")
+pytestmark = pytest.mark.usefixtures("requires_gpu", "uncompiled")
 
 PROMPT, STEPS, PADDING = 100, 4, [0, 17, 70]
 # In this order, the models have grouped heads; normalised queries and keys; soft-cap; windows; windows and sinks;
@@ -26,14 +27,6 @@ FAMILIES = {
     "gpt_oss": {"head_dim": 64, "sliding_window": 40, "num_experts_per_tok": 4},
     "deepseek_v3": {"num_experts_per_tok": 4},
 }
-
-
-@pytest.fixture(autouse=True)
-def uncompiled():
-    """Turns mx.compile off, because MLX takes seconds to compile each of a model's small functions."""
-    mx.disable_compile()
-    yield
-    mx.enable_compile()
 
 
 gather_mm = mx.gather_mm  # MLX's function, which unsorted_experts() replaces
@@ -58,14 +51,8 @@ def tokens(batch=1):
     return mx.random.randint(0, 97, (batch, PROMPT + STEPS), key=mx.random.key(0))
 
 
-def parts(x):
-    yield x[:, :PROMPT]
-    for i in range(PROMPT, PROMPT + STEPS):
-        yield x[:, i : i + 1]
-
-
 def logits(model, x, caches):
-    return mx.concatenate([model(part, cache=caches) for part in parts(x)], axis=1)
+    return arms.logits(model, x, caches, PROMPT, *[1] * STEPS)
 
 
 def assert_kernels_ran(prefill="cuda_prefill"):

@@ -22,10 +22,6 @@ DTYPES = ["float16", "bfloat16"]
 GRADIENTS = ("dq", "dk", "dv")
 
 
-def unchanged(source: str) -> str:
-    return source
-
-
 def is_exact(error: float) -> bool:
     return error <= 1.02
 
@@ -34,21 +30,21 @@ def is_rounded_once(error: float) -> bool:
     return 1.05 < error < 1.5
 
 
-def error_of(rng, kernel: str, dtype: str, edit=unchanged) -> float:
+def error_of(rng, kernel: str, dtype: str) -> float:
     arrays = draw(rng, length=100, key_len=200, dim=64, dtype=dtype)
     exact, _ = reference_attention(*map(to_numpy, arrays), None, None)
-    return roundings(flash_attention(*arrays, kernel=kernel, edit=edit), exact)
+    return roundings(flash_attention(*arrays, kernel=kernel), exact)
 
 
-def gradients(call, capability: int, precision: str, edit=unchanged):
+def gradients(call, capability: int, precision: str):
     with launches.shared_memory(227, capability):
-        return run_backward(call, precision=precision, edit=edit)
+        return run_backward(call, precision=precision)
 
 
-def errors_of_gradients(rng, capability: int, precision: str, dtype: str, edit=unchanged) -> list[float]:
+def errors_of_gradients(rng, capability: int, precision: str, dtype: str) -> list[float]:
     call = draw_call(rng, heads=2, kv_heads=2, length=130, key_len=190, dim=64, dtype=dtype)
     exact = unfused_gradients(call)
-    got = gradients(call, capability, precision, edit)
+    got = gradients(call, capability, precision)
     return [roundings(getattr(got, name), getattr(exact, name)) for name in GRADIENTS]
 
 
@@ -128,6 +124,3 @@ def test_gradients_in_float32_have_the_same_bits(rng, capability):
     by_float32, by_input = (gradients(call, capability, precision) for precision in ("float32", "input"))
     for name in GRADIENTS:
         assert_same_bits(getattr(by_input, name), getattr(by_float32, name))
-
-
-# --- Faults: kernels that always use one 16-bit part of a probability, or always two parts ---------------------

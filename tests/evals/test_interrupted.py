@@ -50,26 +50,6 @@ def said_of(what):
     return f"Error: {what}: [metal] Insufficient Memory and more\n"
 
 
-@pytest.mark.rotate(1, default=3)
-@pytest.mark.parametrize(("arm", "error"), [(0, None), (1, None), (0, OUT_OF_MEMORY)])
-def test_perplexity(invoke, at_trial, perplexity, same_scores, tmp_path, arm, error):
-    """A run that stops in either arm of the third batch keeps the figures of the first two batches. After an
-    unexpected error, the page is printed before the error.
-    """
-    whole, cut = tmp_path / "whole.json", tmp_path / "cut.json"
-    assert invoke(*perplexity, "--max-windows", 4, "--json", whole).exit_code == 0
-    # Before this trial each arm has warmed up and read two batches. The third batch is not finished.
-    at_trial(2 + 2 * 2 + 1 + arm, Mock(side_effect=error) if error else stop)
-    page = invoke(*perplexity, "--save-logprobs", tmp_path / "run.jsonl", "--json", cut)
-    assert page.exception is error if error else (page.exit_code, page.stderr) == (130, "")
-    kept = json.loads(cut.read_text())
-    same_scores(kept, json.loads(whole.read_text()))
-    assert (kept["interrupted"], kept["windows"]["finished"]) == (True, 4)
-    of = f"4 of {kept['windows']['planned']} windows"
-    assert page.stdout.endswith(f"The run was interrupted: the figures are of the {of} that were finished.\n")
-    assert len((tmp_path / "run.jsonl").read_text().splitlines()) == 1 + 2
-
-
 @promise("Ctrl-C keeps the measurements, and ends with 130")
 @pytest.mark.slow("4 seconds")
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """With the patch off, mlx-lm is unchanged. With the patch on, flash attention runs. Trials measure only their work."""
 
 import multiprocessing
-import re
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from types import SimpleNamespace
@@ -16,7 +15,7 @@ from flash_evals.work import machine, measure
 from flash_evals.work.measure import run
 from flashattn_core import _ext
 from mlx_lm.models import base, qwen2
-from mlxlm_flash_patch import patch, router
+from mlxlm_flash_patch import patch
 
 from tests.evals.trial_peaks import MB, nine_peaks
 from tests.promises import promise
@@ -63,27 +62,7 @@ def test_the_on_arm_is_flash_and_ends_with_the_trial(loaded):
     assert qwen2.scaled_dot_product_attention is original
 
 
-def test_fallbacks_are_counted_and_not_warned_about(loaded, monkeypatch):
-    """Every call falls back here, because its head_dim is above the limit that the test sets."""
-    monkeypatch.setattr(router, "_max_head_dim", lambda *_: 1)
-    monkeypatch.setattr(_ext, "quick", lambda *_: None)  # otherwise quick(), which ignores that limit, takes the calls
-    flash = Flash({"cpu_prefill": 1000, "cpu_decode": 5})
-    run("on", partial(forward, loaded), 16, flash)
-    assert flash.calls == {"cpu_prefill": 1000, "cpu_decode": 5}
-    assert list(flash.fallbacks.values()) == [loaded.config["num_hidden_layers"]]
-    assert re.fullmatch(r"cpu_decode 5 calls, cpu_prefill 1,000 calls, 2 fallbacks \(.*: 2\)", str(flash))
-
-
 @promise("--precision applies to the arm with the patch on")
-@pytest.mark.parametrize("precision", ["input", "float32"])
-def test_the_precision_is_that_of_the_patch_in_the_arm_that_is_on(loaded, precisions, precision):
-    run("off", partial(forward, loaded), 16, Flash(), precision)
-    assert precisions == set()
-    run("on", partial(forward, loaded), 16, Flash(), precision)
-    measure.attention_share("on", partial(forward, loaded), precision)
-    assert precisions == {precision}
-
-
 @pytest.mark.rotate(1, default=3)
 @pytest.mark.parametrize("precision", ["float32", "input", None])
 @pytest.mark.parametrize("command", ["perplexity", "speed", "finetune"])
@@ -104,11 +83,13 @@ def test_calls_that_are_left_to_mlx_are_counted_apart_from_fallbacks(loaded, mon
     monkeypatch.setattr(_ext, "reset_left_calls", lambda: None)
     monkeypatch.setattr(_ext, "left_calls", lambda: {"a prompt": counts[0]})
     monkeypatch.setattr(patch, "_why_left", str)
-    flash = Flash(left={"a step": 1000})
+    calls = {"cpu_prefill": 1000, "cpu_decode": 5}
+    flash = Flash(calls, left={"a step": 1000})
     run("on", partial(forward, loaded), 16, flash)
     layers = loaded.config["num_hidden_layers"]
-    assert flash == Flash(left={"a step": 1000, "a prompt": layers})
-    assert str(flash) == f"no calls, 0 fallbacks, left to MLX's own attention: {1000 + layers:,} calls"
+    assert flash == Flash(calls, left={"a step": 1000, "a prompt": layers})
+    left = f"left to MLX's own attention: {1000 + layers:,} calls"
+    assert str(flash) == f"cpu_decode 5 calls, cpu_prefill 1,000 calls, 0 fallbacks, {left}"
 
 
 def test_attention_s_share_of_the_time(monkeypatch):

@@ -45,17 +45,12 @@ def test_a_quantised_model(mode, bits, loaded, model_folder, tmp_path, run_comma
         ("config.json", None, "No such file .*config.json"),
         ("config.json", "{", "cannot load"),
         ("config.json", "{}", "cannot load .*model_type"),
-        ("config.json", {"model_type": "abacus"}, "Model type abacus not supported"),
-        ("config.json", {"hidden_size": 64}, "cannot load .*shape"),
-        ("model.safetensors", None, "No safetensors found"),
         ("model.safetensors", "nothing", "cannot load"),
         ("tokenizer.json", None, "the folder has no tokenizer"),
     ],
 )
 def test_a_folder_that_cannot_be_loaded(file, content, says, model_folder, tmp_path):
     folder = shutil.copytree(model_folder, tmp_path / "model")
-    if isinstance(content, dict):  # settings to change in the file
-        content = json.dumps({**json.loads((folder / file).read_text()), **content})
     (folder / file).unlink()
     if content is not None:
         (folder / file).write_text(content)
@@ -147,26 +142,21 @@ def leave_out(folder, end):
     mx.save_safetensors(file, {name: value for name, value in mx.load(file).items() if not name.endswith(end)})
 
 
-OF_ANOTHER_MODEL = "does not match model parameter shape"
 NONE = "adapters.safetensors holds no adapters"
 SPOIL = {
     "The adapter path does not exist": shutil.rmtree,
-    "No such file .*adapter_config.json": lambda folder: (folder / "adapter_config.json").unlink(),
-    "Failed to open file .*adapters.safetensors": lambda folder: (folder / "adapters.safetensors").unlink(),
     "Unable to read": lambda folder: (folder / "adapters.safetensors").write_bytes(b"nothing"),
     "num_layers": lambda folder: (folder / "adapter_config.json").write_text("{}"),
     "incompatible tensors: .*shape": lambda folder: change(folder, lora_parameters={**PARAMETERS, "rank": 8}),
     "the file lacks 14 of 28 tensors, and has 14": lambda folder: change(folder, num_layers=2),
     "the file lacks 7 of 14 tensors, and has 7": lambda folder: leave_out(folder, "lora_b"),
     NONE: lambda folder: leave_out(folder, ""),
-    OF_ANOTHER_MODEL: lambda folder: None,
 }
 
 
 @pytest.mark.parametrize("says", SPOIL)
-def test_adapters_that_cannot_be_loaded(says, make_adapters, make_model, model_folder):
-    model = make_model(hidden_size=64) if says == OF_ANOTHER_MODEL else model_folder
-    folder = make_adapters(model, "full" if says == NONE else "lora")
+def test_adapters_that_cannot_be_loaded(says, make_adapters, model_folder):
+    folder = make_adapters(model_folder, "full" if says == NONE else "lora")
     SPOIL[says](folder)
     with pytest.raises(EvalError, match=f"cannot load the adapters in {folder}: .*{says}") as refusal:
         models.load(str(model_folder), adapter_path=str(folder))

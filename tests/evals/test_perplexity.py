@@ -1,11 +1,7 @@
 """Tests the page and the result file of `flash-eval perplexity`, and that scores do not depend on the batches."""
 
-import json
-import math
 import re
-import shutil
 
-import mlx.core as mx
 import numpy as np
 import pytest
 from flash_evals.results.arms import ARMS
@@ -88,14 +84,3 @@ def test_the_order_of_the_windows_changes_no_score(scores, ids, batch_size, monk
     backwards = scores(plan[::-1], batch_size)
     back = np.split(backwards, len(backwards) - ends[::-1])[::-1]
     np.testing.assert_array_equal(np.concatenate(back), forwards)
-
-
-def test_logits_that_are_no_numbers(run_command, model_folder, tmp_path):
-    """The page says that logits are not finite, and the result file is still valid JSON."""
-    folder = shutil.copytree(model_folder, tmp_path / "model")
-    weights = mx.load(str(folder / "model.safetensors"))
-    mx.save_safetensors(str(folder / "model.safetensors"), {name: w * math.nan for name, w in weights.items()})
-    page = run_command("perplexity", "--model", folder)["page"]
-    assert page.endswith("Not comparable: some logits are not finite numbers.\n")
-    assert "top-1 agreement 0.000 %" in page
-    assert json.loads((tmp_path / "out.json").read_text(), parse_constant=pytest.fail)["off"]["ppl"] is None

@@ -38,6 +38,7 @@ def test_null_figures_are_named_or_dashes(report, results):
     assert [perplexity[name][:2] for name in names] == [[text] * 2 for text in shown]
     assert [finetune[name][3] for name in ("8 off", "8 on/off")] == ["not finite", "max |Δ| not finite"]
     assert answer(page, "Same predictions?")[0] == "Not known"
+    assert "Not comparable: some logits are not finite numbers." in page.text
 
 
 @pytest.mark.parametrize("arm", ["off", "on"])

@@ -41,17 +41,6 @@ def test_every_length_and_batch_at_every_depth(run_command):
     assert set(result["flash"]["calls"]) == {"cpu_prefill", "cpu_decode"}
 
 
-def test_attention_has_a_share_of_the_time(run_command, monkeypatch):
-    """The page and the file have attention's share for each test and arm. An unknown share is a dash or null."""
-    shares = iter((0.75, 0.25, None, 0.5))  # each test measures the arm "on" first
-    monkeypatch.setattr(generation, "attention_share", lambda name, work, precision: next(shares))
-    result = run_command("speed", "-p", 8, "-g", 2, "-d", 0, "-r", 2)
-    found = [[test[arm]["attention_share"] for arm in ARMS] for test in result["results"]]
-    assert found == [[0.25, 0.75], [0.5, None]]
-    lines = [line.split() for line in result["page"].splitlines()[2:5]]
-    assert [line[-2:] for line in lines] == [["off", "on"], ["25%", "75%"], ["50%", "–"]]
-
-
 @pytest.mark.slow("3 seconds")
 def test_the_seed_reaches_the_work(run_command, monkeypatch):
     """--seed takes effect. -g 0 measures no generation. One repetition has no standard deviation."""

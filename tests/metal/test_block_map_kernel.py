@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tests import launches
-from tests.core.array_cases import expected_map
+from tests.core.array_cases import drawn, expected_map
 from tests.core.oracle import DTYPES as FLOATS
 from tests.emulators.metal_on_cpu import Undefined
 from tests.metal.metal_attention import execute
@@ -14,15 +14,6 @@ from tests.metal.planted_faults import Fault, assert_is_noticed
 DEVICES = ["metal", "cuda"]
 DTYPES = {"bool": mx.bool_, **FLOATS}
 SHAPES = [(1, 1), (33, 31), (64, 96), (2, 3, 40, 64), (100, 333)]  # with and without incomplete blocks
-
-
-def drawn(rng, shape, dtype):
-    """A mask with hidden and visible blocks, some of which contain -0 or NaN."""
-    shown = rng.random(shape) > np.round(rng.random(-(-shape[-1] // 32)).repeat(32)[: shape[-1]] * 2) / 2
-    if dtype == mx.bool_:
-        return mx.array(shown)
-    mask = mx.where(mx.array(shown), mx.where(mx.arange(shape[-1]) < 30, 0.0, -0.0), -mx.inf).astype(dtype)
-    return mx.where(mx.arange(shape[-1]) == 31, mx.array(mx.nan, dtype), mask)
 
 
 def found(device, mask, edit=lambda source: source):

@@ -67,9 +67,6 @@ FAULTS = {
     # Wrong elements in a lane or threadgroup.
     "dkv: dv in dk's sums": Fault(DKV, "sums + (PARTS == 1 ? kDepth : 0)", "sums"),
     "dkv, in two parts: the wrong one": Fault(DKV, "group.x % 2 == 0", "group.x % 2 == 1", dim=160, lengths=(33, 40)),
-    "dkv: the transposed product's rows": Fault(
-        DKV, "(k * 8 + fragment_c) * STRIDE + d * 8 + fragment_r", "(k * 8 + fragment_r) * STRIDE + d * 8 + fragment_c"
-    ),
 }  # fmt: skip
 
 

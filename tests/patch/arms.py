@@ -2,7 +2,14 @@
 
 import mlx.core as mx
 import mlxlm_flash_patch as flash
-from mlx_lm.models.cache import BatchKVCache, BatchRotatingKVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import (
+    BatchKVCache,
+    BatchRotatingKVCache,
+    CacheList,
+    ChunkedKVCache,
+    RotatingKVCache,
+    make_prompt_cache,
+)
 
 # Source texts of programs. ATTEND calls attention. LATER calls it in a thread that ends after the main thread.
 ATTEND = """
@@ -25,6 +32,25 @@ def batch_caches(model, padding, max_size=None):
         BatchRotatingKVCache(cache.max_size, padding) if isinstance(cache, RotatingKVCache) else BatchKVCache(padding)
         for cache in make_prompt_cache(model, max_size)
     ]
+
+
+def leaves(caches):
+    """The caches, and those inside of CacheLists."""
+    for cache in caches:
+        yield from leaves(cache.caches) if isinstance(cache, CacheList) else [cache]
+
+
+def logits(model, tokens, caches, *lengths):
+    """The logits of the tokens, computed in calls of these lengths. Like llama4, trims chunked caches after a call."""
+    out = []
+    for length in lengths:
+        out.append(model(tokens[:, :length], cache=caches))
+        tokens = tokens[:, length:]
+        mx.eval(out, [cache.state for cache in caches])
+        for cache in caches:
+            if isinstance(cache, ChunkedKVCache):
+                cache.maybe_trim_front()
+    return mx.concatenate(out, axis=1)
 
 
 def off_and_on(run):

@@ -14,6 +14,7 @@ import mlxlm_flash_patch as flash
 import pytest
 from flashattn_core import _ext
 from mlx_lm.models import base, cache, gear, gemma2, phi3small
+from mlx_lm.utils import load
 from mlxlm_flash_patch import patch, router
 from mlxlm_flash_patch.mlx_own import mlx_attention
 from mlxlm_flash_patch.patch_points import POINTS
@@ -139,6 +140,11 @@ def model_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny-qwen2")
     write_model(folder, tiny_config(vocab_size=257))
     return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer(model_folder):
+    return load(str(model_folder))[1]
 
 
 @pytest.fixture(scope="session")

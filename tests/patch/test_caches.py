@@ -6,7 +6,7 @@ import pytest
 from mlx_lm.models import cache as mlx_caches
 from mlxlm_flash_patch import router
 
-from tests.patch.arms import batch_caches, close, off_and_on
+from tests.patch.arms import batch_caches, close, logits, off_and_on
 from tests.promises import promise
 
 pytestmark = pytest.mark.usefixtures("masks")
@@ -43,17 +43,6 @@ def masks(monkeypatch):
     assert not [m for m in seen if isinstance(m, mx.array) and m.ndim > 1 and m.shape[-2] > 1]
 
 
-def logits(model, tokens, caches, steps=STEPS):
-    out, start = [], 0
-    for length in steps:
-        out.append(model(tokens[:, start : start + length], cache=caches))
-        start += length
-        for cache in caches:
-            if isinstance(cache, mlx_caches.ChunkedKVCache):
-                cache.maybe_trim_front()  # as llama4 does
-    return mx.concatenate(out, axis=1)
-
-
 def assert_the_same(run, rows=lambda logits: logits):
     """run() gives the same logits with the patch as without, and with the patch all attention is flash attention."""
     off, on = off_and_on(run)
@@ -68,14 +57,16 @@ def assert_the_same(run, rows=lambda logits: logits):
 @pytest.mark.parametrize("cache", CACHES.values(), ids=CACHES)
 def test_plain(tiny, tokens, cache, batch):
     model, x = tiny(), tokens(batch, sum(STEPS))
-    assert_the_same(lambda: logits(model, x, [cache() for _ in model.layers]))
+    assert_the_same(lambda: logits(model, x, [cache() for _ in model.layers], *STEPS))
 
 
 @pytest.mark.parametrize(("max_kv_size", "keep"), [(10, 0), (14, 0), (12, 4)])
 def test_windows_smaller_than_the_rotating_cache(tiny, tokens, max_kv_size, keep):
     """Here even a single query has a mask. Its window is one range of the cache, or two ranges if it wraps around."""
     model, x = tiny("llama"), tokens(1, sum(STEPS))  # Llama has a window of 8 tokens here
-    assert_the_same(lambda: logits(model, x, [mlx_caches.RotatingKVCache(max_kv_size, keep) for _ in model.layers]))
+    assert_the_same(
+        lambda: logits(model, x, [mlx_caches.RotatingKVCache(max_kv_size, keep) for _ in model.layers], *STEPS)
+    )
 
 
 @promise("padded batches give the same logits")
@@ -85,60 +76,7 @@ def test_batches_with_left_padding(architecture, tiny, tokens, masks, max_size):
     """Padding queries see no key, so their logits are not compared."""
     model, x = tiny(architecture), tokens(3, sum(STEPS))
     assert_the_same(
-        lambda: logits(model, x, batch_caches(model, PADDING, max_size)),
+        lambda: logits(model, x, batch_caches(model, PADDING, max_size), *STEPS),
         lambda logits: mx.concatenate([row[padding:] for row, padding in zip(logits, PADDING, strict=True)]),
     )
     assert any(not isinstance(mask, mx.array | str | None) for mask in masks)
-
-
-@pytest.mark.parametrize(
-    "cache", [mlx_caches.BatchKVCache, lambda none: mlx_caches.BatchRotatingKVCache(12, none)], ids=["", "rotating"]
-)
-def test_batches_with_right_padding(tiny, tokens, cache):
-    """mlx-lm pads prompts of different lengths at the right, and moves the padding to the left before generation.
-
-    One of the two layers has a window.
-    """
-    model, x = tiny("llama"), tokens(3, 20)
-    lengths = [20 - padding for padding in PADDING]
-
-    def run():
-        caches = [cache([0, 0, 0]) for _ in model.layers]
-        for c in caches:
-            c.prepare(lengths=lengths, right_padding=PADDING)
-        prompt = model(x, cache=caches)
-        for c in caches:
-            c.finalize()
-        real = [row[:length] for row, length in zip(prompt, lengths, strict=True)]
-        return mx.concatenate([*real, *(model(x[:, :1], cache=caches)[:, 0] for _ in range(6))])
-
-    off, on = off_and_on(run)
-    assert close(on, off)
-
-
-FILES = {**CACHES, "QuantizedKVCache": lambda: mlx_caches.QuantizedKVCache(32, 8)}
-del FILES["ChunkedKVCache"]  # mlx-lm reads the file of a ChunkedKVCache back as a KVCache
-
-
-@pytest.mark.rotate(1, default=3)
-@pytest.mark.parametrize("cache", FILES.values(), ids=FILES)
-def test_prompt_cache_files(tiny, tokens, tmp_path, cache):
-    """Logits are the same whether prompt caches are written and read with the patch or without it."""
-    model, x = tiny(num_hidden_layers=1), tokens(1, sum(STEPS))
-
-    def write(name):
-        caches = [cache()]
-        mx.eval(logits(model, x[:, :16], caches, [*STEPS[:3], 5]))
-        mlx_caches.save_prompt_cache(str(tmp_path / name), caches)
-
-    def read(name):
-        return logits(model, x[:, 16:], mlx_caches.load_prompt_cache(str(tmp_path / name)), [12, 1, 1, 1, 1, 1])
-
-    write("off.safetensors")
-    expected, read_on = off_and_on(lambda: read("off.safetensors"))
-    with flash.enabled(strict=True):
-        write("on.safetensors")
-        both_on = read("on.safetensors")
-        mx.eval(both_on)
-    for on in (read_on, both_on, read("on.safetensors")):
-        assert close(on, expected)

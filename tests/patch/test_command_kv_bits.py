@@ -8,8 +8,6 @@ import pytest
 
 from tests.promises import promise
 
-KV = ("--kv-bits", "8", "--kv-group-size", "32")
-GENERATE = ("mlx_lm.generate", "--prompt", "Attention is", "--max-tokens", "8", "--model")
 MAKE = """
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
@@ -47,14 +45,6 @@ def test_what_the_caches_held(command, script, bits, held):
     assert f", KV caches of {bits} bits: mlx " in first
     assert last == f"[mlxlm-flash] quantised KV caches held at most {held} MB; in 16 bits: 3.15 MB"
     assert held == round(3 * 1024 * 2 * 2 * (128 * int(bits) / 8 + 2 * 2 * 2) / 1e6, 2)
-
-
-@pytest.mark.slow("starts programs")
-def test_the_same_text_as_with_mlx_lms_own_option(command, model_folder):
-    own = command("mlxlm-flash", "run", *GENERATE, model_folder, *KV, "--quantized-kv-start", "0", flash="strict")
-    ours = command("mlxlm-flash", "run", *KV, *GENERATE, model_folder, flash="strict")
-    assert ours.returncode == own.returncode == 0
-    assert ours.stdout.splitlines()[:2] == own.stdout.splitlines()[:2]
 
 
 @promise("kv_bits with an untested release of mlx-lm is an error before the program starts")

@@ -13,7 +13,6 @@ import pytest
 from click.testing import CliRunner
 from flashattn_core import _ext
 from flashattn_core.check import survey
-from mlx_lm.models import base, qwen2
 from mlxlm_flash_patch import blas, coverage, doctor, tune
 from mlxlm_flash_patch.cli import cli
 from mlxlm_flash_patch.patch_points import POINTS
@@ -223,13 +222,6 @@ def test_wrong_numbers(monkeypatch, error, said, length):
     found(f"✗ self-test: flash attention differs from the reference by {said} · cure: please report")
 
 
-def test_a_function_that_is_not_known(monkeypatch):
-    """If the patch does not replace a function of mlx-lm, doctor warns, but does not report it as broken."""
-    monkeypatch.setattr(base, "create_causal_mask", base.create_causal_mask)
-    exec("def create_causal_mask(n): ...", vars(base))
-    found("! mlx-lm: mlx_lm.models.base.create_causal_mask was not replaced: its source is not available")
-
-
 @pytest.mark.parametrize(
     ("model_type", "line"),
     [
@@ -254,15 +246,6 @@ def test_a_model_without_flash_attention(tmp_path, monkeypatch):
     found("! model: 0 attention calls of a prompt use flash attention; others do not: head_dim over 512 2", *model)
     monkeypatch.setattr(coverage, "attention_of", lambda name: ([], 0, {}))
     found("! model: no attention call of a prompt uses flash attention", *model)
-
-
-def test_a_model_that_cannot_read_a_prompt(tmp_path, monkeypatch):
-    def fails(*_):
-        raise ValueError("these layers do not fit")
-
-    (tmp_path / "config.json").write_text(json.dumps(config("qwen2")))
-    monkeypatch.setattr(qwen2.Model, "__call__", fails)
-    found("✗ model: these layers do not fit · cure: give --model a folder", "--model", str(tmp_path))
 
 
 def test_a_model_that_brings_its_own_code(tmp_path):

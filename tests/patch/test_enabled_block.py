@@ -13,18 +13,6 @@ from tests.patch.arms import is_in
 from tests.promises import promise
 
 
-def test_an_inner_block_does_not_switch_off_an_outer_one():
-    with flash.enabled():
-        with flash.enabled():
-            pass
-        assert is_in()
-    assert not is_in()
-    flash.enable()
-    with flash.enabled():
-        pass
-    assert is_in()
-
-
 def test_enable_and_disable_within_a_block(original):
     """enable() inside a block outlives the block. disable() ends all blocks."""
     with flash.enabled():

@@ -6,11 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import mlx.core as mx
 import mlxlm_flash_patch as flash
 import pytest
-from flashattn_core import NoKernelError
 from mlx_lm.models import base
-from mlxlm_flash_patch import router
 
-from tests.patch.arms import close
 from tests.promises import promise
 
 WIDE = {name: mx.zeros((1, 2, 5, 600)) for name in ("queries", "keys", "values")}  # a call with these falls back
@@ -32,31 +29,6 @@ def warned():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield caught
-
-
-@pytest.mark.parametrize(("head_dim", "value_dim", "fits"), [(512, 512, True), (513, 8, False), (8, 513, False)])
-def test_head_dims(head_dim, value_dim, fits, warned):
-    given = {"queries": mx.ones((1, 4, 5, head_dim)), "keys": mx.ones((1, 2, 5, head_dim))}
-    given["values"] = mx.random.normal((1, 2, 5, value_dim), key=mx.random.key(0))
-    off = attention(**given)
-    with flash.enabled():
-        assert close(attention(**given), off)
-    assert flash.status().fallbacks == ({} if fits else {"head_dim over 512": 1})
-    assert len(warned) == int(not fits)
-
-
-def test_no_kernel(monkeypatch):
-    """If flashattn_core has no kernel, as on a GPU with an old driver, the patch warns with flashattn_core's reason."""
-
-    def refuse(*_, **__):
-        raise NoKernelError("no kernels for the moon")
-
-    monkeypatch.setattr(router._ext, "quick", lambda *_: None)  # as on a GPU's first call, so attend() gets the call
-    monkeypatch.setattr(router._ext, "attention", refuse)
-    off = attention()
-    with flash.enabled(), pytest.warns(flash.FlashFallbackWarning, match="no kernels for the moon"):
-        assert mx.array_equal(attention(), off)
-    assert flash.status().fallbacks == {"no kernels for the moon": 1}
 
 
 @promise("every fallback is counted under its reason, with one warning for each reason")

@@ -2,27 +2,10 @@
 
 import mlxlm_flash_patch as flash
 import pytest
-from mlx_lm.generate import batch_generate, generate_step, stream_generate
-from mlx_lm.utils import load
+from mlx_lm.generate import batch_generate, stream_generate
 
 from tests.patch.arms import off_and_on
 from tests.promises import promise
-
-
-@pytest.fixture(scope="module")
-def tokenizer(model_folder):
-    return load(str(model_folder))[1]
-
-
-@pytest.mark.rotate(1, default=5)
-@pytest.mark.parametrize(
-    "options", [{}, {"max_kv_size": 16}, {"prefill_step_size": 8}], ids=["plain", "max_kv_size", "prefill_step_size"]
-)
-def test_generate_step(architecture, tiny, tokens, options):
-    model, prompt = tiny(architecture), tokens(1, 20)[0]
-    off, on = off_and_on(lambda: [token for token, _ in generate_step(prompt, model, max_tokens=24, **options)])
-    assert on == off
-    assert flash.status().calls["cpu_decode"] >= 2 * 24
 
 
 @promise("generation gives the same greedy tokens, also with draft models")

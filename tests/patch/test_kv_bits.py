@@ -55,13 +55,6 @@ def test_the_last_block_with_kv_bits_decides(tiny):
     assert bits() == 16
 
 
-def test_max_kv_size(tiny):
-    flash.enable(kv_bits=8, kv_group_size=32)
-    caches = mlx_lm.make_prompt_cache(tiny(), max_kv_size=16)
-    assert kinds(caches) == ["QuantizedRotatingKVCache"] * 2
-    assert (caches[0].max_size, caches[0].keep) == (16, 4)
-
-
 ITSELF = "the model computes with keys and values itself:"
 KEPT = {
     # recurrent state
@@ -91,13 +84,6 @@ def test_a_warning_names_layers_that_keep_16_bits(tiny, model_type):
     assert kinds(mlx_lm.make_prompt_cache(model)) == expected  # a model is tried once, and warned of once
     caches = mlx_lm.make_prompt_cache(model)
     mx.eval(model(mx.array([[1, 2, 3]]), cache=caches), [c.state for c in caches])
-
-
-def test_a_group_that_does_not_divide_head_dim(tiny):
-    flash.enable(kv_bits=8)  # with groups of 64 elements
-    why = "[quantize] The last dimension of the matrix needs to be divisible by the quantization group size 64"
-    with warned(f"kv_bits=8: some caches stay as they are: layers 0-1 ({why})"):
-        assert kinds(mlx_lm.make_prompt_cache(tiny())) == ["KVCache"] * 2
 
 
 def test_a_trial_prepares_no_kernel(tiny, monkeypatch):

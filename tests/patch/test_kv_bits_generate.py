@@ -6,9 +6,8 @@ Where mlx-lm has none, for windows and batches, they give those of a single sequ
 import mlx.core as mx
 import mlxlm_flash_patch as flash
 import pytest
-from mlx_lm.generate import batch_generate, generate_step, stream_generate
+from mlx_lm.generate import batch_generate, generate_step
 from mlx_lm.models import cache as mlx_lm
-from mlx_lm.utils import load
 from mlxlm_flash_patch.caches.quantized import Quantized
 
 from tests.promises import promise
@@ -32,11 +31,6 @@ def batches(model, lengths, **options):
     options |= {"return_token_ids": True, "return_prompt_caches": True}
     first = batch_generate(model, NoEnd(), PROMPTS, None, lengths, **options)
     return first, batch_generate(model, NoEnd(), PROMPTS, first.caches, 8, **options)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(model_folder):
-    return load(str(model_folder))[1]
 
 
 @pytest.fixture
@@ -100,16 +94,6 @@ def test_mlx_lms_own_option_quantises_nothing_again(tiny, tokens, on):
     options = {"kv_bits": 4, "kv_group_size": 64, "quantized_kv_start": 0}
     assert equal(steps(prompt, model, prompt_cache=caches[1], **options), expected)
     assert same_rows(*caches)
-
-
-def test_speculative_decoding(tiny, tokenizer, on):
-    """Rejected tokens are trimmed from the cache. The text is the same as without the draft model."""
-    model, draft = tiny(vocab_size=257), tiny(vocab_size=257, num_hidden_layers=1)
-
-    def texts(draft):
-        return [(r.token, r.text) for r in stream_generate(model, tokenizer, PROMPT, 32, draft)]
-
-    assert texts(draft) == texts(None)
 
 
 @promise("with kv_bits, batches give each sequence's own tokens")

@@ -10,10 +10,12 @@ from mlx_lm.models import cache as mlx_lm
 from mlxlm_flash_patch import router
 from mlxlm_flash_patch.caches.quantized import Quantized
 
-from tests.patch.arms import close
+from tests.patch.arms import close, leaves, logits
 from tests.patch.model_configs import config, random_model
 from tests.patch.test_kv_bits import kinds
 from tests.promises import promise
+
+pytestmark = pytest.mark.usefixtures("uncompiled")
 
 KV = {"kv_bits": 8, "kv_group_size": 32}
 # They cover plain, rotating and chunked caches, lists of caches, recurrent layers, sinks, latents, layers that share
@@ -54,13 +56,6 @@ OWN = {
 }
 HOW = {"group_size": 32, "bits": 8}
 LENGTHS = (13, 4, 9)
-
-
-@pytest.fixture(autouse=True)
-def uncompiled():
-    mx.disable_compile()
-    yield
-    mx.enable_compile()
 
 
 @pytest.fixture(params=TYPES)
@@ -116,25 +111,6 @@ def rounding(own, quantised):
     own.update_and_fetch = lambda keys, values: write(rounded(keys), rounded(values))
 
 
-def leaves(caches):
-    for cache in caches:
-        yield from leaves(cache.caches) if isinstance(cache, mlx_lm.CacheList) else [cache]
-
-
-def flat(names):
-    for name in names:
-        yield from flat(name) if isinstance(name, list) else [name]
-
-
-def logits(model, tokens, caches, *lengths):
-    out = []
-    for length in lengths:
-        out.append(model(tokens[:, :length], cache=caches))
-        tokens = tokens[:, length:]
-        mx.eval(out, [cache.state for cache in caches])
-    return mx.concatenate(out, axis=1)
-
-
 @promise("with kv_bits, each kind of model computes as with rounded keys and values")
 @pytest.mark.parametrize("max_kv_size", [None, 12], ids=lambda n: f"max_kv_size {n}")
 def test_one_sequence(model, model_type, tokens, quantisations, max_kv_size):
@@ -143,7 +119,7 @@ def test_one_sequence(model, model_type, tokens, quantisations, max_kv_size):
         pytest.skip("this model makes its own caches, whatever max_kv_size is")
     caches, own = made(model, max_kv_size), mlx_lm.make_prompt_cache(model, max_kv_size)
     if max_kv_size is None:
-        assert set(flat(kinds(caches))) == set(TYPES[model_type].split())
+        assert {type(cache).__name__ for cache in leaves(caches)} == set(TYPES[model_type].split())
     x, lengths = tokens(1, 30), (20, *[1] * 4, 3, *[1] * 3)
     quantisations.clear()  # of the trial
     with flash.enabled(strict=True):

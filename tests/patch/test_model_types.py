@@ -7,15 +7,18 @@ the types and their caches.
 import mlx.core as mx
 import mlxlm_flash_patch as flash
 import pytest
-from mlx_lm.models.cache import CacheList, make_prompt_cache
+from mlx_lm.models.cache import make_prompt_cache
 from mlxlm_flash_patch import mx_fast
 
-from tests.patch.arms import close
+from tests.patch.arms import close, leaves, logits
 from tests.patch.model_configs import config, random_model
 from tests.patch.model_types import model_types, supported
 from tests.promises import promise
 
+pytestmark = pytest.mark.usefixtures("uncompiled")
+
 PROMPT, STEPS, MAX_KV_SIZE = 20, 4, 16
+CALLS = (PROMPT, *[1] * STEPS)
 UNTESTED = [name for name in supported() if model_types()[name].untested]
 # Every test run includes these types, which cover all attention functions and all cache classes. The other types take
 # turns: each run includes some of them.
@@ -23,28 +26,6 @@ ALWAYS = {
     *("qwen2", "gemma2", "gear", "phi3small", "plamo2", "deepseek_v41", "gemma3", "gpt_oss", "deepseek_v3", "llama4"),
     *("baichuan_m1", "recurrent_gemma", "qwen3_next", "iquestloopcoder"),
 }
-
-
-@pytest.fixture(autouse=True)
-def uncompiled():
-    """Disables mx.compile, which on the CPU runs a C++ compiler for a second or more per function."""
-    mx.disable_compile()
-    yield
-    mx.enable_compile()
-
-
-def logits(model, tokens, cache):
-    """The logits of a prompt, computed in one call, and of the next tokens, computed one by one."""
-    parts = [model(tokens[:, :PROMPT], cache=cache)]
-    parts += [model(tokens[:, i : i + 1], cache=cache) for i in range(PROMPT, PROMPT + STEPS)]
-    out = mx.concatenate(parts, axis=1)
-    mx.eval(out)
-    return out
-
-
-def kinds(caches):
-    for cache in caches:
-        yield from kinds(cache.caches) if isinstance(cache, CacheList) else [type(cache).__name__]
 
 
 @promise("each model type gives the same logits, prefill and decode")
@@ -60,14 +41,14 @@ def test_logits(model_type, tokens, monkeypatch):
     model, x = random_model(model_type, config(model_type)), tokens(1, PROMPT + STEPS)
     sizes = [None] if hasattr(model, "make_cache") else [None, MAX_KV_SIZE]
     caches = [make_prompt_cache(model, max_kv_size=size) for size in sizes for _ in range(2)]
-    off = [logits(model, x, cache) for cache in caches[::2]]
+    off = [logits(model, x, cache, *CALLS) for cache in caches[::2]]
 
     def never(*args, **kwargs):
         raise AssertionError("MLX's own attention was called")
 
     monkeypatch.setattr(mx_fast, "_call", never)
     with flash.enabled(strict=True):
-        on = [logits(model, x, cache) for cache in caches[1::2]]
+        on = [logits(model, x, cache, *CALLS) for cache in caches[1::2]]
         calls = flash.status().calls
     # Some types split a prompt into a batch of single queries. Then cpu_decode computes the prompt, too.
     in_all = sum(calls.values())
@@ -77,15 +58,16 @@ def test_logits(model_type, tokens, monkeypatch):
         assert close(patched, unpatched)
         assert not mx.array_equal(patched, unpatched)  # equal bits would mean that attention does not affect the logits
 
-    assert sorted(set(kinds(cache for made in caches for cache in made))) == list(model_types()[model_type].caches)
+    kinds = {type(cache).__name__ for made in caches for cache in leaves(made)}
+    assert sorted(kinds) == list(model_types()[model_type].caches)
 
     flash.patch_model(model)
-    assert mx.array_equal(logits(model, x, make_prompt_cache(model)), on[0])
+    assert mx.array_equal(logits(model, x, make_prompt_cache(model), *CALLS), on[0])
 
 
 @pytest.mark.parametrize("model_type", UNTESTED)
 def test_untested_types_say_why(model_type, tokens):
     """If a model type is not tested, models.toml quotes mlx-lm's own error as the reason."""
     with pytest.raises(RuntimeError) as caught:
-        logits(random_model(model_type, config(model_type)), tokens(1, PROMPT + STEPS), None)
+        mx.eval(random_model(model_type, config(model_type))(tokens(1, PROMPT)))
     assert model_types()[model_type].untested in str(caught.value)

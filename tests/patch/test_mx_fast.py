@@ -55,6 +55,7 @@ TOO_WIDE = mx.ones((1, 1, 3, 513))
 FALLS_BACK = {
     "float64": (of(mx.float64, Q, K, V), {"scale": 0.25, "stream": mx.cpu}, "dtype float64"),
     "a head_dim over 512": ((TOO_WIDE, TOO_WIDE, TOO_WIDE), {"scale": 0.1}, "head_dim over 512"),
+    "values over 512": ((TOO_WIDE[..., :8], TOO_WIDE[..., :8], TOO_WIDE), {"scale": 0.1}, "head_dim over 512"),
 }
 REFUSED = {
     "no scale": ((Q, K, V), {}),

@@ -1,6 +1,5 @@
 """Flash attention over quantised KV caches gives mlx-lm's results. It also takes sinks, which mlx-lm refuses there."""
 
-import contextlib
 import warnings
 
 import mlx.core as mx
@@ -97,27 +96,6 @@ def test_a_cache_whose_bits_are_no_number(name, given):
     assert "\n" not in str(error.value)
     assert "incompatible function arguments" in str(error.value.__cause__)
     assert flash.status().fallbacks == {}
-
-
-def test_three_dimensions():
-    """mlx-lm's functions raise their own errors for arrays that flash attention would take."""
-    cache, keys, values = filled()
-    x, packed = normal(3, 6, 5, 128), [[array[0] for array in arrays] for arrays in (keys, values)]
-    for given in ((None, x, x), (cache, *packed)):
-        with pytest.raises(ValueError, match=r"rank 4|not enough values") as off:
-            attend(x, given)
-        with flash.enabled(), pytest.raises(ValueError, match=r"rank 4|not enough values") as on:
-            attend(x, given)
-        assert str(on.value) == str(off.value)
-
-
-def test_quantised_keys_without_their_cache():
-    """MLX's function gets them, and raises its own error."""
-    _, keys, values = filled()
-    x = normal(3, 1, 6, 5, 128)
-    for arm in (contextlib.nullcontext(), flash.enabled()):
-        with arm, pytest.raises(TypeError, match="incompatible function arguments"):
-            attend(x, (None, keys, values), sinks=mx.zeros(6))
 
 
 @pytest.mark.parametrize("model_type", ["plamo2", "phi3small"])

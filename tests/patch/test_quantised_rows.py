@@ -124,16 +124,6 @@ def test_batches(make, kv):
     pair.write(1, batch=2)
 
 
-@pytest.mark.parametrize("make", BATCH.values(), ids=BATCH)
-def test_prompts_padded_at_the_right(make, kv):
-    pair = Pair.of(make([0, 0, 0]), kv)
-    pair.do("prepare", lengths=[20 - n for n in PADDING], right_padding=PADDING)
-    pair.write(15, 5, batch=3)
-    pair.do("finalize")
-    pair.same()
-    pair.write(1, 1, batch=3)
-
-
 @promise("batches of quantised caches merge, grow and shrink without rounding again")
 @pytest.mark.parametrize("lengths", [(3, 30, 11), (0, 5, 0), (0, 0, 0)], ids=str)
 @pytest.mark.parametrize("name", ["plain", "rotating", "rotating, not full"])
@@ -174,11 +164,3 @@ def test_16_bits_until_there_are_enough_tokens(name, kv):
     assert not hasattr(short.ours, "bits")
     batch.extend(joined)
     assert batch.bits == kv.bits
-
-
-def test_nothing_is_quantised_twice(kv):
-    """mlx-lm's own --kv-bits leaves the rows as they are."""
-    pair = Pair.of(mlx_lm.KVCache(), kv)
-    pair.write(5)
-    assert pair.ours.to_quantized(group_size=32, bits=2) is pair.ours
-    pair.same()

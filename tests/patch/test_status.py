@@ -16,11 +16,6 @@ def test_on(tiny, tokens):
             qwen2.scaled_dot_product_attention(q, q, q, None, 1.0, None)
         flash.patch_model(model)
         now = flash.status()
-    assert now.enabled
-    assert set(now.patched) == {point.name for point in POINTS}
-    assert now.instances == 1
-    assert now.calls == {"cpu_prefill": 2, "cpu_decode": 2}
-    assert now.fallbacks == {"head_dim over 512": 1}
     assert str(now).splitlines()[:2] == [
         f"flash attention on · functions replaced: {len(POINTS)} · models patched: 1",
         "calls: cpu_prefill 2, cpu_decode 2 · fallbacks: head_dim over 512 1",
