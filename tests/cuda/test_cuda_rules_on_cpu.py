@@ -50,7 +50,7 @@ def through_cuda(request, monkeypatch):
 
 globals().update(
     rules(
-        "test_equals_the_dequantised",  # takes too long on the CPU; test_strides is shorter
+        "test_equals_the_dequantised",  # takes too long on the CPU; test_quantised_on_cpu.py has a shorter one
         "test_gradients_of_views_that_begin_in_the_middle_of_an_element",  # test_backward_on_cpu.py tests gradients
     )
 )
