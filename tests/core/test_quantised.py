@@ -40,11 +40,13 @@ def dequantised(packed, group_size=64, bits=8):
     )
 
 
-def assert_matches(query, key, value, scale=None, mask=None, *, group_size=64, bits=8, **options):
+def assert_matches(
+    query, key, value, scale=None, mask=None, *, group_size=64, bits=8, attend=quantized_flash_attention, **options
+):
     how = {"group_size": group_size, "bits": bits}
 
     def attention(query, _key, _value, scale, mask, **others):
-        return quantized_flash_attention(query, key, value, scale, mask, **how, **others)
+        return attend(query, key, value, scale, mask, **how, **others)
 
     floats = dequantised(key, **how), dequantised(value, **how)
     assert_matches_reference(query, *floats, scale, mask, attention=attention, **options)

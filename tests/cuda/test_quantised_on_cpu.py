@@ -2,8 +2,7 @@
 
 import pytest
 
-from tests.core.oracle import assert_matches_reference
-from tests.core.test_quantised import GROUP_SIZES, dequantised, each_bits, normal, quantised
+from tests.core.test_quantised import GROUP_SIZES, assert_matches, each_bits, normal, quantised
 from tests.cuda.cuda_attention import flash_attention
 
 pytestmark = [pytest.mark.rotate(21), pytest.mark.usefixtures("requires_clang")]
@@ -15,9 +14,4 @@ pytestmark = [pytest.mark.rotate(21), pytest.mark.usefixtures("requires_clang")]
 def test_equals_the_dequantised(rng, kernel, length, bits, group_size):
     how = {"group_size": group_size, "bits": bits}
     query, key, value = normal(rng, 2, 4, length, 128), *(quantised(rng, 2, 2, 150, 128, **how) for _ in range(2))
-
-    def attention(query, _key, _value, *args, **options):
-        return flash_attention(query, key, value, *args, **how, **options)
-
-    floats = (dequantised(x, **how) for x in (key, value))
-    assert_matches_reference(query, *floats, mask="causal", kernel=kernel, attention=attention, schedule="random:5")
+    assert_matches(query, key, value, mask="causal", kernel=kernel, schedule="random:5", attend=flash_attention, **how)

@@ -52,7 +52,6 @@ NOT_RUN = {
     "mlxlm-flash run --blas auto …": "needs OpenBLAS; tests/patch/test_blas.py runs it",
     'pip install "./packages/…': "brings another build of MLX than this environment's",
     "MLX_ENABLE_TF32=0 python packages/evals/scripts/measure_cuda_table.py": "needs an NVIDIA GPU",
-    "MLX_ENABLE_TF32=0 FLASHATTN_CHECK=never python packages/evals/scripts/measure_array_masks.py cuda": "needs a GPU",
     "MLX_ENABLE_TF32=0 python packages/evals/scripts/measure_cuda_gradients.py": "needs an NVIDIA GPU",
     "mlx.launch -n 2 --backend nccl …": "needs two NVIDIA GPUs",
     "python packages/evals/scripts/write_random_model.py …": "writes gigabytes",

@@ -1,18 +1,23 @@
 """`mlx.launch -n N flash-eval perplexity` spreads windows over N ranks. Scores are those of a single process."""
 
+import contextlib
 import json
+import os
+import signal
+import socket
+import subprocess
 import sys
+from pathlib import Path
 from statistics import median
 
 import pytest
 from mlxlm_flash_patch.blas import REFERENCE, blas
 
-from tests.patch.two_ranks import PROGRAMS, launch
 from tests.promises import promise
 
 pytestmark = pytest.mark.slow("processes that import for seconds")
 
-FLASH_EVAL = PROGRAMS / "flash-eval"
+MLX_LAUNCH = "from mlx._distributed_utils.launch import main; main()"  # also works if MLX is only on PYTHONPATH
 # Runs flash-eval with a fault in rank 1: its second batch raises an error.
 DRIVER = """
 import os, sys
@@ -31,6 +36,35 @@ cli.main(sys.argv[1:])
 """
 
 
+def launch(*program):
+    """Runs two processes of a program with mlx.launch. Returns their stdout and stderr."""
+    options = ["-n", "2", "--backend", "ring", "--starting-port", str(_two_free_ports())]
+    # The processes have a session of their own, so that the test can kill both ranks if they wait for each other.
+    with subprocess.Popen(
+        [sys.executable, "-c", MLX_LAUNCH, *options, *map(str, program)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            return process.communicate(timeout=120)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def _two_free_ports():
+    """The first of two adjacent free ports."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port = first.getsockname()[1]
+            with contextlib.suppress(OSError, OverflowError):
+                second.bind(("127.0.0.1", port + 1))
+                return port
+
+
 def scores(path):
     return [json.loads(line)["scores"] for line in path.read_text().splitlines()[1:]]
 
@@ -43,7 +77,7 @@ def test_the_same_scores(invoke, perplexity, same_scores, tmp_path):
         for n in (1, 2)
     )
     assert invoke(*one).exit_code == 0
-    stdout, stderr = launch(FLASH_EVAL, *two)
+    stdout, stderr = launch(Path(sys.executable).parent / "flash-eval", *two)
     alone, shared = (json.loads((tmp_path / f"{n}.json").read_text()) for n in (1, 2))
     same_scores(shared, alone)
     assert shared["windows"] == alone["windows"], stderr

@@ -8,16 +8,17 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from mlx_lm.generate import stream_generate
 from mlx_lm.models.cache import QuantizedKVCache
 from mlx_lm.utils import load
 
-from tests.patch.two_ranks import PROGRAMS
 from tests.promises import promise
 
 pytestmark = pytest.mark.slow("starts servers")
@@ -65,7 +66,7 @@ def served(chat_folder, tmp_path):
                 pieces = itertools.islice((event for event in events if b"[DONE]" not in event), hang_up_after)
                 return "".join(json.loads(piece)["choices"][0]["text"] for piece in pieces)
 
-        command = [PROGRAMS / "mlxlm-flash", "run", *run_options, "mlx_lm.server", *options]
+        command = [Path(sys.executable).parent / "mlxlm-flash", "run", *run_options, "mlx_lm.server", *options]
         command += ["--model", chat_folder, "--port", port]
         env = {**os.environ, "MLXLM_FLASH": flash, "HF_HUB_OFFLINE": "1"}
         with (
