@@ -173,15 +173,13 @@ static void dot_rows(Operand keys, Values values, int key_count, const float* qu
     vfloat sum[kWidth] = {};
     constexpr int kRun = Operand::kRun;
     for (int begin = 0; begin < depth; begin += kRun) {
-      decltype(keys.run(0, 0)) run[kKeys];
 #pragma GCC unroll 8
       for (int i = 0; i < kRun; i += kWidth) {
         int d = begin + i;
         vfloat x[kKeys];
 #pragma GCC unroll 16
         for (int j = 0; j < kKeys; ++j) {
-          if (i == 0) run[j] = keys.run(key[j], begin);
-          x[j] = run[j].at(i);
+          x[j] = keys.run(key[j], begin).at(i);
           keys.prefetch(first + j + kAhead, d);
           values.prefetch(first + j, d);
         }

@@ -98,8 +98,7 @@ FLASHATTN_INLINE vfloat dequantise(const uint8_t* row, int first, float scale, f
   return to_float(reinterpret_cast<vint>(words) & ((1 << Bits) - 1)) * scale + bias;
 #else
   static_assert(kWidth == 4, "four numbers, and up to 4 bits before them, fit 32 bits");
-  uint32_t word = 0;
-  __builtin_memcpy(&word, source, kBytes);
+  uint32_t word = static_cast<uint32_t>(load_bytes<kBytes>(source));
   uint32_t start = static_cast<uint32_t>(first * Bits % 8);
   vuint words = {word >> start, word >> (start + Bits), word >> (start + 2 * Bits), word >> (start + 3 * Bits)};
   return to_float(reinterpret_cast<vint>(words & ((1u << Bits) - 1))) * scale + bias;
