@@ -56,7 +56,7 @@ def parts() -> dict[str, list[str]]:
     on_cpu = [[*gain(row), *(with_avx2.get(row["name"], "") for _ in avx2)] for row in cpu_rows]
     bits = [row for row in gpu["rows"] if row["run"].startswith("kv")]
     card = f"[{gpu['machine']['processor']}](docs/nvidia.md#models-and-servers)"
-    head = [f"one {card}, bfloat16, patch off → on", "speed", "peak memory beside the weights"]
+    head = [f"one {card}, bfloat16, patch off → on", "speed", "peak memory beyond weights and filled cache"]
     return {
         "README.md": [
             table(head, [gain(row) for row in by_gain(gpu_rows)])
@@ -148,7 +148,8 @@ def gain(row: Found) -> list[str]:
     """The row's name, its speed and its memory, as the cells of a table."""
     largest = max(row.get(arm, {}).get("peak_memory_mb", 0) for arm in ARMS)
     memory = both(row, "peak_memory_mb", *((1000, "GB") if largest >= 1000 else (1, "MB")))
-    return [row["name"], ", ".join(filter(None, [both(row, "tokens_per_s", 1, "tokens/s"), ratio(row)])), memory]
+    name = row["name"] + (f" (at {row['commit']})" if "commit" in row else "")
+    return [name, ", ".join(filter(None, [both(row, "tokens_per_s", 1, "tokens/s"), ratio(row)])), memory]
 
 
 def ratio(row: Found) -> str:
