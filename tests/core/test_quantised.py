@@ -64,7 +64,7 @@ def test_equals_the_dequantised(rng, bits, group_size):
         value = quantised(rng, 2, 2, key_len, 128 if group_size != 128 else 256, **how)
         n = next(turn)
         mask = mask_kinds(rng, length, key_len)[n % MASK_KINDS]()
-        options = option_kinds(rng, 2 * group)[n % 8]
+        options = option_kinds(rng, 2 * group)[(n + n // MASK_KINDS) % 8]
         query = normal(rng, 2, 2 * group, length, group_size)
         assert_matches(query, key, value, mask=mask, **options, **how)
 

@@ -214,6 +214,11 @@ def test_a_program_that_only_starts_others(run):
     assert line.endswith("are not patched; to patch each of them: mlx.launch OPTIONS -- mlxlm-flash run COMMAND")
 
 
+def test_ranks_of_mlx_launch(command, folder):
+    done = command("mlx.launch", "--", sys.executable, "-m", "mlxlm_flash_patch", "run", folder / "script.py")
+    assert f"{OWN}flash attention on: mlx " in done.stderr
+
+
 @pytest.mark.parametrize("value", ["", "2", "yes", "STRICT", "faster", "strict,float32"])
 def test_other_values_of_the_variable(refused, folder, monkeypatch, value):
     monkeypatch.setenv("MLXLM_FLASH", value)

@@ -2,10 +2,12 @@
 
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import mlx.core as mx
 import mlxlm_flash_patch as flash
 import pytest
+from flashattn_core import NoKernelError, _ext
 from mlx_lm.models import base
 
 from tests.promises import promise
@@ -80,3 +82,11 @@ def test_in_all_threads(strict, warned):
     assert flash.status().fallbacks == {"head_dim over 512": 800}
     assert (raised, len(warned)) == ((800, 0) if strict else (0, 1))
     flash.enable(strict=False)
+
+
+def test_no_kernel(monkeypatch):  # as on a GPU with an old driver
+    monkeypatch.setattr(_ext, "quick", Mock(return_value=None))  # so attention() gets the call
+    monkeypatch.setattr(_ext, "attention", Mock(side_effect=NoKernelError("no kernels for the moon")))
+    with flash.enabled(), pytest.warns(flash.FlashFallbackWarning, match="no kernels for the moon"):
+        attention()
+    assert flash.status().fallbacks == {"no kernels for the moon": 1}

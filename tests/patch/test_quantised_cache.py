@@ -157,3 +157,10 @@ def test_bad_input_is_mlx_lm_s():
             assert outcome(**options) == expected
             fallbacks = sum(flash.status().fallbacks.values())
         assert fallbacks == len(caught) == isinstance(expected, list)
+
+
+def test_three_dimensions():
+    cache, keys, values = filled()
+    packed = ([array[0] for array in arrays] for arrays in (keys, values))
+    with flash.enabled(), pytest.raises(ValueError, match="not enough values"):  # mlx-lm's own error
+        attend(normal(3, 6, 5, 128), (cache, *packed))

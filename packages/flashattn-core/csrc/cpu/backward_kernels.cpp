@@ -157,7 +157,7 @@ bool load_band(TileScratch& tile, const Scratch& rows, const BackwardArgs& args,
 void multiply_queries(TileScratch& tile, Scratch& rows, const BackwardArgs& args, int first, int count) {
   const AttentionParams& p = args.forward.params;
   const float* keys = tile.key + int64_t{first} * tile.depth;
-  bool by_dot = args.decoded && p.num_heads / p.num_kv_heads <= kMaxDotRows;  // whether decode() used dot()
+  bool by_dot = args.decoded && p.num_heads / p.num_kv_heads <= kMaxDotHeads;  // whether decode() used dot()
   if (!by_dot) {
     multiply(Left{keys, tile.depth, 1}, Packed{rows.query, rows.depth, rows.padded_rows, 0}, count, p.head_dim,
              rows.padded_rows, {rows.scores, rows.padded_rows, nullptr});

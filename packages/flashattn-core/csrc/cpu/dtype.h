@@ -107,6 +107,16 @@ FLASHATTN_INLINE vfloat load(const T* p) {
   __builtin_memcpy(&bits, p, sizeof(bits));
   return decode<vfloat>(widen(bits), T{});
 }
+#if defined(__AVX2__)
+// One instruction, where decode() takes ten.
+FLASHATTN_INLINE vfloat load(const half_t* p) {
+#if defined(__AVX512F__)
+  return _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#else
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#endif
+}
+#endif
 template <typename T>
 FLASHATTN_INLINE void store(T* p, vfloat v) {
   vushort bits = __builtin_convertvector(encode<vuint>(v, T{}), vushort);

@@ -58,11 +58,21 @@ int rows_in_cache(int head_dim, int value_dim) {
 
 // Visits the queries of a decode step one by one. So the bits of a query's result do not depend on the call's other
 // queries. For example, speculative decoding gets the same bits from one call for several tokens as from several calls.
+// A group of more heads than dot() takes may be visited in two parts, and the second part finds the keys in a cache.
+// visit(part, row) gets the index of the part's first row.
 template <typename Visit>
-void for_each_query(RowBlock block, Visit visit) {
-  int queries = block.query_count;
-  block.query_count = 1;
-  for (block.query_begin = 0; block.query_begin < queries; ++block.query_begin) visit(block);
+void for_each_part(const RowBlock& block, const Kernels& isa, Visit visit) {
+  int heads = block.head_count;
+  int most = heads > isa.max_dot_rows && heads <= isa.max_dot_heads ? (heads + 1) / 2 : heads;
+  RowBlock part = block;
+  part.query_count = 1;
+  for (; part.query_begin < block.query_count; ++part.query_begin) {
+    for (int head = 0; head < heads; head += most) {
+      part.head_begin = block.head_begin + head;
+      part.head_count = std::min(most, heads - head);
+      visit(part, part.query_begin * heads + head);
+    }
+  }
 }
 
 constexpr int64_t divide_up(int64_t n, int64_t divisor) {
@@ -123,7 +133,7 @@ void decode(const AttentionArgs& args) {
   int64_t chunks = std::max(1, (params.key_len + kChunkLen - 1) / kChunkLen - first_chunk);
   if (chunks == 1 || cut.blocks == 0 || params.query_len == 0) {
     parallel_for(cut.blocks, [&](int64_t i) {
-      for_each_query(cut.block(params, i), [&](const RowBlock& block) { isa.attend(args, block); });
+      for_each_part(cut.block(params, i), isa, [&](const RowBlock& part, int) { isa.attend(args, part); });
     });
     return;
   }
@@ -132,9 +142,6 @@ void decode(const AttentionArgs& args) {
   Rounds rounds(cut.blocks, chunks, slot_size * int64_t{sizeof(float)});
   auto partials = std::make_unique_for_overwrite<float[]>(rounds.heads * rounds.slots * slot_size);
   std::vector<std::atomic<int64_t>> finished(rounds.heads);
-  const auto rows_of = [&](const RowBlock& query, float* slot) {
-    return slot + query.query_begin * query.head_count * row_size;
-  };
 
   for (int64_t head = 0; head < cut.blocks; head += rounds.heads) {
     int64_t heads = std::min(rounds.heads, cut.blocks - head);
@@ -148,17 +155,18 @@ void decode(const AttentionArgs& args) {
         RowBlock chunk = cut.block(params, head + i / count);
         chunk.key_begin = (first_chunk + static_cast<int>(begin + i % count)) * kChunkLen;
         chunk.key_end = std::min(chunk.key_begin + kChunkLen, params.key_len);
-        // The chunk's keys stay in the second-level cache until all queries have read them.
-        for_each_query(chunk, [&](const RowBlock& query) {
-          isa.attend_partial(args, query, rows_of(query, slots + (taken + i % count) * slot_size));
-        });
+        // The chunk's keys stay in the second-level cache until all parts have read them.
+        float* partial = slots + (taken + i % count) * slot_size;
+        for_each_part(chunk, isa,
+                      [&](const RowBlock& part, int row) { isa.attend_partial(args, part, partial + row * row_size); });
         if (finished[i / count].fetch_add(1, std::memory_order_acq_rel) < count - 1) return;
         // The thread that finishes a head's last chunk of this round merges all of the head's slots.
         for (int64_t slot = 1; slot < taken + count; ++slot) {
           isa.merge(chunk.rows(), params.value_dim, slots, slots + slot * slot_size);
         }
         if (end == chunks) {
-          for_each_query(chunk, [&](const RowBlock& query) { isa.finish(args, query, rows_of(query, slots)); });
+          for_each_part(chunk, isa,
+                        [&](const RowBlock& part, int row) { isa.finish(args, part, slots + row * row_size); });
         }
       });
     }

@@ -36,7 +36,8 @@ std::vector<InstructionSet> instruction_sets() {
        &avx512::kernels},
 #endif
 #ifdef FLASHATTN_HAS_avx2
-      {"avx2", __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"), &avx2::kernels},
+      {"avx2", __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"),
+       &avx2::kernels},
 #endif
 #ifdef FLASHATTN_HAS_neon
       {"neon", true, &neon::kernels},

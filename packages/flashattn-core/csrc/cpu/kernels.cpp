@@ -306,7 +306,7 @@ void finish(const AttentionArgs& args, const RowBlock& block, const float* parti
 
 }  // namespace
 
-const Kernels kernels = {FLASHATTN_ISA_NAME, attend,           attend_partial, merge, finish,
+const Kernels kernels = {FLASHATTN_ISA_NAME, kMaxDotRows,      kMaxDotHeads,  attend, attend_partial, merge, finish,
                          find_blocks,        backward_kernels, roofline_loops};
 
 }  // namespace flashattn::cpu::FLASHATTN_ISA

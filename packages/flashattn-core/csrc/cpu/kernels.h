@@ -59,6 +59,7 @@ struct BackwardKernels {
 
 struct Kernels {
   const char* name;
+  int max_dot_rows, max_dot_heads;  // see matmul.h
   // Computes attention of a block of rows over its keys, and writes all outputs.
   void (*attend)(const AttentionArgs&, const RowBlock&);
   // Computes attention as attend() does, but writes partial results: rows() * partial_row_size() floats.

@@ -22,8 +22,7 @@ struct Run {
 };
 
 // A right operand: element (k, c) is data[k * depth_stride + c]. Other types of right operand have the same members.
-// Products read kRun elements from each run, whose column is a multiple of kRun: quantised rows load the scale of these
-// elements once.
+// Up to kRun elements of a row are read from one run, so that quantised rows load the scale of these elements once.
 struct Right {
   const float* data;
   int64_t depth_stride;
@@ -64,6 +63,7 @@ struct Result {
 // Computes one register tile. All sums stay in registers.
 template <int Rows, int Vectors, typename Operand>
 FLASHATTN_INLINE void multiply_tile(Left left, Operand right, int depth, Result result) {
+  static_assert((Vectors & (Vectors - 1)) == 0, "otherwise a run of a tile could reach into the next group");
   vfloat sum[Rows][Vectors] = {};
   for (int k = 0; k < depth; ++k) {
     vfloat row[Vectors];
@@ -155,6 +155,9 @@ constexpr int power_of_two(int n) {
 // The most rows that dot() computes. For more rows multiply() is better, because the rows fill its vectors, and it
 // needs no sums across a vector.
 constexpr int kMaxDotRows = kWidth == 4 ? 2 : 8;
+
+// The most heads of a group that a decode step computes with dot(), in one or two parts.
+constexpr int kMaxDotHeads = kWidth == 4 ? 2 : 16;
 
 // Writes the product of key j and row r to scores[j * kScoreStride + r]. The scores of kKeys keys fill a vector.
 // `scores` needs room for whole vectors, even if key_count is not a multiple of kKeys. `queries` is row-major (Rows,

@@ -17,8 +17,8 @@ FLASHATTN_INLINE void with_bits(int bits, Visit visit) {
 
 #if defined(__AVX2__)
 // To decode a lane, a shuffle picks four bytes, from the first byte of the lane's q on. Then these bytes are shifted
-// right by `shift` bits. `byte` has the indices of the picked bytes, at most 15, because a shuffle reads 16 bytes. If
-// four bytes have all lanes, each lane gets them without a shuffle.
+// right by `shift` bits. `byte` has the indices of the picked bytes, at most 15, because a shuffle reads 16 bytes. With
+// AVX2, four bytes have all lanes of up to 4 bits, so there is no shuffle.
 template <int Bits>
 struct Picks {
   alignas(64) uint8_t byte[4 * kWidth] = {};

@@ -138,9 +138,11 @@ void add_block_map(const Arguments& arguments, std::vector<mx::array>& inputs, P
   present[index(Input::block_map)] = true;
 }
 
-void keep_block_maps(const mx::array& mask) {
+std::uintptr_t keep_block_maps(const mx::array& mask) {
   std::lock_guard lock(kept().mutex);
-  ++kept().masks.try_emplace(mask.id(), KeptMask{mask}).first->second.holders;
+  auto found = kept().masks.try_emplace(mask.id(), KeptMask{mask}).first;
+  ++found->second.holders;
+  return found->first;
 }
 
 void forget_block_maps(std::uintptr_t mask_id) {

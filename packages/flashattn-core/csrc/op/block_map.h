@@ -22,7 +22,7 @@ void add_block_map(const Arguments& arguments, std::vector<mx::array>& inputs, P
 
 // Lets the calls of one evaluation share this mask's block maps. Call forget_block_maps() once for each call of this
 // function. The last call of forget_block_maps() frees the maps.
-void keep_block_maps(const mx::array& mask);
+std::uintptr_t keep_block_maps(const mx::array& mask);
 void forget_block_maps(std::uintptr_t mask_id);
 
 // Input: a mask with at least two axes. Output: uint8, with an element for each block of the mask's last two axes.

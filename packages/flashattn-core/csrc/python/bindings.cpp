@@ -295,8 +295,8 @@ NB_MODULE(_ext, m) {
       "arguments"_a, "The block map of the array masks, even if kernels do not use it: see csrc/call/block_map.h.");
   m.def("keep_block_maps", &keep_block_maps, "mask"_a,
         "Lets the calls of one evaluation share this mask's block maps, until forget_block_maps() has been called as\n"
-        "often as this.");
-  m.def("forget_block_maps", &forget_block_maps, "mask_id"_a, "Undoes one keep_block_maps(). mask_id: array_id().");
+        "often as this. Returns the mask's array_id(), by which it is forgotten.");
+  m.def("forget_block_maps", &forget_block_maps, "mask_id"_a, "Undoes one keep_block_maps(). mask_id: its result.");
 
   m.def(
       "append_rows",

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import operator
+import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -199,19 +200,23 @@ def _parts(mask: Any) -> tuple[Mask | mx.array, ...]:
 
 
 # By id() of a mask: its array_id(), which changes when an operator writes to the array in place, and what forgets it.
-_kept: dict[int, tuple[int, weakref.finalize[..., mx.array]]] = {}
+_kept: dict[int, tuple[int, Any]] = {}
+_keeping = threading.Lock()
 
 
 def _keep_block_maps(mask: mx.array) -> None:
     """Lets layers that share a mask share its block map, until the map is evaluated or the array changes."""
-    key, array_id = id(mask), _ext.array_id(mask)
+    key = id(mask)
     kept = _kept.get(key)
-    if (kept is not None and kept[0] == array_id) or _ext.is_tracing(mask):
+    if (kept is not None and kept[0] == _ext.array_id(mask)) or _ext.is_tracing(mask):
         return
-    if kept is not None:
-        kept[1]()
-    _ext.keep_block_maps(mask)  # if two threads come here, each of their finalizers forgets once
-    _kept[key] = array_id, weakref.finalize(mask, _forget_block_maps, key, array_id)
+    with _keeping:
+        if kept := _kept.get(key):
+            kept[1]()
+        array_id = _ext.keep_block_maps(mask)
+        forget = weakref.finalize(mask, _forget_block_maps, key, array_id)
+        forget.atexit = False  # masks that outlive this module need no memory back
+        _kept[key] = array_id, forget
 
 
 def _forget_block_maps(key: int, array_id: int) -> None:
