@@ -273,8 +273,8 @@ template <typename T>
 void attend_backward(const BackwardArgs& args, const KeyTile& keys, Turns& turns) {
   const AttentionArgs& forward = args.forward;
   const AttentionParams& p = forward.params;
-  TileScratch& tile = kept_tile;
-  Scratch& rows = kept_rows;
+  TileScratch& tile = of_thread(kept_tile);
+  Scratch& rows = of_thread(kept_rows);
   tile.prepare(p);
   load_tile<T>(tile, args, keys);
 

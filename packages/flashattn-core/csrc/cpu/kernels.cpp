@@ -260,13 +260,13 @@ void finish_rows(Scratch& scratch, const AttentionArgs& args, const RowBlock& bl
 }
 
 void attend(const AttentionArgs& args, const RowBlock& block) {
-  Scratch& scratch = kept_scratch;
+  Scratch& scratch = of_thread(kept_scratch);
   attend_rows(scratch, args, block);
   finish_rows(scratch, args, block);
 }
 
 void attend_partial(const AttentionArgs& args, const RowBlock& block, float* partial) {
-  Scratch& scratch = kept_scratch;
+  Scratch& scratch = of_thread(kept_scratch);
   attend_rows(scratch, args, block);
   int value_dim = args.params.value_dim;
   for (int r = 0; r < block.rows(); ++r, partial += partial_row_size(value_dim)) {
@@ -292,7 +292,7 @@ void merge(int rows, int value_dim, float* partial, const float* later) {
 }
 
 void finish(const AttentionArgs& args, const RowBlock& block, const float* partial) {
-  Scratch& scratch = kept_scratch;
+  Scratch& scratch = of_thread(kept_scratch);
   int value_dim = args.params.value_dim;
   scratch.prepare(block.rows(), args.params, block.decoded);
   for (int r = 0; r < block.rows(); ++r, partial += partial_row_size(value_dim)) {

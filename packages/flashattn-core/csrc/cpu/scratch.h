@@ -29,6 +29,15 @@ struct Band {
   int keys() const { return lanes() / padded_rows; }         // keys per step
 };
 
+// A thread's `kept`. Hides from the compiler that its address belongs to the thread: in a shared library GCC would ask
+// for the address in inner loops, by a call around which it stores all vectors.
+template <typename T>
+FLASHATTN_INLINE T& of_thread(T& kept) {
+  T* address = &kept;
+  asm("" : "+r"(address));
+  return *address;
+}
+
 // The working memory of a block. It grows to the largest block that the thread has seen.
 struct Scratch {
   KeptMemory memory;

@@ -62,12 +62,9 @@ struct QuantisedRows {
     int first = row * groups_per_row;
     return {data + row * row_stride, row_stride, scales + first, biases + first, groups_per_row, group_shift};
   }
-  float element(int row, int column) const { return at(row, column / kWidth * kWidth)[column % kWidth]; }
-  FLASHATTN_INLINE_MEMBER vfloat part(int row, int column) const { return at(row, column); }
+  float element(int row, int column) const { return part(row, column / kWidth * kWidth)[column % kWidth]; }
+  FLASHATTN_INLINE_MEMBER vfloat part(int row, int column) const { return run(row, column).at(0); }
 
-  FLASHATTN_INLINE_MEMBER vfloat at(int64_t row, int64_t column) const {
-    return run(row, column / kRun * kRun).at(static_cast<int>(column % kRun));
-  }
   static constexpr int kRun = 32;
   FLASHATTN_INLINE_MEMBER QuantisedRun<Bits> run(int64_t row, int64_t column) const {
     int first = first_column + static_cast<int>(column);
