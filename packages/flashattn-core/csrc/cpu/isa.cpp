@@ -1,4 +1,8 @@
 // Chooses the instruction set, once per process.
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
@@ -26,6 +30,14 @@ struct InstructionSet {
   const Kernels* kernels;
 };
 
+#ifdef FLASHATTN_HAS_avx2
+// __builtin_cpu_supports() knows "f16c" only in newer compilers.
+bool has_f16c() {
+  unsigned eax, ebx, ecx, edx;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C) != 0;
+}
+#endif
+
 // The instruction sets for which CMakeLists.txt has built kernels, the best first.
 std::vector<InstructionSet> instruction_sets() {
   return {
@@ -36,8 +48,7 @@ std::vector<InstructionSet> instruction_sets() {
        &avx512::kernels},
 #endif
 #ifdef FLASHATTN_HAS_avx2
-      {"avx2", __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"),
-       &avx2::kernels},
+      {"avx2", __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c(), &avx2::kernels},
 #endif
 #ifdef FLASHATTN_HAS_neon
       {"neon", true, &neon::kernels},
