@@ -59,7 +59,7 @@ def assert_matches(
 def test_equals_the_dequantised(rng, bits, group_size):
     how = {"group_size": group_size, "bits": bits}
     turn = itertools.count(BITS.index(bits) + 3 * GROUP_SIZES.index(group_size))
-    for (length, key_len), group in itertools.product(LENGTHS, (1, 7)):
+    for (length, key_len), group in itertools.product(LENGTHS, (1, 7, 12)):
         key = quantised(rng, 2, 2, key_len, group_size, **how)
         value = quantised(rng, 2, 2, key_len, 128 if group_size != 128 else 256, **how)
         n = next(turn)
