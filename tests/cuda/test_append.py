@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("requires_clang")
 
 BITS = (4, 8)
 ARRAYS = [f"{of}_{part}" for of in ("key", "value") for part in ("words", "scales", "biases")]
-BATCH, HEADS, CAPACITY = 2, 3, 20
+BATCH, HEADS, CAPACITY = 2, 3, 75
 each_bits = pytest.mark.parametrize("bits", BITS)
 each_group_size = pytest.mark.parametrize("group_size", GROUP_SIZES)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES)
@@ -183,9 +183,9 @@ FAULTS = [
     ("fmaxf((largest - smallest) / kMost, 1e-7f)", "((largest - smallest) / kMost)"),
     ("if (steps != 0)", "if (true)"),
     ("i * Sizes::bits)", "i)"),
-    ("position < 0 || ", ""),
+    ("j < begin || ", ""),
     ("position * strides.row", "position"),
-    ("if (from == nullptr) return;", "if (from == nullptr || first > 7) return;"),
+    ("if (old == nullptr) return;", "if (old == nullptr || part > 0) return;"),
 ]
 
 

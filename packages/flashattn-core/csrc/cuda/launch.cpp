@@ -658,7 +658,8 @@ Launches backward_launches(const GpuCall& call, const BackwardParams& params) {
 }
 
 Launches append_launches(const NewRows& rows) {
-  constexpr int kWarps = 4;  // each writes one row
+  constexpr int kWarps = 4;
+  constexpr int64_t kCopied = 4 * 16 * kWarps * kLanes;  // bytes of an array that a block copies
   std::vector<Argument> arguments = gpu::arguments({Binding::new_keys, Binding::new_values}, {}, {});
   bool is_in_place = true;
   for (int i = 0; i < 6; ++i) {
@@ -671,11 +672,15 @@ Launches append_launches(const NewRows& rows) {
   }
   arguments.insert(arguments.end(), {{Binding::params, Role::value}, {Binding::split, Role::value}});
   const AttentionParams& p = rows.params;
-  int64_t count = 2 * p.batch_size * p.num_kv_heads * (is_in_place ? rows.split.chunk_len : p.key_len);
+  int64_t parts = divide_up(rows.split.chunk_len, kWarps);  // blocks of a head
+  if (!is_in_place) {
+    int64_t bytes = int64_t{p.key_len} * std::max(p.head_dim, p.value_dim) * p.bits / 8;
+    parts = std::max(parts, divide_up(bytes, kCopied));
+  }
   GpuCall call = {};  // without sizes, because the program does not depend on them
   call.dtype = rows.dtype;
   return {.launches = {launch(call, "append", {{"bits", p.bits}, {"group_size", p.group_size}, {"warps", kWarps}},
-                              std::move(arguments), divide_up(count, kWarps), kWarps)},
+                              std::move(arguments), 2 * p.batch_size * p.num_kv_heads * parts, kWarps)},
           .params = p,
           .split = rows.split};
 }

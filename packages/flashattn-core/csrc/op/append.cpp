@@ -18,9 +18,6 @@ namespace flashattn {
 namespace {
 
 constexpr int kMaxLength = 16;  // for more rows, MLX's own operations take a small part of the call's time
-// An array that a running kernel still reads is copied. MLX's operations copy faster, so larger caches are left to
-// them.
-constexpr size_t kMaxBytes = size_t{64} << 20;
 
 bool has_kernel(const mx::Device& device) try {
   if (backend_of(device) != Backend::cuda) return false;
@@ -39,7 +36,7 @@ bool fit(mx::array* const* stored, const mx::array& rows, int capacity, int offs
   int columns = rows.shape(kColumn), groups = columns / group_size, length = rows.shape(kRow);
   return has(*stored[0], columns * bits / 32, mx::uint32) && has(*stored[1], groups, rows.dtype()) &&
          has(*stored[2], groups, rows.dtype()) && length <= kMaxLength && offset >= 0 && offset <= capacity - length &&
-         int64_t{rows.shape(0)} * rows.shape(1) * capacity < std::numeric_limits<int32_t>::max() / 2;
+         stored[0]->size() < std::numeric_limits<int32_t>::max() / 2;
 }
 
 bool is_evaluated(const mx::array& array) {
@@ -60,9 +57,6 @@ std::optional<std::vector<mx::array>> append(const std::array<mx::array*, 6>& st
     return std::nullopt;
   }
   if (!std::equal(keys.shape().begin(), keys.shape().end() - 1, values.shape().begin())) return std::nullopt;
-  size_t bytes = 0;
-  for (const mx::array* array : stored) bytes += array->nbytes();
-  if (bytes > kMaxBytes) return std::nullopt;
   mx::Stream stream = mx::default_stream(device);
   std::vector<mx::array> inputs;
   for (const mx::array* array : stored) {

@@ -1,5 +1,5 @@
-// Appends rows to a quantised cache, see op/append.h. Each warp writes one row of keys or of values. If an array is not
-// written in place, the warps also copy its other rows.
+// Appends rows to a quantised cache, see op/append.h. Each warp writes at most one row of keys or of values. If an
+// array is not written in place, the blocks also copy its other rows.
 //
 // The result has the bits of mx.quantize() in MLX's build for CUDA. So divisions are rounded correctly, halves are
 // rounded away from zero, the largest element counts as at least 0, and elements are divided by the float32 scale.
@@ -46,13 +46,25 @@ FLASHATTN_FUNC void write_group(const T* group, int64_t step, uint* words, T* sc
   }
 }
 
-// Copies a row, unless the array is written in place.
+// Copies the elements of a head, apart from those of the new rows, which are from `begin` on and before `end`. Copies
+// nothing if the array is written in place. The blocks of a head share the work.
 template <typename T>
-FLASHATTN_FUNC void copy_row(const void* from, void* to, int64_t first, int count) {
-  if (from == nullptr) return;
+FLASHATTN_FUNC void copy_other_rows(const void* old, void* stored, int64_t first, int count, int begin, int end,
+                                    int part, int parts) {
+  if (old == nullptr) return;
+  const T* from = static_cast<const T*>(old) + first;
+  T* to = static_cast<T*>(stored) + first;
+  constexpr int kOwn = 16 / sizeof(T);
+  bool is_aligned = (int64_t(from) | int64_t(to)) % 16 == 0;
   FLASHATTN_ROLLED
-  for (int i = lane_index(); i < count; i += FLASHATTN_LANES) {
-    static_cast<T*>(to)[first + i] = static_cast<const T*>(from)[first + i];
+  for (int i = (part * int(blockDim.x) + int(threadIdx.x)) * kOwn; i < count; i += parts * int(blockDim.x) * kOwn) {
+    if (is_aligned && i + kOwn <= count && (i + kOwn <= begin || i >= end)) {
+      *reinterpret_cast<uint4*>(to + i) = *reinterpret_cast<const uint4*>(from + i);
+      continue;
+    }
+    for (int j = i; j < i + kOwn && j < count; ++j) {
+      if (j < begin || j >= end) to[j] = from[j];
+    }
   }
 }
 
@@ -60,33 +72,30 @@ template <typename T, typename Sizes>
 FLASHATTN_KERNEL append(const cuda::Arguments& arguments) {
   FLASHATTN_VALUE(AttentionParams, params);
   FLASHATTN_VALUE(SplitParams, split);
-  const auto* old = arguments.arrays + FLASHATTN_BINDING_old_key_words;
-  bool copies = false;
-  FLASHATTN_UNROLL
-  for (int i = 0; i < 6; ++i) copies |= old[i] != nullptr;
-  uint rows = copies ? params.key_len : split.chunk_len;
-  uint heads = params.num_kv_heads * uint(params.batch_size), index = blockIdx.x * Sizes::warps + warp_index();
-  if (index >= 2 * heads * rows) return;
-  int row = int(index % rows) + (copies ? 0 : split.first_key), position = row - split.first_key;
-  uint head = index / rows % heads;  // of all batch elements
-  bool is_value = index / rows >= heads;
-  int first = is_value ? 3 : 0, columns = is_value ? params.value_dim : params.head_dim;
+  int heads = params.num_kv_heads * params.batch_size;  // of all batch elements
+  int of_both = int(blockIdx.x) % (2 * heads), part = int(blockIdx.x) / (2 * heads), parts = gridDim.x / (2 * heads);
+  bool is_value = of_both >= heads;
+  int head = of_both % heads, first = is_value ? 3 : 0, columns = is_value ? params.value_dim : params.head_dim;
   int words = columns * Sizes::bits / 32, groups = columns / Sizes::group_size;
-  int64_t stored = int64_t(head) * params.key_len + row;
+  const auto* old = arguments.arrays + FLASHATTN_BINDING_old_key_words + first;
   void* const* to = arguments.arrays + FLASHATTN_BINDING_stored_key_words + first;
-  if (position < 0 || position >= split.chunk_len) {
-    copy_row<uint>(old[first], to[0], stored * words, words);
-    copy_row<T>(old[first + 1], to[1], stored * groups, groups);
-    copy_row<T>(old[first + 2], to[2], stored * groups, groups);
-    return;
+  int64_t start = int64_t(head) * params.key_len;  // the head's first row
+  int begin = split.first_key, end = begin + split.chunk_len;
+  copy_other_rows<uint>(old[0], to[0], start * words, params.key_len * words, begin * words, end * words, part, parts);
+  for (int i = 1; i < 3; ++i) {
+    copy_other_rows<T>(old[i], to[i], start * groups, params.key_len * groups, begin * groups, end * groups, part,
+                       parts);
   }
+  int position = part * Sizes::warps + int(warp_index());  // among the new rows
+  if (position >= split.chunk_len) return;
   const Strides& strides = is_value ? params.value : params.key;
   const T* from = static_cast<const T*>(arguments.arrays[FLASHATTN_BINDING_new_keys + is_value]) +
                   head / params.num_kv_heads * strides.batch[0] + head % params.num_kv_heads * strides.head +
                   position * strides.row;
+  int64_t row = start + begin + position;
   for (int g = 0; g < groups; ++g) {
     write_group<T, Sizes>(from + g * Sizes::group_size * strides.column, strides.column,
-                          static_cast<uint*>(to[0]) + stored * words + g * (Sizes::group_size * Sizes::bits / 32),
-                          static_cast<T*>(to[1]) + stored * groups + g, static_cast<T*>(to[2]) + stored * groups + g);
+                          static_cast<uint*>(to[0]) + row * words + g * (Sizes::group_size * Sizes::bits / 32),
+                          static_cast<T*>(to[1]) + row * groups + g, static_cast<T*>(to[2]) + row * groups + g);
   }
 }
