@@ -156,6 +156,22 @@ def test_a_difference(dtype):
     assert "1 of 5" in difference(mx.where(mx.isnan(got), 0, got).astype(dtype), ROUNDED)
 
 
+def test_what_rounding_may_change():
+    """A kernel that rounds probabilities to 16 bits may change out by half a rounding error, but not lse."""
+    asked, rounds = _ext.Call(mx.float16, 24, heads=2, query_len=70), _ext.Variant(_ext.Kernel.cuda_prefill, True)
+
+    def found(of_out, of_lse, **how):
+        def changes(**arguments):
+            out, lse = attention(**arguments)
+            return out + of_out, lse + of_lse
+
+        return failure(asked, changes, attention, **how)
+
+    assert "out is wrong" in found(2e-4, 0)
+    assert found(2e-4, 0, variant=rounds) == ""
+    assert "lse is wrong" in found(0, 2e-4, variant=rounds)
+
+
 # --- The gradient ---------------------------------------------------------------------------------------------
 
 
@@ -234,9 +250,10 @@ def test_a_check_within_a_traced_function():
     assert mx.grad(lambda x: traced(x).sum())(mx.array(1.0)).item() == 1
 
 
-def test_a_check_in_another_thread():
+@pytest.mark.parametrize("variant", [PREFILL, compare._GRADIENT_ON_CPU])
+def test_a_check_in_another_thread(variant):
     with ThreadPoolExecutor(1) as thread:
-        assert thread.submit(lambda: compare.of_call(given_call(), PREFILL, mx.default_stream(mx.cpu))).result() == ""
+        assert thread.submit(lambda: compare.of_call(given_call(), variant, mx.default_stream(mx.cpu))).result() == ""
 
 
 class Gpu(SimpleNamespace):
@@ -305,10 +322,11 @@ def test_what_we_have_tested_is_not_checked(verdict, monkeypatch):
     assert verdict(Gpu("a 1", "b 2"))[1] == 1
 
 
-def test_for_a_check_all_programs_are_compiled_first(verdict):
-    gpu = Gpu("a 1")
-    verdict(gpu)
-    assert gpu.compiled == [True]
+@pytest.mark.parametrize(("backend", "compiled"), [("cuda", [True]), ("metal", [])])
+def test_for_a_check_all_cuda_programs_are_compiled_first(verdict, backend, compiled):
+    gpu = Gpu("a 1", backend=backend)
+    assert verdict(gpu) == ("", 1)
+    assert gpu.compiled == compiled
 
 
 @promise("a kernel that fails its check is named in a warning and a file")
