@@ -5,6 +5,8 @@ import json
 import math
 import re
 import sys
+from functools import partial
+from unittest.mock import Mock
 
 import flashattn_core
 import mlx.core as mx
@@ -86,25 +88,6 @@ MLX = "mlx[cpu]" if sys.platform == "linux" else "mlx"  # on Linux, this extra i
 OTHER_MLX = f"✗ versions: found mlx 0.1, expected {OLDEST} to {NEWEST} · cure: pip install"
 
 
-@pytest.fixture
-def installed(monkeypatch):
-    """installed(package, number): doctor finds this version of the package. With None, the package is missing."""
-
-    def pretend(package, number):
-        def version(name):
-            return requires(name, number, importlib.metadata.version)
-
-        def requires(name, found=None, ask=importlib.metadata.requires):
-            if name == package and number is None:
-                raise importlib.metadata.PackageNotFoundError(name)
-            return found if name == package and found else ask(name)
-
-        monkeypatch.setattr(doctor, "version", version)
-        monkeypatch.setattr(doctor, "requires", requires)
-
-    return pretend
-
-
 @promise("mlxlm-flash doctor names the cure for another version")
 @pytest.mark.parametrize(
     ("package", "number", "line"),
@@ -122,8 +105,16 @@ def installed(monkeypatch):
         ("flashattn-core", None, "✗ versions: flashattn-core is not installed · cure: pip install flashattn-core"),
     ],
 )
-def test_another_version(installed, package, number, line):
-    installed(package, number)
+def test_another_version(monkeypatch, package, number, line):
+    """With None as its number, the package is missing."""
+
+    def version(name, ask=importlib.metadata.version):
+        if name == package and number is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return number if name == package and ask is importlib.metadata.version else ask(name)
+
+    monkeypatch.setattr(doctor, "version", version)
+    monkeypatch.setattr(doctor, "requires", partial(version, ask=importlib.metadata.requires))
     found(line)
 
 
@@ -224,9 +215,7 @@ def test_wrong_numbers(monkeypatch, error, said, length):
 
 
 def test_a_call_that_raises(monkeypatch):
-    def refuses(*args, **kwargs):
-        raise flashattn_core.NoKernelError("the driver's\n own words")
-
+    refuses = Mock(side_effect=flashattn_core.NoKernelError("the driver's\n own words"))
     monkeypatch.setattr(flashattn_core, "flash_attention", refuses)
     found("✗ self-test: NoKernelError: the driver's own words · cure: pip install --force-reinstall flashattn-core")
 
@@ -337,10 +326,7 @@ def test_all_of_it_in_a_file(tmp_path):
 
 @pytest.mark.parametrize("end", [KeyboardInterrupt, RuntimeError])
 def test_whatever_ends_it_writes_what_was_found(monkeypatch, tmp_path, end):
-    def ended():
-        raise end
-
-    monkeypatch.setattr(doctor, "kernels", ended)
+    monkeypatch.setattr(doctor, "kernels", Mock(side_effect=end))
     CliRunner().invoke(cli, ["doctor", "--kernels", "--json", str(tmp_path / "doctor.json")])
     assert len(json.loads((tmp_path / "doctor.json").read_text())["findings"]) > 5
 

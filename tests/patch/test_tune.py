@@ -9,6 +9,7 @@ import mlx.core as mx
 import pytest
 from click.testing import CliRunner
 from flashattn_core import _ext
+from mlx.utils import tree_flatten
 from mlxlm_flash_patch import coverage, tune
 from mlxlm_flash_patch.cli import cli
 from mlxlm_flash_patch.tune import Measured
@@ -57,14 +58,8 @@ def test_both_compute_the_same(monkeypatch):
         )
         monkeypatch.setattr(mx, "default_device", lambda: mx.cpu)
         ours, mlx = (tune._calls(call, attend)(1) for attend in (tune._ours, tune._mlx))
-        for one, other in zip(_flat(ours), _flat(mlx), strict=True):
+        for (_, one), (_, other) in zip(tree_flatten(ours), tree_flatten(mlx), strict=True):
             assert mx.allclose(one, other, atol=1e-5)
-
-
-def _flat(outputs):
-    if isinstance(outputs, mx.array):
-        return [outputs]
-    return [array for each in outputs for array in _flat(each)]
 
 
 @promise("mlxlm-flash tune takes a kernel's highest cost")
