@@ -88,7 +88,7 @@ def test_the_command_prints_each_call_and_writes_the_file(gpu, monkeypatch):
 
     monkeypatch.setattr(tune, "CALLS", (PROMPT, STEP, PROMPT))
     monkeypatch.setattr(tune, "_calls", lambda call, attend: partial(passes, attend))
-    monkeypatch.setattr(tune.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(tune, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     monkeypatch.setattr(tune._ext, "choose", choose)
     before = os.umask(0)
     try:
