@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 
 import mlx.core as mx
 import mlx_lm
@@ -22,6 +23,13 @@ def test_describe(loaded, model_folder, make_model):
     weights = mx.load(str(model_folder / "model.safetensors"))
     assert described.parameters == sum(weight.size for weight in weights.values())
     assert models.load(str(make_model(dtype=mx.bfloat16))).described.dtype == "bfloat16"
+
+
+def test_the_number_of_heads_has_several_names(loaded):
+    for name in ("num_attention_heads", "n_heads", "n_head", "num_heads"):
+        assert replace(loaded, config={name: 12, "hidden_size": 768}).head_dim == 64
+    with pytest.raises(EvalError, match=r"config\.json of .* lacks the number of attention heads"):
+        replace(loaded, config={"hidden_size": 768}).head_dim  # noqa: B018
 
 
 @pytest.mark.rotate(1, default=3)

@@ -5,6 +5,8 @@ import json
 import math
 import re
 import sys
+from functools import partial
+from unittest.mock import Mock
 
 import flashattn_core
 import mlx.core as mx
@@ -86,25 +88,6 @@ MLX = "mlx[cpu]" if sys.platform == "linux" else "mlx"  # on Linux, this extra i
 OTHER_MLX = f"✗ versions: found mlx 0.1, expected {OLDEST} to {NEWEST} · cure: pip install"
 
 
-@pytest.fixture
-def installed(monkeypatch):
-    """installed(package, number): doctor finds this version of the package. With None, the package is missing."""
-
-    def pretend(package, number):
-        def version(name):
-            return requires(name, number, importlib.metadata.version)
-
-        def requires(name, found=None, ask=importlib.metadata.requires):
-            if name == package and number is None:
-                raise importlib.metadata.PackageNotFoundError(name)
-            return found if name == package and found else ask(name)
-
-        monkeypatch.setattr(doctor, "version", version)
-        monkeypatch.setattr(doctor, "requires", requires)
-
-    return pretend
-
-
 @promise("mlxlm-flash doctor names the cure for another version")
 @pytest.mark.parametrize(
     ("package", "number", "line"),
@@ -117,12 +100,21 @@ def installed(monkeypatch):
             "✗ versions: found mlx-lm 0.1, expected 0.31.3 or later · cure: pip install 'mlx-lm>=0.31.3'",
         ),
         *(("mlx-lm", number, f"✓ versions: mlx-lm {number}") for number in ("0.31.3", "0.32.10", "1.0")),
+        ("mlx", None, f"✗ versions: mlx is not installed · cure: pip install '{MLX}=={NEWEST}'"),
         ("mlx-lm", None, "! versions: mlx-lm is not installed, so the patch replaces only MLX's own function · cure: "),
         ("flashattn-core", None, "✗ versions: flashattn-core is not installed · cure: pip install flashattn-core"),
     ],
 )
-def test_another_version(installed, package, number, line):
-    installed(package, number)
+def test_another_version(monkeypatch, package, number, line):
+    """With None as its number, the package is missing."""
+
+    def version(name, ask=importlib.metadata.version):
+        if name == package and number is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return number if name == package and ask is importlib.metadata.version else ask(name)
+
+    monkeypatch.setattr(doctor, "version", version)
+    monkeypatch.setattr(doctor, "requires", partial(version, ask=importlib.metadata.requires))
     found(line)
 
 
@@ -222,6 +214,12 @@ def test_wrong_numbers(monkeypatch, error, said, length):
     found(f"✗ self-test: flash attention differs from the reference by {said} · cure: please report")
 
 
+def test_a_call_that_raises(monkeypatch):
+    refuses = Mock(side_effect=flashattn_core.NoKernelError("the driver's\n own words"))
+    monkeypatch.setattr(flashattn_core, "flash_attention", refuses)
+    found("✗ self-test: NoKernelError: the driver's own words · cure: pip install --force-reinstall flashattn-core")
+
+
 @pytest.mark.parametrize(
     ("model_type", "line"),
     [
@@ -246,6 +244,20 @@ def test_a_model_without_flash_attention(tmp_path, monkeypatch):
     found("! model: 0 attention calls of a prompt use flash attention; others do not: head_dim over 512 2", *model)
     monkeypatch.setattr(coverage, "attention_of", lambda name: ([], 0, {}))
     found("! model: no attention call of a prompt uses flash attention", *model)
+    monkeypatch.setattr(coverage, "attention_of", lambda name: ([None] * 3, 1, {}))
+    left = "1 are left to MLX's own attention, which is estimated to be faster"
+    found(f"✓ model: 2 attention calls of a prompt use flash attention, {left}", *model)
+
+
+def test_a_model_in_the_local_hub_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    not_there = "me/it is not a folder, and the local hub cache does not hold its config.json"
+    found(f"✗ model: {not_there} · cure: ", "--model", "me/it")
+    ref, snapshot = (tmp_path / "models--me--it" / part for part in ("refs", "snapshots/0"))
+    for folder, file, text in ((ref, "main", "0"), (snapshot, "config.json", json.dumps(config("qwen2")))):
+        folder.mkdir(parents=True)
+        (folder / file).write_text(text)
+    found("✓ model: all 2 attention calls of a prompt use flash attention", "--model", "me/it")
 
 
 def test_a_model_that_brings_its_own_code(tmp_path):
@@ -287,6 +299,8 @@ def test_on_a_cpu_there_is_nothing_to_compare_or_to_time():
 def test_what_another_library_or_the_environment_changes(monkeypatch):
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", lambda *arrays, **options: arrays[0])
     found("! mlx-lm: mx.fast.scaled_dot_product_attention was not replaced: another library's function, ")
+    with pytest.warns(flash.FlashFallbackWarning), flash.enabled():  # as a sitecustomize.py may do
+        found("! mlx-lm: another library has replaced mx.fast.scaled_dot_product_attention with ")
     monkeypatch.setenv("FLASHATTN_CPU_ISA", "baseline")
     found("! cpu: FLASHATTN_CPU_ISA=baseline is set, which may make the CPU backend slower · cure: unset FLASHATTN_CPU")
 
@@ -312,10 +326,7 @@ def test_all_of_it_in_a_file(tmp_path):
 
 @pytest.mark.parametrize("end", [KeyboardInterrupt, RuntimeError])
 def test_whatever_ends_it_writes_what_was_found(monkeypatch, tmp_path, end):
-    def ended():
-        raise end
-
-    monkeypatch.setattr(doctor, "kernels", ended)
+    monkeypatch.setattr(doctor, "kernels", Mock(side_effect=end))
     CliRunner().invoke(cli, ["doctor", "--kernels", "--json", str(tmp_path / "doctor.json")])
     assert len(json.loads((tmp_path / "doctor.json").read_text())["findings"]) > 5
 

@@ -26,53 +26,36 @@ theirs_stays = pytest.warns(flash.FlashFallbackWarning, match="another library's
 
 
 class Library:
-    """Saves the current function, wraps it, and later restores it, as mlx-dspark and mlx-mfa do."""
+    """Saves a function, puts its own in place, which calls the saved one, and later restores it.
 
-    def __init__(self):
-        self.calls, self.saved = 0, None
+    `late` libraries, such as mlx-dspark and mlx-mfa, save the function that they find when they are switched on.
+    `early` ones save MLX's function on import, in an attribute of their own module.
+    """
+
+    def __init__(self, when, monkeypatch):
+        self.when, self.calls, self.is_on = when, 0, False
+        self.home = types.SimpleNamespace() if when == "late" else types.ModuleType("an_early_library")
+        if when == "early":
+            monkeypatch.setitem(sys.modules, "an_early_library", self.home)
+            self.home.saved = mx.fast.scaled_dot_product_attention
 
     def on(self):
-        saved = self.saved = mx.fast.scaled_dot_product_attention
+        if self.when == "late":
+            self.home.saved = mx.fast.scaled_dot_product_attention
 
         def theirs(*arrays, **options):
             self.calls += 1
-            return saved(*arrays, **options)
+            return self.home.saved(*arrays, **options)
 
-        mx.fast.scaled_dot_product_attention = self.function = theirs
-
-    def off(self):
-        mx.fast.scaled_dot_product_attention, self.saved = self.saved, None
-
-    @property
-    def is_on(self):
-        return self.saved is not None
-
-
-class Early(Library):
-    """On import, saves MLX's function in an attribute of its own module. The replacement calls this saved function."""
-
-    def __init__(self, monkeypatch):
-        super().__init__()
-        self.module = types.ModuleType("an_early_library")
-        self.module.SAVED = mx.fast.scaled_dot_product_attention
-        monkeypatch.setitem(sys.modules, "an_early_library", self.module)
-
-    def on(self):
-        self.saved = True
-
-        def theirs(*arrays, **options):
-            self.calls += 1
-            return self.module.SAVED(*arrays, **options)
-
-        mx.fast.scaled_dot_product_attention = self.function = theirs
+        mx.fast.scaled_dot_product_attention, self.is_on = theirs, True
 
     def off(self):
-        mx.fast.scaled_dot_product_attention, self.saved = self.module.SAVED, None
+        mx.fast.scaled_dot_product_attention, self.is_on = self.home.saved, False
 
 
 @pytest.fixture(params=["late", "early"])
 def library(request, monkeypatch):
-    return Library() if request.param == "late" else Early(monkeypatch)
+    return Library(request.param, monkeypatch)
 
 
 def ran():
@@ -107,7 +90,7 @@ def test_every_order(library, order, mlx_own):
         one = {"l": library, "p": patch}[name]
         one.off() if one.is_on else one.on()
         before = library.calls
-        reaches_the_patch = isinstance(library, Early) or not library.is_on or library.saved is not mlx_own
+        reaches_the_patch = library.when == "early" or not library.is_on or library.home.saved is not mlx_own
         assert ran() == int(patch.is_on and reaches_the_patch), name
         assert library.calls - before == int(library.is_on)
         assert (MX_ATTENTION.name in flash.status().foreign) == library.is_on

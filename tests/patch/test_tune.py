@@ -2,12 +2,14 @@
 
 import json
 import os
+from functools import partial
 from types import SimpleNamespace
 
 import mlx.core as mx
 import pytest
 from click.testing import CliRunner
 from flashattn_core import _ext
+from mlx.utils import tree_flatten
 from mlxlm_flash_patch import coverage, tune
 from mlxlm_flash_patch.cli import cli
 from mlxlm_flash_patch.tune import Measured
@@ -16,6 +18,7 @@ from tests.patch.model_configs import config
 from tests.promises import promise
 
 PROMPT = _ext.Call(mx.float32, 16, heads=4, kv_heads=2, query_len=9, key_len=9, given={"causal": None}, rounds=True)
+STEP = PROMPT.with_lengths(1, 9)
 A100 = _ext.Device("cuda", 80)
 
 
@@ -55,14 +58,8 @@ def test_both_compute_the_same(monkeypatch):
         )
         monkeypatch.setattr(mx, "default_device", lambda: mx.cpu)
         ours, mlx = (tune._calls(call, attend)(1) for attend in (tune._ours, tune._mlx))
-        for one, other in zip(_flat(ours), _flat(mlx), strict=True):
+        for (_, one), (_, other) in zip(tree_flatten(ours), tree_flatten(mlx), strict=True):
             assert mx.allclose(one, other, atol=1e-5)
-
-
-def _flat(outputs):
-    if isinstance(outputs, mx.array):
-        return [outputs]
-    return [array for each in outputs for array in _flat(each)]
 
 
 @promise("mlxlm-flash tune takes a kernel's highest cost")
@@ -79,12 +76,20 @@ def test_a_kernel_costs_what_its_slowest_call_does(gpu):
 
 @promise("mlxlm-flash tune writes a file that the user alone may read")
 def test_the_command_prints_each_call_and_writes_the_file(gpu, monkeypatch):
-    monkeypatch.setattr(tune, "CALLS", (PROMPT, PROMPT))
-    monkeypatch.setattr(tune, "_calls", lambda call, attend: attend)
-    monkeypatch.setattr(tune, "_in_turns", lambda *both: [0.001, 0.002])
-    monkeypatch.setattr(
-        tune._ext, "choose", lambda call, device: SimpleNamespace(mlx=1, variant=_ext.Variant(_ext.Kernel.cuda_prefill))
-    )
+    """On this machine's clock, a call of ours takes one millisecond, and one of MLX's two. MLX fuses no decode step."""
+    now = [0.0]
+
+    def passes(attend, count):
+        now[0] += count * (0.002 if attend is tune._mlx else 0.001)
+        return mx.array(0)
+
+    def choose(call, device):
+        return SimpleNamespace(mlx=None if call == STEP else 1, variant=_ext.Variant(_ext.Kernel.cuda_prefill))
+
+    monkeypatch.setattr(tune, "CALLS", (PROMPT, STEP, PROMPT))
+    monkeypatch.setattr(tune, "_calls", lambda call, attend: partial(passes, attend))
+    monkeypatch.setattr(tune, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(tune._ext, "choose", choose)
     before = os.umask(0)
     try:
         done = run()
