@@ -1,4 +1,4 @@
-// Defines the primitive that builds and evaluates a graph.
+// Defines the primitive that builds and evaluates a graph, and builds graphs of derivatives.
 #include "deferred.h"
 
 #include <functional>
@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "../dispatch/gpu_stream.h"
-#include "derivatives.h"
 #include "exporting.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/ops.h"
@@ -128,6 +127,39 @@ class Deferred : public mx::Primitive {
   Function function_;
 };
 
+// Integers and booleans have no derivative.
+bool has_derivative(const mx::array& argument) {
+  return mx::issubdtype(argument.dtype(), mx::floating);
+}
+
+// Returns derivative(f, arguments, primals, along) as one deferred graph. `arguments` are the primals in argnums that
+// have a derivative, and f is `function` of these alone.
+template <typename Derivative>
+std::vector<mx::array> derived(const Function& function, const std::vector<mx::array>& primals,
+                               const std::vector<mx::array>& along, const std::vector<int>& argnums,
+                               const mx::Stream& stream, Derivative derivative) {
+  const auto graph = [function, argnums, derivative,
+                      count = static_cast<ptrdiff_t>(primals.size())](const std::vector<mx::array>& given) {
+    std::vector<mx::array> primals(given.begin(), given.begin() + count), along(given.begin() + count, given.end());
+    std::vector<int> chosen;
+    std::vector<mx::array> arguments;
+    for (int argument : argnums) {
+      if (!has_derivative(primals[argument])) continue;
+      chosen.push_back(argument);
+      arguments.push_back(primals[argument]);
+    }
+    const auto of_chosen = [&](const std::vector<mx::array>& arguments) {
+      std::vector<mx::array> all = primals;
+      for (size_t i = 0; i < chosen.size(); ++i) all[chosen[i]] = arguments[i];
+      return function(all);
+    };
+    return derivative(of_chosen, arguments, primals, along);
+  };
+  std::vector<mx::array> inputs = primals;
+  inputs.insert(inputs.end(), along.begin(), along.end());
+  return deferred(graph, inputs, stream);
+}
+
 }  // namespace
 
 std::vector<mx::array> deferred(const Function& function, const std::vector<mx::array>& inputs,
@@ -141,6 +173,38 @@ std::vector<mx::array> deferred(const Function& function, const std::vector<mx::
     dtypes.push_back(result.dtype());
   }
   return mx::array::make_arrays(std::move(shapes), dtypes, primitive, inputs);
+}
+
+std::vector<mx::array> vjp_of(const Function& function, const std::vector<mx::array>& primals,
+                              const std::vector<mx::array>& cotangents, const std::vector<int>& argnums,
+                              const mx::Stream& stream) {
+  if (argnums.empty()) return {};
+  const auto vjp = [argnums, stream](const Function& f, const std::vector<mx::array>& arguments,
+                                     const std::vector<mx::array>& primals, const std::vector<mx::array>& cotangents) {
+    std::vector<mx::array> gradients, result;
+    if (!arguments.empty()) gradients = mx::vjp(f, arguments, cotangents).second;
+    auto next = gradients.begin();
+    for (int argument : argnums) {
+      const mx::array& primal = primals[argument];
+      result.push_back(has_derivative(primal) ? *next++ : mx::zeros_like(primal, stream));
+    }
+    return result;
+  };
+  return derived(function, primals, cotangents, argnums, stream, vjp);
+}
+
+std::vector<mx::array> jvp_of(const Function& function, const std::vector<mx::array>& primals,
+                              const std::vector<mx::array>& tangents, const std::vector<int>& argnums,
+                              const mx::Stream& stream) {
+  const auto jvp = [argnums](const Function& f, const std::vector<mx::array>& arguments,
+                             const std::vector<mx::array>& primals, const std::vector<mx::array>& tangents) {
+    std::vector<mx::array> chosen;
+    for (size_t i = 0; i < argnums.size(); ++i) {
+      if (has_derivative(primals[argnums[i]])) chosen.push_back(tangents[i]);
+    }
+    return mx::jvp(f, arguments, chosen).second;
+  };
+  return derived(function, primals, tangents, argnums, stream, jvp);
 }
 
 }  // namespace flashattn

@@ -1,4 +1,4 @@
-// Graphs of MLX's operations in shapeless functions, see shapeless.h.
+// Graphs of MLX's operations in shapeless functions, see shapeless.h, and their derivatives.
 #pragma once
 
 #include <functional>
@@ -18,5 +18,14 @@ using Function = std::function<std::vector<mx::array>(const std::vector<mx::arra
 // cannot export such a primitive, so an exported function gets the graph itself.
 std::vector<mx::array> deferred(const Function& function, const std::vector<mx::array>& inputs,
                                 const mx::Stream& stream);
+
+// Differentiate a function that is made of MLX's operations. Integers and booleans have no derivative: vjp_of() returns
+// zeros for them, and jvp_of() ignores their tangents. `function` must build its graph on `stream`, see deferred().
+std::vector<mx::array> vjp_of(const Function& function, const std::vector<mx::array>& primals,
+                              const std::vector<mx::array>& cotangents, const std::vector<int>& argnums,
+                              const mx::Stream& stream);
+std::vector<mx::array> jvp_of(const Function& function, const std::vector<mx::array>& primals,
+                              const std::vector<mx::array>& tangents, const std::vector<int>& argnums,
+                              const mx::Stream& stream);
 
 }  // namespace flashattn

@@ -11,7 +11,7 @@
 #include "../request/checks.h"
 #include "../request/counts.h"
 #include "block_map.h"
-#include "derivatives.h"
+#include "deferred.h"
 #include "exporting.h"
 #include "mlx/ops.h"
 #include "mlx/utils.h"

@@ -12,7 +12,7 @@
 #include "../dispatch/gpu_stream.h"
 #include "../dispatch/memory.h"
 #include "../request/counts.h"
-#include "derivatives.h"
+#include "deferred.h"
 #include "forward.h"
 #include "mlx/ops.h"
 #include "mlx/transforms.h"
