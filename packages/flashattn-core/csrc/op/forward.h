@@ -22,12 +22,11 @@ void require_device(Backend backend, mx::Device device);
 // The shapes of out, lse, row_stats and exact_out.
 std::vector<mx::Shape> shapes_of_outputs(const Inputs& inputs, const Options& options);
 
-// Outputs: the first num_outputs of out, lse, row_stats and exact_out. num_outputs: 1, 3 or 4.
-class FlashAttention : public AttentionPrimitive {
+// Outputs: the first settings.num_outputs of out, lse, row_stats and exact_out.
+class FlashAttention : public AttentionPrimitive<FlashAttention> {
  public:
-  FlashAttention(mx::Stream stream, const Options& options, const Selection& selection, const Present& present,
-                 int num_outputs)
-      : AttentionPrimitive(stream, options, selection, present), num_outputs_(num_outputs) {}
+  static constexpr int kNumRounded = 1;
+  using AttentionPrimitive::AttentionPrimitive;
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
   void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
@@ -39,19 +38,12 @@ class FlashAttention : public AttentionPrimitive {
                              const std::vector<int>& argnums, const std::vector<mx::array>& outputs) override;
 
   const char* name() const override { return "FlashAttention"; }
-  bool is_equivalent(const mx::Primitive& other) const override;
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override;
-  std::vector<mx::Dtype> output_dtypes(const std::vector<mx::array>& inputs) const override;
-
- protected:
-  std::shared_ptr<AttentionPrimitive> copy() override;
 
  private:
   // Allocates `outputs`. On the CPU and on Metal, also allocates lse and row_stats if `outputs` lacks them, because the
   // kernels always write these.
   std::vector<mx::array> allocated(const Inputs& inputs, const std::vector<mx::array>& outputs);
-
-  int num_outputs_;
 };
 
 }  // namespace flashattn

@@ -70,7 +70,7 @@ Function unfused_gradient(const Options& options, const Present& present, const 
 std::vector<mx::array> FlashAttention::vjp(const std::vector<mx::array>& inputs,
                                            const std::vector<mx::array>& cotangents, const std::vector<int>& argnums,
                                            const std::vector<mx::array>& outputs) {
-  Inputs named(inputs, present_);
+  Inputs named(inputs, settings_.present);
   const mx::array* sinks = named[Input::sinks];
   const mx::array *bias = named[Input::bias], *slopes = named[Input::alibi_slopes];
   std::vector<int> of_kernels, of_graph;
@@ -84,9 +84,8 @@ std::vector<mx::array> FlashAttention::vjp(const std::vector<mx::array>& inputs,
     std::vector<mx::array> all = inputs;
     const mx::array& out = outputs.size() > 3 ? outputs[3] : outputs[0];
     all.insert(all.end(), {out, outputs[1], outputs[2], cotangents[0], cotangents[1]});
-    auto primitive = std::make_shared<FlashAttentionGradient>(stream(), options_, selection_, present_);
-    std::vector<mx::array> computed =
-        mx::array::make_arrays(primitive->output_shapes(all), primitive->output_dtypes(all), primitive, all);
+    std::vector<mx::Shape> shapes = FlashAttentionGradient(stream(), settings_).output_shapes(all);
+    std::vector<mx::array> computed = FlashAttentionGradient::outputs_of(stream(), settings_, std::move(shapes), all);
     const auto of_sinks = [stream = stream()](const std::vector<mx::array>& given) {
       return std::vector{sinks_gradient(given[0], {given[1], &given[2], &given[3]}, given[4], stream)};
     };
@@ -97,7 +96,7 @@ std::vector<mx::array> FlashAttention::vjp(const std::vector<mx::array>& inputs,
               : deferred(of_sinks, {*sinks, outputs[0], outputs[1], outputs[2], computed[3]}, stream())[0];
     }
   }
-  std::vector<mx::array> of_masks = vjp_of(unfused_attention(options_, present_, stream()), inputs,
+  std::vector<mx::array> of_masks = vjp_of(unfused_attention(settings_.options, settings_.present, stream()), inputs,
                                            {cotangents[0], cotangents[1]}, of_graph, stream());
   for (size_t i = 0; i < of_graph.size(); ++i) {
     by_argument[of_graph[i]] = of_masks[i];
@@ -112,20 +111,20 @@ std::vector<mx::array> FlashAttention::vjp(const std::vector<mx::array>& inputs,
 void FlashAttentionGradient::eval_cpu(const std::vector<mx::array>& given_inputs, std::vector<mx::array>& outputs) {
   std::vector<mx::array> inputs = aligned_on_cpu(given_inputs, stream());
   allocate(outputs, stream());
-  Inputs forward_inputs(inputs, present_);
-  Call call = describe(forward_inputs);
-  Kernel forward = variant_for(selection_, call, {}).kernel;
+  Inputs forward_inputs(inputs, settings_.present);
+  Call call = describe(forward_inputs, settings_.options);
+  Kernel forward = variant_for(settings_.selection, call, {}).kernel;
   cpu::BackwardArgs args = backward_args(forward, call, forward_inputs, further_inputs(inputs), named(outputs));
-  if (selection_.is_counted) count_backward(Backend::cpu);
+  if (settings_.selection.is_counted) count_backward(Backend::cpu);
   cpu_encoder(stream(), inputs, outputs).dispatch(whole_or_nan(outputs, [args] { cpu::backward(args); }));
 }
 
 void FlashAttentionGradient::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
   allocate(outputs, stream());
   Device device = device_of(stream().device);
-  if (selection_.is_counted) count_backward(device.backend);
-  Inputs forward_inputs(inputs, present_);
-  Call call = describe(forward_inputs);
+  if (settings_.selection.is_counted) count_backward(device.backend);
+  Inputs forward_inputs(inputs, settings_.present);
+  Call call = describe(forward_inputs, settings_.options);
   Variant variant = backward_variant(call, device);
   run_on_gpu(backward_work(variant, call, device, forward_inputs, further_inputs(inputs), named(outputs)), stream());
 }
@@ -133,17 +132,19 @@ void FlashAttentionGradient::eval_gpu(const std::vector<mx::array>& inputs, std:
 std::vector<mx::array> FlashAttentionGradient::vjp(const std::vector<mx::array>& primals,
                                                    const std::vector<mx::array>& cotangents,
                                                    const std::vector<int>& argnums, const std::vector<mx::array>&) {
-  return vjp_of(unfused_gradient(options_, present_, stream()), primals, cotangents, argnums, stream());
+  return vjp_of(unfused_gradient(settings_.options, settings_.present, stream()), primals, cotangents, argnums,
+                stream());
 }
 
 std::vector<mx::array> FlashAttentionGradient::jvp(const std::vector<mx::array>& primals,
                                                    const std::vector<mx::array>& tangents,
                                                    const std::vector<int>& argnums) {
-  return jvp_of(unfused_gradient(options_, present_, stream()), primals, tangents, argnums, stream());
+  return jvp_of(unfused_gradient(settings_.options, settings_.present, stream()), primals, tangents, argnums, stream());
 }
 
 std::vector<mx::Shape> FlashAttentionGradient::output_shapes(const std::vector<mx::array>& inputs) {
-  backward_variant(describe(Inputs(inputs, present_)), device_of(stream().device));  // throws if none covers the call
+  backward_variant(describe(Inputs(inputs, settings_.present), settings_.options),
+                   device_of(stream().device));  // throws if none covers the call
   // In a shapeless function, the caller's cotangents may have other shapes than the outputs.
   GradientInputs further = further_inputs(inputs);
   for (auto [name, given, expected] : {std::tuple("out", &further.out_gradient, &further.saved.out),
@@ -153,15 +154,6 @@ std::vector<mx::Shape> FlashAttentionGradient::output_shapes(const std::vector<m
     }
   }
   return {inputs[0].shape(), inputs[1].shape(), inputs[2].shape(), further_inputs(inputs).saved.lse->shape()};
-}
-
-std::shared_ptr<AttentionPrimitive> FlashAttentionGradient::copy() {
-  return std::make_shared<FlashAttentionGradient>(stream(), options_, selection_, present_);
-}
-
-std::vector<mx::Dtype> FlashAttentionGradient::output_dtypes(const std::vector<mx::array>& inputs) const {
-  mx::Dtype dtype = inputs[0].dtype();
-  return {dtype, dtype, dtype, mx::float32};
 }
 
 }  // namespace flashattn

@@ -11,8 +11,9 @@ namespace flashattn {
 // Inputs: the inputs of FlashAttention, then its outputs out (or exact_out if it has that), lse and row_stats, then the
 // cotangents of out and lse.
 // Outputs: the gradients of query, key and value, then delta, see cpu/backward.h.
-class FlashAttentionGradient : public AttentionPrimitive {
+class FlashAttentionGradient : public AttentionPrimitive<FlashAttentionGradient> {
  public:
+  static constexpr int kNumRounded = 3;
   using AttentionPrimitive::AttentionPrimitive;
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
@@ -25,10 +26,6 @@ class FlashAttentionGradient : public AttentionPrimitive {
 
   const char* name() const override { return "FlashAttentionGradient"; }
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override;
-  std::vector<mx::Dtype> output_dtypes(const std::vector<mx::array>& inputs) const override;
-
- protected:
-  std::shared_ptr<AttentionPrimitive> copy() override;
 };
 
 }  // namespace flashattn

@@ -147,7 +147,7 @@ nb::object quick(nb::handle query, nb::handle key, nb::handle value, nb::handle 
   }
   if (!scale.is_none()) arguments.options.scale = static_cast<float>(PyFloat_AsDouble(scale.ptr()));
   if (!std::isfinite(arguments.options.scale.value_or(1))) return nb::none();  // flash_attention() raises the error
-  arguments.precision = rounds ? Precision::input : Precision::float32;
+  arguments.options.precision = rounds ? Precision::input : Precision::float32;
   return attend(arguments, false, {}, mlx, mlx_mask);
 }
 
@@ -179,7 +179,7 @@ NB_MODULE(_ext, m) {
             FLASHATTN_OPTIONS(FLASHATTN_SET_OPTION)
             self->options.scale = scale;
             self->kernel = kernel_named(kernel);
-            self->precision = rounds ? Precision::input : Precision::float32;
+            self->options.precision = rounds ? Precision::input : Precision::float32;
           },
           "query"_a, "key"_a, "value"_a, nb::kw_only(),
           FLASHATTN_OPTIONAL_INPUTS(FLASHATTN_INPUT_KEYWORD) FLASHATTN_OPTIONS(FLASHATTN_OPTION_KEYWORD) "scale"_a =
@@ -208,7 +208,6 @@ NB_MODULE(_ext, m) {
         Backend backend = checked(arguments, stream);
         bool is_forward = pass_of(variant.kernel) == Pass::forward && backend == backend_of(variant.kernel);
         Selection selection = {.kernel = is_forward ? std::optional(variant.kernel) : std::nullopt,
-                               .precision = arguments.precision,
                                .is_counted = false,
                                .small_blocks = variant.small_blocks};
         std::vector<mx::array> outputs = attention(arguments, selection, return_lse, stream, return_exact_out);

@@ -73,13 +73,13 @@ Dtype dtype_of(const mx::array* array) {
   return array->dtype() == mx::float16 ? Dtype::float16 : Dtype::bfloat16;
 }
 
-Call describe(const Inputs& inputs, const Options& options, Precision precision, bool is_traced) {
+Call describe(const Inputs& inputs, const Options& options, bool is_traced) {
   const mx::array &query = inputs.query(), &key = inputs.key();
   Call call = {.dtype = dtype_of(inputs[Input::query]),
                .bias_dtype = dtype_of(inputs[Input::bias]),
                .sinks_dtype = dtype_of(inputs[Input::sinks]),
                .group_dtype = dtype_of(inputs[Input::key_scales]),
-               .precision = precision,
+               .precision = options.precision,
                .is_traced = is_traced};
   AttentionParams& params = call.params;
   params.batch_dims = static_cast<int32_t>(query.ndim()) - 3;
@@ -107,7 +107,7 @@ Call describe(const Inputs& inputs, const Options& options, Precision precision,
 }
 
 Call describe(const Arguments& arguments) {
-  return describe(Inputs(arguments), arguments.options, arguments.precision, is_traced(arguments));
+  return describe(Inputs(arguments), arguments.options, is_traced(arguments));
 }
 
 bool is_traced(const Arguments& arguments) {

@@ -19,6 +19,7 @@ constexpr int kHead = -3, kRow = -2, kColumn = -1;  // axes of (*B, H, L, D)
 
 struct Options {
   std::optional<float> scale;  // none: 1 / sqrt(D)
+  Precision precision = Precision::float32;
 #define FLASHATTN_OPTION(type, name) type name = {};
   FLASHATTN_OPTIONS(FLASHATTN_OPTION)
 #undef FLASHATTN_OPTION
@@ -30,7 +31,6 @@ struct Options {
 struct Arguments {
   std::array<std::optional<mx::array>, kNumInputs> inputs;
   Options options = {};
-  Precision precision = Precision::float32;
   std::optional<Kernel> kernel = {};  // none: "auto"
 };
 
@@ -61,7 +61,7 @@ class Inputs {
 int columns_of(const mx::array& tensor, const Options& options);
 
 // Describes the call. The strides stay 0, because MLX knows them only once it has evaluated the arrays, see strides.h.
-Call describe(const Inputs& inputs, const Options& options, Precision precision, bool is_traced);
+Call describe(const Inputs& inputs, const Options& options, bool is_traced = false);
 Call describe(const Arguments& arguments);
 
 // Whether mx.grad, mx.vjp, mx.vmap or mx.compile is tracing the call. Only then can anyone ask for its gradient.
