@@ -227,7 +227,7 @@ Kernel compared_kernel(const Call& call, Kernel forward) {
   return has_gradient ? backward_kernels(backend_of(forward)).front() : forward;
 }
 
-Cost cost_of(Kernel kernel, const Device& device) {
+std::pair<double, std::string_view> cost_of(Kernel kernel, const Device& device) {
   if (device.tuned && device.tuned->cost[static_cast<int>(kernel)] > 0) {
     return {device.tuned->cost[static_cast<int>(kernel)], device.tuned->source};
   }

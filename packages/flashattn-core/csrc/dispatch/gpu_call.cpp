@@ -175,7 +175,7 @@ gpu::Work backward_work(Variant variant, const Call& call, const Device& device,
 
 gpu::Work block_map_work(Backend backend, const mx::array& mask, const ArrayParams& params, const mx::array& map) {
   std::optional<Dtype> dtype;
-  if (mask.dtype() != mx::bool_) dtype = dtype_of(&mask);
+  if (mask.dtype() != mx::bool_) dtype = dtype_of(mask.dtype());
   gpu::Work work;
   work.launches = std::make_shared<gpu::Launches>(gpu::block_map_launches(backend, params, dtype));
   work.arrays[index(Binding::mask)] = mask;
@@ -187,7 +187,7 @@ gpu::Work append_work(const std::vector<mx::array>& inputs, const std::vector<mx
                       const std::array<bool, 6>& in_place, int offset, int group_size, int bits) {
   const mx::array &keys = inputs[6], &values = inputs[7];
   cuda::NewRows rows = {};
-  rows.dtype = dtype_of(&keys);
+  rows.dtype = dtype_of(keys.dtype());
   AttentionParams& p = rows.params;
   p.batch_size = keys.shape(0);
   p.num_kv_heads = keys.shape(1);

@@ -1,6 +1,8 @@
 // Defines what mx.vmap makes of a primitive's inputs.
 #include "primitive.h"
 
+#include <numeric>
+
 #include "../call/fail.h"
 #include "../call/params.h"
 #include "deferred.h"
@@ -45,13 +47,9 @@ std::vector<mx::array> mapped_inputs(const std::vector<mx::array>& inputs, const
     if (axes[i] >= 0) {
       input = mx::moveaxis(input, axes[i], 0, stream);
       // Inserts the batch dimensions that the input lacks, between the mapped axis and the input's last dimensions.
-      std::vector<int> missing;
-      for (int n = static_cast<int>(input.ndim()); n < 1 + batch_dims + dims[i].own; ++n) {
-        missing.push_back(1 + static_cast<int>(missing.size()));
-      }
-      if (!missing.empty()) {
-        input = mx::expand_dims(input, missing, stream);
-      }
+      std::vector<int> missing(std::max(0, 1 + batch_dims + dims[i].own - static_cast<int>(input.ndim())));
+      std::iota(missing.begin(), missing.end(), 1);
+      if (!missing.empty()) input = mx::expand_dims(input, missing, stream);
     } else if (dims[i].whole) {
       const auto repeated = [axis = axes[mapped_input], stream](const std::vector<mx::array>& given) {
         mx::Shape shape = given[0].shape();

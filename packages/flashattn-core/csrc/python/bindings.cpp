@@ -21,7 +21,6 @@
 #include "../op/forward.h"
 #include "../op/tree.h"
 #include "../request/checks.h"
-#include "../request/counts.h"
 #include "../request/select.h"
 #include "calls.h"
 #include "mlx/device.h"
@@ -73,7 +72,10 @@ nb::object attend(const Arguments& arguments, bool with_lse, mx::StreamOrDevice 
   mx::Stream stream = mx::to_stream(where);
   checked(arguments, stream);
   Call call = describe(arguments);
-  const auto check = [&](Variant variant) { return wrong_with(call, variant, stream); };
+  const auto check = [&](Variant variant) {
+    nb::object wrong_with = nb::module_::import_("flashattn_core.check").attr("wrong_with");
+    return nb::cast<std::string>(wrong_with(call, variant, stream));
+  };
   std::optional<Selection> selection = select(arguments, call, device_of(stream.device), !mlx.is_none(), check);
   if (selection) return as_python(attention(arguments, *selection, with_lse, stream), with_lse);
   const auto given = [&](Input input) { return nb::cast(*arguments.inputs[index(input)]); };
@@ -87,23 +89,16 @@ const mx::array* as_array(nb::handle given) {
   return nb::isinstance<mx::array>(given) ? nb::inst_ptr<mx::array>(given) : nullptr;
 }
 
-// A mask, converted to the inputs and options of inputs.def.
+// A mask, as the arguments of a call without query, key and value.
 struct LoweredMask {
-#define FLASHATTN_MASK_FIELD(name, ...) OptionalArray name;
-  FLASHATTN_MASKS(FLASHATTN_MASK_FIELD)
-  bool causal;
-  int32_t window;
+  Arguments arguments;
 };
 
-// Puts a mask that needs no conversion into the arguments. Returns false for any other mask.
-bool add_mask(Arguments& arguments, nb::handle mask) {
+// Makes arguments of a mask that needs no conversion. Returns false for any other mask.
+bool begin_with_mask(Arguments& arguments, nb::handle mask) {
   if (mask.is_none()) return true;
   if (nb::isinstance<LoweredMask>(mask)) {
-    const auto& lowered = *nb::inst_ptr<LoweredMask>(mask);
-#define FLASHATTN_TAKE_MASK(name, ...) arguments.inputs[index(Input::name)] = lowered.name;
-    FLASHATTN_MASKS(FLASHATTN_TAKE_MASK)
-    arguments.options.causal = lowered.causal;
-    arguments.options.window = lowered.window;
+    arguments = nb::inst_ptr<LoweredMask>(mask)->arguments;
     return true;
   }
   arguments.options.causal = true;
@@ -132,12 +127,13 @@ nb::object quick(nb::handle query, nb::handle key, nb::handle value, nb::handle 
   const mx::array *q = as_array(query), *s = as_array(sinks);
   bool is_plain = q && (s || sinks.is_none()) && (scale.is_none() || PyFloat_CheckExact(scale.ptr()));
   if (!is_plain || (!mlx.is_none() && (q->ndim() != 4 || scale.is_none()))) return nb::none();
-  Arguments arguments = {{*q}};
+  Arguments arguments;
+  if (!begin_with_mask(arguments, mask)) return nb::none();
+  arguments.inputs[index(Input::query)] = *q;
   arguments.options.group_size = group_size;
   arguments.options.bits = bits;
   if (!add_stored(arguments, key, q->dtype(), Input::key, Input::key_scales, Input::key_biases) ||
-      !add_stored(arguments, value, q->dtype(), Input::value, Input::value_scales, Input::value_biases) ||
-      !add_mask(arguments, mask)) {
+      !add_stored(arguments, value, q->dtype(), Input::value, Input::value_scales, Input::value_biases)) {
     return nb::none();
   }
   if (s) arguments.inputs[index(Input::sinks)] = *s;
@@ -191,7 +187,9 @@ NB_MODULE(_ext, m) {
       .def(
           "__init__",
           [](LoweredMask* self, FLASHATTN_MASKS(FLASHATTN_INPUT_PARAMETER) bool causal, int32_t window) {
-            new (self) LoweredMask{FLASHATTN_MASKS(FLASHATTN_INPUT_VALUE) causal, window};
+            new (self) LoweredMask{{{OptionalArray{}, {}, {}, FLASHATTN_MASKS(FLASHATTN_INPUT_VALUE)}}};
+            self->arguments.options.causal = causal;
+            self->arguments.options.window = window;
           },
           nb::kw_only(), FLASHATTN_MASKS(FLASHATTN_INPUT_KEYWORD) "causal"_a = false, "window"_a = 0);
 
@@ -234,19 +232,6 @@ NB_MODULE(_ext, m) {
       },
       "device"_a, "gradient"_a, "quantised"_a, "The largest head_dim that some kernel supports; 0 if none does.");
 
-  m.def(
-      "stats",
-      [] {
-        nb::dict result;
-        for (int i = 0; i < kNumKernels; ++i) {
-          result[std::string(name(static_cast<Kernel>(i))).c_str()] = computed_calls[i].load();
-        }
-        return result;
-      },
-      "How many calls each kernel has computed, by name, since the module was loaded or reset_stats() was called.");
-  m.def(
-      "reset_stats", [] { std::fill(computed_calls.begin(), computed_calls.end(), 0); },
-      "Sets the counts of stats() to 0.");
   m.def("describe_cpu", &cpu::describe, "Describes the CPU backend in words: its instruction set and threads.");
   m.def(
       "describe_cuda",

@@ -65,20 +65,18 @@ int columns_of(const mx::array& tensor, const Options& options) {
   return static_cast<int>(std::min<int64_t>(columns, std::numeric_limits<int>::max()));  // the checks reject INT_MAX
 }
 
-Dtype dtype_of(const mx::array* array) {
+Dtype dtype_of(mx::Dtype dtype) {
   // primitive_inputs() casts whole numbers to float32.
-  if (!array || array->dtype() == mx::float32 || !mx::issubdtype(array->dtype(), mx::floating)) {
-    return Dtype::float32;
-  }
-  return array->dtype() == mx::float16 ? Dtype::float16 : Dtype::bfloat16;
+  return dtype == mx::float16 ? Dtype::float16 : dtype == mx::bfloat16 ? Dtype::bfloat16 : Dtype::float32;
 }
 
 Call describe(const Inputs& inputs, const Options& options, bool is_traced) {
   const mx::array &query = inputs.query(), &key = inputs.key();
-  Call call = {.dtype = dtype_of(inputs[Input::query]),
-               .bias_dtype = dtype_of(inputs[Input::bias]),
-               .sinks_dtype = dtype_of(inputs[Input::sinks]),
-               .group_dtype = dtype_of(inputs[Input::key_scales]),
+  const auto dtype = [&](Input input) { return inputs[input] ? dtype_of(inputs[input]->dtype()) : Dtype::float32; };
+  Call call = {.dtype = dtype(Input::query),
+               .bias_dtype = dtype(Input::bias),
+               .sinks_dtype = dtype(Input::sinks),
+               .group_dtype = dtype(Input::key_scales),
                .precision = options.precision,
                .is_traced = is_traced};
   AttentionParams& params = call.params;

@@ -67,8 +67,8 @@ Call describe(const Arguments& arguments);
 // Whether mx.grad, mx.vjp, mx.vmap or mx.compile is tracing the call. Only then can anyone ask for its gradient.
 bool is_traced(const Arguments& arguments);
 
-// The array's dtype; float32 if there is no array.
-Dtype dtype_of(const mx::array* array);
+// The dtype in which kernels read such arrays.
+Dtype dtype_of(mx::Dtype dtype);
 
 // What MLX runs this device's streams on. A GPU's properties are looked up once.
 Device device_of(const mx::Device& device);
