@@ -293,9 +293,7 @@ NB_MODULE(_ext, m) {
       "Appends rows to the six arrays of a quantised cache: see csrc/op/append.h. The array objects get the new\n"
       "content, as with array[..., offset:end, :] = rows. Returns the six arrays up to the last row, or None.");
 
-  m.def(
-      "pack_tree", [](const mx::array& visible) { return pack_tree(visible); }, "visible"_a,
-      "The uint32 words of a bool array of Tree: see csrc/op/tree.h.");
+  m.def("pack_tree", &pack_tree, "visible"_a, "The uint32 words of a bool array of Tree: see csrc/op/tree.h.");
 
   bind_calls(m);
 }
