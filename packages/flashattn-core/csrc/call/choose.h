@@ -14,25 +14,12 @@
 
 namespace flashattn {
 
+#define FLASHATTN_KERNEL(name, ...) name,
 enum class Kernel {
-  cpu_prefill,
-  cpu_decode,
-  cpu_backward,
-  metal_rowwise,
-  metal_decode_fast,
-  metal_decode_parallel,
-  metal_decode_split,
-  metal_prefill_tg,
-  metal_prefill_reg,
-  metal_backward_dq,
-  metal_backward_dkv,
-  cuda_prefill,
-  cuda_decode,
-  cuda_rowwise,
-  cuda_backward_dq,
-  cuda_backward_dkv,
+#include "kernels.def"
   count
 };
+#undef FLASHATTN_KERNEL
 constexpr int kNumKernels = static_cast<int>(Kernel::count);
 
 enum class Pass { forward, backward };
