@@ -3,7 +3,6 @@
 
 #include "../call/fail.h"
 #include "../cpu/threads.h"
-#include "../cuda/driver.h"
 #include "../dispatch/cpu_call.h"
 #include "../dispatch/gpu_call.h"
 #include "../dispatch/gpu_stream.h"
@@ -29,34 +28,26 @@ Outputs by_name(const std::vector<mx::array>& outputs) {
 
 }  // namespace
 
-void require_device(Backend backend, mx::Device device) {
-  if (backend == Backend::cpu) {
-    cpu::initialise();
-  } else if (backend == Backend::cuda) {
-    cuda::check_device(device.index);
-  }
-}
-
 std::vector<mx::array> attention(const Arguments& arguments, const Selection& selection, bool with_lse,
                                  const mx::Stream& stream, bool with_exact_out) {
   Backend backend = backend_of(stream.device);
   std::vector<mx::array> inputs = primitive_inputs(arguments, backend, stream);
+  Inputs given(arguments);
+  Present present = present_in(arguments);
   bool traced = is_traced(arguments);
   if (traced && is_exporting()) {
-    Inputs given(arguments);
     if (is_shapeless() && (given.query().size() == 0 || given.key().size() == 0)) {
       fail("query and key have shapes ", given.query().shape(), " and ", given.key().shape(),
            ", expected some elements where MLX exports a shapeless function");
     }
-    return unfused_attention(arguments.options, present_in(arguments), stream)(inputs);
+    return unfused_attention(arguments.options, present, stream)(inputs);
   }
-  Present present = present_in(arguments);
   add_block_map(arguments, inputs, present, backend, stream);
   // The gradient of a traced call may be requested later, and it also reads the other outputs.
   with_exact_out = with_exact_out || (traced && saves_exact_out(describe(arguments), backend));
   int num_outputs = with_exact_out ? 4 : with_lse || traced ? 3 : 1;
   Settings settings = {arguments.options, selection, present, num_outputs};
-  std::vector<mx::Shape> shapes = shapes_of_outputs(Inputs(arguments), arguments.options);
+  std::vector<mx::Shape> shapes = shapes_of_outputs(given, arguments.options);
   if (num_outputs == 1) {  // one output takes MLX half as long to build and free as three
     mx::Dtype dtype = inputs[0].dtype();
     auto primitive = std::make_shared<FlashAttention>(stream, settings);

@@ -11,13 +11,9 @@ namespace flashattn {
 
 // The op. Returns the first of {out, lse, row_stats, exact_out}, see Outputs: out alone if lse is not requested and the
 // call is not traced, and all four if with_exact_out or saves_exact_out(). Returns {out, lse} during
-// mx.export_function. The caller must have run check_arguments() and require_device().
+// mx.export_function. The caller must have checked the arguments and the device.
 std::vector<mx::array> attention(const Arguments& arguments, const Selection& selection, bool with_lse,
                                  const mx::Stream& stream, bool with_exact_out = false);
-
-// Throws std::invalid_argument for wrong environment variables, and NoKernelError for an unsuitable GPU. Both are
-// checked before evaluation, because a caller cannot catch errors during evaluation.
-void require_device(Backend backend, mx::Device device);
 
 // The shapes of out, lse, row_stats and exact_out.
 std::vector<mx::Shape> shapes_of_outputs(const Inputs& inputs, const Options& options);

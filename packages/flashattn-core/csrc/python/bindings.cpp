@@ -14,6 +14,7 @@
 #include "../cpu/forward.h"
 #include "../cpu/kept_memory.h"
 #include "../cpu/roofline.h"
+#include "../cpu/threads.h"
 #include "../cuda/driver.h"
 #include "../cuda/encode.h"
 #include "../op/append.h"
@@ -57,11 +58,13 @@ nb::object as_python(const std::vector<mx::array>& outputs, bool with_lse) {
   return nb::cast(outputs[0]);
 }
 
-// Checks the call. Returns the backend that runs the call.
+// Checks the call, environment variables and the GPU, because a caller cannot catch errors during evaluation. Returns
+// the backend that runs the call.
 Backend checked(const Arguments& arguments, const mx::Stream& stream) {
   Backend backend = backend_of(stream.device);
   check_arguments(arguments);
-  require_device(backend, stream.device);
+  if (backend == Backend::cpu) cpu::initialise();
+  if (backend == Backend::cuda) cuda::check_device(stream.device.index);
   return backend;
 }
 

@@ -3,11 +3,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <limits>
 #include <map>
 #include <mutex>
-#include <numeric>
 
 #include "../cuda/driver.h"
 #include "../gpu/disk_cache.h"
@@ -156,10 +154,6 @@ Backend backend_of(const mx::Device& device) {
 
 mx::Shape batch_shape(const mx::array& query) {
   return mx::Shape(query.shape().begin(), query.shape().end() - 3);
-}
-
-int64_t batch_size(const mx::array& query) {
-  return std::accumulate(query.shape().begin(), query.shape().end() - 3, int64_t{1}, std::multiplies<>());
 }
 
 }  // namespace flashattn

@@ -77,6 +77,5 @@ Device device_of(const mx::Device& device);
 Backend backend_of(const mx::Device& device);
 
 mx::Shape batch_shape(const mx::array& query);
-int64_t batch_size(const mx::array& query);  // the product of batch_shape()
 
 }  // namespace flashattn
