@@ -74,39 +74,29 @@ mx::array joined(const mx::array& a, const mx::array& b, const mx::Stream& s) {
                         mx::bitwise_and(mx::bitwise_or(a, b, s), changes, s), s);
 }
 
-// Returns the mask's shape and strides. A broadcast axis (stride 0) gets size 1. `count` is the number of distinct
-// blocks.
-ArrayParams distinct(const mx::array& mask, const mx::array& map) {
-  ArrayParams params = {.count = 1, .ndim = static_cast<int32_t>(mask.ndim()), .shape = {}, .strides = {}};
-  for (int d = 0; d < params.ndim; ++d) {
-    bool repeats = mask.strides(d) == 0;
-    params.shape[d] = repeats && mask.shape(d) > 1 ? 1 : mask.shape(d);
-    params.strides[d] = mask.strides(d);
-    params.count *= repeats && map.shape(d) > 1 ? 1 : map.shape(d);
-  }
-  return params;
-}
-
 // Allocates memory for the map, only for its distinct blocks. Along axes on which the mask is broadcast, the map gets
-// stride 0.
-void allocate_map(const ArrayParams& mask, mx::array& map, const mx::Stream& stream) {
+// stride 0. Returns the mask's shape, in which these axes have size 1, its strides, and the number of distinct blocks.
+ArrayParams allocate_map(const mx::array& mask, mx::array& map, const mx::Stream& stream) {
+  ArrayParams params = {.count = 1, .ndim = static_cast<int32_t>(mask.ndim()), .shape = {}, .strides = {}};
   mx::Shape shape = map.shape();
-  mx::Strides strides(shape.size());
-  int64_t step = 1;
-  bool repeats = false;
-  for (size_t d = shape.size(); d-- > 0;) {
-    bool repeated = shape[d] > 1 && mask.shape[d] == 1;
-    repeats = repeats || repeated;
-    if (repeated) shape[d] = 1;
-    strides[d] = repeated ? 0 : step;
-    step *= shape[d];
+  for (int d = 0; d < params.ndim; ++d) {
+    bool repeats = mask.strides(d) == 0 && mask.shape(d) > 1;
+    if (repeats) shape[d] = 1;
+    params.shape[d] = repeats ? 1 : mask.shape(d);
+    params.strides[d] = mask.strides(d);
+    params.count *= shape[d];
   }
   // The array gets a primitive because MLX's CUDA backend allocates on the stream of an array's primitive.
-  std::vector<mx::array> blocks = {mx::array(std::move(shape), mx::uint8, std::make_shared<mx::Exp>(stream), {})};
+  std::vector<mx::array> blocks = {mx::array(shape, mx::uint8, std::make_shared<mx::Exp>(stream), {})};
   allocate(blocks, stream);
+  mx::Strides strides = blocks[0].strides();
+  for (int d = 0; d < params.ndim; ++d) {
+    if (shape[d] != map.shape(d)) strides[d] = 0;
+  }
   auto flags = blocks[0].flags();
-  if (repeats) flags.row_contiguous = flags.col_contiguous = false;
+  if (shape != map.shape()) flags.row_contiguous = flags.col_contiguous = false;
   map.copy_shared_buffer(blocks[0], strides, flags, blocks[0].data_size());
+  return params;
 }
 
 cpu::MaskType type_of(mx::Dtype dtype) {
@@ -156,8 +146,7 @@ void forget_block_maps(std::uintptr_t mask_id) {
 
 void BlockMap::eval_cpu(const std::vector<mx::array>& given_inputs, std::vector<mx::array>& outputs) {
   std::vector<mx::array> inputs = aligned_on_cpu(given_inputs, stream());
-  ArrayParams params = distinct(inputs[0], outputs[0]);
-  allocate_map(params, outputs[0], stream());
+  ArrayParams params = allocate_map(inputs[0], outputs[0], stream());
   if (params.count == 0) return;
   cpu_encoder(stream(), inputs, outputs)
       .dispatch([mask = inputs[0].data<void>(), type = type_of(inputs[0].dtype()), params,
@@ -165,8 +154,7 @@ void BlockMap::eval_cpu(const std::vector<mx::array>& given_inputs, std::vector<
 }
 
 void BlockMap::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
-  ArrayParams params = distinct(inputs[0], outputs[0]);
-  allocate_map(params, outputs[0], stream());
+  ArrayParams params = allocate_map(inputs[0], outputs[0], stream());
   if (params.count == 0) return;
   run_on_gpu(block_map_work(backend_of(stream().device), inputs[0], params, outputs[0]), stream());
 }
