@@ -79,7 +79,7 @@ mx::array of_each_group(const Inputs& inputs, Input tensor, Input scales, Input 
   if (is_shapeless() && inputs.query().shape(kHead) == inputs.key().shape(kHead)) {
     // The function may be called with other numbers of heads, so each query head gets its own keys.
     const auto divided = [&](const mx::array& a, const mx::array& b) {
-      return mx::floor_divide(a, mx::maximum(b, whole_number(1), s), s);
+      return mx::floor_divide(a, mx::maximum(b, mx::array(1), s), s);
     };
     mx::array group = divided(size_of(inputs.query(), kHead, mx::int32, s), size_of(inputs.key(), kHead, mx::int32, s));
     mx::array of_head = divided(numbered(inputs.query(), kHead, false, s), group);
