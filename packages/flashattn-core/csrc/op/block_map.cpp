@@ -87,7 +87,7 @@ ArrayParams allocate_map(const mx::array& mask, mx::array& map, const mx::Stream
     params.count *= shape[d];
   }
   // The array gets a primitive because MLX's CUDA backend allocates on the stream of an array's primitive.
-  std::vector<mx::array> blocks = {mx::array(shape, mx::uint8, std::make_shared<mx::Exp>(stream), {})};
+  Arrays blocks = {mx::array(shape, mx::uint8, std::make_shared<mx::Exp>(stream), {})};
   allocate(blocks, stream);
   mx::Strides strides = blocks[0].strides();
   for (int d = 0; d < params.ndim; ++d) {
@@ -118,7 +118,7 @@ std::optional<mx::array> block_map_of(const Arguments& arguments, const Inputs& 
   return map;
 }
 
-void add_block_map(const Arguments& arguments, std::vector<mx::array>& inputs, Present& present, Backend backend,
+void add_block_map(const Arguments& arguments, Arrays& inputs, Present& present, Backend backend,
                    const mx::Stream& stream) {
   Inputs named(inputs, present);
   if (!has_block_map(backend, named.query().shape(kRow), named.key().shape(kRow))) return;
@@ -144,8 +144,8 @@ void forget_block_maps(std::uintptr_t mask_id) {
   kept().masks.erase(found);
 }
 
-void BlockMap::eval_cpu(const std::vector<mx::array>& given_inputs, std::vector<mx::array>& outputs) {
-  std::vector<mx::array> inputs = aligned_on_cpu(given_inputs, stream());
+void BlockMap::eval_cpu(const Arrays& given_inputs, Arrays& outputs) {
+  Arrays inputs = aligned_on_cpu(given_inputs, stream());
   ArrayParams params = allocate_map(inputs[0], outputs[0], stream());
   if (params.count == 0) return;
   cpu_encoder(stream(), inputs, outputs)
@@ -153,19 +153,18 @@ void BlockMap::eval_cpu(const std::vector<mx::array>& given_inputs, std::vector<
                  map = outputs[0].data<uint8_t>()] { cpu::find_block_map(mask, type, params, map); });
 }
 
-void BlockMap::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
+void BlockMap::eval_gpu(const Arrays& inputs, Arrays& outputs) {
   ArrayParams params = allocate_map(inputs[0], outputs[0], stream());
   if (params.count == 0) return;
   run_on_gpu(block_map_work(backend_of(stream().device), inputs[0], params, outputs[0]), stream());
 }
 
-std::pair<std::vector<mx::array>, std::vector<int>> BlockMap::vmap(const std::vector<mx::array>& inputs,
-                                                                   const std::vector<int>& axes) {
+std::pair<Arrays, std::vector<int>> BlockMap::vmap(const Arrays& inputs, const std::vector<int>& axes) {
   mx::array mask = axes[0] > 0 ? mx::moveaxis(inputs[0], axes[0], 0, stream()) : inputs[0];
   return {{make_map(mask, stream())}, {axes[0] < 0 ? -1 : 0}};
 }
 
-std::vector<mx::Shape> BlockMap::output_shapes(const std::vector<mx::array>& inputs) {
+std::vector<mx::Shape> BlockMap::output_shapes(const Arrays& inputs) {
   mx::Shape shape = inputs[0].shape();
   for (int axis : {kRow, kColumn}) *(shape.end() + axis) = blocks_of(inputs[0].shape(axis));
   return {shape};

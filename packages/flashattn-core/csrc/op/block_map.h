@@ -17,7 +17,7 @@ namespace flashattn {
 std::optional<mx::array> block_map_of(const Arguments& arguments, const Inputs& inputs, const mx::Stream& stream);
 
 // Adds the block map to a primitive's inputs, if the call has an array mask and has_block_map() is true.
-void add_block_map(const Arguments& arguments, std::vector<mx::array>& inputs, Present& present, Backend backend,
+void add_block_map(const Arguments& arguments, Arrays& inputs, Present& present, Backend backend,
                    const mx::Stream& stream);
 
 // Lets the calls of one evaluation share this mask's block maps. Call forget_block_maps() once for each call of this
@@ -30,13 +30,12 @@ class BlockMap : public mx::Primitive {
  public:
   explicit BlockMap(mx::Stream stream) : mx::Primitive(stream) {}
 
-  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
-  void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(const std::vector<mx::array>& inputs,
-                                                           const std::vector<int>& axes) override;
+  void eval_cpu(const Arrays& inputs, Arrays& outputs) override;
+  void eval_gpu(const Arrays& inputs, Arrays& outputs) override;
+  std::pair<Arrays, std::vector<int>> vmap(const Arrays& inputs, const std::vector<int>& axes) override;
   const char* name() const override { return "FlashAttentionBlockMap"; }
   bool is_equivalent(const mx::Primitive&) const override { return true; }
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override;
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override;
 };
 
 }  // namespace flashattn

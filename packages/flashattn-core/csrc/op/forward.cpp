@@ -21,17 +21,17 @@ namespace flashattn {
 
 namespace {
 
-Outputs by_name(const std::vector<mx::array>& outputs) {
+Outputs by_name(const Arrays& outputs) {
   const auto at = [&](size_t i) { return i < outputs.size() ? &outputs[i] : nullptr; };
   return {outputs[0], at(1), at(2), at(3)};
 }
 
 }  // namespace
 
-std::vector<mx::array> attention(const Arguments& arguments, const Selection& selection, bool with_lse,
-                                 const mx::Stream& stream, bool with_exact_out) {
+Arrays attention(const Arguments& arguments, const Selection& selection, bool with_lse, const mx::Stream& stream,
+                 bool with_exact_out) {
   Backend backend = backend_of(stream.device);
-  std::vector<mx::array> inputs = primitive_inputs(arguments, backend, stream);
+  Arrays inputs = primitive_inputs(arguments, backend, stream);
   Inputs given(arguments);
   Present present = present_in(arguments);
   bool traced = is_traced(arguments);
@@ -66,21 +66,21 @@ std::vector<mx::Shape> shapes_of_outputs(const Inputs& inputs, const Options& op
   return {out, lse, row_stats, out};
 }
 
-std::vector<mx::array> FlashAttention::allocated(const Inputs& inputs, const std::vector<mx::array>& outputs) {
-  std::vector<mx::array> all = outputs;
+Arrays FlashAttention::allocated(const Inputs& inputs, const Arrays& outputs) {
+  Arrays all = outputs;
   if (settings_.num_outputs == 1 && backend_of(stream().device) != Backend::cuda) {
     std::vector<mx::Shape> shapes = shapes_of_outputs(inputs, settings_.options);
-    all.emplace_back(std::move(shapes[1]), mx::float32, nullptr, std::vector<mx::array>{});
-    all.emplace_back(std::move(shapes[2]), mx::float32, nullptr, std::vector<mx::array>{});
+    all.emplace_back(std::move(shapes[1]), mx::float32, nullptr, Arrays{});
+    all.emplace_back(std::move(shapes[2]), mx::float32, nullptr, Arrays{});
   }
   allocate(all, stream());
   return all;
 }
 
-void FlashAttention::eval_cpu(const std::vector<mx::array>& given_inputs, std::vector<mx::array>& given_outputs) {
-  std::vector<mx::array> inputs = aligned_on_cpu(given_inputs, stream());
+void FlashAttention::eval_cpu(const Arrays& given_inputs, Arrays& given_outputs) {
+  Arrays inputs = aligned_on_cpu(given_inputs, stream());
   Inputs named(inputs, settings_.present);
-  std::vector<mx::array> outputs = allocated(named, given_outputs);
+  Arrays outputs = allocated(named, given_outputs);
   prefer_huge_pages(outputs);
   Call call = describe(named, settings_.options);
   cpu::AttentionArgs args = forward_args(call, named, by_name(outputs));
@@ -98,9 +98,9 @@ void FlashAttention::eval_cpu(const std::vector<mx::array>& given_inputs, std::v
   }));
 }
 
-void FlashAttention::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& given_outputs) {
+void FlashAttention::eval_gpu(const Arrays& inputs, Arrays& given_outputs) {
   Inputs named(inputs, settings_.present);
-  std::vector<mx::array> outputs = allocated(named, given_outputs);
+  Arrays outputs = allocated(named, given_outputs);
   Call call = describe(named, settings_.options);
   Device device = device_of(stream().device);
   Variant variant = variant_for(settings_.selection, call, device);
@@ -113,11 +113,10 @@ void FlashAttention::eval_gpu(const std::vector<mx::array>& inputs, std::vector<
   run_on_gpu(work, stream());
 }
 
-std::vector<mx::array> FlashAttention::jvp(const std::vector<mx::array>& primals,
-                                           const std::vector<mx::array>& tangents, const std::vector<int>& argnums) {
+Arrays FlashAttention::jvp(const Arrays& primals, const Arrays& tangents, const std::vector<int>& argnums) {
   const auto outputs = [unfused = unfused_attention(settings_.options, settings_.present, stream()),
-                        count = settings_.num_outputs, stream = stream()](const std::vector<mx::array>& inputs) {
-    std::vector<mx::array> outputs = unfused(inputs);
+                        count = settings_.num_outputs, stream = stream()](const Arrays& inputs) {
+    Arrays outputs = unfused(inputs);
     if (count == 1) {
       outputs.pop_back();
       return outputs;
@@ -131,7 +130,7 @@ std::vector<mx::array> FlashAttention::jvp(const std::vector<mx::array>& primals
   return jvp_of(outputs, primals, tangents, argnums, stream());
 }
 
-std::vector<mx::Shape> FlashAttention::output_shapes(const std::vector<mx::array>& inputs) {
+std::vector<mx::Shape> FlashAttention::output_shapes(const Arrays& inputs) {
   // Shapeless compilation calls this with new shapes, so the shapes are checked here.
   Inputs named(inputs, settings_.present);
   check_shapes(named, settings_.options);

@@ -16,16 +16,15 @@ class FlashAttentionGradient : public AttentionPrimitive<FlashAttentionGradient>
   static constexpr int kNumRounded = 3;
   using AttentionPrimitive::AttentionPrimitive;
 
-  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
-  void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
+  void eval_cpu(const Arrays& inputs, Arrays& outputs) override;
+  void eval_gpu(const Arrays& inputs, Arrays& outputs) override;
 
-  std::vector<mx::array> jvp(const std::vector<mx::array>& primals, const std::vector<mx::array>& tangents,
-                             const std::vector<int>& argnums) override;
-  std::vector<mx::array> vjp(const std::vector<mx::array>& primals, const std::vector<mx::array>& cotangents,
-                             const std::vector<int>& argnums, const std::vector<mx::array>& outputs) override;
+  Arrays jvp(const Arrays& primals, const Arrays& tangents, const std::vector<int>& argnums) override;
+  Arrays vjp(const Arrays& primals, const Arrays& cotangents, const std::vector<int>& argnums,
+             const Arrays& outputs) override;
 
   const char* name() const override { return "FlashAttentionGradient"; }
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override;
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override;
 };
 
 }  // namespace flashattn

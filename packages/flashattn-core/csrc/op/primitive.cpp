@@ -30,8 +30,8 @@ std::vector<InputDims> input_dims(const Present& present) {
 }  // namespace
 
 // An input without a mapped axis stays unchanged, but a `whole` input is repeated along a new first dimension.
-std::vector<mx::array> mapped_inputs(const std::vector<mx::array>& inputs, const std::vector<int>& axes,
-                                     const Present& present, const mx::Stream& stream) {
+Arrays mapped_inputs(const Arrays& inputs, const std::vector<int>& axes, const Present& present,
+                     const mx::Stream& stream) {
   std::vector<InputDims> dims = input_dims(present);
   // The gradient's further inputs have all batch dimensions, so their `own` is not needed.
   dims.resize(inputs.size(), {.own = 0, .whole = true});
@@ -41,7 +41,7 @@ std::vector<mx::array> mapped_inputs(const std::vector<mx::array>& inputs, const
   if (batch_dims + 1 > kMaxBatchDims) {
     fail("vmap makes ", batch_dims + 1, " batch dimensions, expected at most ", kMaxBatchDims);
   }
-  std::vector<mx::array> mapped;
+  Arrays mapped;
   for (size_t i = 0; i < inputs.size(); ++i) {
     mx::array input = inputs[i];
     if (axes[i] >= 0) {
@@ -51,7 +51,7 @@ std::vector<mx::array> mapped_inputs(const std::vector<mx::array>& inputs, const
       std::iota(missing.begin(), missing.end(), 1);
       if (!missing.empty()) input = mx::expand_dims(input, missing, stream);
     } else if (dims[i].whole) {
-      const auto repeated = [axis = axes[mapped_input], stream](const std::vector<mx::array>& given) {
+      const auto repeated = [axis = axes[mapped_input], stream](const Arrays& given) {
         mx::Shape shape = given[0].shape();
         shape.insert(shape.begin(), given[1].shape(axis));
         return std::vector{mx::broadcast_to(given[0], shape, stream)};

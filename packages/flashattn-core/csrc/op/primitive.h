@@ -23,8 +23,8 @@ struct Settings {
 };
 
 // Makes the axis that mx.vmap maps the first batch dimension of a primitive's inputs.
-std::vector<mx::array> mapped_inputs(const std::vector<mx::array>& inputs, const std::vector<int>& axes,
-                                     const Present& present, const mx::Stream& stream);
+Arrays mapped_inputs(const Arrays& inputs, const std::vector<int>& axes, const Present& present,
+                     const mx::Stream& stream);
 
 // The first Derived::kNumRounded outputs have query's dtype, and all others are float32.
 template <typename Derived>
@@ -33,17 +33,16 @@ class AttentionPrimitive : public mx::Primitive {
   AttentionPrimitive(mx::Stream stream, const Settings& settings) : mx::Primitive(stream), settings_(settings) {}
 
   // Returns the lazy outputs of a new primitive.
-  static std::vector<mx::array> outputs_of(const mx::Stream& stream, const Settings& settings,
-                                           std::vector<mx::Shape> shapes, const std::vector<mx::array>& inputs) {
+  static Arrays outputs_of(const mx::Stream& stream, const Settings& settings, std::vector<mx::Shape> shapes,
+                           const Arrays& inputs) {
     std::vector<mx::Dtype> dtypes(shapes.size(), mx::float32);
     std::fill_n(dtypes.begin(), Derived::kNumRounded, inputs[0].dtype());
     return mx::array::make_arrays(std::move(shapes), dtypes, std::make_shared<Derived>(stream, settings), inputs);
   }
 
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(const std::vector<mx::array>& inputs,
-                                                           const std::vector<int>& axes) override {
-    std::vector<mx::array> mapped = mapped_inputs(inputs, axes, settings_.present, stream());
-    std::vector<mx::array> outputs = outputs_of(stream(), settings_, output_shapes(mapped), mapped);
+  std::pair<Arrays, std::vector<int>> vmap(const Arrays& inputs, const std::vector<int>& axes) override {
+    Arrays mapped = mapped_inputs(inputs, axes, settings_.present, stream());
+    Arrays outputs = outputs_of(stream(), settings_, output_shapes(mapped), mapped);
     return {outputs, std::vector<int>(outputs.size(), 0)};
   }
 

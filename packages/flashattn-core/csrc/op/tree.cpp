@@ -38,8 +38,8 @@ mx::array packed(const mx::array& visible, mx::StreamOrDevice s) {
 
 mx::array pack_tree(const mx::array& visible) {
   mx::Stream stream = mx::to_stream({});
-  return deferred([stream](const std::vector<mx::array>& given) { return std::vector{packed(given[0], stream)}; },
-                  {visible}, stream)[0];
+  return deferred([stream](const Arrays& given) { return std::vector{packed(given[0], stream)}; }, {visible},
+                  stream)[0];
 }
 
 mx::array seen_in_tree(const mx::array& tree, const mx::array& keys_after, const mx::array& queries_after,

@@ -163,7 +163,7 @@ std::optional<mx::array> visible_of(const Inputs& inputs, const Options& options
   return visible;
 }
 
-std::vector<mx::array> attend(const Inputs& inputs, const Options& options, const mx::Stream& s) {
+Arrays attend(const Inputs& inputs, const Options& options, const mx::Stream& s) {
   check_shapes(inputs, options);
   mx::array zero(0.0f), minus_infinity(-kInfinity);
   if (inputs.query().size() == 0 || inputs.key().size() == 0) {  // MLX takes no maximum over an empty axis
@@ -244,7 +244,7 @@ std::vector<mx::array> attend(const Inputs& inputs, const Options& options, cons
 }  // namespace
 
 Function unfused_attention(const Options& options, const Present& present, const mx::Stream& stream) {
-  return [=](const std::vector<mx::array>& inputs) { return attend(Inputs(inputs, present), options, stream); };
+  return [=](const Arrays& inputs) { return attend(Inputs(inputs, present), options, stream); };
 }
 
 }  // namespace flashattn

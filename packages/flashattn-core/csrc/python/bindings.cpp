@@ -53,7 +53,7 @@ void require_matching_mlx() {
   }
 }
 
-nb::object as_python(const std::vector<mx::array>& outputs, bool with_lse) {
+nb::object as_python(const Arrays& outputs, bool with_lse) {
   if (with_lse) return nb::make_tuple(outputs[0], outputs[1]);
   return nb::cast(outputs[0]);
 }
@@ -211,7 +211,7 @@ NB_MODULE(_ext, m) {
         Selection selection = {.kernel = is_forward ? std::optional(variant.kernel) : std::nullopt,
                                .is_counted = false,
                                .small_blocks = variant.small_blocks};
-        std::vector<mx::array> outputs = attention(arguments, selection, return_lse, stream, return_exact_out);
+        Arrays outputs = attention(arguments, selection, return_lse, stream, return_exact_out);
         if (return_exact_out) return nb::make_tuple(outputs[0], outputs[1], outputs[3]);
         return as_python(outputs, return_lse);
       },
@@ -276,7 +276,7 @@ NB_MODULE(_ext, m) {
       "block_map",
       [](const Arguments& arguments) {
         mx::Stream stream = mx::to_stream({});
-        std::vector<mx::array> inputs = primitive_inputs(arguments, backend_of(stream.device), stream);
+        Arrays inputs = primitive_inputs(arguments, backend_of(stream.device), stream);
         return block_map_of(arguments, Inputs(inputs, present_in(arguments)), stream);
       },
       "arguments"_a, "The block map of the array masks, even if kernels do not use it: see csrc/call/block_map.h.");

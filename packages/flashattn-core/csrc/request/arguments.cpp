@@ -32,8 +32,8 @@ Present present_in(const Arguments& arguments) {
   return present;
 }
 
-std::vector<mx::array> primitive_inputs(const Arguments& arguments, Backend backend, const mx::Stream& stream) {
-  std::vector<mx::array> inputs;
+Arrays primitive_inputs(const Arguments& arguments, Backend backend, const mx::Stream& stream) {
+  Arrays inputs;
   for (const InputRule& rule : kInputRules) {
     if (const auto& given = arguments.inputs[index(rule.input)]) {
       inputs.push_back(as_kernels_read_it(*given, rule.dtype, backend, stream));
@@ -42,7 +42,7 @@ std::vector<mx::array> primitive_inputs(const Arguments& arguments, Backend back
   return inputs;
 }
 
-Inputs::Inputs(const std::vector<mx::array>& primitive_inputs, const Present& present) {
+Inputs::Inputs(const Arrays& primitive_inputs, const Present& present) {
   size_t next = 0;
   for (int i = 0; i < kNumInputs; ++i) {
     arrays_[i] = present[i] ? &primitive_inputs[next++] : nullptr;

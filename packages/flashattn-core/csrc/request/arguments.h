@@ -15,6 +15,8 @@ namespace flashattn {
 
 namespace mx = mlx::core;
 
+using Arrays = std::vector<mx::array>;
+
 constexpr int kHead = -3, kRow = -2, kColumn = -1;  // axes of (*B, H, L, D)
 
 struct Options {
@@ -40,12 +42,12 @@ Present present_in(const Arguments& arguments);
 
 // Returns the inputs for a primitive: those that the call has, in the order of inputs.def and in the dtypes that
 // kernels read.
-std::vector<mx::array> primitive_inputs(const Arguments& arguments, Backend backend, const mx::Stream& stream);
+Arrays primitive_inputs(const Arguments& arguments, Backend backend, const mx::Stream& stream);
 
 // A call's inputs by name. Holds pointers, so the arrays must outlive the Inputs.
 class Inputs {
  public:
-  Inputs(const std::vector<mx::array>& primitive_inputs, const Present& present);
+  Inputs(const Arrays& primitive_inputs, const Present& present);
   explicit Inputs(const Arguments& arguments);
 
   const mx::array* operator[](Input input) const { return arrays_[index(input)]; }  // null where absent
