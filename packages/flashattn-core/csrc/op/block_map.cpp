@@ -15,7 +15,7 @@
 #include "../dispatch/gpu_stream.h"
 #include "../dispatch/memory.h"
 #include "mlx/ops.h"
-#include "primitive.h"
+#include "mlx/primitives.h"
 
 namespace flashattn {
 namespace {
@@ -41,37 +41,6 @@ struct KeptMasks {
 KeptMasks& kept() {
   static KeptMasks& kept = *new KeptMasks;  // never destroyed: arrays may outlive static destruction
   return kept;
-}
-
-mx::array make_map(const mx::array& mask, const mx::Stream& s) {
-  mx::array whole = mask.is_tracer() ? mx::stop_gradient(mask, s) : mask;
-  while (whole.ndim() < 2) whole = mx::expand_dims(whole, 0, s);
-  auto primitive = std::make_shared<BlockMap>(s);
-  mx::Shape shape = primitive->output_shapes({whole})[0];
-  return mx::array(std::move(shape), mx::uint8, std::move(primitive), {std::move(whole)});
-}
-
-// Returns a kept map for the caller's mask `given`, or makes one. `read` is the same mask in the dtype that kernels
-// read.
-mx::array map_of(const mx::array& given, const mx::array& read, const mx::Stream& stream) {
-  if (given.is_tracer()) return make_map(read, stream);
-  std::lock_guard lock(kept().mutex);
-  auto found = kept().masks.find(given.id());
-  if (found == kept().masks.end()) return make_map(read, stream);
-  std::optional<KeptMap>& made = found->second.made;
-  std::thread::id thread = std::this_thread::get_id();
-  if (!made || made->stream != stream || made->thread != thread || made->dtype != read.dtype() ||
-      made->map.status() != mx::array::Status::unscheduled) {
-    made = KeptMap{stream, thread, read.dtype(), make_map(read, stream)};
-  }
-  return made->map;
-}
-
-// Joins the maps of two masks. A key is visible if both masks leave it visible.
-mx::array joined(const mx::array& a, const mx::array& b, const mx::Stream& s) {
-  mx::array shows(int{kBlockShows}, mx::uint8), changes(int{kBlockChanges}, mx::uint8);
-  return mx::bitwise_or(mx::bitwise_and(mx::bitwise_and(a, b, s), shows, s),
-                        mx::bitwise_and(mx::bitwise_or(a, b, s), changes, s), s);
 }
 
 // Allocates memory for the map, only for its distinct blocks. Along axes on which the mask is broadcast, the map gets
@@ -104,6 +73,74 @@ cpu::MaskType type_of(mx::Dtype dtype) {
          : dtype == mx::float32 ? cpu::MaskType::float32
          : dtype == mx::float16 ? cpu::MaskType::float16
                                 : cpu::MaskType::bfloat16;
+}
+
+// Input: a mask with at least two axes. Output: uint8, with an element for each block of the mask's last two axes.
+class BlockMap : public mx::Primitive {
+ public:
+  explicit BlockMap(mx::Stream stream) : mx::Primitive(stream) {}
+
+  void eval_cpu(const Arrays& given_inputs, Arrays& outputs) override {
+    Arrays inputs = aligned_on_cpu(given_inputs, stream());
+    ArrayParams params = allocate_map(inputs[0], outputs[0], stream());
+    if (params.count == 0) return;
+    cpu_encoder(stream(), inputs, outputs)
+        .dispatch([mask = inputs[0].data<void>(), type = type_of(inputs[0].dtype()), params,
+                   map = outputs[0].data<uint8_t>()] { cpu::find_block_map(mask, type, params, map); });
+  }
+
+  void eval_gpu(const Arrays& inputs, Arrays& outputs) override {
+    ArrayParams params = allocate_map(inputs[0], outputs[0], stream());
+    if (params.count == 0) return;
+    run_on_gpu(block_map_work(backend_of(stream().device), inputs[0], params, outputs[0]), stream());
+  }
+
+  std::pair<Arrays, std::vector<int>> vmap(const Arrays& inputs, const std::vector<int>& axes) override;
+
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
+    mx::Shape shape = inputs[0].shape();
+    for (int axis : {kRow, kColumn}) *(shape.end() + axis) = blocks_of(inputs[0].shape(axis));
+    return {shape};
+  }
+
+  const char* name() const override { return "FlashAttentionBlockMap"; }
+  bool is_equivalent(const mx::Primitive&) const override { return true; }
+};
+
+mx::array make_map(const mx::array& mask, const mx::Stream& s) {
+  mx::array whole = mask.is_tracer() ? mx::stop_gradient(mask, s) : mask;
+  while (whole.ndim() < 2) whole = mx::expand_dims(whole, 0, s);
+  auto primitive = std::make_shared<BlockMap>(s);
+  mx::Shape shape = primitive->output_shapes({whole})[0];
+  return mx::array(std::move(shape), mx::uint8, std::move(primitive), {std::move(whole)});
+}
+
+std::pair<Arrays, std::vector<int>> BlockMap::vmap(const Arrays& inputs, const std::vector<int>& axes) {
+  mx::array mask = axes[0] > 0 ? mx::moveaxis(inputs[0], axes[0], 0, stream()) : inputs[0];
+  return {{make_map(mask, stream())}, {axes[0] < 0 ? -1 : 0}};
+}
+
+// Returns a kept map for the caller's mask `given`, or makes one. `read` is the same mask in the dtype that kernels
+// read.
+mx::array map_of(const mx::array& given, const mx::array& read, const mx::Stream& stream) {
+  if (given.is_tracer()) return make_map(read, stream);
+  std::lock_guard lock(kept().mutex);
+  auto found = kept().masks.find(given.id());
+  if (found == kept().masks.end()) return make_map(read, stream);
+  std::optional<KeptMap>& made = found->second.made;
+  std::thread::id thread = std::this_thread::get_id();
+  if (!made || made->stream != stream || made->thread != thread || made->dtype != read.dtype() ||
+      made->map.status() != mx::array::Status::unscheduled) {
+    made = KeptMap{stream, thread, read.dtype(), make_map(read, stream)};
+  }
+  return made->map;
+}
+
+// Joins the maps of two masks. A key is visible if both masks leave it visible.
+mx::array joined(const mx::array& a, const mx::array& b, const mx::Stream& s) {
+  mx::array shows(int{kBlockShows}, mx::uint8), changes(int{kBlockChanges}, mx::uint8);
+  return mx::bitwise_or(mx::bitwise_and(mx::bitwise_and(a, b, s), shows, s),
+                        mx::bitwise_and(mx::bitwise_or(a, b, s), changes, s), s);
 }
 
 }  // namespace
@@ -142,32 +179,6 @@ void forget_block_maps(std::uintptr_t mask_id) {
   if (found == kept().masks.end() || --found->second.holders > 0) return;
   last = std::move(found->second);
   kept().masks.erase(found);
-}
-
-void BlockMap::eval_cpu(const Arrays& given_inputs, Arrays& outputs) {
-  Arrays inputs = aligned_on_cpu(given_inputs, stream());
-  ArrayParams params = allocate_map(inputs[0], outputs[0], stream());
-  if (params.count == 0) return;
-  cpu_encoder(stream(), inputs, outputs)
-      .dispatch([mask = inputs[0].data<void>(), type = type_of(inputs[0].dtype()), params,
-                 map = outputs[0].data<uint8_t>()] { cpu::find_block_map(mask, type, params, map); });
-}
-
-void BlockMap::eval_gpu(const Arrays& inputs, Arrays& outputs) {
-  ArrayParams params = allocate_map(inputs[0], outputs[0], stream());
-  if (params.count == 0) return;
-  run_on_gpu(block_map_work(backend_of(stream().device), inputs[0], params, outputs[0]), stream());
-}
-
-std::pair<Arrays, std::vector<int>> BlockMap::vmap(const Arrays& inputs, const std::vector<int>& axes) {
-  mx::array mask = axes[0] > 0 ? mx::moveaxis(inputs[0], axes[0], 0, stream()) : inputs[0];
-  return {{make_map(mask, stream())}, {axes[0] < 0 ? -1 : 0}};
-}
-
-std::vector<mx::Shape> BlockMap::output_shapes(const Arrays& inputs) {
-  mx::Shape shape = inputs[0].shape();
-  for (int axis : {kRow, kColumn}) *(shape.end() + axis) = blocks_of(inputs[0].shape(axis));
-  return {shape};
 }
 
 }  // namespace flashattn

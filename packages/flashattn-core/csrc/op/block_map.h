@@ -2,13 +2,8 @@
 #pragma once
 
 #include <optional>
-#include <utility>
-#include <vector>
 
 #include "../request/arguments.h"
-#include "mlx/array.h"
-#include "mlx/primitives.h"
-#include "mlx/stream.h"
 
 namespace flashattn {
 
@@ -24,18 +19,5 @@ void add_block_map(const Arguments& arguments, Arrays& inputs, Present& present,
 // function. The last call of forget_block_maps() frees the maps.
 std::uintptr_t keep_block_maps(const mx::array& mask);
 void forget_block_maps(std::uintptr_t mask_id);
-
-// Input: a mask with at least two axes. Output: uint8, with an element for each block of the mask's last two axes.
-class BlockMap : public mx::Primitive {
- public:
-  explicit BlockMap(mx::Stream stream) : mx::Primitive(stream) {}
-
-  void eval_cpu(const Arrays& inputs, Arrays& outputs) override;
-  void eval_gpu(const Arrays& inputs, Arrays& outputs) override;
-  std::pair<Arrays, std::vector<int>> vmap(const Arrays& inputs, const std::vector<int>& axes) override;
-  const char* name() const override { return "FlashAttentionBlockMap"; }
-  bool is_equivalent(const mx::Primitive&) const override { return true; }
-  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override;
-};
 
 }  // namespace flashattn

@@ -1,7 +1,5 @@
-// Defines the gradient's primitive, and FlashAttention::vjp(), which also calls sinks_gradient() and
-// unfused_attention().
-#include "gradient.h"
-
+// The gradient of attention. A primitive computes the gradients of query, key and value. MLX's operations compute all
+// other gradients.
 #include <algorithm>
 #include <optional>
 #include <tuple>
@@ -65,6 +63,61 @@ Function unfused_gradient(const Options& options, const Present& present, const 
   };
 }
 
+// Inputs: the inputs of FlashAttention, then those of Further. Outputs: the gradients of query, key and value, then
+// delta, see cpu/backward.h.
+class FlashAttentionGradient : public AttentionPrimitive<FlashAttentionGradient> {
+ public:
+  static constexpr int kNumRounded = 3;
+  using AttentionPrimitive::AttentionPrimitive;
+
+  const char* name() const override { return "FlashAttentionGradient"; }
+
+  void eval_cpu(const Arrays& given_inputs, Arrays& outputs) override {
+    Arrays inputs = aligned_on_cpu(given_inputs, stream());
+    allocate(outputs, stream());
+    Inputs forward_inputs(inputs, settings_.present);
+    Call call = describe(forward_inputs, settings_.options);
+    Kernel forward = variant_for(settings_.selection, call, {}).kernel;
+    cpu::BackwardArgs args = backward_args(forward, call, forward_inputs, further_inputs(inputs), named(outputs));
+    if (settings_.selection.is_counted) count_backward(Backend::cpu);
+    cpu_encoder(stream(), inputs, outputs).dispatch(whole_or_nan(outputs, [args] { cpu::backward(args); }));
+  }
+
+  void eval_gpu(const Arrays& inputs, Arrays& outputs) override {
+    allocate(outputs, stream());
+    Device device = device_of(stream().device);
+    if (settings_.selection.is_counted) count_backward(device.backend);
+    Inputs forward_inputs(inputs, settings_.present);
+    Call call = describe(forward_inputs, settings_.options);
+    Variant variant = backward_variant(call, device);
+    run_on_gpu(backward_work(variant, call, device, forward_inputs, further_inputs(inputs), named(outputs)), stream());
+  }
+
+  Arrays vjp(const Arrays& primals, const Arrays& cotangents, const std::vector<int>& argnums, const Arrays&) override {
+    return vjp_of(unfused_gradient(settings_.options, settings_.present, stream()), primals, cotangents, argnums,
+                  stream());
+  }
+
+  Arrays jvp(const Arrays& primals, const Arrays& tangents, const std::vector<int>& argnums) override {
+    return jvp_of(unfused_gradient(settings_.options, settings_.present, stream()), primals, tangents, argnums,
+                  stream());
+  }
+
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
+    Call call = describe(Inputs(inputs, settings_.present), settings_.options);
+    backward_variant(call, device_of(stream().device));  // throws if no kernel covers the call
+    // In a shapeless function, the caller's cotangents may have other shapes than the outputs.
+    GradientInputs further = further_inputs(inputs);
+    for (auto [name, given, expected] : {std::tuple("out", &further.out_gradient, &further.saved.out),
+                                         std::tuple("lse", &further.lse_gradient, further.saved.lse)}) {
+      if (given->shape() != expected->shape() && expected->size() > 0) {
+        fail("the cotangent of ", name, " has shape ", given->shape(), ", expected ", expected->shape());
+      }
+    }
+    return {inputs[0].shape(), inputs[1].shape(), inputs[2].shape(), further.saved.lse->shape()};
+  }
+};
+
 }  // namespace
 
 Arrays FlashAttention::vjp(const Arrays& inputs, const Arrays& cotangents, const std::vector<int>& argnums,
@@ -105,51 +158,6 @@ Arrays FlashAttention::vjp(const Arrays& inputs, const Arrays& cotangents, const
     result.push_back(*by_argument[argument]);
   }
   return result;
-}
-
-void FlashAttentionGradient::eval_cpu(const Arrays& given_inputs, Arrays& outputs) {
-  Arrays inputs = aligned_on_cpu(given_inputs, stream());
-  allocate(outputs, stream());
-  Inputs forward_inputs(inputs, settings_.present);
-  Call call = describe(forward_inputs, settings_.options);
-  Kernel forward = variant_for(settings_.selection, call, {}).kernel;
-  cpu::BackwardArgs args = backward_args(forward, call, forward_inputs, further_inputs(inputs), named(outputs));
-  if (settings_.selection.is_counted) count_backward(Backend::cpu);
-  cpu_encoder(stream(), inputs, outputs).dispatch(whole_or_nan(outputs, [args] { cpu::backward(args); }));
-}
-
-void FlashAttentionGradient::eval_gpu(const Arrays& inputs, Arrays& outputs) {
-  allocate(outputs, stream());
-  Device device = device_of(stream().device);
-  if (settings_.selection.is_counted) count_backward(device.backend);
-  Inputs forward_inputs(inputs, settings_.present);
-  Call call = describe(forward_inputs, settings_.options);
-  Variant variant = backward_variant(call, device);
-  run_on_gpu(backward_work(variant, call, device, forward_inputs, further_inputs(inputs), named(outputs)), stream());
-}
-
-Arrays FlashAttentionGradient::vjp(const Arrays& primals, const Arrays& cotangents, const std::vector<int>& argnums,
-                                   const Arrays&) {
-  return vjp_of(unfused_gradient(settings_.options, settings_.present, stream()), primals, cotangents, argnums,
-                stream());
-}
-
-Arrays FlashAttentionGradient::jvp(const Arrays& primals, const Arrays& tangents, const std::vector<int>& argnums) {
-  return jvp_of(unfused_gradient(settings_.options, settings_.present, stream()), primals, tangents, argnums, stream());
-}
-
-std::vector<mx::Shape> FlashAttentionGradient::output_shapes(const Arrays& inputs) {
-  backward_variant(describe(Inputs(inputs, settings_.present), settings_.options),
-                   device_of(stream().device));  // throws if none covers the call
-  // In a shapeless function, the caller's cotangents may have other shapes than the outputs.
-  GradientInputs further = further_inputs(inputs);
-  for (auto [name, given, expected] : {std::tuple("out", &further.out_gradient, &further.saved.out),
-                                       std::tuple("lse", &further.lse_gradient, further.saved.lse)}) {
-    if (given->shape() != expected->shape() && expected->size() > 0) {
-      fail("the cotangent of ", name, " has shape ", given->shape(), ", expected ", expected->shape());
-    }
-  }
-  return {inputs[0].shape(), inputs[1].shape(), inputs[2].shape(), further_inputs(inputs).saved.lse->shape()};
 }
 
 }  // namespace flashattn
