@@ -13,7 +13,6 @@
 #include <string>
 #include <utility>
 
-#include "call/limits.h"
 #include "cuda/driver.h"
 #include "cuda/encode.h"
 #include "cuda/launch.h"

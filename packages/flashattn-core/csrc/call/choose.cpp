@@ -7,7 +7,6 @@
 #include <sstream>
 
 #include "fail.h"
-#include "limits.h"
 #include "mlx_fused.h"
 #include "spans.h"
 

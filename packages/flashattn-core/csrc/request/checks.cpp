@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "../call/fail.h"
-#include "../call/limits.h"
 #include "../call/params.h"
 #include "mlx/utils.h"
 
