@@ -5,7 +5,6 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
-#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 #include <sys/utsname.h>
 
@@ -219,7 +218,6 @@ void bind_calls(nb::module_& m) {
           },
           "backend"_a, "compute_capability"_a = 0, "multiprocessors"_a = Device{}.multiprocessors, "costs"_a = "",
           "costs: the text of a file that `mlxlm-flash tune` wrote, see csrc/call/costs.def.")
-      .def_prop_ro("backend", [](const Device& device) { return name(device.backend); })
       .def_ro("compute_capability", &Device::compute_capability);
   nb::class_<Call>(m, "Call", "One attention call as plain data, see csrc/call/call.h.")
       .def("__init__", &make, "dtype"_a, "head_dim"_a, "value_dim"_a = nb::none(), "heads"_a = 1, "kv_heads"_a = 1,

@@ -65,7 +65,6 @@ class Device:
     def __init__(
         self, backend: str, compute_capability: int = 0, multiprocessors: int = 132, costs: str = ""
     ) -> None: ...
-    backend: str
     compute_capability: int
 
 class Call:
