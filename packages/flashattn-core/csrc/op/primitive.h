@@ -43,7 +43,8 @@ class AttentionPrimitive : public mx::Primitive {
   std::pair<Arrays, std::vector<int>> vmap(const Arrays& inputs, const std::vector<int>& axes) override {
     Arrays mapped = mapped_inputs(inputs, axes, settings_.present, stream());
     Arrays outputs = outputs_of(stream(), settings_, output_shapes(mapped), mapped);
-    return {outputs, std::vector<int>(outputs.size(), 0)};
+    std::vector<int> output_axes(outputs.size(), 0);
+    return {std::move(outputs), std::move(output_axes)};
   }
 
   bool is_equivalent(const mx::Primitive& other) const override {

@@ -96,15 +96,13 @@ struct LoweredMask {
   Arguments arguments;
 };
 
-// Makes arguments of a mask that needs no conversion. Returns false for any other mask.
-bool begin_with_mask(Arguments& arguments, nb::handle mask) {
-  if (mask.is_none()) return true;
-  if (nb::isinstance<LoweredMask>(mask)) {
-    arguments = nb::inst_ptr<LoweredMask>(mask)->arguments;
-    return true;
-  }
-  arguments.options.causal = true;
-  return nb::isinstance<nb::str>(mask) && PyUnicode_CompareWithASCIIString(mask.ptr(), "causal") == 0;
+// Returns the mask as arguments, or null if it needs a conversion.
+const Arguments* as_arguments(nb::handle mask) {
+  static const Arguments none, causal = {{}, Options{.causal = true}};
+  if (mask.is_none()) return &none;
+  if (nb::isinstance<LoweredMask>(mask)) return &nb::inst_ptr<LoweredMask>(mask)->arguments;
+  bool is_causal = nb::isinstance<nb::str>(mask) && PyUnicode_CompareWithASCIIString(mask.ptr(), "causal") == 0;
+  return is_causal ? &causal : nullptr;
 }
 
 // Puts keys or values into the arguments: an array of this dtype or, if they are quantised, a tuple or list of words,
@@ -129,8 +127,9 @@ nb::object quick(nb::handle query, nb::handle key, nb::handle value, nb::handle 
   const mx::array *q = as_array(query), *s = as_array(sinks);
   bool is_plain = q && (s || sinks.is_none()) && (scale.is_none() || PyFloat_CheckExact(scale.ptr()));
   if (!is_plain || (!mlx.is_none() && (q->ndim() != 4 || scale.is_none()))) return nb::none();
-  Arguments arguments;
-  if (!begin_with_mask(arguments, mask)) return nb::none();
+  const Arguments* masked = as_arguments(mask);
+  if (!masked) return nb::none();
+  Arguments arguments = *masked;
   arguments.inputs[index(Input::query)] = *q;
   arguments.options.group_size = group_size;
   arguments.options.bits = bits;

@@ -20,7 +20,7 @@ using Arrays = std::vector<mx::array>;
 constexpr int kHead = -3, kRow = -2, kColumn = -1;  // axes of (*B, H, L, D)
 
 struct Options {
-  std::optional<float> scale;  // none: 1 / sqrt(D)
+  std::optional<float> scale = {};  // none: 1 / sqrt(D)
   Precision precision = Precision::float32;
 #define FLASHATTN_OPTION(type, name) type name = {};
   FLASHATTN_OPTIONS(FLASHATTN_OPTION)
