@@ -355,8 +355,8 @@ def test_each_kernel_of_a_backend_is_asked_for_what_it_takes(monkeypatch):
     models = list(survey.calls_of_models())
     quantised = sum(call.bits > 0 for call in models)
     assert found == [
-        ("cpu_prefill", len(models), ""),
         ("cpu_decode", len(models), ""),
+        ("cpu_prefill", len(models), ""),
         ("cpu_backward", len(models) - quantised, ""),
     ]
     assert len(asked) == sum(count for _, count, _ in found)

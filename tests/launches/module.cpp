@@ -13,7 +13,6 @@
 #include <string>
 #include <utility>
 
-#include "call/limits.h"
 #include "cuda/driver.h"
 #include "cuda/encode.h"
 #include "cuda/launch.h"
@@ -167,7 +166,7 @@ nb::list forward(const Arguments& arguments, const std::string& backend, bool wi
   Device device = device_named(backend);
   PrimitiveInputs inputs(arguments, device.backend);
   Inputs named = inputs.named();
-  Call call = describe(named, arguments.options, arguments.precision, false);
+  Call call = describe(named, arguments.options);
   Variant variant = choose(call, device, arguments.kernel).variant;
   variant.small_blocks = small_blocks.value_or(variant.small_blocks && !arguments.kernel);
   mx::Shape rows(named.query().shape().begin(), named.query().shape().end() - 1), wide = rows, stats = rows;
@@ -188,7 +187,7 @@ nb::list backward(const Arguments& arguments, const mx::array& out, const mx::ar
   PrimitiveInputs inputs(arguments, device.backend);
   mx::eval(out, lse, row_stats, out_gradient, lse_gradient);
   Inputs named = inputs.named();
-  Call call = describe(named, arguments.options, arguments.precision, true);
+  Call call = describe(named, arguments.options, true);
   mx::Dtype dtype = named.query().dtype();
   mx::array query = not_allocated(named.query().shape(), dtype);
   mx::array key = not_allocated(named.key().shape(), dtype);

@@ -11,6 +11,10 @@
 
 namespace flashattn {
 
+// Limits that hold for every call, whichever kernel runs it.
+constexpr int kMaxHeadDim = 512;
+constexpr int kMaxPositions = 2147483647 - 1024;  // positions are int32, and loops may go one tile past the end
+
 struct Call {
   AttentionParams params = {};               // the strides are 0 until MLX has evaluated the arrays
   Dtype dtype = Dtype::float32;              // of query and out, and of key and value if they are not quantised

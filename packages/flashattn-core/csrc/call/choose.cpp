@@ -7,7 +7,6 @@
 #include <sstream>
 
 #include "fail.h"
-#include "limits.h"
 #include "mlx_fused.h"
 #include "spans.h"
 
@@ -39,36 +38,11 @@ struct Row {
 constexpr auto forward = Pass::forward, backward = Pass::backward;
 constexpr bool rounds = true;
 
-// "auto" takes the first row whose kernel can run the call and whose auto_query_len and auto_key_len are large enough.
+#define FLASHATTN_KERNEL(name, backend, ...) {Kernel::name, #name, Backend::backend, __VA_ARGS__},
 constexpr std::array<Row, kNumKernels> kTable = {{
-    {Kernel::cpu_decode, "cpu_decode", Backend::cpu, forward, kMaxDecodeLen, kMaxHeadDim, all, kAny, kAny,
-     "few queries: work is split over the keys"},
-    {Kernel::cpu_prefill, "cpu_prefill", Backend::cpu, forward, kAny, kMaxHeadDim, all, kAny, kAny,
-     "many queries: work is split over the queries"},
-    {Kernel::metal_decode_fast, "metal_decode_fast", Backend::metal, forward, 1, kMaxHeadDim, all, kAny, 128,
-     "one query, few keys: one SIMD group per head, no barriers"},
-    {Kernel::metal_decode_parallel, "metal_decode_parallel", Backend::metal, forward, 1, kMaxHeadDim, all, kAny, 1024,
-     "one query: 32 SIMD groups per head share the keys"},
-    {Kernel::metal_decode_split, "metal_decode_split", Backend::metal, forward, kMaxDecodeLen, kMaxHeadDim, all, kAny,
-     kAny, "few queries: the keys are cut into chunks, each read once for all heads of a group"},
-    {Kernel::metal_prefill_tg, "metal_prefill_tg", Backend::metal, forward, kAny, 256, none, 64, kAny,
-     "a short prompt: the heads of a group share their keys"},
-    {Kernel::metal_prefill_reg, "metal_prefill_reg", Backend::metal, forward, kAny, 256, all, kAny, kAny,
-     "many queries: output and probabilities stay in registers"},
-    {Kernel::metal_rowwise, "metal_rowwise", Backend::metal, forward, kAny, kMaxHeadDim, all, kAny, kAny,
-     "head_dim above 256: one thread per score, any size"},
-    {Kernel::cuda_decode, "cuda_decode", Backend::cuda, forward, kMaxCudaDecodeLen, kMaxHeadDim, all, kAny, kAny,
-     "few queries: the keys are cut into chunks, each read once for 16 rows of a group"},
-    {Kernel::cuda_prefill, "cuda_prefill", Backend::cuda, forward, kAny, 256, with_16_bits, kAny, kAny,
-     "many queries: tensor cores, output and probabilities stay in registers", rounds},
-    {Kernel::cuda_rowwise, "cuda_rowwise", Backend::cuda, forward, kAny, kMaxHeadDim, all, kAny, kAny,
-     "one thread per score, any size"},
-    {Kernel::cpu_backward, "cpu_backward", Backend::cpu, backward, kAny, kMaxHeadDim, none, kAny, kAny, ""},
-    {Kernel::metal_backward_dq, "metal_backward_dq", Backend::metal, backward, kAny, 256, none, kAny, kAny, ""},
-    {Kernel::metal_backward_dkv, "metal_backward_dkv", Backend::metal, backward, kAny, 256, none, kAny, kAny, ""},
-    {Kernel::cuda_backward_dq, "cuda_backward_dq", Backend::cuda, backward, kAny, 256, none, kAny, kAny, "", rounds},
-    {Kernel::cuda_backward_dkv, "cuda_backward_dkv", Backend::cuda, backward, kAny, 256, none, kAny, kAny, "", rounds},
+#include "kernels.def"
 }};
+#undef FLASHATTN_KERNEL
 
 constexpr std::array<std::string_view, 3> kBackendNames = {"cpu", "metal", "cuda"};
 constexpr std::array<std::string_view, 3> kBackendsInWords = {"the CPU", "Metal", "CUDA"};
@@ -78,12 +52,7 @@ std::string in_words(Backend backend) {
 }
 
 const Row& row_of(Kernel kernel) {
-  for (const Row& row : kTable) {
-    if (row.kernel == kernel) {
-      return row;
-    }
-  }
-  throw std::logic_error("a kernel is missing from the table");
+  return kTable[static_cast<int>(kernel)];
 }
 
 std::string known_names() {
@@ -130,6 +99,12 @@ std::string obstacle(const Row& row, Backend backend, const Call& call) {
     return kernel(" takes a head_dim up to " + std::to_string(row.max_dim) + ", found " + std::to_string(widest(call)));
   }
   return "";
+}
+
+void require(const Row& row, Backend backend, const Call& call) {
+  if (std::string reason = obstacle(row, backend, call); !reason.empty()) {
+    throw NoKernelError("[flash_attention] " + reason);
+  }
 }
 
 // On compute capability 9.0, cuda_prefill has large and small query blocks. Small blocks take more time per query row.
@@ -227,7 +202,7 @@ Kernel compared_kernel(const Call& call, Kernel forward) {
   return has_gradient ? backward_kernels(backend_of(forward)).front() : forward;
 }
 
-Cost cost_of(Kernel kernel, const Device& device) {
+std::pair<double, std::string_view> cost_of(Kernel kernel, const Device& device) {
   if (device.tuned && device.tuned->cost[static_cast<int>(kernel)] > 0) {
     return {device.tuned->cost[static_cast<int>(kernel)], device.tuned->source};
   }
@@ -253,11 +228,8 @@ Choice choose(const Call& call, const Device& device, std::optional<Kernel> want
     return Choice{.variant = {row.kernel, precision_of(row, call), small}, .why = why};
   };
   if (wanted) {
-    const Row& row = row_of(*wanted);
-    if (std::string reason = obstacle(row, device.backend, call); !reason.empty()) {
-      throw NoKernelError("[flash_attention] " + reason);
-    }
-    return chosen(row, "the call names this kernel");
+    require(row_of(*wanted), device.backend, call);
+    return chosen(row_of(*wanted), "the call names this kernel");
   }
   for (const Row& row : kTable) {
     bool fits = row.pass == forward && row.backend == device.backend && !contains(failed, row.kernel);
@@ -287,11 +259,7 @@ Variant backward_variant(const Call& call, const Device& device) {
     throw NoKernelError("[flash_attention] no kernel computes the gradient with quantised keys and values");
   }
   std::vector<Kernel> kernels = backward_kernels(device.backend);
-  for (Kernel kernel : kernels) {
-    if (std::string reason = obstacle(row_of(kernel), device.backend, call); !reason.empty()) {
-      throw NoKernelError("[flash_attention] " + reason);
-    }
-  }
+  for (Kernel kernel : kernels) require(row_of(kernel), device.backend, call);
   return {kernels.front(), precision_of(row_of(kernels.front()), call)};
 }
 

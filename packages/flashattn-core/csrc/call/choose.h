@@ -7,31 +7,19 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "call.h"
 
 namespace flashattn {
 
+#define FLASHATTN_KERNEL(name, ...) name,
 enum class Kernel {
-  cpu_prefill,
-  cpu_decode,
-  cpu_backward,
-  metal_rowwise,
-  metal_decode_fast,
-  metal_decode_parallel,
-  metal_decode_split,
-  metal_prefill_tg,
-  metal_prefill_reg,
-  metal_backward_dq,
-  metal_backward_dkv,
-  cuda_prefill,
-  cuda_decode,
-  cuda_rowwise,
-  cuda_backward_dq,
-  cuda_backward_dkv,
+#include "kernels.def"
   count
 };
+#undef FLASHATTN_KERNEL
 constexpr int kNumKernels = static_cast<int>(Kernel::count);
 
 enum class Pass { forward, backward };
@@ -89,12 +77,8 @@ struct Choice {
 // `failed`. Throws NoKernelError if there is no such kernel.
 Choice choose(const Call& call, const Device& device, std::optional<Kernel> wanted = {}, Kernels failed = 0);
 
-// What a pair costs this kernel, relative to MLX's own fused kernel, and where the number comes from.
-struct Cost {
-  double cost;
-  std::string_view source;
-};
-Cost cost_of(Kernel kernel, const Device& device);
+// Returns what a pair costs this kernel, see Estimate, and where the number comes from.
+std::pair<double, std::string_view> cost_of(Kernel kernel, const Device& device);
 
 // Returns the backend's backward kernels. A backward pass runs all of them. backward_variant() returns the first, and
 // the precision in which all of them compute the call's gradient. It throws NoKernelError if one of them cannot run the

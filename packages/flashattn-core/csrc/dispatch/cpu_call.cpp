@@ -44,8 +44,7 @@ cpu::BackwardArgs backward_args(Kernel forward_kernel, const Call& call, const I
   };
 }
 
-mx::cpu::CommandEncoder& cpu_encoder(const mx::Stream& stream, const std::vector<mx::array>& inputs,
-                                     std::vector<mx::array>& outputs) {
+mx::cpu::CommandEncoder& cpu_encoder(const mx::Stream& stream, const Arrays& inputs, Arrays& outputs) {
   auto& encoder = mx::cpu::get_command_encoder(stream);
   for (const mx::array& input : inputs) {
     encoder.set_input_array(input);

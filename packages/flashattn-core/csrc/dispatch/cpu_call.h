@@ -19,13 +19,12 @@ cpu::BackwardArgs backward_args(Kernel forward_kernel, const Call& call, const I
                                 const GradientInputs& further, const Gradients& gradients);
 
 // Tells the stream's encoder which arrays its next job reads and writes, and returns the encoder.
-mx::cpu::CommandEncoder& cpu_encoder(const mx::Stream& stream, const std::vector<mx::array>& inputs,
-                                     std::vector<mx::array>& outputs);
+mx::cpu::CommandEncoder& cpu_encoder(const mx::Stream& stream, const Arrays& inputs, Arrays& outputs);
 
 // Returns a function that runs `job`. If the job fails, the function fills the outputs, which must be contiguous, with
 // NaN, because MLX may use them even then.
 template <typename Job>
-auto whole_or_nan(const std::vector<mx::array>& outputs, Job job) {
+auto whole_or_nan(const Arrays& outputs, Job job) {
   std::vector<std::span<uint8_t>> written;
   for (const mx::array& output : outputs) {
     written.emplace_back(const_cast<uint8_t*>(output.data<uint8_t>()), output.nbytes());

@@ -97,20 +97,16 @@ gpu::Launches backward_launches(Backend backend, const gpu::GpuCall& call, const
   return backend == Backend::metal ? metal::backward_launches(call, strides) : cuda::backward_launches(call, strides);
 }
 
-// Returns the gradient's launches for contiguous arrays.
-gpu::Launches backward_launches_of(Backend backend, const gpu::GpuCall& call) {
+// A gradient's launches are those for contiguous arrays.
+std::vector<gpu::Launch> launches_of(Kernel kernel, const gpu::GpuCall& call) {
+  if (pass_of(kernel) == Pass::forward) return launches(kernel, call)->launches;
   const AttentionParams& p = call.params;
-  return backward_launches(backend, call,
-                           {.dout = contiguous(p.num_heads, p.query_len, p.value_dim),
+  BackwardParams strides = {.dout = contiguous(p.num_heads, p.query_len, p.value_dim),
                             .dlse = contiguous(p.num_heads, p.query_len, 1),
                             .dq = contiguous(p.num_heads, p.query_len, p.head_dim),
                             .dk = contiguous(p.num_kv_heads, p.key_len, p.head_dim),
-                            .dv = contiguous(p.num_kv_heads, p.key_len, p.value_dim)});
-}
-
-std::vector<gpu::Launch> launches_of(Kernel kernel, const gpu::GpuCall& call) {
-  if (pass_of(kernel) == Pass::forward) return launches(kernel, call)->launches;
-  return backward_launches_of(backend_of(kernel), call).launches;
+                            .dv = contiguous(p.num_kv_heads, p.key_len, p.value_dim)};
+  return backward_launches(backend_of(kernel), call, strides).launches;
 }
 
 }  // namespace
@@ -175,7 +171,7 @@ gpu::Work backward_work(Variant variant, const Call& call, const Device& device,
 
 gpu::Work block_map_work(Backend backend, const mx::array& mask, const ArrayParams& params, const mx::array& map) {
   std::optional<Dtype> dtype;
-  if (mask.dtype() != mx::bool_) dtype = dtype_of(&mask);
+  if (mask.dtype() != mx::bool_) dtype = dtype_of(mask.dtype());
   gpu::Work work;
   work.launches = std::make_shared<gpu::Launches>(gpu::block_map_launches(backend, params, dtype));
   work.arrays[index(Binding::mask)] = mask;
@@ -187,7 +183,7 @@ gpu::Work append_work(const std::vector<mx::array>& inputs, const std::vector<mx
                       const std::array<bool, 6>& in_place, int offset, int group_size, int bits) {
   const mx::array &keys = inputs[6], &values = inputs[7];
   cuda::NewRows rows = {};
-  rows.dtype = dtype_of(&keys);
+  rows.dtype = dtype_of(keys.dtype());
   AttentionParams& p = rows.params;
   p.batch_size = keys.shape(0);
   p.num_kv_heads = keys.shape(1);

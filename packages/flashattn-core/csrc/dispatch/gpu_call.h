@@ -6,7 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "../call/limits.h"
 #include "../gpu/work.h"
 #include "../request/strides.h"
 

@@ -15,7 +15,7 @@
 #include "../dispatch/gpu_stream.h"
 #include "../dispatch/memory.h"
 #include "mlx/ops.h"
-#include "primitive.h"
+#include "mlx/primitives.h"
 
 namespace flashattn {
 namespace {
@@ -43,12 +43,81 @@ KeptMasks& kept() {
   return kept;
 }
 
+// Allocates memory for the map, only for its distinct blocks. Along axes on which the mask is broadcast, the map gets
+// stride 0. Returns the mask's shape, in which these axes have size 1, its strides, and the number of distinct blocks.
+ArrayParams allocate_map(const mx::array& mask, mx::array& map, const mx::Stream& stream) {
+  ArrayParams params = {.count = 1, .ndim = static_cast<int32_t>(mask.ndim()), .shape = {}, .strides = {}};
+  mx::Shape shape = map.shape();
+  for (int d = 0; d < params.ndim; ++d) {
+    bool repeats = mask.strides(d) == 0 && mask.shape(d) > 1;
+    if (repeats) shape[d] = 1;
+    params.shape[d] = repeats ? 1 : mask.shape(d);
+    params.strides[d] = mask.strides(d);
+    params.count *= shape[d];
+  }
+  // The array gets a primitive because MLX's CUDA backend allocates on the stream of an array's primitive.
+  Arrays blocks = {mx::array(shape, mx::uint8, std::make_shared<mx::Exp>(stream), {})};
+  allocate(blocks, stream);
+  mx::Strides strides = blocks[0].strides();
+  for (int d = 0; d < params.ndim; ++d) {
+    if (shape[d] != map.shape(d)) strides[d] = 0;
+  }
+  auto flags = blocks[0].flags();
+  if (shape != map.shape()) flags.row_contiguous = flags.col_contiguous = false;
+  map.copy_shared_buffer(blocks[0], strides, flags, blocks[0].data_size());
+  return params;
+}
+
+cpu::MaskType type_of(mx::Dtype dtype) {
+  return dtype == mx::bool_     ? cpu::MaskType::boolean
+         : dtype == mx::float32 ? cpu::MaskType::float32
+         : dtype == mx::float16 ? cpu::MaskType::float16
+                                : cpu::MaskType::bfloat16;
+}
+
+// Input: a mask with at least two axes. Output: uint8, with an element for each block of the mask's last two axes.
+class BlockMap : public mx::Primitive {
+ public:
+  explicit BlockMap(mx::Stream stream) : mx::Primitive(stream) {}
+
+  void eval_cpu(const Arrays& given_inputs, Arrays& outputs) override {
+    Arrays inputs = aligned_on_cpu(given_inputs, stream());
+    ArrayParams params = allocate_map(inputs[0], outputs[0], stream());
+    if (params.count == 0) return;
+    cpu_encoder(stream(), inputs, outputs)
+        .dispatch([mask = inputs[0].data<void>(), type = type_of(inputs[0].dtype()), params,
+                   map = outputs[0].data<uint8_t>()] { cpu::find_block_map(mask, type, params, map); });
+  }
+
+  void eval_gpu(const Arrays& inputs, Arrays& outputs) override {
+    ArrayParams params = allocate_map(inputs[0], outputs[0], stream());
+    if (params.count == 0) return;
+    run_on_gpu(block_map_work(backend_of(stream().device), inputs[0], params, outputs[0]), stream());
+  }
+
+  std::pair<Arrays, std::vector<int>> vmap(const Arrays& inputs, const std::vector<int>& axes) override;
+
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
+    mx::Shape shape = inputs[0].shape();
+    for (int axis : {kRow, kColumn}) *(shape.end() + axis) = blocks_of(inputs[0].shape(axis));
+    return {shape};
+  }
+
+  const char* name() const override { return "FlashAttentionBlockMap"; }
+  bool is_equivalent(const mx::Primitive&) const override { return true; }
+};
+
 mx::array make_map(const mx::array& mask, const mx::Stream& s) {
   mx::array whole = mask.is_tracer() ? mx::stop_gradient(mask, s) : mask;
   while (whole.ndim() < 2) whole = mx::expand_dims(whole, 0, s);
   auto primitive = std::make_shared<BlockMap>(s);
   mx::Shape shape = primitive->output_shapes({whole})[0];
   return mx::array(std::move(shape), mx::uint8, std::move(primitive), {std::move(whole)});
+}
+
+std::pair<Arrays, std::vector<int>> BlockMap::vmap(const Arrays& inputs, const std::vector<int>& axes) {
+  mx::array mask = axes[0] > 0 ? mx::moveaxis(inputs[0], axes[0], 0, stream()) : inputs[0];
+  return {{make_map(mask, stream())}, {axes[0] < 0 ? -1 : 0}};
 }
 
 // Returns a kept map for the caller's mask `given`, or makes one. `read` is the same mask in the dtype that kernels
@@ -74,48 +143,6 @@ mx::array joined(const mx::array& a, const mx::array& b, const mx::Stream& s) {
                         mx::bitwise_and(mx::bitwise_or(a, b, s), changes, s), s);
 }
 
-// Returns the mask's shape and strides. A broadcast axis (stride 0) gets size 1. `count` is the number of distinct
-// blocks.
-ArrayParams distinct(const mx::array& mask, const mx::array& map) {
-  ArrayParams params = {.count = 1, .ndim = static_cast<int32_t>(mask.ndim()), .shape = {}, .strides = {}};
-  for (int d = 0; d < params.ndim; ++d) {
-    bool repeats = mask.strides(d) == 0;
-    params.shape[d] = repeats && mask.shape(d) > 1 ? 1 : mask.shape(d);
-    params.strides[d] = mask.strides(d);
-    params.count *= repeats && map.shape(d) > 1 ? 1 : map.shape(d);
-  }
-  return params;
-}
-
-// Allocates memory for the map, only for its distinct blocks. Along axes on which the mask is broadcast, the map gets
-// stride 0.
-void allocate_map(const ArrayParams& mask, mx::array& map, const mx::Stream& stream) {
-  mx::Shape shape = map.shape();
-  mx::Strides strides(shape.size());
-  int64_t step = 1;
-  bool repeats = false;
-  for (size_t d = shape.size(); d-- > 0;) {
-    bool repeated = shape[d] > 1 && mask.shape[d] == 1;
-    repeats = repeats || repeated;
-    if (repeated) shape[d] = 1;
-    strides[d] = repeated ? 0 : step;
-    step *= shape[d];
-  }
-  // The array gets a primitive because MLX's CUDA backend allocates on the stream of an array's primitive.
-  std::vector<mx::array> blocks = {mx::array(std::move(shape), mx::uint8, std::make_shared<mx::Exp>(stream), {})};
-  allocate(blocks, stream);
-  auto flags = blocks[0].flags();
-  if (repeats) flags.row_contiguous = flags.col_contiguous = false;
-  map.copy_shared_buffer(blocks[0], strides, flags, blocks[0].data_size());
-}
-
-cpu::MaskType type_of(mx::Dtype dtype) {
-  return dtype == mx::bool_     ? cpu::MaskType::boolean
-         : dtype == mx::float32 ? cpu::MaskType::float32
-         : dtype == mx::float16 ? cpu::MaskType::float16
-                                : cpu::MaskType::bfloat16;
-}
-
 }  // namespace
 
 std::optional<mx::array> block_map_of(const Arguments& arguments, const Inputs& inputs, const mx::Stream& stream) {
@@ -128,7 +155,7 @@ std::optional<mx::array> block_map_of(const Arguments& arguments, const Inputs& 
   return map;
 }
 
-void add_block_map(const Arguments& arguments, std::vector<mx::array>& inputs, Present& present, Backend backend,
+void add_block_map(const Arguments& arguments, Arrays& inputs, Present& present, Backend backend,
                    const mx::Stream& stream) {
   Inputs named(inputs, present);
   if (!has_block_map(backend, named.query().shape(kRow), named.key().shape(kRow))) return;
@@ -152,35 +179,6 @@ void forget_block_maps(std::uintptr_t mask_id) {
   if (found == kept().masks.end() || --found->second.holders > 0) return;
   last = std::move(found->second);
   kept().masks.erase(found);
-}
-
-void BlockMap::eval_cpu(const std::vector<mx::array>& given_inputs, std::vector<mx::array>& outputs) {
-  std::vector<mx::array> inputs = aligned_on_cpu(given_inputs, stream());
-  ArrayParams params = distinct(inputs[0], outputs[0]);
-  allocate_map(params, outputs[0], stream());
-  if (params.count == 0) return;
-  cpu_encoder(stream(), inputs, outputs)
-      .dispatch([mask = inputs[0].data<void>(), type = type_of(inputs[0].dtype()), params,
-                 map = outputs[0].data<uint8_t>()] { cpu::find_block_map(mask, type, params, map); });
-}
-
-void BlockMap::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
-  ArrayParams params = distinct(inputs[0], outputs[0]);
-  allocate_map(params, outputs[0], stream());
-  if (params.count == 0) return;
-  run_on_gpu(block_map_work(backend_of(stream().device), inputs[0], params, outputs[0]), stream());
-}
-
-std::pair<std::vector<mx::array>, std::vector<int>> BlockMap::vmap(const std::vector<mx::array>& inputs,
-                                                                   const std::vector<int>& axes) {
-  mx::array mask = axes[0] > 0 ? mx::moveaxis(inputs[0], axes[0], 0, stream()) : inputs[0];
-  return {{make_map(mask, stream())}, {axes[0] < 0 ? -1 : 0}};
-}
-
-std::vector<mx::Shape> BlockMap::output_shapes(const std::vector<mx::array>& inputs) {
-  mx::Shape shape = inputs[0].shape();
-  for (int axis : {kRow, kColumn}) *(shape.end() + axis) = blocks_of(inputs[0].shape(axis));
-  return {shape};
 }
 
 }  // namespace flashattn

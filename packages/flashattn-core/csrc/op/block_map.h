@@ -2,13 +2,8 @@
 #pragma once
 
 #include <optional>
-#include <utility>
-#include <vector>
 
 #include "../request/arguments.h"
-#include "mlx/array.h"
-#include "mlx/primitives.h"
-#include "mlx/stream.h"
 
 namespace flashattn {
 
@@ -17,26 +12,12 @@ namespace flashattn {
 std::optional<mx::array> block_map_of(const Arguments& arguments, const Inputs& inputs, const mx::Stream& stream);
 
 // Adds the block map to a primitive's inputs, if the call has an array mask and has_block_map() is true.
-void add_block_map(const Arguments& arguments, std::vector<mx::array>& inputs, Present& present, Backend backend,
+void add_block_map(const Arguments& arguments, Arrays& inputs, Present& present, Backend backend,
                    const mx::Stream& stream);
 
 // Lets the calls of one evaluation share this mask's block maps. Call forget_block_maps() once for each call of this
 // function. The last call of forget_block_maps() frees the maps.
 std::uintptr_t keep_block_maps(const mx::array& mask);
 void forget_block_maps(std::uintptr_t mask_id);
-
-// Input: a mask with at least two axes. Output: uint8, with an element for each block of the mask's last two axes.
-class BlockMap : public mx::Primitive {
- public:
-  explicit BlockMap(mx::Stream stream) : mx::Primitive(stream) {}
-
-  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
-  void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(const std::vector<mx::array>& inputs,
-                                                           const std::vector<int>& axes) override;
-  const char* name() const override { return "FlashAttentionBlockMap"; }
-  bool is_equivalent(const mx::Primitive&) const override { return true; }
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override;
-};
 
 }  // namespace flashattn

@@ -1,4 +1,4 @@
-// Defines the primitive that builds and evaluates a graph.
+// Defines the primitive that builds and evaluates a graph, and builds graphs of derivatives.
 #include "deferred.h"
 
 #include <functional>
@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "../dispatch/gpu_stream.h"
-#include "derivatives.h"
 #include "exporting.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/ops.h"
@@ -23,8 +22,8 @@ namespace flashattn {
 namespace {
 
 // Returns all arrays that `results` are computed from, each after its inputs. Outputs of one primitive appear once.
-std::vector<mx::array> in_order(const std::vector<mx::array>& results) {
-  std::vector<mx::array> order;
+Arrays in_order(const Arrays& results) {
+  Arrays order;
   std::unordered_set<std::uintptr_t> seen;
   const std::function<void(const mx::array&)> visit = [&](const mx::array& array) {
     if (array.status() != mx::array::Status::unscheduled || !seen.insert(array.id()).second) return;
@@ -37,7 +36,7 @@ std::vector<mx::array> in_order(const std::vector<mx::array>& results) {
 }
 
 // Keeps the arrays' memory until the stream has run the work that is queued now.
-void keep_alive(std::vector<mx::array> arrays, const mx::Stream& stream) {
+void keep_alive(Arrays arrays, const mx::Stream& stream) {
   if (stream.device == mx::Device::cpu) {
     std::vector<std::shared_ptr<mx::array::Data>> buffers;
     for (const mx::array& array : arrays) buffers.push_back(array.data_shared_ptr());
@@ -49,10 +48,10 @@ void keep_alive(std::vector<mx::array> arrays, const mx::Stream& stream) {
 
 // Queues the primitives of a graph. MLX's evaluator cannot run inside of a primitive: on Metal it would commit the
 // command buffer that the evaluator around it still uses.
-void evaluate(const std::vector<mx::array>& results, const mx::Stream& stream) {
+void evaluate(const Arrays& results, const mx::Stream& stream) {
   for (mx::array& next : in_order(results)) {
     mx::array array = std::move(next);  // the last use of an array frees its memory
-    std::vector<mx::array> outputs = array.outputs();
+    Arrays outputs = array.outputs();
     mx::Primitive& primitive = array.primitive();
     if (primitive.stream() != stream) {
       throw std::logic_error(std::string(primitive.name()) + " is on another stream than the graph around it");
@@ -61,7 +60,7 @@ void evaluate(const std::vector<mx::array>& results, const mx::Stream& stream) {
                                      : primitive.eval_gpu(array.inputs(), outputs);
     for (const mx::array& output : outputs) output.set_status(mx::array::Status::evaluated);
     // The arrays that read `array` keep it alive. Its memory has no other owner, so that the last of them may reuse it.
-    std::vector<mx::array> others = array.inputs();
+    Arrays others = array.inputs();
     others.insert(others.end(), array.siblings().begin(), array.siblings().end());
     std::erase_if(others, [&](const auto& other) { return other.data_shared_ptr() == array.data_shared_ptr(); });
     array.detach();
@@ -73,30 +72,23 @@ class Deferred : public mx::Primitive {
  public:
   Deferred(mx::Stream stream, Function function) : mx::Primitive(stream), function_(std::move(function)) {}
 
-  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
-    eval(inputs, outputs);
-  }
-  void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
-    eval(inputs, outputs);
-  }
+  void eval_cpu(const Arrays& inputs, Arrays& outputs) override { eval(inputs, outputs); }
+  void eval_gpu(const Arrays& inputs, Arrays& outputs) override { eval(inputs, outputs); }
 
-  std::vector<mx::array> jvp(const std::vector<mx::array>& primals, const std::vector<mx::array>& tangents,
-                             const std::vector<int>& argnums) override {
+  Arrays jvp(const Arrays& primals, const Arrays& tangents, const std::vector<int>& argnums) override {
     return jvp_of(function_, primals, tangents, argnums, stream());
   }
-  std::vector<mx::array> vjp(const std::vector<mx::array>& primals, const std::vector<mx::array>& cotangents,
-                             const std::vector<int>& argnums, const std::vector<mx::array>&) override {
+  Arrays vjp(const Arrays& primals, const Arrays& cotangents, const std::vector<int>& argnums, const Arrays&) override {
     return vjp_of(function_, primals, cotangents, argnums, stream());
   }
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(const std::vector<mx::array>& inputs,
-                                                           const std::vector<int>& axes) override {
-    std::vector<mx::array> results = deferred(mx::vmap(function_, axes), inputs, stream());
+  std::pair<Arrays, std::vector<int>> vmap(const Arrays& inputs, const std::vector<int>& axes) override {
+    Arrays results = deferred(mx::vmap(function_, axes), inputs, stream());
     return {results, std::vector<int>(results.size(), 0)};
   }
 
   const char* name() const override { return "FlashAttentionGraph"; }
 
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
     std::vector<mx::Shape> shapes;
     for (const mx::array& result : results(inputs, false)) shapes.push_back(result.shape());
     return shapes;
@@ -104,10 +96,10 @@ class Deferred : public mx::Primitive {
 
   // Builds the graph from stand-ins for `inputs`, which have the inputs' elements if `with_elements` is true. The
   // stand-ins are neither traced nor computed from anything.
-  std::vector<mx::array> results(const std::vector<mx::array>& inputs, bool with_elements) {
-    std::vector<mx::array> given;
+  Arrays results(const Arrays& inputs, bool with_elements) {
+    Arrays given;
     for (const mx::array& input : inputs) {
-      mx::array& stand_in = given.emplace_back(input.shape(), input.dtype(), nullptr, std::vector<mx::array>{});
+      mx::array& stand_in = given.emplace_back(input.shape(), input.dtype(), nullptr, Arrays{});
       if (with_elements) {
         stand_in.copy_shared_buffer(input);
         stand_in.set_status(mx::array::Status::available);
@@ -119,8 +111,8 @@ class Deferred : public mx::Primitive {
   }
 
  private:
-  void eval(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
-    std::vector<mx::array> computed = results(inputs, true);
+  void eval(const Arrays& inputs, Arrays& outputs) {
+    Arrays computed = results(inputs, true);
     evaluate(computed, stream());
     for (size_t i = 0; i < outputs.size(); ++i) outputs[i].copy_shared_buffer(computed[i]);
   }
@@ -128,10 +120,41 @@ class Deferred : public mx::Primitive {
   Function function_;
 };
 
+// Integers and booleans have no derivative.
+bool has_derivative(const mx::array& argument) {
+  return mx::issubdtype(argument.dtype(), mx::floating);
+}
+
+// Returns derivative(f, arguments, primals, along) as one deferred graph. `arguments` are the primals in argnums that
+// have a derivative, and f is `function` of these alone.
+template <typename Derivative>
+Arrays derived(const Function& function, const Arrays& primals, const Arrays& along, const std::vector<int>& argnums,
+               const mx::Stream& stream, Derivative derivative) {
+  const auto graph = [function, argnums, derivative,
+                      count = static_cast<ptrdiff_t>(primals.size())](const Arrays& given) {
+    Arrays primals(given.begin(), given.begin() + count), along(given.begin() + count, given.end());
+    std::vector<int> chosen;
+    Arrays arguments;
+    for (int argument : argnums) {
+      if (!has_derivative(primals[argument])) continue;
+      chosen.push_back(argument);
+      arguments.push_back(primals[argument]);
+    }
+    const auto of_chosen = [&](const Arrays& arguments) {
+      Arrays all = primals;
+      for (size_t i = 0; i < chosen.size(); ++i) all[chosen[i]] = arguments[i];
+      return function(all);
+    };
+    return derivative(of_chosen, arguments, primals, along);
+  };
+  Arrays inputs = primals;
+  inputs.insert(inputs.end(), along.begin(), along.end());
+  return deferred(graph, inputs, stream);
+}
+
 }  // namespace
 
-std::vector<mx::array> deferred(const Function& function, const std::vector<mx::array>& inputs,
-                                const mx::Stream& stream) {
+Arrays deferred(const Function& function, const Arrays& inputs, const mx::Stream& stream) {
   if (!is_shapeless() || is_exporting()) return function(inputs);
   auto primitive = std::make_shared<Deferred>(stream, function);
   std::vector<mx::Shape> shapes;
@@ -141,6 +164,36 @@ std::vector<mx::array> deferred(const Function& function, const std::vector<mx::
     dtypes.push_back(result.dtype());
   }
   return mx::array::make_arrays(std::move(shapes), dtypes, primitive, inputs);
+}
+
+Arrays vjp_of(const Function& function, const Arrays& primals, const Arrays& cotangents,
+              const std::vector<int>& argnums, const mx::Stream& stream) {
+  if (argnums.empty()) return {};
+  const auto vjp = [argnums, stream](const Function& f, const Arrays& arguments, const Arrays& primals,
+                                     const Arrays& cotangents) {
+    Arrays gradients, result;
+    if (!arguments.empty()) gradients = mx::vjp(f, arguments, cotangents).second;
+    auto next = gradients.begin();
+    for (int argument : argnums) {
+      const mx::array& primal = primals[argument];
+      result.push_back(has_derivative(primal) ? *next++ : mx::zeros_like(primal, stream));
+    }
+    return result;
+  };
+  return derived(function, primals, cotangents, argnums, stream, vjp);
+}
+
+Arrays jvp_of(const Function& function, const Arrays& primals, const Arrays& tangents, const std::vector<int>& argnums,
+              const mx::Stream& stream) {
+  const auto jvp = [argnums](const Function& f, const Arrays& arguments, const Arrays& primals,
+                             const Arrays& tangents) {
+    Arrays chosen;
+    for (size_t i = 0; i < argnums.size(); ++i) {
+      if (has_derivative(primals[argnums[i]])) chosen.push_back(tangents[i]);
+    }
+    return mx::jvp(f, arguments, chosen).second;
+  };
+  return derived(function, primals, tangents, argnums, stream, jvp);
 }
 
 }  // namespace flashattn

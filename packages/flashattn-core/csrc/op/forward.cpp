@@ -3,7 +3,6 @@
 
 #include "../call/fail.h"
 #include "../cpu/threads.h"
-#include "../cuda/driver.h"
 #include "../dispatch/cpu_call.h"
 #include "../dispatch/gpu_call.h"
 #include "../dispatch/gpu_stream.h"
@@ -11,7 +10,7 @@
 #include "../request/checks.h"
 #include "../request/counts.h"
 #include "block_map.h"
-#include "derivatives.h"
+#include "deferred.h"
 #include "exporting.h"
 #include "mlx/ops.h"
 #include "mlx/utils.h"
@@ -22,47 +21,40 @@ namespace flashattn {
 
 namespace {
 
-Outputs by_name(const std::vector<mx::array>& outputs) {
+Outputs by_name(const Arrays& outputs) {
   const auto at = [&](size_t i) { return i < outputs.size() ? &outputs[i] : nullptr; };
   return {outputs[0], at(1), at(2), at(3)};
 }
 
 }  // namespace
 
-void require_device(Backend backend, mx::Device device) {
-  if (backend == Backend::cpu) {
-    cpu::initialise();
-  } else if (backend == Backend::cuda) {
-    cuda::check_device(device.index);
-  }
-}
-
-std::vector<mx::array> attention(const Arguments& arguments, const Selection& selection, bool with_lse,
-                                 const mx::Stream& stream, bool with_exact_out) {
+Arrays attention(const Arguments& arguments, const Selection& selection, bool with_lse, const mx::Stream& stream,
+                 bool with_exact_out) {
   Backend backend = backend_of(stream.device);
-  std::vector<mx::array> inputs = primitive_inputs(arguments, backend, stream);
+  Arrays inputs = primitive_inputs(arguments, backend, stream);
+  Inputs given(arguments);
+  Present present = present_in(arguments);
   bool traced = is_traced(arguments);
   if (traced && is_exporting()) {
-    Inputs given(arguments);
     if (is_shapeless() && (given.query().size() == 0 || given.key().size() == 0)) {
       fail("query and key have shapes ", given.query().shape(), " and ", given.key().shape(),
            ", expected some elements where MLX exports a shapeless function");
     }
-    return unfused_attention(arguments.options, present_in(arguments), stream)(inputs);
+    return unfused_attention(arguments.options, present, stream)(inputs);
   }
-  Present present = present_in(arguments);
   add_block_map(arguments, inputs, present, backend, stream);
   // The gradient of a traced call may be requested later, and it also reads the other outputs.
-  with_exact_out = with_exact_out || (traced && saves_exact_out(flashattn::describe(arguments), backend));
+  with_exact_out = with_exact_out || (traced && saves_exact_out(describe(arguments), backend));
   int num_outputs = with_exact_out ? 4 : with_lse || traced ? 3 : 1;
-  auto primitive = std::make_shared<FlashAttention>(stream, arguments.options, selection, present, num_outputs);
-  std::vector<mx::Shape> shapes = shapes_of_outputs(Inputs(arguments), arguments.options);
+  Settings settings = {arguments.options, selection, present, num_outputs};
+  std::vector<mx::Shape> shapes = shapes_of_outputs(given, arguments.options);
   if (num_outputs == 1) {  // one output takes MLX half as long to build and free as three
     mx::Dtype dtype = inputs[0].dtype();
+    auto primitive = std::make_shared<FlashAttention>(stream, settings);
     return {mx::array(std::move(shapes[0]), dtype, std::move(primitive), std::move(inputs))};
   }
   shapes.resize(num_outputs);
-  return mx::array::make_arrays(std::move(shapes), primitive->output_dtypes(inputs), primitive, inputs);
+  return FlashAttention::outputs_of(stream, settings, std::move(shapes), inputs);
 }
 
 std::vector<mx::Shape> shapes_of_outputs(const Inputs& inputs, const Options& options) {
@@ -74,26 +66,26 @@ std::vector<mx::Shape> shapes_of_outputs(const Inputs& inputs, const Options& op
   return {out, lse, row_stats, out};
 }
 
-std::vector<mx::array> FlashAttention::allocated(const Inputs& inputs, const std::vector<mx::array>& outputs) {
-  std::vector<mx::array> all = outputs;
-  if (num_outputs_ == 1 && backend_of(stream().device) != Backend::cuda) {
-    std::vector<mx::Shape> shapes = shapes_of_outputs(inputs, options_);
-    all.emplace_back(std::move(shapes[1]), mx::float32, nullptr, std::vector<mx::array>{});
-    all.emplace_back(std::move(shapes[2]), mx::float32, nullptr, std::vector<mx::array>{});
+Arrays FlashAttention::allocated(const Inputs& inputs, const Arrays& outputs) {
+  Arrays all = outputs;
+  if (settings_.num_outputs == 1 && backend_of(stream().device) != Backend::cuda) {
+    std::vector<mx::Shape> shapes = shapes_of_outputs(inputs, settings_.options);
+    all.emplace_back(std::move(shapes[1]), mx::float32, nullptr, Arrays{});
+    all.emplace_back(std::move(shapes[2]), mx::float32, nullptr, Arrays{});
   }
   allocate(all, stream());
   return all;
 }
 
-void FlashAttention::eval_cpu(const std::vector<mx::array>& given_inputs, std::vector<mx::array>& given_outputs) {
-  std::vector<mx::array> inputs = aligned_on_cpu(given_inputs, stream());
-  Inputs named(inputs, present_);
-  std::vector<mx::array> outputs = allocated(named, given_outputs);
+void FlashAttention::eval_cpu(const Arrays& given_inputs, Arrays& given_outputs) {
+  Arrays inputs = aligned_on_cpu(given_inputs, stream());
+  Inputs named(inputs, settings_.present);
+  Arrays outputs = allocated(named, given_outputs);
   prefer_huge_pages(outputs);
-  Call call = describe(named);
+  Call call = describe(named, settings_.options);
   cpu::AttentionArgs args = forward_args(call, named, by_name(outputs));
-  Kernel kernel = variant_for(selection_, call, {}).kernel;
-  if (selection_.is_counted) count(kernel);
+  Kernel kernel = variant_for(settings_.selection, call, {}).kernel;
+  if (settings_.selection.is_counted) count(kernel);
 
   auto& encoder = cpu_encoder(stream(), inputs, outputs);
   encoder.add_temporaries({outputs.begin() + static_cast<ptrdiff_t>(given_outputs.size()), outputs.end()});
@@ -106,13 +98,13 @@ void FlashAttention::eval_cpu(const std::vector<mx::array>& given_inputs, std::v
   }));
 }
 
-void FlashAttention::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& given_outputs) {
-  Inputs named(inputs, present_);
-  std::vector<mx::array> outputs = allocated(named, given_outputs);
-  Call call = describe(named);
+void FlashAttention::eval_gpu(const Arrays& inputs, Arrays& given_outputs) {
+  Inputs named(inputs, settings_.present);
+  Arrays outputs = allocated(named, given_outputs);
+  Call call = describe(named, settings_.options);
   Device device = device_of(stream().device);
-  Variant variant = variant_for(selection_, call, device);
-  if (selection_.is_counted) count(variant.kernel);
+  Variant variant = variant_for(settings_.selection, call, device);
+  if (settings_.selection.is_counted) count(variant.kernel);
   if (outputs[0].size() == 0) {
     return;
   }
@@ -121,11 +113,10 @@ void FlashAttention::eval_gpu(const std::vector<mx::array>& inputs, std::vector<
   run_on_gpu(work, stream());
 }
 
-std::vector<mx::array> FlashAttention::jvp(const std::vector<mx::array>& primals,
-                                           const std::vector<mx::array>& tangents, const std::vector<int>& argnums) {
-  const auto outputs = [unfused = unfused_attention(options_, present_, stream()), count = num_outputs_,
-                        stream = stream()](const std::vector<mx::array>& inputs) {
-    std::vector<mx::array> outputs = unfused(inputs);
+Arrays FlashAttention::jvp(const Arrays& primals, const Arrays& tangents, const std::vector<int>& argnums) {
+  const auto outputs = [unfused = unfused_attention(settings_.options, settings_.present, stream()),
+                        count = settings_.num_outputs, stream = stream()](const Arrays& inputs) {
+    Arrays outputs = unfused(inputs);
     if (count == 1) {
       outputs.pop_back();
       return outputs;
@@ -139,28 +130,14 @@ std::vector<mx::array> FlashAttention::jvp(const std::vector<mx::array>& primals
   return jvp_of(outputs, primals, tangents, argnums, stream());
 }
 
-std::vector<mx::Shape> FlashAttention::output_shapes(const std::vector<mx::array>& inputs) {
+std::vector<mx::Shape> FlashAttention::output_shapes(const Arrays& inputs) {
   // Shapeless compilation calls this with new shapes, so the shapes are checked here.
-  Inputs named(inputs, present_);
-  check_shapes(named, options_);
-  variant_for(selection_, describe(named), device_of(stream().device));  // throws if no kernel covers the shapes
-  std::vector<mx::Shape> shapes = shapes_of_outputs(named, options_);
-  return {shapes.begin(), shapes.begin() + num_outputs_};
-}
-
-std::shared_ptr<AttentionPrimitive> FlashAttention::copy() {
-  return std::make_shared<FlashAttention>(stream(), options_, selection_, present_, num_outputs_);
-}
-
-bool FlashAttention::is_equivalent(const mx::Primitive& other) const {
-  return AttentionPrimitive::is_equivalent(other) &&
-         num_outputs_ == static_cast<const FlashAttention&>(other).num_outputs_;
-}
-
-std::vector<mx::Dtype> FlashAttention::output_dtypes(const std::vector<mx::array>& inputs) const {
-  std::vector<mx::Dtype> dtypes(num_outputs_, mx::float32);
-  dtypes[0] = inputs[0].dtype();
-  return dtypes;
+  Inputs named(inputs, settings_.present);
+  check_shapes(named, settings_.options);
+  Call call = describe(named, settings_.options);
+  variant_for(settings_.selection, call, device_of(stream().device));  // throws if no kernel covers the shapes
+  std::vector<mx::Shape> shapes = shapes_of_outputs(named, settings_.options);
+  return {shapes.begin(), shapes.begin() + settings_.num_outputs};
 }
 
 }  // namespace flashattn

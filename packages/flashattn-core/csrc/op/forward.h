@@ -11,47 +11,34 @@ namespace flashattn {
 
 // The op. Returns the first of {out, lse, row_stats, exact_out}, see Outputs: out alone if lse is not requested and the
 // call is not traced, and all four if with_exact_out or saves_exact_out(). Returns {out, lse} during
-// mx.export_function. The caller must have run check_arguments() and require_device().
-std::vector<mx::array> attention(const Arguments& arguments, const Selection& selection, bool with_lse,
-                                 const mx::Stream& stream, bool with_exact_out = false);
-
-// Throws std::invalid_argument for wrong environment variables, and NoKernelError for an unsuitable GPU. Both are
-// checked before evaluation, because a caller cannot catch errors during evaluation.
-void require_device(Backend backend, mx::Device device);
+// mx.export_function. The caller must have checked the arguments and the device.
+Arrays attention(const Arguments& arguments, const Selection& selection, bool with_lse, const mx::Stream& stream,
+                 bool with_exact_out = false);
 
 // The shapes of out, lse, row_stats and exact_out.
 std::vector<mx::Shape> shapes_of_outputs(const Inputs& inputs, const Options& options);
 
-// Outputs: the first num_outputs of out, lse, row_stats and exact_out. num_outputs: 1, 3 or 4.
-class FlashAttention : public AttentionPrimitive {
+// Outputs: the first settings.num_outputs of out, lse, row_stats and exact_out.
+class FlashAttention : public AttentionPrimitive<FlashAttention> {
  public:
-  FlashAttention(mx::Stream stream, const Options& options, const Selection& selection, const Present& present,
-                 int num_outputs)
-      : AttentionPrimitive(stream, options, selection, present), num_outputs_(num_outputs) {}
+  static constexpr int kNumRounded = 1;
+  using AttentionPrimitive::AttentionPrimitive;
 
-  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
-  void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override;
+  void eval_cpu(const Arrays& inputs, Arrays& outputs) override;
+  void eval_gpu(const Arrays& inputs, Arrays& outputs) override;
 
-  std::vector<mx::array> jvp(const std::vector<mx::array>& primals, const std::vector<mx::array>& tangents,
-                             const std::vector<int>& argnums) override;
+  Arrays jvp(const Arrays& primals, const Arrays& tangents, const std::vector<int>& argnums) override;
   // Throws NoKernelError if no kernel covers a requested gradient of query, key, value or sinks. See gradient.cpp.
-  std::vector<mx::array> vjp(const std::vector<mx::array>& primals, const std::vector<mx::array>& cotangents,
-                             const std::vector<int>& argnums, const std::vector<mx::array>& outputs) override;
+  Arrays vjp(const Arrays& primals, const Arrays& cotangents, const std::vector<int>& argnums,
+             const Arrays& outputs) override;
 
   const char* name() const override { return "FlashAttention"; }
-  bool is_equivalent(const mx::Primitive& other) const override;
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override;
-  std::vector<mx::Dtype> output_dtypes(const std::vector<mx::array>& inputs) const override;
-
- protected:
-  std::shared_ptr<AttentionPrimitive> copy() override;
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override;
 
  private:
   // Allocates `outputs`. On the CPU and on Metal, also allocates lse and row_stats if `outputs` lacks them, because the
   // kernels always write these.
-  std::vector<mx::array> allocated(const Inputs& inputs, const std::vector<mx::array>& outputs);
-
-  int num_outputs_;
+  Arrays allocated(const Inputs& inputs, const Arrays& outputs);
 };
 
 }  // namespace flashattn

@@ -1,7 +1,5 @@
-// Defines the gradient's primitive, and FlashAttention::vjp(), which also calls sinks_gradient() and
-// unfused_attention().
-#include "gradient.h"
-
+// The gradient of attention. A primitive computes the gradients of query, key and value. MLX's operations compute all
+// other gradients.
 #include <algorithm>
 #include <optional>
 #include <tuple>
@@ -12,7 +10,7 @@
 #include "../dispatch/gpu_stream.h"
 #include "../dispatch/memory.h"
 #include "../request/counts.h"
-#include "derivatives.h"
+#include "deferred.h"
 #include "forward.h"
 #include "mlx/ops.h"
 #include "mlx/transforms.h"
@@ -27,14 +25,14 @@ namespace {
 // forward pass saved it, otherwise out. row_stats and exact_out have no cotangents, because callers do not get them.
 enum Further { kOut, kLse, kRowStats, kOutGradient, kLseGradient, kNumFurther };
 
-GradientInputs further_inputs(const std::vector<mx::array>& inputs) {
+GradientInputs further_inputs(const Arrays& inputs) {
   const mx::array* further = &inputs[inputs.size() - kNumFurther];
   const mx::array& out = further[kOut];
   const mx::array* exact_out = out.dtype() == inputs[0].dtype() ? nullptr : &out;
   return {{out, &further[kLse], &further[kRowStats], exact_out}, further[kOutGradient], further[kLseGradient]};
 }
 
-Gradients named(std::vector<mx::array>& outputs) {
+Gradients named(Arrays& outputs) {
   return {outputs[0], outputs[1], outputs[2], outputs[3]};
 }
 
@@ -47,11 +45,11 @@ void count_backward(Backend backend) {
 // Returns a function that is built from MLX's operations, and has the inputs and outputs of FlashAttentionGradient. It
 // computes the forward pass again, and ignores the saved outputs of the forward pass.
 Function unfused_gradient(const Options& options, const Present& present, const mx::Stream& s) {
-  return [=](const std::vector<mx::array>& all) {
+  return [=](const Arrays& all) {
     Function attention = unfused_attention(options, present, s);
     const auto exact = [&](const mx::array& array) { return mx::astype(array, mx::float32, s); };
-    const auto of_tensors = [&](const std::vector<mx::array>& tensors) {
-      std::vector<mx::array> inputs(all.begin(), all.end() - kNumFurther);
+    const auto of_tensors = [&](const Arrays& tensors) {
+      Arrays inputs(all.begin(), all.end() - kNumFurther);
       std::transform(tensors.begin(), tensors.end(), inputs.begin(), exact);  // so that out is not rounded
       return attention(inputs);
     };
@@ -65,12 +63,66 @@ Function unfused_gradient(const Options& options, const Present& present, const 
   };
 }
 
+// Inputs: the inputs of FlashAttention, then those of Further. Outputs: the gradients of query, key and value, then
+// delta, see cpu/backward.h.
+class FlashAttentionGradient : public AttentionPrimitive<FlashAttentionGradient> {
+ public:
+  static constexpr int kNumRounded = 3;
+  using AttentionPrimitive::AttentionPrimitive;
+
+  const char* name() const override { return "FlashAttentionGradient"; }
+
+  void eval_cpu(const Arrays& given_inputs, Arrays& outputs) override {
+    Arrays inputs = aligned_on_cpu(given_inputs, stream());
+    allocate(outputs, stream());
+    Inputs forward_inputs(inputs, settings_.present);
+    Call call = describe(forward_inputs, settings_.options);
+    Kernel forward = variant_for(settings_.selection, call, {}).kernel;
+    cpu::BackwardArgs args = backward_args(forward, call, forward_inputs, further_inputs(inputs), named(outputs));
+    if (settings_.selection.is_counted) count_backward(Backend::cpu);
+    cpu_encoder(stream(), inputs, outputs).dispatch(whole_or_nan(outputs, [args] { cpu::backward(args); }));
+  }
+
+  void eval_gpu(const Arrays& inputs, Arrays& outputs) override {
+    allocate(outputs, stream());
+    Device device = device_of(stream().device);
+    if (settings_.selection.is_counted) count_backward(device.backend);
+    Inputs forward_inputs(inputs, settings_.present);
+    Call call = describe(forward_inputs, settings_.options);
+    Variant variant = backward_variant(call, device);
+    run_on_gpu(backward_work(variant, call, device, forward_inputs, further_inputs(inputs), named(outputs)), stream());
+  }
+
+  Arrays vjp(const Arrays& primals, const Arrays& cotangents, const std::vector<int>& argnums, const Arrays&) override {
+    return vjp_of(unfused_gradient(settings_.options, settings_.present, stream()), primals, cotangents, argnums,
+                  stream());
+  }
+
+  Arrays jvp(const Arrays& primals, const Arrays& tangents, const std::vector<int>& argnums) override {
+    return jvp_of(unfused_gradient(settings_.options, settings_.present, stream()), primals, tangents, argnums,
+                  stream());
+  }
+
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
+    Call call = describe(Inputs(inputs, settings_.present), settings_.options);
+    backward_variant(call, device_of(stream().device));  // throws if no kernel covers the call
+    // In a shapeless function, the caller's cotangents may have other shapes than the outputs.
+    GradientInputs further = further_inputs(inputs);
+    for (auto [name, given, expected] : {std::tuple("out", &further.out_gradient, &further.saved.out),
+                                         std::tuple("lse", &further.lse_gradient, further.saved.lse)}) {
+      if (given->shape() != expected->shape() && expected->size() > 0) {
+        fail("the cotangent of ", name, " has shape ", given->shape(), ", expected ", expected->shape());
+      }
+    }
+    return {inputs[0].shape(), inputs[1].shape(), inputs[2].shape(), further.saved.lse->shape()};
+  }
+};
+
 }  // namespace
 
-std::vector<mx::array> FlashAttention::vjp(const std::vector<mx::array>& inputs,
-                                           const std::vector<mx::array>& cotangents, const std::vector<int>& argnums,
-                                           const std::vector<mx::array>& outputs) {
-  Inputs named(inputs, present_);
+Arrays FlashAttention::vjp(const Arrays& inputs, const Arrays& cotangents, const std::vector<int>& argnums,
+                           const Arrays& outputs) {
+  Inputs named(inputs, settings_.present);
   const mx::array* sinks = named[Input::sinks];
   const mx::array *bias = named[Input::bias], *slopes = named[Input::alibi_slopes];
   std::vector<int> of_kernels, of_graph;
@@ -81,13 +133,12 @@ std::vector<mx::array> FlashAttention::vjp(const std::vector<mx::array>& inputs,
   }
   std::vector<std::optional<mx::array>> by_argument(inputs.size());
   if (!of_kernels.empty()) {
-    std::vector<mx::array> all = inputs;
+    Arrays all = inputs;
     const mx::array& out = outputs.size() > 3 ? outputs[3] : outputs[0];
     all.insert(all.end(), {out, outputs[1], outputs[2], cotangents[0], cotangents[1]});
-    auto primitive = std::make_shared<FlashAttentionGradient>(stream(), options_, selection_, present_);
-    std::vector<mx::array> computed =
-        mx::array::make_arrays(primitive->output_shapes(all), primitive->output_dtypes(all), primitive, all);
-    const auto of_sinks = [stream = stream()](const std::vector<mx::array>& given) {
+    std::vector<mx::Shape> shapes = FlashAttentionGradient(stream(), settings_).output_shapes(all);
+    Arrays computed = FlashAttentionGradient::outputs_of(stream(), settings_, std::move(shapes), all);
+    const auto of_sinks = [stream = stream()](const Arrays& given) {
       return std::vector{sinks_gradient(given[0], {given[1], &given[2], &given[3]}, given[4], stream)};
     };
     for (int argument : of_kernels) {
@@ -97,71 +148,16 @@ std::vector<mx::array> FlashAttention::vjp(const std::vector<mx::array>& inputs,
               : deferred(of_sinks, {*sinks, outputs[0], outputs[1], outputs[2], computed[3]}, stream())[0];
     }
   }
-  std::vector<mx::array> of_masks = vjp_of(unfused_attention(options_, present_, stream()), inputs,
-                                           {cotangents[0], cotangents[1]}, of_graph, stream());
+  Arrays of_masks = vjp_of(unfused_attention(settings_.options, settings_.present, stream()), inputs,
+                           {cotangents[0], cotangents[1]}, of_graph, stream());
   for (size_t i = 0; i < of_graph.size(); ++i) {
     by_argument[of_graph[i]] = of_masks[i];
   }
-  std::vector<mx::array> result;
+  Arrays result;
   for (int argument : argnums) {
     result.push_back(*by_argument[argument]);
   }
   return result;
-}
-
-void FlashAttentionGradient::eval_cpu(const std::vector<mx::array>& given_inputs, std::vector<mx::array>& outputs) {
-  std::vector<mx::array> inputs = aligned_on_cpu(given_inputs, stream());
-  allocate(outputs, stream());
-  Inputs forward_inputs(inputs, present_);
-  Call call = describe(forward_inputs);
-  Kernel forward = variant_for(selection_, call, {}).kernel;
-  cpu::BackwardArgs args = backward_args(forward, call, forward_inputs, further_inputs(inputs), named(outputs));
-  if (selection_.is_counted) count_backward(Backend::cpu);
-  cpu_encoder(stream(), inputs, outputs).dispatch(whole_or_nan(outputs, [args] { cpu::backward(args); }));
-}
-
-void FlashAttentionGradient::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
-  allocate(outputs, stream());
-  Device device = device_of(stream().device);
-  if (selection_.is_counted) count_backward(device.backend);
-  Inputs forward_inputs(inputs, present_);
-  Call call = describe(forward_inputs);
-  Variant variant = backward_variant(call, device);
-  run_on_gpu(backward_work(variant, call, device, forward_inputs, further_inputs(inputs), named(outputs)), stream());
-}
-
-std::vector<mx::array> FlashAttentionGradient::vjp(const std::vector<mx::array>& primals,
-                                                   const std::vector<mx::array>& cotangents,
-                                                   const std::vector<int>& argnums, const std::vector<mx::array>&) {
-  return vjp_of(unfused_gradient(options_, present_, stream()), primals, cotangents, argnums, stream());
-}
-
-std::vector<mx::array> FlashAttentionGradient::jvp(const std::vector<mx::array>& primals,
-                                                   const std::vector<mx::array>& tangents,
-                                                   const std::vector<int>& argnums) {
-  return jvp_of(unfused_gradient(options_, present_, stream()), primals, tangents, argnums, stream());
-}
-
-std::vector<mx::Shape> FlashAttentionGradient::output_shapes(const std::vector<mx::array>& inputs) {
-  backward_variant(describe(Inputs(inputs, present_)), device_of(stream().device));  // throws if none covers the call
-  // In a shapeless function, the caller's cotangents may have other shapes than the outputs.
-  GradientInputs further = further_inputs(inputs);
-  for (auto [name, given, expected] : {std::tuple("out", &further.out_gradient, &further.saved.out),
-                                       std::tuple("lse", &further.lse_gradient, further.saved.lse)}) {
-    if (given->shape() != expected->shape() && expected->size() > 0) {
-      fail("the cotangent of ", name, " has shape ", given->shape(), ", expected ", expected->shape());
-    }
-  }
-  return {inputs[0].shape(), inputs[1].shape(), inputs[2].shape(), further_inputs(inputs).saved.lse->shape()};
-}
-
-std::shared_ptr<AttentionPrimitive> FlashAttentionGradient::copy() {
-  return std::make_shared<FlashAttentionGradient>(stream(), options_, selection_, present_);
-}
-
-std::vector<mx::Dtype> FlashAttentionGradient::output_dtypes(const std::vector<mx::array>& inputs) const {
-  mx::Dtype dtype = inputs[0].dtype();
-  return {dtype, dtype, dtype, mx::float32};
 }
 
 }  // namespace flashattn

@@ -1,5 +1,7 @@
-// Defines vmap() and is_equivalent() for attention and its gradient.
+// Defines what mx.vmap makes of a primitive's inputs.
 #include "primitive.h"
+
+#include <numeric>
 
 #include "../call/fail.h"
 #include "../call/params.h"
@@ -25,31 +27,31 @@ std::vector<InputDims> input_dims(const Present& present) {
   return dims;
 }
 
-// Makes the mapped axis the first batch dimension of each input. An input without a mapped axis stays unchanged, but a
-// `whole` input is repeated along a new first dimension.
-std::vector<mx::array> mapped_inputs(const std::vector<mx::array>& inputs, const std::vector<int>& axes,
-                                     const std::vector<InputDims>& dims, const mx::Stream& stream) {
+}  // namespace
+
+// An input without a mapped axis stays unchanged, but a `whole` input is repeated along a new first dimension.
+Arrays mapped_inputs(const Arrays& inputs, const std::vector<int>& axes, const Present& present,
+                     const mx::Stream& stream) {
+  std::vector<InputDims> dims = input_dims(present);
+  // The gradient's further inputs have all batch dimensions, so their `own` is not needed.
+  dims.resize(inputs.size(), {.own = 0, .whole = true});
   size_t mapped_input = 0;
   while (axes[mapped_input] < 0) ++mapped_input;
   int batch_dims = static_cast<int>(inputs[0].ndim()) - (axes[0] >= 0 ? 1 : 0) - dims[0].own;
   if (batch_dims + 1 > kMaxBatchDims) {
     fail("vmap makes ", batch_dims + 1, " batch dimensions, expected at most ", kMaxBatchDims);
   }
-  std::vector<mx::array> mapped;
+  Arrays mapped;
   for (size_t i = 0; i < inputs.size(); ++i) {
     mx::array input = inputs[i];
     if (axes[i] >= 0) {
       input = mx::moveaxis(input, axes[i], 0, stream);
       // Inserts the batch dimensions that the input lacks, between the mapped axis and the input's last dimensions.
-      std::vector<int> missing;
-      for (int n = static_cast<int>(input.ndim()); n < 1 + batch_dims + dims[i].own; ++n) {
-        missing.push_back(1 + static_cast<int>(missing.size()));
-      }
-      if (!missing.empty()) {
-        input = mx::expand_dims(input, missing, stream);
-      }
+      std::vector<int> missing(std::max(0, 1 + batch_dims + dims[i].own - static_cast<int>(input.ndim())));
+      std::iota(missing.begin(), missing.end(), 1);
+      if (!missing.empty()) input = mx::expand_dims(input, missing, stream);
     } else if (dims[i].whole) {
-      const auto repeated = [axis = axes[mapped_input], stream](const std::vector<mx::array>& given) {
+      const auto repeated = [axis = axes[mapped_input], stream](const Arrays& given) {
         mx::Shape shape = given[0].shape();
         shape.insert(shape.begin(), given[1].shape(axis));
         return std::vector{mx::broadcast_to(given[0], shape, stream)};
@@ -59,25 +61,6 @@ std::vector<mx::array> mapped_inputs(const std::vector<mx::array>& inputs, const
     mapped.push_back(std::move(input));
   }
   return mapped;
-}
-
-}  // namespace
-
-std::pair<std::vector<mx::array>, std::vector<int>> AttentionPrimitive::vmap(const std::vector<mx::array>& inputs,
-                                                                             const std::vector<int>& axes) {
-  std::vector<InputDims> dims = input_dims(present_);
-  // The gradient's further inputs have all batch dimensions, so mapped_inputs() does not need their `own`.
-  dims.resize(inputs.size(), {.own = 0, .whole = true});
-  std::vector<mx::array> mapped = mapped_inputs(inputs, axes, dims, stream());
-  std::vector<mx::Shape> shapes = output_shapes(mapped);
-  std::vector<mx::Dtype> dtypes = output_dtypes(mapped);
-  std::vector<int> output_axes(shapes.size(), 0);
-  return {mx::array::make_arrays(std::move(shapes), dtypes, copy(), std::move(mapped)), output_axes};
-}
-
-bool AttentionPrimitive::is_equivalent(const mx::Primitive& other) const {
-  const auto& attention = static_cast<const AttentionPrimitive&>(other);
-  return options_ == attention.options_ && selection_ == attention.selection_ && present_ == attention.present_;
 }
 
 }  // namespace flashattn

@@ -1,6 +1,7 @@
 // The base class of the two primitives, attention and its gradient.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -11,27 +12,47 @@
 
 namespace flashattn {
 
+// What a primitive keeps of its call, besides the inputs.
+struct Settings {
+  Options options;
+  Selection selection;
+  Present present;
+  int num_outputs;  // of FlashAttention: 1, 3 or 4
+
+  bool operator==(const Settings&) const = default;
+};
+
+// Makes the axis that mx.vmap maps the first batch dimension of a primitive's inputs.
+Arrays mapped_inputs(const Arrays& inputs, const std::vector<int>& axes, const Present& present,
+                     const mx::Stream& stream);
+
+// The first Derived::kNumRounded outputs have query's dtype, and all others are float32.
+template <typename Derived>
 class AttentionPrimitive : public mx::Primitive {
  public:
-  AttentionPrimitive(mx::Stream stream, const Options& options, const Selection& selection, const Present& present)
-      : mx::Primitive(stream), options_(options), selection_(selection), present_(present) {}
+  AttentionPrimitive(mx::Stream stream, const Settings& settings) : mx::Primitive(stream), settings_(settings) {}
 
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(const std::vector<mx::array>& inputs,
-                                                           const std::vector<int>& axes) override;
-  bool is_equivalent(const mx::Primitive& other) const override;
-
- protected:
-  // Makes a primitive with the same settings, for vmap().
-  virtual std::shared_ptr<AttentionPrimitive> copy() = 0;
-  virtual std::vector<mx::Dtype> output_dtypes(const std::vector<mx::array>& inputs) const = 0;
-
-  Call describe(const Inputs& inputs) const {
-    return flashattn::describe(inputs, options_, selection_.precision, /*is_traced=*/false);
+  // Returns the lazy outputs of a new primitive.
+  static Arrays outputs_of(const mx::Stream& stream, const Settings& settings, std::vector<mx::Shape> shapes,
+                           const Arrays& inputs) {
+    std::vector<mx::Dtype> dtypes(shapes.size(), mx::float32);
+    std::fill_n(dtypes.begin(), Derived::kNumRounded, inputs[0].dtype());
+    return mx::array::make_arrays(std::move(shapes), dtypes, std::make_shared<Derived>(stream, settings), inputs);
   }
 
-  Options options_;
-  Selection selection_;
-  Present present_;
+  std::pair<Arrays, std::vector<int>> vmap(const Arrays& inputs, const std::vector<int>& axes) override {
+    Arrays mapped = mapped_inputs(inputs, axes, settings_.present, stream());
+    Arrays outputs = outputs_of(stream(), settings_, output_shapes(mapped), mapped);
+    std::vector<int> output_axes(outputs.size(), 0);
+    return {std::move(outputs), std::move(output_axes)};
+  }
+
+  bool is_equivalent(const mx::Primitive& other) const override {
+    return settings_ == static_cast<const AttentionPrimitive&>(other).settings_;
+  }
+
+ protected:
+  Settings settings_;
 };
 
 }  // namespace flashattn

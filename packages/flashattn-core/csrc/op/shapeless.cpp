@@ -10,10 +10,6 @@ bool is_shapeless() {
   return mx::number_of_elements(mx::array(0), {}, false, mx::int32).has_primitive();
 }
 
-mx::array whole_number(int number) {
-  return mx::array(number, mx::int32);
-}
-
 mx::array size_of(const mx::array& tensor, int axis, mx::Dtype dtype, mx::StreamOrDevice s) {
   // MLX's NumberOfElements has no jvp.
   return mx::number_of_elements(mx::stop_gradient(tensor, s), {axis}, false, dtype, s);
@@ -32,8 +28,8 @@ mx::array numbered(const mx::array& tensor, int axis, bool after, mx::StreamOrDe
 }
 
 mx::array taken(const mx::array& array, mx::array indices, int axis, mx::StreamOrDevice s) {
-  mx::array last = mx::subtract(size_of(array, axis, mx::int32, s), whole_number(1), s);
-  indices = mx::clip(indices, whole_number(0), last, s);
+  mx::array last = mx::subtract(size_of(array, axis, mx::int32, s), mx::array(1), s);
+  indices = mx::clip(indices, mx::array(0), last, s);
   while (indices.ndim() < array.ndim()) {
     indices = mx::expand_dims(indices, 0, s);
   }

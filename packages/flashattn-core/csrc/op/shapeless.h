@@ -15,8 +15,6 @@ namespace mx = mlx::core;
 // Whether MLX traces a shapeless function now.
 bool is_shapeless();
 
-mx::array whole_number(int number);  // of int32
-
 // The size of a negative axis.
 mx::array size_of(const mx::array& tensor, int axis, mx::Dtype dtype, mx::StreamOrDevice s);
 

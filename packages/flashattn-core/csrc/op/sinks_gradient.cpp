@@ -12,7 +12,7 @@ namespace {
 mx::array sink_weights(const mx::array& sinks, const Outputs& saved, const mx::array& sees_nothing,
                        const mx::Stream& s) {
   mx::array zero(0.0f), sink = mx::expand_dims(sinks, -1, s);
-  std::vector<mx::array> stats = mx::split(*saved.row_stats, 2, -1, s);
+  Arrays stats = mx::split(*saved.row_stats, 2, -1, s);
   mx::array row_max = mx::squeeze(stats[0], -1, s), row_sum = mx::squeeze(stats[1], -1, s);
   mx::array exponent = mx::subtract(sink, row_max, s);
   mx::array weights = mx::where(sees_nothing, zero, mx::divide(mx::exp(exponent, s), row_sum, s), s);

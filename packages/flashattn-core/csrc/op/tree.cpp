@@ -27,7 +27,7 @@ mx::array packed(const mx::array& visible, mx::StreamOrDevice s) {
   mx::array size = size_of(visible, kColumn, mx::int32, s);
   mx::array words = is_shapeless() ? numbered(visible, kColumn, false, s)
                                    : mx::arange((visible.shape(kColumn) + kBits - 1) / kBits, mx::int32, s);
-  mx::array first = mx::expand_dims(mx::multiply(words, whole_number(kBits), s), -1, s);
+  mx::array first = mx::expand_dims(mx::multiply(words, mx::array(kBits), s), -1, s);
   mx::array nodes = mx::add(first, mx::arange(kBits, mx::int32, s), s);  // (words, 32)
   mx::array bits = taken(mx::expand_dims(visible, -2, s), nodes, kColumn, s);
   bits = mx::logical_and(bits, mx::less(nodes, size, s), s);
@@ -38,13 +38,13 @@ mx::array packed(const mx::array& visible, mx::StreamOrDevice s) {
 
 mx::array pack_tree(const mx::array& visible) {
   mx::Stream stream = mx::to_stream({});
-  return deferred([stream](const std::vector<mx::array>& given) { return std::vector{packed(given[0], stream)}; },
-                  {visible}, stream)[0];
+  return deferred([stream](const Arrays& given) { return std::vector{packed(given[0], stream)}; }, {visible},
+                  stream)[0];
 }
 
 mx::array seen_in_tree(const mx::array& tree, const mx::array& keys_after, const mx::array& queries_after,
                        mx::StreamOrDevice s) {
-  mx::array last = mx::subtract(size_of(tree, kRow, mx::int32, s), whole_number(1), s);
+  mx::array last = mx::subtract(size_of(tree, kRow, mx::int32, s), mx::array(1), s);
   mx::array query_node = mx::expand_dims(mx::subtract(last, queries_after, s), -1, s);
   mx::array key_node = mx::expand_dims(mx::subtract(last, keys_after, s), 0, s);
   // Rows before the tree have negative nodes.
@@ -52,8 +52,8 @@ mx::array seen_in_tree(const mx::array& tree, const mx::array& keys_after, const
   bits = mx::remainder(mx::floor_divide(bits, powers(), s), mx::array(2, mx::uint32), s);
   mx::array seen = taken(mx::flatten(bits, -2, -1, s), key_node, kColumn, s);
   seen = mx::logical_and(mx::not_equal(seen, mx::array(0, mx::uint32), s),
-                         mx::greater_equal(query_node, whole_number(0), s), s);
-  return mx::logical_or(seen, mx::less(key_node, whole_number(0), s), s);
+                         mx::greater_equal(query_node, mx::array(0), s), s);
+  return mx::logical_or(seen, mx::less(key_node, mx::array(0), s), s);
 }
 
 }  // namespace flashattn

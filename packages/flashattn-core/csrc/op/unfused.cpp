@@ -79,7 +79,7 @@ mx::array of_each_group(const Inputs& inputs, Input tensor, Input scales, Input 
   if (is_shapeless() && inputs.query().shape(kHead) == inputs.key().shape(kHead)) {
     // The function may be called with other numbers of heads, so each query head gets its own keys.
     const auto divided = [&](const mx::array& a, const mx::array& b) {
-      return mx::floor_divide(a, mx::maximum(b, whole_number(1), s), s);
+      return mx::floor_divide(a, mx::maximum(b, mx::array(1), s), s);
     };
     mx::array group = divided(size_of(inputs.query(), kHead, mx::int32, s), size_of(inputs.key(), kHead, mx::int32, s));
     mx::array of_head = divided(numbered(inputs.query(), kHead, false, s), group);
@@ -163,7 +163,7 @@ std::optional<mx::array> visible_of(const Inputs& inputs, const Options& options
   return visible;
 }
 
-std::vector<mx::array> attend(const Inputs& inputs, const Options& options, const mx::Stream& s) {
+Arrays attend(const Inputs& inputs, const Options& options, const mx::Stream& s) {
   check_shapes(inputs, options);
   mx::array zero(0.0f), minus_infinity(-kInfinity);
   if (inputs.query().size() == 0 || inputs.key().size() == 0) {  // MLX takes no maximum over an empty axis
@@ -244,7 +244,7 @@ std::vector<mx::array> attend(const Inputs& inputs, const Options& options, cons
 }  // namespace
 
 Function unfused_attention(const Options& options, const Present& present, const mx::Stream& stream) {
-  return [=](const std::vector<mx::array>& inputs) { return attend(Inputs(inputs, present), options, stream); };
+  return [=](const Arrays& inputs) { return attend(Inputs(inputs, present), options, stream); };
 }
 
 }  // namespace flashattn

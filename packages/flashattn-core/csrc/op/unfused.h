@@ -3,7 +3,7 @@
 #pragma once
 
 #include "../request/arguments.h"
-#include "derivatives.h"
+#include "deferred.h"
 
 namespace flashattn {
 

@@ -3,7 +3,6 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
@@ -14,6 +13,7 @@
 #include "../cpu/forward.h"
 #include "../cpu/kept_memory.h"
 #include "../cpu/roofline.h"
+#include "../cpu/threads.h"
 #include "../cuda/driver.h"
 #include "../cuda/encode.h"
 #include "../op/append.h"
@@ -21,7 +21,6 @@
 #include "../op/forward.h"
 #include "../op/tree.h"
 #include "../request/checks.h"
-#include "../request/counts.h"
 #include "../request/select.h"
 #include "calls.h"
 #include "mlx/device.h"
@@ -53,16 +52,18 @@ void require_matching_mlx() {
   }
 }
 
-nb::object as_python(const std::vector<mx::array>& outputs, bool with_lse) {
+nb::object as_python(const Arrays& outputs, bool with_lse) {
   if (with_lse) return nb::make_tuple(outputs[0], outputs[1]);
   return nb::cast(outputs[0]);
 }
 
-// Checks the call. Returns the backend that runs the call.
+// Checks the call, environment variables and the GPU, because a caller cannot catch errors during evaluation. Returns
+// the backend that runs the call.
 Backend checked(const Arguments& arguments, const mx::Stream& stream) {
   Backend backend = backend_of(stream.device);
   check_arguments(arguments);
-  require_device(backend, stream.device);
+  if (backend == Backend::cpu) cpu::initialise();
+  if (backend == Backend::cuda) cuda::check_device(stream.device.index);
   return backend;
 }
 
@@ -73,7 +74,10 @@ nb::object attend(const Arguments& arguments, bool with_lse, mx::StreamOrDevice 
   mx::Stream stream = mx::to_stream(where);
   checked(arguments, stream);
   Call call = describe(arguments);
-  const auto check = [&](Variant variant) { return wrong_with(call, variant, stream); };
+  const auto check = [&](Variant variant) {
+    nb::object wrong_with = nb::module_::import_("flashattn_core.check").attr("wrong_with");
+    return nb::cast<std::string>(wrong_with(call, variant, stream));
+  };
   std::optional<Selection> selection = select(arguments, call, device_of(stream.device), !mlx.is_none(), check);
   if (selection) return as_python(attention(arguments, *selection, with_lse, stream), with_lse);
   const auto given = [&](Input input) { return nb::cast(*arguments.inputs[index(input)]); };
@@ -87,27 +91,18 @@ const mx::array* as_array(nb::handle given) {
   return nb::isinstance<mx::array>(given) ? nb::inst_ptr<mx::array>(given) : nullptr;
 }
 
-// A mask, converted to the inputs and options of inputs.def.
+// A mask, as the arguments of a call without query, key and value.
 struct LoweredMask {
-#define FLASHATTN_MASK_FIELD(name, ...) OptionalArray name;
-  FLASHATTN_MASKS(FLASHATTN_MASK_FIELD)
-  bool causal;
-  int32_t window;
+  Arguments arguments;
 };
 
-// Puts a mask that needs no conversion into the arguments. Returns false for any other mask.
-bool add_mask(Arguments& arguments, nb::handle mask) {
-  if (mask.is_none()) return true;
-  if (nb::isinstance<LoweredMask>(mask)) {
-    const auto& lowered = *nb::inst_ptr<LoweredMask>(mask);
-#define FLASHATTN_TAKE_MASK(name, ...) arguments.inputs[index(Input::name)] = lowered.name;
-    FLASHATTN_MASKS(FLASHATTN_TAKE_MASK)
-    arguments.options.causal = lowered.causal;
-    arguments.options.window = lowered.window;
-    return true;
-  }
-  arguments.options.causal = true;
-  return nb::isinstance<nb::str>(mask) && PyUnicode_CompareWithASCIIString(mask.ptr(), "causal") == 0;
+// Returns the mask as arguments, or null if it needs a conversion.
+const Arguments* as_arguments(nb::handle mask) {
+  static const Arguments none, causal = {{}, Options{.causal = true}};
+  if (mask.is_none()) return &none;
+  if (nb::isinstance<LoweredMask>(mask)) return &nb::inst_ptr<LoweredMask>(mask)->arguments;
+  bool is_causal = nb::isinstance<nb::str>(mask) && PyUnicode_CompareWithASCIIString(mask.ptr(), "causal") == 0;
+  return is_causal ? &causal : nullptr;
 }
 
 // Puts keys or values into the arguments: an array of this dtype or, if they are quantised, a tuple or list of words,
@@ -132,12 +127,14 @@ nb::object quick(nb::handle query, nb::handle key, nb::handle value, nb::handle 
   const mx::array *q = as_array(query), *s = as_array(sinks);
   bool is_plain = q && (s || sinks.is_none()) && (scale.is_none() || PyFloat_CheckExact(scale.ptr()));
   if (!is_plain || (!mlx.is_none() && (q->ndim() != 4 || scale.is_none()))) return nb::none();
-  Arguments arguments = {{*q}};
+  const Arguments* masked = as_arguments(mask);
+  if (!masked) return nb::none();
+  Arguments arguments = *masked;
+  arguments.inputs[index(Input::query)] = *q;
   arguments.options.group_size = group_size;
   arguments.options.bits = bits;
   if (!add_stored(arguments, key, q->dtype(), Input::key, Input::key_scales, Input::key_biases) ||
-      !add_stored(arguments, value, q->dtype(), Input::value, Input::value_scales, Input::value_biases) ||
-      !add_mask(arguments, mask)) {
+      !add_stored(arguments, value, q->dtype(), Input::value, Input::value_scales, Input::value_biases)) {
     return nb::none();
   }
   if (s) arguments.inputs[index(Input::sinks)] = *s;
@@ -147,7 +144,7 @@ nb::object quick(nb::handle query, nb::handle key, nb::handle value, nb::handle 
   }
   if (!scale.is_none()) arguments.options.scale = static_cast<float>(PyFloat_AsDouble(scale.ptr()));
   if (!std::isfinite(arguments.options.scale.value_or(1))) return nb::none();  // flash_attention() raises the error
-  arguments.precision = rounds ? Precision::input : Precision::float32;
+  arguments.options.precision = rounds ? Precision::input : Precision::float32;
   return attend(arguments, false, {}, mlx, mlx_mask);
 }
 
@@ -179,7 +176,7 @@ NB_MODULE(_ext, m) {
             FLASHATTN_OPTIONS(FLASHATTN_SET_OPTION)
             self->options.scale = scale;
             self->kernel = kernel_named(kernel);
-            self->precision = rounds ? Precision::input : Precision::float32;
+            self->options.precision = rounds ? Precision::input : Precision::float32;
           },
           "query"_a, "key"_a, "value"_a, nb::kw_only(),
           FLASHATTN_OPTIONAL_INPUTS(FLASHATTN_INPUT_KEYWORD) FLASHATTN_OPTIONS(FLASHATTN_OPTION_KEYWORD) "scale"_a =
@@ -191,7 +188,9 @@ NB_MODULE(_ext, m) {
       .def(
           "__init__",
           [](LoweredMask* self, FLASHATTN_MASKS(FLASHATTN_INPUT_PARAMETER) bool causal, int32_t window) {
-            new (self) LoweredMask{FLASHATTN_MASKS(FLASHATTN_INPUT_VALUE) causal, window};
+            new (self) LoweredMask{{{OptionalArray{}, {}, {}, FLASHATTN_MASKS(FLASHATTN_INPUT_VALUE)}}};
+            self->arguments.options.causal = causal;
+            self->arguments.options.window = window;
           },
           nb::kw_only(), FLASHATTN_MASKS(FLASHATTN_INPUT_KEYWORD) "causal"_a = false, "window"_a = 0);
 
@@ -208,10 +207,9 @@ NB_MODULE(_ext, m) {
         Backend backend = checked(arguments, stream);
         bool is_forward = pass_of(variant.kernel) == Pass::forward && backend == backend_of(variant.kernel);
         Selection selection = {.kernel = is_forward ? std::optional(variant.kernel) : std::nullopt,
-                               .precision = arguments.precision,
                                .is_counted = false,
                                .small_blocks = variant.small_blocks};
-        std::vector<mx::array> outputs = attention(arguments, selection, return_lse, stream, return_exact_out);
+        Arrays outputs = attention(arguments, selection, return_lse, stream, return_exact_out);
         if (return_exact_out) return nb::make_tuple(outputs[0], outputs[1], outputs[3]);
         return as_python(outputs, return_lse);
       },
@@ -235,19 +233,6 @@ NB_MODULE(_ext, m) {
       },
       "device"_a, "gradient"_a, "quantised"_a, "The largest head_dim that some kernel supports; 0 if none does.");
 
-  m.def(
-      "stats",
-      [] {
-        nb::dict result;
-        for (int i = 0; i < kNumKernels; ++i) {
-          result[std::string(name(static_cast<Kernel>(i))).c_str()] = computed_calls[i].load();
-        }
-        return result;
-      },
-      "How many calls each kernel has computed, by name, since the module was loaded or reset_stats() was called.");
-  m.def(
-      "reset_stats", [] { std::fill(computed_calls.begin(), computed_calls.end(), 0); },
-      "Sets the counts of stats() to 0.");
   m.def("describe_cpu", &cpu::describe, "Describes the CPU backend in words: its instruction set and threads.");
   m.def(
       "describe_cuda",
@@ -289,7 +274,7 @@ NB_MODULE(_ext, m) {
       "block_map",
       [](const Arguments& arguments) {
         mx::Stream stream = mx::to_stream({});
-        std::vector<mx::array> inputs = primitive_inputs(arguments, backend_of(stream.device), stream);
+        Arrays inputs = primitive_inputs(arguments, backend_of(stream.device), stream);
         return block_map_of(arguments, Inputs(inputs, present_in(arguments)), stream);
       },
       "arguments"_a, "The block map of the array masks, even if kernels do not use it: see csrc/call/block_map.h.");
@@ -309,9 +294,7 @@ NB_MODULE(_ext, m) {
       "Appends rows to the six arrays of a quantised cache: see csrc/op/append.h. The array objects get the new\n"
       "content, as with array[..., offset:end, :] = rows. Returns the six arrays up to the last row, or None.");
 
-  m.def(
-      "pack_tree", [](const mx::array& visible) { return pack_tree(visible); }, "visible"_a,
-      "The uint32 words of a bool array of Tree: see csrc/op/tree.h.");
+  m.def("pack_tree", &pack_tree, "visible"_a, "The uint32 words of a bool array of Tree: see csrc/op/tree.h.");
 
   bind_calls(m);
 }

@@ -4,7 +4,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 #include <sys/utsname.h>
 
@@ -32,10 +32,6 @@ mx::Dtype of_mlx(Dtype dtype) {
   return dtype == Dtype::float32 ? mx::float32 : dtype == Dtype::float16 ? mx::float16 : mx::bfloat16;
 }
 
-Dtype of_kernels(mx::Dtype dtype) {
-  return dtype == mx::float32 ? Dtype::float32 : dtype == mx::float16 ? Dtype::float16 : Dtype::bfloat16;
-}
-
 // The field of the call that holds the dtype of such inputs; null if their dtype is always the same.
 template <typename AnyCall>
 auto* dtype_field(AnyCall& call, InputDtype dtype) {
@@ -45,7 +41,7 @@ auto* dtype_field(AnyCall& call, InputDtype dtype) {
                                        : nullptr;
 }
 
-mx::Dtype dtype_of(const Call& call, InputDtype dtype) {
+mx::Dtype of_input(const Call& call, InputDtype dtype) {
   if (auto* field = dtype_field(call, dtype)) return of_mlx(*field);
   return dtype == InputDtype::int32     ? mx::int32
          : dtype == InputDtype::uint32  ? mx::uint32
@@ -60,7 +56,7 @@ nb::dict given(const Call& call) {
 #define FLASHATTN_GIVEN_OPTION(type, name) \
   if (call.params.name != type{}) result[#name] = nb::none();
 #define FLASHATTN_GIVEN_INPUT(name, called, dtype, axes) \
-  if (call.has(Input::name)) result[#name] = dtype_of(call, InputDtype::dtype);
+  if (call.has(Input::name)) result[#name] = of_input(call, InputDtype::dtype);
   FLASHATTN_OPTIONS(FLASHATTN_GIVEN_OPTION)
   FLASHATTN_OPTIONAL_INPUTS(FLASHATTN_GIVEN_INPUT)
   return result;
@@ -70,7 +66,7 @@ void make(Call* self, mx::Dtype dtype, int head_dim, std::optional<int> value_di
           int query_len, int key_len, int batch_size, int window, const nb::dict& given, int bits, int group_size,
           bool rounds, bool is_traced) {
   Call& call = *new (self) Call{
-      .dtype = of_kernels(dtype), .precision = rounds ? Precision::input : Precision::float32, .is_traced = is_traced};
+      .dtype = dtype_of(dtype), .precision = rounds ? Precision::input : Precision::float32, .is_traced = is_traced};
   AttentionParams& p = call.params;
   p.batch_dims = 1;
   p.batch_shape[0] = batch_size;
@@ -89,11 +85,11 @@ void make(Call* self, mx::Dtype dtype, int head_dim, std::optional<int> value_di
   p.softcap = given.contains("softcap") ? 1 : 0;
   p.tree_size = given.contains("tree") ? 1 : 0;
   for (Input tensor : {Input::query, Input::key, Input::value}) call.given[index(tensor)] = true;
-#define FLASHATTN_SET_INPUT(name, called, dtype, axes)                 \
-  if (given.contains(#name)) {                                         \
-    call.given[index(Input::name)] = true;                             \
-    Dtype* field = dtype_field(call, InputDtype::dtype);               \
-    if (field) *field = of_kernels(nb::cast<mx::Dtype>(given[#name])); \
+#define FLASHATTN_SET_INPUT(name, called, dtype, axes)               \
+  if (given.contains(#name)) {                                       \
+    call.given[index(Input::name)] = true;                           \
+    Dtype* field = dtype_field(call, InputDtype::dtype);             \
+    if (field) *field = dtype_of(nb::cast<mx::Dtype>(given[#name])); \
   }
   FLASHATTN_OPTIONAL_INPUTS(FLASHATTN_SET_INPUT)
 }
@@ -168,6 +164,16 @@ std::vector<std::string> programs(const Call& call, Variant variant, const Devic
   return lines;
 }
 
+// The counts by the kernels' names, except those below `least`.
+nb::dict at_least(uint64_t least, const Counts& counts) {
+  nb::dict result;
+  for (int i = 0; i < kNumKernels; ++i) {
+    uint64_t count = counts[i];
+    if (count >= least) result[nb::cast(name(static_cast<Kernel>(i)))] = count;
+  }
+  return result;
+}
+
 // Compiles programs side by side, because each takes about a second. Throws NoKernelError if one cannot be compiled.
 void compile(const std::vector<gpu::Launch>& launches, int device) {
   nb::gil_scoped_release others_run;
@@ -183,10 +189,6 @@ void compile(const std::vector<gpu::Launch>& launches, int device) {
 }
 
 }  // namespace
-
-std::string wrong_with(const Call& call, Variant variant, const mx::Stream& stream) {
-  return nb::cast<std::string>(nb::module_::import_("flashattn_core.check").attr("wrong_with")(call, variant, stream));
-}
 
 void bind_calls(nb::module_& m) {
   nb::enum_<Kernel> kernels(m, "Kernel", "All kernels; their names are those of plan().");
@@ -216,7 +218,6 @@ void bind_calls(nb::module_& m) {
           },
           "backend"_a, "compute_capability"_a = 0, "multiprocessors"_a = Device{}.multiprocessors, "costs"_a = "",
           "costs: the text of a file that `mlxlm-flash tune` wrote, see csrc/call/costs.def.")
-      .def_prop_ro("backend", [](const Device& device) { return std::string(name(device.backend)); })
       .def_ro("compute_capability", &Device::compute_capability);
   nb::class_<Call>(m, "Call", "One attention call as plain data, see csrc/call/call.h.")
       .def("__init__", &make, "dtype"_a, "head_dim"_a, "value_dim"_a = nb::none(), "heads"_a = 1, "kv_heads"_a = 1,
@@ -252,10 +253,10 @@ void bind_calls(nb::module_& m) {
   nb::class_<Estimate>(m, "Estimate", "How long a kernel takes for a call, relative to other estimates for the call.")
       .def_ro("pairs", &Estimate::pairs)
       .def_ro("cost", &Estimate::cost)
-      .def_prop_ro("source", [](const Estimate& estimate) { return std::string(estimate.source); });
+      .def_ro("source", &Estimate::source);
   nb::class_<Choice>(m, "Choice", "The kernel that choose() chose for a call, and why.")
       .def_ro("variant", &Choice::variant)
-      .def_prop_ro("why", [](const Choice& choice) { return std::string(choice.why); })
+      .def_ro("why", &Choice::why)
       .def_ro("ours", &Choice::ours)
       .def_ro("mlx", &Choice::mlx, "None if MLX has no fused kernel for the call.")
       .def_ro("is_left", &Choice::is_left);
@@ -302,23 +303,16 @@ void bind_calls(nb::module_& m) {
       "call"_a, "variant"_a, "device"_a, "all"_a,
       "Compiles for CUDA: all programs that such calls may need, or those for contiguous arrays of these lengths.");
   m.def("software", &software, "device"_a, "The device, and the versions of software that may change results.");
+  m.def("cost_of", &cost_of, "kernel"_a, "device"_a,
+        "What a pair costs the kernel, relative to MLX's own fused kernel, and the number's source.");
   m.def(
-      "cost_of",
-      [](Kernel kernel, const Device& device) {
-        Cost cost = cost_of(kernel, device);
-        return std::pair(cost.cost, std::string(cost.source));
-      },
-      "kernel"_a, "device"_a,
-      "What a pair costs the kernel, relative to MLX's own fused kernel, and the number's source.");
+      "stats", [] { return at_least(0, computed_calls); },
+      "How many calls each kernel has computed, by name, since the module was loaded or reset_stats() was called.");
   m.def(
-      "left_calls",
-      [] {
-        nb::dict result;
-        for (int i = 0; i < kNumKernels; ++i) {
-          if (uint64_t count = left_calls[i]) result[std::string(name(static_cast<Kernel>(i))).c_str()] = count;
-        }
-        return result;
-      },
+      "reset_stats", [] { std::fill(computed_calls.begin(), computed_calls.end(), 0); },
+      "Sets the counts of stats() to 0.");
+  m.def(
+      "left_calls", [] { return at_least(1, left_calls); },
       "Calls left to MLX's own attention, by the kernel whose cost decided.");
   m.def(
       "reset_left_calls", [] { std::fill(left_calls.begin(), left_calls.end(), 0); },

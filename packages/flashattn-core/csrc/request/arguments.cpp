@@ -3,11 +3,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <limits>
 #include <map>
 #include <mutex>
-#include <numeric>
 
 #include "../cuda/driver.h"
 #include "../gpu/disk_cache.h"
@@ -34,8 +32,8 @@ Present present_in(const Arguments& arguments) {
   return present;
 }
 
-std::vector<mx::array> primitive_inputs(const Arguments& arguments, Backend backend, const mx::Stream& stream) {
-  std::vector<mx::array> inputs;
+Arrays primitive_inputs(const Arguments& arguments, Backend backend, const mx::Stream& stream) {
+  Arrays inputs;
   for (const InputRule& rule : kInputRules) {
     if (const auto& given = arguments.inputs[index(rule.input)]) {
       inputs.push_back(as_kernels_read_it(*given, rule.dtype, backend, stream));
@@ -44,7 +42,7 @@ std::vector<mx::array> primitive_inputs(const Arguments& arguments, Backend back
   return inputs;
 }
 
-Inputs::Inputs(const std::vector<mx::array>& primitive_inputs, const Present& present) {
+Inputs::Inputs(const Arrays& primitive_inputs, const Present& present) {
   size_t next = 0;
   for (int i = 0; i < kNumInputs; ++i) {
     arrays_[i] = present[i] ? &primitive_inputs[next++] : nullptr;
@@ -65,21 +63,19 @@ int columns_of(const mx::array& tensor, const Options& options) {
   return static_cast<int>(std::min<int64_t>(columns, std::numeric_limits<int>::max()));  // the checks reject INT_MAX
 }
 
-Dtype dtype_of(const mx::array* array) {
+Dtype dtype_of(mx::Dtype dtype) {
   // primitive_inputs() casts whole numbers to float32.
-  if (!array || array->dtype() == mx::float32 || !mx::issubdtype(array->dtype(), mx::floating)) {
-    return Dtype::float32;
-  }
-  return array->dtype() == mx::float16 ? Dtype::float16 : Dtype::bfloat16;
+  return dtype == mx::float16 ? Dtype::float16 : dtype == mx::bfloat16 ? Dtype::bfloat16 : Dtype::float32;
 }
 
-Call describe(const Inputs& inputs, const Options& options, Precision precision, bool is_traced) {
+Call describe(const Inputs& inputs, const Options& options, bool is_traced) {
   const mx::array &query = inputs.query(), &key = inputs.key();
-  Call call = {.dtype = dtype_of(inputs[Input::query]),
-               .bias_dtype = dtype_of(inputs[Input::bias]),
-               .sinks_dtype = dtype_of(inputs[Input::sinks]),
-               .group_dtype = dtype_of(inputs[Input::key_scales]),
-               .precision = precision,
+  const auto dtype = [&](Input input) { return inputs[input] ? dtype_of(inputs[input]->dtype()) : Dtype::float32; };
+  Call call = {.dtype = dtype(Input::query),
+               .bias_dtype = dtype(Input::bias),
+               .sinks_dtype = dtype(Input::sinks),
+               .group_dtype = dtype(Input::key_scales),
+               .precision = options.precision,
                .is_traced = is_traced};
   AttentionParams& params = call.params;
   params.batch_dims = static_cast<int32_t>(query.ndim()) - 3;
@@ -107,7 +103,7 @@ Call describe(const Inputs& inputs, const Options& options, Precision precision,
 }
 
 Call describe(const Arguments& arguments) {
-  return describe(Inputs(arguments), arguments.options, arguments.precision, is_traced(arguments));
+  return describe(Inputs(arguments), arguments.options, is_traced(arguments));
 }
 
 bool is_traced(const Arguments& arguments) {
@@ -158,10 +154,6 @@ Backend backend_of(const mx::Device& device) {
 
 mx::Shape batch_shape(const mx::array& query) {
   return mx::Shape(query.shape().begin(), query.shape().end() - 3);
-}
-
-int64_t batch_size(const mx::array& query) {
-  return std::accumulate(query.shape().begin(), query.shape().end() - 3, int64_t{1}, std::multiplies<>());
 }
 
 }  // namespace flashattn

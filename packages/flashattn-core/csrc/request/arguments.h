@@ -15,10 +15,13 @@ namespace flashattn {
 
 namespace mx = mlx::core;
 
+using Arrays = std::vector<mx::array>;
+
 constexpr int kHead = -3, kRow = -2, kColumn = -1;  // axes of (*B, H, L, D)
 
 struct Options {
-  std::optional<float> scale;  // none: 1 / sqrt(D)
+  std::optional<float> scale = {};  // none: 1 / sqrt(D)
+  Precision precision = Precision::float32;
 #define FLASHATTN_OPTION(type, name) type name = {};
   FLASHATTN_OPTIONS(FLASHATTN_OPTION)
 #undef FLASHATTN_OPTION
@@ -30,7 +33,6 @@ struct Options {
 struct Arguments {
   std::array<std::optional<mx::array>, kNumInputs> inputs;
   Options options = {};
-  Precision precision = Precision::float32;
   std::optional<Kernel> kernel = {};  // none: "auto"
 };
 
@@ -40,12 +42,12 @@ Present present_in(const Arguments& arguments);
 
 // Returns the inputs for a primitive: those that the call has, in the order of inputs.def and in the dtypes that
 // kernels read.
-std::vector<mx::array> primitive_inputs(const Arguments& arguments, Backend backend, const mx::Stream& stream);
+Arrays primitive_inputs(const Arguments& arguments, Backend backend, const mx::Stream& stream);
 
 // A call's inputs by name. Holds pointers, so the arrays must outlive the Inputs.
 class Inputs {
  public:
-  Inputs(const std::vector<mx::array>& primitive_inputs, const Present& present);
+  Inputs(const Arrays& primitive_inputs, const Present& present);
   explicit Inputs(const Arguments& arguments);
 
   const mx::array* operator[](Input input) const { return arrays_[index(input)]; }  // null where absent
@@ -61,14 +63,14 @@ class Inputs {
 int columns_of(const mx::array& tensor, const Options& options);
 
 // Describes the call. The strides stay 0, because MLX knows them only once it has evaluated the arrays, see strides.h.
-Call describe(const Inputs& inputs, const Options& options, Precision precision, bool is_traced);
+Call describe(const Inputs& inputs, const Options& options, bool is_traced = false);
 Call describe(const Arguments& arguments);
 
 // Whether mx.grad, mx.vjp, mx.vmap or mx.compile is tracing the call. Only then can anyone ask for its gradient.
 bool is_traced(const Arguments& arguments);
 
-// The array's dtype; float32 if there is no array.
-Dtype dtype_of(const mx::array* array);
+// The dtype in which kernels read such arrays.
+Dtype dtype_of(mx::Dtype dtype);
 
 // What MLX runs this device's streams on. A GPU's properties are looked up once.
 Device device_of(const mx::Device& device);
@@ -77,6 +79,5 @@ Device device_of(const mx::Device& device);
 Backend backend_of(const mx::Device& device);
 
 mx::Shape batch_shape(const mx::array& query);
-int64_t batch_size(const mx::array& query);  // the product of batch_shape()
 
 }  // namespace flashattn

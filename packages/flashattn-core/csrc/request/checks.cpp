@@ -1,9 +1,9 @@
 // The checks of shapes, dtypes and options, with their messages.
 #include "checks.h"
 
+#include <cmath>
+
 #include "../call/fail.h"
-#include "../call/limits.h"
-#include "../call/options.h"
 #include "../call/params.h"
 #include "mlx/utils.h"
 
@@ -53,10 +53,10 @@ void check_storage(const Inputs& inputs, const Options& options) {
     }
     return;
   }
-  if (!is_valid_bits(options.bits)) {
+  if (options.bits < 1 || options.bits == 7 || options.bits > 8) {
     fail("bits is ", options.bits, ", expected 1, 2, 3, 4, 5, 6 or 8");
   }
-  if (!is_valid_group_size(options.group_size)) {
+  if (options.group_size != 32 && options.group_size != 64 && options.group_size != 128) {
     fail("group_size is ", options.group_size, ", expected 32, 64 or 128");
   }
   const mx::array *key_scales = inputs[Input::key_scales], *value_scales = inputs[Input::value_scales];
@@ -201,12 +201,29 @@ void check_given(const Inputs& inputs) {
   }
 }
 
+void check_score_options(const Options& options) {
+  float scale = options.scale.value_or(1);
+  if (!std::isfinite(scale)) {
+    fail("scale is ", scale, ", expected a finite number");
+  }
+  if (!std::isfinite(options.softcap) || options.softcap < 0) {
+    fail("softcap is ", options.softcap, ", expected a finite number, or 0 for none");
+  }
+  // With soft-cap, GPU kernels multiply by scale / softcap. So this quotient must be finite, too.
+  if (options.softcap > 0 && !std::isfinite(scale / options.softcap)) {
+    fail("softcap is ", options.softcap, ", expected a number by which scale, ", scale, ", can be divided");
+  }
+  if (options.window < 0) {
+    fail("window is ", options.window, ", expected at least 1");
+  }
+}
+
 }  // namespace
 
 void check_arguments(const Arguments& arguments) {
   Inputs inputs(arguments);
   check_tensors(inputs, arguments.options);
-  check_score_options(arguments.options.scale.value_or(1), arguments.options);
+  check_score_options(arguments.options);
   check_given(inputs);
   check_broadcast_shapes(inputs);
 }

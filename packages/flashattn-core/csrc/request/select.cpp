@@ -73,7 +73,7 @@ Variant variant_for(const Selection& selection, const Call& call, const Device& 
 
 std::optional<Selection> select(const Arguments& arguments, const Call& call, const Device& device, bool may_leave,
                                 const Check& check) {
-  Selection selection = {.kernel = arguments.kernel, .precision = arguments.precision};
+  Selection selection = {.kernel = arguments.kernel};
   std::string first_wrong;
   for (;;) {
     Choice choice;

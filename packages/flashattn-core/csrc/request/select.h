@@ -13,8 +13,7 @@ namespace flashattn {
 // What a primitive needs beside its call to choose its kernel again, also for lengths that shapeless compilation
 // brings.
 struct Selection {
-  std::optional<Kernel> kernel;  // the kernel that the caller named; none: "auto"
-  Precision precision;
+  std::optional<Kernel> kernel;           // the kernel that the caller named; none: "auto"
   Kernels failed = 0;                     // kernels that failed their check, so "auto" does not take them
   bool is_counted = true;                 // whether stats() counts the call
   std::optional<bool> small_blocks = {};  // set by a check, which must run both sizes with short calls
