@@ -18,7 +18,7 @@ def test_on(tiny, tokens):
         now = flash.status()
     assert str(now).splitlines()[:2] == [
         f"flash attention on · functions replaced: {len(POINTS)} · models patched: 1",
-        "calls: cpu_prefill 2, cpu_decode 2 · fallbacks: head_dim over 512 1",
+        "calls: cpu_decode 2, cpu_prefill 2 · fallbacks: head_dim over 512 1",
     ]
 
 

@@ -308,7 +308,7 @@ def versions() -> dict[str, str]:
 
 
 def tally(counts: Mapping[str, int]) -> str:
-    """Formats counts, for example as ``cpu_prefill 24, cpu_decode 480``. Without counts, returns ``none``."""
+    """Formats counts, for example as ``cpu_decode 480, cpu_prefill 24``. Without counts, returns ``none``."""
     return ", ".join(f"{name} {n:,}" for name, n in counts.items()) or "none"
 
 
