@@ -6,6 +6,7 @@ The figures come from docs/results, whose files measure_gains.py writes.
 """
 
 import json
+import re
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -22,7 +23,7 @@ BEGIN, END = "<!-- gains: written by packages/evals/scripts/draw_gains.py -->\n\
 WIDTH, ROW, LETTERS = 400, 54, 13  # points: the picture's width, a row's height, and the letters
 ROOM = 1.5  # length of the axis / length of the longest bar: leaves room for the text beside the bar
 Found = dict[str, Any]  # a file of docs/results, or one of its rows
-CALLS = (  # the calls of nvidia.md; h100.json has the others
+CALLS = (  # the calls of nvidia.md; h200.json has the others
     "window 512, 28/4x128, 4096²",
     "window 128, sinks, 64/8x64, 4096²",
     "window 1024, 8/4x256, 8192²",
@@ -45,7 +46,7 @@ def read(name: str) -> Found:
 
 def parts() -> dict[str, list[str]]:
     """The pages, each with the texts that this script writes there."""
-    gpu, cpu = read("h100.json"), read("cpu.json")
+    gpu, cpu = read("h200.json"), read("cpu.json")
     gpu_rows = [row for row in gpu["rows"] if "speed" in row]
     small = [row for row in gpu_rows if row["run"] == "small"]
     models = [row for row in cpu["rows"] if "speed" in row]
@@ -66,14 +67,14 @@ def parts() -> dict[str, list[str]]:
             )
         ],
         "docs/nvidia.md": [
-            text(f"{source('h100.json', gpu, gpu_rows)} by these commands:")
+            text(f"{source('h200.json', gpu)} by these commands:")
             + commands(gpu, gpu_rows + bits)
             + "".join(text(f"S, {row['name']}: {gain(row)[1]}.") for row in small)
             + quantised(bits),
             single_calls(gpu),
         ],
         "docs/linux.md": [
-            text(f"{source('cpu.json', cpu, cpu_rows)} by these commands:")
+            text(f"{source('cpu.json', cpu)} by these commands:")
             + commands(cpu, cpu_rows)
             + table(["float32, patch off → on", "speed", "memory", *avx2], on_cpu),
             kernels(cpu),
@@ -90,9 +91,14 @@ def single_calls(gpu: Found) -> str:
     shown = []
     for name in CALLS:
         own, _, patched = rows[name]["chain, µs"].split(" / ")
-        shown.append([name, f"{own} / {patched}", rows[name]["chain, µs default"], rows[name]["memory, MB"]])
+        gained, memory = rows[name]["chain, µs default"], rounded(rows[name]["memory, MB"])
+        shown.append([name, rounded(f"{own} / {patched}"), gained, memory])
     head = ["call", "MLX's own / ours, µs", "gain", "MLX's own / ours, MB"]
-    return text(f"{source('h100.json', gpu, [*rows.values()])}.") + commands(gpu, [*rows.values()]) + table(head, shown)
+    return text(f"{source('h200.json', gpu)}.") + commands(gpu, [*rows.values()]) + table(head, shown)
+
+
+def rounded(cell: str) -> str:
+    return re.sub(r"[\d,.]+", lambda number: rate(float(number[0].replace(",", ""))), cell)
 
 
 def kernels(cpu: Found) -> str:
@@ -102,7 +108,7 @@ def kernels(cpu: Found) -> str:
         if "torch" in row and ", float32, " in row["name"]:
             runs.setdefault(row["run"], []).append(row)
     every = [row for rows in runs.values() for row in rows]
-    said = text(f"{source('cpu.json', cpu, every)} by these commands:") + commands(cpu, every) if every else ""
+    said = text(f"{source('cpu.json', cpu)} by these commands:") + commands(cpu, every) if every else ""
     tables: dict[tuple[str, ...], dict[str, list[str]]] = {}
     for run, rows in runs.items():
         for row in rows:
@@ -148,8 +154,7 @@ def gain(row: Found) -> list[str]:
     """The row's name, its speed and its memory, as the cells of a table."""
     largest = max(row.get(arm, {}).get("peak_memory_mb", 0) for arm in ARMS)
     memory = both(row, "peak_memory_mb", *((1000, "GB") if largest >= 1000 else (1, "MB")))
-    name = row["name"] + (f" (at {row['commit']})" if "commit" in row else "")
-    return [name, ", ".join(filter(None, [both(row, "tokens_per_s", 1, "tokens/s"), ratio(row)])), memory]
+    return [row["name"], ", ".join(filter(None, [both(row, "tokens_per_s", 1, "tokens/s"), ratio(row)])), memory]
 
 
 def ratio(row: Found) -> str:
@@ -181,7 +186,7 @@ def quantised(rows: list[Found]) -> str:
 def first_use(gpu: Found, rows: list[Found]) -> str:
     head = ["first request of its kind in a fresh container", "patch off", "patch on"]
     shown = [[row["name"], *(seconds(row[arm]["seconds"]) for arm in ARMS)] for row in rows]
-    return text(f"{source('h100.json', gpu, rows)}.") + table(head, shown) if rows else ""
+    return text(f"{source('h200.json', gpu)}.") + table(head, shown) if rows else ""
 
 
 def seconds(trials: list[float]) -> str:
@@ -196,9 +201,8 @@ def machine(found: Found) -> str:
     return f"{described['processor']} ({more})"
 
 
-def source(name: str, found: Found, rows: list[Found]) -> str:
-    commits = " and ".join(dict.fromkeys(row.get("commit", found["commit"]) for row in rows))
-    by = f"one {machine(found)} with mlx {found['machine']['versions']['mlx']} at commit {commits}"
+def source(name: str, found: Found) -> str:
+    by = f"one {machine(found)} with mlx {found['machine']['versions']['mlx']} at commit {found['commit']}"
     notes = ", with notes on their origin" if "note" in found else ""
     return f"[{name}](results/{name}) has all figures{notes}, measured on {by}"
 
@@ -226,7 +230,7 @@ def picture() -> bytes:
     from matplotlib.figure import Figure
     from matplotlib.style import context
 
-    gpu = read("h100.json")
+    gpu = read("h200.json")
     rows = by_gain([row for row in gpu["rows"] if "speed" in row])
     with context(["default", {**STYLE, "axes.grid": False, "font.size": LETTERS}]):
         drawn = Figure((WIDTH / 72, (len(rows) + 0.4) * ROW / 72))

@@ -1,6 +1,6 @@
 """Checks the CUDA kernels' programs on this GPU, and lists those that passed. Users' machines skip their check.
 
-    python packages/evals/scripts/list_tested_programs.py packages/flashattn-core/src/flashattn_core/check/tested.txt
+    python packages/evals/scripts/list_tested_programs.py packages/flashattn-core/src/flashattn_core/check/tested.json
 
 The programs are those that well-known models need, in bfloat16 and with both precisions: head_dim 64, 128 and 256;
 prompts, decode steps and training; causal, windows, padding, sinks, soft-cap, and quantised caches. The file has the
@@ -8,6 +8,7 @@ checksums of program texts, so it must be written anew after a change to a kerne
 user's machine. Lines for other architectures and compilers stay.
 """
 
+import json
 import os
 import sys
 import time
@@ -72,8 +73,7 @@ def main(file: Path) -> None:
     stream = mx.default_stream(mx.gpu)
     device, software = _ext.device_of(stream.device), _ext.software(stream.device)
     compiler = check.compiler_of(software)
-    header = [line for line in file.read_text().splitlines() if line.startswith("#")]
-    others = {name: sums for name, sums in check._tested().items() if name != compiler}
+    tested = {name: sorted(sums) for name, sums in check._tested().items()}
     began, passed, failed = time.perf_counter(), set[str](), 0
     wanted = [(call, variant) for call in calls() for variant in variants(call, device)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -91,10 +91,8 @@ def main(file: Path) -> None:
             passed |= set() if wrong else sums
             seconds = f"{time.perf_counter() - began:6.1f} s"
             print(seconds, variant.kernel.name, call.head_dim, list(call.given), wrong, flush=True)
-            lines = [*header]  # written after each check, so that Ctrl-C keeps what has passed
-            for name, tested in sorted({**others, compiler: passed}.items()):
-                lines += [name, *sorted(tested)]
-            file.write_text("\n".join(lines) + "\n")
+            tested[compiler] = sorted(passed)  # written after each check, so that Ctrl-C keeps what has passed
+            file.write_text(json.dumps(tested, indent=0, sort_keys=True) + "\n")
     print(f"{software}: {len(passed)} programs passed, {failed} checks failed")
 
 

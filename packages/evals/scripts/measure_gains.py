@@ -1,6 +1,6 @@
 """Measures what users feel: whole models with the patch off and on, quantised caches, and the first use.
 
-    python packages/evals/scripts/measure_gains.py gpu docs/results/h100.json           # behind it: names of runs
+    python packages/evals/scripts/measure_gains.py gpu docs/results/h200.json           # behind it: names of runs
     uv run packages/evals/scripts/measure_gains.py cpu docs/results/cpu.json
 
 gains.toml has the runs. OUT gets the rows of a run when the run ends. A run that OUT has from the same commit and
@@ -165,7 +165,7 @@ def main(device: str, out: Path, names: tuple[str, ...], commit: str | None) -> 
     driver = said("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") if device == "gpu" else None
     here = {"commit": commit, "machine": {**msgspec.to_builtins(machine.describe()), "driver": driver}}
     found = json.loads(out.read_text()) if out.exists() else {}
-    rows = [row for row in found["rows"] if "commit" not in row] if here.items() <= found.items() else []
+    rows = found["rows"] if here.items() <= found.items() else []
     FOLDER.mkdir(parents=True, exist_ok=True)
     failed = []
     for name in names or runs:

@@ -6,6 +6,7 @@ The result is kept in the user's cache folder, for the next process.
 FLASHATTN_CHECK: check "once" on this machine (default), or "never".
 """
 
+import json
 import os
 import threading
 import warnings
@@ -82,13 +83,7 @@ def compiler_of(software: str) -> str:
 @cache
 def _tested() -> dict[str, frozenset[str]]:
     """For each architecture and compiler, the checksums of the program texts that have passed their check with us."""
-    tested: dict[str, set[str]] = {}
-    compiler = ""
-    for line in files(__package__).joinpath("tested.txt").read_text().splitlines():
-        if line.startswith("sm_"):
-            compiler = line
-        elif line and not line.startswith("#"):
-            tested.setdefault(compiler, set()).update(line.split())
+    tested = json.loads(files(__package__).joinpath("tested.json").read_text())
     return {compiler: frozenset(sums) for compiler, sums in tested.items()}
 
 

@@ -83,7 +83,7 @@ def gradient_failure(
     """Compares the function `gradients` with the CPU's gradients in call.dtype. Returns the error, or ""."""
 
     def on_cpu(**arguments: Any) -> tuple[mx.array, ...]:
-        rows = _with_rows(arguments, lambda x: x.astype(call.dtype))  # failure() passes float32
+        rows = with_rows(arguments, lambda x: x.astype(call.dtype))  # failure() passes float32
         with mx.stream(mx.cpu):
             return tuple(x.astype(mx.float32) for x in _gradients(**rows, stream=mx.cpu))
 
@@ -106,10 +106,10 @@ def failure(
     """
     names = _GRADIENTS if "backward" in variant.kernel.name else _OUTPUTS
     for case in cases(call, lengths or lengths_of(call)):
-        expected = on_cpu(**_with_rows(case.arguments, lambda x: x.astype(mx.float32)))
+        expected = on_cpu(**with_rows(case.arguments, lambda x: x.astype(mx.float32)))
         for layout in case.layouts:
             try:
-                got = attention(**laid_out(case.arguments, layout))
+                got = attention(**with_rows(case.arguments, LAYOUTS[layout]))
                 mx.eval(got)
             except (RuntimeError, ValueError) as raised:
                 if NO_MEMORY.search(str(raised)):
@@ -194,12 +194,7 @@ LAYOUTS: dict[str, Callable[[mx.array], mx.array]] = {
 }
 
 
-def laid_out(arguments: Named, layout: str) -> Named:
-    """The same call with query, and key and value unless they are quantised, in this memory layout."""
-    return _with_rows(arguments, LAYOUTS[layout])
-
-
-def _with_rows(arguments: Named, change: Callable[[mx.array], mx.array]) -> Named:
+def with_rows(arguments: Named, change: Callable[[mx.array], mx.array]) -> Named:
     """The same call with query, and key and value unless they are quantised, changed by this function."""
     rows = [name for name in ("query", "key", "value") if isinstance(arguments[name], mx.array)]
     with mx.stream(mx.cpu):
