@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-MODES = ("0", "1", "strict", "float32", "float32,strict")  # values of MLXLM_FLASH
+from .modes import MODES
 
 
 class Refusal(click.ClickException):

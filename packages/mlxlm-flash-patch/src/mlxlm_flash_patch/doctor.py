@@ -118,7 +118,7 @@ def _mlx() -> str:
 
 def variable() -> Iterator[Finding]:
     """Whether MLXLM_FLASH in the environment is valid."""
-    from .cli import MODES
+    from .modes import MODES
 
     mode = os.environ.get("MLXLM_FLASH")
     if mode is None or mode in MODES:

@@ -13,6 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from .caches import kv_bits
 from .router import Function, appended, attend, flash_or, is_active, plain_call, state
 
 
@@ -54,6 +55,21 @@ def appending(original: Callable[..., Any]) -> Callable[..., Any]:
         return read if getattr(type(self), "keys_and_values", None) is usual else self.keys_and_values()
 
     return update_and_fetch
+
+
+def quantised_caches(original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    """Replaces the function that makes a model's caches. After enable(kv_bits=...) they are quantised."""
+
+    @functools.wraps(original)
+    def make_prompt_cache(model: Any, max_kv_size: int | None = None) -> list[Any]:
+        caches = original(model, max_kv_size)
+        if kv_bits.wanted is None:
+            return caches
+        from .caches.making import quantise  # imported here, because it imports mlx-lm
+
+        return quantise(model, caches, kv_bits.wanted)
+
+    return make_prompt_cache
 
 
 def any_cache(original: Function) -> Function:

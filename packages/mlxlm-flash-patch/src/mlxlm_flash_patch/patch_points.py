@@ -183,7 +183,7 @@ POINTS: Sequence[PatchPoint] = (
 MAKE_CACHES = PatchPoint(  # replaced only while `kv_bits` asks for quantised caches
     CACHE,
     "make_prompt_cache",
-    kv_bits.quantised_caches,
+    mlx_lm_functions.quantised_caches,
     frozenset({"7cde4e9fdb0c1b5a"}),
     is_attention=False,
 )

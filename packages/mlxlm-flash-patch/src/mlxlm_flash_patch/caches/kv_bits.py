@@ -1,9 +1,6 @@
-"""What enable(kv_bits=...) asks for, and the replacement of the function that makes a model's caches."""
+"""What enable(kv_bits=...) asks for."""
 
-import functools
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from flashattn_core.argument_types import integer
 
@@ -29,18 +26,3 @@ class KVBits:
 
 
 wanted: KVBits | None = None  # what new caches get; None: they hold 16 bits
-
-
-def quantised_caches(original: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """Replaces the function that makes a model's caches. After enable(kv_bits=...) they are quantised."""
-
-    @functools.wraps(original)
-    def make_prompt_cache(model: Any, max_kv_size: int | None = None) -> list[Any]:
-        caches = original(model, max_kv_size)
-        if wanted is None:
-            return caches
-        from .making import quantise  # imported here, because it imports mlx-lm
-
-        return quantise(model, caches, wanted)
-
-    return make_prompt_cache
