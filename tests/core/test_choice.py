@@ -72,7 +72,7 @@ class TestAGpuThatNobodyHasMeasured:
 def test_on_an_h100_no_kernel_is_slower_than_mlxs_own(how):
     choice = _ext.choose(call(**PLAIN[how]), H100)
     assert not choice.is_left
-    assert choice.ours.source == "H100 80GB HBM3, docs/nvidia.md"
+    assert choice.ours.source == "H100 80GB HBM3, measure_cuda_table.py"
 
 
 @pytest.mark.parametrize(("device", "left"), [(A100, True), (METAL, False)], ids=["cuda", "metal"])

@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[3]
 PICTURE = ROOT / "docs/pictures/gains.svg"
 BEGIN, END = "<!-- gains: written by packages/evals/scripts/draw_gains.py -->\n\n", "<!-- end of gains -->\n"
 WIDTH, ROW, LETTERS = 400, 54, 13  # points: the picture's width, a row's height, and the letters
+LINE = 58  # letters of a name that fit into a line
 ROOM = 1.5  # length of the axis / length of the longest bar: leaves room for the text beside the bar
 Found = dict[str, Any]  # a file of docs/results, or one of its rows
 CALLS = (  # the calls of nvidia.md; h200.json has the others
@@ -94,7 +95,7 @@ def single_calls(gpu: Found) -> str:
         gained, memory = rows[name]["chain, µs default"], rounded(rows[name]["memory, MB"])
         shown.append([name, rounded(f"{own} / {patched}"), gained, memory])
     head = ["call", "MLX's own / ours, µs", "gain", "MLX's own / ours, MB"]
-    return text(f"{source('h200.json', gpu)}.") + commands(gpu, [*rows.values()]) + table(head, shown)
+    return commands(gpu, [*rows.values()]) + table(head, shown)
 
 
 def rounded(cell: str) -> str:
@@ -145,7 +146,7 @@ def by_gain(rows: list[Found]) -> list[Found]:
         else:
             model, _, what = row["name"].partition(", ")
             others.setdefault(model, []).append(what)
-    joined = "; ".join(f"{model}, {', '.join(each)}" for model, each in others.items())
+    joined = "; ".join(f"{model}, {' · '.join(each)}" for model, each in others.items())
     none = [{"name": joined, "speed": {"is_clear": False}}] if joined else []
     return sorted(clear, key=lambda row: -float(row["speed"]["ratio"] or 1)) + none
 
@@ -203,8 +204,8 @@ def machine(found: Found) -> str:
 
 def source(name: str, found: Found) -> str:
     by = f"one {machine(found)} with mlx {found['machine']['versions']['mlx']} at commit {found['commit']}"
-    notes = ", with notes on their origin" if "note" in found else ""
-    return f"[{name}](results/{name}) has all figures{notes}, measured on {by}"
+    notes = " and a note" if "note" in found else ""
+    return f"[{name}](results/{name}) has the figures{notes}, measured on {by}"
 
 
 def commands(found: Found, rows: list[Found]) -> str:
@@ -239,13 +240,15 @@ def picture() -> bytes:
             speed, memory = row["speed"].get("ratio") or 1, row.get("memory", {}).get("ratio")
             is_gain = row["speed"]["is_clear"] and speed > 1
             said = f"{times(speed)} the speed" if row["speed"]["is_clear"] else NOTHING
-            ax.text(0, top + 0.22, row["name"], va="center", color=LIGHT["ink"])
-            bar(ax, top + 0.5, 0.26, speed, said, LIGHT["on" if is_gain else "soft"])
+            name = fill(row["name"], LINE)
+            lower = 0.27 * name.count("\n")  # the last row has several names, and no bar for memory
+            ax.text(0, top + 0.22 + lower / 2, name, va="center", color=LIGHT["ink"], linespacing=1.1)
+            bar(ax, top + 0.5 + lower, 0.26, speed, said, LIGHT["on" if is_gain else "soft"])
             if memory:
                 bar(
                     ax, top + 0.77, 0.1, memory, f"{times(memory)} the memory", LIGHT["naive" if memory < 1 else "soft"]
                 )
-            ax.plot([1, 1], [top + 0.37, top + 0.9], color=LIGHT["ink"], linewidth=1)
+            ax.plot([1, 1], [top + 0.37 + lower, top + 0.9], color=LIGHT["ink"], linewidth=1)
         said = f"line: patch off = 1 · {gpu['machine']['processor']}, bfloat16"
         ax.text(0, len(rows) + 0.15, said, va="center", color=LIGHT["soft"])
         ax.set_xlim(0, ROOM * max(row["speed"].get("ratio") or 1 for row in rows))

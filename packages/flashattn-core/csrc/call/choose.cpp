@@ -38,11 +38,11 @@ struct Row {
 constexpr auto forward = Pass::forward, backward = Pass::backward;
 constexpr bool rounds = true;
 
-#define FLASHATTN_KERNEL(name, backend, ...) {Kernel::name, #name, Backend::backend, __VA_ARGS__},
+#define FLASHATTN_KERNEL_ROW(name, backend, ...) {Kernel::name, #name, Backend::backend, __VA_ARGS__},
 constexpr std::array<Row, kNumKernels> kTable = {{
 #include "kernels.def"
 }};
-#undef FLASHATTN_KERNEL
+#undef FLASHATTN_KERNEL_ROW
 
 constexpr std::array<std::string_view, 3> kBackendNames = {"cpu", "metal", "cuda"};
 constexpr std::array<std::string_view, 3> kBackendsInWords = {"the CPU", "Metal", "CUDA"};

@@ -14,12 +14,12 @@
 
 namespace flashattn {
 
-#define FLASHATTN_KERNEL(name, ...) name,
+#define FLASHATTN_KERNEL_ROW(name, ...) name,
 enum class Kernel {
 #include "kernels.def"
   count
 };
-#undef FLASHATTN_KERNEL
+#undef FLASHATTN_KERNEL_ROW
 constexpr int kNumKernels = static_cast<int>(Kernel::count);
 
 enum class Pass { forward, backward };

@@ -36,7 +36,7 @@ bool fit(mx::array* const* stored, const mx::array& rows, int capacity, int offs
   int columns = rows.shape(kColumn), groups = columns / group_size, length = rows.shape(kRow);
   return has(*stored[0], columns * bits / 32, mx::uint32) && has(*stored[1], groups, rows.dtype()) &&
          has(*stored[2], groups, rows.dtype()) && length <= kMaxLength && offset >= 0 && offset <= capacity - length &&
-         stored[0]->size() < std::numeric_limits<int32_t>::max() / 2;
+         stored[0]->size() < std::numeric_limits<int32_t>::max() / 2;  // the kernel counts a head's words by int
 }
 
 bool is_evaluated(const mx::array& array) {

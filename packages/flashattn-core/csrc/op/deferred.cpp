@@ -125,27 +125,27 @@ bool has_derivative(const mx::array& argument) {
   return mx::issubdtype(argument.dtype(), mx::floating);
 }
 
-// Returns derivative(f, arguments, primals, along) as one deferred graph. `arguments` are the primals in argnums that
-// have a derivative, and f is `function` of these alone.
+// Returns derivative(f, arguments, primals, along) as one deferred graph; `along` are cotangents or tangents.
+// `arguments` are the primals in argnums that have a derivative, and f is `function` of these alone.
 template <typename Derivative>
 Arrays derived(const Function& function, const Arrays& primals, const Arrays& along, const std::vector<int>& argnums,
                const mx::Stream& stream, Derivative derivative) {
   const auto graph = [function, argnums, derivative,
                       count = static_cast<ptrdiff_t>(primals.size())](const Arrays& given) {
-    Arrays primals(given.begin(), given.begin() + count), along(given.begin() + count, given.end());
+    Arrays values(given.begin(), given.begin() + count), directions(given.begin() + count, given.end());
     std::vector<int> chosen;
     Arrays arguments;
     for (int argument : argnums) {
-      if (!has_derivative(primals[argument])) continue;
+      if (!has_derivative(values[argument])) continue;
       chosen.push_back(argument);
-      arguments.push_back(primals[argument]);
+      arguments.push_back(values[argument]);
     }
-    const auto of_chosen = [&](const Arrays& arguments) {
-      Arrays all = primals;
-      for (size_t i = 0; i < chosen.size(); ++i) all[chosen[i]] = arguments[i];
+    const auto of_chosen = [&](const Arrays& changed) {
+      Arrays all = values;
+      for (size_t i = 0; i < chosen.size(); ++i) all[chosen[i]] = changed[i];
       return function(all);
     };
-    return derivative(of_chosen, arguments, primals, along);
+    return derivative(of_chosen, arguments, values, directions);
   };
   Arrays inputs = primals;
   inputs.insert(inputs.end(), along.begin(), along.end());

@@ -22,7 +22,7 @@ struct Settings {
   bool operator==(const Settings&) const = default;
 };
 
-// Makes the axis that mx.vmap maps the first batch dimension of a primitive's inputs.
+// Returns a primitive's inputs with the axis that mx.vmap maps as their first batch dimension.
 Arrays mapped_inputs(const Arrays& inputs, const std::vector<int>& axes, const Present& present,
                      const mx::Stream& stream);
 

@@ -161,6 +161,7 @@ NB_MODULE(_ext, m) {
 #define FLASHATTN_INPUT_PARAMETER(name, ...) const OptionalArray &name,
 #define FLASHATTN_OPTION_PARAMETER(type, name) type name,
 #define FLASHATTN_INPUT_VALUE(name, ...) name,
+#define FLASHATTN_SET_MASK(name, ...) self->arguments.inputs[index(Input::name)] = name;
 #define FLASHATTN_SET_OPTION(type, name) self->options.name = name;
 #define FLASHATTN_INPUT_KEYWORD(name, ...) nb::arg(#name) = nb::none(),
 #define FLASHATTN_OPTION_KEYWORD(type, name) nb::arg(#name) = type{},
@@ -188,7 +189,8 @@ NB_MODULE(_ext, m) {
       .def(
           "__init__",
           [](LoweredMask* self, FLASHATTN_MASKS(FLASHATTN_INPUT_PARAMETER) bool causal, int32_t window) {
-            new (self) LoweredMask{{{OptionalArray{}, {}, {}, FLASHATTN_MASKS(FLASHATTN_INPUT_VALUE)}}};
+            new (self) LoweredMask{};
+            FLASHATTN_MASKS(FLASHATTN_SET_MASK)
             self->arguments.options.causal = causal;
             self->arguments.options.window = window;
           },

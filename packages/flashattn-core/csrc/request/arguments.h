@@ -29,7 +29,8 @@ struct Options {
   bool operator==(const Options&) const = default;
 };
 
-// A call's arguments; flash_attention() in Python documents them. Query, key and value are always present.
+// A call's arguments; flash_attention() in Python documents them. Query, key and value are always present, except in
+// a LoweredMask (csrc/python).
 struct Arguments {
   std::array<std::optional<mx::array>, kNumInputs> inputs;
   Options options = {};

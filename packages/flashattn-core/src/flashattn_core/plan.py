@@ -15,15 +15,30 @@ Device = Literal["cpu", "metal", "cuda"]
 
 
 @dataclass(frozen=True)
+class Estimate:
+    """How long one attention takes for a call, relative to the other estimate for this call.
+
+    ``pairs``: the pairs of a query and a key that it computes. ``cost``: of a pair, relative to MLX's own fused kernel.
+    ``source``: where the cost comes from, such as ``"never measured"``.
+    """
+
+    pairs: float
+    cost: float
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.pairs:.3g} pairs x {self.cost:.3g}, {self.source}"
+
+
+@dataclass(frozen=True)
 class Plan:
     """The kernel that a call would run. ``str(plan)`` is one line.
 
     ``kernel``: the kernel's name, or None if no kernel covers the call on ``device``. ``precision``: the kernel's
     precision. ``reason``: why it was chosen, in words. ``shape``: the call's sizes and dtype, in words. On a GPU,
-    ``ours`` and ``mlx`` are the estimates of the kernel and of MLX's own attention: the ``pairs`` of a query and a key
-    that it computes, the ``cost`` of a pair relative to MLX's own fused kernel, and the ``source`` of the cost, such as
-    ``"never measured"``. ``mlx`` is None if MLX has no fused kernel for the call. A call that names its kernel has
-    neither. ``is_left``: whether the patch leaves the call to MLX.
+    ``ours`` and ``mlx`` are the estimates of the kernel and of MLX's own attention; ``mlx`` is None if MLX has no fused
+    kernel for the call. A call that names its kernel has neither. ``is_left``: whether the patch leaves the call
+    to MLX.
     """
 
     device: str
@@ -31,8 +46,8 @@ class Plan:
     precision: Precision
     reason: str
     shape: str
-    ours: _ext.Estimate | None = None
-    mlx: _ext.Estimate | None = None
+    ours: Estimate | None = None
+    mlx: Estimate | None = None
     is_left: bool = False
 
     def __str__(self) -> str:
@@ -40,8 +55,7 @@ class Plan:
         lines = f"{self.shape} on {self.device}: {chosen} ({self.reason})"
         if self.ours:
             theirs = f"MLX's own: {self.mlx.pairs:.3g} pairs" if self.mlx else "MLX's own is not fused"
-            lines += f"; estimates: {self.ours.pairs:.3g} pairs x {self.ours.cost:.3g}, {self.ours.source}; {theirs}"
-            lines += "; the patch leaves it to MLX" * self.is_left
+            lines += f"; estimates: {self.ours}; {theirs}" + "; the patch leaves it to MLX" * self.is_left
         return lines
 
 
@@ -81,8 +95,9 @@ def plan(
         return Plan(where, None, "float32", reason, _in_words(arguments.call))
     precision: Precision = "input" if chosen.variant.rounds else "float32"
     name, is_gpu = chosen.variant.kernel.name, where != "cpu"
-    ours = chosen.ours if is_gpu and chosen.ours.cost else None
-    return Plan(where, name, precision, chosen.why, _in_words(arguments.call), ours, chosen.mlx, chosen.is_left)
+    ours = Estimate(chosen.ours.pairs, chosen.ours.cost, chosen.ours.source) if is_gpu and chosen.ours.cost else None
+    mlx = Estimate(chosen.mlx.pairs, chosen.mlx.cost, chosen.mlx.source) if chosen.mlx else None
+    return Plan(where, name, precision, chosen.why, _in_words(arguments.call), ours, mlx, chosen.is_left)
 
 
 def _in_words(call: _ext.Call) -> str:
