@@ -14,7 +14,6 @@
 #include <utility>
 
 #include "cuda/driver.h"
-#include "cuda/encode.h"
 #include "cuda/launch.h"
 #include "dispatch/gpu_call.h"
 #include "metal/launch.h"

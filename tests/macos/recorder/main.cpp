@@ -4,7 +4,7 @@
 // threads in a threadgroup. BITS is the number of bits of quantised keys, or 0 if keys are not quantised. The program
 // prints the description of the launches, then the calls that the encoder gets.
 #include "dispatch/gpu_call.h"
-#include "metal/encode.h"
+#include "gpu/encode.h"
 #include "metal/launch.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/metal/device.h"

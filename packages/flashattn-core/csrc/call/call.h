@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <cmath>
 #include <cstdint>
 
 #include "dtype.h"
@@ -36,6 +37,14 @@ enum class Backend { cpu, metal, cuda };
 constexpr bool saves_exact_out(const Call& call, Backend backend) {
   bool rounds = backend == Backend::cuda && call.precision == Precision::input;
   return call.is_traced && !rounds && call.params.bits == 0 && size_of(call.dtype) == 2;
+}
+
+// Whether scale / softcap or the result of tanh could underflow. If so, GPU kernels divide by softcap in a separate
+// step.
+inline bool has_extreme_softcap(const AttentionParams& params) {
+  constexpr float kLargest = 0x1p100f;
+  if (params.softcap == 0) return false;
+  return params.softcap > kLargest || std::abs(params.scale / params.softcap) < 1 / kLargest;
 }
 
 struct Costs;

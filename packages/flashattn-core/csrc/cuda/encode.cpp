@@ -1,5 +1,5 @@
 // Adds launches to MLX's CUDA graphs, as kernel nodes.
-#include "encode.h"
+#include "../gpu/encode.h"
 
 #include <algorithm>
 #include <bit>
@@ -89,7 +89,7 @@ void allocate(mx::array& output, mx::Stream stream) {
 }
 
 void release_scratch() {
-  kept_scratch.clear();  // calls that still run keep their scratch until they are done
+  kept_scratch.clear();
 }
 
 void encode(const Work& work, mx::Stream stream) {

@@ -2,8 +2,8 @@
 #include <string>
 
 #include "../call/choose.h"
+#include "../gpu/encode.h"
 #include "driver.h"
-#include "encode.h"
 #include "mlx/version.h"
 
 namespace flashattn::cuda {

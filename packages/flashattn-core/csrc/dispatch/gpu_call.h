@@ -1,4 +1,4 @@
-// Turns a call's arrays into launches of GPU kernels.
+// Turns a call's arrays into launches of GPU kernels, and queues them on MLX's GPU stream.
 #pragma once
 
 #include <array>
@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "../gpu/work.h"
+#include "../gpu/encode.h"
 #include "../request/strides.h"
 
 namespace flashattn {
@@ -37,5 +37,10 @@ gpu::Work block_map_work(Backend backend, const mx::array& mask, const ArrayPara
 // Makes the work that appends rows to a quantised cache, see op/append.h. inputs, outputs: those of the primitive.
 gpu::Work append_work(const std::vector<mx::array>& inputs, const std::vector<mx::array>& outputs,
                       const std::array<bool, 6>& in_place, int offset, int group_size, int bits);
+
+// Queues the work. Its launches must be for the stream's backend.
+inline void run_on_gpu(const gpu::Work& work, const mx::Stream& stream) {
+  backend_of(stream.device) == Backend::metal ? metal::encode(work, stream) : cuda::encode(work, stream);
+}
 
 }  // namespace flashattn

@@ -9,7 +9,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "../cuda/encode.h"
+#include "../gpu/encode.h"
 #include "../request/arguments.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"

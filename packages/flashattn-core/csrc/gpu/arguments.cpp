@@ -5,7 +5,6 @@
 #include <string>
 
 #include "../call/choose.h"
-#include "../call/options.h"
 
 namespace flashattn::gpu {
 namespace {

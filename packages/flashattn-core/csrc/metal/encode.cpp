@@ -1,5 +1,5 @@
 // Hands launches to MLX's command encoder. This file is compiled only where MLX has Metal.
-#include "encode.h"
+#include "../gpu/encode.h"
 
 #include <limits>
 #include <stdexcept>

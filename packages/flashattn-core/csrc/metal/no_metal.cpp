@@ -1,7 +1,7 @@
 // Replaces encode.cpp if MLX is built without Metal. Calls for a GPU then fail earlier, so nothing calls encode().
 #include <stdexcept>
 
-#include "encode.h"
+#include "../gpu/encode.h"
 
 namespace flashattn::metal {
 

@@ -8,7 +8,6 @@
 
 #include "../cuda/driver.h"
 #include "../dispatch/gpu_call.h"
-#include "../dispatch/gpu_stream.h"
 #include "../dispatch/memory.h"
 #include "mlx/backend/common/utils.h"
 #include "mlx/ops.h"

@@ -12,7 +12,6 @@
 #include "../cpu/block_map.h"
 #include "../dispatch/cpu_call.h"
 #include "../dispatch/gpu_call.h"
-#include "../dispatch/gpu_stream.h"
 #include "../dispatch/memory.h"
 #include "mlx/ops.h"
 #include "mlx/primitives.h"

@@ -9,7 +9,7 @@
 #include <unordered_set>
 #include <utility>
 
-#include "../dispatch/gpu_stream.h"
+#include "../dispatch/gpu_call.h"
 #include "exporting.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/ops.h"

@@ -5,7 +5,6 @@
 #include "../cpu/threads.h"
 #include "../dispatch/cpu_call.h"
 #include "../dispatch/gpu_call.h"
-#include "../dispatch/gpu_stream.h"
 #include "../dispatch/memory.h"
 #include "../request/checks.h"
 #include "../request/counts.h"

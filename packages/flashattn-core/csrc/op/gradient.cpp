@@ -7,7 +7,6 @@
 #include "../call/fail.h"
 #include "../dispatch/cpu_call.h"
 #include "../dispatch/gpu_call.h"
-#include "../dispatch/gpu_stream.h"
 #include "../dispatch/memory.h"
 #include "../request/counts.h"
 #include "deferred.h"

@@ -15,7 +15,7 @@
 #include "../cpu/roofline.h"
 #include "../cpu/threads.h"
 #include "../cuda/driver.h"
-#include "../cuda/encode.h"
+#include "../gpu/encode.h"
 #include "../op/append.h"
 #include "../op/block_map.h"
 #include "../op/forward.h"

@@ -5,7 +5,6 @@
 #include <map>
 #include <mutex>
 
-#include "../call/options.h"
 #include "counts.h"
 
 namespace flashattn {
