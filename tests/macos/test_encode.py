@@ -18,7 +18,7 @@ CSRC = ROOT / "packages/flashattn-core/csrc"
 MLX = Path(mx.__file__).parent
 SOURCES = {
     "call": ["choose"],
-    "gpu": ["arguments", "disk_cache", "instance", "launch"],
+    "gpu": ["disk_cache", "instance", "launch"],
     "metal": ["encode", "launch"],
     "cuda": ["launch", "no_cuda"],
     "request": ["arguments", "strides"],

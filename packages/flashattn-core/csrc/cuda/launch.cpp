@@ -7,7 +7,6 @@
 #include <stdexcept>
 
 #include "../call/spans.h"
-#include "../gpu/arguments.h"
 #include "../gpu/split.h"
 #include "arguments.h"
 
@@ -406,11 +405,10 @@ Launch backward_delta(const GpuCall& call) {
 
 struct GradientCall {
   GpuCall call;
+  const BackwardParams& params;
   bool packed;
-  bool is_part;     // whether a block of keys sums over only some heads of a group; backward_merge.cu adds up the sums
-  int block_heads;  // the number of query heads over which a block of keys sums
-  int chunks;       // how many blocks together sum over all heads of a group
-  Strides dout;
+  bool is_part;  // whether a block of keys sums over only some heads of a group; backward_merge.cu adds up the sums
+  int chunks;    // how many blocks together sum over all heads of a group
 
   std::vector<Constant> sizes(Gradient of, std::vector<Constant> further) const {
     further.insert(further.end(), {{"of", static_cast<int>(of)}, {"is_part", of != kDq && is_part}});
@@ -422,7 +420,7 @@ struct GradientCall {
 // lists tiles of queries. If the heads' block maps differ, a block of keys makes one list for each of its query heads.
 void reserve_lists(GradientCall& gradient, Gradient of, int& shared, int tile) {
   const AttentionParams& p = gradient.call.params;
-  int lists = of != kDq && p.block_map.head != 0 ? gradient.block_heads : 1;
+  int lists = of != kDq && p.block_map.head != 0 ? gradient.params.block_heads : 1;
   reserve_lists(gradient.call, shared, of == kDq ? p.key_len : p.query_len, tile, lists);
 }
 
@@ -482,7 +480,7 @@ std::vector<MappedArray> gradient_maps(const GradientCall& gradient, int keys, i
   const GpuCall& call = gradient.call;
   const AttentionParams& p = call.params;
   return {mapped(call, Binding::key, p.key, keys), mapped(call, Binding::value, p.value, keys),
-          mapped(call, Binding::query, p.query, queries), mapped(call, Binding::dout, gradient.dout, queries)};
+          mapped(call, Binding::query, p.query, queries), mapped(call, Binding::dout, gradient.params.dout, queries)};
 }
 
 Launch backward_hopper(GradientCall gradient, Gradient of) {
@@ -621,8 +619,8 @@ Launches backward_launches(const GpuCall& call, const BackwardParams& params) {
   bool is_part = p.window == 0 && group_of(call) > 1;
   int rows = hopper && !is_wide ? backward_block(call, kDkAndDv).rows() : 64;
   result.backward.block_heads = is_part ? heads_of_block(call, rows) : group_of(call);
-  int block_heads = result.backward.block_heads, chunks = divide_up(group_of(call), block_heads);
-  GradientCall gradient = {call, packed, is_part, block_heads, chunks, params.dout};
+  int chunks = static_cast<int>(divide_up(group_of(call), result.backward.block_heads));
+  GradientCall gradient = {call, result.backward, packed, is_part, chunks};
   const auto add = [&](Launch launch) {
     if (launch.grid[0] != 0) result.launches.push_back(std::move(launch));
   };

@@ -1,6 +1,7 @@
-// Builds a Launch from an instantiation of a kernel template, for all GPU backends.
+// Builds a Launch from an instantiation of a kernel template and its arguments, for all GPU backends.
 #pragma once
 
+#include <initializer_list>
 #include <map>
 #include <optional>
 
@@ -10,6 +11,31 @@
 namespace flashattn::gpu {
 
 constexpr int kLanes = 32;  // threads that run in lockstep: a warp, or a SIMD group
+
+bool is_quantised(const GpuCall& call);
+
+// A group is the query heads that share one key/value head. rows_of_group() throws NoKernelError if a group has too
+// many rows.
+int group_of(const GpuCall& call);
+int64_t rows_of_group(const GpuCall& call);
+int64_t num_groups(const GpuCall& call);
+
+// Returns n, the number of threadgroups along an axis of a grid. Throws NoKernelError if n is too large for any GPU.
+uint32_t size(int64_t n);
+uint32_t batches(const GpuCall& call);
+
+// Whether the last axis of query, key and value has stride 1 or size 1. backward_is_packed() also checks dout.
+bool inputs_are_packed(const GpuCall& call);
+bool backward_is_packed(const GpuCall& call, const BackwardParams& backward);
+
+using Bindings = std::initializer_list<Binding>;
+std::vector<Argument> arguments(Bindings inputs, Bindings outputs, Bindings values);
+void add_if_present(std::vector<Argument>& arguments, const GpuCall& call, std::initializer_list<Input> optional);
+void add_masks_and_groups(std::vector<Argument>& arguments, const GpuCall& call);
+
+// The arguments of a kernel that computes the forward pass in one launch, and those of a kernel of the gradient.
+std::vector<Argument> whole_call(const GpuCall& call);
+std::vector<Argument> backward_arguments(const GpuCall& call, Bindings outputs);
 
 // An instantiation of the template `function` for the call's dtype and these sizes, such as "rowwise<half, Sizes>", or
 // "rowwise<half, Sizes, uint>" for quantised keys. With the sizes 64 and 64, CUDA's entry point is

@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "../gpu/arguments.h"
-#include "../gpu/instance.h"
 #include "../gpu/split.h"
 
 namespace flashattn::metal {
@@ -20,10 +18,6 @@ constexpr int kMaxSimdgroups = 32;  // per threadgroup: 1024 threads
 // registers.
 int simdgroups_for(int rows, int dim) {
   return rows > 64 && dim <= 128 ? 8 : 4;
-}
-
-Launch launch(const GpuCall& call, bool packed, Instance instance) {
-  return gpu::launch(Backend::metal, call, packed, std::move(instance));
 }
 
 // A kernel that computes the call in one launch.
@@ -122,7 +116,8 @@ Launches decode_split(const GpuCall& call) {
                     .threads = kLanes,
                     .source = "decode_split"};
   bool packed = inputs_are_packed(call);
-  result.launches = {launch(call, packed, std::move(chunk)), launch(call, packed, std::move(merge))};
+  result.launches.push_back(launch(Backend::metal, call, packed, std::move(chunk)));
+  result.launches.push_back(launch(Backend::metal, call, packed, std::move(merge)));
   return result;
 }
 
@@ -189,7 +184,7 @@ Launches backward_launches(const GpuCall& call, const BackwardParams& backward) 
   Instance dq = queries_by_eights(call, "backward_dq", backward_arguments(call, {Binding::dq}));
   for (Instance instance : {backward_delta(call), std::move(dq), backward_dkv(call)}) {
     if (std::find(instance.grid.begin(), instance.grid.end(), 0) == instance.grid.end()) {
-      result.launches.push_back(launch(call, packed, std::move(instance)));
+      result.launches.push_back(launch(Backend::metal, call, packed, std::move(instance)));
     }
   }
   return result;
@@ -198,7 +193,7 @@ Launches backward_launches(const GpuCall& call, const BackwardParams& backward) 
 Launches launches(Kernel kernel, const GpuCall& call) {
   const auto one = [&](Instance instance) {
     Launches result = {.params = call.params};
-    result.launches.push_back(launch(call, inputs_are_packed(call), std::move(instance)));
+    result.launches.push_back(launch(Backend::metal, call, inputs_are_packed(call), std::move(instance)));
     return result;
   };
   switch (kernel) {
