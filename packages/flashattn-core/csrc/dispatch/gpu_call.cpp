@@ -8,7 +8,6 @@
 #include <type_traits>
 
 #include "../cuda/launch.h"
-#include "../gpu/disk_cache.h"
 #include "../metal/launch.h"
 
 namespace flashattn {

@@ -40,8 +40,8 @@ bool is_private(const fs::path& path) {
          (found.st_mode & (S_IWGRP | S_IWOTH)) == 0;
 }
 
-std::string sums_of(const std::string& key, const std::string& bytes) {
-  return sum_of(key) + " " + sum_of(bytes);
+std::string content(const std::string& key, const std::string& bytes) {
+  return sum_of(key) + " " + sum_of(bytes) + "\n" + key + bytes;
 }
 
 }  // namespace
@@ -78,11 +78,9 @@ std::string costs_file(const std::string& gpu) {
 }
 
 std::string read_kept(const std::string& folder, const std::string& key) {
-  std::string text = read_private(file_of(folder, key)),
-              bytes = text.substr(std::min(text.find('\n'), text.size() - 1) + 1);
-  std::string sums = text.substr(0, text.find('\n'));
-  bytes.erase(0, bytes.starts_with(key) ? key.size() : bytes.size());
-  return sums == sums_of(key, bytes) ? bytes : "";
+  std::string text = read_private(file_of(folder, key));
+  std::string bytes = text.substr(std::min(text.find('\n') + 1 + key.size(), text.size()));
+  return text == content(key, bytes) ? bytes : "";
 }
 
 std::string keep(const std::string& folder, const std::string& key, const std::string& bytes) {
@@ -95,7 +93,7 @@ std::string keep(const std::string& folder, const std::string& key, const std::s
   make_folder(file.parent_path());
   if (!is_private(file.parent_path())) return "";
   std::ofstream out(unfinished, std::ios::binary);
-  out << sums_of(key, bytes) << "\n" << key << bytes;
+  out << content(key, bytes);
   out.close();
   fs::permissions(unfinished, fs::perms::owner_read | fs::perms::owner_write, failed);
   if (out) {

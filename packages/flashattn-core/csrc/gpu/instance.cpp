@@ -152,14 +152,6 @@ std::vector<Argument> whole_call(const GpuCall& call) {
   return result;
 }
 
-std::vector<Argument> backward_arguments(const GpuCall& call, Bindings outputs) {
-  auto result =
-      arguments({Binding::query, Binding::key, Binding::value, Binding::row_stats, Binding::dout, Binding::delta},
-                outputs, {Binding::params, Binding::backward});
-  add_masks_and_groups(result, call);
-  return result;
-}
-
 Launch launch(Backend backend, const GpuCall& call, bool packed, Instance instance) {
   std::string arguments = type_name(call.dtype);
   std::string function =

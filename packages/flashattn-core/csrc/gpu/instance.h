@@ -33,9 +33,8 @@ std::vector<Argument> arguments(Bindings inputs, Bindings outputs, Bindings valu
 void add_if_present(std::vector<Argument>& arguments, const GpuCall& call, std::initializer_list<Input> optional);
 void add_masks_and_groups(std::vector<Argument>& arguments, const GpuCall& call);
 
-// The arguments of a kernel that computes the forward pass in one launch, and those of a kernel of the gradient.
+// The arguments of a kernel that computes the forward pass in one launch.
 std::vector<Argument> whole_call(const GpuCall& call);
-std::vector<Argument> backward_arguments(const GpuCall& call, Bindings outputs);
 
 // An instantiation of the template `function` for the call's dtype and these sizes, such as "rowwise<half, Sizes>", or
 // "rowwise<half, Sizes, uint>" for quantised keys. With the sizes 64 and 64, CUDA's entry point is

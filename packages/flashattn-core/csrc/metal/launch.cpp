@@ -123,6 +123,14 @@ Launches decode_split(const GpuCall& call) {
 
 // --- The gradient ------------------------------------------------------------------------------------------
 
+std::vector<Argument> backward_arguments(const GpuCall& call, Bindings outputs) {
+  auto result =
+      arguments({Binding::query, Binding::key, Binding::value, Binding::row_stats, Binding::dout, Binding::delta},
+                outputs, {Binding::params, Binding::backward});
+  add_masks_and_groups(result, call);
+  return result;
+}
+
 Instance backward_delta(const GpuCall& call) {
   constexpr int kRowsPerThreadgroup = 8;  // one per SIMD group
   const AttentionParams& p = call.params;
