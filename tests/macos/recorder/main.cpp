@@ -99,7 +99,7 @@ int main(int, char** argv) {
   describe(*work.launches);
   try {
     for (int i = 0; i < repeats; ++i) {
-      metal::encode(gpu::Work(work), mx::Stream(0, mx::Device::gpu));
+      metal::encode(work, mx::Stream(0, mx::Device::gpu));
     }
   } catch (const std::exception& error) {
     std::cerr << error.what() << "\n";

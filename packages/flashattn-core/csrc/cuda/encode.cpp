@@ -92,14 +92,15 @@ void release_scratch() {
   kept_scratch.clear();
 }
 
-void encode(Work&& work, mx::Stream stream) {
+void encode(const Work& work, mx::Stream stream) {
   auto& encoder = mx::cu::get_command_encoder(stream);
   const Launches& launches = *work.launches;
-  std::vector<mx::array> alive = std::move(work.temporaries);  // kept until the GPU is done
+  std::array<std::optional<mx::array>, kNumBindings> scratch;
+  std::vector<mx::array> alive = work.temporaries;  // kept until the GPU is done
   thread_local uint32_t calls = 0;
   uint32_t call = launches.scratch.empty() ? 0 : calls++;
   for (const Scratch& wanted : launches.scratch) {
-    alive.push_back(work.arrays[index(wanted.binding)].emplace(kept(wanted, stream, call)));
+    alive.push_back(scratch[index(wanted.binding)].emplace(kept(wanted, stream, call)));
   }
   if (!alive.empty()) {  // must come before the nodes, which stay in the graph even if a later launch throws
     encoder.add_completed_handler([alive = std::move(alive)] {});
@@ -112,14 +113,16 @@ void encode(Work&& work, mx::Stream stream) {
     CUfunction function = function_of(launch, stream.device.index);
     BackwardArguments arguments = {{{{}, launches.split, launches.params, launches.array}, {}, {}, {}, {}},
                                    launches.backward};
+    const auto array_of = [&](Binding binding) -> const std::optional<mx::array>& {
+      return (scratch[index(binding)] ? scratch : work.arrays)[index(binding)];
+    };
     TensorMap* map = &arguments.key_map;
-    const std::optional<mx::array>& query = work.arrays[index(Binding::query)];
-    bool is_float16 = query && query->dtype() == mx::float16;
+    bool is_float16 = array_of(Binding::query) && array_of(Binding::query)->dtype() == mx::float16;
     for (const MappedArray& mapped : launch.tensor_maps) {
-      *map++ = tensor_map(mapped, *work.arrays[index(mapped.array)], is_float16);
+      *map++ = tensor_map(mapped, *array_of(mapped.array), is_float16);
     }
     for (auto [binding, role] : launch.arguments) {
-      const std::optional<mx::array>& array = work.arrays[index(binding)];
+      const std::optional<mx::array>& array = array_of(binding);
       if (role == Role::value || !array) continue;
       role == Role::input ? encoder.set_input_array(*array) : encoder.set_output_array(*array);
       arguments.arrays[index(binding)] = address(*array);

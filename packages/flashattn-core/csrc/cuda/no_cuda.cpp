@@ -14,7 +14,7 @@ namespace flashattn::cuda {
         "[flash_attention] the CUDA kernels need mlx " FLASHATTN_OLDEST_MLX_WITH_CUDA " or newer, but this is mlx " + \
         std::string(mx::version()) + ": pip install 'mlx[cuda13]==" FLASHATTN_OLDEST_MLX_WITH_CUDA "', or [cuda12]"); \
   }
-FLASHATTN_MISSING(void encode(gpu::Work&&, mx::Stream))
+FLASHATTN_MISSING(void encode(const gpu::Work&, mx::Stream))
 FLASHATTN_MISSING(void allocate(mx::array&, mx::Stream))
 FLASHATTN_MISSING(void check_device(int))
 FLASHATTN_MISSING(CUfunction function_of(const gpu::Launch&, int))

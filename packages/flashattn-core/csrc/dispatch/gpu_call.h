@@ -39,9 +39,8 @@ gpu::Work append_work(const std::vector<mx::array>& inputs, const std::vector<mx
                       const std::array<bool, 6>& in_place, int offset, int group_size, int bits);
 
 // Queues the work. Its launches must be for the stream's backend.
-inline void run_on_gpu(gpu::Work&& work, const mx::Stream& stream) {
-  bool is_metal = backend_of(stream.device) == Backend::metal;
-  is_metal ? metal::encode(std::move(work), stream) : cuda::encode(std::move(work), stream);
+inline void run_on_gpu(const gpu::Work& work, const mx::Stream& stream) {
+  backend_of(stream.device) == Backend::metal ? metal::encode(work, stream) : cuda::encode(work, stream);
 }
 
 }  // namespace flashattn

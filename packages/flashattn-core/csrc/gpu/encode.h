@@ -19,19 +19,19 @@ namespace gpu {
 
 struct Work {
   std::shared_ptr<const Launches> launches;
-  std::array<std::optional<mx::array>, kNumBindings> arrays;  // indexed by Binding
+  std::array<std::optional<mx::array>, kNumBindings> arrays;  // indexed by Binding; encode() adds the scratch
   std::vector<mx::array> temporaries;                         // alive until the GPU is done
 };
 
 }  // namespace gpu
 
-// encode() adds the scratch to the work's arrays, and the launches to the stream's encoder. Kernels read and write
-// arrays in place, through their strides.
+// encode() adds the work's launches to the stream's encoder. Kernels read and write arrays in place, through their
+// strides.
 namespace metal {
-void encode(gpu::Work&& work, mx::Stream stream);
+void encode(const gpu::Work& work, mx::Stream stream);
 }
 namespace cuda {
-void encode(gpu::Work&& work, mx::Stream stream);
+void encode(const gpu::Work& work, mx::Stream stream);
 
 // Allocates the array's GPU memory in the order of the stream, as MLX's own ops do.
 void allocate(mx::array& output, mx::Stream stream);

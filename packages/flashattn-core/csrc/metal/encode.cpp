@@ -51,16 +51,17 @@ mx::array allocated(const Scratch& scratch) {
 
 }  // namespace
 
-void encode(gpu::Work&& work, mx::Stream stream) {
+void encode(const gpu::Work& work, mx::Stream stream) {
   auto& device = mx::metal::device(stream.device);
   auto& encoder = mx::metal::get_command_encoder(stream);
 
   for (const mx::array& temporary : work.temporaries) {
     encoder.add_temporary(temporary);
   }
+  auto arrays = work.arrays;
   for (const Scratch& scratch : work.launches->scratch) {
-    // The array stays alive until the GPU is done.
-    encoder.add_temporary(work.arrays[index(scratch.binding)].emplace(allocated(scratch)));
+    arrays[index(scratch.binding)] = allocated(scratch);
+    encoder.add_temporary(*arrays[index(scratch.binding)]);  // alive until the GPU is done
   }
 
   for (const Launch& launch : work.launches->launches) {
@@ -75,7 +76,7 @@ void encode(gpu::Work&& work, mx::Stream stream) {
         encoder.set_bytes(bytes.data(), static_cast<int>(bytes.size()), buffer);
         continue;
       }
-      auto& array = work.arrays[index(binding)];
+      auto& array = arrays[index(binding)];
       if (!array) {
         throw std::logic_error(launch.function + " takes " + std::string(name(binding)) +
                                ", which the call does not have");

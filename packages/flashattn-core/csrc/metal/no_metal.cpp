@@ -5,7 +5,7 @@
 
 namespace flashattn::metal {
 
-void encode(gpu::Work&&, mx::Stream) {
+void encode(const gpu::Work&, mx::Stream) {
   throw std::runtime_error("[flash_attention] this MLX has no Metal");
 }
 

@@ -1,8 +1,6 @@
 // The forward pass: the op, which builds lazy arrays, and its primitive, which queues kernels on each backend.
 #include "forward.h"
 
-#include <utility>
-
 #include "../call/fail.h"
 #include "../cpu/threads.h"
 #include "../dispatch/cpu_call.h"
@@ -111,7 +109,7 @@ void FlashAttention::eval_gpu(const Arrays& inputs, Arrays& given_outputs) {
   }
   gpu::Work work = forward_work(variant, call, device, named, by_name(outputs));
   work.temporaries.assign(outputs.begin() + static_cast<ptrdiff_t>(given_outputs.size()), outputs.end());
-  run_on_gpu(std::move(work), stream());
+  run_on_gpu(work, stream());
 }
 
 Arrays FlashAttention::jvp(const Arrays& primals, const Arrays& tangents, const std::vector<int>& argnums) {
