@@ -24,7 +24,7 @@ from tests.promises import promise
 pytestmark = pytest.mark.slow("starts servers")
 
 RAN = re.compile(
-    r"^\[mlxlm-flash\] flash attention ran: cpu_prefill [\d,]+, cpu_decode [\d,]+ · fallbacks: none$", re.M
+    r"^\[mlxlm-flash\] flash attention ran: cpu_decode [\d,]+, cpu_prefill [\d,]+ · fallbacks: none$", re.M
 )
 HELD = r"\[mlxlm-flash\] quantised KV caches held at most ([\d.]+) MB; in 16 bits: ([\d.]+) MB"
 TEXT = "It is not the length of a prompt alone, but how many of them come at once. " * 40
