@@ -94,15 +94,10 @@ def array(name: str, given: object) -> mx.array:
     return given
 
 
-def device_of(stream: object) -> mx.Device:
-    """The device that an op with this `stream` argument runs on. Raises ValueError for anything but a stream, a device
+def backend_of(stream: Any) -> str:
+    """The backend that an op with this `stream` argument runs on. Raises ValueError for anything but a stream, a device
     and None."""
-    if stream is None:
-        return mx.default_device()
-    if isinstance(stream, mx.Stream | mx.ThreadLocalStream):
-        return stream.device
-    if isinstance(stream, mx.DeviceType):
-        return mx.Device(stream)
-    if isinstance(stream, mx.Device):
-        return stream
-    raise ValueError(f"[flash_attention] stream is {describe(stream)}, expected a stream or device of MLX, or None")
+    if not isinstance(stream, mx.Stream | mx.ThreadLocalStream | mx.Device | mx.DeviceType | None):
+        raise ValueError(f"[flash_attention] stream is {describe(stream)}, expected a stream or device of MLX, or None")
+    device = mx.default_device() if stream is None else getattr(stream, "device", stream)
+    return _ext.backend_of(device)

@@ -182,9 +182,7 @@ def quantized_flash_attention(
 
 
 def _attention(call: _ext.Arguments, return_lse: bool, stream: Any) -> mx.array | tuple[mx.array, mx.array]:
-    if stream is not None:  # None means MLX's default device, which always exists
-        device = types.device_of(stream)
-        if _ext.backend_of(device) == "metal" and not mx.metal.is_available():
-            raise _ext.NoKernelError("[flash_attention] stream is on a GPU, but this MLX has neither Metal nor CUDA")
+    if types.backend_of(stream) == "metal" and not mx.metal.is_available():
+        raise _ext.NoKernelError("[flash_attention] stream is on a GPU, but this MLX has neither Metal nor CUDA")
     out: mx.array | tuple[mx.array, mx.array] = _ext.attention(call, types.boolean("return_lse", return_lse), stream)
     return out

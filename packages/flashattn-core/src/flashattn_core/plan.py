@@ -121,9 +121,9 @@ def max_head_dim(device: Device | None = None, *, gradient: bool = False, quanti
 
 
 def _backend(function: str, device: object, stream: object) -> str:
-    here = types.device_of(stream)
+    here = types.backend_of(stream)
     if device is None:
-        return _ext.backend_of(here)
+        return here
     if not isinstance(device, str) or device not in ("cpu", "metal", "cuda"):
         raise ValueError(f"[{function}] device is {types.describe(device)}, expected 'cpu', 'metal' or 'cuda'")
     return device
