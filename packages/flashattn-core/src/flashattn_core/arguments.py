@@ -51,10 +51,9 @@ def lowered(
     given: Any = lower(mask)  # holds only the arguments that are used, because each entry costs time
     given["kernel"] = kernel
     given["rounds"] = types.rounds(precision)
-    if sinks is not None:
-        given["sinks"] = types.array("sinks", sinks)
-    if alibi_slopes is not None:
-        given["alibi_slopes"] = types.array("alibi_slopes", alibi_slopes)
+    for name, numbers in (("sinks", sinks), ("alibi_slopes", alibi_slopes)):
+        if numbers is not None:
+            given[name] = types.array(name, numbers)
     if bits is not _NOT_QUANTISED:
         for name, count in (("bits", bits), ("group_size", group_size)):
             given[name] = types.whole(f"[flash_attention] {name}", count, 1, types.INT32_MAX, "a whole number above 0")

@@ -72,9 +72,7 @@ class KeyRange(Mask):
     stop: int | mx.array | None = None
 
     def __post_init__(self) -> None:
-        for name, bound in (("start", self.start), ("stop", self.stop)):
-            if bound is None and name == "stop":
-                continue
+        for name, bound in (("start", self.start), ("stop", 0 if self.stop is None else self.stop)):
             if isinstance(bound, mx.array):
                 if not mx.issubdtype(bound.dtype, mx.integer):
                     raise ValueError(f"[KeyRange] {name} is an array of {bound.dtype}, expected int32")
@@ -153,23 +151,19 @@ def lower(mask: object) -> dict[str, Any]:
     for part in _parts(mask):
         if isinstance(part, mx.array):
             _keep_block_maps(part)
-            if part.dtype == mx.bool_:
-                lowered["visible"] = _only("bool array", lowered.get("visible"), part)
-            else:
-                lowered["bias"] = _only("additive array", lowered.get("bias"), part)
+            _add(lowered, "visible" if part.dtype == mx.bool_ else "bias", part)
         elif isinstance(part, Causal):
             lowered["causal"] = True
         elif isinstance(part, SlidingWindow):
             lowered["causal"] = True
             lowered["window"] = min(lowered.get("window", INT32_MAX), operator.index(part.window))
         elif isinstance(part, KeyRange):
-            start = _int32(part.start)
-            lowered["key_start"] = mx.maximum(lowered["key_start"], start) if "key_start" in lowered else start
-            if part.stop is not None:
-                stop = _int32(part.stop)
-                lowered["key_stop"] = mx.minimum(lowered["key_stop"], stop) if "key_stop" in lowered else stop
+            for name, given, narrower in (("key_start", part.start, mx.maximum), ("key_stop", part.stop, mx.minimum)):
+                if given is not None:
+                    bound = _int32(given)
+                    lowered[name] = narrower(lowered[name], bound) if name in lowered else bound
         elif isinstance(part, Tree):
-            lowered["tree"] = _only("Tree", lowered.get("tree"), part.bits)
+            _add(lowered, "tree", part.bits)
         else:
             raise ValueError(
                 f"[flash_attention] mask holds {describe(part)}, expected one of the masks in flashattn_core.masks"
@@ -224,12 +218,12 @@ def _forget_block_maps(key: int, array_id: int) -> None:
     _ext.forget_block_maps(array_id)
 
 
-def _only(kind: str, before: mx.array | None, now: mx.array) -> mx.array:
-    if before is not None:
-        raise ValueError(
-            f"[flash_attention] mask holds two masks of kind {kind}, expected at most one: combine the two first"
-        )
-    return now
+def _add(lowered: dict[str, Any], name: str, array: mx.array) -> None:
+    if name in lowered:
+        kind = {"visible": "bool array", "bias": "additive array", "tree": "Tree"}[name]
+        expected = "expected at most one: combine the two first"
+        raise ValueError(f"[flash_attention] mask holds two masks of kind {kind}, {expected}")
+    lowered[name] = array
 
 
 def _int32(bound: int | mx.array) -> mx.array:
