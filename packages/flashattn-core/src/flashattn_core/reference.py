@@ -37,14 +37,12 @@ def reference_attention(
         visible, bias = visible_and_bias(query.shape, key_len, mask)
         scores = np.where(visible, scores + bias, -np.inf)
 
-        logits = scores if sinks is None else np.maximum(scores, per_head(sinks))
-        row_max = np.where(visible, logits, -np.inf).max(axis=-1, keepdims=True, initial=-np.inf)
+        sink = -np.inf if sinks is None else per_head(sinks)
+        row_max = np.maximum(scores.max(axis=-1, keepdims=True, initial=-np.inf), sink)
         row_max = np.where(row_max == -np.inf, 0, row_max)
         weights = np.where(visible, np.exp(scores - row_max), 0)
-        row_sum = weights.sum(axis=-1, keepdims=True)
+        row_sum = weights.sum(axis=-1, keepdims=True) + np.exp(sink - row_max)
         sees_any = (scores != -np.inf).any(axis=-1, keepdims=True)
-        if sinks is not None:
-            row_sum = row_sum + np.exp(per_head(sinks) - row_max)
         weights = np.where(sees_any, weights / row_sum, 0)
         lse = np.where(sees_any, row_max + np.log(row_sum), -np.inf)[..., 0]
 
@@ -64,21 +62,18 @@ def visible_and_bias(query_shape: tuple[int, ...], key_len: int, mask: Any) -> t
     bias = np.zeros(visible.shape)
     columns = np.arange(key_len)
     if "causal" in m:
-        visible &= distance(length, key_len) >= 0
-    if "window" in m:
-        visible &= distance(length, key_len) < m["window"]
+        behind = distance(length, key_len)
+        visible &= (behind >= 0) & (behind < m.get("window", np.inf))
     if "key_start" in m:
         visible &= columns >= np.asarray(m["key_start"])[..., None, None, None]
     if "key_stop" in m:
         visible &= columns < np.asarray(m["key_stop"])[..., None, None, None]
     if "tree" in m:
-        words = np.asarray(m["tree"])
+        words = np.ascontiguousarray(m["tree"])
         size = words.shape[-2]
-        node = np.arange(size, dtype=np.uint32)
-        sees = (words[..., node // 32] >> node % 32 & 1).astype(bool)
-        rows = np.zeros((*words.shape[:-2], length, size), dtype=bool)
-        rows[..., max(0, length - size) :, :] = sees[..., max(0, size - length) :, :]
-        visible[..., key_len - size :] &= rows[..., None, :, :]
+        sees = np.unpackbits(words.view(np.uint8), axis=-1, count=size, bitorder="little").astype(bool)
+        visible[..., : max(0, length - size), key_len - size :] = False
+        visible[..., max(0, length - size) :, key_len - size :] &= sees[..., None, max(0, size - length) :, :]
     if "visible" in m:
         visible &= np.asarray(m["visible"])
     if "bias" in m:
