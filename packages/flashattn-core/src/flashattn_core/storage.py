@@ -2,13 +2,13 @@
 
 import warnings
 from collections.abc import Sequence
+from functools import cache
 
 import mlx.core as mx
 
 from . import _ext
 
 Rows = tuple[mx.array, ...]  # weights, scales and biases
-_has_mlxs_bits = dict[tuple[str, mx.Dtype, int, int], bool]()  # by device, dtype, group size and bits
 
 
 def append(
@@ -20,40 +20,37 @@ def append(
     """
     if not mx.cuda.is_available() or mx.default_device().type != mx.gpu:
         return None
-    key = str(mx.default_device()), new[0].dtype, group_size, bits
-    if not _has_mlxs_bits.get(key, True) or (key not in _has_mlxs_bits and not _passes(key)):
-        return None
     try:
+        if not _has_mlxs_bits(str(mx.default_device()), new[0].dtype, group_size, bits):
+            return None
         read = _ext.append_rows(*keys, *values, *new, offset, group_size, bits)
-    except TypeError:  # another library's cache has other arrays
+    except (MemoryError, TypeError, ValueError):  # nobody can check the kernel now, or the cache has other arrays
         return None
     return None if read is None else (tuple(read[:3]), tuple(read[3:]))
 
 
-def _passes(key: tuple[str, mx.Dtype, int, int]) -> bool:
-    """Compares the kernel with mx.quantize() on this GPU, before its first use."""
+@cache
+def _has_mlxs_bits(device: str, dtype: mx.Dtype, group_size: int, bits: int) -> bool:
+    """Compares the kernel with mx.quantize() on this GPU, before its first use.
+
+    Raises ValueError if FLASHATTN_CHECK is invalid or the kernel cannot run, and MemoryError.
+    """
     from .check import KernelWarning, when_to_check  # imported here, because the CPU's calls never need it
     from .check.compare import NO_MEMORY
 
-    _, dtype, group_size, bits = key
     try:
-        wrong = None if when_to_check() == "never" else _difference(dtype, group_size, bits)
-    except ValueError:  # FLASHATTN_CHECK has no valid value, which attention warns of
-        return False
+        wrong = "" if when_to_check() == "never" else _difference(dtype, group_size, bits)
     except RuntimeError as error:
-        if NO_MEMORY.search(str(error)):  # this says nothing about the kernel
-            return False
         wrong = str(error)  # the program does not compile
-    if wrong == "":  # while a function is traced, or for bits that the kernel does not know
-        return False
-    _has_mlxs_bits[key] = wrong is None
+        if NO_MEMORY.search(wrong):  # this says nothing about the kernel
+            raise MemoryError from error
     if wrong:
         warnings.warn(f"cuda_append fails its check and is not used: {wrong}", KernelWarning, stacklevel=3)
-    return wrong is None
+    return not wrong
 
 
-def _difference(dtype: mx.Dtype, group_size: int, bits: int) -> str | None:
-    """What the kernel does wrong, in place and where it copies, or None. "" means that it could not run."""
+def _difference(dtype: mx.Dtype, group_size: int, bits: int) -> str:
+    """What the kernel does wrong, in place and where it copies, or ""."""
     # Rows of zeros, of any numbers, and of numbers of one sign.
     rows = mx.random.normal((3, 1, 16, 256), key=mx.random.key(0)) * mx.arange(16)[:, None]
     rows = mx.concatenate([rows, mx.abs(rows), -mx.abs(rows)], axis=1).astype(dtype)
@@ -61,14 +58,13 @@ def _difference(dtype: mx.Dtype, group_size: int, bits: int) -> str | None:
     expected = (*quantised, *quantised)
     for is_held in (False, True):
         stored = [mx.ones((3, 3, 41, x.shape[-1]), x.dtype) for x in expected]
-        mx.eval(stored)
         held = [x[:] for x in stored] if is_held else []
-        mx.eval(held)
+        mx.eval(stored, held)
         read = _ext.append_rows(*stored, rows, rows, 20, group_size, bits)
-        if read is None:
-            return ""
+        if read is None:  # while a function is traced, or for bits that the kernel does not know
+            raise ValueError
         same = (mx.array_equal(x[..., 20:, :], y) for x, y in zip(read, expected, strict=True))
         others = (rows for x in (*stored, *held) for rows in (x[..., :20, :], x[..., 36:, :]))
         if not all(same) or not all(mx.all(rows == 1) for rows in others):
             return "its bits are not MLX's"
-    return None
+    return ""
