@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
+_THIS_PYTHON = f"CPython {sys.version_info.major}.{sys.version_info.minor}"
+
 
 def module_folder(mlx: str, package: Iterable[str]) -> Path:
     """The folder of the module for MLX version `mlx`. If there is none, raises ImportError with the known versions.
@@ -14,7 +16,7 @@ def module_folder(mlx: str, package: Iterable[str]) -> Path:
     folders = _folders(package)
     if not folders:
         raise ImportError(
-            f"flashattn_core has no extension module for {_this_python()}: reinstall it with that Python's pip"
+            f"flashattn_core has no extension module for {_THIS_PYTHON}: reinstall it with that Python's pip"
         )
     if mlx not in folders:
         raise ImportError(
@@ -28,15 +30,11 @@ def install_command(package: Iterable[str]) -> str:
     """The pip command that installs the newest supported MLX."""
     folders = list(_folders(package))
     if not folders:
-        return f"reinstall flashattn-core with {_this_python()}"
+        return f"reinstall flashattn-core with {_THIS_PYTHON}"
     newest = folders[-1]
     if sys.platform == "linux":  # there, mlx without an extra does not install libmlx
         return f"pip install 'mlx[cpu]=={newest}', or [cuda12] or [cuda13] for an NVIDIA GPU"
     return f"pip install 'mlx=={newest}'"
-
-
-def _this_python() -> str:
-    return f"CPython {sys.version_info.major}.{sys.version_info.minor}"
 
 
 def _folders(package: Iterable[str]) -> dict[str, Path]:

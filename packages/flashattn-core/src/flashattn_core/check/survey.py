@@ -60,16 +60,13 @@ def calls_of(name: str, device: _ext.Device) -> Iterator[tuple[_ext.Call, _ext.V
 def remembered() -> tuple[Counter[str], list[Path]]:
     """Reads the stored results of earlier checks. Returns the number of passed checks for each device and software, and
     the files that describe failures."""
+    caches = _ext.cache_folder()
+    checked, failed = (sorted(Path(caches, of).glob("[0-9]*")) if caches else [] for of in ("checked", "failed"))
     passed: Counter[str] = Counter()
-    for file in _files("checked"):
+    for file in checked:
         lines = file.read_text(errors="replace").splitlines()
         passed[lines[1] if len(lines) > 1 else "an unknown machine"] += 1  # the first line holds the checksums
-    return passed, _files("failed")
-
-
-def _files(folder: str) -> list[Path]:
-    caches = _ext.cache_folder()
-    return sorted(Path(caches, folder).glob("[0-9]*")) if caches else []
+    return passed, failed
 
 
 def calls_of_models() -> Iterator[_ext.Call]:
