@@ -99,5 +99,5 @@ def backend_of(stream: Any) -> str:
     and None."""
     if not isinstance(stream, mx.Stream | mx.ThreadLocalStream | mx.Device | mx.DeviceType | None):
         raise ValueError(f"[flash_attention] stream is {describe(stream)}, expected a stream or device of MLX, or None")
-    device = mx.default_device() if stream is None else getattr(stream, "device", stream)
+    device: Any = mx.default_device() if stream is None else getattr(stream, "device", stream)
     return _ext.backend_of(device)
