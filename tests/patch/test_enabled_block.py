@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import mlxlm_flash_patch as flash
 import pytest
 from mlx_lm.models import base, llama, qwen2
-from mlxlm_flash_patch.patch_points import PatchPoint
+from mlxlm_flash_patch import patch_points
 
 from tests.patch.arms import is_in
 from tests.promises import promise
@@ -61,14 +61,13 @@ def test_an_exception_inside(error, strict, original):
 def test_an_interrupt_while_functions_are_exchanged(strict, monkeypatch, original):
     """If Ctrl-C comes while enabled() replaces functions, MLX and mlx-lm get all their own functions back."""
 
-    def interrupted(point, what):
-        put(point, what)
-        if point.name == "mlx_lm.models.base.scaled_dot_product_attention":
-            monkeypatch.undo()
-            raise KeyboardInterrupt
+    def interrupted(instead):
+        monkeypatch.undo()
+        patch_points._rebind(dict(list(instead.items())[:3]))
+        assert base.scaled_dot_product_attention is not original
+        raise KeyboardInterrupt
 
-    put = PatchPoint.put
-    monkeypatch.setattr(PatchPoint, "put", interrupted)
+    monkeypatch.setattr(patch_points, "_rebind", interrupted)
     with pytest.raises(KeyboardInterrupt), flash.enabled(strict=strict):
         pytest.fail("the block ran")
     assert not flash.status().enabled

@@ -218,14 +218,13 @@ def observe(observer: Callable[..., mx.array]) -> Iterator[None]:
         with flash.observe(counted):
             model(tokens)
     """
-    with lock:
-        held = [(point, point.current) for point in POINTS if point.is_attention]
-    swapped = [(point, before, _observed(before, observer)) for point, before in held if before is not None]
+    held = [point.current for point in POINTS if point.is_attention]
+    pairs = [(attention, _observed(attention, observer)) for attention in held if attention is not None]
     try:
-        _swap(swapped)
+        patch_points.exchange(pairs)
         yield
     finally:
-        _swap([(point, after, before) for point, before, after in swapped])
+        patch_points.exchange([(after, before) for before, after in pairs])
 
 
 @dataclass(frozen=True)
@@ -457,11 +456,3 @@ def _observed(attention: Callable[..., mx.array], observer: Callable[..., mx.arr
             return observer(attention, *arguments, **others)
 
     return observed
-
-
-def _swap(swapped: list[tuple[patch_points.PatchPoint, Any, Any]]) -> None:
-    with lock:
-        for point, before, after in swapped:
-            if point.current is before:
-                point.put(after)
-        patch_points.exchange([(before, after) for _, before, after in swapped])

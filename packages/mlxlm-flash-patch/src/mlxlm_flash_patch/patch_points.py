@@ -11,13 +11,13 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import mlx.core as mx
 
@@ -27,6 +27,7 @@ from .mlx_own import is_mlx_attention, mlx_attention
 from .router import MLX_LM_BASE, state, warn
 
 _original_of: dict[Any, Any] = {}  # the patch's function -> the function that it replaces
+_methods = WeakKeyDictionary[type, str]()  # class -> its method at a patch point; also classes from before a reload
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +39,6 @@ class PatchPoint:
     replacement: Callable[[Any], Any]  # original -> the function that replaces it
     texts: frozenset[str] = frozenset()  # fingerprints of tested sources; if empty, the signature is compared instead
     is_attention: bool = True  # whether observe() passes the function's calls to the observer
-    owners: WeakSet[Any] = field(default_factory=WeakSet)  # classes whose method was replaced
 
     @property
     def name(self) -> str:
@@ -52,6 +52,7 @@ class PatchPoint:
             owner = names_in(owner).get(name)
         if isinstance(owner, type):  # another library's subclass may inherit the method
             owner = next((cls for cls in owner.__mro__ if self.attribute in vars(cls)), owner)
+            _methods[owner] = self.attribute
         return owner if self.attribute in names_in(owner) else None
 
     @property
@@ -63,12 +64,6 @@ class PatchPoint:
         """The function at this point now, or None."""
         owner = self.owner
         return None if owner is None else vars(owner)[self.attribute]
-
-    def put(self, function: Any) -> None:
-        owner = self.owner
-        if isinstance(owner, type):
-            self.owners.add(owner)
-        setattr(owner, self.attribute, function)
 
     def ours(self, original: Any) -> Any:
         """Returns the replacement of `original`, the same one each time."""
@@ -192,7 +187,8 @@ MAKE_CACHES = PatchPoint(  # replaced only while `kv_bits` asks for quantised ca
 lock = threading.RLock()
 _in_force = False
 _left_alone: dict[int, Any] = {}  # by id: functions that put_in() has rejected
-_places: set[tuple[str, str]] = set()  # (module, name): where exchange() has found functions that it replaces
+# (module, name): where functions of patch points are, and where exchange() has found others that it replaces
+_places = {(point.module, point.path) for point in (*POINTS, MAKE_CACHES)}
 
 
 def watch_imports() -> None:
@@ -213,40 +209,31 @@ def put_in() -> dict[str, str]:
         mx.fast.__class__ = _Watched
         watch_imports()
     left: dict[str, str] = {}
-    pairs = [pair for point in wanted() if (pair := _put_in(point, left))]
+    pairs: list[tuple[Any, Any]] = []
+    for point in wanted():
+        current = point.current
+        if current is None or is_ours(current) or id(current) in _left_alone:
+            continue
+        if why := point.why_not(current):
+            _left_alone[id(current)] = current
+            left[point.name] = why
+        else:
+            pairs.append((current, point.ours(current)))
+    current = None  # exchange() counts references
     if begins and is_mlx_attention(mlx_attention):  # a module may hold it even if mx.fast holds another library's
         pairs.append((mlx_attention, MX_ATTENTION.ours(mlx_attention)))
     if pairs:
         exchange(pairs)
-    state.outermost = is_ours(MX_ATTENTION.current)
     return left
-
-
-def _put_in(point: PatchPoint, left: dict[str, str]) -> tuple[Any, Any] | None:
-    """Returns (old, new) if it has replaced the point's function. If it has rejected it, adds the reason to `left`."""
-    current = point.current
-    if current is None or is_ours(current) or id(current) in _left_alone:
-        return None
-    if why := point.why_not(current):
-        _left_alone[id(current)] = current
-        left[point.name] = why
-        return None
-    point.put(point.ours(current))
-    return current, point.ours(current)
 
 
 def take_out() -> None:
     """Puts the original functions back wherever the patch's are."""
     global _in_force
-    _in_force = state.outermost = False
+    _in_force = False
     _left_alone.clear()
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
-    for point in (*POINTS, MAKE_CACHES):
-        for owner in (point.owner, *point.owners):  # `owners` also has classes from before a module was reloaded
-            if owner is not None and is_ours(vars(owner).get(point.attribute)):
-                setattr(owner, point.attribute, original_of(vars(owner)[point.attribute]))
-        point.owners.clear()
     exchange(list(_original_of.items()))
     # If mx.fast has another library's function, _Watched stays. The library may later put the patch's function back.
     if not is_foreign(MX_ATTENTION, MX_ATTENTION.current):
@@ -254,21 +241,27 @@ def take_out() -> None:
 
 
 def exchange(pairs: Sequence[tuple[Any, Any]]) -> None:
-    """For each pair (old, new) of functions, rebinds all names of `old` in all modules to `new`.
+    """For each pair (old, new) of functions, rebinds all names of `old` in all modules and patched classes to `new`.
 
     A library may have saved `old` under such a name, to restore the function later. It then restores `new`.
     """
     instead = {id(old): new for old, new in pairs}
+    with lock:
+        _rebind(instead)
+        if _are_held_elsewhere(pairs):
+            _search_modules(pairs)
+            _rebind(instead)
+        state.outermost = is_ours(MX_ATTENTION.current)
+
+
+def _rebind(instead: dict[int, Any]) -> None:
     for module, name in _places:
-        _rebind(names_in(sys.modules.get(module)), name, instead)
-    if _are_held_elsewhere(pairs):
-        _search_modules(pairs)
-
-
-def _rebind(names: Any, name: str, instead: dict[int, Any]) -> None:
-    held = names.get(name)
-    if id(held) in instead:
-        names[name] = instead[id(held)]
+        names: Any = names_in(sys.modules.get(module))
+        if id(held := names.get(name)) in instead:
+            names[name] = instead[id(held)]
+    for cls, name in list(_methods.items()):
+        if id(held := vars(cls).get(name)) in instead:
+            setattr(cls, name, instead[id(held)])
 
 
 def _are_held_elsewhere(pairs: Sequence[tuple[Any, Any]]) -> bool:
@@ -293,18 +286,16 @@ def _references_from(holders: Iterable[Any], functions: Sequence[Any]) -> list[i
 
 
 def _search_modules(pairs: Sequence[tuple[Any, Any]]) -> None:
-    """Does what exchange() does, and remembers the places."""
-    instead = {id(old): new for old, new in pairs}
+    """Adds the names of each pair's `old` to `_places`."""
+    functions = {id(old): old for old, _ in pairs}
     modules = [
         (module, names)
         for module, names in ((name, names_in(module)) for name, module in list(sys.modules.items()))
         if isinstance(names, dict) and module not in OWN_MODULES
     ]
-    if any(_references_from((names for _, names in modules), [old for old, _ in pairs])):
+    if any(_references_from((names for _, names in modules), list(functions.values()))):
         for module, names in modules:
-            for name in [name for name, held in list(names.items()) if id(held) in instead]:
-                _places.add((module, name))
-                _rebind(names, name, instead)
+            _places.update((module, name) for name, held in list(names.items()) if id(held) in functions)
 
 
 def foreign() -> dict[str, str]:
