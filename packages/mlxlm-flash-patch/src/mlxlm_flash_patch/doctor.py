@@ -5,7 +5,6 @@ if the package does not load.
 """
 
 import contextlib
-import ctypes
 import operator
 import os
 import platform
@@ -129,7 +128,7 @@ def variable() -> Iterator[Finding]:
 
 
 def extension() -> Iterator[Finding]:
-    """Whether the compiled module loads and has MLX's nanobind ABI. With another ABI it could not take MLX's arrays."""
+    """Whether the compiled module loads and takes MLX's arrays. With another nanobind ABI than MLX's it would not."""
     again = "pip install --force-reinstall --no-deps flashattn-core"
     try:
         from . import enable  # noqa: F401  raises the error of the first import
@@ -138,23 +137,15 @@ def extension() -> Iterator[Finding]:
         cure = re.search(r"pip install .*", what)  # in the error for a wrong version of mlx
         yield problem("extension", what.splitlines()[0], cure[0] if cure else again)
         return
-    # For each ABI of the modules in its domain "mlx", nanobind adds one entry to the interpreter's dict.
-    names = [name for name in _interpreter_dict() if isinstance(name, str) and "nb_internals" in name]
-    domains = sorted(match[1] for name in names if (match := re.search(r"_(v\d+)_(?:\w+_)?mlx__$", name)))
-    if len(domains) > 1:
-        yield problem("extension", f"flashattn_core and mlx use different nanobind ABIs: {', '.join(domains)}", again)
+    import flashattn_core
+    import mlx.core as mx
+
+    try:
+        flashattn_core.array_id(mx.array(0))
+    except TypeError:
+        yield problem("extension", "flashattn_core and mlx use different nanobind ABIs", again)
     else:
-        yield ok("extension", f"flashattn_core loads, and uses the same nanobind ABI as MLX: {', '.join(domains)}")
-
-
-def _interpreter_dict() -> dict[object, object]:
-    api = ctypes.pythonapi
-    api.PyInterpreterState_Get.restype = ctypes.c_void_p
-    api.PyInterpreterState_GetDict.argtypes = [ctypes.c_void_p]
-    api.PyInterpreterState_GetDict.restype = ctypes.c_void_p  # py_object would release this borrowed reference
-    address = api.PyInterpreterState_GetDict(api.PyInterpreterState_Get())
-    shared: dict[object, object] = ctypes.cast(address, ctypes.py_object).value
-    return shared
+        yield ok("extension", "flashattn_core loads, and uses the same nanobind ABI as MLX")
 
 
 def cpu() -> Iterator[Finding]:
