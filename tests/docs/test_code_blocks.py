@@ -268,7 +268,7 @@ def options_exist(command, words):
     while isinstance(command, click.Group) and not words[0].startswith("-"):
         command = command.get_command(context, words.pop(0).rstrip(","))
         assert command
-        if not words or isinstance(command, mlxlm_flash_patch.cli.Verbatim):
+        if not words or command is mlxlm_flash_patch.cli.run:
             return
     known = {spelling for option in command.params for spelling in (*option.opts, *option.secondary_opts)}
     given = {word.partition("=")[0] for word in words if word.startswith("-") and len(word) > 1}

@@ -4,8 +4,7 @@ import json
 import os
 import platform
 import sys
-from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
@@ -16,33 +15,6 @@ class Refusal(click.ClickException):
     """Ends the command with one line on stderr and the exit code of a usage error."""
 
     exit_code = 2
-
-
-class Verbatim(click.Command):
-    """A click command that runs another program, COMMAND. Words after COMMAND reach it unchanged, even -h."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        args = args or ["-h"]
-        options = {name for each in self.params if isinstance(each, click.Option) for name in each.opts}
-        own = 0
-        while own < len(args) and args[own].partition("=")[0] in options:
-            own += 1 if "=" in args[own] else 2
-        if args[own : own + 1] and args[own] not in ("-h", "--help", "--"):
-            args = [*args[:own], "--", *args[own:]]
-        return super().parse_args(ctx, args)
-
-
-def _writable(context: click.Context, parameter: click.Parameter, file: Path | None) -> Path | None:
-    """Raises BadParameter before the work starts if the file cannot be written. Leaves the file as it is."""
-    if file is not None:
-        is_new = not file.exists()
-        try:
-            file.open("a").close()
-        except OSError as error:
-            raise click.BadParameter(f"cannot write {file}: {error.strerror}") from error
-        if is_new:
-            file.unlink()
-    return file
 
 
 def _preload(context: click.Context, parameter: click.Parameter, choice: str | None) -> None:
@@ -103,7 +75,12 @@ def cli() -> None:
     """Run MLX programs with flash attention, without changing them."""
 
 
-@cli.command(cls=Verbatim, options_metavar="[-h] [OPTIONS]")
+# COMMAND may be -m, which is no option of `run`. Words after COMMAND reach the program unchanged, even -h.
+@cli.command(
+    options_metavar="[-h] [OPTIONS]",
+    no_args_is_help=True,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
 @click.option(
     "--precision",
     type=click.Choice(["input", "float32"]),
@@ -172,10 +149,10 @@ def status() -> None:
 @click.option("--kernels", is_flag=True, help="Compare every GPU kernel's results with the CPU's; this takes minutes.")
 @click.option("--tune", is_flag=True, help="Time the GPU kernels, as `mlxlm-flash tune` does; this takes a minute.")
 @click.option(
-    "--json", "file", type=click.Path(path_type=Path), callback=_writable, help="Write the findings to this file."
+    "--json", "file", type=click.File("w", encoding="utf-8", lazy=False), help="Write the findings to this file."
 )
 @click.pass_context
-def doctor(ctx: click.Context, model: str | None, kernels: bool, tune: bool, file: Path | None) -> None:
+def doctor(ctx: click.Context, model: str | None, kernels: bool, tune: bool, file: TextIO | None) -> None:
     """Look for what is broken or slow, and name the cure.
 
     Each line is one finding: ✓ fine, ! could be better, ✗ broken. The exit code is 1 if anything is broken. If
@@ -191,7 +168,7 @@ def doctor(ctx: click.Context, model: str | None, kernels: bool, tune: bool, fil
             findings.append(finding)
     finally:  # also after an error or Ctrl-C
         if file is not None:
-            file.write_text(json.dumps(report(findings), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            print(json.dumps(report(findings), indent=1, ensure_ascii=False), file=file, flush=True)
     result = report(findings)
     click.echo(f"\nbroken: {result['broken']} · could be better: {result['could_be_better']}")
     ctx.exit(1 if result["broken"] else 0)
