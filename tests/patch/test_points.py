@@ -60,7 +60,7 @@ def reads(monkeypatch):
         lines = linecache.getlines(file)
         original = "".join(lines)
         monkeypatch.setattr(linecache, "checkcache", lambda *_: None)
-        monkeypatch.setattr(patch_points, "_hash_of_text", patch_points._hash_of_text.__wrapped__)  # without its cache
+        monkeypatch.setattr(patch_points, "fingerprint", patch_points.fingerprint.__wrapped__)  # without its cache
         changed = original.replace(*text) if text else ""
         assert changed != original
         monkeypatch.setitem(linecache.cache, file, (1, None, changed.splitlines(keepends=True), file))

@@ -5,11 +5,10 @@ exists. After each change, `_settle()` replaces or restores the functions. So bl
 in several threads. One lock guards all changes.
 """
 
-import contextlib
 import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import wraps
@@ -26,7 +25,7 @@ from mlx.nn.layers.base import Module
 
 from . import patch_points
 from .caches import kv_bits as caches
-from .patch_points import HOMES, POINTS, is_ours, lock
+from .patch_points import HOMES, is_ours, lock
 from .router import in_model, inside, is_active, state
 
 
@@ -218,7 +217,7 @@ def observe(observer: Callable[..., mx.array]) -> Iterator[None]:
         with flash.observe(counted):
             model(tokens)
     """
-    held = [point.current for point in POINTS if point.is_attention]
+    held = [point.current for point in patch_points.ATTENTION]
     pairs = [(attention, _observed(attention, observer)) for attention in held if attention is not None]
     try:
         patch_points.exchange(pairs)
@@ -301,7 +300,7 @@ def versions() -> dict[str, str]:
     """Installed distribution -> version."""
     found = {}
     for name in ("mlx", "mlx-lm", "flashattn-core", "mlxlm-flash-patch"):
-        with contextlib.suppress(PackageNotFoundError):
+        with suppress(PackageNotFoundError):
             found[name] = version(name)
     return found
 
@@ -324,7 +323,7 @@ def _wait_for_imports() -> None:
     with lock:
         patch_points.watch_imports()
     for name in HOMES & sys.modules.keys():
-        with contextlib.suppress(ImportError):  # that import has failed
+        with suppress(ImportError):  # that import has failed
             importlib.import_module(name)
 
 

@@ -38,7 +38,6 @@ class PatchPoint:
     path: str  # of the function in its module, such as `Attention.__call__`
     replacement: Callable[[Any], Any]  # original -> the function that replaces it
     texts: frozenset[str] = frozenset()  # fingerprints of tested sources; if empty, the signature is compared instead
-    is_attention: bool = True  # whether observe() passes the function's calls to the observer
 
     @property
     def name(self) -> str:
@@ -82,12 +81,9 @@ class PatchPoint:
         if not self.texts:
             if original in _original_of.values():  # compared when the replacement was made
                 return None
-            try:
-                known = _signature(original) == _signature(self.replacement(original), follow_wrapped=False)
-            except (TypeError, ValueError):
-                known = False
+            known = _signature(original) == _signature(self.replacement(original), follow_wrapped=False)
             return None if known else "its signature is not that of a tested release"
-        text = fingerprint(original)
+        text = fingerprint(original.__code__)  # for a wrapper, that of a function is the wrapped function's
         if text is None:
             return "its source is not available"
         return None if text in self.texts else "its source is not that of a tested release"
@@ -114,14 +110,9 @@ def original_of(function: Any) -> Any:
     return _original_of[function] if is_ours(function) else function
 
 
-def fingerprint(function: Any) -> str | None:
-    """A hash of a function's source text, because bytecode differs between versions of Python. None without source."""
-    # For a wrapper, getsource(function) would return the wrapped function's source.
-    return _hash_of_text(function.__code__) if hasattr(function, "__code__") else None
-
-
 @lru_cache(maxsize=64)  # because reading the text takes longer than all else that a block of enabled() does
-def _hash_of_text(code: CodeType) -> str | None:
+def fingerprint(code: CodeType) -> str | None:
+    """A hash of a function's source text, because bytecode differs between versions of Python. None without source."""
     try:
         return hashlib.sha256(inspect.getsource(code).strip().encode()).hexdigest()[:16]
     except OSError:
@@ -141,11 +132,11 @@ MX_ATTENTION = PatchPoint("mlx.core.fast", "scaled_dot_product_attention", mx_fa
 
 def _mask(module: str, path: str, describe: described_masks.Describe, text: str) -> PatchPoint:
     describing = partial(described_masks.describing, describe=describe)
-    return PatchPoint(module, path, describing, frozenset({text}), is_attention=False)
+    return PatchPoint(module, path, describing, frozenset({text}))
 
 
 # Except for one, the sources of these functions are the same in mlx-lm 0.31.3 to 0.32.2.
-POINTS: Sequence[PatchPoint] = (
+ATTENTION: Sequence[PatchPoint] = (  # observe() passes the calls of these to the observer
     MX_ATTENTION,
     PatchPoint(BASE, "quantized_scaled_dot_product_attention", mlx_lm_functions.quantised),
     PatchPoint(BASE, "scaled_dot_product_attention", mlx_lm_functions.any_cache, frozenset({"a13838be6e6c5293"})),
@@ -156,32 +147,23 @@ POINTS: Sequence[PatchPoint] = (
         mlx_lm_functions.phi3small,
         frozenset({"80c13efe91a00897"}),
     ),
-    PatchPoint(
-        "mlx_lm.models.gemma2",
-        "Attention.__call__",
-        mlx_lm_functions.gemma2,
-        frozenset({"2d6752739f0e58e5"}),
-        is_attention=False,  # the method also computes the projections
-    ),
+)
+POINTS: Sequence[PatchPoint] = (
+    *ATTENTION,
+    PatchPoint("mlx_lm.models.gemma2", "Attention.__call__", mlx_lm_functions.gemma2, frozenset({"2d6752739f0e58e5"})),
     PatchPoint(
         CACHE,
         "QuantizedKVCache.update_and_fetch",
         mlx_lm_functions.appending,
         frozenset({"7303f170e9cb80e8", "1a03852f80c5fba2"}),  # of mlx-lm 0.31.3, and of 0.32.0 to 0.32.2
-        is_attention=False,
     ),
     _mask(BASE, "create_causal_mask", described_masks.causal, "f5ab1820ef1f5d7a"),
     _mask(CACHE, "RotatingKVCache.make_mask", described_masks.rotating, "2fc5a1c461dc4891"),
     _mask(CACHE, "BatchRotatingKVCache.make_mask", described_masks.batch_rotating, "3ca9935c750004fb"),
 )
 
-MAKE_CACHES = PatchPoint(  # replaced only while `kv_bits` asks for quantised caches
-    CACHE,
-    "make_prompt_cache",
-    mlx_lm_functions.quantised_caches,
-    frozenset({"7cde4e9fdb0c1b5a"}),
-    is_attention=False,
-)
+# This is replaced only while `kv_bits` asks for quantised caches.
+MAKE_CACHES = PatchPoint(CACHE, "make_prompt_cache", mlx_lm_functions.quantised_caches, frozenset({"7cde4e9fdb0c1b5a"}))
 
 
 lock = threading.RLock()
@@ -288,13 +270,10 @@ def _references_from(holders: Iterable[Any], functions: Sequence[Any]) -> list[i
 def _search_modules(pairs: Sequence[tuple[Any, Any]]) -> None:
     """Adds the names of each pair's `old` to `_places`."""
     functions = {id(old): old for old, _ in pairs}
-    modules = [
-        (module, names)
-        for module, names in ((name, names_in(module)) for name, module in list(sys.modules.items()))
-        if isinstance(names, dict) and module not in OWN_MODULES
-    ]
-    if any(_references_from((names for _, names in modules), list(functions.values()))):
-        for module, names in modules:
+    found = {name: names_in(module) for name, module in list(sys.modules.items()) if name not in OWN_MODULES}
+    modules = {module: names for module, names in found.items() if isinstance(names, dict)}
+    if any(_references_from(modules.values(), list(functions.values()))):
+        for module, names in modules.items():
             _places.update((module, name) for name, held in list(names.items()) if id(held) in functions)
 
 
