@@ -274,10 +274,9 @@ class Status:
 def status() -> Status:
     """Returns a :class:`Status`: what is patched now, and which calls ran since the patch was last switched on."""
     installed = versions()
-    with lock:
+    with lock, state.lock:
         if not _requests and not _patched_modules:  # a patched model may have been deleted
             _settle()
-    with lock, state.lock:
         return Status(
             enabled=bool(_requests),
             strict=state.strict,
