@@ -5,13 +5,13 @@ leaves a call to MLX if MLX's own attention is faster.
 """
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import mlx.core as mx
@@ -84,10 +84,9 @@ def write(text: str) -> Path:
     path = Path(file)
     for folder in (path.parent.parent, path.parent):  # parents=True would give the first its default mode
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    unfinished = path.with_suffix(f".{os.getpid()}")  # a program that starts now reads a whole file
-    with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as out:
+    with NamedTemporaryFile("w", dir=path.parent, delete=False) as out:  # a program that starts now reads a whole file
         out.write(text)
-    return unfinished.replace(path)
+    return Path(out.name).replace(path)
 
 
 def _ours(query: mx.array, key: mx.array, value: mx.array, mask: Any, kernel: str = "auto") -> mx.array:
