@@ -18,7 +18,7 @@ def append(
 
     Returns keys and values up to `end`. Returns None, and changes nothing, if only MLX's own operations can do this.
     """
-    if not mx.cuda.is_available() or mx.default_device().type != mx.gpu:
+    if bits not in (4, 8) or not mx.cuda.is_available() or mx.default_device().type != mx.gpu:
         return None
     try:
         if not _has_mlxs_bits(str(mx.default_device()), new[0].dtype, group_size, bits):

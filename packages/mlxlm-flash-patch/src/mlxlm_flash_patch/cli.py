@@ -4,7 +4,8 @@ import json
 import os
 import platform
 import sys
-from typing import Any, TextIO
+from pathlib import Path
+from typing import Any
 
 import click
 
@@ -15,6 +16,19 @@ class Refusal(click.ClickException):
     """Ends the command with one line on stderr and the exit code of a usage error."""
 
     exit_code = 2
+
+
+def _writable(context: click.Context, parameter: click.Parameter, file: Path | None) -> Path | None:
+    """Raises BadParameter before the work starts if the file cannot be written. Leaves the file as it is."""
+    if file is not None:
+        is_new = not file.exists()
+        try:
+            file.open("a").close()
+        except OSError as error:
+            raise click.BadParameter(f"cannot write {file}: {error.strerror}") from error
+        if is_new:
+            file.unlink()
+    return file
 
 
 def _preload(context: click.Context, parameter: click.Parameter, choice: str | None) -> None:
@@ -149,10 +163,10 @@ def status() -> None:
 @click.option("--kernels", is_flag=True, help="Compare every GPU kernel's results with the CPU's; this takes minutes.")
 @click.option("--tune", is_flag=True, help="Time the GPU kernels, as `mlxlm-flash tune` does; this takes a minute.")
 @click.option(
-    "--json", "file", type=click.File("w", encoding="utf-8", lazy=False), help="Write the findings to this file."
+    "--json", "file", type=click.Path(path_type=Path), callback=_writable, help="Write the findings to this file."
 )
 @click.pass_context
-def doctor(ctx: click.Context, model: str | None, kernels: bool, tune: bool, file: TextIO | None) -> None:
+def doctor(ctx: click.Context, model: str | None, kernels: bool, tune: bool, file: Path | None) -> None:
     """Look for what is broken or slow, and name the cure.
 
     Each line is one finding: ✓ fine, ! could be better, ✗ broken. The exit code is 1 if anything is broken. If
@@ -168,7 +182,7 @@ def doctor(ctx: click.Context, model: str | None, kernels: bool, tune: bool, fil
             findings.append(finding)
     finally:  # also after an error or Ctrl-C
         if file is not None:
-            print(json.dumps(report(findings), indent=1, ensure_ascii=False), file=file, flush=True)
+            file.write_text(json.dumps(report(findings), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     result = report(findings)
     click.echo(f"\nbroken: {result['broken']} · could be better: {result['could_be_better']}")
     ctx.exit(1 if result["broken"] else 0)

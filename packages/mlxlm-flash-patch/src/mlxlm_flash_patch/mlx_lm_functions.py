@@ -102,7 +102,12 @@ def any_cache(original: Function) -> Function:
                 return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
             return out
         attention = original.__globals__["quantized_scaled_dot_product_attention"]
-        if sinks is None or getattr(attention, "__globals__", None) is not globals():  # another library's
+        if getattr(attention, "__globals__", None) is not globals():  # another library's
+            return original(queries, keys, values, cache, scale, mask, sinks)
+        out = plain_call(queries, keys, values, scale, mask, sinks, cache.group_size, cache.bits)
+        if out is not None:
+            return out
+        if sinks is None:
             return original(queries, keys, values, cache, scale, mask, sinks)
         storage = {"group_size": cache.group_size, "bits": cache.bits}
         return flash_or(
