@@ -36,7 +36,7 @@ def lowered_call(
     return lowered(array(batch, heads, length, dim), key_layout(key), value, None, mask, **options)
 
 
-def while_traced(asked, dim=64, dtype=mx.bfloat16, **options):
+def while_traced(asked, dim=64, dtype=mx.bfloat16, length=100, **options):
     """Returns asked(arguments) of a causal call while mx.grad traces the call."""
     key, answers = mx.zeros((1, 2, 300, dim), dtype), []
 
@@ -44,7 +44,7 @@ def while_traced(asked, dim=64, dtype=mx.bfloat16, **options):
         answers.append(asked(lowered(query, key, key, None, "causal", **options)))
         return query.sum()
 
-    mx.grad(function)(mx.zeros((1, 4, 100, dim), dtype))
+    mx.grad(function)(mx.zeros((1, 4, length, dim), dtype))
     return answers[0]
 
 

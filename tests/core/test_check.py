@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flashattn_core import NoKernelError, _ext, check, flash_attention, quantized_flash_attention
 from flashattn_core.arguments import lowered
-from flashattn_core.check import KernelWarning, compare, survey
+from flashattn_core.check import KernelWarning, compare, drawn, survey
 from flashattn_core.check.compare import LAYOUTS, cases, difference, failure, gradient_failure, lengths_of, with_rows
 from flashattn_core.masks import And, Causal, KeyRange, SlidingWindow, Tree
 
@@ -201,6 +201,15 @@ def test_what_a_call_is():
     given = {"causal": None, "window": None, "softcap": None, "key_start": mx.int32, "sinks": mx.float32}
     assert (found.dtype, found.head_dim, found.value_dim, found.heads, found.kv_heads) == (mx.float32, 24, 24, 4, 2)
     assert (found.query_len, found.key_len, found.batch_size, found.window, found.given) == (77, 100, 1, 9, given)
+
+
+@pytest.mark.parametrize("softcap", [5.0, 1e31])
+def test_a_softcap_is_checked_with_the_programs_of_its_size(softcap):
+    query = mx.zeros((1, 4, 9, 64), mx.float16)
+    asked = lowered(query, query, query, None, None, softcap=softcap).call
+    tried = lowered(**drawn.drawn(asked, 9, 9), scale=None).call
+    on = _ext.Variant(_ext.Kernel.cuda_prefill), _ext.Device("cuda", 90)
+    assert _ext.programs(tried, *on) == _ext.programs(asked, *on)
 
 
 def test_what_usually_follows_a_prompt():

@@ -95,7 +95,7 @@ def single_calls(gpu: Found) -> str:
         gained, memory = rows[name]["chain, µs default"], rounded(rows[name]["memory, MB"])
         shown.append([name, rounded(f"{own} / {patched}"), gained, memory])
     head = ["call", "MLX's own / ours, µs", "gain", "MLX's own / ours, MB"]
-    return commands(gpu, [*rows.values()]) + table(head, shown)
+    return text(f"{source('h200.json', gpu)} by this command:") + commands(gpu, [*rows.values()]) + table(head, shown)
 
 
 def rounded(cell: str) -> str:

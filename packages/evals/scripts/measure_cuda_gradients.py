@@ -1,6 +1,6 @@
 """Measures the table of gradients in docs/nvidia.md on this machine's NVIDIA GPU: attention as training calls it.
 
-    MLX_ENABLE_TF32=0 uv run packages/evals/scripts/measure_cuda_gradients.py
+    MLX_ENABLE_TF32=0 python packages/evals/scripts/measure_cuda_gradients.py
 
 MLX's own attention and flash attention take turns. "backward" times only the backward pass, because the forward pass is
 evaluated before the clock starts. "forward and backward" times `mx.vjp`, as `mx.grad` calls it.

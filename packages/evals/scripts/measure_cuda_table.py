@@ -1,6 +1,6 @@
 """Measures the tables of docs/nvidia.md on this machine's NVIDIA GPU: attention as published models call it.
 
-    MLX_ENABLE_TF32=0 uv run packages/evals/scripts/measure_cuda_table.py
+    MLX_ENABLE_TF32=0 python packages/evals/scripts/measure_cuda_table.py
 
 MLX's own attention and flash attention take turns. They are measured in two ways. In a stream, the calls of an
 evaluation are independent, so they may overlap, and a decode step finds its keys in the GPU's cache. In a chain, each

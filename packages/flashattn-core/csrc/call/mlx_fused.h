@@ -23,12 +23,13 @@ bool is_one_of(int size, Sizes... sizes) {
 
 inline bool on_cuda(const Call& call, bool is_causal, bool has_array) {
   const AttentionParams& p = call.params;
-  if (is_causal && p.query_len > p.key_len) return false;  // the first rows see nothing
+  if (has_array) return false;                                 // MLX writes the mask to memory, once per head
+  if (is_causal && p.query_len > p.key_len) return false;      // the first rows see nothing
+  if (call.is_traced && p.query_len % 128 != 0) return false;  // the gradient writes the score matrix
   // cuDNN. For one query, MLX uses it only over slices of a cache of fixed size, which mlx-lm does not have.
   bool cudnn = p.query_len > 1 && call.dtype != Dtype::float32 && p.head_dim % 8 == 0 && p.value_dim % 8 == 0 &&
                std::max(p.head_dim, p.value_dim) <= 128;
-  bool vector = p.query_len < 4 && !has_array && !call.is_traced && p.head_dim == p.value_dim &&
-                is_one_of(p.head_dim, 64, 96, 128);
+  bool vector = p.query_len < 4 && !call.is_traced && p.head_dim == p.value_dim && is_one_of(p.head_dim, 64, 96, 128);
   return cudnn || vector;
 }
 
@@ -50,7 +51,7 @@ inline bool on_metal(const Call& call, bool is_causal, bool has_array) {
 inline bool mlx_is_fused(const Call& call, Backend backend) {
   const AttentionParams& p = call.params;
   bool unknown_to_mlx = p.softcap != 0 || p.bits != 0 || call.has(Input::tree) || call.has(Input::alibi_slopes);
-  // MLX would write such a mask to memory once per head, and our kernel skips what it hides.
+  // Our kernel skips what such a mask hides. How much that is, is not known here.
   bool array_of_caller = call.has(Input::visible) || call.has(Input::bias);
   if (backend == Backend::cpu || unknown_to_mlx || array_of_caller || p.batch_dims != 1 || p.num_kv_heads == 0) {
     return false;

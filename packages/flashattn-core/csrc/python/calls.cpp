@@ -59,6 +59,7 @@ nb::dict given(const Call& call) {
   if (call.has(Input::name)) result[#name] = of_input(call, InputDtype::dtype);
   FLASHATTN_OPTIONS(FLASHATTN_GIVEN_OPTION)
   FLASHATTN_OPTIONAL_INPUTS(FLASHATTN_GIVEN_INPUT)
+  if (has_extreme_softcap(call.params)) result["extreme_softcap"] = nb::none();
   return result;
 }
 
@@ -82,7 +83,7 @@ void make(Call* self, mx::Dtype dtype, int head_dim, std::optional<int> value_di
   p.group_size = group_size;
   p.causal = given.contains("causal") || window > 0;
   p.window = window > 0 ? window : given.contains("window") ? 1 : 0;
-  p.softcap = given.contains("softcap") ? 1 : 0;
+  p.softcap = given.contains("extreme_softcap") ? 0x1p101f : given.contains("softcap") ? 1 : 0;
   p.tree_size = given.contains("tree") ? 1 : 0;
   for (Input tensor : {Input::query, Input::key, Input::value}) call.given[index(tensor)] = true;
 #define FLASHATTN_SET_INPUT(name, called, dtype, axes)               \

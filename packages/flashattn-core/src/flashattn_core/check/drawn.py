@@ -54,7 +54,7 @@ def drawn(
         if mask := _mask(given, (batch, 1, query_len, key_len), numbers, next(keys)):
             named["mask"] = mask
         if "softcap" in given:
-            named["softcap"] = 5.0
+            named["softcap"] = 1e31 if "extreme_softcap" in given else 5.0  # GPU kernels have a program for each
         # Slopes are small, because rounding a score in the hundreds would exceed the allowed error.
         for name, most in (("sinks", 1), ("alibi_slopes", 1 / 16)):
             if name in given:
