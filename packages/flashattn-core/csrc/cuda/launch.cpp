@@ -233,8 +233,10 @@ Launch prefill_merge(const GpuCall& call, int value_dim, int rows, int64_t share
   constexpr int kWarps = 8;
   std::vector<Argument> arguments = whole_call(call);
   arguments.insert(arguments.end(), {{Binding::split, Role::value}, {Binding::partials, Role::input}});
-  return launch(call, "prefill_merge", {{"value_dim", value_dim}, {"rows", rows}, {"warps", kWarps}},
-                std::move(arguments), shared_blocks * rows / kWarps, kWarps);
+  Launch merge = launch(call, "prefill_merge", {{"value_dim", value_dim}, {"rows", rows}, {"warps", kWarps}},
+                        std::move(arguments), shared_blocks * rows / kWarps, kWarps);
+  merge.source = "prefill_hopper";
+  return merge;
 }
 
 // Describes a block of the kernels for Hopper. In such a block, a producer warpgroup loads tiles, and consumer
