@@ -6,7 +6,6 @@
 // uses the tensor cores.
 // Tensor cores truncate long sums. So for float32 tensor cores sum over one tile, and ordinary instructions add up
 // these sums.
-#include "float_parts.h"
 #include "gradient_block.h"
 #include "tile_ring.h"
 #include "wgmma.h"

@@ -1,7 +1,6 @@
 // The kernel cuda_prefill for all calls that prefill_hopper.cu does not support. A block computes some queries of one
 // head, and divides them among its warps. It loops over tiles of keys and values. While the tensor cores work on one
 // tile, threads copy the next one to shared memory.
-#include "float_parts.h"
 #include "kernel.h"
 #include "mapped_tiles.h"
 #include "warp_rows.h"

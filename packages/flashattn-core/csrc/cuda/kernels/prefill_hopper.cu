@@ -3,7 +3,6 @@
 // tile's values.
 // A float32 or quantised array is split into 16-bit parts, see float_parts.h. Tensor cores truncate long sums. So for
 // float32, tensor cores sum over one tile, and ordinary instructions add this sum to the output.
-#include "float_parts.h"
 #include "kernel.h"
 #include "mapped_tiles.h"
 #include "split_keys.h"

@@ -11,6 +11,34 @@ namespace flashattn {
 // Four lanes share two rows, whose numbers differ by kRowStep.
 constexpr int kRowLanes = 4, kRowStep = 8;
 
+// Stores row h (0 or 1) of a lane's two rows, in the lane's columns below WIDTH. T: the tensor cores' operand type.
+// PAIRS: whether one store may write two neighbouring columns, if WIDTH is even.
+template <typename T, int WIDTH, bool PAIRS, typename Result, int N>
+FLASHATTN_FUNC void store_columns(Result* row, const Fragment (&sums)[N], int h, float factor, int lane) {
+  FLASHATTN_UNROLL
+  for (int c = 0; c < N; ++c) {
+    int column = output_column<T>(c, lane);
+    float x = sums[c][2 * h] * factor, y = sums[c][2 * h + 1] * factor;
+    if constexpr (PAIRS && WIDTH % 2 == 0 && sizeof(Result) == 2) {
+      if (column < WIDTH) *reinterpret_cast<uint*>(row + column) = rounded_pair<Result>(x, y);
+    } else if constexpr (PAIRS && WIDTH % 2 == 0) {
+      if (column < WIDTH) *reinterpret_cast<float2*>(row + column) = {x, y};
+    } else {
+      if (column < WIDTH) row[column] = Result(x);
+      if (column + kNext<T> < WIDTH) row[column + kNext<T>] = Result(y);
+    }
+  }
+}
+
+// NaN as soon as a number in row h of a lane's two rows is not finite, otherwise 0.
+template <int N>
+FLASHATTN_FUNC float probe_of(const Fragment (&sums)[N], int h) {
+  float probe = 0;
+  FLASHATTN_UNROLL
+  for (int c = 0; c < N; ++c) probe = multiply_add(sums[c][2 * h], 0, multiply_add(sums[c][2 * h + 1], 0, probe));
+  return probe;
+}
+
 // half rounds probabilities far below 2^-24 to 0, but their sum can matter. So for half, row_max stays 7 powers of two
 // below the maximum. Probabilities can then be as large as 2^(7 + kSlack) = 2^15, which half can still hold.
 template <typename T>
