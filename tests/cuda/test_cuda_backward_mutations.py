@@ -65,9 +65,7 @@ FAULTS = {
     ),
     "parts: sums of the last tile alone": of_parts("sums[i / 4][i % 4] += of_tile", "sums[i / 4][i % 4] = of_tile"),
     "parts: own rows' are all the first": of_parts("batch * PARTS + panel / kPanels", "batch * PARTS"),
-    "parts: columns as TF32 has them": of_parts(
-        "output_column<E>(c, lane);\n      float x", "output_column<T>(c, lane);\n      float x"
-    ),
+    "parts: columns as TF32 has them": of_parts("store_columns<E, head_dim", "store_columns<T, head_dim"),
     "parts: softcap in two steps": of_parts("has_softcap ? kBoth", "false ? kBoth", options={"softcap": 1.5}),
     # Accesses out of bounds.
     "rows beyond the last": Fault(BACKWARD, "row > last_row || not_finite[h]", "not_finite[h]"),

@@ -80,7 +80,7 @@ FAULTS = {
     "prefill: rows beyond the last": Fault(
         PREFILL, "bool exists = query < params.query_len, finite", "bool exists = true, finite"
     ),
-    "prefill: columns beyond the last": Fault(PREFILL, "if (column + kNext<E> < value_dim)", "if (true)", dim=37),
+    "prefill: columns beyond the last": Fault(PREFILL, "if (column + kNext<T> < WIDTH)", "if (true)", dim=37),
     "decode: rows that are padding": of_decode(
         "return position.query < params.query_len ? row_of", "return true ? row_of", length=4
     ),

@@ -233,8 +233,10 @@ Launch prefill_merge(const GpuCall& call, int value_dim, int rows, int64_t share
   constexpr int kWarps = 8;
   std::vector<Argument> arguments = whole_call(call);
   arguments.insert(arguments.end(), {{Binding::split, Role::value}, {Binding::partials, Role::input}});
-  return launch(call, "prefill_merge", {{"value_dim", value_dim}, {"rows", rows}, {"warps", kWarps}},
-                std::move(arguments), shared_blocks * rows / kWarps, kWarps);
+  Launch merge = launch(call, "prefill_merge", {{"value_dim", value_dim}, {"rows", rows}, {"warps", kWarps}},
+                        std::move(arguments), shared_blocks * rows / kWarps, kWarps);
+  merge.source = "prefill_hopper";
+  return merge;
 }
 
 // Describes a block of the kernels for Hopper. In such a block, a producer warpgroup loads tiles, and consumer
@@ -403,69 +405,64 @@ Launch backward_delta(const GpuCall& call) {
                 round_up(call.params.query_len, kSavedTile) / (kWarps * kRowsOfWarp) * heads, kWarps);
 }
 
+constexpr int kSavedBytes = 4 * sizeof(float);  // what saved_rows takes per query
+
 struct GradientCall {
   GpuCall call;
   const BackwardParams& params;
   bool packed;
   bool is_part;  // whether a block of keys sums over only some heads of a group; backward_merge.cu adds up the sums
   int chunks;    // how many blocks together sum over all heads of a group
-
-  std::vector<Constant> sizes(Gradient of, std::vector<Constant> further) const {
-    further.insert(further.end(), {{"of", static_cast<int>(of)}, {"is_part", of != kDq && is_part}});
-    return further;
-  }
 };
 
-// Reserves shared memory for the lists of visible tiles. A block of queries lists tiles of keys, and a block of keys
-// lists tiles of queries. If the heads' block maps differ, a block of keys makes one list for each of its query heads.
-void reserve_lists(GradientCall& gradient, Gradient of, int& shared, int tile) {
-  const AttentionParams& p = gradient.call.params;
+// A block of the launch that computes one gradient. It has some rows, and loops over tiles of columns.
+struct GradientBlock {
+  int rows, columns, warps;
+  int shared;  // bytes, without the lists of visible tiles
+};
+
+// The launch of a kernel that computes gradient `of`. For kDq, rows are queries of one head, and columns are keys.
+// Otherwise, rows are keys, columns are queries, and a block sums over block_heads query heads.
+Launch gradient_launch(GradientCall gradient, Gradient of, std::string function, GradientBlock block,
+                       std::vector<Constant> sizes, Bindings parts = {}) {
+  GpuCall& call = gradient.call;
+  const AttentionParams& p = call.params;
+  // If the heads' block maps differ, a block of keys lists the visible tiles for each of its query heads.
   int lists = of != kDq && p.block_map.head != 0 ? gradient.params.block_heads : 1;
-  reserve_lists(gradient.call, shared, of == kDq ? p.key_len : p.query_len, tile, lists);
-}
-
-std::vector<Argument> gradient_arguments(const GradientCall& gradient, Gradient of) {
-  auto result = arguments({Binding::query, Binding::key, Binding::value, Binding::dout, Binding::saved_rows}, {},
+  reserve_lists(call, block.shared, of == kDq ? p.key_len : p.query_len, block.columns, lists);
+  auto arrays = arguments({Binding::query, Binding::key, Binding::value, Binding::dout, Binding::saved_rows}, {},
                           {Binding::params, Binding::backward});
-  add_masks_and_groups(result, gradient.call);
-  const auto add = [&](Binding output) { result.push_back({output, Role::output}); };
-  if (of == kDq) add(Binding::dq);
-  if (of == kDk || of == kDkAndDv) add(gradient.is_part ? Binding::dk_parts : Binding::dk);
-  if (of == kDv || of == kDkAndDv) add(gradient.is_part ? Binding::dv_parts : Binding::dv);
-  return result;
+  add_masks_and_groups(arrays, call);
+  const auto add = [&](Binding array, Role role) { arrays.push_back({array, role}); };
+  if (of == kDq) add(Binding::dq, Role::output);
+  if (of == kDk || of == kDkAndDv) add(gradient.is_part ? Binding::dk_parts : Binding::dk, Role::output);
+  if (of == kDv || of == kDkAndDv) add(gradient.is_part ? Binding::dv_parts : Binding::dv, Role::output);
+  for (Binding array : parts) add(array, Role::input);
+  sizes.insert(sizes.end(), {{"of", static_cast<int>(of)}, {"is_part", of != kDq && gradient.is_part}});
+  int64_t blocks =
+      of == kDq ? blocks_of(call, block.rows) : divide_up(p.key_len, block.rows) * num_groups(call) * gradient.chunks;
+  return launch(call, std::move(function), std::move(sizes), std::move(arrays), blocks, block.warps, block.shared,
+                gradient.packed);
 }
 
-// The number of blocks in the launch that computes gradient `of`. For kDq, a block has `rows` queries of one head.
-// Otherwise, it has `rows` keys, and sums over block_heads query heads.
-int64_t gradient_blocks(const GradientCall& gradient, Gradient of, int rows) {
-  const GpuCall& call = gradient.call;
-  if (of == kDq) return blocks_of(call, rows);
-  return divide_up(call.params.key_len, rows) * num_groups(call) * gradient.chunks;
-}
-
-Launch backward(GradientCall gradient, Gradient of) {
+Launch backward(const GradientCall& gradient, Gradient of) {
   const GpuCall& call = gradient.call;
   const AttentionParams& p = call.params;
   int bytes = size_of(call.dtype), step = bytes == 4 ? 32 : 16;
   int dim = round_up(p.head_dim, step), value_dim = round_up(p.value_dim, step), widest = std::max(dim, value_dim);
   int columns = (widest <= 64 ? 64 : widest <= 128 ? 32 : 16) / (bytes == 4 && widest <= 128 ? 2 : 1);  // per tile
   const auto shared_by = [&](int warps) {
-    int saved = 2 * columns * 4 * static_cast<int>(sizeof(float));
-    return tile_bytes(16 * warps + 2 * columns, dim, bytes) + tile_bytes(16 * warps + 2 * columns, value_dim, bytes) +
-           saved;
+    int rows = 16 * warps + 2 * columns;
+    return tile_bytes(rows, dim, bytes) + tile_bytes(rows, value_dim, bytes) + 2 * columns * kSavedBytes;
   };
   int warps = 4;
   while (warps > 1 && shared_by(warps) > call.device.shared_memory) warps /= 2;
-  int shared = shared_by(warps);
-  reserve_lists(gradient, of, shared, columns);
-  return launch(call, "backward",
-                gradient.sizes(of, {{"dim", dim},
-                                    {"value_dim", value_dim},
-                                    {"warps", warps},
-                                    {"columns", columns},
-                                    {"parts", parts_of_products(call)}}),
-                gradient_arguments(gradient, of), gradient_blocks(gradient, of, 16 * warps), warps, shared,
-                gradient.packed);
+  return gradient_launch(gradient, of, "backward", {16 * warps, columns, warps, shared_by(warps)},
+                         {{"dim", dim},
+                          {"value_dim", value_dim},
+                          {"warps", warps},
+                          {"columns", columns},
+                          {"parts", parts_of_products(call)}});
 }
 
 HopperBlock backward_block(const GpuCall& call, Gradient of) {
@@ -483,64 +480,52 @@ std::vector<MappedArray> gradient_maps(const GradientCall& gradient, int keys, i
           mapped(call, Binding::query, p.query, queries), mapped(call, Binding::dout, gradient.params.dout, queries)};
 }
 
-Launch backward_hopper(GradientCall gradient, Gradient of) {
+Launch backward_hopper(const GradientCall& gradient, Gradient of) {
   constexpr int kColumns = 64;
   const GpuCall& call = gradient.call;
   int dim = round_up(call.params.head_dim, 16), value_dim = round_up(call.params.value_dim, 16);
   HopperBlock block = backward_block(call, of);
-  bool of_keys = of != kDq;
   int rows = block.rows(), barriers = (2 * block.stages + 1 + block.consumers) * 8;
-  int stage = tile_bytes(kColumns, dim, 2) + tile_bytes(kColumns, value_dim, 2) +
-              (of_keys ? kColumns * 4 * static_cast<int>(sizeof(float)) : 0);
+  int stage =
+      tile_bytes(kColumns, dim, 2) + tile_bytes(kColumns, value_dim, 2) + (of == kDq ? 0 : kColumns * kSavedBytes);
   int shared = tile_bytes(rows, dim, 2) + tile_bytes(rows, value_dim, 2) + block.stages * stage + barriers;
-  reserve_lists(gradient, of, shared, kColumns);
-  Launch result = launch(
-      call, "backward_hopper",
-      gradient.sizes(
-          of, block.sizes(
-                  {{"dim", dim}, {"value_dim", value_dim}, {"columns", kColumns}, {"parts", parts_of_products(call)}})),
-      gradient_arguments(gradient, of), gradient_blocks(gradient, of, rows), block.warps(), shared);
+  Launch result = gradient_launch(
+      gradient, of, "backward_hopper", {rows, kColumns, block.warps(), shared},
+      block.sizes({{"dim", dim}, {"value_dim", value_dim}, {"columns", kColumns}, {"parts", parts_of_products(call)}}));
   result.blocks_at_once = block.blocks;
-  result.tensor_maps = gradient_maps(gradient, of_keys ? rows : kColumns, of_keys ? kColumns : rows);
+  result.tensor_maps = of == kDq ? gradient_maps(gradient, kColumns, rows) : gradient_maps(gradient, rows, kColumns);
   return result;
 }
 
-Launch backward_parts(GradientCall gradient, Gradient of) {
+Launch backward_parts(const GradientCall& gradient, Gradient of) {
   constexpr int kRows = 64, kColumns = 64, kWarps = 12, kSavedStages = 2;
+  static constexpr auto kParts = {Binding::key_parts, Binding::value_parts, Binding::query_parts, Binding::dout_parts};
   const GpuCall& call = gradient.call;
   const AttentionParams& p = call.params;
-  bool in_parts = call.dtype == Dtype::float32, of_keys = of != kDq;
+  bool in_parts = call.dtype == Dtype::float32;
   int tiles = in_parts ? kFloatParts : 1, step = in_parts ? 64 : 16;  // a tile takes a stage for each of its parts
   int dim = round_up(p.head_dim, step), value_dim = round_up(p.value_dim, step);
   bool narrow = std::max(dim, value_dim) <= 64;
   int first_stages = !in_parts ? 2 : narrow ? 5 : 4, second_stages = !in_parts ? 2 : narrow ? 5 : 3;
   int first = tile_bytes(kRows, dim, 2), second = tile_bytes(kRows, value_dim, 2);
-  int saved = of_keys ? kSavedStages * kColumns * 4 * static_cast<int>(sizeof(float)) : 0;
+  int saved = of == kDq ? 0 : kSavedStages * kColumns * kSavedBytes;
   int handed = kRows * kColumns * static_cast<int>(sizeof(float));
   int barriers = (2 * (first_stages + second_stages + kSavedStages) + (in_parts ? 2 : 3)) * 8;
   int shared = (tiles + first_stages) * first + (tiles + second_stages) * second + saved + handed + barriers;
-  reserve_lists(gradient, of, shared, kColumns);
-  auto arguments = gradient_arguments(gradient, of);
-  std::vector<MappedArray> maps;
-  if (in_parts) {
-    for (Binding parts : {Binding::key_parts, Binding::value_parts, Binding::query_parts, Binding::dout_parts}) {
-      maps.push_back(mapped_parts(call, parts, kRows));
-      arguments.push_back({parts, Role::input});
-    }
-  } else {
-    maps = gradient_maps(gradient, kRows, kRows);
+  Launch result = gradient_launch(gradient, of, "backward_parts", {kRows, kColumns, kWarps, shared},
+                                  {{"dim", dim},
+                                   {"value_dim", value_dim},
+                                   {"columns", kColumns},
+                                   {"parts", in_parts ? kFloatParts : parts_of_products(call)},
+                                   {"first_stages", first_stages},
+                                   {"second_stages", second_stages},
+                                   {"consumer_registers", 232},
+                                   {"producer_registers", 40}},
+                                  in_parts ? Bindings(kParts) : Bindings());
+  if (!in_parts) result.tensor_maps = gradient_maps(gradient, kRows, kRows);
+  for (Binding parts : kParts) {
+    if (in_parts) result.tensor_maps.push_back(mapped_parts(call, parts, kRows));
   }
-  Launch result = launch(call, "backward_parts",
-                         gradient.sizes(of, {{"dim", dim},
-                                             {"value_dim", value_dim},
-                                             {"columns", kColumns},
-                                             {"parts", in_parts ? kFloatParts : parts_of_products(call)},
-                                             {"first_stages", first_stages},
-                                             {"second_stages", second_stages},
-                                             {"consumer_registers", 232},
-                                             {"producer_registers", 40}}),
-                         std::move(arguments), gradient_blocks(gradient, of, kRows), kWarps, shared, gradient.packed);
-  result.tensor_maps = std::move(maps);
   return result;
 }
 

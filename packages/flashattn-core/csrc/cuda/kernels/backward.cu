@@ -3,21 +3,19 @@
 
 using namespace flashattn;
 
-// D and DV: head_dim and value_dim, rounded up to whole steps of the tensor cores. PARTS: how many 16-bit floats
-// represent an element of P or dS. GradientBlock describes OF, COLUMNS and IS_PART. For dq, each head and batch element
-// has one block per WARPS * 16 queries. For dk and dv, each key/value head and batch element has head_chunks() blocks
-// per WARPS * 16 keys.
+// D and DV: head_dim and value_dim, rounded up to whole steps of the tensor cores. Sizes::parts: how many 16-bit floats
+// represent an element of P or dS. GradientBlock describes Sizes::of, COLUMNS and Sizes::is_part. For dq, each head and
+// batch element has one block per WARPS * 16 queries. For dk and dv, each key/value head and batch element has
+// head_chunks() blocks per WARPS * 16 keys.
 template <typename T, typename Sizes>
 FLASHATTN_KERNEL backward(const cuda::BackwardArguments& arguments) {
-  constexpr int D = Sizes::dim, DV = Sizes::value_dim, WARPS = Sizes::warps, COLUMNS = Sizes::columns,
-                PARTS = Sizes::parts, OF = Sizes::of;
-  constexpr bool IS_PART = Sizes::is_part;
+  constexpr int D = Sizes::dim, DV = Sizes::value_dim, WARPS = Sizes::warps, COLUMNS = Sizes::columns;
   FLASHATTN_INPUT_ARGUMENTS(T, T);
   FLASHATTN_BACKWARD_ARGUMENTS(T);
   constexpr int kRows = WARPS * kWarpRows, kThreads = WARPS * FLASHATTN_LANES;
   using Own = CopiedTiles<T, kRows, D, DV, 1, kThreads>;
   using Tiles = CopiedTiles<T, COLUMNS, D, DV, 2, kThreads>;
-  using Block = GradientBlock<T, OF, kRows, WARPS, COLUMNS, IS_PART>;
+  using Block = GradientBlock<T, Sizes, kRows, WARPS>;
   extern __shared__ __align__(1024) uchar shared[];
 
   float4* saved_columns = reinterpret_cast<float4*>(shared + Own::kBytes + Tiles::kBytes);  // for two tiles
@@ -61,8 +59,8 @@ FLASHATTN_KERNEL backward(const cuda::BackwardArguments& arguments) {
     block.take_columns(rows, saved_columns + n % 2 * COLUMNS, lane);
     block.template to_gradients<kBoth>(scores, dscores, rows, own_row, saved_columns + n % 2 * COLUMNS, tile, unmasked,
                                        lane);
-    if constexpr (Block::kFirst) add_values<PARTS>(first_sums, scores, tiles.values(n), lane);
-    if constexpr (Block::kSecond) add_values<PARTS>(second_sums, dscores, tiles.keys(n), lane);
+    if constexpr (Block::kFirst) add_values<Sizes::parts>(first_sums, scores, tiles.values(n), lane);
+    if constexpr (Block::kSecond) add_values<Sizes::parts>(second_sums, dscores, tiles.keys(n), lane);
   }
   wait_for_copies<0>();  // if there was no tile, the copies of the block's own rows may be unfinished
   block.store(first_sums, second_sums, rows.largest, own_row, lane);

@@ -50,20 +50,18 @@ struct PingPong {
 // a block has CONSUMERS * 64 rows.
 template <typename T, typename Sizes>
 FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
-  constexpr int D = Sizes::dim, DV = Sizes::value_dim, CONSUMERS = Sizes::consumers, COLUMNS = Sizes::columns,
-                STAGES = Sizes::stages, PARTS = Sizes::parts, OF = Sizes::of;
-  constexpr bool IS_PART = Sizes::is_part;
+  constexpr int D = Sizes::dim, DV = Sizes::value_dim, CONSUMERS = Sizes::consumers, COLUMNS = Sizes::columns;
   FLASHATTN_INPUT_ARGUMENTS(T, T);
   FLASHATTN_BACKWARD_ARGUMENTS(T);
   constexpr int kRows = CONSUMERS * kWarpgroupRows, kReaders = CONSUMERS * 4;
   constexpr int kLaunched = 65536 / Sizes::blocks / ((CONSUMERS + 1) * kWarpgroup) / 8 * 8;
   static_assert(Sizes::consumer_registers * CONSUMERS + Sizes::producer_registers <= kLaunched * (CONSUMERS + 1),
                 "more registers than the block has");
-  using Block = GradientBlock<T, OF, kRows, CONSUMERS, COLUMNS, IS_PART>;
+  using Block = GradientBlock<T, Sizes, kRows, CONSUMERS>;
   using OwnFirst = SharedTile<T, kRows, D>;
   using OwnSecond = SharedTile<T, kRows, DV>;
   using Columns = ColumnTiles<T, COLUMNS, D, DV, Block::kOfKeys>;
-  using Ring = TileRing<Columns, STAGES>;
+  using Ring = TileRing<Columns, Sizes::stages>;
   extern __shared__ __align__(1024) uchar shared[];
   OwnFirst own_first = {shared_address(shared)};
   OwnSecond own_second = {own_first.memory + OwnFirst::kBytes};
@@ -125,7 +123,7 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
     if (block.is_needed(tile, group, own_any)) {
       Columns columns = ring.tile(n);
       Fragment scores[COLUMNS / 8], dscores[COLUMNS / 8];
-      uint parts[COLUMNS / 16][PARTS][4], dparts[COLUMNS / 16][PARTS][4];
+      uint parts[COLUMNS / 16][Sizes::parts][4], dparts[COLUMNS / 16][Sizes::parts][4];
       bool unmasked = block.look(rows, group, own_row, tile, lane);
       begin_products();
       begin_multiply_keys<head_dim>(scores, own_first, group_row, columns.first());

@@ -6,7 +6,6 @@
 // uses the tensor cores.
 // Tensor cores truncate long sums. So for float32 tensor cores sum over one tile, and ordinary instructions add up
 // these sums.
-#include "float_parts.h"
 #include "gradient_block.h"
 #include "tile_ring.h"
 #include "wgmma.h"
@@ -101,28 +100,27 @@ struct Handover {
   }
 };
 
-// D and DV: head_dim and value_dim, rounded up to 16 or, for float32, to whole panels. FIRST_STAGES and SECOND_STAGES:
-// the stages of the rings for first and second arrays, see gradient_block.h. A stage holds one part of a tile. OF: kDq
-// or kDkAndDv. backward.cu describes COLUMNS, IS_PART and the grid. A block has 64 rows.
+// D and DV: head_dim and value_dim, rounded up to 16 or, for float32, to whole panels. Sizes::first_stages and
+// second_stages: the stages of the rings for first and second arrays, see gradient_block.h. A stage holds one part of a
+// tile. Sizes::of: kDq or kDkAndDv. backward.cu describes the other sizes and the grid. A block has 64 rows.
 template <typename T, typename Sizes>
 FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
-  constexpr int D = Sizes::dim, DV = Sizes::value_dim, COLUMNS = Sizes::columns, FIRST_STAGES = Sizes::first_stages,
-                SECOND_STAGES = Sizes::second_stages, PARTS = Sizes::parts, OF = Sizes::of;
-  constexpr bool IS_PART = Sizes::is_part;
+  constexpr int D = Sizes::dim, DV = Sizes::value_dim, COLUMNS = Sizes::columns;
   FLASHATTN_INPUT_ARGUMENTS(T, T);
   FLASHATTN_BACKWARD_ARGUMENTS(T);
   using Element = typename Operand<T>::Element;
   constexpr int kParts = Operand<T>::kParts, kRows = kWarpgroupRows, kWarps = 4, kGroups = 2;
-  constexpr bool kWaits = FIRST_STAGES >= 2 * kParts;  // otherwise S of the next tile waits until P has been taken
+  constexpr bool kWaits =
+      Sizes::first_stages >= 2 * kParts;  // otherwise S of the next tile waits until P has been taken
   static_assert(Sizes::consumer_registers * kGroups + Sizes::producer_registers <= 65536 / kWarpgroup,
                 "more registers than there are");
-  using Block = GradientBlock<T, OF, kRows, 1, COLUMNS, IS_PART, Element>;
-  using BlockOfFirst = GradientBlock<T, kDv, kRows, 1, COLUMNS, IS_PART, Element>;
-  using BlockOfSecond = GradientBlock<T, Block::kOfKeys ? kDk : kDq, kRows, 1, COLUMNS, IS_PART, Element>;
+  using Block = GradientBlock<T, Sizes, kRows, 1, Element>;
+  using BlockOfFirst = GradientBlock<T, Sizes, kRows, 1, Element, kDv>;
+  using BlockOfSecond = GradientBlock<T, Sizes, kRows, 1, Element, Block::kOfKeys ? kDk : kDq>;
   using OwnFirst = SharedTile<Element, kRows, D>;
   using OwnSecond = SharedTile<Element, kRows, DV>;
-  using Firsts = TileRing<SharedTile<Element, COLUMNS, D>, FIRST_STAGES, kParts>;
-  using Seconds = TileRing<SharedTile<Element, COLUMNS, DV>, SECOND_STAGES, kParts>;
+  using Firsts = TileRing<SharedTile<Element, COLUMNS, D>, Sizes::first_stages, kParts>;
+  using Seconds = TileRing<SharedTile<Element, COLUMNS, DV>, Sizes::second_stages, kParts>;
   using SavedOfTile = SavedTile<COLUMNS, Block::kOfKeys>;
   using Saved = TileRing<SavedOfTile, 2>;
   using Scores = Handover<COLUMNS / 8, kWaits>;
@@ -199,7 +197,7 @@ FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
       if (has_softcap) handed.hand_over(scores, n);  // soft-cap's derivative needs the score
       FLASHATTN_TO_GRADIENTS(kToProbabilities, scores, scores);
       if (!has_softcap) handed.hand_over(scores, n);
-      if constexpr (Block::kFirst) add_tile<Element, PARTS>(sums, scores, seconds, n);
+      if constexpr (Block::kFirst) add_tile<Element, Sizes::parts>(sums, scores, seconds, n);
     }
     if constexpr (Block::kFirst) {
       BlockOfFirst(FLASHATTN_GRADIENT_BLOCK(T, tile_lists)).store(sums, none, rows.largest, own_row, lane);
@@ -213,7 +211,7 @@ FLASHATTN_KERNEL backward_parts(const cuda::BackwardArguments& arguments) {
       seconds.release(n);
       handed.take(scores, n);
       FLASHATTN_TO_GRADIENTS((has_softcap ? kBoth : kToGradients), scores, dscores);
-      add_tile<Element, PARTS>(sums, dscores, firsts, n);
+      add_tile<Element, Sizes::parts>(sums, dscores, firsts, n);
     }
     BlockOfSecond(FLASHATTN_GRADIENT_BLOCK(T, tile_lists)).store(none, sums, rows.largest, own_row, lane);
   }

@@ -71,9 +71,9 @@ struct GradientArrays {
 };
 
 // OF: the Gradient to compute. ROWS: rows per block. PARTS: the rows are divided into PARTS equal parts, and each part
-// skips tiles that it does not need. COLUMNS: columns per tile. IS_PART: the block writes float32 sums, which
+// skips tiles that it does not need. COLUMNS: columns per tile. Sizes::is_part: the block writes float32 sums, which
 // backward_merge.cu adds up. E: the tensor cores' operand type.
-template <typename T, int OF, int ROWS, int PARTS, int COLUMNS, bool IS_PART, typename E = T>
+template <typename T, typename Sizes, int ROWS, int PARTS, typename E = T, int OF = Sizes::of>
 struct GradientBlock {
   static constexpr bool kOfKeys = OF != kDq, kFirst = OF == kDkAndDv || OF == kDv, kSecond = OF != kDv;
 
@@ -85,7 +85,7 @@ struct GradientBlock {
   int first_row, last_row;
   KeySpan any;  // from the first to the last column that some row of the block sees
 
-  static constexpr int kOwn = ROWS / PARTS;
+  static constexpr int COLUMNS = Sizes::columns, kOwn = ROWS / PARTS;
 
   // head: a query head. column: the first column of the tile.
   struct Tile {
@@ -240,16 +240,16 @@ struct GradientBlock {
   }
 
   // first_target() and second_target() return where to write a row of the first or second sum. This is the output array
-  // or, if IS_PART, float32 scratch.
+  // or, if Sizes::is_part, float32 scratch.
   FLASHATTN_FUNC auto* first_target(int row) const {
-    if constexpr (IS_PART) {
+    if constexpr (Sizes::is_part != 0) {
       return arrays.dv_parts + (int64_t(part) * params().key_len + row) * value_dim;
     } else {
       return row_of(arrays.dv, params(), backward.dv, batch, kv_head, row);
     }
   }
   FLASHATTN_FUNC auto* second_target(int row) const {
-    if constexpr (IS_PART) {
+    if constexpr (Sizes::is_part != 0) {
       return arrays.dk_parts + (int64_t(part) * params().key_len + row) * head_dim;
     } else {
       return kOfKeys ? row_of(arrays.dk, params(), backward.dk, batch, kv_head, row)
@@ -273,8 +273,9 @@ struct GradientBlock {
       not_finite[h] = row <= last_row && !finite;
       add[h] = add_any && row <= last_row && finite;
       if (row > last_row || not_finite[h]) continue;
-      if constexpr (kFirst) store_columns<value_dim>(first_target(row), first, h, 1.0f, lane);
-      if constexpr (kSecond) store_columns<head_dim>(second_target(row), second, h, params().scale, lane);
+      if constexpr (kFirst) store_columns<E, value_dim, sizeof(T) == 2>(first_target(row), first, h, 1.0f, lane);
+      if constexpr (kSecond)
+        store_columns<E, head_dim, sizeof(T) == 2>(second_target(row), second, h, params().scale, lane);
     }
     // Lanes 4 n to 4 n + 3 share two rows. Bit 4 n of `again` stands for the first row, bit 4 n + 1 for the
     // second row. One loop handles both `not_finite` and `add`, so compute_again() is inlined only once.
@@ -349,32 +350,6 @@ struct GradientBlock {
       }
       if (STEP != kToProbabilities) {
         dscore = gradient_of(score, dscore, visibility.derivative(scaled), of_query, unmasked);
-      }
-    }
-  }
-
-  template <int N>
-  static FLASHATTN_FUNC float probe_of(const Fragment (&sums)[N], int h) {
-    float probe = 0;
-    FLASHATTN_UNROLL
-    for (int c = 0; c < N; ++c) probe = multiply_add(sums[c][2 * h], 0, multiply_add(sums[c][2 * h + 1], 0, probe));
-    return probe;
-  }
-
-  // Stores row h (0 or 1) of the lane's two rows, in the lane's columns below WIDTH.
-  template <int WIDTH, typename Result, int N>
-  static FLASHATTN_FUNC void store_columns(Result* target, const Fragment (&sums)[N], int h, float factor, int lane) {
-    FLASHATTN_UNROLL
-    for (int c = 0; c < N; ++c) {
-      int column = output_column<E>(c, lane);
-      float x = sums[c][2 * h] * factor, y = sums[c][2 * h + 1] * factor;
-      if constexpr (sizeof(Result) == 2 && WIDTH % 2 == 0) {
-        if (column < WIDTH) *reinterpret_cast<uint*>(target + column) = rounded_pair<Result>(x, y);
-      } else if constexpr (sizeof(T) == 2 && WIDTH % 2 == 0) {
-        if (column < WIDTH) *reinterpret_cast<float2*>(target + column) = {x, y};
-      } else {
-        if (column < WIDTH) target[column] = Result(x);
-        if (column + kNext<E> < WIDTH) target[column + kNext<E>] = Result(y);
       }
     }
   }

@@ -10,7 +10,6 @@
 // neighbouring keys of a tile's 32, so it loads their scales at once.
 #pragma once
 
-#include "float_parts.h"
 #include "warp_rows.h"
 
 namespace flashattn {

@@ -46,7 +46,7 @@ struct BlockPosition {
   int head;
   int batch;
   int part;   // which rows of the head, and in some kernels also which chunk of the keys
-  int parts;  // how many parts there are; not valid if blocks share keys, see shared_keys.h
+  int parts;  // how many parts there are; not valid if blocks of prefill_hopper.cu share keys
 };
 FLASHATTN_FUNC BlockPosition block_position(const AttentionParams& params, int heads, uint block = blockIdx.x) {
   uint heads_and_batches = uint(heads) * uint(params.batch_size);

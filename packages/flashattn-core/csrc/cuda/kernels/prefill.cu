@@ -1,20 +1,19 @@
 // The kernel cuda_prefill for all calls that prefill_hopper.cu does not support. A block computes some queries of one
 // head, and divides them among its warps. It loops over tiles of keys and values. While the tensor cores work on one
 // tile, threads copy the next one to shared memory.
-#include "float_parts.h"
 #include "kernel.h"
 #include "mapped_tiles.h"
 #include "warp_rows.h"
 
 using namespace flashattn;
 
-// D and DV: head_dim and value_dim, rounded up to whole steps of the tensor cores. KEYS: keys per tile. PARTS: how many
-// 16-bit floats represent a probability. K: the type of keys and values. Quantised ones are read as the 16-bit parts
-// that float_parts.cu makes of them. Each head and batch element has one block per WARPS * 16 queries.
+// D and DV: head_dim and value_dim, rounded up to whole steps of the tensor cores. KEYS: keys per tile. Sizes::parts:
+// how many 16-bit floats represent a probability. K: the type of keys and values. Quantised ones are read as the 16-bit
+// parts that float_parts.cu makes of them. Each head and batch element has one block per WARPS * 16 queries.
 template <typename T, typename Sizes, typename K = T>
 FLASHATTN_KERNEL prefill(const cuda::Arguments& arguments) {
-  constexpr int D = Sizes::dim, DV = Sizes::value_dim, WARPS = Sizes::warps, KEYS = Sizes::keys, PARTS = Sizes::parts,
-                KEY_PARTS = Sizes::key_parts, VALUE_PARTS = Sizes::value_parts;
+  constexpr int D = Sizes::dim, DV = Sizes::value_dim, WARPS = Sizes::warps, KEYS = Sizes::keys;
+  constexpr int KEY_PARTS = Sizes::key_parts, VALUE_PARTS = Sizes::value_parts;
   FLASHATTN_INPUT_ARGUMENTS(T, K);
   FLASHATTN_READ(T, key_parts);
   FLASHATTN_READ(T, value_parts);
@@ -68,7 +67,7 @@ FLASHATTN_KERNEL prefill(const cuda::Arguments& arguments) {
     __syncthreads();  // the tile has arrived, and all warps have read the previous tile
     next.next();
     load(n + 1);
-    if (is_needed) rows.template attend<PARTS>(tiles, n, visibility, first, is_unmasked, lane);
+    if (is_needed) rows.template attend<Sizes::parts>(tiles, n, visibility, first, is_unmasked, lane);
   }
   wait_for_copies<0>();  // if there was no tile, the queries' copies may be unfinished
   rows.finish(visibility);

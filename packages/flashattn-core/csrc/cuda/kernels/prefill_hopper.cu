@@ -3,21 +3,44 @@
 // tile's values.
 // A float32 or quantised array is split into 16-bit parts, see float_parts.h. Tensor cores truncate long sums. So for
 // float32, tensor cores sum over one tile, and ordinary instructions add this sum to the output.
-#include "float_parts.h"
 #include "kernel.h"
 #include "mapped_tiles.h"
-#include "shared_keys.h"
-#include "stored_rows.h"
+#include "split_keys.h"
 #include "tile_ring.h"
 #include "warp_rows.h"
 #include "wgmma.h"
 
 using namespace flashattn;
 
+// Several blocks of a launch may compute the same rows and share their keys. Each of these blocks then computes some
+// tiles of keys and writes a partial result. prefill_merge merges the partial results.
+struct BlockShare {
+  uint rows;  // index of the block's rows; blocks that share keys compute the same rows
+  int chunk;  // which part of the tiles the block computes: number `chunk` of `chunks` parts
+  int chunks;
+};
+FLASHATTN_FUNC BlockShare share_of_block(const SplitParams& split) {
+  int later = int(blockIdx.x) - split.whole_blocks;
+  if (split.num_chunks <= 1 || later < 0) return BlockShare{blockIdx.x, 0, 1};
+  return BlockShare{uint(split.whole_blocks + later / split.num_chunks), later % split.num_chunks, split.num_chunks};
+}
+
+// The partial results of blocks that share keys. A result has ROWS rows. A row has DV columns of the output, then its
+// maximum, then its sum. The output is not yet divided by the sum.
+template <int ROWS, int DV>
+struct BlockPartials {
+  static constexpr int kPitch = DV + cuda::kPartialPadding;  // a multiple of four floats
+
+  float* memory;
+
+  // block: the block's number among the blocks that share keys.
+  FLASHATTN_FUNC float* row(int block, int row) const { return memory + (int64_t(block) * ROWS + row) * kPitch; }
+};
+
 // D: head_dim, rounded up to a multiple of 64, which is a panel of SharedTile. DV: value_dim, rounded up to a multiple
 // of 16. KEYS: keys per tile. PARTS: how many 16-bit floats represent a probability. K: the type of keys and values.
 // Each head and batch element has one block per CONSUMERS * 64 queries. In the last wave, several blocks may share
-// these queries and divide the keys, see shared_keys.h.
+// these queries and divide the keys, see BlockShare.
 template <typename T, typename Sizes, typename K = T>
 FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
   constexpr int D = Sizes::dim, DV = Sizes::value_dim, CONSUMERS = Sizes::consumers, KEYS = Sizes::keys,
@@ -180,4 +203,48 @@ FLASHATTN_KERNEL prefill_hopper(const cuda::BoxArguments& arguments) {
   uint not_finite = rows.store(FLASHATTN_ROW_OUTPUTS(T), params, sinks, batch, lane);
   attend_again(not_finite, FLASHATTN_ROW_OUTPUTS(T), query, FLASHATTN_STORED_INPUTS(K), visibility, sinks, batch, head,
                own_query, lane);
+}
+
+// Merges the partial results of blocks that share keys. Each warp merges one row. DV: as in prefill_hopper. ROWS: rows
+// per block of prefill_hopper. The grid has one block for every WARPS rows.
+template <typename T, typename Sizes, typename K = T>
+FLASHATTN_KERNEL prefill_merge(const cuda::Arguments& arguments) {
+  constexpr int DV = Sizes::value_dim, ROWS = Sizes::rows, WARPS = Sizes::warps;
+  FLASHATTN_INPUT_ARGUMENTS(T, K);
+  FLASHATTN_VALUE(SplitParams, split);
+  FLASHATTN_WRITTEN(float, partials);
+  FLASHATTN_OUTPUT_ARGUMENTS(T);
+  constexpr int kOwn = (kSlices + FLASHATTN_LANES - 1) / FLASHATTN_LANES;
+  BlockPartials<ROWS, DV> results = {partials};
+  int lane = lane_index(), row = int(blockIdx.x) * WARPS + int(warp_index()), shared = row / ROWS;
+  BlockPosition block = block_position(params, params.num_heads, uint(split.whole_blocks + shared));
+  RowPosition position = row_position(first_query(params, block.part, ROWS) + row % ROWS, block.head, 1);
+  if (position.query >= params.query_len) return;
+
+  MergedSlice merged[kOwn];
+  float probe = 0;  // NaN as soon as one of the numbers is not finite
+  FLASHATTN_UNROLL
+  for (int i = 0; i < kOwn; ++i) {
+    int slice = lane + i * FLASHATTN_LANES;
+    merged[i].merge<4>(split.num_chunks, [&](int chunk, OnlineSoftmax& softmax, Slice& part) {
+      const float* from = results.row(shared * split.num_chunks + chunk, row % ROWS);
+      softmax = OnlineSoftmax{from[DV], from[DV + 1]};
+      if (slice < kSlices) part = *reinterpret_cast<const Slice*>(from + slice * kSlice);
+    });
+    FLASHATTN_UNROLL
+    for (int c = 0; c < kSlice; ++c) probe = multiply_add(merged[i].slice.columns[c], 0, probe);
+    probe = multiply_add(merged[i].softmax.row_sum, 0, probe);
+  }
+  RowOutputs<T> outputs = FLASHATTN_ROW_OUTPUTS(T);
+  if (__any_sync(~0u, probe != 0)) {
+    attend_again(1u, outputs, query, FLASHATTN_STORED_INPUTS(K),
+                 visibility_of(params, FLASHATTN_MASK_INPUTS, block.batch), sinks, block.batch, block.head,
+                 position.query, lane);
+    return;
+  }
+  FLASHATTN_UNROLL
+  for (int i = 0; i < kOwn; ++i) {
+    int slice = lane + i * FLASHATTN_LANES;
+    if (slice < kSlices) store_slice(merged[i], slice * kSlice, outputs, params, sinks, block.batch, position);
+  }
 }

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "finite.h"
+#include "float_parts.h"
 #include "shared_tile.h"
 
 namespace flashattn {
@@ -22,43 +23,6 @@ FLASHATTN_FUNC void split_tf32(uint (&a)[4], uint (&b)[4]) {
     float x = __uint_as_float(a[e]);
     a[e] = (a[e] + 0x1000u) & 0xffffe000u;
     b[e] = __float_as_uint(x - __uint_as_float(a[e]));
-  }
-}
-
-// Splits `low` and `high` into sums of PARTS 16-bit floats. parts[0] is the smallest. Afterwards `low` and `high` are
-// the remainders.
-template <typename T, int PARTS>
-FLASHATTN_FUNC void split_pair(float& low, float& high, uint (&parts)[PARTS]) {
-  FLASHATTN_UNROLL
-  for (int part = PARTS - 1; part >= 0; --part) {
-    parts[part] = rounded_pair<T>(low, high);
-    T first, second;
-    first.bits = ushort(parts[part]);
-    second.bits = ushort(parts[part] >> 16);
-    low -= float(first);
-    high -= float(second);
-  }
-}
-
-// Where probabilities and values both have two parts: whether the product of their smaller parts is large enough to
-// matter. It is up to 2^-16 of the whole in bfloat16, and up to 2^-22 in float16.
-template <typename T>
-constexpr bool kSmallProducts = false;
-template <>
-constexpr bool kSmallProducts<bfloat> = true;
-
-// Splits 16 columns of probabilities (fragments 2 i and 2 i + 1) into PARTS matrices of 16-bit floats, which are left
-// operands of products with values.
-template <typename T, int PARTS, int N>
-FLASHATTN_FUNC void split_step(const Fragment (&probabilities)[N], int i, uint (&parts)[PARTS][4]) {
-  FLASHATTN_UNROLL
-  for (int e = 0; e < 4; ++e) {
-    const float* p = &probabilities[2 * i + e / 2][e % 2 * 2];
-    float low = p[0], high = p[1];
-    uint pairs[PARTS];
-    split_pair<T>(low, high, pairs);
-    FLASHATTN_UNROLL
-    for (int part = 0; part < PARTS; ++part) parts[part][e] = pairs[part];
   }
 }
 

@@ -6,12 +6,6 @@
 
 namespace flashattn {
 
-// Bit n of the result tells whether byte n is not 0. The multiplication moves bits 7, 15, 23 and 31 to the top four.
-FLASHATTN_FUNC uint bits_of_word(uint word) {
-  uint high = ((word & 0x7f7f7f7f) + 0x7f7f7f7f | word) & 0x80808080;
-  return high * 0x204081 >> 28;
-}
-
 // COUNT neighbouring bytes of a row of a bool array.
 template <int COUNT>
 struct alignas(COUNT) VisibleBytes {
@@ -33,11 +27,15 @@ struct alignas(COUNT) VisibleBytes {
       }
     }
   }
-  // Bit n of the result tells whether byte n is not 0.
+  // Bit n of the result tells whether byte n is not 0. The multiplication moves bits 7, 15, 23 and 31 of a word to the
+  // top four.
   FLASHATTN_FUNC uint bits() const {
     uint result = 0;
     FLASHATTN_UNROLL
-    for (int i = 0; i < COUNT / 4; ++i) result |= bits_of_word(words[i]) << i * 4;
+    for (int i = 0; i < COUNT / 4; ++i) {
+      uint high = ((words[i] & 0x7f7f7f7f) + 0x7f7f7f7f | words[i]) & 0x80808080;
+      result |= high * 0x204081 >> 28 << i * 4;
+    }
     return result;
   }
 };

@@ -11,6 +11,34 @@ namespace flashattn {
 // Four lanes share two rows, whose numbers differ by kRowStep.
 constexpr int kRowLanes = 4, kRowStep = 8;
 
+// Stores row h (0 or 1) of a lane's two rows, in the lane's columns below WIDTH. T: the tensor cores' operand type.
+// PAIRS: whether one store may write two neighbouring columns, if WIDTH is even.
+template <typename T, int WIDTH, bool PAIRS, typename Result, int N>
+FLASHATTN_FUNC void store_columns(Result* row, const Fragment (&sums)[N], int h, float factor, int lane) {
+  FLASHATTN_UNROLL
+  for (int c = 0; c < N; ++c) {
+    int column = output_column<T>(c, lane);
+    float x = sums[c][2 * h] * factor, y = sums[c][2 * h + 1] * factor;
+    if constexpr (PAIRS && WIDTH % 2 == 0 && sizeof(Result) == 2) {
+      if (column < WIDTH) *reinterpret_cast<uint*>(row + column) = rounded_pair<Result>(x, y);
+    } else if constexpr (PAIRS && WIDTH % 2 == 0) {
+      if (column < WIDTH) *reinterpret_cast<float2*>(row + column) = {x, y};
+    } else {
+      if (column < WIDTH) row[column] = Result(x);
+      if (column + kNext<T> < WIDTH) row[column + kNext<T>] = Result(y);
+    }
+  }
+}
+
+// NaN as soon as a number in row h of a lane's two rows is not finite, otherwise 0.
+template <int N>
+FLASHATTN_FUNC float probe_of(const Fragment (&sums)[N], int h) {
+  float probe = 0;
+  FLASHATTN_UNROLL
+  for (int c = 0; c < N; ++c) probe = multiply_add(sums[c][2 * h], 0, multiply_add(sums[c][2 * h + 1], 0, probe));
+  return probe;
+}
+
 // half rounds probabilities far below 2^-24 to 0, but their sum can matter. So for half, row_max stays 7 powers of two
 // below the maximum. Probabilities can then be as large as 2^(7 + kSlack) = 2^15, which half can still hold.
 template <typename T>
@@ -90,14 +118,7 @@ struct WarpRows : LaneRows<WarpRows<T, DV, KEYS, E>, 2, kRowLanes, 1> {
     for (int i = 0; i < DV / 2; ++i) output[i / 4][i % 4] += sums[i / 4][i % 4];
   }
 
-  FLASHATTN_FUNC float probe(int h, int) const {
-    float result = 0;  // NaN as soon as one of the numbers is not finite
-    FLASHATTN_UNROLL
-    for (int c = 0; c < DV / 8; ++c) {
-      result = multiply_add(output[c][2 * h], 0, multiply_add(output[c][2 * h + 1], 0, result));
-    }
-    return result;
-  }
+  FLASHATTN_FUNC float probe(int h, int) const { return probe_of(output, h); }
   FLASHATTN_FUNC void write(T* row, int h, float factor, bool finite, int lane) const {
     if constexpr (DV == value_dim && sizeof(T) == 2) {  // lanes exchange pairs, to write four columns at once
       bool odd = lane % 2 != 0;
@@ -110,27 +131,12 @@ struct WarpRows : LaneRows<WarpRows<T, DV, KEYS, E>, 2, kRowLanes, 1> {
         if (finite) *reinterpret_cast<uint2*>(row + (c + odd) * 8 + lane % 4 / 2 * 4) = four;
       }
     } else if (finite) {
-      FLASHATTN_UNROLL
-      for (int c = 0; c < DV / 8; ++c) {
-        int column = output_column<E>(c, lane);
-        if (column < value_dim) row[column] = T(output[c][2 * h] * factor);
-        if (column + kNext<E> < value_dim) row[column + kNext<E>] = T(output[c][2 * h + 1] * factor);
-      }
+      store_columns<E, value_dim, false>(row, output, h, factor, lane);
     }
   }
 
   FLASHATTN_FUNC void write_exactly(float* row, int h, float factor, int lane) const {
-    FLASHATTN_UNROLL
-    for (int c = 0; c < DV / 8; ++c) {
-      int column = output_column<E>(c, lane);
-      float2 pair = {output[c][2 * h] * factor, output[c][2 * h + 1] * factor};
-      if constexpr (DV == value_dim) {
-        *reinterpret_cast<float2*>(row + column) = pair;
-      } else {
-        if (column < value_dim) row[column] = pair.x;
-        if (column + 1 < value_dim) row[column + 1] = pair.y;
-      }
-    }
+    store_columns<E, value_dim, DV == value_dim>(row, output, h, factor, lane);
   }
 
   // Writes the lane's columns of its row h to scratch, in float32.
