@@ -182,7 +182,7 @@ def quantized_flash_attention(
 
 
 def _attention(call: _ext.Arguments, return_lse: bool, stream: Any) -> mx.array | tuple[mx.array, mx.array]:
-    if types.backend_of(stream) == "metal" and not mx.metal.is_available():
+    if stream is not None and types.backend_of(stream) == "metal" and not mx.metal.is_available():
         raise _ext.NoKernelError("[flash_attention] stream is on a GPU, but this MLX has neither Metal nor CUDA")
     out: mx.array | tuple[mx.array, mx.array] = _ext.attention(call, types.boolean("return_lse", return_lse), stream)
     return out
