@@ -1,6 +1,7 @@
 """Flash attention over quantised KV caches gives mlx-lm's results. It also takes sinks, which mlx-lm refuses there."""
 
 import warnings
+from contextlib import nullcontext
 
 import mlx.core as mx
 import mlxlm_flash_patch as flash
@@ -67,7 +68,8 @@ def test_16_bits(dtype, of_keys, roundings):
 
 
 @pytest.mark.parametrize("length", [1, 12])
-def test_sinks(length):
+@pytest.mark.parametrize("watch", [nullcontext, lambda: flash.observe(lambda attend, *a, **b: attend(*a, **b))])
+def test_sinks(length, watch):
     """The results equal those of mlx-lm for dequantised keys and values, with which mlx-lm accepts sinks."""
     cache, keys, values = filled()
     floats = [mx.dequantize(*packed, group_size=32, bits=8) for packed in (keys, values)]
@@ -75,9 +77,8 @@ def test_sinks(length):
     off = base.scaled_dot_product_attention(queries, *floats, None, 0.09, "causal", sinks=sinks)
     with pytest.raises(ValueError, match="sinks"):
         attend(queries, (cache, keys, values), "causal", sinks=sinks)
-    with flash.enabled(strict=True):
-        on = attend(queries, (cache, keys, values), "causal", sinks=sinks)
-        mx.eval(on)
+    with flash.enabled(strict=True), watch():
+        mx.eval(on := attend(queries, (cache, keys, values), "causal", sinks=sinks))
     assert error(on, off) < 1e-4
 
 

@@ -161,7 +161,7 @@ Estimate estimate(const Call& call, const Device& device, Kernel kernel) {
   return {pairs, cost, source};
 }
 
-// MLX skips what a causal mask hides, but on Metal computes all pairs under a mask array. On CUDA it is not fused then.
+// MLX skips what a causal mask hides. Under a mask array it computes all pairs on Metal, and does not count on CUDA.
 Estimate mlx_estimate(const Call& call) {
   const AttentionParams& p = call.params;
   int64_t pairs = mlx_reads_an_array_mask(call) ? int64_t{p.query_len} * p.key_len

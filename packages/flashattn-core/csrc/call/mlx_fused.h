@@ -29,7 +29,7 @@ inline bool on_cuda(const Call& call, bool is_causal, bool has_array) {
   // cuDNN. For one query, MLX uses it only over slices of a cache of fixed size, which mlx-lm does not have.
   bool cudnn = p.query_len > 1 && call.dtype != Dtype::float32 && p.head_dim % 8 == 0 && p.value_dim % 8 == 0 &&
                std::max(p.head_dim, p.value_dim) <= 128;
-  bool vector = p.query_len < 4 && !call.is_traced && p.head_dim == p.value_dim && is_one_of(p.head_dim, 64, 96, 128);
+  bool vector = p.query_len < 4 && p.head_dim == p.value_dim && is_one_of(p.head_dim, 64, 96, 128);
   return cudnn || vector;
 }
 

@@ -142,6 +142,7 @@ static void multiply(Left left, Operand right, int rows, int depth, int columns,
     rows -= count.value;
   };
   while (rows > kTileRows + 2) take(Count<kTileRows>{});
+  if (rows == 8) take(Count<4>{});  // twice 4 rows and all vectors of a tile need fewer loads than 8 rows and half
   with_count(rows, take);
 }
 

@@ -50,7 +50,7 @@ mx::Dtype of_input(const Call& call, InputDtype dtype) {
                                         : mx::float32;
 }
 
-// The names of the call's optional inputs with their dtypes, and those of its options with None.
+// The names of the call's optional inputs with their dtypes, and with None those of its options and "extreme_softcap".
 nb::dict given(const Call& call) {
   nb::dict result;
 #define FLASHATTN_GIVEN_OPTION(type, name) \

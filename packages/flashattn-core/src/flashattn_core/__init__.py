@@ -12,7 +12,7 @@ except ImportError as error:
     _cure = _releases.install_command(__path__)
     if sys.platform == "linux":
         _cure = "pip install 'flashattn-core[cpu]', or [cuda12] or [cuda13] for an NVIDIA GPU"
-    if "cuda" in str(error):  # there is no driver, an old one, or no GPU
+    if sys.platform == "linux" and "cuda" in str(error):  # there is no driver, an old one, or no GPU
         _cure = "MLX's build for CUDA needs a GPU and NVIDIA's driver; for the CPU, pip install 'flashattn-core[cpu]'"
     raise ImportError(f"flashattn_core needs mlx, which does not load: {error}. {_cure}") from error
 else:

@@ -102,6 +102,7 @@ def any_cache(original: Function) -> Function:
                 return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
             return out
         attention = original.__globals__["quantized_scaled_dot_product_attention"]
+        attention = getattr(attention, "observes", attention)  # inside an observe() block
         if getattr(attention, "__globals__", None) is not globals():  # another library's
             return original(queries, keys, values, cache, scale, mask, sinks)
         out = plain_call(queries, keys, values, scale, mask, sinks, cache.group_size, cache.bits)

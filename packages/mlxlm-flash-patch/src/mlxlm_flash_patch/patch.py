@@ -453,4 +453,5 @@ def _observed(attention: Callable[..., mx.array], observer: Callable[..., mx.arr
         with inside(_is_observed):
             return observer(attention, *arguments, **others)
 
+    observed.observes = attention  # type: ignore[attr-defined]
     return observed

@@ -51,7 +51,6 @@ class PatchPoint:
             owner = names_in(owner).get(name)
         if isinstance(owner, type):  # another library's subclass may inherit the method
             owner = next((cls for cls in owner.__mro__ if self.attribute in vars(cls)), owner)
-            _methods[owner] = self.attribute
         return owner if self.attribute in names_in(owner) else None
 
     @property
@@ -83,7 +82,7 @@ class PatchPoint:
                 return None
             known = _signature(original) == _signature(self.replacement(original), follow_wrapped=False)
             return None if known else "its signature is not that of a tested release"
-        text = fingerprint(original.__code__)  # for a wrapper, that of a function is the wrapped function's
+        text = fingerprint(original.__code__) if original else None  # getsource(original) would follow __wrapped__
         if text is None:
             return "its source is not available"
         return None if text in self.texts else "its source is not that of a tested release"
@@ -169,7 +168,7 @@ MAKE_CACHES = PatchPoint(CACHE, "make_prompt_cache", mlx_lm_functions.quantised_
 lock = threading.RLock()
 _in_force = False
 _left_alone: dict[int, Any] = {}  # by id: functions that put_in() has rejected
-# (module, name): where functions of patch points are, and where exchange() has found others that it replaces
+# (module, name): the functions of patch points that are no methods, and where exchange() has found others
 _places = {(point.module, point.path) for point in (*POINTS, MAKE_CACHES)}
 
 
@@ -204,8 +203,7 @@ def put_in() -> dict[str, str]:
     current = None  # exchange() counts references
     if begins and is_mlx_attention(mlx_attention):  # a module may hold it even if mx.fast holds another library's
         pairs.append((mlx_attention, MX_ATTENTION.ours(mlx_attention)))
-    if pairs:
-        exchange(pairs)
+    exchange(pairs)
     return left
 
 
@@ -229,6 +227,9 @@ def exchange(pairs: Sequence[tuple[Any, Any]]) -> None:
     """
     instead = {id(old): new for old, new in pairs}
     with lock:
+        for point in POINTS:
+            if isinstance(owner := point.owner, type):
+                _methods[owner] = point.attribute
         _rebind(instead)
         if _are_held_elsewhere(pairs):
             _search_modules(pairs)
