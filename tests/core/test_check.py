@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import mlx.core as mx
 import numpy as np
 import pytest
-from flashattn_core import NoKernelError, _ext, check, flash_attention, quantized_flash_attention
+from flashattn_core import NoKernelError, _ext, check, flash_attention, quantized_flash_attention, storage
 from flashattn_core.arguments import lowered
 from flashattn_core.check import KernelWarning, compare, drawn, survey
 from flashattn_core.check.compare import LAYOUTS, cases, difference, failure, gradient_failure, lengths_of, with_rows
@@ -210,6 +210,16 @@ def test_a_softcap_is_checked_with_the_programs_of_its_size(softcap):
     tried = lowered(**drawn.drawn(asked, 9, 9), scale=None).call
     on = _ext.Variant(_ext.Kernel.cuda_prefill), _ext.Device("cuda", 90)
     assert _ext.programs(tried, *on) == _ext.programs(asked, *on)
+
+
+@pytest.mark.parametrize("found", ["its bits differ", RuntimeError("does not compile")])
+def test_an_append_that_fails_its_check_is_left_to_mlx(monkeypatch, found):
+    monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(mx, "default_device", lambda: SimpleNamespace(type=mx.gpu))
+    monkeypatch.setattr(storage, "_difference", Mock(side_effect=[found]))
+    with pytest.warns(KernelWarning, match=str(found)):
+        assert storage.append([], [], [mx.zeros(1)], 0, 64, 8) is None
+    storage._has_mlxs_bits.cache_clear()
 
 
 def test_what_usually_follows_a_prompt():

@@ -122,7 +122,7 @@ def repository(tmp_path):
             shutil.copyfile(ROOT / name, tmp_path / name)
     for name in ("M", "DIR", "my-model", "small-model"):
         (tmp_path / name).symlink_to(DEMO_MODEL)
-    (tmp_path / "wiki.test.raw").write_text("The lobster of the eastern Atlantic is blue.\n" * 20)
+    (tmp_path / "wiki.valid.raw").write_text("The lobster of the eastern Atlantic is blue.\n" * 20)
     (tmp_path / "my_package").mkdir()
     for name in ("my_script.py", "my_package/train.py"):
         (tmp_path / name).write_text("import mlx_lm\n")
