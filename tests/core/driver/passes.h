@@ -89,7 +89,7 @@ inline void check_backward(const Case& c, const Inputs& in, Draw& draw, Check& c
   check.compare("query's gradient", gradients.query, truth.query, unfused.query, c.dtype, kRelative);
   check.compare("key's gradient", gradients.key, truth.key, unfused.key, c.dtype, kRelative);
   check.compare("value's gradient", gradients.value, truth.value, unfused.value, c.dtype, kRelative);
-  check.compare("delta", gradients.delta, truth.delta, unfused.delta, Dtype::float32);
+  check.compare("delta", gradients.delta, truth.delta, unfused.delta, Dtype::float32, kRelative);
 }
 
 }  // namespace flashattn::driver
