@@ -26,8 +26,6 @@ FAMILIES = {
     "gpt_oss": {"head_dim": 64, "sliding_window": 40, "num_experts_per_tok": 4},
     "deepseek_v3": {"num_experts_per_tok": 4},
 }
-
-
 gather_mm = mx.gather_mm  # MLX's function, which unsorted_experts() replaces
 
 
@@ -35,9 +33,8 @@ gather_mm = mx.gather_mm  # MLX's function, which unsorted_experts() replaces
 def unsorted_experts(monkeypatch):
     """Turns off MLX's code for sorted experts, which sometimes reads wrong rows, with and without the patch.
 
-    It reads wrong rows if an array has an axis of length one with stride 1 (see test_sorted_experts). expand_dims()
-    gives the biases of experts such an axis. MLX may write the sum of an output and its bias into the bias's memory,
-    with the bias's strides.
+    It reads wrong rows if an array has an axis of length one with stride 1. expand_dims() gives the biases of experts
+    such an axis. MLX may write the sum of an output and its bias into the bias's memory, with the bias's strides.
     """
     monkeypatch.setattr(mx, "gather_mm", lambda *args, sorted_indices, **options: gather_mm(*args, **options))
 
@@ -104,8 +101,8 @@ def test_left_padded_batches(family):
 def test_quantised_cache(monkeypatch, bits, dtype):
     """The model has one layer, so its keys do not depend on attention. The patch cannot change them.
 
-    mlx-lm's own attention fails on CUDA (see the next test), so it runs on the CPU here. There it must compute in
-    float32, because MLX's CPU backend adds bfloat16 products in bfloat16, which is too inexact.
+    mlx-lm's own attention fails on CUDA, so it runs on the CPU here. There it must compute in float32, because MLX's
+    CPU backend adds bfloat16 products in bfloat16, which is too inexact.
     """
     own = base.quantized_scaled_dot_product_attention
 
