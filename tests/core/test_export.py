@@ -4,7 +4,7 @@ import sys
 
 import mlx.core as mx
 import pytest
-from flashattn_core import flash_attention, reset_stats, stats
+from flashattn_core import flash_attention, quantized_flash_attention, reset_stats, stats
 from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree
 
 from tests.core.oracle import DTYPES, draw
@@ -89,3 +89,24 @@ def test_shapeless(rng, mask, tmp_path):
     for batch, length, key_len in lengths + ([(1, 1, 1), (1, 3, 1), (1, 3, 0)] if mask == "causal" else []):
         arrays = draw(rng, batch=(batch,), length=length, key_len=key_len, dim=7 * length)
         assert_agree(function(*arrays), [attend(*arrays)])
+
+
+@pytest.mark.parametrize("bits", [None, 8])
+def test_shapes_that_it_keeps(rng, bits, tmp_path):
+    """Numbers of grouped heads, and the shape of quantised keys. Both calls have as many elements."""
+
+    def arrays(batch, heads):
+        query, *stored = draw(rng, batch=(batch,), heads=heads if bits else 4, kv_heads=heads, length=3, key_len=5, dim=64)
+        return [query, *(part for x in stored for part in (mx.quantize(x, bits=bits) if bits else [x]))]
+
+    def attend(query, *stored):
+        if bits:
+            return quantized_flash_attention(query, stored[:3], stored[3:])
+        return flash_attention(query, *stored)
+
+    path = str(tmp_path / "f.mlxfn")
+    mx.export_function(path, attend, *arrays(1, 2), shapeless=True)
+    function = mx.import_function(path)
+    mx.eval(function(*arrays(1, 2)))
+    with pytest.raises(ValueError, match="Cannot reshape"):
+        mx.eval(function(*arrays(2, 1)))

@@ -7,6 +7,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from flashattn_core import flash_attention
+from flashattn_core.masks import Causal, KeyRange, Tree
 
 from tests.core.oracle import draw
 from tests.core.programs import python, run
@@ -53,6 +54,16 @@ def test_many_threads_with_many_streams(rng):
 
     with ThreadPoolExecutor(THREADS) as threads:
         list(threads.map(work, range(THREADS)))  # raises the exception of a thread, if there is one
+
+
+@promise("a mask made in one thread works in every thread")
+def test_a_mask_of_another_thread(rng):
+    call, mask = draw(rng, length=9, key_len=300), KeyRange(mx.array([3])) & Tree.from_parents([-1, 0, 0])
+    mask = Causal() & mask & mx.array(rng.random((9, 300)) > 0.5)
+    expected = flash_attention(*call, mask=mask)
+    mx.eval(call, expected)
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(lambda: flash_attention(*call, mask=mask).tolist()).result() == expected.tolist()
 
 
 PRINT_BITS = """

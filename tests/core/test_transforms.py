@@ -122,6 +122,10 @@ def test_compile_shapeless_checks_the_new_shapes(rng):
     mx.eval(compiled(*draw(rng, length=9, key_len=33)))
     with pytest.raises(ValueError, match=r"mask has shape \(33\), expected one that broadcasts to"):
         mx.eval(compiled(*draw(rng, length=9, key_len=34)))
+    compiled = mx.compile(lambda q, k, v, t: flash_attention(q, k, v, mask=Tree(t)), shapeless=True)
+    mx.eval(compiled(*draw(rng, length=9, key_len=9), mx.eye(4, dtype=mx.bool_)))
+    with pytest.raises(ValueError, match=r"visible is not square, expected a bool array \(\*B, T, T\)"):
+        mx.eval(compiled(*draw(rng, length=9, key_len=9), mx.eye(5, 4, dtype=mx.bool_)))
     compiled = mx.compile(lambda *x: mx.jvp(lambda *y: flash_attention(*y), x, x)[1], shapeless=True)
     mx.eval(compiled(*draw(rng, length=9, key_len=9)))
     query, key, value = draw(rng, length=9, key_len=9)

@@ -1,6 +1,7 @@
 // Packs and unpacks trees.
 #include "tree.h"
 
+#include <stdexcept>
 #include <vector>
 
 #include "../request/arguments.h"
@@ -24,6 +25,9 @@ mx::array powers() {
 }
 
 mx::array packed(const mx::array& visible, mx::StreamOrDevice s) {
+  if (visible.shape(kRow) != visible.shape(kColumn)) {  // a shapeless function's later tree
+    throw std::invalid_argument("[Tree] visible is not square, expected a bool array (*B, T, T)");
+  }
   mx::array size = size_of(visible, kColumn, mx::int32, s);
   mx::array words = is_shapeless() ? numbered(visible, kColumn, false, s)
                                    : mx::arange((visible.shape(kColumn) + kBits - 1) / kBits, mx::int32, s);

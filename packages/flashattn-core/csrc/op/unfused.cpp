@@ -94,17 +94,22 @@ mx::array scale_of(const Inputs& inputs, const Options& options, const mx::Strea
   return mx::divide(mx::array(1.0f), mx::sqrt(size_of(inputs.query(), kColumn, mx::float32, s), s), s);
 }
 
-// Returns `query` unchanged. grouped() keeps the numbers of heads in an exported function. If they change when the
-// function runs, MLX refuses to reshape the heads' numbers.
-mx::array with_heads_checked(const mx::array& query, const Inputs& inputs, const mx::Stream& s) {
-  int heads = inputs.query().shape(kHead), kv_heads = inputs.key().shape(kHead);
-  if (heads == kv_heads) return query;  // of_each_group() follows other numbers of heads
-  const auto checked = [&](const mx::array& tensor, mx::Shape shape) {
-    mx::array numbers = mx::reshape(numbered(tensor, kHead, false, s), std::move(shape), s);
-    return any_of(mx::greater_equal(numbers, mx::array(0), s), {0, 1}, false, s);
+// Returns `query` unchanged. In an exported function grouped() keeps the numbers of heads, and MLX's dequantize() the
+// shape of the keys. If they change when the function runs, MLX refuses to reshape an axis' numbers.
+mx::array with_shapes_checked(mx::array query, const Inputs& inputs, const Options& options, const mx::Stream& s) {
+  const auto check = [&](const mx::array& tensor, int axis) {
+    mx::array numbers = mx::reshape(numbered(tensor, axis, false, s), {1, tensor.shape(axis)}, s);
+    mx::array same = any_of(mx::greater_equal(numbers, mx::array(0), s), {0, 1}, false, s);
+    query = mx::where(same, query, mx::array(0.0f), s);
   };
-  mx::array both = mx::logical_and(checked(inputs.query(), {1, heads}), checked(inputs.key(), {1, kv_heads}), s);
-  return mx::where(both, query, mx::array(0.0f), s);
+  if (inputs.query().shape(kHead) != inputs.key().shape(kHead)) {  // else of_each_group() follows
+    check(inputs.query(), kHead);
+    check(inputs.key(), kHead);
+  }
+  for (int axis = kRow; options.bits != 0 && axis >= -static_cast<int>(query.ndim()) + 1; --axis) {
+    check(inputs.key(), axis);
+  }
+  return query;
 }
 
 // Appends two hidden keys. MLX 0.32.4 crashes if a shapeless function takes logsumexp() of no scores, or its
@@ -173,7 +178,7 @@ Arrays attend(const Inputs& inputs, const Options& options, const mx::Stream& s)
   mx::array query = grouped(as_float32(inputs.query(), s), inputs, s);
   mx::array key = of_each_group(inputs, Input::key, Input::key_scales, Input::key_biases, options, s);
   mx::array value = of_each_group(inputs, Input::value, Input::value_scales, Input::value_biases, options, s);
-  if (is_shapeless()) query = with_heads_checked(query, inputs, s);
+  if (is_shapeless()) query = with_shapes_checked(query, inputs, options, s);
   Positions positions = positions_of(inputs, s);
   std::optional<mx::array> visible = visible_of(inputs, options, positions, s);
   if (visible) {
@@ -187,9 +192,9 @@ Arrays attend(const Inputs& inputs, const Options& options, const mx::Stream& s)
 
   mx::array scores = mx::matmul(mx::multiply(query, scale_of(inputs, options, s), s), mx::swapaxes(key, -2, -1, s), s);
   if (options.softcap != 0) {
-    mx::array cap(options.softcap), most(kTanhIsOne);
-    mx::array bounded = mx::clip(mx::divide(scores, cap, s), mx::negative(most, s), most, s);
-    scores = mx::multiply(cap, mx::tanh(bounded, s), s);
+    mx::array cap(options.softcap), most(kTanhIsOne * options.softcap);
+    mx::array bounded = mx::clip(scores, mx::negative(most, s), most, s);  // a quotient beyond float32 would become NaN
+    scores = mx::multiply(cap, mx::tanh(mx::divide(bounded, cap, s), s), s);
   }
   // Slopes and bias are multiplied by `rows`, a column of ones. So their gradients are summed over keys first, and over
   // queries afterwards. A single float32 sum would be less precise, because on the CPU MLX adds term after term.

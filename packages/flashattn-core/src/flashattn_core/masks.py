@@ -56,7 +56,8 @@ class SlidingWindow(Mask):
     window: int
 
     def __post_init__(self) -> None:
-        whole("[SlidingWindow] window", self.window, 1, math.inf, "a whole number of at least 1")
+        window = whole("[SlidingWindow] window", self.window, 1, math.inf, "a whole number of at least 1")
+        object.__setattr__(self, "window", window)  # numpy's arrays of one number have no hash
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,8 +93,7 @@ class Tree(Mask):
     """
 
     visible: mx.array
-
-    bits: mx.array = field(init=False, repr=False)
+    _packed: tuple[int, int, mx.array] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         visible = self.visible
@@ -107,8 +107,16 @@ class Tree(Mask):
             raise ValueError(
                 f"[Tree] visible has shape {visible.shape}, expected (*B, T, T), or (*B, T, ceil(T / 32)) packed"
             )
-        bits = visible if visible.dtype == mx.uint32 else _ext.pack_tree(visible)
-        object.__setattr__(self, "bits", bits)
+
+    @property
+    def bits(self) -> mx.array:
+        """``visible``, packed. Layers share it until it is evaluated: after that, somebody may write to ``visible``."""
+        if self.visible.dtype == mx.uint32:
+            return self.visible
+        now = threading.get_ident(), _ext.array_id(self.visible)  # a thread cannot evaluate another thread's operations
+        if self._packed is None or self._packed[:2] != now or not _ext.is_unevaluated(self._packed[2]):
+            object.__setattr__(self, "_packed", (*now, _ext.pack_tree(self.visible)))
+        return self._packed[2]
 
     @classmethod
     def from_parents(cls, parents: Sequence[int]) -> Tree:
@@ -156,7 +164,7 @@ def lower(mask: object) -> dict[str, Any]:
             lowered["causal"] = True
         elif isinstance(part, SlidingWindow):
             lowered["causal"] = True
-            lowered["window"] = min(lowered.get("window", INT32_MAX), operator.index(part.window))
+            lowered["window"] = min(lowered.get("window", INT32_MAX), part.window)
         elif isinstance(part, KeyRange):
             for name, given, narrower in (("key_start", part.start, mx.maximum), ("key_stop", part.stop, mx.minimum)):
                 if given is not None:
@@ -195,7 +203,7 @@ def _parts(mask: Any) -> tuple[Mask | mx.array, ...]:
 
 # By id() of a mask: its array_id(), which changes when an operator writes to the array in place, and what forgets it.
 _kept: dict[int, tuple[int, Any]] = {}
-_keeping = threading.Lock()
+_keeping = threading.RLock()  # a signal's handler may call attention while its thread holds the lock
 
 
 def _keep_block_maps(mask: mx.array) -> None:
