@@ -114,9 +114,11 @@ class Tree(Mask):
         if self.visible.dtype == mx.uint32:
             return self.visible
         now = threading.get_ident(), _ext.array_id(self.visible)  # a thread cannot evaluate another thread's operations
-        if self._packed is None or self._packed[:2] != now or not _ext.is_unevaluated(self._packed[2]):
-            object.__setattr__(self, "_packed", (*now, _ext.pack_tree(self.visible)))
-        return self._packed[2]
+        kept = self._packed
+        if kept is None or kept[:2] != now or not _ext.is_unevaluated(kept[2]):
+            kept = (*now, _ext.pack_tree(self.visible))
+            object.__setattr__(self, "_packed", kept)
+        return kept[2]
 
     @classmethod
     def from_parents(cls, parents: Sequence[int]) -> Tree:
