@@ -149,3 +149,14 @@ def test_prompt_cache_files(tiny, tokens, tmp_path, model_type):
         assert mx.array_equal(model(x[:, :1], cache=read), model(x[:, :1], cache=caches))
     if model_type == "qwen2":  # mlx-lm's own classes can read it, and did write it
         assert type(read[0]) is mlx_lm.QuantizedKVCache
+
+
+def test_a_new_process_can_read_prompt_cache_files(command, light):
+    """load_prompt_cache() finds the classes that a file names, even if the process has made no cache."""
+    code = """
+import mlxlm_flash_patch as flash
+flash.enable(kv_bits=8)
+from mlx_lm.models import cache
+print(set(flash.caches.__all__) - vars(cache).keys())
+"""
+    assert command("python", "-c", code, env=light).stdout == "set()\n"
