@@ -28,7 +28,7 @@ def test_speed(run_command, wide):
     assert result["flash"]["fallbacks"] == {}
 
 
-def test_an_arm_that_cannot_run(run_command, refused, report, wide, monkeypatch):
+def test_an_arm_that_cannot_run(run_command, refused, report, wide, text_file, monkeypatch):
     """On CUDA mlx-lm's own attention over quantised caches raises. The other arm is measured nevertheless."""
     error = RuntimeError("[quantized_matmul] No implementation for problem shape")
     monkeypatch.setattr(mx, "quantized_matmul", Mock(side_effect=error))
@@ -46,6 +46,8 @@ def test_an_arm_that_cannot_run(run_command, refused, report, wide, monkeypatch)
     monkeypatch.setattr(generation, "run", Mock(side_effect=error))
     line = refused("speed", "--model", wide, "-p", 16, "-g", 0, "-d", 0, *KV)
     assert line == f"Error: pp16 fails with the patch off: {error}; and with the patch on: {error}"
+    line = refused("perplexity", "--model", wide, "--dataset", text_file, "--context", 24, *KV)
+    assert line == f"Error: a batch fails with the patch off (--arm on runs the patch alone): {error}"
 
 
 def test_perplexity(run_command, wide):

@@ -227,11 +227,14 @@ def test_a_call_that_raises(monkeypatch):
         ("gemma3_text", "✓ model: all 2 attention calls of a prompt use flash attention"),
         ("none", "✗ model: mlx-lm cannot build a model from "),
         ("", "✗ model: "),
+        ({**config("qwen2"), "num_attention_heads": 0}, "✗ model: mlx-lm cannot build a model from "),
+        ({**config("qwen2"), "num_hidden_layers": 0}, "✗ model: "),
     ],
 )
 def test_a_model(tmp_path, model_type, line):
     """doctor --model builds the model and lets it read a short prompt. It does not look the type up in a table."""
-    known = config(model_type) if model_type not in ("none", "") else {"model_type": model_type}
+    known = {"model_type": model_type} if model_type in ("none", "") else model_type
+    known = known if isinstance(known, dict) else config(known)
     (tmp_path / "config.json").write_text(json.dumps(known))
     lines = found(line, "--model", str(tmp_path))
     assert lines[-1] == f"broken: {line.count('✗')} · could be better: 0"

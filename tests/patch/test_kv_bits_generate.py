@@ -3,6 +3,9 @@
 Where mlx-lm has none, for windows and batches, they give those of a single sequence, with the same bytes in the cache.
 """
 
+import copy
+import pickle
+
 import mlx.core as mx
 import mlxlm_flash_patch as flash
 import pytest
@@ -149,3 +152,28 @@ def test_prompt_cache_files(tiny, tokens, tmp_path, model_type):
         assert mx.array_equal(model(x[:, :1], cache=read), model(x[:, :1], cache=caches))
     if model_type == "qwen2":  # mlx-lm's own classes can read it, and did write it
         assert type(read[0]) is mlx_lm.QuantizedKVCache
+
+
+def test_a_new_process_can_read_prompt_cache_files(command, light):
+    """load_prompt_cache() finds the classes that a file names, even if the process has made no cache."""
+    code = """
+import mlxlm_flash_patch as flash
+flash.enable(kv_bits=8)
+from mlx_lm.models import cache
+print(set(flash.caches.__all__) - vars(cache).keys())
+"""
+    assert command("python", "-c", code, env=light).stdout == "set()\n"
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda cache: pickle.loads(pickle.dumps(cache))])
+def test_copies_of_caches_that_hold_16_bits(tiny, tokens, again):
+    """The next call of the model quantises copies, too. from_state() makes what is read from a file: mlx-lm's class."""
+    model, x = tiny("llama"), tokens(1, 20)
+    with flash.enabled(quantized_kv_start=20, **KV):
+        caches = mlx_lm.make_prompt_cache(model)
+        model(x, cache=caches)
+        copies, read = [again(cache) for cache in caches], [type(cache).from_state(cache.state) for cache in caches]
+        assert mx.array_equal(model(x[:, :1], cache=copies), model(x[:, :1], cache=caches))
+        model(x[:, :1], cache=read)
+    assert [type(cache) for cache in copies] == [type(cache) for cache in caches]
+    assert [type(cache) for cache in read] == [mlx_lm.RotatingKVCache, mlx_lm.KVCache]

@@ -34,3 +34,11 @@ def test_when_counting_begins(tiny, tokens):
     with flash.enabled():
         tiny()(tokens()).tolist()
     assert flash.status().calls == {"cpu_prefill": 4}
+
+
+@pytest.mark.parametrize("program", ["mlxlm_flash_patch.cli status", "flash_evals.cli demo-model"])
+def test_a_full_disk_is_one_line(command, program):
+    module, name = program.split()
+    code = f"import os; os.dup2(os.open('/dev/full', os.O_WRONLY), 1); from {module} import main; main()"
+    done = command("python", "-c", code, name, env={"PYTHONUNBUFFERED": ""})
+    assert (done.returncode, done.stderr) == (2, "Error: [Errno 28] No space left on device\n")

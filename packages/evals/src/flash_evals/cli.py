@@ -42,12 +42,14 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         try:  # imported here, so that -h need not wait for MLX
             from mlxlm_flash_patch import enable  # noqa: F401  raises where MLX or flashattn_core does not load
+            from mlxlm_flash_patch.cli import full_disk
         except ImportError as error:
             raise EvalError(one_line(error)) from error
 
         before = signal.signal(signal.SIGTERM, _terminate)
         try:
-            return super().invoke(ctx)
+            with full_disk():
+                return super().invoke(ctx)
         except KeyboardInterrupt as stopped:
             # Commands that already have results catch KeyboardInterrupt themselves.
             click.echo("Interrupted.", err=True)

@@ -4,6 +4,8 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,18 @@ class Refusal(click.ClickException):
     """Ends the command with one line on stderr and the exit code of a usage error."""
 
     exit_code = 2
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """Turns an OSError, for example of a full disk, into one line. flash-eval uses this, too."""
+    try:
+        yield
+    except BrokenPipeError:  # handled by click
+        raise
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python writes what is left for stdout at exit, and would fail
+        raise Refusal(str(error)) from error
 
 
 def _writable(context: click.Context, parameter: click.Parameter, file: Path | None) -> Path | None:
@@ -219,7 +233,8 @@ def main() -> None:
     """The command's entry point. It starts the program outside click, because click catches Ctrl-C and broken pipes."""
     mode = os.environ.get("MLXLM_FLASH", "1")
     try:
-        started = cli.main(prog_name="mlxlm-flash", standalone_mode=False)
+        with full_disk():
+            started = cli.main(prog_name="mlxlm-flash", standalone_mode=False)
         if not isinstance(started, tuple):  # the exit code of another command than `run`
             sys.exit(started)
         program, settings = started

@@ -25,7 +25,7 @@ def attention_of(name: str) -> tuple[list[_ext.Call], int, dict[str, int]]:
       name: a folder in mlx-lm's layout, or a hub id whose configuration is in the local hub cache.
 
     Raises:
-      ValueError, OSError: there is no such configuration, or mlx-lm cannot build the model.
+      ValueError, OSError: there is no such configuration, or mlx-lm cannot build or call the model.
       PermissionError: (an OSError) the model has its own code, which this function does not run.
     """
     from mlx_lm.utils import load_model
@@ -35,7 +35,7 @@ def attention_of(name: str) -> tuple[list[_ext.Call], int, dict[str, int]]:
         raise PermissionError(f"{name} brings its own code, {own}, which mlxlm-flash does not run")
     try:
         model, config = load_model(file.parent, lazy=True, strict=False)
-    except (KeyError, TypeError, ValueError) as error:  # mlx-lm's errors for a bad configuration
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # mlx-lm's errors for a bad configuration
         raise ValueError(f"mlx-lm cannot build a model from {name}: {error}") from error
     dtype = str(config.get("torch_dtype") or config.get("dtype") or "bfloat16")
     model.set_dtype(getattr(mx, dtype, mx.bfloat16))
@@ -43,7 +43,10 @@ def attention_of(name: str) -> tuple[list[_ext.Call], int, dict[str, int]]:
     with enabled(), observed(lambda arguments: seen.append(arguments.call)), warnings.catch_warnings():
         warnings.simplefilter("ignore", FlashFallbackWarning)  # this function returns the reasons
         before = status()
-        model(mx.zeros((1, 1 + _longest_window(config)), mx.int32))
+        try:
+            model(mx.zeros((1, 1 + _longest_window(config)), mx.int32))
+        except Exception as error:  # of the model's own code
+            raise ValueError(f"{name} cannot read a prompt: {' '.join(repr(error).split())}") from error
         now = status()
         left = sum(now.left.values()) - sum(before.left.values())
         return seen, left, dict(Counter(now.fallbacks) - Counter(before.fallbacks))

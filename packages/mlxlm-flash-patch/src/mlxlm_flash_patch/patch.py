@@ -336,6 +336,7 @@ def _kv(bits: int | None, group_size: int, start: int) -> caches.KVBits | None:
     point = patch_points.MAKE_CACHES
     if why := point.why_not(patch_points.original_of(point.current)):
         raise RuntimeError(f"[enable] kv_bits cannot replace {point.name}: {why}")
+    importlib.import_module(".caches.quantized", __package__)  # adds the classes that load_prompt_cache() looks up
     return kv
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from flashattn_core.arguments import Precision
 
 from flash_evals.results.arms import ARMS, Arm, Flash, Measurement
+from flash_evals.results.errors import failing
 from flash_evals.results.perplexity_result import Reading
 from flash_evals.results.record import Record
 from flash_evals.work import scoring
@@ -91,7 +92,9 @@ def _measure(
     logits: dict[Arm, mx.array] = {}
     took: dict[Arm, Measurement] = {}
     for name in order:
-        logits[name], took[name] = run(name, work, tokens, flash, precision)
+        cure = " (--arm on runs the patch alone)" if name == "off" else ""
+        with failing(f"a batch fails with the patch {name}{cure}"):
+            logits[name], took[name] = run(name, work, tokens, flash, precision)
     scores = [
         _scores({name: logits[name][number, rows] for name in order}, ids[scored])
         for number, window in enumerate(windows)

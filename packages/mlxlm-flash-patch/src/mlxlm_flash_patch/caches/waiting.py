@@ -54,8 +54,19 @@ class _Waiting:
         else:
             self.own.extend(self, other)
 
+    def __reduce__(self: Any) -> Any:  # pickle does not find the class by its name
+        return _new, (self.own,), vars(self)
+
+    @classmethod
+    def from_state(cls, state: Any) -> Any:
+        return cls.own.from_state(state)  # as a cache from a file, which stays as it is
+
     def extract(self, idx: int) -> Any:
         return quantised(self.own.extract(self, idx), self.kv, self.into.single)
+
+
+def _new(own: Any) -> Any:
+    return object.__new__(_waiting(own))
 
 
 def _merge(cls: Any, caches: Sequence[Any]) -> Any:
