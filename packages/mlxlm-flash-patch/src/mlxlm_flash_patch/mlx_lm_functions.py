@@ -9,6 +9,7 @@ function only if the call falls back.
 import functools
 import inspect
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import mlx.core as mx
@@ -103,7 +104,7 @@ def any_cache(original: Function) -> Function:
             return out
         attention = original.__globals__["quantized_scaled_dot_product_attention"]
         attention = getattr(attention, "observes", attention)  # inside an observe() block
-        if getattr(attention, "__globals__", None) is not globals():  # another library's
+        if type(attention) is not FunctionType or attention.__globals__ is not globals():  # another library's
             return original(queries, keys, values, cache, scale, mask, sinks)
         out = plain_call(queries, keys, values, scale, mask, sinks, cache.group_size, cache.bits)
         if out is not None:

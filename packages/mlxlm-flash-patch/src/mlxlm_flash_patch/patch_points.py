@@ -101,7 +101,7 @@ def names_in(owner: Any) -> Mapping[str, Any]:
 
 
 def is_ours(function: Any) -> bool:
-    return isinstance(function, FunctionType) and function in _original_of
+    return type(function) is FunctionType and function in _original_of  # wrapt's wrappers pretend to be what they wrap
 
 
 def original_of(function: Any) -> Any:
@@ -293,13 +293,14 @@ def is_foreign(point: PatchPoint, function: Any) -> bool:
         return False
     if point is MX_ATTENTION:
         return not is_mlx_attention(function)
-    return not (isinstance(function, FunctionType) and function.__globals__ is vars(sys.modules[point.module]))
+    return not (type(function) is FunctionType and function.__globals__ is vars(sys.modules[point.module]))
 
 
 def _described(function: Any) -> str:
-    if isinstance(function, FunctionType):  # functools.wraps does not copy these names
+    if type(function) is FunctionType:  # functools.wraps does not copy these names
         return f"{function.__globals__.get('__name__', '?')}.{function.__code__.co_qualname}"
-    return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', type(function).__qualname__)}"
+    named = function if function.__class__ is type(function) else type(function)
+    return f"{getattr(named, '__module__', '?')}.{getattr(named, '__qualname__', type(function).__qualname__)}"
 
 
 class _Watched(ModuleType):
