@@ -15,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 
 from .caches import kv_bits
-from .router import Function, appended, attend, flash_or, is_active, plain_call, state
+from .router import Function, appended, attend, beneath, flash_or, is_active, plain_call, state
 
 
 def _replacement(original: Function, flash: Callable[..., mx.array]) -> Function:
@@ -102,8 +102,7 @@ def any_cache(original: Function) -> Function:
             if out is None:
                 return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
             return out
-        attention = original.__globals__["quantized_scaled_dot_product_attention"]
-        attention = getattr(attention, "observes", attention)  # inside an observe() block
+        attention = beneath(original.__globals__["quantized_scaled_dot_product_attention"])
         if type(attention) is not FunctionType or attention.__globals__ is not globals():  # another library's
             return original(queries, keys, values, cache, scale, mask, sinks)
         out = plain_call(queries, keys, values, scale, mask, sinks, cache.group_size, cache.bits)

@@ -24,7 +24,7 @@ import mlx.core as mx
 from . import described_masks, mlx_lm_functions, mlx_own, mx_fast
 from .caches import kv_bits
 from .mlx_own import is_mlx_attention, mlx_attention
-from .router import MLX_LM_BASE, state, warn
+from .router import MLX_LM_BASE, beneath, state, warn
 
 _original_of: dict[Any, Any] = {}  # the patch's function -> the function that it replaces
 _methods = WeakKeyDictionary[type, str]()  # class -> its method at a patch point; also classes from before a reload
@@ -193,7 +193,7 @@ def put_in() -> dict[str, str]:
     pairs: list[tuple[Any, Any]] = []
     for point in wanted():
         current = point.current
-        if current is None or is_ours(current) or id(current) in _left_alone:
+        if current is None or is_ours(beneath(current)) or id(current) in _left_alone:
             continue
         if why := point.why_not(current):
             _left_alone[id(current)] = current
@@ -280,7 +280,7 @@ def _search_modules(pairs: Sequence[tuple[Any, Any]]) -> None:
 
 def foreign() -> dict[str, str]:
     """The functions that other libraries have replaced or wrapped: name -> description of the library's function."""
-    held = [(point, point.current) for point in wanted()]
+    held = [(point, beneath(point.current)) for point in wanted()]
     return {point.name: _described(current) for point, current in held if is_foreign(point, current)}
 
 
