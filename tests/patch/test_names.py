@@ -9,10 +9,12 @@ import types
 import mlx.core as mx
 import mlx.nn
 import mlx.utils
+import mlx_lm.models
 import mlxlm_flash_patch as flash
 import pytest
 from mlx_lm.models import base, cache, gemma2, llama, qwen2
 from mlx_lm.utils import load_model
+from mlxlm_flash_patch import patch_points
 
 from tests.core.programs import python
 from tests.patch.arms import calls, calls_of, close
@@ -183,6 +185,11 @@ def test_a_lazy_module_is_not_loaded(tmp_path, monkeypatch):
     flash.disable()
     with pytest.raises(ModuleNotFoundError, match="there_is_no_such_module"):
         module.anything  # noqa: B018
+
+
+def test_a_finder_without_find_spec(monkeypatch):
+    monkeypatch.setattr(sys, "meta_path", [object(), *sys.meta_path])
+    assert patch_points._finder.find_spec(gemma2.__name__, mlx_lm.models.__path__).origin == gemma2.__file__
 
 
 IMPORTING = """

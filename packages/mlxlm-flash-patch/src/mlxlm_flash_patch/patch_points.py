@@ -330,7 +330,8 @@ class _Finder(MetaPathFinder):
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name not in HOMES:
             return None
-        others = [finder for finder in sys.meta_path if finder is not self]
+        # Python ignores a finder without find_spec(), too.
+        others = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
         spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
         loader: Any = spec and spec.loader
         if loader:
