@@ -181,6 +181,7 @@ def test_a_lazy_module_is_not_loaded(tmp_path, monkeypatch):
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "a_lazy_module", module)
     spec.loader.exec_module(module)
+    monkeypatch.setitem(sys.modules, "an_odd_one", type("Odd", (), {"__dict__": property(lambda self: 1 / 0)})())
     flash.enable()
     flash.disable()
     with pytest.raises(ModuleNotFoundError, match="there_is_no_such_module"):

@@ -95,7 +95,7 @@ def names_in(owner: Any) -> Mapping[str, Any]:
     """
     try:
         names = object.__getattribute__(owner, "__dict__")
-    except AttributeError:
+    except Exception:  # an object in sys.modules may have a `__dict__` of its own making
         return {}
     return names if isinstance(names, (dict, Mapping)) else {}  # for a dict, the check is then quick
 
