@@ -182,6 +182,12 @@ def test_their_attention_over_quantised_caches_gets_arrays_too(monkeypatch):
         monkeypatch.undo()
 
 
+def test_theirs_is_written_into_the_module_s_dict(monkeypatch):
+    with flash.enabled(), monkeypatch.context() as changed:
+        changed.setitem(vars(mx.fast), "scaled_dot_product_attention", lambda *_, **__: 7)
+        assert base.scaled_dot_product_attention(Q, Q, Q, None, 1.0, None) == 7
+
+
 FIRST_OF_ALL = """
 import mlx.core as mx
 own, q = mx.fast.scaled_dot_product_attention, mx.ones((1, 1, 4, 8))

@@ -98,10 +98,9 @@ def any_cache(original: Function) -> Function:
         if not is_quantised:
             # If mx.fast has the patch's function, `original` would reach plain_call() through that function. Calling
             # plain_call() directly is faster.
-            out = plain_call(queries, keys, values, scale, mask, sinks) if state.outermost else None
-            if out is None:
-                return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
-            return out
+            attention = mx.fast.scaled_dot_product_attention
+            out = plain_call(queries, keys, values, scale, mask, sinks) if attention is state.mx_attention else None
+            return attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks) if out is None else out
         attention = beneath(original.__globals__["quantized_scaled_dot_product_attention"])
         if type(attention) is not FunctionType or attention.__globals__ is not globals():  # another library's
             return original(queries, keys, values, cache, scale, mask, sinks)

@@ -202,7 +202,8 @@ def put_in() -> dict[str, str]:
             pairs.append((current, point.ours(current)))
     current = None  # exchange() counts references
     if begins and is_mlx_attention(mlx_attention):  # a module may hold it even if mx.fast holds another library's
-        pairs.append((mlx_attention, MX_ATTENTION.ours(mlx_attention)))
+        state.mx_attention = MX_ATTENTION.ours(mlx_attention)
+        pairs.append((mlx_attention, state.mx_attention))
     exchange(pairs)
     return left
 
@@ -234,7 +235,6 @@ def exchange(pairs: Sequence[tuple[Any, Any]]) -> None:
         if _are_held_elsewhere(pairs):
             _search_modules(pairs)
             _rebind(instead)
-        state.outermost = is_ours(MX_ATTENTION.current)
 
 
 def _rebind(instead: dict[int, Any]) -> None:
@@ -253,7 +253,7 @@ def _are_held_elsewhere(pairs: Sequence[tuple[Any, Any]]) -> bool:
     Python counts the references to each object, so this takes microseconds. To search all modules takes milliseconds.
     """
     functions = [*(old for old, _ in pairs), object()]  # the object shows the count of what only this list holds
-    holders: list[Any] = [functions, *pairs, _original_of, vars(mlx_own), globals()]
+    holders: list[Any] = [functions, *pairs, _original_of, vars(mlx_own), vars(state), globals()]
     holders += [holder for made in _original_of for holder in (vars(made), *made.__closure__)]
     known = _references_from(holders, functions)
     return len({n - m for n, m in zip(map(sys.getrefcount, functions), known, strict=True)}) > 1
@@ -319,7 +319,6 @@ class _Watched(ModuleType):
             if _in_force and is_mlx_attention(value):
                 value = MX_ATTENTION.ours(value)
             ModuleType.__setattr__(self, name, value)
-            state.outermost = _in_force and is_ours(value)
             if not _in_force and not is_foreign(MX_ATTENTION, value):
                 self.__class__ = ModuleType  # type: ignore[assignment]
 

@@ -51,7 +51,7 @@ class State:
     on: bool = False
     strict: bool = False
     precision: Precision = "input"
-    outermost: bool = False  # whether mx.fast has the patch's function itself, not another library's wrapper of it
+    mx_attention: Any = None  # the patch's function for mx.fast, once it was made
     fallbacks: Counter[str] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)  # guards `fallbacks`
 
