@@ -201,9 +201,12 @@ def put_in() -> dict[str, str]:
         else:
             pairs.append((current, point.ours(current)))
     current = None  # exchange() counts references
-    if begins and is_mlx_attention(mlx_attention):  # a module may hold it even if mx.fast holds another library's
-        state.mx_attention = MX_ATTENTION.ours(mlx_attention)
-        pairs.append((mlx_attention, state.mx_attention))
+    if begins:
+        if is_mlx_attention(mlx_attention):
+            state.mx_attention = MX_ATTENTION.ours(mlx_attention)
+        # A module may hold a function whose place now has another library's, or one from after a reload.
+        paths, known = {point.path for point in wanted()}, _original_of.items()
+        pairs += [(old, new) for new, old in known if old.__qualname__ in paths and id(old) not in _left_alone]
     exchange(pairs)
     return left
 
