@@ -188,6 +188,13 @@ def test_theirs_is_written_into_the_module_s_dict(monkeypatch):
         assert base.scaled_dot_product_attention(Q, Q, Q, None, 1.0, None) == 7
 
 
+def test_an_object_in_place_of_mx_fast(monkeypatch):
+    monkeypatch.setattr(mx, "fast", types.SimpleNamespace())
+    with pytest.raises(TypeError, match=r"mx.fast is .*, expected MLX's module"):
+        flash.enable()
+    assert not flash.status().enabled
+
+
 FIRST_OF_ALL = """
 import mlx.core as mx
 own, q = mx.fast.scaled_dot_product_attention, mx.ones((1, 1, 4, 8))

@@ -220,7 +220,7 @@ def take_out() -> None:
         sys.meta_path.remove(_finder)
     exchange(list(_original_of.items()))
     # If mx.fast has another library's function, _Watched stays. The library may later put the patch's function back.
-    if not is_foreign(MX_ATTENTION, MX_ATTENTION.current):
+    if isinstance(mx.fast, ModuleType) and not is_foreign(MX_ATTENTION, MX_ATTENTION.current):
         mx.fast.__class__ = ModuleType
 
 
