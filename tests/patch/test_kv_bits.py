@@ -94,7 +94,8 @@ def test_a_trial_prepares_no_kernel(tiny, monkeypatch):
         monkeypatch.setattr(_ext, name, lambda *given, own=own: prepared.append(given) or own(*given))
     model = tiny("llama")
     flash.enable(kv_bits=8, kv_group_size=32)
-    caches = mlx_lm.make_prompt_cache(model)
+    with flash.observe(lambda *given: prepared.append(given)):
+        caches = mlx_lm.make_prompt_cache(model)
     assert kinds(caches) == ["QuantizedRotatingKVCache", "QuantizedKVCache"]
     assert prepared == []
     model(mx.zeros((1, 2), mx.int32), cache=caches)

@@ -9,10 +9,12 @@ import types
 import mlx.core as mx
 import mlx.nn
 import mlx.utils
+import mlx_lm.models
 import mlxlm_flash_patch as flash
 import pytest
 from mlx_lm.models import base, cache, gemma2, llama, qwen2
 from mlx_lm.utils import load_model
+from mlxlm_flash_patch import patch_points
 
 from tests.core.programs import python
 from tests.patch.arms import calls, calls_of, close
@@ -141,6 +143,8 @@ def test_a_module_that_is_loaded_anew(module, monkeypatch):
         before = set(flash.status().patched)
         importlib.reload(module)
         assert set(flash.status().patched) == before
+    with flash.enabled():  # also what other modules hold from before the reload
+        assert patch_points.is_ours(qwen2.scaled_dot_product_attention)
     assert flash.status().patched == ()
     for name in ("__call__", "make_mask"):
         assert all(vars(cls).get(name) is before.get(name) for cls, before in classes.items())
@@ -179,10 +183,16 @@ def test_a_lazy_module_is_not_loaded(tmp_path, monkeypatch):
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "a_lazy_module", module)
     spec.loader.exec_module(module)
+    monkeypatch.setitem(sys.modules, "an_odd_one", type("Odd", (), {"__dict__": property(lambda self: 1 / 0)})())
     flash.enable()
     flash.disable()
     with pytest.raises(ModuleNotFoundError, match="there_is_no_such_module"):
         module.anything  # noqa: B018
+
+
+def test_a_finder_without_find_spec(monkeypatch):
+    monkeypatch.setattr(sys, "meta_path", [object(), *sys.meta_path])
+    assert patch_points._finder.find_spec(gemma2.__name__, mlx_lm.models.__path__).origin == gemma2.__file__
 
 
 IMPORTING = """

@@ -22,38 +22,60 @@ from tests.patch.arms import calls_of
 from tests.promises import promise
 
 Q = mx.random.normal((1, 2, 12, 16))
-theirs_stays = pytest.warns(flash.FlashFallbackWarning, match="another library's function, .*theirs, is in its place")
+theirs_stays = pytest.warns(flash.FlashFallbackWarning, match=r"another library's function, .*\.(theirs|Proxy), is in")
+
+
+class Proxy:
+    """Like wrapt.FunctionWrapper: pretends to be the function that it wraps."""
+
+    __class__ = property(lambda self: type(self.wrapped))
+
+    def __init__(self, wrapped, call=None):
+        self.wrapped, self.call = wrapped, call
+
+    def __hash__(self):
+        return hash(self.wrapped)
+
+    def __eq__(self, other):
+        return self.wrapped == other
+
+    def __getattr__(self, name):
+        return getattr(self.wrapped, name)
+
+    def __call__(self, *arguments, **options):
+        return self.call(*arguments, **options)
 
 
 class Library:
     """Saves a function, puts its own in place, which calls the saved one, and later restores it.
 
     `late` libraries, such as mlx-dspark and mlx-mfa, save the function that they find when they are switched on.
-    `early` ones save MLX's function on import, in an attribute of their own module.
+    `early` ones save MLX's function on import, in an attribute of their own module. `proxy` is late.
     """
 
     def __init__(self, when, monkeypatch):
         self.when, self.calls, self.is_on = when, 0, False
-        self.home = types.SimpleNamespace() if when == "late" else types.ModuleType("an_early_library")
+        self.home = types.ModuleType("an_early_library") if when == "early" else types.SimpleNamespace()
         if when == "early":
             monkeypatch.setitem(sys.modules, "an_early_library", self.home)
             self.home.saved = mx.fast.scaled_dot_product_attention
 
     def on(self):
-        if self.when == "late":
+        if self.when != "early":
             self.home.saved = mx.fast.scaled_dot_product_attention
 
         def theirs(*arrays, **options):
             self.calls += 1
             return self.home.saved(*arrays, **options)
 
-        mx.fast.scaled_dot_product_attention, self.is_on = theirs, True
+        function = Proxy(self.home.saved, theirs) if self.when == "proxy" else theirs
+        mx.fast.scaled_dot_product_attention, self.is_on = function, True
 
     def off(self):
         mx.fast.scaled_dot_product_attention, self.is_on = self.home.saved, False
 
 
-@pytest.fixture(params=["late", "early"])
+@pytest.fixture(params=["late", "early", "proxy"])
 def library(request, monkeypatch):
     return Library(request.param, monkeypatch)
 
@@ -107,16 +129,11 @@ def theirs(*arguments, **options):
     raise NotImplementedError
 
 
-class Callable:
-    def __call__(self, *arguments, **options):
-        raise NotImplementedError
-
-
 FOREIGN = {
     "a function": lambda own: theirs,
     "a function with the same names": lambda own: functools.wraps(own)(lambda *arguments: own(*arguments)),
     "a partial function": functools.partial,
-    "an object": lambda own: Callable(),
+    "an object": Proxy,
 }
 SWITCHES = {
     "enable": lambda stack, model: flash.enable(),
@@ -152,10 +169,30 @@ def test_theirs_stays_where_it_came_first(point, kind, switch, tiny, monkeypatch
 
 def test_their_attention_over_quantised_caches_gets_arrays_too(monkeypatch):
     """mlx-lm calls that function for each cache that has `bits`, whatever the cache returns."""
-    q, cache = mx.ones((1, 2, 1, 8)), types.SimpleNamespace(bits=4, group_size=64)
+    q, cache = mx.ones((1, 2, 1, 64)), types.SimpleNamespace(bits=4, group_size=64)
     monkeypatch.setattr(base, "quantized_scaled_dot_product_attention", lambda *_, **__: q * 7)
     with pytest.warns(flash.FlashFallbackWarning, match="another library's function"), flash.enabled():
         assert mx.array_equal(base.scaled_dot_product_attention(q, q, q, cache, 1.0, None), q * 7)
+    monkeypatch.undo()
+    with flash.enabled():
+        theirs = Proxy(base.quantized_scaled_dot_product_attention, lambda *_, **__: q * 7)
+        monkeypatch.setattr(base, "quantized_scaled_dot_product_attention", theirs)
+        packed = mx.quantize(q, group_size=64, bits=4)
+        assert mx.array_equal(base.scaled_dot_product_attention(q, packed, packed, cache, 1.0, None), q * 7)
+        monkeypatch.undo()
+
+
+def test_theirs_is_written_into_the_module_s_dict(monkeypatch):
+    with flash.enabled(), monkeypatch.context() as changed:
+        changed.setitem(vars(mx.fast), "scaled_dot_product_attention", lambda *_, **__: 7)
+        assert base.scaled_dot_product_attention(Q, Q, Q, None, 1.0, None) == 7
+
+
+def test_an_object_in_place_of_mx_fast(monkeypatch):
+    monkeypatch.setattr(mx, "fast", types.SimpleNamespace())
+    with pytest.raises(TypeError, match=r"mx.fast is .*, expected MLX's module"):
+        flash.enable()
+    assert not flash.status().enabled
 
 
 FIRST_OF_ALL = """

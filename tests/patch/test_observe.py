@@ -23,7 +23,7 @@ from tests.patch.model_configs import config, random_model
     ],
 )
 def test_calls_that_are_seen(model_type, calls, arm):
-    """The observer gets every call and its result. The logits stay the same, bit for bit."""
+    """The observer of each of two blocks gets every call and its result. The logits stay the same, bit for bit."""
     model, seen = random_model(model_type, config(model_type)), []
 
     def observer(attention, *arguments, **others):
@@ -32,11 +32,20 @@ def test_calls_that_are_seen(model_type, calls, arm):
 
     with arm():
         plain = model(mx.arange(12)[None])
-        with flash.observe(observer):
+        with flash.observe(observer), flash.observe(observer):
             watched = model(mx.arange(12)[None])
-    assert len(seen) == calls
+    assert len(seen) == 2 * calls
     assert all(output.shape[2] == 12 for output in seen)
     assert mx.array_equal(watched, plain)
+
+
+def test_an_import_in_the_block(late):
+    """The function that calls the observer is no other library's."""
+    with flash.enabled(), flash.observe(lambda *_: None):
+        names = set(flash.status().patched)
+        late("gemma2")
+        assert set(flash.status().patched) == names
+        assert flash.status().foreign == {}
 
 
 def test_an_error_leaves_nothing_behind():

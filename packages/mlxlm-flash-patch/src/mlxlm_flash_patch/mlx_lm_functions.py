@@ -9,12 +9,13 @@ function only if the call falls back.
 import functools
 import inspect
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import mlx.core as mx
 
 from .caches import kv_bits
-from .router import Function, appended, attend, flash_or, is_active, plain_call, state
+from .router import Function, appended, attend, beneath, flash_or, is_active, plain_call, state
 
 
 def _replacement(original: Function, flash: Callable[..., mx.array]) -> Function:
@@ -97,13 +98,11 @@ def any_cache(original: Function) -> Function:
         if not is_quantised:
             # If mx.fast has the patch's function, `original` would reach plain_call() through that function. Calling
             # plain_call() directly is faster.
-            out = plain_call(queries, keys, values, scale, mask, sinks) if state.outermost else None
-            if out is None:
-                return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
-            return out
-        attention = original.__globals__["quantized_scaled_dot_product_attention"]
-        attention = getattr(attention, "observes", attention)  # inside an observe() block
-        if getattr(attention, "__globals__", None) is not globals():  # another library's
+            attention = mx.fast.scaled_dot_product_attention
+            out = plain_call(queries, keys, values, scale, mask, sinks) if attention is state.mx_attention else None
+            return attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks) if out is None else out
+        attention = beneath(original.__globals__["quantized_scaled_dot_product_attention"])
+        if type(attention) is not FunctionType or attention.__globals__ is not globals():  # another library's
             return original(queries, keys, values, cache, scale, mask, sinks)
         out = plain_call(queries, keys, values, scale, mask, sinks, cache.group_size, cache.bits)
         if out is not None:

@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import wraps
 from importlib.metadata import PackageNotFoundError, version
+from types import ModuleType
 from typing import Any, get_args
 from weakref import WeakValueDictionary
 
@@ -26,7 +27,7 @@ from mlx.nn.layers.base import Module
 from . import patch_points
 from .caches import kv_bits as caches
 from .patch_points import HOMES, is_ours, lock
-from .router import in_model, inside, is_active, state
+from .router import Function, beneath, in_model, in_trial, inside, is_active, observing, state
 
 
 class FlashNeverRanError(RuntimeError):
@@ -218,12 +219,16 @@ def observe(observer: Callable[..., mx.array]) -> Iterator[None]:
             model(tokens)
     """
     held = [point.current for point in patch_points.ATTENTION]
-    pairs = [(attention, _observed(attention, observer)) for attention in held if attention is not None]
+    block = object()
+    pairs = [(attention, _observed(attention, observer, block)) for attention in held if attention is not None]
     try:
+        observing.update((after, before) for before, after in pairs)
         patch_points.exchange(pairs)
         yield
     finally:
         patch_points.exchange([(after, before) for before, after in pairs])
+        for _, after in pairs:
+            observing.pop(after, None)
 
 
 @dataclass(frozen=True)
@@ -280,7 +285,7 @@ def status() -> Status:
         return Status(
             enabled=bool(_requests),
             strict=state.strict,
-            patched=tuple(point.name for point in patch_points.wanted() if is_ours(point.current)),
+            patched=tuple(point.name for point in patch_points.wanted() if is_ours(beneath(point.current))),
             instances=len(_patched_models),
             calls=_began.calls_since(),
             fallbacks=dict(state.fallbacks),
@@ -319,6 +324,8 @@ def _wait_for_imports() -> None:
 
     `_finder` misses imports begun before watch_imports(). After the wait, put_in() replaces the modules' functions.
     """
+    if not isinstance(mx.fast, ModuleType):  # here, because nothing has changed yet
+        raise TypeError(f"[enable] mx.fast is {describe(mx.fast)}, expected MLX's module")
     with lock:
         patch_points.watch_imports()
     for name in HOMES & sys.modules.keys():
@@ -441,18 +448,18 @@ def _rebuild(make: Callable[..., Module], cls: type, *arguments: Any) -> Module:
         return make(_patched(cls), *arguments)
 
 
-_is_observed: ContextVar[bool] = ContextVar("mlxlm_flash_patch: within an observed call", default=False)
+# The observe() blocks whose observers have the call.
+_observed_by = ContextVar[frozenset[object]]("mlxlm_flash_patch: observe() blocks", default=frozenset())
 
 
-def _observed(attention: Callable[..., mx.array], observer: Callable[..., mx.array]) -> Callable[..., mx.array]:
+def _observed(attention: Function, observer: Function, block: object) -> Function:
     """Wraps `attention` for `observer`. If one wrapped function calls another, `observer` gets only the outer call."""
 
     @wraps(attention)
     def observed(*arguments: Any, **others: Any) -> mx.array:
-        if _is_observed.get():
+        if block in (blocks := _observed_by.get()) or in_trial.get():
             return attention(*arguments, **others)
-        with inside(_is_observed):
+        with inside(_observed_by, blocks | {block}):
             return observer(attention, *arguments, **others)
 
-    observed.observes = attention  # type: ignore[attr-defined]
     return observed

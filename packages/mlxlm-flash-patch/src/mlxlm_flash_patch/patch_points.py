@@ -24,7 +24,7 @@ import mlx.core as mx
 from . import described_masks, mlx_lm_functions, mlx_own, mx_fast
 from .caches import kv_bits
 from .mlx_own import is_mlx_attention, mlx_attention
-from .router import MLX_LM_BASE, state, warn
+from .router import MLX_LM_BASE, beneath, state, warn
 
 _original_of: dict[Any, Any] = {}  # the patch's function -> the function that it replaces
 _methods = WeakKeyDictionary[type, str]()  # class -> its method at a patch point; also classes from before a reload
@@ -95,13 +95,13 @@ def names_in(owner: Any) -> Mapping[str, Any]:
     """
     try:
         names = object.__getattribute__(owner, "__dict__")
-    except AttributeError:
+    except Exception:  # an object in sys.modules may have a `__dict__` of its own making
         return {}
     return names if isinstance(names, (dict, Mapping)) else {}  # for a dict, the check is then quick
 
 
 def is_ours(function: Any) -> bool:
-    return isinstance(function, FunctionType) and function in _original_of
+    return type(function) is FunctionType and function in _original_of  # wrapt's wrappers pretend to be what they wrap
 
 
 def original_of(function: Any) -> Any:
@@ -193,7 +193,7 @@ def put_in() -> dict[str, str]:
     pairs: list[tuple[Any, Any]] = []
     for point in wanted():
         current = point.current
-        if current is None or is_ours(current) or id(current) in _left_alone:
+        if current is None or is_ours(beneath(current)) or id(current) in _left_alone:
             continue
         if why := point.why_not(current):
             _left_alone[id(current)] = current
@@ -201,8 +201,12 @@ def put_in() -> dict[str, str]:
         else:
             pairs.append((current, point.ours(current)))
     current = None  # exchange() counts references
-    if begins and is_mlx_attention(mlx_attention):  # a module may hold it even if mx.fast holds another library's
-        pairs.append((mlx_attention, MX_ATTENTION.ours(mlx_attention)))
+    if begins:
+        if is_mlx_attention(mlx_attention):
+            state.mx_attention = MX_ATTENTION.ours(mlx_attention)
+        # A module may hold a function whose place now has another library's, or one from after a reload.
+        paths, known = {point.path for point in wanted()}, _original_of.items()
+        pairs += [(old, new) for new, old in known if old.__qualname__ in paths and id(old) not in _left_alone]
     exchange(pairs)
     return left
 
@@ -216,7 +220,7 @@ def take_out() -> None:
         sys.meta_path.remove(_finder)
     exchange(list(_original_of.items()))
     # If mx.fast has another library's function, _Watched stays. The library may later put the patch's function back.
-    if not is_foreign(MX_ATTENTION, MX_ATTENTION.current):
+    if isinstance(mx.fast, ModuleType) and not is_foreign(MX_ATTENTION, MX_ATTENTION.current):
         mx.fast.__class__ = ModuleType
 
 
@@ -234,7 +238,6 @@ def exchange(pairs: Sequence[tuple[Any, Any]]) -> None:
         if _are_held_elsewhere(pairs):
             _search_modules(pairs)
             _rebind(instead)
-        state.outermost = is_ours(MX_ATTENTION.current)
 
 
 def _rebind(instead: dict[int, Any]) -> None:
@@ -253,7 +256,7 @@ def _are_held_elsewhere(pairs: Sequence[tuple[Any, Any]]) -> bool:
     Python counts the references to each object, so this takes microseconds. To search all modules takes milliseconds.
     """
     functions = [*(old for old, _ in pairs), object()]  # the object shows the count of what only this list holds
-    holders: list[Any] = [functions, *pairs, _original_of, vars(mlx_own), globals()]
+    holders: list[Any] = [functions, *pairs, _original_of, vars(mlx_own), vars(state), globals()]
     holders += [holder for made in _original_of for holder in (vars(made), *made.__closure__)]
     known = _references_from(holders, functions)
     return len({n - m for n, m in zip(map(sys.getrefcount, functions), known, strict=True)}) > 1
@@ -280,7 +283,7 @@ def _search_modules(pairs: Sequence[tuple[Any, Any]]) -> None:
 
 def foreign() -> dict[str, str]:
     """The functions that other libraries have replaced or wrapped: name -> description of the library's function."""
-    held = [(point, point.current) for point in wanted()]
+    held = [(point, beneath(point.current)) for point in wanted()]
     return {point.name: _described(current) for point, current in held if is_foreign(point, current)}
 
 
@@ -293,13 +296,14 @@ def is_foreign(point: PatchPoint, function: Any) -> bool:
         return False
     if point is MX_ATTENTION:
         return not is_mlx_attention(function)
-    return not (isinstance(function, FunctionType) and function.__globals__ is vars(sys.modules[point.module]))
+    return not (type(function) is FunctionType and function.__globals__ is vars(sys.modules[point.module]))
 
 
 def _described(function: Any) -> str:
-    if isinstance(function, FunctionType):  # functools.wraps does not copy these names
+    if type(function) is FunctionType:  # functools.wraps does not copy these names
         return f"{function.__globals__.get('__name__', '?')}.{function.__code__.co_qualname}"
-    return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', type(function).__qualname__)}"
+    named = function if function.__class__ is type(function) else type(function)
+    return f"{getattr(named, '__module__', '?')}.{getattr(named, '__qualname__', type(function).__qualname__)}"
 
 
 class _Watched(ModuleType):
@@ -318,7 +322,6 @@ class _Watched(ModuleType):
             if _in_force and is_mlx_attention(value):
                 value = MX_ATTENTION.ours(value)
             ModuleType.__setattr__(self, name, value)
-            state.outermost = _in_force and is_ours(value)
             if not _in_force and not is_foreign(MX_ATTENTION, value):
                 self.__class__ = ModuleType  # type: ignore[assignment]
 
@@ -329,7 +332,8 @@ class _Finder(MetaPathFinder):
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name not in HOMES:
             return None
-        others = [finder for finder in sys.meta_path if finder is not self]
+        # Python ignores a finder without find_spec(), too.
+        others = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
         spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
         loader: Any = spec and spec.loader
         if loader:

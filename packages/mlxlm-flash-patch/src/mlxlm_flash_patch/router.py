@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
+from types import FunctionType
 from typing import Any
 
 import flashattn_core
@@ -50,13 +51,14 @@ class State:
     on: bool = False
     strict: bool = False
     precision: Precision = "input"
-    outermost: bool = False  # whether mx.fast has the patch's function itself, not another library's wrapper of it
+    mx_attention: Any = None  # the patch's function for mx.fast, once it was made
     fallbacks: Counter[str] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)  # guards `fallbacks`
 
 
 state = State()
 observers: list[Callable[[_ext.Arguments], None]] = []  # one for each open observed() block
+observing: dict[Any, Function] = {}  # each function of an open observe() block -> the function that it wraps
 in_trial = ContextVar("mlxlm_flash_patch: whether a model is called only to see what attention reads", default=False)
 in_model = ContextVar("mlxlm_flash_patch: whether a call of a model given to patch_model() runs", default=False)
 
@@ -73,12 +75,19 @@ def appended(cache: Any, keys: mx.array, values: mx.array, offset: int) -> tuple
     return storage.append(cache.keys, cache.values, (keys, values), offset, cache.group_size, cache.bits)
 
 
+def beneath(function: Any) -> Any:
+    """Returns what the open observe() blocks wrap in `function`, or `function` itself."""
+    while type(function) is FunctionType and function in observing:
+        function = observing[function]
+    return function
+
+
 @contextmanager
-def inside(variable: ContextVar[bool]) -> Iterator[None]:
-    """Inside the block, the variable is True in this thread or asyncio task."""
+def inside(variable: ContextVar[Any], value: Any = True) -> Iterator[None]:
+    """Inside the block, the variable has the value in this thread or asyncio task."""
     before = variable.get()
     try:  # includes set(), because Ctrl-C may come right after set()
-        variable.set(True)
+        variable.set(value)
         yield
     finally:
         variable.set(before)
