@@ -15,7 +15,6 @@ from flash_evals.cli import main
 from flash_evals.work import contest, implementations, machine, measure
 from flash_evals.work.implementations import IMPLEMENTATIONS, RESULTS, Contestant, flash
 from flash_evals.work.models import load
-from flashattn_core import _ext
 
 from tests.core.programs import python
 from tests.evals.report_page import parse
@@ -249,24 +248,6 @@ def report(invoke, tmp_path):
         return parse(out)
 
     return run
-
-
-@pytest.fixture
-def precisions(monkeypatch):
-    """The set of precisions with which flash attention has been called since the test began."""
-    seen, own_quick, own_arguments = set(), _ext.quick, _ext.Arguments
-
-    def quick(*arguments):
-        seen.add("input" if arguments[6] else "float32")
-        return own_quick(*arguments)
-
-    def arguments(*arrays, **call):
-        seen.add("input" if call["rounds"] else "float32")
-        return own_arguments(*arrays, **call)
-
-    monkeypatch.setattr(_ext, "quick", quick)
-    monkeypatch.setattr(_ext, "Arguments", arguments)
-    return seen
 
 
 @pytest.fixture

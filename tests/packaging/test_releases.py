@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import follow
 import pytest
@@ -108,10 +109,7 @@ def test_following_a_release_adds_its_row(repository, monkeypatch, tmp_path):
 
 @promise("make follow adds only a release that works")
 def test_what_cannot_be_followed_changes_nothing(repository, monkeypatch, tmp_path):
-    def fails(*_):
-        raise follow.Stop("a test fails")
-
-    stand_ins(monkeypatch, run_tests=fails)
+    stand_ins(monkeypatch, run_tests=Mock(side_effect=follow.Stop("a test fails")))
     before = {path: path.read_bytes() for path in repository.rglob("*") if path.is_file()}
     with pytest.raises(follow.Stop, match="a test fails"):
         follow.follow("0.99.1", tmp_path / "work")
