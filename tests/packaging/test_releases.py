@@ -9,7 +9,7 @@ import pytest
 import release_table
 from release_table import releases
 
-from tests.core.programs import library
+from tests.core.programs import library, preloads
 from tests.packaging.build_wheels import PACKAGES, ROOT
 from tests.packaging.virtual_environment import Environment
 from tests.promises import promise
@@ -58,7 +58,7 @@ def test_a_short_suite(beside, suite):
 
 
 @takes_minutes
-@pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run this test on Linux")
+@preloads
 def test_beside_mlx_for_cuda_without_its_encoder(beside, tmp_path):
     """The CUDA kernels need MLX's command encoder, which older releases do not export. With an older release,
     backends() says which release to install. A preloaded library makes MLX's CPU build report that it has CUDA.
