@@ -8,14 +8,13 @@ from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import QuantizedKVCache
 
 from tests.core.test_quantised import GROUP_SIZES, normal
-from tests.cuda.test_append import BITS, LAYOUTS, special
+from tests.cuda.test_append import LAYOUTS, each_bits, special
 from tests.memory import peak_beyond
 from tests.patch.model_configs import config, random_model
 
 pytestmark = pytest.mark.usefixtures("requires_gpu")
 
 DTYPES = {"float16": mx.float16, "bfloat16": mx.bfloat16}
-each_bits = pytest.mark.parametrize("bits", BITS)
 
 
 @pytest.fixture(autouse=True)

@@ -113,9 +113,8 @@ def in_fresh_process():
     """in_fresh_process(*commands, **environment): runs these commands in a new process, and returns their outcomes."""
 
     def run(*commands, **environment):
-        done = python(
-            IN_A_FRESH_PROCESS.format(commands=[list(map(str, command)) for command in commands]), **environment
-        )
+        code = IN_A_FRESH_PROCESS.format(commands=[list(map(str, command)) for command in commands])
+        done = python(code, **environment)
         assert done.stderr == ""
         return [SimpleNamespace(**outcome) for outcome in json.loads(done.stdout)]
 
