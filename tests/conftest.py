@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import mlx.core as mx
 import numpy as np
 import pytest
+from flashattn_core import _ext
 
 pytest_plugins = ["tests.lanes", "tests.packaging.finished_wheels", "tests.emulators.metal_on_cpu.report"]
 
@@ -22,6 +23,24 @@ def _heeds_control_c() -> Iterator[None]:
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     """A random generator, seeded with the test's name. A test gets the same numbers in every run."""
     return np.random.default_rng(list(request.node.name.encode()))
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Lists (path, precision) of each flash attention call. Plain calls have the path "quick", and others "long"."""
+    seen, own_quick, own_attention = [], _ext.quick, _ext.attention
+
+    def quick(*arguments):
+        seen.append(("quick", "input" if arguments[6] else "float32"))
+        return own_quick(*arguments)
+
+    def attention(arguments, *others):
+        seen.append(("long", "input" if arguments.call.rounds else "float32"))
+        return own_attention(arguments, *others)
+
+    monkeypatch.setattr(_ext, "quick", quick)
+    monkeypatch.setattr(_ext, "attention", attention)
+    return seen
 
 
 @pytest.fixture

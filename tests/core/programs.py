@@ -14,6 +14,7 @@ NAMES = {"avx512": "AVX-512", "avx2": "AVX2", "neon": "NEON", "baseline": "basel
 ANOTHER_MLX = 'namespace mlx::core { const char* version() { return "0.99.1"; } }'  # text for library()
 ARM = platform.machine() in ("arm64", "aarch64")
 SETS = ["neon", "baseline"] if ARM else ["avx512", "avx2", "baseline"]
+preloads = pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run this test on Linux")
 
 
 def sets_here() -> list[str]:

@@ -1,16 +1,13 @@
 """A call that cannot get memory raises an exception, and the process goes on."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.core.programs import library, python
+from tests.core.programs import library, preloads, python
 from tests.promises import promise
 
 pytestmark = pytest.mark.slow("compiles a library")
-
-on_linux = pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD, RLIMIT_AS; run this test on Linux")
 
 # Repeats a call. In each attempt another allocation of the extension fails, from the call's first allocation to its
 # last, on any thread. Each attempt runs in a forked child, which has no thread pool and no scratch memory yet.
@@ -81,7 +78,7 @@ def failing_allocations(tmp_path_factory):
 
 
 @promise("a lack of memory is an exception, and the process goes on")
-@on_linux
+@preloads
 @pytest.mark.parametrize(
     ("case", "fewest"),
     [

@@ -114,19 +114,14 @@ def test_quantised_keys_and_values(bits):
 
 
 def test_what_a_kernel_raises_is_its_failure():
-    def refuses(**arguments):
-        raise RuntimeError("the driver's own words")
-
+    refuses = Mock(side_effect=RuntimeError("the driver's own words"))
     assert failure(call(), refuses, attention) == "77 queries, 330 keys, contiguous: the driver's own words"
 
 
 @pytest.mark.parametrize("says", ["[malloc] Unable to allocate 9 bytes.", "cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY"])
 def test_without_memory_nothing_is_said_of_the_kernel(says):
-    def has_none(**arguments):
-        raise RuntimeError(says)
-
     with pytest.raises(MemoryError, match="no memory to check a kernel"):
-        failure(call(), has_none, attention)
+        failure(call(), Mock(side_effect=RuntimeError(says)), attention)
 
 
 @pytest.mark.parametrize("query_len", [1, 4])
@@ -143,9 +138,8 @@ def test_a_difference(dtype):
     got = ROUNDED.astype(dtype)
     assert difference(got, ROUNDED) == ""
     assert difference(got, ROUNDED * (1 + 3e-6)) == ""
-    assert (
-        difference(mx.where(got == -3, -3.5, got).astype(dtype), ROUNDED) == "is wrong in 1 of 5 numbers, by up to 0.5"
-    )
+    wrong = mx.where(got == -3, -3.5, got).astype(dtype)
+    assert difference(wrong, ROUNDED) == "is wrong in 1 of 5 numbers, by up to 0.5"
     assert "1 of 5" in difference(mx.where(mx.isnan(got), 0, got).astype(dtype), ROUNDED)
 
 

@@ -86,9 +86,10 @@ def test_a_decode_step_keeps_the_results_of_a_few_runs_of_keys(shape):
 
 
 GROWTH = """
-import json, os, mlx.core as mx
+import json, mlx.core as mx
 from flashattn_core import flash_attention, plan, quantized_flash_attention
 from flashattn_core.masks import Causal, KeyRange, SlidingWindow, Tree
+from tests.memory import held
 
 q, x = mx.random.normal((1, 4, 12, 64)), mx.random.normal((1, 2, 12, 64))
 packed = mx.quantize(x, bits=8)
@@ -120,17 +121,6 @@ def run(rounds):
     for _ in range(rounds):
         for kind in KINDS:
             mx.eval(kind())
-
-def held():
-    mx.synchronize()
-    pages = int(open("/proc/self/statm").read().split()[1])
-    return {
-        "resident": pages * os.sysconf("SC_PAGESIZE"),
-        "active": mx.get_active_memory(),
-        "cache": mx.get_cache_memory(),
-        "threads": len(os.listdir("/proc/self/task")),
-        "files": len(os.listdir("/proc/self/fd")),
-    }
 
 run(100)
 before = held()

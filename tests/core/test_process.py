@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 from flashattn_core import _ext, _releases
 
-from tests.core.programs import ANOTHER_MLX, library, python
+from tests.core.programs import ANOTHER_MLX, library, preloads, python
 from tests.promises import promise
 
 SUFFIX = EXTENSION_SUFFIXES[-1]  # .so
 
 
 @promise("beside a release of MLX without a module the import raises at once, and names the cure")
-@pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run this test on Linux")
+@preloads
 @pytest.mark.parametrize(
     "code",
     [
@@ -32,11 +32,8 @@ SUFFIX = EXTENSION_SUFFIXES[-1]  # .so
 )
 def test_another_mlx_is_refused_before_anything_runs(tmp_path, code):
     """The extension module must refuse another release of MLX, even if it is imported without the package around it."""
-    last = (
-        python(code, exit_code=1, LD_PRELOAD=library(tmp_path / "other.so", ANOTHER_MLX))
-        .stderr.strip()
-        .splitlines()[-1]
-    )
+    done = python(code, exit_code=1, LD_PRELOAD=library(tmp_path / "other.so", ANOTHER_MLX))
+    last = done.stderr.strip().splitlines()[-1]
     assert last.startswith(f"ImportError: flashattn_core was built for mlx {version('mlx')}, but found mlx 0.99.1.")
     assert f"pip install 'mlx[cpu]=={version('mlx')}'" in last
 

@@ -17,7 +17,7 @@ import flashattn_core
 import pytest
 
 from tests.builds import contents
-from tests.core.programs import each_sanitized_set, finished, only, run, sets_here
+from tests.core.programs import each_sanitized_set, finished, only, preloads, run, sets_here
 from tests.promises import promise
 
 pytestmark = pytest.mark.slow("compiles programs")
@@ -74,12 +74,9 @@ def sanitized_python(build, tmp_path_factory):
     for library in built.glob("*.so"):
         shutil.copy(library, package if library.name.startswith("lib") else module_folder)
 
-    def library(name: str) -> str:
-        return run("c++", f"-print-file-name={name}").strip()
-
     # libstdc++ is preloaded, too, because AddressSanitizer looks up __cxa_throw when the process starts.
     # Leaks are not detected, because Python and MLX do not free everything at exit.
-    preload = " ".join(library(name) for name in ("libasan.so", "libstdc++.so.6"))
+    preload = " ".join(run("c++", f"-print-file-name={name}").strip() for name in ("libasan.so", "libstdc++.so.6"))
 
     # -S keeps Python from importing the extension's editable install.
     return functools.partial(
@@ -93,12 +90,8 @@ def sanitized_python(build, tmp_path_factory):
     )
 
 
-takes_minutes = pytest.mark.nightly("minutes to compile")
-on_linux = pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run this test on Linux")
-
-
-@takes_minutes
-@on_linux
+@pytest.mark.nightly("minutes to compile")
+@preloads
 @pytest.mark.parametrize("feature", ["gradients", "quantised", "transforms", "rows_that_see_nothing", "errors"])
 def test_the_extension(sanitized_python, feature):
     """The tests in test_{feature}.py must pass under the memory sanitizer.

@@ -129,9 +129,8 @@ def test_a_stream_on_a_gpu_that_is_not_there():
     if mx.metal.is_available() or mx.cuda.is_available():
         pytest.skip("there is a GPU")
     q = mx.zeros((1, 1, 1, 8))
-    with pytest.raises(
-        ValueError, match=r"^\[flash_attention\] stream is on a GPU, but this MLX has neither Metal nor CUDA$"
-    ):
+    words = r"^\[flash_attention\] stream is on a GPU, but this MLX has neither Metal nor CUDA$"
+    with pytest.raises(ValueError, match=words):
         flash_attention(q, q, q, stream=mx.gpu)
     assert plan(q, q, q, stream=mx.gpu).device == "metal"
 

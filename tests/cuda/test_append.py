@@ -7,8 +7,8 @@ import pytest
 from tests import launches
 from tests.core.oracle import DTYPES
 from tests.core.test_quantised import GROUP_SIZES
-from tests.emulators.metal_on_cpu import Undefined, View
-from tests.metal.metal_attention import as_numpy, prepared
+from tests.emulators.metal_on_cpu import Undefined
+from tests.metal.metal_attention import as_numpy, execute, to_mlx
 from tests.metal.planted_faults import Fault, assert_is_noticed
 
 pytestmark = pytest.mark.usefixtures("requires_clang")
@@ -91,28 +91,12 @@ def normal(rng, *shape, group_size):
 
 def appended(stored, keys, values, offset, group_size, bits, in_place=(False,) * 6, edit=lambda text: text):
     """Runs the kernel on the CPU, and returns the six arrays."""
-    (launch,) = launches.append(stored, keys, values, offset, group_size, bits, in_place)
-    program, numbers, _ = prepared(launch, edit(launch["source"]), "cuda")
-    arrays = dict(zip(launch["outputs"], stored, strict=True))
-    overwritten = {name for name, flag in zip(arrays, in_place, strict=True) if flag}
-    buffers = {}
-    for name, content in launch["buffers"].items():
-        if name in arrays:
-            like = as_numpy(arrays[name])
-            buffers[numbers[name]] = like.copy() if name in overwritten else Undefined(like.shape, like.dtype)
-        else:
-            buffers[numbers[name]] = (
-                content if isinstance(content, bytes) else View(np.frombuffer(content[0], np.uint8), content[1])
-            )
-    done = program.run(
-        launch["function"],
-        grid=launch["grid"],
-        threadgroup=launch["threadgroup"],
-        buffers=buffers,
-        outputs={numbers[name] for name in arrays},
-    )
-    assert all(done.unwritten[numbers[name]] == 0 for name in arrays if name not in overwritten)
-    return [mx.array(done.buffers[numbers[name]]).view(like.dtype) for name, like in arrays.items()]
+    described = launches.append(stored, keys, values, offset, group_size, bits, in_place)
+    written = {}
+    for name, x, is_overwritten in zip(described[0]["outputs"], map(as_numpy, stored), in_place, strict=True):
+        written[name] = x.copy() if is_overwritten else Undefined(x.shape, x.dtype)
+    execute(described, written, "forward", edit, "cuda")
+    return [to_mlx(written[name], x.dtype) for name, x in zip(described[0]["outputs"], stored, strict=True)]
 
 
 def assert_appends(stored, keys, values, offset, group_size, bits, **options):

@@ -8,14 +8,13 @@ import pytest
 from tests import launches
 from tests.cuda.cuda_attention import run_backward
 from tests.metal import test_metal_backward_mutations as of_metal
-from tests.metal.planted_faults import Fault, assert_is_noticed
+from tests.metal.planted_faults import BLOCKS, Fault, assert_is_noticed
 
 BACKWARD, HOPPER, PARTS, DELTA, MERGE = (
     f"cuda_backward{name}" for name in ("", "_hopper", "_parts", "_delta", "_merge")
 )
 LONG = {"lengths": (150, 300)}
 WIDE = {"dtype": "float16", "dim": 136}  # 16-bit floats that are not split into parts
-BLOCKS = {"lengths": (70, 150), "mask": "blocks"}  # an array mask that hides whole blocks
 OPEN = "!(has_block_map && tile.listed.changes(own_part))"
 
 

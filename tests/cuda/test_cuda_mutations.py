@@ -8,7 +8,7 @@ import pytest
 from flashattn_core.masks import KeyRange, SlidingWindow
 
 from tests.cuda import cuda_attention
-from tests.metal.planted_faults import Fault, assert_is_noticed, call
+from tests.metal.planted_faults import BLOCKS, Fault, assert_is_noticed, call
 from tests.promises import promise
 
 PREFILL, DECODE, ROWWISE, HOPPER = "cuda_prefill", "cuda_decode", "cuda_rowwise", "cuda_prefill_hopper"
@@ -24,7 +24,6 @@ FEW_WARPS = {"key_len": 700, "dim": 200}
 GROWING = {"lengths": (33, 140), "options": {"scale": 1.0}}
 GROWING_STEPS = GROWING | {"lengths": (16, 3000)}
 
-BLOCKS = {"lengths": (70, 150), "mask": "blocks"}  # an array mask that hides whole blocks
 # The first 64 queries (those of one warpgroup) do not see keys 60 to 199. The other queries see these keys.
 GAP = (mx.arange(300) < 60) | (mx.arange(300) >= 200) | (mx.arange(150)[:, None] >= 64)
 

@@ -4,14 +4,10 @@ import flashattn_core
 import mlx.core as mx
 import pytest
 
-from tests.cuda.test_cuda_rules_on_cpu import decode, rowwise
+from tests.cuda.test_cuda_rules_on_cpu import decode, prefill, rowwise
 from tests.kernel_rules import assert_same_but_for_tensor_cores, rules, run_through
 
 pytestmark = pytest.mark.usefixtures("requires_gpu")
-
-
-def prefill(query: mx.array, dim: int, quantised: bool = False) -> str:
-    return "cuda_prefill" if dim <= 256 and not quantised else "cuda_rowwise"
 
 
 def prefill_elsewhere(query: mx.array, dim: int, quantised: bool = False) -> str:

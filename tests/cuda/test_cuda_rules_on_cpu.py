@@ -15,13 +15,15 @@ from tests.kernel_rules import assert_same_but_for_tensor_cores, rules, run_thro
 pytestmark = [pytest.mark.rotate(144, nightly=12), pytest.mark.usefixtures("requires_clang")]  # 4,700 cases
 
 
-def decode(query: mx.array, dim: int, quantised: bool = False) -> str:
-    if query.shape[-2] <= 16:
-        return "cuda_decode"
+def prefill(query: mx.array, dim: int, quantised: bool = False) -> str:
     return "cuda_prefill" if dim <= 256 and not quantised else "cuda_rowwise"
 
 
-def prefill(query: mx.array, dim: int, quantised: bool = False) -> str:
+def decode(query: mx.array, dim: int, quantised: bool = False) -> str:
+    return "cuda_decode" if query.shape[-2] <= 16 else prefill(query, dim, quantised)
+
+
+def hopper(query: mx.array, dim: int, quantised: bool = False) -> str:
     if dim > 256 or quantised:
         return "cuda_rowwise"
     return "cuda_prefill" if query.dtype == mx.float32 and dim > 128 else "cuda_prefill_hopper"
@@ -33,7 +35,7 @@ def rowwise(query: mx.array, dim: int, quantised: bool = False) -> str:
 
 TEAMS = {  # name -> the function that chooses a kernel, the schedule of threads, KiB of shared memory per block
     "decode": (decode, "greedy", 227),
-    "prefill": (prefill, "reverse", 227),
+    "prefill": (hopper, "reverse", 227),
     "rowwise": (rowwise, "random:3", 227),
     "other_gpus": (decode, "random:5", 99),
 }

@@ -14,8 +14,6 @@ from tests.cuda.test_rounded import is_exact, is_rounded_once
 
 pytestmark = pytest.mark.usefixtures("requires_gpu")
 
-PRECISIONS = ("float32", "input")
-
 
 def prefill(query, key, value, precision, small_blocks):
     variant = _ext.Variant(_ext.Kernel.cuda_prefill, precision == "input", small_blocks)
@@ -31,7 +29,8 @@ def test_the_error_is_that_of_one_rounding(rng, small_blocks, dim, dtype, layout
     query, key, value = draw(rng, heads=4, length=300, key_len=500, dim=dim, dtype=dtype)
     exact, _ = reference_attention(*map(to_numpy, (query, key, value)), None, "causal")
     by_float32, by_input = (
-        roundings(prefill(query, layout(key), value, precision, small_blocks), exact) for precision in PRECISIONS
+        roundings(prefill(query, layout(key), value, precision, small_blocks), exact)
+        for precision in ("float32", "input")
     )
     assert is_exact(by_float32)
     assert is_rounded_once(by_input)

@@ -15,7 +15,6 @@ from flash_evals.cli import main
 from flash_evals.work import contest, implementations, machine, measure
 from flash_evals.work.implementations import IMPLEMENTATIONS, RESULTS, Contestant, flash
 from flash_evals.work.models import load
-from flashattn_core import _ext
 
 from tests.core.programs import python
 from tests.evals.report_page import parse
@@ -114,9 +113,8 @@ def in_fresh_process():
     """in_fresh_process(*commands, **environment): runs these commands in a new process, and returns their outcomes."""
 
     def run(*commands, **environment):
-        done = python(
-            IN_A_FRESH_PROCESS.format(commands=[list(map(str, command)) for command in commands]), **environment
-        )
+        code = IN_A_FRESH_PROCESS.format(commands=[list(map(str, command)) for command in commands])
+        done = python(code, **environment)
         assert done.stderr == ""
         return [SimpleNamespace(**outcome) for outcome in json.loads(done.stdout)]
 
@@ -249,24 +247,6 @@ def report(invoke, tmp_path):
         return parse(out)
 
     return run
-
-
-@pytest.fixture
-def precisions(monkeypatch):
-    """The set of precisions with which flash attention has been called since the test began."""
-    seen, own_quick, own_arguments = set(), _ext.quick, _ext.Arguments
-
-    def quick(*arguments):
-        seen.add("input" if arguments[6] else "float32")
-        return own_quick(*arguments)
-
-    def arguments(*arrays, **call):
-        seen.add("input" if call["rounds"] else "float32")
-        return own_arguments(*arrays, **call)
-
-    monkeypatch.setattr(_ext, "quick", quick)
-    monkeypatch.setattr(_ext, "Arguments", arguments)
-    return seen
 
 
 @pytest.fixture

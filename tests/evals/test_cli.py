@@ -15,8 +15,6 @@ from flash_evals.work.models import DEMO_MODEL
 
 from tests.promises import promise
 
-FLASH_EVAL = Path(sys.executable).parent / "flash-eval"
-
 
 def test_what_is_said_at_once(invoke):
     for option in ("-h", "--help"):
@@ -41,7 +39,8 @@ def test_a_batch_system_s_signal_keeps_what_is_measured(perplexity, tmp_path):
     """SIGTERM, which batch systems send, does the same as Ctrl-C, except for the exit code."""
     out, scores = tmp_path / "out.json", tmp_path / "scores.jsonl"
     long = [*perplexity, "--stride", 1, "--batch-size", 1, "--json", out, "--save-logprobs", scores]
-    with subprocess.Popen([FLASH_EVAL, *map(str, long)], stdout=subprocess.PIPE, text=True) as process:
+    program = Path(sys.executable).parent / "flash-eval"
+    with subprocess.Popen([program, *map(str, long)], stdout=subprocess.PIPE, text=True) as process:
         while process.poll() is None and not (scores.exists() and scores.read_text().count("\n") > 2):
             time.sleep(0.01)
         process.terminate()

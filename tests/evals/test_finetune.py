@@ -31,12 +31,8 @@ NEVER_RAN = "The patch never ran: MLX's own attention computed everything."
 @pytest.fixture
 def falling_back(monkeypatch):
     """Makes flash attention leave every call to MLX, and count it as a fallback."""
-
-    def refuse(*_):
-        raise NoKernelError("a reason")
-
     monkeypatch.setattr(router._ext, "quick", lambda *_: None)
-    monkeypatch.setattr(router, "_require_kernel", refuse)
+    monkeypatch.setattr(router, "_require_kernel", Mock(side_effect=NoKernelError("a reason")))
 
 
 def adapted(loaded, settings=SETTINGS):

@@ -135,8 +135,8 @@ def test_quantised_beside_plain(run_kernels):
 
 @pytest.mark.parametrize("kv_bits", ["none", "8"])
 @pytest.mark.parametrize("precision", ["input", "float32", None])
-def test_the_precision_reaches_flash_and_the_settings(run_kernels, precisions, precision, kv_bits):
+def test_the_precision_reaches_flash_and_the_settings(run_kernels, asked, precision, kv_bits):
     how = ["--shape", "4/2x64", "--impl", "flash", "--kv-bits", kv_bits]
     [entry], _ = run_kernels(*how, *(["--precision", precision] if precision else []))
-    assert precisions == {precision or "float32"}
+    assert {got for _, got in asked} == {precision or "float32"}
     assert entry["settings"]["precision"] == (precision or "float32")

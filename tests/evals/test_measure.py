@@ -32,11 +32,6 @@ def forward(loaded, tokens=16):
     return logits
 
 
-@pytest.fixture
-def allocator(monkeypatch):
-    monkeypatch.setattr(measure, "memory_method", lambda: "peak of MLX's allocator")
-
-
 @promise("the arm off is unmodified mlx-lm")
 def test_the_off_arm_is_mlx_lm_as_it_is(loaded):
     def work():
@@ -66,9 +61,9 @@ def test_the_on_arm_is_flash_and_ends_with_the_trial(loaded):
 @pytest.mark.rotate(1, default=3)
 @pytest.mark.parametrize("precision", ["float32", "input", None])
 @pytest.mark.parametrize("command", ["perplexity", "speed", "finetune"])
-def test_the_precision_reaches_the_patch_and_the_settings(run_command, small_run, precisions, command, precision):
+def test_the_precision_reaches_the_patch_and_the_settings(run_command, small_run, asked, command, precision):
     result = run_command(*small_run(command), *(["--precision", precision] if precision else []))
-    assert precisions == {precision or "input"}
+    assert {got for _, got in asked} == {precision or "input"}
     assert result["settings"]["precision"] == (precision or "input")
 
 
@@ -155,12 +150,12 @@ def test_peak_memory_is_what_the_work_needed(method, allocate, megabytes, tolera
 @promise("the flash arm's memory includes its threads' scratch")
 @pytest.mark.slow("2 seconds")
 @pytest.mark.parametrize("method", [pytest.param("process", marks=LINUX), "allocator"])
-def test_flash_pays_for_its_scratch_whatever_ran_before(method, monkeypatch, request):
+def test_flash_pays_for_its_scratch_whatever_ran_before(method, monkeypatch):
     """A trial's peak includes the scratch memory that flash attention's threads keep, although MLX's allocator does not
     see it. The peak does not include scratch memory of an earlier, larger call.
     """
     if method == "allocator":
-        request.getfixturevalue("allocator")
+        monkeypatch.setattr(measure, "memory_method", lambda: "peak of MLX's allocator")
     kept = [np.empty(0, np.uint8)]
 
     def work(megabytes):

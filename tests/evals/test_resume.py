@@ -39,9 +39,8 @@ def test_it_goes_on_behind_what_the_file_holds(run_command, path, same_scores, m
     assert resumed["trials"][:batches] == at_once["trials"][:batches]
     assert len(resumed["trials"]) == len(at_once["trials"])
     assert resumed["windows"]["resumed"] == 2 * batches
-    assert (f"{2 * batches} windows are from an earlier run that this one resumed.\n" in resumed["page"]) is (
-        batches > 0
-    )
+    said = f"{2 * batches} windows are from an earlier run that this one resumed.\n"
+    assert (said in resumed["page"]) is (batches > 0)
 
     # The file now holds a complete run. Resuming that run shows its results, and measures nothing.
     monkeypatch.setattr(paired, "run", None)

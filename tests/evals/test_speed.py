@@ -13,11 +13,6 @@ from mlx_lm.models.cache import ArraysCache, ConcatenateKVCache, KVCache
 from msgspec.structs import replace
 
 
-def measured(loaded, *cases):
-    settings = Settings([], [], [], [], None, repetitions=2, seed=0, prefill_step_size=0, memory="")
-    return generation.tests([loaded], cases, settings)
-
-
 @pytest.mark.slow("14 seconds")
 def test_every_length_and_batch_at_every_depth(run_command):
     """A speed counts the tokens of all sequences in the batch. Flash attention takes all calls."""
@@ -86,7 +81,9 @@ def test_what_a_trial_reads(loaded, monkeypatch, kind, tokens, depth, reads, bat
     spy.layers = model.layers
     monkeypatch.setattr(generation, "run", run)
     monkeypatch.setattr(generation, "attention_share", lambda name, work, precision: None)
-    *_, (test, _) = measured(dataclasses.replace(loaded, model=spy), Case(kind, tokens, depth, batch_size))
+    settings = Settings([], [], [], [], None, repetitions=2, seed=0, prefill_step_size=0, memory="")
+    case, watched = Case(kind, tokens, depth, batch_size), dataclasses.replace(loaded, model=spy)
+    *_, (test, _) = generation.tests([watched], [case], settings)
     assert [trial.on.tokens_per_s for trial in test.trials] == [tokens * batch_size] * 2
     if depth:
         assert sum(size for _, size, _ in trials.pop(0)) == depth  # the first call fills the cache

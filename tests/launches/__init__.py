@@ -15,7 +15,7 @@ import contextlib
 import functools
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -50,7 +50,7 @@ def _load() -> ModuleType:
     return module
 
 
-OF_THE_MODULE = ("sources", "forward", "backward", "block_map", "append", "sinks_gradient", "programs")
+OF_THE_MODULE = ("sources", "forward", "backward", "block_map", "append", "sinks_gradient", "selected", "programs")
 
 
 def __getattr__(name: str) -> Any:
@@ -58,16 +58,6 @@ def __getattr__(name: str) -> Any:
     if name in OF_THE_MODULE:
         return getattr(_load(), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def selected(
-    arguments: Any, device: str = "cuda", check: Callable[[str], str] = lambda kernel: "", may_leave: bool = False
-) -> str | None:
-    """The name of the kernel that the op selects for a call on a GPU. None if it leaves the call to MLX.
-
-    check(kernel) stands in for the check of the kernel. It returns what is wrong with it, or "".
-    """
-    return _load().selected(arguments, device, may_leave, check)
 
 
 def form(kernel: str) -> tuple[str, dict[str, str], contextlib.AbstractContextManager[None]]:

@@ -201,8 +201,8 @@ nb::list backward(const Arguments& arguments, const mx::array& out, const mx::ar
 
 // Selects the kernel of a call on a GPU, as the op does. check: kernel's name -> what is wrong. Returns nothing if
 // MLX's own attention should compute the call.
-std::optional<std::string> selected(const Arguments& arguments, const std::string& backend, bool may_leave,
-                                    const nb::callable& check) {
+std::optional<std::string> selected(const Arguments& arguments, const std::string& backend, const nb::callable& check,
+                                    bool may_leave) {
   Device device = device_named(backend);
   Call call = describe(arguments);
   const auto checked = [&](Variant variant) { return nb::cast<std::string>(check(std::string(name(variant.kernel)))); };
@@ -267,7 +267,7 @@ NB_MODULE(flashattn_launches, m) {
       },
       "shared_memory"_a, "compute_capability"_a,
       "Sets the NVIDIA GPU that launches are for: the bytes that a block can have, and 90 for 9.0. Returns the last.");
-  m.def("selected", &selected, "arguments"_a, "device"_a, "may_leave"_a, "check"_a,
+  m.def("selected", &selected, "arguments"_a, "device"_a, "check"_a, "may_leave"_a = false,
         "The kernel that the op selects; None if it leaves the call to MLX. check(kernel): what is wrong with it.");
   m.def("programs", &programs, "arguments"_a, "device"_a, "The programs that such calls may need.");
   m.def("backward", &backward, "arguments"_a, "out"_a, "lse"_a, "row_stats"_a, "out_gradient"_a, "lse_gradient"_a,

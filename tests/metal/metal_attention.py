@@ -103,9 +103,10 @@ def run(
 def execute(described, written: dict[str, Buffer], schedule: str, edit, device: str) -> tuple[Counts, ...]:
     """Runs the described launches. Stores their results and scratch arrays in `written`.
 
-    If several launches write one output, no two may write the same element.
+    If several launches write one output, no two may write the same element. Arrays in `written` are overwritten.
     """
     counts = []
+    overwritten = {name for name, buffer in written.items() if isinstance(buffer, np.ndarray)}
     writers = Counter(name for launch in described for name in launch["outputs"] if name not in launch["scratch"])
     in_part = {name: undefined for name, undefined in written.items() if writers[name] > 1}
     parts: dict[str, np.ndarray] = {}
@@ -129,7 +130,11 @@ def execute(described, written: dict[str, Buffer], schedule: str, edit, device: 
             grid=launch["grid"],
             threadgroup=launch["threadgroup"],
             buffers={numbers[name]: buffer for name, buffer in buffers.items()},
-            outputs={numbers[name] for name, b in buffers.items() if isinstance(b, Undefined) or name == "arrivals"},
+            outputs={
+                numbers[name]
+                for name, buffer in buffers.items()
+                if isinstance(buffer, Undefined) or name in overwritten or name == "arrivals"
+            },
             constants=constants,
             schedule=schedule,
         )
@@ -141,7 +146,7 @@ def execute(described, written: dict[str, Buffer], schedule: str, edit, device: 
                 bits = array.view(f"u{array.itemsize}")
                 parts[name] = parts[name] & bits if name in parts else bits  # unwritten elements have all bits set
             else:
-                assert missing == 0, f"elements of {name} never written: {missing}"
+                assert missing == 0 or name in overwritten, f"elements of {name} never written: {missing}"
                 written[name] = array
         assert not np.any(written.pop("arrivals", 0)), "arrivals that the next launch would count, too"
         counts.append(result.counts)

@@ -20,6 +20,7 @@ from tests.metal.metal_attention import Run
 CSRC = Path(__file__).parents[2] / "packages/flashattn-core/csrc"
 BARRIER = "threadgroup_barrier(metal::mem_flags::mem_threadgroup);"
 SHARED_BARRIER = "FLASHATTN_BARRIER;"  # the barrier in files of gpu/kernels
+BLOCKS = {"lengths": (70, 150), "mask": "blocks"}  # an array mask that hides whole blocks
 
 
 @cache

@@ -9,11 +9,10 @@ from flashattn_core.masks import SlidingWindow
 
 from tests.core.gradient_oracle import assert_obeys_the_rule, draw_call
 from tests.metal.metal_backward import exactly_saved, run
-from tests.metal.planted_faults import BARRIER, Fault, assert_is_noticed, blocks
+from tests.metal.planted_faults import BARRIER, BLOCKS, Fault, assert_is_noticed, blocks
 from tests.promises import promise
 
 DQ, DKV, DELTA = "metal_backward_dq", "metal_backward_dkv", "metal_backward_delta"
-BLOCKS = {"lengths": (70, 150), "mask": "blocks"}  # an array mask that hides whole blocks
 FAULTS = {
     # Barriers.
     "dq: values over keys that are still read": Fault(DQ, BARRIER + "  // the previous keys have been read"),

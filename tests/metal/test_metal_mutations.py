@@ -7,7 +7,7 @@ import pytest
 from flashattn_core.masks import KeyRange, SlidingWindow
 
 from tests.metal.metal_attention import run
-from tests.metal.planted_faults import BARRIER, SHARED_BARRIER, Fault, assert_is_noticed, call
+from tests.metal.planted_faults import BARRIER, BLOCKS, SHARED_BARRIER, Fault, assert_is_noticed, call
 from tests.promises import promise
 
 REG, TG, SPLIT = "metal_prefill_reg", "metal_prefill_tg", "metal_decode_split"
@@ -19,7 +19,6 @@ def quantised_fault(kernel: str, old: str, new: str = "", *, bits: int = 8, dim:
     return Fault(kernel, old, new, lengths=lengths, mask=None, dim=dim, bits=bits)
 
 
-BLOCKS = {"lengths": (70, 150), "mask": "blocks"}  # an array mask that hides whole blocks
 FAULTS = {
     # Barriers. If a barrier's line has a comment, the comment identifies the barrier.
     "reg: values before keys are read": Fault(REG, BARRIER + "  // the keys have been read"),

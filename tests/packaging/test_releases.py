@@ -2,13 +2,14 @@
 
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import follow
 import pytest
 import release_table
 from release_table import releases
 
-from tests.core.programs import library
+from tests.core.programs import library, preloads
 from tests.packaging.build_wheels import PACKAGES, ROOT
 from tests.packaging.virtual_environment import Environment
 from tests.promises import promise
@@ -57,7 +58,7 @@ def test_a_short_suite(beside, suite):
 
 
 @takes_minutes
-@pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run this test on Linux")
+@preloads
 def test_beside_mlx_for_cuda_without_its_encoder(beside, tmp_path):
     """The CUDA kernels need MLX's command encoder, which older releases do not export. With an older release,
     backends() says which release to install. A preloaded library makes MLX's CPU build report that it has CUDA.
@@ -108,10 +109,7 @@ def test_following_a_release_adds_its_row(repository, monkeypatch, tmp_path):
 
 @promise("make follow adds only a release that works")
 def test_what_cannot_be_followed_changes_nothing(repository, monkeypatch, tmp_path):
-    def fails(*_):
-        raise follow.Stop("a test fails")
-
-    stand_ins(monkeypatch, run_tests=fails)
+    stand_ins(monkeypatch, run_tests=Mock(side_effect=follow.Stop("a test fails")))
     before = {path: path.read_bytes() for path in repository.rglob("*") if path.is_file()}
     with pytest.raises(follow.Stop, match="a test fails"):
         follow.follow("0.99.1", tmp_path / "work")

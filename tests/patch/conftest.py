@@ -77,13 +77,6 @@ def kernels_take(monkeypatch):
 
 
 @pytest.fixture
-def too_wide(kernels_take):
-    """Makes every attention call fall back to the original attention. Returns the reason that status() names."""
-    kernels_take(1, gradient=1)
-    return "head_dim over 1"
-
-
-@pytest.fixture
 def tiny():
     """tiny(model_type, dtype, seed, **changes): a model of two layers with random weights."""
     return lambda model_type="qwen2", dtype=mx.float32, seed=0, **changes: random_model(

@@ -18,7 +18,6 @@ from tests.promises import promise
 
 pytestmark = pytest.mark.slow("processes that import for seconds")
 
-LINUX = pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD; run this test on Linux")
 OWN = "[mlxlm-flash] "
 WHO_AM_I = """
 import json, os, sys
@@ -79,7 +78,7 @@ def test_its_name(file, name):
     assert blas.name_of(file) == name
 
 
-@LINUX
+@programs.preloads
 def test_it_is_the_one_that_mlx_calls(command, library):
     """MLX calls a preloaded library only if the library defines cblas_sgemm."""
     code = "from mlxlm_flash_patch.blas import *; print(blas())"
@@ -88,7 +87,7 @@ def test_it_is_the_one_that_mlx_calls(command, library):
         assert (done.stdout, done.stderr) == (f"{name}\n", "")
 
 
-@LINUX
+@programs.preloads
 def test_none_on_a_gpu(monkeypatch):
     assert blas.blas()
     monkeypatch.setattr(mx, "default_device", lambda: mx.gpu)
@@ -96,7 +95,7 @@ def test_none_on_a_gpu(monkeypatch):
 
 
 @promise("--blas restarts the program once, with the library")
-@LINUX
+@programs.preloads
 @pytest.mark.parametrize(
     "start",
     [
@@ -125,7 +124,7 @@ def test_the_program_starts_again(command, light, library, script, start):
     assert [line.startswith(f"{OWN}flash attention") for line in done.stderr.splitlines()] == [True, True]
 
 
-@LINUX
+@programs.preloads
 def test_once(monkeypatch, library):
     """preload() raises an error if MLX does not call the library after a restart. Child processes may restart, too."""
     starts = []
@@ -147,7 +146,7 @@ def test_once(monkeypatch, library):
     assert len(starts) == 2
 
 
-@LINUX
+@programs.preloads
 def test_what_mlx_calls_already_is_left(monkeypatch, library):
     """preload() does not restart the program if MLX calls the library already. For `auto`, any fast BLAS suffices."""
     monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("started again"))
@@ -157,7 +156,7 @@ def test_what_mlx_calls_already_is_left(monkeypatch, library):
     blas.preload(file)
 
 
-@LINUX
+@programs.preloads
 def test_a_reference_blas_is_refused(command, light, script):
     """Here --blas names the reference BLAS that MLX calls already."""
     done = command("mlxlm-flash", "run", "--blas", blas._called(), script, env=light)
@@ -166,7 +165,7 @@ def test_a_reference_blas_is_refused(command, light, script):
     assert line == f"Error: --blas {blas._called()} is the slow reference BLAS itself"
 
 
-@LINUX
+@programs.preloads
 def test_no_library(tmp_path):
     text = tmp_path / "libopenblas.so"
     text.write_text("INPUT(libopenblas.so.0)")
@@ -176,7 +175,7 @@ def test_no_library(tmp_path):
 
 
 @promise("a BLAS library that MLX cannot call is an error")
-@LINUX
+@programs.preloads
 def test_a_library_that_mlx_cannot_call(library):
     plain, long = library(cblas="scipy_cblas_sgemm"), library(config="OpenBLAS 0.3 USE64BITINT")
     assert refused(plain) == f"--blas {plain} has no cblas_sgemm, which MLX calls"
@@ -185,7 +184,7 @@ def test_a_library_that_mlx_cannot_call(library):
     assert refused(spaced) == f"--blas {spaced}: LD_PRELOAD takes no path with a space or a colon"
 
 
-@LINUX
+@programs.preloads
 def test_auto_takes_the_first_with_threads(monkeypatch, library):
     good = library()
     others = ["/no/libopenblas.so.0", library(cblas="scipy_cblas_sgemm"), library(threads=0), "libm.so.6"]

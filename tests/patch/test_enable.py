@@ -1,10 +1,8 @@
 """enable() and disable() replace functions, and put the originals back."""
 
 import gc
-import os
 import sys
 import warnings
-from pathlib import Path
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -12,6 +10,7 @@ import mlxlm_flash_patch as flash
 import pytest
 from mlx_lm.models import base, qwen2
 
+from tests.memory import held
 from tests.patch.arms import is_in
 from tests.promises import promise
 
@@ -37,16 +36,8 @@ def test_what_is_asked_for_has_a_name(arguments):
 def occupied():
     """What the process holds, after a garbage collection."""
     gc.collect()
-    _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
-    return {
-        "resident": (resident - shared) * os.sysconf("SC_PAGESIZE"),
-        "objects": len(gc.get_objects()),
-        "active": mx.get_active_memory(),
-        "threads": len(os.listdir("/proc/self/task")),
-        "files": len(os.listdir("/proc/self/fd")),
-        "finders": len(sys.meta_path),
-        "filters": len(warnings.filters),
-    }
+    others = {"objects": len(gc.get_objects()), "finders": len(sys.meta_path), "filters": len(warnings.filters)}
+    return held() | others
 
 
 @promise("switching the patch leaves no memory, threads or files behind")

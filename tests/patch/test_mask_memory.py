@@ -8,7 +8,8 @@ import pytest
 from mlx_lm.models import base
 from mlx_lm.models import cache as mlx_caches
 
-from tests.patch.arms import batch_caches, normal, peak_beyond
+from tests.memory import peak_beyond
+from tests.patch.arms import batch_caches, normal
 from tests.promises import promise
 
 LENGTH, OFFSET = 3000, 1000

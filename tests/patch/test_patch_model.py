@@ -29,8 +29,8 @@ def types_of(model):
     return [type(module) for module in model.modules()]
 
 
-def calls_of_each(x, *models):
-    return [calls_of(lambda model=model: model(x)) for model in models]
+def calls_of_each(run, *models):
+    return [calls_of(lambda model=model: run(model)) for model in models]
 
 
 @pytest.fixture
@@ -60,22 +60,19 @@ def test_this_model_and_no_other(model_type, x):
     def run(model):
         return model(x, cache=make_prompt_cache(model))
 
-    def calls_in(*models):
-        return [calls_of(lambda model=model: run(model)) for model in models]
-
     model, other = make(), make(seed=1)
     off, of_other, types = run(model), run(other), types_of(model)
     flash.patch_model(model)
     assert close(run(model), off)
     on = 1 if model_type == "plamo2" else 2  # every second layer of plamo2 has no attention
-    assert calls_in(model, copy.deepcopy(model), other, make()) == [on, on, 0, 0]
+    assert calls_of_each(run, model, copy.deepcopy(model), other, make()) == [on, on, 0, 0]
     assert mx.array_equal(run(other), of_other)
     with flash.enabled():
-        assert calls_in(model, other) == [on, on]
+        assert calls_of_each(run, model, other) == [on, on]
 
     flash.unpatch_model(model)
     assert types_of(model) == types
-    assert calls_in(model) == [0]
+    assert calls_of_each(run, model) == [0]
     assert mx.array_equal(run(model), off)
     assert flash.status().fallbacks == {}
 
@@ -88,22 +85,22 @@ def test_copies_are_patched_too(pair, x, again, own_again):
     both = pair[0], again(pair[0])
     assert arrays(both[0]) == arrays(both[1])
     assert mx.array_equal(both[0](x), both[1](x))
-    assert calls_of_each(x, *both) == [2, 2]
+    assert calls_of_each(lambda model: model(x), *both) == [2, 2]
     flash.unpatch_model(both[own_again])
-    assert calls_of_each(x, both[own_again], both[1 - own_again]) == [0, 2]
+    assert calls_of_each(lambda model: model(x), both[own_again], both[1 - own_again]) == [0, 2]
 
 
 def test_with_enable(pair, x):
     """A model is patched if enable() or patch_model() patches it. Undoing one of the two does not undo the other."""
     model, other = pair
     with flash.enabled():
-        assert calls_of_each(x, model, other) == [2, 2]
+        assert calls_of_each(lambda model: model(x), model, other) == [2, 2]
         flash.unpatch_model(model)
-        assert calls_of_each(x, model) == [2]
+        assert calls_of_each(lambda model: model(x), model) == [2]
         flash.patch_model(model)
-    assert calls_of_each(x, model, other) == [2, 0]
+    assert calls_of_each(lambda model: model(x), model, other) == [2, 0]
     flash.disable()
-    assert calls_of_each(x, model, other) == [2, 0]
+    assert calls_of_each(lambda model: model(x), model, other) == [2, 0]
 
 
 def test_at_the_same_time_as_others(pair, x):
@@ -147,7 +144,7 @@ def test_a_model_of_any_package(mlx_own):
     expected = model(x, None)
     flash.patch_model(model)
     assert mx.allclose(model(x, None), expected, atol=1e-5)
-    assert [calls_of(lambda model=model: model(x, None)) for model in (model, other)] == [1, 0]
+    assert calls_of_each(lambda model: model(x, None), model, other) == [1, 0]
     flash.unpatch_model(model)
     assert mx.fast.scaled_dot_product_attention is mlx_own
 

@@ -9,33 +9,13 @@ import pytest
 from flashattn_core import _ext
 from mlx_lm.models import base
 from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
-from mlxlm_flash_patch import mlx_own, router
+from mlxlm_flash_patch import router
 
 from tests.patch.arms import is_in
 from tests.promises import promise
 
 WHY = "cuda_prefill is estimated at 1.5 times MLX's time per pair (never measured)"
 LEFT = f"left to MLX's own attention: {WHY} 2"
-
-
-@pytest.fixture
-def asked(monkeypatch):
-    """Lists (path, precision) of each flash attention call. plain_call()'s path is "quick", attend()'s is "long"."""
-    seen = []
-    own_quick, own_attention = _ext.quick, _ext.attention
-
-    def quick(queries, keys, values, scale, mask, sinks, rounds, mlx, mlx_mask, *storage):
-        assert mlx is mlx_own.mlx_attention
-        seen.append(("quick", "input" if rounds else "float32"))
-        return own_quick(queries, keys, values, scale, mask, sinks, rounds, mlx, mlx_mask, *storage)
-
-    def attention(arguments, return_lse, stream, mlx, mlx_mask):
-        seen.append(("long", "input" if arguments.call.rounds else "float32"))
-        return own_attention(arguments, return_lse, stream, mlx, mlx_mask)
-
-    monkeypatch.setattr(_ext, "quick", quick)
-    monkeypatch.setattr(_ext, "attention", attention)
-    return seen
 
 
 @pytest.fixture

@@ -17,7 +17,8 @@ from mlxlm_flash_patch.tune import Measured
 from tests.patch.model_configs import config
 from tests.promises import promise
 
-PROMPT = _ext.Call(mx.float32, 16, heads=4, kv_heads=2, query_len=9, key_len=9, given={"causal": None}, rounds=True)
+SIZES = {"heads": 4, "kv_heads": 2, "query_len": 9, "key_len": 9}
+PROMPT = _ext.Call(mx.float32, 16, **SIZES, given={"causal": None}, rounds=True)
 STEP = PROMPT.with_lengths(1, 9)
 A100 = _ext.Device("cuda", 80)
 
@@ -53,9 +54,7 @@ def test_each_call_is_one_that_mlx_fuses_on_some_gpu():
 
 def test_both_compute_the_same(monkeypatch):
     for is_traced in (False, True):
-        call = _ext.Call(
-            mx.float32, 16, heads=4, kv_heads=2, query_len=9, key_len=9, given={"causal": None}, is_traced=is_traced
-        )
+        call = _ext.Call(mx.float32, 16, **SIZES, given={"causal": None}, is_traced=is_traced)
         monkeypatch.setattr(mx, "default_device", lambda: mx.cpu)
         ours, mlx = (tune._calls(call, attend)(1) for attend in (tune._ours, tune._mlx))
         for (_, one), (_, other) in zip(tree_flatten(ours), tree_flatten(mlx), strict=True):
@@ -96,9 +95,8 @@ def test_the_command_prints_each_call_and_writes_the_file(gpu, monkeypatch):
     finally:
         os.umask(before)
     file = gpu / "costs" / "a100.def"
-    assert (
-        done.output.splitlines()[:2] == ["cuda_prefill, 4/2x16, 9 x 9: 1,000.0 µs, MLX's own 2,000.0 µs, cost 0.50"] * 2
-    )
+    line = "cuda_prefill, 4/2x16, 9 x 9: 1,000.0 µs, MLX's own 2,000.0 µs, cost 0.50"
+    assert done.output.splitlines()[:2] == [line] * 2
     assert done.output.endswith(f"{file.read_text()}written to {file}\n")
     assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
 

@@ -24,29 +24,21 @@ class Arms:
         self.on = json.loads(environment.check("python", path, "on", folder / "on").stdout)
         self.run_kernels = kernels_of(environment.check("mlxlm-flash", "run", path, "off", folder / "run"))
 
-    def check(self, case, kernels, tolerance=1e-5):
-        """The run "on" must use exactly these kernels. The results of "on" and "run" must equal those of stock MLX."""
+    def check(self, case, kernels, tolerance):
+        """ "on" must use exactly these kernels, and no fallback. "on" and "run" must give the results of stock MLX."""
         for arm in ("on", "run"):
             assert self.error(case, arm) < tolerance
-        assert self.kernels(case) == kernels
+        assert self.on[case] == {"kernels": kernels, "fallbacks": {}}
         assert self.run_kernels == sum((Counter(each["kernels"]) for each in self.on.values()), Counter())
-
-    def arrays(self, arm, case):
-        return mx.load(str(self.folder / arm / f"{case}.npz"))
 
     def error(self, case, arm):
         """The largest difference from stock MLX in any array, relative to the largest number of that array."""
-        off, on = self.arrays("off", case), self.arrays(arm, case)
+        off, on = (mx.load(str(self.folder / each / f"{case}.npz")) for each in ("off", arm))
         kinds = [{name: (a.shape, a.dtype) for name, a in arrays.items()} for arrays in (off, on)]
         assert kinds[0] == kinds[1]
         error = np.max([(mx.abs(a - on[name]).max() / mx.abs(a).max()).item() for name, a in off.items()])
         print(f"{case}: the results differ by {error:.1e}")
         return error
-
-    def kernels(self, case):
-        """How often each kernel ran in "on". No call may have fallen back."""
-        assert self.on[case]["fallbacks"] == {}
-        return self.on[case]["kernels"]
 
 
 @pytest.fixture(scope="session")

@@ -6,21 +6,17 @@ import mlxlm_flash_patch as flash
 import pytest
 from mlx.utils import tree_flatten
 
+from tests.patch.arms import error, off_and_on
 from tests.promises import promise
 
 
 def kernels_of(run):
     """Returns the kernels that run() uses with flash attention. Without it, run() must return equal arrays."""
-    off = dict(tree_flatten({"result": run()}))
-    mx.eval(off)
-    with flash.enabled(strict=True):
-        on = dict(tree_flatten({"result": run()}))
-        mx.eval(on)
-        kernels = flash.status().calls
+    off, on = off_and_on(lambda: dict(tree_flatten({"result": run()})))
     assert off.keys() == on.keys()
     for name in off:
-        assert mx.abs(off[name] - on[name]).max() <= 1e-5 * mx.abs(off[name]).max(), name
-    return kernels
+        assert error(on[name], off[name]) <= 1e-5, name
+    return flash.status().calls
 
 
 def causal(length):
