@@ -78,10 +78,9 @@ def test_key_range_beyond_int32_is_cut_off_not_wrapped():
 @pytest.mark.parametrize("packed", [False, True])
 def test_tree(rng, length, key_len, size, packed):
     bits = rng.random((size, size)) > 0.5
-    visible = mx.zeros((size, size), mx.bool_)
-    tree = Tree(visible)
+    tree = Tree(mx.zeros((size, size), mx.bool_))
     mx.eval(tree.bits)
-    np.array(visible, copy=False)[:] = bits  # what is written after an evaluation counts in the next one
+    np.array(tree.visible, copy=False)[:] = bits  # what is written after an evaluation counts in the next one
     mask = Tree(tree.bits) if packed else tree
 
     def sees(i, j):
