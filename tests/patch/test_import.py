@@ -11,7 +11,7 @@ from tests.promises import promise
 
 @promise("importing flashattn_core loads only mlx and nanobind's backend")
 def test_what_is_loaded_by_it(command):
-    """Importing flashattn_core loads only what it requires. The patch, status() and disable() load only click besides."""
+    """flashattn_core loads only what it requires. The patch, status() and disable() load only click besides."""
     code = """
 import sys
 import mlx.core
