@@ -110,8 +110,10 @@ class TestFoundOnce:
         gc.collect()  # frees the masks of earlier tests
         before = len(masks._kept)
         mask = mx.ones((100, 333), mx.bool_)
-        with masks._keeping:  # as in a signal's handler
-            mx.eval(flash_attention(*call, mask=mask))
+        with masks._keeping:
+            assert masks._keeping.acquire(blocking=False)  # as in a signal's handler
+            masks._keeping.release()
+        mx.eval(flash_attention(*call, mask=mask))
         assert len(masks._kept) == before + 1
         del mask
         gc.collect()

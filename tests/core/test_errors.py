@@ -76,7 +76,7 @@ def test_arguments(function, changed, words):
 
 
 @pytest.mark.parametrize(
-    ("name", "cure"), [("scale", "multiply query by the array"), ("softcap", "compute it outside of the function")]
+    ("name", "cure"), [("scale", "multiply query by the array"), ("softcap", "compute it outside the function")]
 )
 def test_a_traced_number_is_refused_because_it_would_have_no_gradient(name, cure):
     """Concrete arrays are numbers, also in functions that MLX traces or recomputes."""

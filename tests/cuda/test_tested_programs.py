@@ -9,5 +9,4 @@ def test_it_lists_todays_programs_or_none():
     for call in list_tested_programs.calls():
         for variant in list_tested_programs.variants(call, device):
             sums |= {line.split()[-1] for line in _ext.programs(call, variant, device)}
-    listed = check._tested().get("sm_90a, NVRTC 13.0", sums)
-    assert listed == sums, "run packages/evals/scripts/list_tested_programs.py on an H100 or H200, or empty tested.json"
+    assert check._tested() in ({}, {"sm_90a, NVRTC 13.0": sums}), "run list_tested_programs.py, or empty tested.json"

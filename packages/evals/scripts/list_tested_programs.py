@@ -4,8 +4,8 @@
 
 The programs are those that well-known models need, in bfloat16 and with both precisions: head_dim 64, 128 and 256;
 prompts, decode steps and training; causal, windows, padding, sinks, soft-cap, and quantised caches. The file has the
-checksums of program texts, so it must be written anew after a change to a kernel. Other programs are checked on the
-user's machine. Other architectures and compilers stay.
+checksums of program texts, so it must be written anew after a change to a kernel; if all machine code stays the same,
+new checksums are enough. Other programs are checked on the user's machine. Other architectures and compilers stay.
 """
 
 import json

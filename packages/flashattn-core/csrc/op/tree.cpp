@@ -1,9 +1,9 @@
 // Packs and unpacks trees.
 #include "tree.h"
 
-#include <stdexcept>
 #include <vector>
 
+#include "../call/fail.h"
 #include "../request/arguments.h"
 #include "deferred.h"
 #include "mlx/ops.h"
@@ -26,7 +26,7 @@ mx::array powers() {
 
 mx::array packed(const mx::array& visible, mx::StreamOrDevice s) {
   if (visible.shape(kRow) != visible.shape(kColumn)) {  // a shapeless function's later tree
-    throw std::invalid_argument("[Tree] visible is not square, expected a bool array (*B, T, T)");
+    fail("Tree's visible has shape ", visible.shape(), ", expected (*B, T, T)");
   }
   mx::array size = size_of(visible, kColumn, mx::int32, s);
   mx::array words = is_shapeless() ? numbered(visible, kColumn, false, s)

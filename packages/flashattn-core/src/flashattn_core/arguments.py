@@ -65,8 +65,7 @@ def lowered(
     if scale is not None:
         given["scale"] = types.finite("scale", scale, "multiply query by the array, and pass scale=1.0")
     if softcap is not None:
-        softcap = types.finite("softcap", softcap, "compute it outside of the function that MLX traces")
-        given["softcap"] = softcap
+        given["softcap"] = softcap = types.finite("softcap", softcap, "compute it outside the function that MLX traces")
         if softcap < _SMALLEST_SOFTCAP:
             raise ValueError(f"[flash_attention] softcap is {softcap}, expected at least {_SMALLEST_SOFTCAP}")
     return _ext.Arguments(query, types.array("key", key), types.array("value", value), **given)

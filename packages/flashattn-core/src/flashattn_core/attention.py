@@ -98,8 +98,18 @@ def flash_attention(
         out = _ext.quick(query, key, value, scale, for_quick(mask), sinks, types.rounds(precision))
         if out is not None:
             return out
-    of_scores: Any = {"softcap": softcap, "sinks": sinks, "alibi_slopes": alibi_slopes}
-    call = lowered(query, key, value, scale, mask, kernel=kernel, precision=precision, **of_scores)
+    call = lowered(
+        query,
+        key,
+        value,
+        scale,
+        mask,
+        softcap=softcap,
+        sinks=sinks,
+        alibi_slopes=alibi_slopes,
+        kernel=kernel,
+        precision=precision,
+    )
     return _attention(call, return_lse, stream)
 
 

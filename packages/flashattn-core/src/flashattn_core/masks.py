@@ -93,7 +93,7 @@ class Tree(Mask):
     """
 
     visible: mx.array
-    _packed: tuple[int, int, mx.array] | None = field(default=None, init=False, repr=False)
+    _packed: tuple[mx.Stream, int, mx.array] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         visible = self.visible
@@ -113,7 +113,7 @@ class Tree(Mask):
         """``visible``, packed. Layers share it until it is evaluated: after that, somebody may write to ``visible``."""
         if self.visible.dtype == mx.uint32:
             return self.visible
-        now = threading.get_ident(), _ext.array_id(self.visible)  # a thread cannot evaluate another thread's operations
+        now = mx.default_stream(mx.default_device()), _ext.array_id(self.visible)  # each thread has its own streams
         kept = self._packed
         if kept is None or kept[:2] != now or not _ext.is_unevaluated(kept[2]):
             kept = (*now, _ext.pack_tree(self.visible))

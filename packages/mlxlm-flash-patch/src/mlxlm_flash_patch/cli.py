@@ -1,5 +1,6 @@
 """The command mlxlm-flash. Each subcommand has its own imports, so `doctor` works even if MLX does not load."""
 
+import errno
 import json
 import os
 import platform
@@ -22,13 +23,16 @@ class Refusal(click.ClickException):
 
 @contextmanager
 def full_disk() -> Iterator[None]:
-    """Turns an OSError, for example of a full disk, into one line. flash-eval uses this, too."""
+    """Turns the error of a full disk into one line. flash-eval uses this, too."""
     try:
         yield
-    except BrokenPipeError:  # handled by click
-        raise
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python writes what is left for stdout at exit, and would fail
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        try:
+            sys.stdout.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python writes what is left at exit, and would fail again
         raise Refusal(str(error)) from error
 
 

@@ -35,8 +35,10 @@ def attention_of(name: str) -> tuple[list[_ext.Call], int, dict[str, int]]:
         raise PermissionError(f"{name} brings its own code, {own}, which mlxlm-flash does not run")
     try:
         model, config = load_model(file.parent, lazy=True, strict=False)
-    except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # mlx-lm's errors for a bad configuration
-        raise ValueError(f"mlx-lm cannot build a model from {name}: {error}") from error
+    except (ImportError, OSError):
+        raise
+    except Exception as error:  # of mlx-lm, which does not check a configuration
+        raise ValueError(f"mlx-lm cannot build a model from {name}: {_in_one_line(error)}") from error
     dtype = str(config.get("torch_dtype") or config.get("dtype") or "bfloat16")
     model.set_dtype(getattr(mx, dtype, mx.bfloat16))
     seen: list[_ext.Call] = []
@@ -46,10 +48,14 @@ def attention_of(name: str) -> tuple[list[_ext.Call], int, dict[str, int]]:
         try:
             model(mx.zeros((1, 1 + _longest_window(config)), mx.int32))
         except Exception as error:  # of the model's own code
-            raise ValueError(f"{name} cannot read a prompt: {' '.join(repr(error).split())}") from error
+            raise ValueError(f"a model built from {name} cannot read a prompt: {_in_one_line(error)}") from error
         now = status()
         left = sum(now.left.values()) - sum(before.left.values())
         return seen, left, dict(Counter(now.fallbacks) - Counter(before.fallbacks))
+
+
+def _in_one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _configuration(model: str) -> Path:

@@ -325,7 +325,7 @@ def _wait_for_imports() -> None:
     `_finder` misses imports begun before watch_imports(). After the wait, put_in() replaces the modules' functions.
     """
     if not isinstance(mx.fast, ModuleType):  # here, because nothing has changed yet
-        raise TypeError(f"[enable] mx.fast is {describe(mx.fast)}, expected MLX's module")
+        raise TypeError(f"mx.fast is {describe(mx.fast)}, expected MLX's module")
     with lock:
         patch_points.watch_imports()
     for name in HOMES & sys.modules.keys():

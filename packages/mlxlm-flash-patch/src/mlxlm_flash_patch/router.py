@@ -77,8 +77,8 @@ def appended(cache: Any, keys: mx.array, values: mx.array, offset: int) -> tuple
 
 def beneath(function: Any) -> Any:
     """Returns what the open observe() blocks wrap in `function`, or `function` itself."""
-    while type(function) is FunctionType and function in observing:
-        function = observing[function]
+    while type(function) is FunctionType and (wrapped := observing.get(function)) is not None:
+        function = wrapped
     return function
 
 

@@ -7,7 +7,7 @@ hidden keys. So the inputs have all of these.
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import mlx.core as mx
 
@@ -29,14 +29,6 @@ _ON_CPU, _GRADIENT_ON_CPU = (_ext.Variant(kernel) for kernel in (_ext.Kernel.cpu
 
 Attention = Callable[..., tuple[mx.array, ...]]  # flash_attention's arguments -> (out, lse) or gradients
 Lengths = Sequence[tuple[int, int]]
-
-
-class Case(NamedTuple):
-    """A call to check, with the memory layouts (see LAYOUTS) to check it in."""
-
-    name: str
-    arguments: Named
-    layouts: tuple[str, ...]
 
 
 def of_call(call: _ext.Call, variant: _ext.Variant, stream: mx.Stream) -> str:
@@ -105,19 +97,19 @@ def failure(
     Raises MemoryError if there is too little memory for the check. This says nothing about the kernel.
     """
     names = _GRADIENTS if "backward" in variant.kernel.name else _OUTPUTS
-    for case in cases(call, lengths or lengths_of(call)):
-        expected = on_cpu(**with_rows(case.arguments, lambda x: x.astype(mx.float32)))
-        for layout in case.layouts:
+    for case, arguments, layouts in cases(call, lengths or lengths_of(call)):
+        expected = on_cpu(**with_rows(arguments, lambda x: x.astype(mx.float32)))
+        for layout in layouts:
             try:
-                got = attention(**with_rows(case.arguments, LAYOUTS[layout]))
+                got = attention(**with_rows(arguments, LAYOUTS[layout]))
                 mx.eval(got)
             except (RuntimeError, ValueError) as raised:
                 if NO_MEMORY.search(str(raised)):
                     raise MemoryError(f"there is no memory to check a kernel: {raised}") from raised
-                return f"{case.name}, {layout}: {raised}"
+                return f"{case}, {layout}: {raised}"
             for name, found, wanted in zip(names, got, expected, strict=False):  # some have no exact_out or dsinks
                 if wrong := difference(found, wanted, error_of(name, variant, call), size_of(name, wanted)):
-                    return f"{case.name}, {layout}: {name} {wrong}"
+                    return f"{case}, {layout}: {name} {wrong}"
     return ""
 
 
@@ -158,17 +150,16 @@ def lengths_of(call: _ext.Call, variant: _ext.Variant = _ON_CPU) -> Lengths:
     return [*_ext.checked_lengths, *sharing]
 
 
-def cases(call: _ext.Call, lengths: Lengths) -> Iterator[Case]:
-    """Draws such calls with these lengths. Their arrays are contiguous."""
+def cases(call: _ext.Call, lengths: Lengths) -> Iterator[tuple[str, Named, Sequence[str]]]:
+    """Draws such calls with these lengths. Yields a name, contiguous arguments, and the LAYOUTS to check them in."""
     # cuda_prefill splits keys only in a last wave that would leave multiprocessors idle. So the call that checks this
     # has one sequence and one key/value head.
     few: dict[tuple[int, int], Any] = {_ext.checked_sharing: {"batch": 1, "kv_heads": 1}}
-    for query_len, key_len in lengths:
-        drawn_call = drawn(call, query_len, key_len, **few.get((query_len, key_len), {}))
-        yield Case(f"{query_len} queries, {key_len} keys", drawn_call, tuple(LAYOUTS))
+    for pair in lengths:
+        yield "{} queries, {} keys".format(*pair), drawn(call, *pair, **few.get(pair, {})), list(LAYOUTS)
     if any(name in HIDES for name in call.given):
         for pair in {lengths[0], *(pair for pair in lengths if pair in few)}:
-            yield Case("NaN in hidden keys", drawn(call, *pair, hidden_nan=True, **few.get(pair, {})), ("contiguous",))
+            yield "NaN in hidden keys", drawn(call, *pair, hidden_nan=True, **few.get(pair, {})), ["contiguous"]
 
 
 def difference(got: mx.array, expected: mx.array, error: float = ERROR, size: float = 1.0) -> str:
