@@ -27,6 +27,7 @@ from tests.metal.test_metal_kernels import CASES, SCHEDULES
 from tests.promises import promise
 
 LENGTHS = [*CASES["metal_prefill_reg"], (1, 33), (9, 129)]
+DIMS = [(1, 1), (5, 7), (80, 96), (96, 64), (128, 128), (192, 128), (64, 200), (256, 256), (33, 8), (8, 256)]
 GRADIENTS = ("dq", "dk", "dv")
 
 
@@ -51,21 +52,20 @@ def in_numpy(got):
 def test_grid(rng, dtype, group):
     turn = 5 * group + len(dtype)
     for i, (length, key_len) in enumerate(LENGTHS):
-        call = draw_call(
-            rng, batch=(2,), heads=group, kv_heads=1, length=length, key_len=key_len, dim=(64, 40)[i % 2], dtype=dtype,
-            dlse=i % 3 != 0,
-        )  # fmt: skip
+        sizes = {"heads": group, "kv_heads": 1, "length": length, "key_len": key_len, "dim": (64, 40)[i % 2]}
+        call = draw_call(rng, batch=(2,), dtype=dtype, dlse=i % 3 != 0, **sizes)
         mask = mask_kinds(rng, length, key_len)[(turn + i) % MASK_KINDS]()
         call = with_options(call, mask, option_kinds(rng, group)[(turn + 3 * i) % 8])
         assert_obeys_the_rule(call, run(call, schedule=SCHEDULES[(turn + i) % len(SCHEDULES)]))
 
 
+def test_many_rows_share_a_key(rng):
+    call = draw_call(rng, heads=16, kv_heads=1, length=257, key_len=9)
+    assert_obeys_the_rule(call, run(call))
+
+
 @pytest.mark.rotate(20)
-@pytest.mark.parametrize(
-    "dims",
-    [(1, 1), (5, 7), (80, 96), (96, 64), (128, 128), (192, 128), (64, 200), (256, 256), (33, 8), (8, 256)],
-    ids=str,
-)
+@pytest.mark.parametrize("dims", DIMS, ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_head_dims(rng, dtype, dims):
     sizes = {"heads": 4, "dim": dims[0], "value_dim": dims[1], "dtype": dtype}
@@ -123,10 +123,8 @@ def test_the_lowest_float_hides_a_key_beside_others(rng):
     call, later = draw_call(rng, length=40, key_len=40), mx.arange(40) >= 8
     call = replace(call, dout=call.dout * later[:, None], dlse=call.dlse * later)
     shown = later[:, None] & (mx.arange(40) >= 20)
-    lowest, hidden = (
-        behind_a_forward(replace(call, mask=mx.where(shown, 0, low)))
-        for low in (float(np.finfo(np.float32).min), -mx.inf)
-    )
+    lows = float(np.finfo(np.float32).min), -mx.inf
+    lowest, hidden = (behind_a_forward(replace(call, mask=mx.where(shown, 0, low))) for low in lows)
     for got, expected in zip(results(lowest), results(hidden), strict=True):
         np.testing.assert_allclose(to_numpy(got), to_numpy(expected), atol=1e-6)
 

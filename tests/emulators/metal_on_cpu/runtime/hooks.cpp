@@ -6,26 +6,29 @@
 #include "memory.h"
 
 #define RETURN_ADDRESS __builtin_return_address(0)
-#define READ(name, size)                                 \
+#define READ(name, size, alignment)                      \
   void name(void* address) {                             \
+    check_alignment(address, alignment, RETURN_ADDRESS); \
     access_memory(address, size, false, RETURN_ADDRESS); \
   }
-#define WRITE(name, size)                               \
-  void name(void* address) {                            \
-    access_memory(address, size, true, RETURN_ADDRESS); \
-  }
-#define READ_WRITE(name, size)                           \
+#define WRITE(name, size, alignment)                     \
   void name(void* address) {                             \
+    check_alignment(address, alignment, RETURN_ADDRESS); \
+    access_memory(address, size, true, RETURN_ADDRESS);  \
+  }
+#define READ_WRITE(name, size, alignment)                \
+  void name(void* address) {                             \
+    check_alignment(address, alignment, RETURN_ADDRESS); \
     access_memory(address, size, false, RETURN_ADDRESS); \
     access_memory(address, size, true, RETURN_ADDRESS);  \
   }
-#define HOOKS(size)                         \
-  READ(__tsan_read##size, size)             \
-  READ(__tsan_unaligned_read##size, size)   \
-  WRITE(__tsan_write##size, size)           \
-  WRITE(__tsan_unaligned_write##size, size) \
-  READ_WRITE(__tsan_read_write##size, size) \
-  READ_WRITE(__tsan_unaligned_read_write##size, size)
+#define HOOKS(size)                               \
+  READ(__tsan_read##size, size, size)             \
+  READ(__tsan_unaligned_read##size, size, 1)      \
+  WRITE(__tsan_write##size, size, size)           \
+  WRITE(__tsan_unaligned_write##size, size, 1)    \
+  READ_WRITE(__tsan_read_write##size, size, size) \
+  READ_WRITE(__tsan_unaligned_read_write##size, size, 1)
 
 extern "C" {
 HOOKS(1)

@@ -277,6 +277,12 @@ void end_write(void* address, size_t size) {
   set_written(address, size, ~0u);
 }
 
+void check_alignment(const void* address, size_t alignment, const void* return_address) {
+  if (!current_thread || reinterpret_cast<size_t>(address) % alignment == 0) return;
+  fail("MetalError", "misaligned access at %p, by %s at " PC_FORMAT, address, here().c_str(),
+       code_address(return_address));
+}
+
 void access_memory(const void* pointer, size_t size, bool is_write, const void* return_address) {
   if (!current_thread) return;
   const char* const address = static_cast<const char*>(pointer);

@@ -75,5 +75,8 @@ void meet_threadgroups(const void* address, size_t size, bool is_published, cons
 void begin_write(void* address, size_t size, const void* return_address);
 void end_write(void* address, size_t size);
 
+// Refuses an access that a GPU refuses. An x86-64 processor would carry it out.
+void check_alignment(const void* address, size_t alignment, const void* return_address);
+
 // Checks an access of the kernel, adds its bytes to the counters, and records it in the history of the bytes.
 void access_memory(const void* address, size_t size, bool is_write, const void* return_address);

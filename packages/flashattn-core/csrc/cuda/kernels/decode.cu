@@ -35,7 +35,8 @@ FLASHATTN_KERNEL decode(const cuda::Arguments& arguments) {
   Tiles tiles = {queries.memory + (is_quantised<K> ? 0 : Queries::kBytes) + warp * Tiles::kBytes,
                  keys_of(FLASHATTN_STORED_INPUTS(K), params, batch, kv_head),
                  values_of(FLASHATTN_STORED_INPUTS(K), params, batch, kv_head), lane_index()};
-  int origin = is_quantised<K> ? any.begin / KEYS * KEYS : any.begin;
+  constexpr int kStep = is_quantised<K> ? KEYS : has_bias ? 2 : 1;  // a pair of an additive array begins at an even key
+  int origin = any.begin / kStep * kStep;
   const auto first_key = [&](int tile) { return origin + (tile * WARPS + warp) * KEYS; };
   const auto row_at = [&](uint row) {
     RowPosition position = row_position(first_row + row, kv_head, group);

@@ -125,12 +125,12 @@ backward_dkv(FLASHATTN_INPUT_ARGUMENTS(T, T), FLASHATTN_BACKWARD_ARGUMENTS(T), F
         int eighth = first + k * 8;  // first of 8 queries; all 8 are skipped if none sees one of the SIMD group's keys
         if (visibility.seen_by_any(eighth, metal::min(eighth + 7, last)).meets(own_first, 8)) {
           if (with_dv) {
-            add_product<kColumns, DoutLoader::kStride>(dv_sums, probabilities[k],
-                                                       dout_tile + k * 8 * DoutLoader::kStride, lane);
+            add_product<kColumns, DoutLoader::kStride, true>(dv_sums, probabilities[k],
+                                                             dout_tile + k * 8 * DoutLoader::kStride, lane);
           }
           if (with_dk) {
-            add_product<kDepth, QueryLoader::kStride>(dk_sums, gradients[k], query_tile + k * 8 * QueryLoader::kStride,
-                                                      lane);
+            add_product<kDepth, QueryLoader::kStride, true>(dk_sums, gradients[k],
+                                                            query_tile + k * 8 * QueryLoader::kStride, lane);
           }
         }
       }

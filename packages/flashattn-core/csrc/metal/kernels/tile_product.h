@@ -63,13 +63,19 @@ METAL_FUNC void multiply_transposed(thread Fragment* product, thread const LaneR
   }
 }
 
-// sums += weights @ block, where `block` is the tile's eight rows from `rows` on.
-template <int COLUMNS, int STRIDE, typename T>
+// sums += weights @ block, where `block` is the tile's eight rows from `rows` on. APART: if true, each block's product
+// is summed apart, so that a sum of many blocks has a smaller error.
+template <int COLUMNS, int STRIDE, bool APART = false, typename T>
 METAL_FUNC void add_product(thread Fragment* sums, Fragment weights, const threadgroup T* rows, uint lane) {
   const threadgroup T* corner = rows + fragment_row(lane) * STRIDE + fragment_column(lane);
   FLASHATTN_UNROLL
   for (int c = 0; c < COLUMNS; ++c) {
-    sums[c] = multiply(weights, Fragment{float(corner[c * 8]), float(corner[c * 8 + 1])}, sums[c]);
+    Fragment block = Fragment{float(corner[c * 8]), float(corner[c * 8 + 1])};
+    if constexpr (APART) {
+      sums[c] += multiply(weights, block, Fragment{0.0f, 0.0f});
+    } else {
+      sums[c] = multiply(weights, block, sums[c]);
+    }
   }
 }
 
