@@ -53,7 +53,8 @@ def test_additive_dtype_must_promote_to_querys(rng, dtype, mask_dtype):
     if mx.result_type(mask, query) == query.dtype:
         assert_both_ways(query, key, value, mask=KeyRange(1) & mask)  # GPUs read two numbers at an even key only
     else:
-        with pytest.raises(ValueError, match=f"mask is {mask_dtype}, expected a dtype that promotes to query's"):
+        words = f"mask is {mask_dtype}, expected a dtype that promotes to query's {dtype}"
+        with pytest.raises(ValueError, match=words):
             flash_attention(query, key, value, mask=mask)
         with pytest.raises(ValueError, match="promote"):
             mx.fast.scaled_dot_product_attention(query, key, value, scale=1.0, mask=mask)

@@ -48,7 +48,7 @@ def mask_kinds(rng, length, key_len):
         lambda: KeyRange(*half),
         lambda: Tree(bools(tree_size, tree_size)),
         lambda: bools(length, key_len),
-        lambda: KeyRange(1) & normal(2, 1, length, key_len),
+        lambda: normal(2, 1, length, key_len),
         lambda: Causal() & KeyRange(*half),
         lambda: SlidingWindow(40) & KeyRange(1) & bools(1, key_len),
         lambda: Causal() & Tree(bools(2, tree_size, tree_size)),
