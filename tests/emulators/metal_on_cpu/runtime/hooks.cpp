@@ -8,19 +8,19 @@
 #define RETURN_ADDRESS __builtin_return_address(0)
 #define READ(name, size, alignment)                      \
   void name(void* address) {                             \
-    check_alignment(address, alignment, RETURN_ADDRESS); \
     access_memory(address, size, false, RETURN_ADDRESS); \
+    check_alignment(address, alignment, RETURN_ADDRESS); \
   }
 #define WRITE(name, size, alignment)                     \
   void name(void* address) {                             \
-    check_alignment(address, alignment, RETURN_ADDRESS); \
     access_memory(address, size, true, RETURN_ADDRESS);  \
+    check_alignment(address, alignment, RETURN_ADDRESS); \
   }
 #define READ_WRITE(name, size, alignment)                \
   void name(void* address) {                             \
-    check_alignment(address, alignment, RETURN_ADDRESS); \
     access_memory(address, size, false, RETURN_ADDRESS); \
     access_memory(address, size, true, RETURN_ADDRESS);  \
+    check_alignment(address, alignment, RETURN_ADDRESS); \
   }
 #define HOOKS(size)                               \
   READ(__tsan_read##size, size, size)             \
