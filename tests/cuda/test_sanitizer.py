@@ -14,7 +14,8 @@ SANITIZER = shutil.which("compute-sanitizer")
 # full.
 START = """
 import mlx.core as mx
-from flashattn_core import flash_attention, quantized_flash_attention
+from flashattn_core import _ext, flash_attention, quantized_flash_attention
+from flashattn_core.arguments import lowered
 from flashattn_core.masks import Causal, KeyRange, SlidingWindow
 
 mx.set_cache_limit(0)
@@ -29,8 +30,10 @@ for dtype in (mx.bfloat16, mx.float32):
             query, sinks = normal(HEADS, length, dtype), mx.random.normal((HEADS,)).astype(dtype)
             hidden = mx.random.uniform(shape=(length, 72)) > 0.9
             for mask in (None, SlidingWindow(33) & KeyRange(mx.array([5])), Causal() & hidden):
-                how = {"kernel": kernel, "precision": precision, "return_lse": True}
-                mx.eval(flash_attention(query, keys, value, mask=mask, sinks=sinks, **how))
+                call = lowered(query, keys, value, mask=mask, sinks=sinks, precision=precision)
+                for is_small in (False, True) if precision == "input" else (True,):
+                    variant = _ext.Variant(getattr(_ext.Kernel, kernel), precision == "input", is_small)
+                    mx.eval(_ext.unchecked_attention(call, variant, True, None))
     for length in (4, 40):
         packed = [mx.quantize(x, group_size=64, bits=4) for x in (key, value)]
         mx.eval(quantized_flash_attention(normal(HEADS, length, dtype), *packed, mask="causal", group_size=64, bits=4))
@@ -43,7 +46,7 @@ for dtype in (mx.bfloat16, mx.float32):
     sinks = mx.random.normal((HEADS,)).astype(dtype)
     hidden = mx.random.uniform(shape=(LENGTH, 72)) > 0.9
     for precision in ("float32", "input") if dtype.size == 2 else ("float32",):  # float32 has the same kernels in both
-        for mask in (SlidingWindow(33), Causal() & hidden):
+        for mask in ("causal", SlidingWindow(33), Causal() & hidden):
             how = {"mask": mask, "precision": precision, "kernel": "cuda_prefill"}
             attend = lambda query, key, value, sinks: flash_attention(query, key, value, sinks=sinks, **how)
             mx.eval(mx.vjp(attend, [query, key, value, sinks], [dout]))

@@ -14,7 +14,7 @@ namespace cuda {
 enum : int {
   kMaxArrays = 42,
   kPartialPadding = 4,  // numbers after a row's output in cuda_prefill's partial results: maximum, sum, two unused
-  kSavedTile = 64,      // saved_rows pads each head to a multiple of this many queries
+  kSavedTile = 128,     // saved_rows pads each head to a multiple of this many queries
 };
 
 // A CUtensorMap, which describes an array to the tensor memory accelerator (TMA). The driver writes it.

@@ -245,9 +245,10 @@ struct HopperBlock {
   struct Registers {
     int consumer, producer;  // per thread
   };
-  int consumers;  // consumer warpgroups, with 64 rows each
-  int stages;     // how many tiles of an array (keys, values) shared memory holds
-  int blocks;     // blocks that a multiprocessor runs at once
+  int consumers;     // consumer warpgroups, with 64 rows each
+  int columns = 64;  // keys of a tile, or its queries in a block that computes dk and dv
+  int stages;        // how many tiles of an array (keys, values) shared memory holds
+  int blocks;        // blocks that a multiprocessor runs at once
   Registers registers;
 
   int rows() const { return 64 * consumers; }
@@ -263,6 +264,13 @@ struct HopperBlock {
   }
 };
 
+// Whether long tiles fit in the registers of a call, and gain more than they lose at the edges of what is visible.
+bool takes_long_tiles(const GpuCall& call) {
+  const AttentionParams& p = call.params;
+  return p.window == 0 && p.softcap == 0 && !call.has(Input::visible) && !call.has(Input::bias) &&
+         !call.has(Input::tree) && !call.has(Input::alibi_slopes) && parts_of_products(call) == 1;
+}
+
 HopperBlock prefill_block(const GpuCall& call, int widest) {
   if (call.dtype == Dtype::float32)
     return {.consumers = 2, .stages = widest <= 64 ? 6 : 4, .blocks = 1, .registers = {240, 24}};
@@ -275,12 +283,16 @@ HopperBlock prefill_block(const GpuCall& call, int widest) {
   bool in_parts = parts_of_keys(call) > 1;  // each part of a tile takes a stage
   if (widest <= 64) return {.consumers = 1, .stages = in_parts ? 4 : 2, .blocks = 3, .registers = {136, 24}};
   if (widest > 128 && in_parts) {
-    return {.consumers = 1, .stages = parts_of_keys(call) + 1, .blocks = 1, .registers = {240, 24}};
+    int parts = parts_of_keys(call), keys = parts == kFloatParts ? 32 : 64;
+    return {.consumers = 1, .columns = keys, .stages = parts + 1, .blocks = 1, .registers = {240, 24}};
   }
   if (widest > 128) return {.consumers = 2, .stages = 2, .blocks = 1, .registers = {240, 24}};
-  if (call.small_blocks) return {.consumers = 2, .stages = in_parts ? 4 : 3, .blocks = 1, .registers = {240, 24}};
-  int stages = in_parts ? 4 : call.params.window == 0 && !call.has(Input::block_map) ? 2 : 3;
-  return {.consumers = 3, .stages = stages, .blocks = 1, .registers = {160, 32}};
+  int stages = in_parts ? 4 : 3;
+  bool is_long = takes_long_tiles(call);
+  if (call.small_blocks) {
+    return {.consumers = 2, .columns = is_long ? 128 : 64, .stages = stages, .blocks = 1, .registers = {240, 24}};
+  }
+  return {.consumers = 3, .columns = is_long ? 80 : 64, .stages = stages, .blocks = 1, .registers = {160, 32}};
 }
 
 Launches prefill_hopper(GpuCall call) {
@@ -288,8 +300,7 @@ Launches prefill_hopper(GpuCall call) {
   bool is_float = call.dtype == Dtype::float32;
   int parts = is_float ? kFloatParts : parts_of_products(call);
   HopperBlock block = prefill_block(call, std::max(dim, value_dim));
-  int keys = std::max(dim, value_dim) > 128 && block.stages > kFloatParts ? 32 : 64;
-  int rows = block.rows(), barriers = (4 * block.stages + 1) * 8;
+  int keys = block.columns, rows = block.rows(), barriers = (4 * block.stages + 1) * 8;
   int shared = (is_float ? kFloatParts : 1) * tile_bytes(rows, dim, 2) +
                block.stages * (tile_bytes(keys, dim, 2) + tile_bytes(keys, value_dim, 2)) + barriers;
   reserve_lists(call, shared, call.params.key_len, keys);
@@ -468,8 +479,9 @@ Launch backward(const GradientCall& gradient, Gradient of) {
 HopperBlock backward_block(const GpuCall& call, Gradient of) {
   int widest = std::max(call.params.head_dim, call.params.value_dim);
   if (widest <= 64 && of == kDq) return {.consumers = 1, .stages = 3, .blocks = 3, .registers = {136, 24}};
-  if (widest <= 64) return {.consumers = 1, .stages = 3, .blocks = 2, .registers = {216, 40}};
-  return {.consumers = 2, .stages = 3, .blocks = 1, .registers = {240, 24}};
+  if (of == kDq) return {.consumers = 3, .stages = 2, .blocks = 1, .registers = {160, 32}};
+  int queries = widest <= 64 && takes_long_tiles(call) ? 128 : 64;
+  return {.consumers = 2, .columns = queries, .stages = 3, .blocks = 1, .registers = {240, 24}};
 }
 
 // Describes the inputs to the TMA, which copies boxes of these many keys and queries.
@@ -481,19 +493,17 @@ std::vector<MappedArray> gradient_maps(const GradientCall& gradient, int keys, i
 }
 
 Launch backward_hopper(const GradientCall& gradient, Gradient of) {
-  constexpr int kColumns = 64;
   const GpuCall& call = gradient.call;
   int dim = round_up(call.params.head_dim, 16), value_dim = round_up(call.params.value_dim, 16);
   HopperBlock block = backward_block(call, of);
-  int rows = block.rows(), barriers = (2 * block.stages + 1 + block.consumers) * 8;
-  int stage =
-      tile_bytes(kColumns, dim, 2) + tile_bytes(kColumns, value_dim, 2) + (of == kDq ? 0 : kColumns * kSavedBytes);
+  int rows = block.rows(), columns = block.columns, barriers = (2 * block.stages + 1 + block.consumers) * 8;
+  int stage = tile_bytes(columns, dim, 2) + tile_bytes(columns, value_dim, 2) + (of == kDq ? 0 : columns * kSavedBytes);
   int shared = tile_bytes(rows, dim, 2) + tile_bytes(rows, value_dim, 2) + block.stages * stage + barriers;
   Launch result = gradient_launch(
-      gradient, of, "backward_hopper", {rows, kColumns, block.warps(), shared},
-      block.sizes({{"dim", dim}, {"value_dim", value_dim}, {"columns", kColumns}, {"parts", parts_of_products(call)}}));
+      gradient, of, "backward_hopper", {rows, columns, block.warps(), shared},
+      block.sizes({{"dim", dim}, {"value_dim", value_dim}, {"columns", columns}, {"parts", parts_of_products(call)}}));
   result.blocks_at_once = block.blocks;
-  result.tensor_maps = of == kDq ? gradient_maps(gradient, kColumns, rows) : gradient_maps(gradient, rows, kColumns);
+  result.tensor_maps = of == kDq ? gradient_maps(gradient, columns, rows) : gradient_maps(gradient, rows, columns);
   return result;
 }
 
