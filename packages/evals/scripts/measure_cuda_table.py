@@ -6,8 +6,8 @@ MLX's own attention and flash attention take turns. They are measured in two way
 evaluation are independent, so they may overlap, and a decode step finds its keys in the GPU's cache. In a chain, each
 call's query is the output of the call before, and each decode step has keys of its own, as in a model's layers.
 
-A second table has quantised keys and values. On CUDA, mlx-lm's function gives wrong results for these, so its time says
-little. The table therefore also has flash attention's reading speed, in GB/s and as a share of a copy's speed.
+A second table has quantised keys and values, beside flash attention over 16 bits, because mlx-lm's own function gives
+wrong results for these on CUDA. It also has the reading speed, in GB/s and as a share of a copy's speed.
 
 Flash attention is measured with precision="float32". The column "default" is for the patch with its default options:
 precision="input", and MLX's own attention for the calls that MLX computes faster. Errors are computed for the drawn
@@ -30,7 +30,6 @@ from flash_evals.work import contest, machine
 from flash_evals.work.measure import peak_memory
 from flashattn_core.masks import Causal, KeyRange, Mask, SlidingWindow
 from flashattn_core.reference import reference_attention
-from mlx_lm.models.base import quantized_scaled_dot_product_attention
 from mlxlm_flash_patch import described_masks, router
 from mlxlm_flash_patch.mx_fast import flash_instead_of
 from msgspec.structs import replace
@@ -131,10 +130,10 @@ STORED = {
     f"{'decode' if length == 1 else 'causal'}, {bits} bits, {heads}, {keys:,} keys, batch {batch}": call(
         heads, length, keys, kv_bits=bits, batch=batch
     )
-    for heads in ("28/4x128", "8/4x256")  # mlx-lm's function raises with a head_dim of 64
+    for heads in ("28/4x128", "8/4x256")
     for bits in (8, 4)
     for length, keys, batch in (
-        *((1, keys, batch) for keys in (16384, 32768, 131072) for batch in (1, 8)),
+        *((1, keys, batch) for keys in (4096, 16384, 32768, 131072) for batch in (1, 8)),
         (2048, 2048, 1),
         (4096, 4096, 1),
     )
@@ -180,10 +179,6 @@ def as_patched(call: Call, sinks: mx.array | None) -> Attention:
 def mlx_own(call: Call, sinks: mx.array | None) -> Attention:
     """Returns MLX's own attention, as mlx-lm calls it. With a softcap, computes what mlx_lm.models.gemma2 does."""
     scale, softcap = call.head_dim**-0.5, call.softcap
-    if call.kv_bits:
-        how: Any = {"mask": "causal" if call.query_len > 1 else None, "group_size": GROUP_SIZE, "bits": call.kv_bits}
-        own = quantized_scaled_dot_product_attention
-        return lambda query, key, value: own(query[:], key, value, scale, **how)  # `own` scales the query in place
     attention = partial(mx.fast.scaled_dot_product_attention, scale=scale, sinks=sinks)
     if not (call.padding or call.window or softcap):
         return partial(attention, mask="causal" if call.query_len > 1 else None)
@@ -251,17 +246,21 @@ def in_turns(ways: Mapping[str, Callable[[int], None]], trials: int) -> list[flo
     return [median(taken) for taken in times.values()]
 
 
+def layers_of(call: Call) -> list[list[Any]]:
+    """Draws what each layer of a chain has."""
+    layers = min(CHAIN_LENGTH, int(CHAIN_BYTES / call.bytes_read)) if call.query_len <= 16 else 1
+    drawn = [call.draw(layer) for layer in range(max(1, layers))]
+    mx.eval(drawn)
+    return drawn
+
+
 def measured(call: Call, trials: int = TRIALS) -> dict[str, list[float]]:
     """Measures the contestants: MLX's own attention, flash attention, and attention with the patch on. Each list in the
     result has one figure for each contestant: "memory" in bytes beyond the inputs, "stream" and "chain" in seconds per
     call, "errors" for the drawn queries, and "peaked" for errors with larger queries."""
-    layers = min(CHAIN_LENGTH, int(CHAIN_BYTES / call.bytes_read)) if call.query_len <= 16 else 1
-    drawn = [call.draw(layer) for layer in range(max(1, layers))]
-    mx.eval(drawn)
+    drawn = layers_of(call)
     sinks, inputs = drawn[0][3] if call.sinks else None, [arrays[:3] for arrays in drawn]
-    contestants = {"MLX's own": mlx_own(call, sinks), "ours": ours(call, sinks)}
-    if not call.kv_bits:
-        contestants["default"] = as_patched(call, sinks)
+    contestants = {"MLX's own": mlx_own(call, sinks), "ours": ours(call, sinks), "default": as_patched(call, sinks)}
     outputs, memory = [], []
     for attend in contestants.values():
         mx.eval(attend(*inputs[0]))  # compiles the kernels
@@ -294,19 +293,21 @@ def copy_bandwidth() -> float:
 
 def measure_stored(names: Sequence[str] = tuple(STORED)) -> None:
     copy = copy_bandwidth()
-    print(f"\nQuantised keys and values in groups of {GROUP_SIZE}; a copy moves {copy / 1e9:,.0f} GB/s\n")
-    titles = "call | stream, µs | gain | GB/s / share | chain, µs | gain | GB/s / share | memory, MB | error"
-    print(f"| {titles} |\n" + "|---" * 9 + "|")
+    print(f"\nKeys in 16 bits / quantised in groups of {GROUP_SIZE}; a copy moves {copy / 1e9:,.0f} GB/s\n")
+    titles = "call | stream, µs | time | GB/s / share | chain, µs | time | GB/s / share | error"
+    print(f"| {titles} |\n" + "|---" * 8 + "|")
     for name in names:
-        call = STORED[name]
-        found, cells = measured(call), [name]
-        for way in ("stream", "chain"):
-            own, flash = found[way]
+        call, cells = STORED[name], [name]
+        calls = {"16 bits": replace(call, kv_bits=None), "ours": call}
+        layers = {who: layers_of(each) for who, each in calls.items()}
+        for way in (stream, chain):
+            runs = {who: partial(way, ours(each, None), [x[:3] for x in layers[who]]) for who, each in calls.items()}
+            in_16_bits, flash = in_turns(runs, TRIALS)
             rate = call.bytes_read / flash
-            cells += [f"{own * 1e6:,.1f} / {flash * 1e6:,.1f}", f"{own / flash:.2f}x"]
+            cells += [f"{in_16_bits * 1e6:,.1f} / {flash * 1e6:,.1f}", f"{flash / in_16_bits:.2f}x"]
             cells += [f"{rate / 1e9:,.0f} / {rate / copy:.0%}"]
-        cells += [" / ".join(f"{n / 1e6:,.1f}" for n in found["memory"])]
-        cells += [" / ".join(f"{n:.3g}" for n in found["errors"])]
+        drawn = layers["ours"][0]
+        cells += [f"{error:.3g}" for error in errors(call, drawn, [ours(call, None)(*drawn[:3])])]
         print("|", " | ".join(cells), "|", flush=True)
 
 
