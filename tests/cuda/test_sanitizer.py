@@ -10,8 +10,7 @@ import pytest
 pytestmark = pytest.mark.usefixtures("requires_gpu")
 
 SANITIZER = shutil.which("compute-sanitizer")
-# report() sets DIM, LENGTH and the number of query HEADS. Keys have half as many heads. The last tile of 72 keys is not
-# full.
+# report() sets DIM, LENGTH and HEADS, of queries; keys have half as many. 72 keys do not fill their last tile.
 START = """
 import mlx.core as mx
 from flashattn_core import _ext, flash_attention, quantized_flash_attention
@@ -47,9 +46,8 @@ for dtype in (mx.bfloat16, mx.float32):
     hidden = mx.random.uniform(shape=(LENGTH, 72)) > 0.9
     for precision in ("float32", "input") if dtype.size == 2 else ("float32",):  # float32 has the same kernels in both
         for mask in ("causal", SlidingWindow(33), Causal() & hidden):
-            how = {"mask": mask, "precision": precision, "kernel": "cuda_prefill"}
-            attend = lambda query, key, value, sinks: flash_attention(query, key, value, sinks=sinks, **how)
-            mx.eval(mx.vjp(attend, [query, key, value, sinks], [dout]))
+            run = lambda *x: flash_attention(*x[:3], sinks=x[3], mask=mask, precision=precision, kernel="cuda_prefill")
+            mx.eval(mx.vjp(run, [query, key, value, sinks], [dout]))
 print("all calls ran")
 """
 PLANTED = {
