@@ -1,6 +1,7 @@
 """With precision="input", CUDA's kernels for many queries round P to 16 bits. Gradient kernels also round dS."""
 
 from dataclasses import replace
+from functools import partial
 
 import mlx.core as mx
 import pytest
@@ -30,12 +31,6 @@ def is_rounded_once(error: float) -> bool:
     return 1.05 < error < 1.5
 
 
-def error_of(rng, kernel: str, dtype: str) -> float:
-    arrays = draw(rng, length=100, key_len=200, dim=64, dtype=dtype)
-    exact, _ = reference_attention(*map(to_numpy, arrays), None, None)
-    return roundings(flash_attention(*arrays, kernel=kernel), exact)
-
-
 def gradients(call, capability: int, precision: str):
     with launches.shared_memory(227, capability):
         return run_backward(call, precision=precision)
@@ -51,8 +46,11 @@ def errors_of_gradients(rng, capability: int, precision: str, dtype: str) -> lis
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_the_error_is_that_of_one_rounding(rng, kernel, dtype):
-    assert is_exact(error_of(rng, kernel, dtype))
-    assert is_rounded_once(error_of(rng, f"{kernel}_rounded", dtype))
+    arrays = draw(rng, length=100, key_len=200, dim=64, dtype=dtype)
+    exact, _ = reference_attention(*map(to_numpy, arrays), None, None)
+    error = {form: roundings(flash_attention(*arrays, kernel=kernel + form), exact) for form in FORMS}
+    assert is_exact(error[""])
+    assert is_rounded_once(error["_rounded"])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -71,9 +69,11 @@ def test_quantised_keys_and_values_are_rounded_once_too(rng, bits, kernel, dtype
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("mask", [None, "causal"])
 @pytest.mark.parametrize("length", [100, 300])  # fewer queries than a kernel's block has, and more
-def test_the_rule_of_every_kernel_holds(rng, length, mask, kernel, dtype):
-    arrays = draw(rng, length=length, key_len=length + 100, dim=64, dtype=dtype)
-    assert_matches_reference(*arrays, mask=mask, kernel=f"{kernel}_rounded", attention=flash_attention)
+@pytest.mark.parametrize(("dim", "small_blocks"), [(64, False), (64, True), (128, False), (128, True)])
+def test_the_rule_of_every_kernel_holds(rng, dim, small_blocks, length, mask, kernel, dtype):
+    arrays = draw(rng, length=length, key_len=length + 100, dim=dim, dtype=dtype)
+    attention = partial(flash_attention, small_blocks=small_blocks)
+    assert_matches_reference(*arrays, mask=mask, kernel=f"{kernel}_rounded", attention=attention)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

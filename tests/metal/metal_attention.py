@@ -61,6 +61,7 @@ def run(
     kernel: str = "auto",
     return_lse: bool = True,
     exact_out: bool = False,
+    small_blocks: bool | None = None,
     schedule: str = "forward",
     edit=lambda source: source,
     device: str = "metal",
@@ -70,7 +71,7 @@ def run(
 
     Without `return_lse`, CUDA's kernels get no array for lse. With `exact_out`, the kernels write it, as in a traced
     call. `edit` changes the source before it is compiled, to plant a fault. `schedule` is the emulator's order of
-    threads; a GPU ignores it. `options`: softcap, sinks, alibi_slopes.
+    threads; a GPU ignores it. `small_blocks`: see launches.forward(). `options`: softcap, sinks, alibi_slopes.
     """
     if bits is not None:
         options |= {"group_size": group_size, "bits": bits}
@@ -86,7 +87,7 @@ def run(
         return Run(mx.zeros((*rows, value_dim), query.dtype), mx.zeros(rows), mx.zeros(0), None, (), 0)
     with_lse = return_lse or device == "metal"  # Metal's kernels always write lse
     with gpu:
-        described = launches.forward(arguments, device, with_lse, exact_out)
+        described = launches.forward(arguments, device, with_lse, exact_out, small_blocks)
     written: dict[str, Buffer] = {"out": Undefined((*rows, value_dim), NUMPY_DTYPES[query.dtype])}
     if with_lse:
         written["lse"] = Undefined(rows, np.float32)

@@ -6,8 +6,8 @@ MLX's own attention and flash attention take turns. They are measured in two way
 evaluation are independent, so they may overlap, and a decode step finds its keys in the GPU's cache. In a chain, each
 call's query is the output of the call before, and each decode step has keys of its own, as in a model's layers.
 
-A second table has quantised keys and values, beside flash attention over 16 bits, because mlx-lm's own function gives
-wrong results for these on CUDA. It also has the reading speed, in GB/s and as a share of a copy's speed.
+A second table has quantised keys and values beside 16 bits, both by flash attention, because mlx-lm's own function is
+wrong on CUDA: "time" is the ratio of the two. It also has the speed of reading, in GB/s and as a share of a copy's.
 
 Flash attention is measured with precision="float32". The column "default" is for the patch with its default options:
 precision="input", and MLX's own attention for the calls that MLX computes faster. Errors are computed for the drawn

@@ -70,7 +70,7 @@ FLASHATTN_KERNEL backward_hopper(const cuda::BackwardArguments& arguments) {
   Barrier own_arrived = {ring.barriers + Ring::kBarriers};
 
   int lane = lane_index(), warp = int(warp_index()), group = __shfl_sync(~0u, warp / 4, 0);
-  // For dq there is no ping-pong, because two consumers were faster without it.
+  // For dq there is no ping-pong, because its consumers were faster without it.
   PingPong<Block::kOfKeys ? CONSUMERS : 1> ping_pong = {own_arrived.address + kBarrierBytes, group};
   Block block(
       FLASHATTN_GRADIENT_BLOCK(T, static_cast<uint*>(shared_pointer(ping_pong.barriers + ping_pong.kBarriers))));

@@ -52,7 +52,7 @@ struct WarpRows : LaneRows<WarpRows<T, DV, KEYS, E>, 2, kRowLanes, 1> {
   static constexpr float kScoreUnit = 1, kBelowMax = kBelow<T>;
 
   Fragment output[DV / 8] = {};
-  VisibleBits<false, has_visible ? KEYS : 64> visible;  // of the last tile that was passed to look()
+  VisibleBits<false, has_visible ? KEYS : 64> visible;  // of look()'s last tile; without an array any KEYS will do
 
   static FLASHATTN_FUNC int own_row(int h, int lane) { return lane / kRowLanes + h * kRowStep; }
 
