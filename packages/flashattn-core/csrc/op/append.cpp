@@ -56,21 +56,20 @@ std::optional<std::vector<mx::array>> append(const std::array<mx::array*, 6>& st
     return std::nullopt;
   }
   if (!std::equal(keys.shape().begin(), keys.shape().end() - 1, values.shape().begin())) return std::nullopt;
-  const auto is_usable = [](const mx::array* array) {
-    return !array->is_tracer() && (!is_evaluated(*array) || array->flags().row_contiguous);
-  };
-  if (keys.is_tracer() || values.is_tracer() || !std::all_of(stored.begin(), stored.end(), is_usable)) {
-    return std::nullopt;
-  }
   mx::Stream stream = mx::default_stream(device);
   std::vector<mx::array> inputs;
-  for (const mx::array* array : stored) {
-    // MLX asks the driver about each input's event, which takes a microsecond. If nobody else holds an array that the
-    // same stream wrote, its event tells nothing.
-    if (array->is_donatable() && array->event().valid() && array->event().stream() == stream) array->event() = {};
-    inputs.push_back(is_evaluated(*array) ? *array : mx::contiguous(*array, false, stream));
+  std::array<bool, 6> needs_no_event;
+  for (size_t i = 0; i < stored.size(); ++i) {
+    const mx::array& array = *stored[i];
+    bool is_known = is_evaluated(array);
+    if (is_known && !array.flags().row_contiguous) return std::nullopt;
+    needs_no_event[i] = array.is_donatable() && array.event().valid() && array.event().stream() == stream;
+    inputs.push_back(is_known ? array : mx::contiguous(array, false, stream));
   }
   inputs.insert(inputs.end(), {keys, values});
+  if (std::any_of(inputs.begin(), inputs.end(), [](const mx::array& each) { return each.is_tracer(); })) {
+    return std::nullopt;
+  }
   std::vector<mx::Shape> shapes;
   std::vector<mx::Dtype> dtypes;
   for (const mx::array* array : stored) {
@@ -81,6 +80,9 @@ std::optional<std::vector<mx::array>> append(const std::array<mx::array*, 6>& st
   std::vector<mx::array> outputs = mx::array::make_arrays(std::move(shapes), dtypes, primitive, inputs), read;
   for (size_t i = 0; i < outputs.size(); ++i) {
     stored[i]->overwrite_descriptor(outputs[i]);
+    // For each input that has an event, MLX asks the driver whether it is done, which takes a microsecond. Here the
+    // answer changes nothing: the same stream wrote the array, and only the new primitive still holds it.
+    if (needs_no_event[i]) inputs[i].event() = {};
     mx::Shape stop = outputs[i].shape();
     *(stop.end() + kRow) = offset + keys.shape(kRow);
     read.push_back(mx::slice(outputs[i], mx::Shape(4, 0), std::move(stop), stream));
