@@ -55,10 +55,10 @@ def run() -> Run:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Adds the mark `nightly` to tests that use run(). Its programs fetch a 100 MB compiler and build twice."""
+    """Adds the mark `slow` to tests that use run(). Its programs fetch a 100 MB compiler and build twice."""
     for item in items:
         if item.path.parent == Path(__file__).parent and "run" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.nightly("builds the wheel for macOS, or asks what is missing for it"))
+            item.add_marker(pytest.mark.slow("builds the wheel for macOS, or asks what is missing for it"))
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ import macho
 from download import download
 from sysroot import LIBCXX
 
-WHEELS = ["mlx==0.32.4", "mlx-metal==0.32.4", "pyarrow==26.0.1"]
+WHEELS = ["mlx==0.32.4", "mlx-metal==0.32.4", "pyarrow==26.0.1", "onnxruntime==1.23.2"]
 
 # The loader looks for these symbols in all libraries: operator new and delete, which programs may replace, and the
 # types of the standard exceptions.

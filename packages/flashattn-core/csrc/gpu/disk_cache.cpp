@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -79,7 +80,7 @@ std::string costs_file(const std::string& gpu) {
 
 std::string read_kept(const std::string& folder, const std::string& key) {
   std::string text = read_private(file_of(folder, key));
-  std::string bytes = text.substr(std::min(text.find('\n') + 1 + key.size(), text.size()));
+  std::string bytes(std::string_view(text).substr(std::min(text.find('\n') + 1 + key.size(), text.size())));
   return text == content(key, bytes) ? bytes : "";
 }
 
@@ -95,11 +96,11 @@ std::string keep(const std::string& folder, const std::string& key, const std::s
   std::ofstream out(unfinished, std::ios::binary);
   out << content(key, bytes);
   out.close();
-  fs::permissions(unfinished, fs::perms::owner_read | fs::perms::owner_write, failed);
-  if (out) {
+  bool is_whole = out && ::chmod(unfinished.c_str(), S_IRUSR | S_IWUSR) == 0;
+  if (is_whole) {
     fs::rename(unfinished, file, failed);  // atomic, so that another process sees the whole file or none
   }
-  if (!out || failed) {
+  if (!is_whole || failed) {
     fs::remove(unfinished, failed);
     return "";
   }

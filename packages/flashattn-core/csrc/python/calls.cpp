@@ -183,7 +183,7 @@ void compile(const std::vector<gpu::Launch>& launches, int device) {
     functions.push_back(std::async(std::launch::async, cuda::function_of, launch, device));
   }
   try {
-    for (auto& function : functions) function.get();
+    for (auto& function : functions) static_cast<void>(function.get());
   } catch (const std::runtime_error& error) {
     throw NoKernelError(error.what());
   }
