@@ -76,6 +76,12 @@ def test_the_rule_of_every_kernel_holds(rng, dim, small_blocks, length, mask, ke
     assert_matches_reference(*arrays, mask=mask, kernel=f"{kernel}_rounded", attention=attention)
 
 
+def test_small_blocks_have_longer_tiles(rng):
+    arrays = draw(rng, length=300, key_len=400, dim=128, dtype="bfloat16")
+    attention = partial(flash_attention, *arrays, kernel="cuda_prefill_hopper_rounded")
+    assert not mx.array_equal(attention(small_blocks=False), attention(small_blocks=True))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_the_error_of_gradients_is_that_of_one_rounding(rng, capability, dtype):

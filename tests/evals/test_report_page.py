@@ -88,10 +88,7 @@ CHANGES = [
     ("finetune", ("results", 0, "off", "seconds"), -1.5, "Expected `float` >= 0.0 - at `$.results[0].off.seconds`"),
     ("finetune", ("results", 0, "trials", 0, "on", "seconds"), None, "Expected `float`, got `null` - at `$.results[0]"),
 ]
-CONTENTS = [
-    (b"", "Input data was truncated"),
-    (b"[" * 200_000, "Expected `object`, got `array` - at `$[0]`"),
-]
+CONTENTS = [(b"", "Input data was truncated"), (b"[" * 200_000, "Expected `object`, got `array` - at `$[0]`")]
 
 
 def changed(result, path, value):

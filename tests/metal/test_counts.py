@@ -140,11 +140,7 @@ def test_gradient_beside_seven_products(rng, dim, dtype):
     products = {kernel: each.mma * 8 // dim // GROUP for kernel, each in counts.items()}
     rows = 16 if dtype == "float32" and dim == 128 else 32  # rows in a tile of queries: fewer if rows are large
     one, of_keys, of_rows = visible_eighths(512), visible_eighths(512, 32), visible_eighths(512, rows)
-    assert products == {
-        "backward_delta": 0,
-        "backward_dq": 2 * of_keys + one,
-        "backward_dkv": 2 * of_rows + 2 * one,
-    }
+    assert products == {"backward_delta": 0, "backward_dq": 2 * of_keys + one, "backward_dkv": 2 * of_rows + 2 * one}
     assert sum(products.values()) <= 1.03 * 7 * one
     # There are no atomics: every element of every result is written once.
     written = call.query.nbytes + 2 * call.key.nbytes + 4 * GROUP * 512
