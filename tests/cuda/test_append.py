@@ -68,11 +68,8 @@ def expected(rows, group_size, bits, rounded=half_away):
         width, edge = np.where(steps == 0, width, edge / steps), np.where(steps == 0, np.float32(0), edge)
     numbers = np.minimum(rounded((x - edge[:, None]) / width[:, None]), most).astype(np.uint32)
     words = (numbers.reshape(-1, 32 // bits) << np.arange(0, 32, bits, dtype=np.uint32)).sum(-1, dtype=np.uint32)
-    shape = rows.shape[:-1]
-    return (
-        mx.array(words).reshape(*shape, -1),
-        *(mx.array(each).astype(rows.dtype).reshape(*shape, -1) for each in (width, edge)),
-    )
+    parts = mx.array(words), *(mx.array(each).astype(rows.dtype) for each in (width, edge))
+    return [part.reshape(*rows.shape[:-1], -1) for part in parts]
 
 
 def cache(rng, dim, dtype, group_size, bits):

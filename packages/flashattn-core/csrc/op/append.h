@@ -36,4 +36,19 @@ class Append : public mx::Primitive {
   int offset_, group_size_, bits_;
 };
 
+// What append() returns: the first rows of an array. FlashAttention reads the array itself, so that nobody evaluates
+// the rows. MLX takes a microsecond to evaluate a slice, and longer to build an mx::Slice than an array with this
+// primitive, which the six arrays share.
+class FirstRows : public mx::UnaryPrimitive {
+ public:
+  using mx::UnaryPrimitive::UnaryPrimitive;
+
+  void eval_cpu(const std::vector<mx::array>& inputs, mx::array& output) override { eval(inputs[0], output); }
+  void eval_gpu(const std::vector<mx::array>& inputs, mx::array& output) override { eval(inputs[0], output); }
+  const char* name() const override { return "FlashAttentionFirstRows"; }
+
+ private:
+  static void eval(const mx::array& whole, mx::array& rows);
+};
+
 }  // namespace flashattn

@@ -1,6 +1,8 @@
 // The forward pass: the op, which builds lazy arrays, and its primitive, which queues kernels on each backend.
 #include "forward.h"
 
+#include <typeinfo>
+
 #include "../call/fail.h"
 #include "../cpu/threads.h"
 #include "../dispatch/cpu_call.h"
@@ -8,6 +10,7 @@
 #include "../dispatch/memory.h"
 #include "../request/checks.h"
 #include "../request/counts.h"
+#include "append.h"
 #include "block_map.h"
 #include "deferred.h"
 #include "exporting.h"
@@ -23,6 +26,30 @@ namespace {
 Outputs by_name(const Arrays& outputs) {
   const auto at = [&](size_t i) { return i < outputs.size() ? &outputs[i] : nullptr; };
   return {outputs[0], at(1), at(2), at(3)};
+}
+
+// The array whose first rows append() returned as `rows`, if nobody has evaluated these; null for other arrays.
+const mx::array* appended_array(const mx::array& rows) {
+  if (rows.status() != mx::array::Status::unscheduled || !rows.has_primitive()) return nullptr;
+  const mx::Primitive& primitive = rows.primitive();
+  return typeid(primitive) == typeid(FirstRows) ? &rows.inputs()[0] : nullptr;
+}
+
+// If key and value come from append(), replaces them by the whole arrays of the cache. Returns how many rows of these
+// the call reads; 0: all.
+int take_whole_arrays(Arrays& inputs, const Present& present) {
+  Inputs named(inputs, present);
+  Arrays whole = inputs;
+  for (const InputRule& rule : kInputRules) {
+    const mx::array* rows = named[rule.input];
+    if (rule.axes != Axes::tensor || rule.input == Input::query || !rows) continue;
+    const mx::array* array = appended_array(*rows);
+    if (!array) return 0;
+    whole[rows - inputs.data()] = *array;
+  }
+  int key_len = named.key().shape(kRow);
+  inputs = std::move(whole);
+  return key_len;
 }
 
 }  // namespace
@@ -45,7 +72,8 @@ Arrays attention(const Arguments& arguments, const Selection& selection, bool wi
   // The gradient of a traced call may be requested later, and it also reads the other outputs.
   with_exact_out = with_exact_out || (traced && saves_exact_out(describe(arguments), backend));
   int num_outputs = with_exact_out ? 4 : with_lse || traced ? 3 : 1;
-  Settings settings = {arguments.options, selection, present, num_outputs};
+  int key_len = arguments.options.bits > 0 && !traced ? take_whole_arrays(inputs, present) : 0;
+  Settings settings = {arguments.options, selection, present, num_outputs, key_len};
   std::vector<mx::Shape> shapes = shapes_of_outputs(given, arguments.options);
   if (num_outputs == 1) {  // one output takes MLX half as long to build and free as three
     mx::Dtype dtype = inputs[0].dtype();
@@ -76,12 +104,18 @@ Arrays FlashAttention::allocated(const Inputs& inputs, const Arrays& outputs) {
   return all;
 }
 
+Call FlashAttention::described(const Inputs& inputs) const {
+  Call call = describe(inputs, settings_.options);
+  if (settings_.key_len > 0) call.params.key_len = settings_.key_len;
+  return call;
+}
+
 void FlashAttention::eval_cpu(const Arrays& given_inputs, Arrays& given_outputs) {
   Arrays inputs = aligned_on_cpu(given_inputs, stream());
   Inputs named(inputs, settings_.present);
   Arrays outputs = allocated(named, given_outputs);
   prefer_huge_pages(outputs);
-  Call call = describe(named, settings_.options);
+  Call call = described(named);
   cpu::AttentionArgs args = forward_args(call, named, by_name(outputs));
   Kernel kernel = variant_for(settings_.selection, call, {}).kernel;
   if (settings_.selection.is_counted) count(kernel);
@@ -100,7 +134,7 @@ void FlashAttention::eval_cpu(const Arrays& given_inputs, Arrays& given_outputs)
 void FlashAttention::eval_gpu(const Arrays& inputs, Arrays& given_outputs) {
   Inputs named(inputs, settings_.present);
   Arrays outputs = allocated(named, given_outputs);
-  Call call = describe(named, settings_.options);
+  Call call = described(named);
   Device device = device_of(stream().device);
   Variant variant = variant_for(settings_.selection, call, device);
   if (settings_.selection.is_counted) count(variant.kernel);
@@ -130,11 +164,13 @@ Arrays FlashAttention::jvp(const Arrays& primals, const Arrays& tangents, const 
 }
 
 std::vector<mx::Shape> FlashAttention::output_shapes(const Arrays& inputs) {
-  // Shapeless compilation calls this with new shapes, so the shapes are checked here.
   Inputs named(inputs, settings_.present);
-  check_shapes(named, settings_.options);
-  Call call = describe(named, settings_.options);
-  variant_for(settings_.selection, call, device_of(stream().device));  // throws if no kernel covers the shapes
+  if (settings_.key_len == 0) {
+    // Shapeless compilation calls this with new shapes, so the shapes are checked here.
+    check_shapes(named, settings_.options);
+    Call call = describe(named, settings_.options);
+    variant_for(settings_.selection, call, device_of(stream().device));  // throws if no kernel covers the shapes
+  }
   std::vector<mx::Shape> shapes = shapes_of_outputs(named, settings_.options);
   return {shapes.begin(), shapes.begin() + settings_.num_outputs};
 }

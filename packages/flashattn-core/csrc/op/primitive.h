@@ -18,6 +18,7 @@ struct Settings {
   Selection selection;
   Present present;
   int num_outputs;  // of FlashAttention: 1, 3 or 4
+  int key_len = 0;  // how many rows of key and value FlashAttention reads; 0: all
 
   bool operator==(const Settings&) const = default;
 };

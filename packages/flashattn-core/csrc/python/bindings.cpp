@@ -87,8 +87,20 @@ nb::object attend(const Arguments& arguments, bool with_lse, mx::StreamOrDevice 
 }
 
 // The array, or null if the object is not an mx.array.
-const mx::array* as_array(nb::handle given) {
+mx::array* as_array(nb::handle given) {
   return nb::isinstance<mx::array>(given) ? nb::inst_ptr<mx::array>(given) : nullptr;
+}
+
+// Words, scales and biases, if the object is a tuple or list of three arrays; else nulls.
+std::array<mx::array*, 3> as_quantised(nb::handle given) {
+  bool is_tuple = PyTuple_CheckExact(given.ptr());
+  if ((!is_tuple && !PyList_CheckExact(given.ptr())) || PyObject_Size(given.ptr()) != 3) return {};
+  std::array<mx::array*, 3> arrays;
+  for (int i = 0; i < 3; ++i) {
+    arrays[i] = as_array(is_tuple ? PyTuple_GetItem(given.ptr(), i) : PyList_GetItem(given.ptr(), i));
+    if (!arrays[i]) return {};
+  }
+  return arrays;
 }
 
 // A mask, as the arguments of a call without query, key and value.
@@ -108,18 +120,14 @@ const Arguments* as_arguments(nb::handle mask) {
 // Puts keys or values into the arguments: an array of this dtype or, if they are quantised, a tuple or list of words,
 // scales and biases. Returns false for anything else.
 bool add_stored(Arguments& arguments, nb::handle given, mx::Dtype dtype, Input words, Input scales, Input biases) {
-  const auto add = [&](Input input, nb::handle one) {
-    const mx::array* array = as_array(one);
+  const auto add = [&](Input input, const mx::array* array) {
     if (array) arguments.inputs[index(input)] = *array;
     return array != nullptr;
   };
-  if (arguments.options.bits == 0) return add(words, given) && arguments.inputs[index(words)]->dtype() == dtype;
-  bool is_tuple = PyTuple_CheckExact(given.ptr());
-  if (!is_tuple && !PyList_CheckExact(given.ptr())) return false;
-  if (PyObject_Size(given.ptr()) != 3) return false;
-  const auto item = [&](int n) { return is_tuple ? PyTuple_GetItem(given.ptr(), n) : PyList_GetItem(given.ptr(), n); };
-  return add(words, item(0)) && add(scales, item(1)) && add(biases, item(2)) &&
-         arguments.inputs[index(scales)]->dtype() == dtype;
+  if (arguments.options.bits == 0)
+    return add(words, as_array(given)) && arguments.inputs[index(words)]->dtype() == dtype;
+  auto arrays = as_quantised(given);
+  return add(words, arrays[0]) && add(scales, arrays[1]) && add(biases, arrays[2]) && arrays[1]->dtype() == dtype;
 }
 
 nb::object quick(nb::handle query, nb::handle key, nb::handle value, nb::handle scale, nb::handle mask,
@@ -287,14 +295,18 @@ NB_MODULE(_ext, m) {
 
   m.def(
       "append_rows",
-      [](mx::array& key_words, mx::array& key_scales, mx::array& key_biases, mx::array& value_words,
-         mx::array& value_scales, mx::array& value_biases, const mx::array& keys, const mx::array& values, int offset,
-         int group_size, int bits) {
-        return append({&key_words, &key_scales, &key_biases, &value_words, &value_scales, &value_biases}, keys, values,
-                      offset, group_size, bits);
+      [](nb::handle keys, nb::handle values, const mx::array& new_keys, const mx::array& new_values, int offset,
+         int group_size, int bits) -> nb::object {
+        auto [k, v] = std::pair(as_quantised(keys), as_quantised(values));
+        if (!k[0] || !v[0]) return nb::none();
+        auto read = append({k[0], k[1], k[2], v[0], v[1], v[2]}, new_keys, new_values, offset, group_size, bits);
+        if (!read) return nb::none();
+        const auto rows = [&](size_t at) { return nb::make_tuple((*read)[at], (*read)[at + 1], (*read)[at + 2]); };
+        return nb::make_tuple(rows(0), rows(3));
       },
-      "Appends rows to the six arrays of a quantised cache: see csrc/op/append.h. The array objects get the new\n"
-      "content, as with array[..., offset:end, :] = rows. Returns the six arrays up to the last row, or None.");
+      "keys"_a, "values"_a, "new_keys"_a, "new_values"_a, "offset"_a, "group_size"_a, "bits"_a,
+      "Appends rows to a quantised cache: see csrc/op/append.h. keys, values: words, scales and biases, whose array\n"
+      "objects get the new content, as with array[..., offset:end, :] = rows. Returns both up to `end`, or None.");
 
   m.def("pack_tree", &pack_tree, "visible"_a, "The uint32 words of a bool array of Tree: see csrc/op/tree.h.");
 
