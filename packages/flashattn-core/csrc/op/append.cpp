@@ -1,4 +1,4 @@
-// Decides whether the kernel fits a cache, and in which arrays it writes in place.
+// Decides whether the kernel fits a cache, and in which arrays it writes in place. Makes the rows that attention reads.
 #include "append.h"
 
 #include <algorithm>
@@ -16,6 +16,7 @@
 namespace flashattn {
 namespace {
 
+constexpr char kOnlyCuda[] = "append() makes this primitive only for CUDA";
 constexpr int kMaxLength = 16;  // for more rows, MLX's own operations take a small part of the call's time
 
 bool has_kernel(const mx::Device& device) try {
@@ -94,7 +95,7 @@ std::optional<std::vector<mx::array>> append(const std::array<mx::array*, 6>& st
 }
 
 void Append::eval_cpu(const std::vector<mx::array>&, std::vector<mx::array>&) {
-  throw std::logic_error("append() makes this primitive only for CUDA");
+  throw std::logic_error(kOnlyCuda);
 }
 
 std::vector<mx::Shape> Append::output_shapes(const std::vector<mx::array>& inputs) {
@@ -127,9 +128,15 @@ void Append::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::arra
   throw;
 }
 
-void FirstRows::eval(const mx::array& whole, mx::array& rows) {
-  size_t unread = static_cast<size_t>(whole.shape(kRow) - rows.shape(kRow)) * rows.shape(kColumn);  // in the last head
-  size_t data_size = whole.size() - unread;
+void FirstRows::eval_cpu(const std::vector<mx::array>&, mx::array&) {
+  throw std::logic_error(kOnlyCuda);
+}
+
+void FirstRows::eval_gpu(const std::vector<mx::array>& inputs, mx::array& rows) {
+  const mx::array& whole = inputs[0];
+  // The rows end before the unused rows of the last head.
+  size_t unused = static_cast<size_t>(whole.shape(kRow) - rows.shape(kRow)) * whole.shape(kColumn);
+  size_t data_size = whole.size() - unused;
   bool is_contiguous = data_size == rows.size();
   rows.copy_shared_buffer(whole, whole.strides(), {is_contiguous, is_contiguous, false}, data_size);
 }

@@ -36,19 +36,17 @@ class Append : public mx::Primitive {
   int offset_, group_size_, bits_;
 };
 
-// What append() returns: the first rows of an array. FlashAttention reads the array itself, so that nobody evaluates
-// the rows. MLX takes a microsecond to evaluate a slice, and longer to build an mx::Slice than an array with this
-// primitive, which the six arrays share.
+// The rows that append() returns. Attention reads the arrays behind them if nobody has evaluated the rows, because MLX
+// takes a microsecond to evaluate a slice. For other readers this primitive makes a view of the array; the next append
+// copies an array of which somebody keeps the rows. The six arrays share one primitive: MLX takes longer to build an
+// mx::Slice for each.
 class FirstRows : public mx::UnaryPrimitive {
  public:
   using mx::UnaryPrimitive::UnaryPrimitive;
 
-  void eval_cpu(const std::vector<mx::array>& inputs, mx::array& output) override { eval(inputs[0], output); }
-  void eval_gpu(const std::vector<mx::array>& inputs, mx::array& output) override { eval(inputs[0], output); }
+  void eval_cpu(const std::vector<mx::array>& inputs, mx::array& rows) override;
+  void eval_gpu(const std::vector<mx::array>& inputs, mx::array& rows) override;
   const char* name() const override { return "FlashAttentionFirstRows"; }
-
- private:
-  static void eval(const mx::array& whole, mx::array& rows);
 };
 
 }  // namespace flashattn

@@ -28,17 +28,18 @@ Outputs by_name(const Arrays& outputs) {
   return {outputs[0], at(1), at(2), at(3)};
 }
 
-// The array whose first rows append() returned as `rows`, if nobody has evaluated these; null for other arrays.
+// The array whose first rows append() has returned as `rows`, if nobody has evaluated these; else null.
 const mx::array* appended_array(const mx::array& rows) {
   if (rows.status() != mx::array::Status::unscheduled || !rows.has_primitive()) return nullptr;
   const mx::Primitive& primitive = rows.primitive();
   return typeid(primitive) == typeid(FirstRows) ? &rows.inputs()[0] : nullptr;
 }
 
-// If key and value come from append(), replaces them by the whole arrays of the cache. Returns how many rows of these
-// the call reads; 0: all.
+// If append() has returned key and value, replaces them by the cache's whole arrays. Returns how many rows of these the
+// call reads; 0: all.
 int take_whole_arrays(Arrays& inputs, const Present& present) {
   Inputs named(inputs, present);
+  if (!appended_array(named.key())) return 0;
   Arrays whole = inputs;
   for (const InputRule& rule : kInputRules) {
     const mx::array* rows = named[rule.input];
@@ -165,8 +166,9 @@ Arrays FlashAttention::jvp(const Arrays& primals, const Arrays& tangents, const 
 
 std::vector<mx::Shape> FlashAttention::output_shapes(const Arrays& inputs) {
   Inputs named(inputs, settings_.present);
+  // Shapeless compilation calls this with new shapes, so the shapes are checked here. The shapes of whole arrays do not
+  // change, because nobody traces the call, and they need not fit each other or the masks.
   if (settings_.key_len == 0) {
-    // Shapeless compilation calls this with new shapes, so the shapes are checked here.
     check_shapes(named, settings_.options);
     Call call = describe(named, settings_.options);
     variant_for(settings_.selection, call, device_of(stream().device));  // throws if no kernel covers the shapes

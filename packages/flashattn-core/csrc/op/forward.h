@@ -39,7 +39,7 @@ class FlashAttention : public AttentionPrimitive<FlashAttention> {
   // Allocates `outputs`. On the CPU and on Metal, also allocates lse and row_stats if `outputs` lacks them, because the
   // kernels always write these.
   Arrays allocated(const Inputs& inputs, const Arrays& outputs);
-  Call described(const Inputs& inputs) const;
+  Call described(const Inputs& inputs) const;  // with settings.key_len
 };
 
 }  // namespace flashattn

@@ -18,7 +18,9 @@ struct Settings {
   Selection selection;
   Present present;
   int num_outputs;  // of FlashAttention: 1, 3 or 4
-  int key_len = 0;  // how many rows of key and value FlashAttention reads; 0: all
+  // How many rows of key and value FlashAttention reads; 0: all. Only calls that nobody traces read a part, because
+  // derivatives and mx.vmap read all rows.
+  int key_len = 0;
 
   bool operator==(const Settings&) const = default;
 };

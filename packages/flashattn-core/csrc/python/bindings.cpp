@@ -306,7 +306,8 @@ NB_MODULE(_ext, m) {
       },
       "keys"_a, "values"_a, "new_keys"_a, "new_values"_a, "offset"_a, "group_size"_a, "bits"_a,
       "Appends rows to a quantised cache: see csrc/op/append.h. keys, values: words, scales and biases, whose array\n"
-      "objects get the new content, as with array[..., offset:end, :] = rows. Returns both up to `end`, or None.");
+      "objects get the new content, as with array[..., offset:end, :] = rows. Returns keys and values up to the last\n"
+      "new row, or None.");
 
   m.def("pack_tree", &pack_tree, "visible"_a, "The uint32 words of a bool array of Tree: see csrc/op/tree.h.");
 
