@@ -171,9 +171,5 @@ FAULTS = [
 def test_is_noticed(rng, right, wrong):
     stored = [x for _ in range(2) for x in cache(rng, 64, mx.bfloat16, 64, 4)]
     keys, values = (new_rows(draw, rng, 64, mx.bfloat16, 16, 64) for draw in (special, normal))
-    values = LAYOUTS["of all heads"](values)
-
-    def call(edit):
-        assert_appends(stored, keys, values, 3, 64, 4, edit=edit)
-
-    assert_is_noticed(Fault("cuda_append", right, wrong), call)
+    call = (stored, keys, LAYOUTS["of all heads"](values), 3, 64, 4)
+    assert_is_noticed(Fault("cuda_append", right, wrong), lambda edit: assert_appends(*call, edit=edit))

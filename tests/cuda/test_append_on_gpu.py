@@ -45,9 +45,7 @@ def prefilled(rng, dtype, group_size, bits, length=230, shape=(2, 3)):
     """Two caches with the same rows. shape: of sequences and heads."""
     rows = normal(rng, *shape, length, 256, dtype=dtype)
     caches = [QuantizedKVCache(group_size, bits) for _ in range(2)]
-    for cache in caches:
-        cache.update_and_fetch(rows, rows)
-        mx.eval(arrays(cache))
+    mx.eval([cache.update_and_fetch(rows, rows) for cache in caches])
     return caches
 
 
@@ -79,7 +77,8 @@ def test_same_bytes(rng, appended, bits, dtype, group_size, is_held, shape):
 def test_several_steps_in_one_evaluation(rng, appended, bits, queries, length):
     """Attention reads the cache's arrays, of which it ignores the unused rows. Nobody evaluates the rows returned."""
     ours, own = prefilled(rng, mx.bfloat16, 64, bits)
-    ours.keys[1][..., 230:, :] = ours.values[1][..., 230:, :] = mx.nan
+    for cache in (ours, own):
+        cache.keys[1][..., 230:, :] = cache.values[1][..., 230:, :] = mx.nan
     pairs = []
     for _ in range(3):
         query, rows = (normal(rng, 2, *x, 256, dtype=mx.bfloat16) for x in ((6, queries), (3, length)))
@@ -90,15 +89,18 @@ def test_several_steps_in_one_evaluation(rng, appended, bits, queries, length):
     assert mx.all(mx.stack([mx.array_equal(*pair) for pair in pairs]))
     assert all(_ext.is_unevaluated(x) for x in (*read[0], *read[1]))
     assert_same((x for rows in read for x in rows), (x for rows in own_read for x in rows))
+    assert_same(arrays(ours), arrays(own))
     assert appended == [True] * 3
 
 
-def test_writes_in_place(rng, appended):
+@pytest.mark.parametrize("attends", [False, True])
+def test_writes_in_place(rng, appended, attends):
     ours, _ = prefilled(rng, mx.bfloat16, 64, 8, length=4000)
     rows = normal(rng, 2, 3, 1, 256, dtype=mx.bfloat16)
 
     def step():
-        return base.scaled_dot_product_attention(rows, *ours.update_and_fetch(rows, rows), ours, 0.1, None)
+        read = ours.update_and_fetch(rows, rows)
+        return base.scaled_dot_product_attention(rows, *read, ours, 0.1, None) if attends else read
 
     with flash.enabled():
         mx.eval(step())

@@ -12,14 +12,9 @@ Rows = tuple[mx.array, ...]  # weights, scales and biases
 
 
 def append(
-    keys: Sequence[mx.array],
-    values: Sequence[mx.array],
-    new: tuple[mx.array, mx.array],
-    offset: int,
-    group_size: int,
-    bits: int,
+    keys: Sequence[mx.array], values: Sequence[mx.array], new: Rows, offset: int, group_size: int, bits: int
 ) -> tuple[Rows, Rows] | None:
-    """Quantises new keys and values, and does `array[..., offset:end, :] = rows` for each array of the cache.
+    """Quantises new = (keys, values), and does `array[..., offset:end, :] = rows` for each array of the cache.
 
     Returns keys and values up to `end`. Returns None, and changes nothing, if only MLX's own operations can do this.
     """
