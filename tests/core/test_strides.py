@@ -1,4 +1,4 @@
-"""Inputs may have any strides, and key and value are not copied."""
+"""Inputs may have any strides. Key and value are not copied, nor is the output when a model joins its heads."""
 
 import mlx.core as mx
 import pytest
@@ -57,7 +57,7 @@ def test_broadcast_inputs(rng, length, key_len):
 
 @promise("any strides work without a copy of keys and values")
 @pytest.mark.parametrize("layout", [transposed, cache_slice, strided_columns, column_major])
-@pytest.mark.parametrize("length", [1, 16])
+@pytest.mark.parametrize("length", [1, 128])
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
 def test_nothing_but_the_outputs_is_allocated(layout, length, dtype):
     query = mx.zeros((1, 4, length, 64), dtype)
@@ -65,7 +65,7 @@ def test_nothing_but_the_outputs_is_allocated(layout, length, dtype):
     mask = mx.broadcast_to(mx.arange(2048) < 2000, (1, 4, length, 2048))
     mx.eval(query, key, value, mask)
     outputs = query.nbytes + 4 * length * 3 * 4  # out, and float32 lse, maximum and sum for the rows of 4 heads
-    peak = peak_beyond(lambda: flash_attention(query, key, value, mask=mask))
+    peak = peak_beyond(lambda: flash_attention(query, key, value, mask=mask).swapaxes(1, 2).flatten(2))
     assert peak <= outputs + 3 * 16384  # each of three buffers is rounded up to pages
 
 

@@ -88,16 +88,17 @@ def run(
     with_lse = return_lse or device == "metal"  # Metal's kernels always write lse
     with gpu:
         described = launches.forward(arguments, device, with_lse, exact_out, small_blocks)
-    written: dict[str, Buffer] = {"out": Undefined((*rows, value_dim), NUMPY_DTYPES[query.dtype])}
+    by_query = (*query.shape[:-3], query.shape[-2], query.shape[-3], value_dim)
+    written: dict[str, Buffer] = {"out": Undefined(by_query, NUMPY_DTYPES[query.dtype])}
     if with_lse:
         written["lse"] = Undefined(rows, np.float32)
         written["row_stats"] = Undefined((*rows, 2), np.float32)
     if exact_out:
-        written["exact_out"] = Undefined((*rows, value_dim), np.float32)
+        written["exact_out"] = Undefined(by_query, np.float32)
     counts = execute(described, written, schedule, edit, device)
-    out = to_mlx(written["out"], query.dtype)
+    out = to_mlx(written["out"], query.dtype).swapaxes(-3, -2)
     lse, row_stats = (mx.array(written.get(name, np.zeros(0))) for name in ("lse", "row_stats"))
-    exact = mx.array(written["exact_out"]) if exact_out else None
+    exact = mx.array(written["exact_out"]).swapaxes(-3, -2) if exact_out else None
     return Run(out, lse, row_stats, exact, counts, described[0]["split"][2])
 
 

@@ -102,6 +102,8 @@ Arrays FlashAttention::allocated(const Inputs& inputs, const Arrays& outputs) {
     all.emplace_back(std::move(shapes[2]), mx::float32, nullptr, Arrays{});
   }
   allocate(all, stream());
+  order_by_query(all[0]);
+  if (settings_.num_outputs == 4) order_by_query(all[3]);  // exact_out has the strides of out
   return all;
 }
 

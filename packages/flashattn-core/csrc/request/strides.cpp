@@ -1,4 +1,4 @@
-// Reads the strides of a call's arrays.
+// Reads the strides of a call's arrays, and orders the output.
 #include "strides.h"
 
 namespace flashattn {
@@ -14,6 +14,15 @@ Strides strides_of(const mx::array& array, int batch_dims, AxesUsed axes) {
   if (axes.row) result.row = stride(axis++);
   if (axes.column) result.column = stride(axis++);
   return result;
+}
+
+void order_by_query(mx::array& out) {
+  int heads = out.shape(kHead), columns = out.shape(kColumn);
+  if (heads == 1 || out.shape(kRow) == 1) return;
+  mx::Strides strides = out.strides();
+  strides.end()[kHead] = columns;
+  strides.end()[kRow] = int64_t{heads} * columns;
+  out.copy_shared_buffer(out, strides, {true, false, false}, out.data_size());
 }
 
 void set_strides(AttentionParams& params, const Inputs& inputs, const Outputs& outputs) {
