@@ -174,8 +174,7 @@ nb::list forward(const Arguments& arguments, const std::string& backend, bool wi
   mx::array out = not_allocated(wide, named.query().dtype()), lse = not_allocated(rows, mx::float32);
   mx::array row_stats = not_allocated(stats, mx::float32);
   mx::array exact_out = not_allocated(wide, mx::float32);
-  order_by_query(out);
-  order_by_query(exact_out);
+  for (mx::array* each : {&out, &exact_out}) order_by_query(*each);
   Outputs outputs = {out, with_lse ? &lse : nullptr, with_lse ? &row_stats : nullptr,
                      with_exact_out ? &exact_out : nullptr};
   gpu::Work work = forward_work(variant, call, device, named, outputs);
